@@ -1,0 +1,42 @@
+"""Registries of the scope `mapet_mm`.
+
+Each is a child of the MMEngine root registry of the same kind, so `type='mapet_mm.X'` resolves from a
+config of any OpenMMLab library: MMEngine imports `mapet_mm.registry` when it meets the scope, and
+`locations` tells it which modules to import on the first look-up.
+"""
+
+from mmengine.registry import DATASETS as MMENGINE_DATASETS
+from mmengine.registry import HOOKS as MMENGINE_HOOKS
+from mmengine.registry import METRICS as MMENGINE_METRICS
+from mmengine.registry import MODELS as MMENGINE_MODELS
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS
+from mmengine.registry import OPTIM_WRAPPERS as MMENGINE_OPTIM_WRAPPERS
+from mmengine.registry import TRANSFORMS as MMENGINE_TRANSFORMS
+from mmengine.registry import Registry
+
+SCOPE = "mapet_mm"
+
+MODELS = Registry(
+    "model",
+    parent=MMENGINE_MODELS,
+    scope=SCOPE,
+    locations=["mapet_mm.models", "mapet_mm.tokenizers", "mapet_mm.datasets.preprocessor"],
+)
+DATASETS = Registry("dataset", parent=MMENGINE_DATASETS, scope=SCOPE, locations=["mapet_mm.datasets"])
+TRANSFORMS = Registry(
+    "transform", parent=MMENGINE_TRANSFORMS, scope=SCOPE, locations=["mapet_mm.datasets"]
+)
+HOOKS = Registry("hook", parent=MMENGINE_HOOKS, scope=SCOPE, locations=["mapet_mm.engine"])
+METRICS = Registry("metric", parent=MMENGINE_METRICS, scope=SCOPE, locations=["mapet_mm.engine"])
+OPTIM_WRAPPERS = Registry(
+    "optimizer wrapper",
+    parent=MMENGINE_OPTIM_WRAPPERS,
+    scope=SCOPE,
+    locations=["mapet_mm.engine"],
+)
+OPTIM_WRAPPER_CONSTRUCTORS = Registry(
+    "optimizer wrapper constructor",
+    parent=MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS,
+    scope=SCOPE,
+    locations=["mapet_mm.engine"],
+)

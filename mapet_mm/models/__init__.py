@@ -1,0 +1,16 @@
+"""Models: backbones, heads and the MaPeT algorithm."""
+
+from mapet_mm.models.heads import TokenPredictionHead
+from mapet_mm.models.mapet import MaPeT
+from mapet_mm.models.objectives import OBJECTIVES, Objective, visibility
+from mapet_mm.models.vit import MaPeTPretrainViT, MaPeTViT
+
+__all__ = [
+    "OBJECTIVES",
+    "MaPeT",
+    "MaPeTPretrainViT",
+    "MaPeTViT",
+    "Objective",
+    "TokenPredictionHead",
+    "visibility",
+]

@@ -1,0 +1,63 @@
+"""The head that predicts visual tokens."""
+
+import torch
+from jaxtyping import Float, Int64
+from mmengine.model import BaseModule
+from mmengine.model.weight_init import trunc_normal_
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mapet_mm.registry import MODELS
+
+
+@MODELS.register_module()
+class TokenPredictionHead(BaseModule):
+    """Linear layer to the vocabulary, with cross-entropy against the targets' tokens (paper, Eq. 2).
+
+    Args:
+        embed_dims: dimension `D` of the latents.
+        vocab_size: number of visual tokens `V`; the paper's is 8192.
+        init_cfg: as for any MMEngine module.
+    """
+
+    def __init__(self, embed_dims: int, vocab_size: int = 8192, init_cfg: dict | None = None) -> None:
+        super().__init__(init_cfg)
+        self.vocab_size = vocab_size
+        self.projection = nn.Linear(embed_dims, vocab_size)
+
+    def init_weights(self) -> None:
+        super().init_weights()
+        trunc_normal_(self.projection.weight, std=0.02)
+        nn.init.zeros_(self.projection.bias)
+
+    def forward(self, latents: Float[Tensor, "*target dim"]) -> Float[Tensor, "*target vocab"]:
+        """Logits over the vocabulary: `(B, n, D) -> (B, n, V)`."""
+        return self.projection(latents)
+
+    def loss(
+        self, latents: Float[Tensor, "batch target dim"], tokens: Int64[Tensor, "batch target"]
+    ) -> dict[str, Tensor]:
+        """Token prediction loss.
+
+        Args:
+            latents: `(B, n, D)`.
+            tokens: `(B, n)`, the token of each target, in the latents' order.
+
+        Returns:
+            `loss`, the cross-entropy averaged over all targets, in nats, and `token_accuracy`, top-1, in
+            percent (logged by MMEngine, not added to the loss).
+        """
+        logits = self(latents).flatten(0, 1)  # (B n) V
+        targets = tokens.flatten()
+        accuracy = 100 * (logits.detach().argmax(-1) == targets).float().mean()
+        return {"loss": F.cross_entropy(logits, targets), "token_accuracy": accuracy}
+
+    @torch.no_grad()
+    def evaluate(
+        self, latents: Float[Tensor, "batch target dim"], tokens: Int64[Tensor, "batch target"]
+    ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+        """Loss in nats and top-1 accuracy in percent of each image, `(B,)` each."""
+        logits = self(latents)
+        losses = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none")
+        accuracies = 100 * (logits.argmax(-1) == tokens).float()
+        return losses.view_as(tokens).mean(1), accuracies.mean(1)

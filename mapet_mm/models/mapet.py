@@ -1,0 +1,104 @@
+"""MaPeT, the pre-training algorithm."""
+
+import torch
+from jaxtyping import Float, Int64
+from mmpretrain.models.selfsup.base import BaseSelfSupervisor
+from mmpretrain.structures import DataSample
+from torch import Tensor
+
+from mapet_mm.registry import MODELS
+
+# Validation draws the same permutations in every epoch, so that its figures can be compared.
+VALIDATION_SEED = 0
+
+
+@MODELS.register_module()
+class MaPeT(BaseSelfSupervisor):
+    """Masked and permuted pre-training: predict the visual tokens of the patches behind the cutting point.
+
+    With the backbone's objectives 'pim' and 'mim' it trains Permuted and Masked Image Modeling.
+
+    Args:
+        backbone: a :class:`mapet_mm.models.vit.MaPeTPretrainViT`.
+        head: a :class:`mapet_mm.models.heads.TokenPredictionHead`.
+        target_generator: gives the tokens: `PrecomputedTokens`, `KCLIP`, or MMPretrain's `VQKD`.
+        data_preprocessor: hands on `inputs` as a list: `inputs[0]` the images `(B, 3, H, W)`, `inputs[1]`
+            what the target generator takes (stored token grids, or a second view of the images).
+        init_cfg: as for any MMEngine module.
+
+    Raises:
+        ValueError: the target generator's vocabulary is larger than the head's.
+    """
+
+    def __init__(
+        self,
+        backbone: dict,
+        head: dict,
+        target_generator: dict,
+        data_preprocessor: dict | None = None,
+        init_cfg: dict | None = None,
+    ) -> None:
+        super().__init__(
+            backbone=backbone,
+            head=head,
+            target_generator=target_generator,
+            data_preprocessor=data_preprocessor,
+            init_cfg=init_cfg,
+        )
+        vocab_size = getattr(self.target_generator, "vocab_size", None)
+        if vocab_size is not None and vocab_size > self.head.vocab_size:
+            raise ValueError(
+                f"the target generator gives token ids up to {vocab_size - 1}, but the head predicts only "
+                f"{self.head.vocab_size}: set `model.head.vocab_size` to {vocab_size}"
+            )
+
+    def forward(
+        self,
+        inputs: list[Tensor],
+        data_samples: list[DataSample] | None = None,
+        mode: str = "tensor",
+    ) -> tuple | dict[str, Tensor] | list[DataSample]:
+        """Run the model: MMPretrain's modes 'tensor' and 'loss', and 'predict' for validation."""
+        if mode == "predict":
+            return self.predict(inputs, data_samples)
+        if mode == "tensor":
+            return self.backbone(inputs[0])
+        return super().forward(inputs, data_samples, mode)
+
+    def loss(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> dict[str, Tensor]:
+        """Loss and token accuracy of a batch, with a permutation drawn per image (see the class)."""
+        latents, permutation = self.backbone(inputs[0])
+        return self.head.loss(latents, self.target_tokens(inputs[1], permutation))
+
+    @torch.no_grad()
+    def predict(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> list[DataSample]:
+        """Evaluate a batch: `token_loss` (nats) and `token_accuracy` (percent) in each data sample."""
+        images = inputs[0]
+        generator = torch.Generator(images.device).manual_seed(VALIDATION_SEED)
+        permutation = self.backbone.sample_permutation(len(images), images.device, generator)
+        latents, _ = self.backbone(images, permutation)
+        losses, accuracies = self.head.evaluate(latents, self.target_tokens(inputs[1], permutation))
+        data_samples = data_samples or [DataSample() for _ in images]
+        for sample, loss, accuracy in zip(data_samples, losses.tolist(), accuracies.tolist(), strict=True):
+            sample.set_field(loss, "token_loss")
+            sample.set_field(accuracy, "token_accuracy")
+        return data_samples
+
+    @torch.no_grad()
+    def target_tokens(
+        self, target_inputs: Tensor, permutation: Int64[Tensor, "batch token"]
+    ) -> Int64[Tensor, "batch target"]:
+        """The token of each target in permuted order, `(B, N-c)`.
+
+        Raises:
+            ValueError: the target generator gives another number of tokens than the backbone has patches.
+        """
+        tokens: Float[Tensor, ...] | Int64[Tensor, ...] = self.target_generator(target_inputs)
+        num_patches = self.backbone.num_tokens - 1
+        if tokens.shape != (len(permutation), num_patches):
+            raise ValueError(
+                f"the target generator gives tokens of shape {tuple(tokens.shape)}, but the backbone has "
+                f"{num_patches} patches an image: both must cover the same grid"
+            )
+        # Place c + i of the permutation holds token p, which is patch p - 1.
+        return tokens.gather(1, permutation[:, self.backbone.cutting_point :] - 1)

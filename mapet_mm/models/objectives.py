@@ -1,0 +1,117 @@
+"""Who may see whom: the pre-training objectives MIM, PIM and MaPeT as three values of one type.
+
+A permuted sequence is laid out in up to four groups, always in this order:
+
+- `C`, the context: the class token and the visible patches (the first `c` tokens, `c` the cutting point);
+- `M`, the mask tokens: one learnable vector plus the position embedding of each target;
+- `T`, the targets' content: the content stream of the patches behind the cutting point;
+- `Q`, the query stream, which starts as the same tensor as `M` and predicts the targets' visual tokens.
+
+Keys and values come from `C`, `M` and `T` only: nobody ever attends to the query stream. The last group is
+the one that predicts. Paper: Section 4.1, the two masks under "Attention masking"; Section 3 for MIM and PIM.
+"""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+# What row t of a group sees of a group of keys, as a relation between t and the key's index j.
+_Relation = Callable[[Tensor, Tensor], Tensor]
+
+
+def _everything(t: Tensor, j: Tensor) -> Tensor:
+    return torch.ones_like(t + j, dtype=torch.bool)
+
+
+def _nothing(t: Tensor, j: Tensor) -> Tensor:
+    return ~_everything(t, j)
+
+
+# Rows of the paper's content mask (C, M, T) and query mask (Q), one entry a group of keys. The operators read
+# "t <operator> j": a target sees the mask tokens behind it (t < j) and the content up to itself (t >= j).
+SEES: dict[str, dict[str, _Relation]] = {
+    "C": {"C": _everything, "M": _everything, "T": _nothing},
+    "M": {"C": _everything, "M": _everything, "T": _nothing},
+    "T": {"C": _everything, "M": operator.lt, "T": operator.ge},
+    "Q": {"C": _everything, "M": operator.le, "T": operator.gt},
+}
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A pre-training objective: the token groups it lays out, the last of which predicts.
+
+    Args:
+        name: what configs call it.
+        groups: a subset of `"CMTQ"`, in that order.
+    """
+
+    name: str
+    groups: str
+
+    @property
+    def dense_groups(self) -> str:
+        """The groups that attend only to themselves and in full, so without a mask (`C`, or `C` and `M`)."""
+        return "".join(group for group in self.groups if group in "CM")
+
+    @property
+    def key_groups(self) -> str:
+        """The groups that give keys and values: all but the query stream."""
+        return self.groups.replace("Q", "")
+
+    @property
+    def predicting_group(self) -> str:
+        """The group whose outputs predict the targets' tokens."""
+        return self.groups[-1]
+
+
+MIM = Objective("mim", groups="CM")
+PIM = Objective("pim", groups="CTQ")
+MAPET = Objective("mapet", groups="CMTQ")
+OBJECTIVES = {objective.name: objective for objective in (MAPET, PIM, MIM)}
+
+
+def get_objective(name: str) -> Objective:
+    """Look an objective up by its name.
+
+    Raises:
+        ValueError: the name is none of `OBJECTIVES`.
+    """
+    if name not in OBJECTIVES:
+        raise ValueError(f"objective={name!r} is not known; choose one of {', '.join(OBJECTIVES)}")
+    return OBJECTIVES[name]
+
+
+def group_sizes(groups: str, num_context: int, num_targets: int) -> list[int]:
+    """Number of tokens in each group: the cutting point for `C`, the number of targets for the others."""
+    return [num_context if group == "C" else num_targets for group in groups]
+
+
+def visibility(objective: Objective, num_context: int, num_targets: int) -> Bool[Tensor, "rows keys"]:
+    """Who sees whom, for the whole layout.
+
+    Args:
+        objective: the objective.
+        num_context: the cutting point `c`; counts the class token.
+        num_targets: number of targets, `n = N - c`.
+
+    Returns:
+        `(rows, keys)`, True where the row may attend to the key. Rows are the objective's groups in layout
+        order, keys its key groups in the same order.
+    """
+    blocks = [
+        torch.cat([_block(row, key, num_context, num_targets) for key in objective.key_groups], dim=1)
+        for row in objective.groups
+    ]
+    return torch.cat(blocks)
+
+
+def _block(row: str, key: str, num_context: int, num_targets: int) -> Bool[Tensor, "row key"]:
+    rows, keys = group_sizes(row + key, num_context, num_targets)
+    t = torch.arange(rows)[:, None]
+    j = torch.arange(keys)[None, :]
+    return SEES[row][key](t, j)

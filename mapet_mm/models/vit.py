@@ -1,0 +1,234 @@
+"""The Vision Transformers: `MaPeTViT` for downstream tasks, `MaPeTPretrainViT` with the two streams.
+
+Both are MMPretrain's `VisionTransformer` and share its parameter names, so weights go back and forth.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int64
+from mmengine.logging import print_log
+from mmengine.model.weight_init import trunc_normal_
+from mmpretrain.models.backbones import VisionTransformer
+from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mapet_mm.models.objectives import get_objective, group_sizes, visibility
+from mapet_mm.registry import MODELS
+
+
+@MODELS.register_module()
+class MaPeTViT(VisionTransformer):
+    """Vision Transformer with the method's defaults, for fine-tuning and every downstream task.
+
+    Takes MaPeT pre-training checkpoints by `init_cfg` or `load_from`: the mask token is dropped and the
+    position embedding is resized to `img_size`.
+
+    Args:
+        arch: 'deit-tiny' | 'deit-small' | 'deit-base' | 'large' | a dict, as in MMPretrain.
+        layer_scale_init_value: initial LayerScale (paper, hyper-parameters for pre-training).
+        **kwargs: those of MMPretrain's `VisionTransformer`: `img_size`, `patch_size`, `out_type`,
+            `out_indices`, `drop_path_rate`, `final_norm`, `frozen_stages`, `init_cfg`, ...
+    """
+
+    def __init__(
+        self,
+        arch: str | dict = "deit-base",
+        *,
+        layer_scale_init_value: float = 0.1,
+        out_indices: int | Sequence[int] = -1,
+        **kwargs,
+    ) -> None:
+        # MMPretrain resolves negative indices in place: hand over a list of our own.
+        out_indices = out_indices if isinstance(out_indices, int) else list(out_indices)
+        super().__init__(
+            arch, layer_scale_init_value=layer_scale_init_value, out_indices=out_indices, **kwargs
+        )
+        self.register_load_state_dict_pre_hook(_drop_mask_token)
+
+    def init_weights(self) -> None:
+        """Initialise as the authors do; the patch convolution keeps the framework's default."""
+        super().init_weights()
+        if isinstance(self.init_cfg, dict) and self.init_cfg["type"] == "Pretrained":
+            return
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        if self.cls_token is not None:
+            nn.init.normal_(self.cls_token, std=1e-6)
+
+
+def _drop_mask_token(vit: MaPeTViT, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
+    """Drop the mask token of a pre-training checkpoint: downstream, every patch is visible."""
+    if not hasattr(vit, "mask_token") and state_dict.pop(f"{prefix}mask_token", None) is not None:
+        print_log(f"Dropped `{prefix}mask_token`: only pre-training masks patches.", logger="current")
+
+
+@MODELS.register_module()
+class MaPeTPretrainViT(MaPeTViT):
+    """Two-stream Vision Transformer that embeds targets for token prediction (paper, Section 4.1).
+
+    The tokens are permuted once, at the input, and laid out `C | M | T | Q` (see
+    :mod:`mapet_mm.models.objectives`). From there on every mask is one constant, for all images, layers and
+    heads, and every layer runs once on the whole layout: the streams share all weights.
+
+    Args:
+        arch: as for :class:`MaPeTViT`.
+        cutting_point: how many tokens of the permuted sequence are visible context, the class token counted;
+            in `1 .. N-1` with `N` the number of patches plus one.
+        objective: 'mapet' | 'pim' | 'mim'.
+        **kwargs: as for :class:`MaPeTViT`; `drop_path_rate`, `img_size` and `patch_size` among them.
+
+    Raises:
+        ValueError: the objective is not known, or the cutting point is outside `1 .. N-1`.
+    """
+
+    def __init__(
+        self, arch: str | dict = "deit-base", *, cutting_point: int, objective: str = "mapet", **kwargs
+    ) -> None:
+        super().__init__(arch, out_type="raw", **kwargs)
+        self.objective = get_objective(objective)
+        self.num_tokens = self.pos_embed.shape[1]
+        if not 1 <= cutting_point <= self.num_tokens - 1:
+            raise ValueError(
+                f"cutting_point={cutting_point} is outside 1..{self.num_tokens - 1}: an image of "
+                f"{self.img_size} has {self.num_tokens - 1} patches and a class token, of which at least one "
+                "must be context and one a target"
+            )
+        self.cutting_point = cutting_point
+        self.num_targets = self.num_tokens - cutting_point
+        self.num_dense = sum(group_sizes(self.objective.dense_groups, cutting_point, self.num_targets))
+        self.num_keys = sum(group_sizes(self.objective.key_groups, cutting_point, self.num_targets))
+
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
+        # Rows of T and Q over the keys C | M | T: the only mask there is.
+        stream_visibility = visibility(self.objective, cutting_point, self.num_targets)[self.num_dense :]
+        self.register_buffer("stream_visibility", stream_visibility, persistent=False)
+
+    def init_weights(self) -> None:
+        super().init_weights()
+        if not (isinstance(self.init_cfg, dict) and self.init_cfg["type"] == "Pretrained"):
+            trunc_normal_(self.mask_token, std=0.02)
+
+    def sample_permutation(
+        self, batch_size: int, device: torch.device | str, generator: torch.Generator | None = None
+    ) -> Int64[Tensor, "batch token"]:
+        """Draw one uniform random order of the patches per image; the class token (0) always comes first.
+
+        Args:
+            batch_size: number of images, `B`.
+            device: where to draw.
+            generator: source of randomness, on that device; the global one if None.
+
+        Returns:
+            `(B, N)` int64: `permutation[b, t]` is the token at place `t`.
+        """
+        shuffled = torch.rand(batch_size, self.num_tokens - 1, device=device, generator=generator).argsort(1)
+        return F.pad(shuffled + 1, (1, 0))  # B N
+
+    def forward(
+        self,
+        images: Float[Tensor, "batch channel height width"],
+        permutation: Int64[Tensor, "batch token"] | None = None,
+    ) -> tuple[Float[Tensor, "batch target dim"], Int64[Tensor, "batch token"]]:
+        """Embed the targets.
+
+        Args:
+            images: `(B, 3, H, W)`, normalised, of the size that the model was built for.
+            permutation: `(B, N)` int64 with 0, the class token, first; drawn on the images' device if None.
+
+        Returns:
+            The predicting group's outputs after the final norm, `(B, N-c, D)`, in permuted order: the `i`-th
+            belongs to the patch `permutation[:, c + i] - 1`. And the permutation, `(B, N)`.
+
+        Raises:
+            ValueError: the images or the permutation have another size than the model's.
+        """
+        self._check_size(images, permutation)
+        if permutation is None:
+            permutation = self.sample_permutation(len(images), images.device)
+        tokens = self.embed(images, permutation)  # B C|M|T|Q D
+        for layer in self.layers[:-1]:
+            tokens = self._run_layer(layer, tokens)
+        # Beyond the last layer only the predictions count; the other groups still give it keys and values.
+        latents = self._run_layer(self.layers[-1], tokens, first_row=tokens.shape[1] - self.num_targets)
+        return self.ln1(latents), permutation
+
+    def embed(
+        self, images: Float[Tensor, "batch channel height width"], permutation: Int64[Tensor, "batch token"]
+    ) -> Float[Tensor, "batch layout dim"]:
+        """Embed the patches, permute the tokens and lay them out in the objective's groups, `(B, L, D)`."""
+        patches, _ = self.patch_embed(images)  # B N-1 D
+        class_token = self.cls_token.expand(len(images), -1, -1)  # B 1 D
+        tokens = torch.cat([class_token, patches], dim=1) + self.pos_embed  # B N D
+        tokens = tokens.gather(1, permutation[..., None].expand_as(tokens))
+        context, targets = tokens.split([self.cutting_point, self.num_targets], dim=1)
+        # A position embedding travels with its token, so each mask token stands where its target does.
+        target_positions = self.pos_embed[0][permutation[:, self.cutting_point :]]  # B n D
+        masks = self.mask_token + target_positions
+        start = {"C": context, "M": masks, "T": targets, "Q": masks}
+        tokens = torch.cat([start[group] for group in self.objective.groups], dim=1)  # B L D
+        return self.pre_norm(self.drop_after_pos(tokens))
+
+    def _run_layer(
+        self, layer: TransformerEncoderLayer, tokens: Float[Tensor, "batch layout dim"], first_row: int = 0
+    ) -> Float[Tensor, "batch row dim"]:
+        """One Transformer layer for the rows of the layout from `first_row` on.
+
+        Stochastic depth acts on the whole layout: one draw per image and branch, shared by the streams.
+        """
+        attention = layer.attn
+        attended = self._attend(attention, layer.ln1(tokens), first_row)
+        tokens = tokens[:, first_row:]
+        tokens = tokens + attention.out_drop(attention.gamma1(attention.proj_drop(attention.proj(attended))))
+        return layer.ffn(layer.ln2(tokens), identity=tokens)
+
+    def _attend(
+        self, attention: nn.Module, tokens: Float[Tensor, "batch layout dim"], first_row: int
+    ) -> Float[Tensor, "batch row dim"]:
+        """Two-stream attention (paper, Eq. 3) for the rows from `first_row` on, before the output projection.
+
+        Queries are computed for these rows only, keys and values for C, M and T only.
+        """
+        dim = self.embed_dims
+        weight, bias = attention.qkv.weight, attention.qkv.bias
+        query_bias, key_value_bias = (None, None) if bias is None else bias.split([dim, 2 * dim])
+        queries = F.linear(tokens[:, first_row:], weight[:dim], query_bias)
+        keys, values = F.linear(tokens[:, : self.num_keys], weight[dim:], key_value_bias).chunk(2, dim=-1)
+
+        # B L (H d) -> B H L d
+        queries, keys, values = (
+            x.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2) for x in (queries, keys, values)
+        )
+        dropout = attention.attn_drop if self.training else 0.0
+        num_dense_rows = max(self.num_dense - first_row, 0)
+        dense_queries, stream_queries = queries.tensor_split([num_dense_rows], dim=2)
+        attended = []
+        if dense_queries.shape[2]:  # C and M see each other in full, and nothing else
+            dense_keys, dense_values = keys[:, :, : self.num_dense], values[:, :, : self.num_dense]
+            attended.append(
+                F.scaled_dot_product_attention(dense_queries, dense_keys, dense_values, dropout_p=dropout)
+            )
+        if stream_queries.shape[2]:  # T and Q
+            visible = self.stream_visibility[-stream_queries.shape[2] :]
+            attended.append(
+                F.scaled_dot_product_attention(
+                    stream_queries, keys, values, attn_mask=visible, dropout_p=dropout
+                )
+            )
+        return torch.cat(attended, dim=2).transpose(1, 2).flatten(2)  # B H L d -> B L (H d)
+
+    def _check_size(self, images: Tensor, permutation: Tensor | None) -> None:
+        if tuple(images.shape[-2:]) != self.img_size:
+            raise ValueError(
+                f"images of {tuple(images.shape[-2:])} pixels, but the backbone was built for img_size="
+                f"{self.img_size}: resize or crop in the pipeline, or set the backbone's `img_size`"
+            )
+        if permutation is not None and permutation.shape != (len(images), self.num_tokens):
+            raise ValueError(
+                f"permutation has shape {tuple(permutation.shape)}, expected "
+                f"{(len(images), self.num_tokens)}: one row an image, the class token (0) first"
+            )

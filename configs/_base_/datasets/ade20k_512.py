@@ -1,0 +1,58 @@
+# ADE20K at 512 x 512, with MMSegmentation's augmentations.
+data_preprocessor = dict(
+    type="SegDataPreProcessor",
+    mean=[123.675, 116.28, 103.53],
+    std=[58.395, 57.12, 57.375],
+    bgr_to_rgb=True,
+    pad_val=0,
+    seg_pad_val=255,
+    size=(512, 512),
+)
+
+train_pipeline = [
+    dict(type="LoadImageFromFile"),
+    dict(type="LoadAnnotations", reduce_zero_label=True),
+    dict(type="RandomResize", scale=(2048, 512), ratio_range=(0.5, 2.0), keep_ratio=True),
+    dict(type="RandomCrop", crop_size=(512, 512), cat_max_ratio=0.75),
+    dict(type="RandomFlip", prob=0.5),
+    dict(type="PhotoMetricDistortion"),
+    dict(type="PackSegInputs"),
+]
+
+# Labels are loaded after the resize: they are compared at their own size.
+test_pipeline = [
+    dict(type="LoadImageFromFile"),
+    dict(type="Resize", scale=(2048, 512), keep_ratio=True),
+    dict(type="LoadAnnotations", reduce_zero_label=True),
+    dict(type="PackSegInputs"),
+]
+
+train_dataloader = dict(
+    batch_size=2,
+    num_workers=4,
+    persistent_workers=True,
+    sampler=dict(type="InfiniteSampler", shuffle=True),
+    dataset=dict(
+        type="ADE20KDataset",
+        data_root="data/ade/ADEChallengeData2016",
+        data_prefix=dict(img_path="images/training", seg_map_path="annotations/training"),
+        pipeline=train_pipeline,
+    ),
+)
+
+val_dataloader = dict(
+    batch_size=1,
+    num_workers=4,
+    persistent_workers=True,
+    sampler=dict(type="DefaultSampler", shuffle=False),
+    dataset=dict(
+        type="ADE20KDataset",
+        data_root="data/ade/ADEChallengeData2016",
+        data_prefix=dict(img_path="images/validation", seg_map_path="annotations/validation"),
+        pipeline=test_pipeline,
+    ),
+)
+val_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
+
+test_dataloader = val_dataloader
+test_evaluator = val_evaluator

@@ -1,0 +1,46 @@
+# ImageNet-1k with stored token grids: the largest centred square, which is what the grids cover.
+# A file per tokenizer completes the pipelines with its token stores (`imagenet_tokens_kclip.py`).
+data_preprocessor = dict(
+    type="mapet_mm.TokenGridDataPreprocessor",
+    mean=[123.675, 116.28, 103.53],
+    std=[58.395, 57.12, 57.375],
+    to_rgb=True,
+)
+
+load_square = [
+    dict(type="LoadImageFromFile"),
+    # With no padding this is the largest centred square, cropped first and resized after.
+    dict(
+        type="EfficientNetCenterCrop",
+        crop_size=224,
+        crop_padding=0,
+        backend="pillow",
+        interpolation="bicubic",
+    ),
+]
+color_jitter = dict(type="ColorJitter", brightness=0.4, contrast=0.4, saturation=0.4)
+pack = dict(type="PackInputs", algorithm_keys=["token_grid"])
+
+train_dataloader = dict(
+    batch_size=32,
+    num_workers=8,
+    persistent_workers=True,
+    pin_memory=True,
+    sampler=dict(type="DefaultSampler", shuffle=True),
+    dataset=dict(type="ImageNet", data_root="data/imagenet", split="train"),
+)
+
+val_dataloader = dict(
+    batch_size=64,
+    num_workers=4,
+    persistent_workers=True,
+    pin_memory=True,
+    sampler=dict(type="DefaultSampler", shuffle=False),
+    dataset=dict(type="ImageNet", data_root="data/imagenet", split="val"),
+)
+val_evaluator = dict(type="mapet_mm.TokenAccuracy")
+
+test_dataloader = val_dataloader
+test_evaluator = val_evaluator
+
+custom_hooks = [dict(type="mapet_mm.TokenStoreCheckHook")]

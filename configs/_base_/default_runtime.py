@@ -1,0 +1,27 @@
+# Runtime of pre-training, fine-tuning and linear probe (MMPretrain).
+default_scope = "mmpretrain"
+
+default_hooks = dict(
+    timer=dict(type="IterTimerHook"),
+    logger=dict(type="LoggerHook", interval=100),
+    param_scheduler=dict(type="ParamSchedulerHook"),
+    checkpoint=dict(type="CheckpointHook", interval=1, max_keep_ckpts=3),
+    sampler_seed=dict(type="DistSamplerSeedHook"),
+    visualization=dict(type="VisualizationHook", enable=False),
+)
+
+env_cfg = dict(
+    cudnn_benchmark=False,
+    mp_cfg=dict(mp_start_method="fork", opencv_num_threads=0),
+    dist_cfg=dict(backend="nccl"),
+)
+
+vis_backends = [dict(type="LocalVisBackend")]
+visualizer = dict(type="UniversalVisualizer", vis_backends=vis_backends)
+
+log_level = "INFO"
+load_from = None
+resume = False
+
+# Each process draws its own permutations, augmentations and stochastic depth.
+randomness = dict(seed=0, diff_rank_seed=True)

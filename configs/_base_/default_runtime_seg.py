@@ -1,0 +1,30 @@
+# Runtime of segmentation (MMSegmentation), counted in iterations.
+default_scope = "mmseg"
+
+default_hooks = dict(
+    timer=dict(type="IterTimerHook"),
+    logger=dict(type="LoggerHook", interval=50, log_metric_by_epoch=False),
+    param_scheduler=dict(type="ParamSchedulerHook"),
+    checkpoint=dict(
+        type="CheckpointHook", by_epoch=False, interval=16000, max_keep_ckpts=3, save_best="mIoU"
+    ),
+    sampler_seed=dict(type="DistSamplerSeedHook"),
+    visualization=dict(type="SegVisualizationHook"),
+)
+
+env_cfg = dict(
+    cudnn_benchmark=True,
+    mp_cfg=dict(mp_start_method="fork", opencv_num_threads=0),
+    dist_cfg=dict(backend="nccl"),
+)
+
+vis_backends = [dict(type="LocalVisBackend")]
+visualizer = dict(type="SegLocalVisualizer", vis_backends=vis_backends, name="visualizer")
+log_processor = dict(by_epoch=False)
+
+log_level = "INFO"
+load_from = None
+resume = False
+
+# Each process draws its own augmentations and stochastic depth.
+randomness = dict(seed=0, diff_rank_seed=True)

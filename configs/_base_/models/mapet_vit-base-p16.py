@@ -1,0 +1,15 @@
+# ViT-B/16 with two streams (paper, hyper-parameters for pre-training). LayerScale is the backbone's default, 0.1.
+model = dict(
+    type="mapet_mm.MaPeT",
+    backbone=dict(
+        type="mapet_mm.MaPeTPretrainViT",
+        arch="deit-base",
+        img_size=224,
+        patch_size=16,
+        objective="mapet",
+        cutting_point=60,
+        drop_path_rate=0.1,
+    ),
+    head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=768, vocab_size=8192),
+    target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=8192),
+)

@@ -1,0 +1,3 @@
+_base_ = "mapet_vit-base-p16.py"
+
+model = dict(backbone=dict(arch="deit-small", cutting_point=50), head=dict(embed_dims=384))

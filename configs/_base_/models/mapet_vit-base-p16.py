@@ -1,4 +1,4 @@
-# ViT-B/16 with two streams (paper, hyper-parameters for pre-training). LayerScale is the backbone's default, 0.1.
+# ViT-B/16 with two streams (paper, hyper-parameters for pre-training); LayerScale 0.1 is MaPeTViT's default.
 model = dict(
     type="mapet_mm.MaPeT",
     backbone=dict(

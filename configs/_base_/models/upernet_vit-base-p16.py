@@ -1,4 +1,4 @@
-# UperNet on four layers of a ViT-B/16, as BEiT and BEiT v2 set it up: the decoder is as wide as the ViT, whose
+# UperNet on four layers of a ViT-B/16, as BEiT and BEiT v2 set it up: a decoder as wide as the ViT, whose
 # features are not normalised. The pre-training checkpoint goes into `model.backbone.init_cfg.checkpoint`
 # (--cfg-options).
 norm_cfg = dict(type="SyncBN", requires_grad=True)

@@ -20,7 +20,7 @@ MODELS = Registry(
     "model",
     parent=MMENGINE_MODELS,
     scope=SCOPE,
-    locations=["mapet_mm.models", "mapet_mm.tokenizers", "mapet_mm.datasets.preprocessor"],
+    locations=["mapet_mm.models", "mapet_mm.tokenizers", "mapet_mm.datasets"],
 )
 DATASETS = Registry("dataset", parent=MMENGINE_DATASETS, scope=SCOPE, locations=["mapet_mm.datasets"])
 TRANSFORMS = Registry(

@@ -3,10 +3,10 @@
 import torch
 from jaxtyping import Float, Int64
 from mmengine.model import BaseModule
-from mmengine.model.weight_init import trunc_normal_
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mapet_mm.models.init import init_truncated_normal
 from mapet_mm.registry import MODELS
 
 
@@ -27,7 +27,7 @@ class TokenPredictionHead(BaseModule):
 
     def init_weights(self) -> None:
         super().init_weights()
-        trunc_normal_(self.projection.weight, std=0.02)
+        init_truncated_normal(self.projection.weight)
         nn.init.zeros_(self.projection.bias)
 
     def forward(self, latents: Float[Tensor, "*target dim"]) -> Float[Tensor, "*target vocab"]:

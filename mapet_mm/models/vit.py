@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float, Int64
 from mmengine.logging import print_log
-from mmengine.model.weight_init import trunc_normal_
 from mmpretrain.models.backbones import VisionTransformer
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mapet_mm.models.init import init_truncated_normal
 from mapet_mm.models.objectives import get_objective, group_sizes, visibility
 from mapet_mm.registry import MODELS
 
@@ -54,11 +54,22 @@ class MaPeTViT(VisionTransformer):
             return
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                trunc_normal_(module.weight, std=0.02)
+                init_truncated_normal(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+        init_truncated_normal(self.pos_embed)
         if self.cls_token is not None:
             nn.init.normal_(self.cls_token, std=1e-6)
+
+    def train(self, mode: bool = True) -> "MaPeTViT":
+        """Set the mode; frozen stages stay in evaluation mode, and so does a backbone that is frozen whole.
+
+        MMPretrain freezes the stages' mode only once, at construction, so a later `train()` would thaw it.
+        """
+        super().train(mode and self.frozen_stages < self.num_layers)
+        if self.frozen_stages > 0:
+            self._freeze_stages()
+        return self
 
 
 def _drop_mask_token(vit: MaPeTViT, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
@@ -111,7 +122,7 @@ class MaPeTPretrainViT(MaPeTViT):
     def init_weights(self) -> None:
         super().init_weights()
         if not (isinstance(self.init_cfg, dict) and self.init_cfg["type"] == "Pretrained"):
-            trunc_normal_(self.mask_token, std=0.02)
+            init_truncated_normal(self.mask_token)
 
     def sample_permutation(
         self, batch_size: int, device: torch.device | str, generator: torch.Generator | None = None

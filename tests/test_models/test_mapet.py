@@ -1,0 +1,109 @@
+"""The algorithm: losses, targets in permuted order, validation, wrong configurations."""
+
+import pytest
+import torch
+from mmengine.model import BaseModule
+from mmpretrain.structures import DataSample
+from torch.nn import functional as F
+
+from mapet_mm.models import MaPeT
+from mapet_mm.registry import MODELS
+
+ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
+
+
+@MODELS.register_module()
+class GridAsTokens(BaseModule):
+    """Passes (B, h, w) grids on as tokens."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+
+    def forward(self, grids: torch.Tensor) -> torch.Tensor:
+        return grids.flatten(1)
+
+
+def build(vocab_size=11, generator_vocab=11, **backbone) -> MaPeT:
+    backbone = dict(arch=ARCH, img_size=20, patch_size=4, cutting_point=8) | backbone
+    model = MODELS.build(
+        dict(
+            type="mapet_mm.MaPeT",
+            backbone=dict(type="mapet_mm.MaPeTPretrainViT", **backbone),
+            head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=vocab_size),
+            target_generator=dict(type="mapet_mm.GridAsTokens", vocab_size=generator_vocab),
+        )
+    )
+    model.init_weights()
+    return model
+
+
+def test_tokens_follow_their_patch_through_the_permutation():
+    """The i-th target token is the token of the patch at place c + i of the permutation."""
+    model = build()
+    grids = torch.arange(25).view(1, 5, 5) + 100 * torch.arange(2).view(2, 1, 1)
+    permutation = model.backbone.sample_permutation(2, "cpu")
+    tokens = model.target_tokens(grids, permutation)
+    expected = permutation[:, 8:] - 1 + torch.tensor([[0], [100]])
+    assert torch.equal(tokens, expected)
+
+
+def test_loss_and_accuracy_are_the_mean_over_all_targets():
+    model = build()
+    images, grids = torch.randn(3, 3, 20, 20), torch.randint(11, (3, 5, 5))
+    torch.manual_seed(1)
+    losses = model([images, grids], mode="loss")
+    torch.manual_seed(1)
+    latents, permutation = model([images, grids], mode="tensor")
+    logits, tokens = model.head(latents), grids.flatten(1).gather(1, permutation[:, 8:] - 1)
+    log_probabilities = logits.log_softmax(-1).gather(-1, tokens[..., None])
+    assert losses["loss"].item() == pytest.approx(-log_probabilities.mean().item(), rel=1e-6)
+    expected = 100 * (logits.argmax(-1) == tokens).float().mean().item()
+    assert losses["token_accuracy"].item() == pytest.approx(expected, rel=1e-6)
+    total, logged = model.parse_losses(losses)
+    assert total.item() == losses["loss"].item()
+    assert set(logged) == {"loss", "token_accuracy"}
+
+
+def test_validation_repeats_itself_and_leaves_the_training_generator_alone():
+    """The same permutations in every validation; per-image figures average to the batch's loss."""
+    model = build().eval()
+    inputs = [torch.randn(3, 3, 20, 20), torch.randint(11, (3, 5, 5))]
+    state = torch.get_rng_state()
+    first = model(inputs, [DataSample() for _ in range(3)], mode="predict")
+    assert torch.equal(state, torch.get_rng_state())
+    second = model(inputs, None, mode="predict")
+    assert [s.token_loss for s in first] == [s.token_loss for s in second]
+
+    permutation = model.backbone.sample_permutation(3, "cpu", torch.Generator().manual_seed(0))
+    logits = model.head(model.backbone(inputs[0], permutation)[0])
+    tokens = model.target_tokens(inputs[1], permutation)
+    for i, sample in enumerate(first):
+        assert sample.token_loss == pytest.approx(F.cross_entropy(logits[i], tokens[i]).item(), rel=1e-5)
+        assert sample.token_accuracy == pytest.approx(
+            100 * (logits[i].argmax(-1) == tokens[i]).float().mean().item(), rel=1e-5
+        )
+
+
+def test_training_learns_a_repeated_batch():
+    """A few steps on one batch bring the loss well under that of chance."""
+    model = build()
+    inputs = [torch.randn(4, 3, 20, 20), torch.randint(11, (4, 5, 5))]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = model(inputs, mode="loss")["loss"]
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.6 * torch.tensor(11.0).log().item()
+
+
+def test_vocabulary_larger_than_the_heads_is_refused():
+    with pytest.raises(ValueError, match=r"up to 127.*only 11: set `model.head.vocab_size` to 128"):
+        build(generator_vocab=128)
+
+
+def test_token_grid_of_another_size_is_refused():
+    model = build()
+    with pytest.raises(ValueError, match=r"\(2, 16\).*25 patches"):
+        model([torch.randn(2, 3, 20, 20), torch.zeros(2, 4, 4, dtype=torch.int64)], mode="loss")

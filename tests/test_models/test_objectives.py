@@ -1,0 +1,48 @@
+"""Who may see whom, by value."""
+
+import pytest
+import torch
+
+from mapet_mm.models.objectives import MAPET, MIM, PIM, get_objective, visibility
+
+
+def rows_of(text: str) -> torch.Tensor:
+    return torch.tensor([[c == "x" for c in line if c in "x."] for line in text.split()])
+
+
+def test_mapet_visibility_is_the_table_of_the_method():
+    """Two context tokens, three targets; keys C | M | T, rows C | M | T | Q."""
+    expected = rows_of(
+        """
+        xx|xxx|...  xx|xxx|...
+        xx|xxx|...  xx|xxx|...  xx|xxx|...
+        xx|.xx|x..  xx|..x|xx.  xx|...|xxx
+        xx|xxx|...  xx|.xx|x..  xx|..x|xx.
+        """
+    )
+    assert torch.equal(visibility(MAPET, 2, 3), expected)
+
+
+def test_pim_visibility_has_no_mask_tokens():
+    expected = rows_of("xx|...  xx|...  xx|x..  xx|xx.  xx|xxx  xx|...  xx|x..  xx|xx.")
+    assert torch.equal(visibility(PIM, 2, 3), expected)
+    assert "M" not in PIM.groups
+
+
+def test_mim_is_context_and_mask_tokens_in_full():
+    assert torch.equal(visibility(MIM, 2, 3), torch.ones(5, 5, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("objective", [MAPET, PIM], ids=lambda o: o.name)
+def test_target_never_sees_its_own_content(objective):
+    """Row Q_t: of T only what comes before t, and together with M exactly one key per target (MaPeT)."""
+    visible = visibility(objective, 4, 6)
+    queries, content = visible[-6:], visible[-6:, -6:]
+    assert not content.diagonal().any()
+    assert content.sum(1).tolist() == [0, 1, 2, 3, 4, 5]
+    assert queries.sum(1).tolist() == ([10] * 6 if objective is MAPET else [4, 5, 6, 7, 8, 9])
+
+
+def test_unknown_objective_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"'bert'.*mapet, pim, mim"):
+        get_objective("bert")

@@ -1,0 +1,158 @@
+"""The two-stream forward is exactly the method: golden vectors of the authors' code and a naive reference."""
+
+import numpy as np
+import pytest
+import torch
+from mmengine.runner.checkpoint import load_state_dict
+from naive_two_stream import two_stream_forward
+from torch.nn import functional as F
+
+from mapet_mm.models import MaPeTPretrainViT, MaPeTViT, TokenPredictionHead
+
+TOLERANCE = 1e-5  # relative, float32
+
+# The authors' names beside ours, as (theirs, ours); `q` and `kv` are one `qkv` here.
+RENAMES = [
+    ("mask_positional_token", "mask_token"),
+    ("patch_embed.proj", "patch_embed.projection"),
+    ("blocks.", "layers."),
+    (".norm1.", ".ln1."),
+    (".norm2.", ".ln2."),
+    (".ls1.gamma", ".attn.gamma1.weight"),
+    (".ls2.gamma", ".ffn.gamma2.weight"),
+    (".mlp.fc1.", ".ffn.layers.0.0."),
+    (".mlp.fc2.", ".ffn.layers.1."),
+]
+
+
+def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
+    return ((ours - reference).norm() / reference.norm()).item()
+
+
+def rename(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """The authors' arrays (weights or gradients) under our names."""
+    renamed = {}
+    for name, array in arrays.items():
+        for theirs, ours in RENAMES:
+            name = name.replace(theirs, ours)
+        name = name.replace("norm.", "ln1.", 1) if name.startswith("norm.") else name
+        renamed[name] = torch.from_numpy(array)
+    for name in [n for n in renamed if ".attn.q." in n]:
+        key_value = renamed.pop(name.replace(".q.", ".kv."))
+        renamed[name.replace(".q.", ".qkv.")] = torch.cat([renamed.pop(name), key_value])
+    return renamed
+
+
+@pytest.fixture(scope="module")
+def golden(data_dir):
+    return dict(np.load(data_dir / "mapet_reference_d48.npz"))
+
+
+@pytest.fixture(scope="module")
+def golden_arch(golden):
+    image, patch, dim, depth, heads, cutting_point, vocab = golden["meta"].tolist()
+    arch = dict(embed_dims=dim, num_layers=depth, num_heads=heads, feedforward_channels=4 * dim)
+    return dict(arch=arch, img_size=image, patch_size=patch), cutting_point, vocab
+
+
+def part(golden: dict[str, np.ndarray], prefix: str) -> dict[str, torch.Tensor]:
+    return rename({k.removeprefix(prefix): v for k, v in golden.items() if k.startswith(prefix)})
+
+
+def test_mapet_equals_the_authors_code(golden, golden_arch):
+    """Logits, loss and every gradient of MaPeT agree with the authors' implementation."""
+    geometry, cutting_point, vocab = golden_arch
+    vit = MaPeTPretrainViT(cutting_point=cutting_point, **geometry)
+    head = TokenPredictionHead(vit.embed_dims, vocab)
+    weights = part(golden, "w/")
+    head.load_state_dict({"projection." + k: weights.pop("decoder." + k) for k in ("weight", "bias")})
+    vit.load_state_dict(weights, strict=True)
+
+    permutation = torch.from_numpy(golden["permutation"])
+    latents, returned = vit(torch.from_numpy(golden["images"]), permutation)
+    targets = permutation[:, cutting_point:] - 1
+    loss = head.loss(latents, torch.from_numpy(golden["tokens"]).gather(1, targets))["loss"]
+    loss.backward()
+
+    raster = targets.argsort(1)[..., None].expand(-1, -1, vocab)
+    logits = head(latents).gather(1, raster)
+    assert torch.equal(returned, permutation)
+    assert relative_error(logits, torch.from_numpy(golden["target_logits_raster"])) < TOLERANCE
+    assert relative_error(loss, torch.tensor(golden["loss"])) < TOLERANCE
+    gradients = part(golden, "g/")
+    ours = dict(vit.named_parameters()) | {
+        "decoder." + k: getattr(head.projection, k) for k in ("weight", "bias")
+    }
+    assert set(gradients) == set(ours)
+    worst = {name: relative_error(ours[name].grad, gradients[name]) for name in gradients}
+    assert max(worst.values()) < TOLERANCE, worst
+
+
+def test_fine_tuning_network_equals_the_authors_code(golden, golden_arch):
+    """Mean of the patch tokens -> LayerNorm -> linear, on the pre-training weights, without a final norm."""
+    geometry, _, _ = golden_arch
+    vit = MaPeTViT(out_type="avg_featmap", final_norm=False, **geometry)
+    weights = part(golden, "w/")
+    weights["ln2.weight"], weights["ln2.bias"] = (
+        torch.from_numpy(golden[f"cls_w/fc_norm.{k}"]) for k in ("weight", "bias")
+    )
+    load_state_dict(vit, weights, strict=False)
+    head_weight, head_bias = (torch.from_numpy(golden[f"cls_w/head.{k}"]) for k in ("weight", "bias"))
+    logits = F.linear(vit(torch.from_numpy(golden["images"]))[0], head_weight, head_bias)
+    assert relative_error(logits, torch.from_numpy(golden["cls_logits"])) < TOLERANCE
+
+
+# (height, width) of the image with patches of 4: square, odd and oblong grids.
+GRIDS = [(16, 16), (20, 20), (12, 28)]
+
+
+@pytest.mark.parametrize("drop_path_rate", [0.0, 0.5], ids=["all-layers", "stochastic-depth"])
+@pytest.mark.parametrize("grid", GRIDS, ids=lambda g: f"{g[0] // 4}x{g[1] // 4}")
+@pytest.mark.parametrize("cut", ["first", "third", "last"])
+@pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
+def test_equals_the_naive_reference(objective, cut, grid, drop_path_rate):
+    """Latents and gradients equal those of per-image masks and separate streams, for random weights."""
+    torch.manual_seed(len(objective) + sum(grid))
+    num_tokens = grid[0] * grid[1] // 16 + 1
+    cutting_point = {"first": 1, "third": num_tokens // 3, "last": num_tokens - 1}[cut]
+    arch = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
+    vit = MaPeTPretrainViT(
+        arch,
+        cutting_point=cutting_point,
+        objective=objective,
+        img_size=grid,
+        patch_size=4,
+        drop_path_rate=drop_path_rate,
+    )
+    for parameter in vit.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    vit.train()
+    images = torch.randn(3, 3, *grid)
+    permutation = vit.sample_permutation(3, "cpu")
+
+    torch.manual_seed(7)
+    latents, _ = vit(images, permutation)
+    torch.manual_seed(7)
+    reference, is_target = two_stream_forward(
+        dict(vit.named_parameters()),
+        images,
+        permutation,
+        cutting_point=cutting_point,
+        objective=objective,
+        patch_size=4,
+        num_heads=3,
+        drop_rates=np.linspace(0, drop_path_rate, 3).tolist(),
+    )
+    # Ours come in permuted order, the reference's in raster order.
+    raster = permutation[:, cutting_point:].argsort(1)[..., None].expand_as(latents)
+    ours = latents.gather(1, raster)
+    assert is_target.sum(1).eq(vit.num_targets).all()
+    assert relative_error(ours, reference) < TOLERANCE
+
+    direction = torch.randn_like(ours)
+    parameters = dict(vit.named_parameters())
+    gradients = torch.autograd.grad((ours * direction).sum(), parameters.values(), retain_graph=True)
+    expected = torch.autograd.grad((reference * direction).sum(), parameters.values())
+    scale = max(g.norm() for g in expected)  # some gradients (key biases) are zero but for rounding
+    for name, gradient, other in zip(parameters, gradients, expected, strict=True):
+        assert (gradient - other).norm() < TOLERANCE * max(other.norm(), 1e-2 * scale), name

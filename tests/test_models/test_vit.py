@@ -1,0 +1,220 @@
+"""Backbones: initialisation, permutations, information flow, checkpoints going downstream."""
+
+import pytest
+import torch
+from mmengine.runner.checkpoint import save_checkpoint
+from mmpretrain.models.backbones import VisionTransformer
+from skimage import data as photographs
+from torch.nn import functional as F
+
+from mapet_mm.models import MaPeTPretrainViT, MaPeTViT, TokenPredictionHead
+
+ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
+LINEAR_WEIGHTS = ("attn.qkv.weight", "attn.proj.weight", "ffn.layers.0.0.weight", "ffn.layers.1.weight")
+GEOMETRY = dict(arch=ARCH, img_size=20, patch_size=4)  # 5 x 5 patches, N = 26
+
+
+def pretrain_vit(cutting_point=8, objective="mapet", std=0.3, **kwargs) -> MaPeTPretrainViT:
+    vit = MaPeTPretrainViT(cutting_point=cutting_point, objective=objective, **{**GEOMETRY, **kwargs})
+    for parameter in vit.parameters():
+        torch.nn.init.normal_(parameter, std=std)
+    return vit.eval()
+
+
+def assert_std(tensor: torch.Tensor, std: float) -> None:
+    """The sample's standard deviation within 5 standard errors of a truncated normal's."""
+    assert abs(tensor.mean().item()) < 5 * std / tensor.numel() ** 0.5
+    assert tensor.abs().max() <= 10 * std  # the inverse error function's infinities do not become weights
+    assert tensor.std().item() == pytest.approx(std, rel=5 / (2 * tensor.numel()) ** 0.5 + 1e-3)
+
+
+@pytest.mark.parametrize(("arch", "dim"), [("deit-tiny", 192), ("deit-small", 384)])
+def test_initial_statistics_of_every_parameter(arch, dim):
+    """Truncated normal 0.02, zero biases, class token 1e-6, patch convolution at the framework's default."""
+    vit = MaPeTPretrainViT(arch, cutting_point=50)
+    vit.init_weights()
+    seen = set()
+    for name, parameter in vit.named_parameters():
+        kind = name.split(".", 2)[-1] if name.startswith("layers") else name
+        seen.add(kind)
+        if kind in ("mask_token", "pos_embed", *LINEAR_WEIGHTS):
+            assert_std(parameter, 0.02)
+        elif kind == "cls_token":
+            assert_std(parameter, 1e-6)
+        elif kind.endswith(("gamma1.weight", "gamma2.weight")):
+            assert parameter.eq(0.1).all()
+        elif kind in ("ln1.weight", "ln2.weight"):
+            assert parameter.eq(1).all()
+        elif kind.startswith("patch_embed"):
+            bound = (3 * 16 * 16) ** -0.5  # Conv2d: uniform within 1 / sqrt(fan in)
+            assert 0.9 * bound < parameter.abs().max() <= bound
+        else:
+            assert kind.endswith("bias"), name
+            assert parameter.eq(0).all(), name
+    assert len(seen) == 19
+    assert vit.ln1.eps == vit.layers[0].ln1.eps == 1e-6
+    assert vit.layers[0].ffn.layers[0][1].approximate == "none"
+    assert vit.embed_dims == dim
+
+
+def test_head_initial_statistics():
+    head = TokenPredictionHead(192, 1024)
+    head.init_weights()
+    assert_std(head.projection.weight, 0.02)
+    assert head.projection.bias.eq(0).all()
+
+
+def test_permutation_keeps_the_class_token_first_and_is_uniform():
+    vit = pretrain_vit()
+    permutation = vit.sample_permutation(4000, "cpu", torch.Generator().manual_seed(3))
+    assert permutation.dtype == torch.int64
+    assert permutation[:, 0].eq(0).all()
+    assert torch.equal(permutation.sort(1).values, torch.arange(26).expand(4000, -1))
+    counts = torch.stack([permutation[:, t].bincount(minlength=26)[1:] for t in range(1, 26)]).float()
+    chi_square = ((counts - 160) ** 2 / 160).sum()  # 24 * 24 degrees of freedom: 576 +- 34
+    assert 576 - 5 * 34 < chi_square < 576 + 5 * 34
+    again = vit.sample_permutation(4000, "cpu", torch.Generator().manual_seed(3))
+    assert torch.equal(permutation, again)
+
+
+def test_permutation_is_drawn_when_not_given():
+    vit = pretrain_vit()
+    images = torch.randn(2, 3, 20, 20)
+    torch.manual_seed(5)
+    latents, permutation = vit(images)
+    assert latents.shape == (2, 18, 24)
+    assert torch.equal(latents, vit(images, permutation)[0])
+    assert not torch.equal(permutation[0], permutation[1])
+
+
+@pytest.mark.parametrize("objective", ["mapet", "pim"])
+@pytest.mark.parametrize("t", [0, 7, 17])
+def test_no_leak_from_a_target_to_predictions_up_to_it(objective, t):
+    """Changing the pixels of target t changes no prediction at or before t, and every one after it."""
+    vit = pretrain_vit(objective=objective)
+    images = torch.randn(2, 3, 20, 20)
+    permutation = vit.sample_permutation(2, "cpu")
+    changed = images.clone()
+    for image, order in zip(changed, permutation, strict=True):
+        row, column = divmod(int(order[8 + t]) - 1, 5)
+        image[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] += 3.0
+    difference = (vit(changed, permutation)[0] - vit(images, permutation)[0]).abs().amax(-1)
+    assert difference[:, : t + 1].eq(0).all()
+    assert difference[:, t + 1 :].gt(1e-6).all()
+
+
+def test_mim_never_sees_a_target():
+    vit = pretrain_vit(objective="mim")
+    images = torch.randn(2, 3, 20, 20)
+    permutation = vit.sample_permutation(2, "cpu")
+    mask = torch.ones(2, 26).scatter(1, permutation[:, :8], 0)[:, 1:].view(2, 1, 5, 5)
+    noise = F.interpolate(mask, scale_factor=4) * torch.randn_like(images)
+    assert torch.equal(vit(images + noise, permutation)[0], vit(images, permutation)[0])
+
+
+@pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
+@pytest.mark.parametrize("cutting_point", [1, 8, 25])
+def test_every_parameter_gets_a_gradient(objective, cutting_point):
+    """So `find_unused_parameters` stays off. Checked on freshly initialised weights, as training starts."""
+    vit = MaPeTPretrainViT(cutting_point=cutting_point, objective=objective, **GEOMETRY)
+    vit.init_weights()
+    head = TokenPredictionHead(24, 11)
+    latents, _ = vit(torch.randn(4, 3, 20, 20))
+    head.loss(latents, torch.randint(11, latents.shape[:2]))["loss"].backward()
+    for name, parameter in [*vit.named_parameters(), *head.named_parameters()]:
+        assert parameter.grad is not None, name
+        # MIM with nothing but the class token visible looks at no patch.
+        blind = objective == "mim" and cutting_point == 1 and name.startswith("patch_embed")
+        assert (parameter.grad.abs().max() > 0) != blind, name
+
+
+@pytest.mark.parametrize("cutting_point", [-1, 0, 26, 100])
+def test_cutting_point_outside_the_sequence_is_refused(cutting_point):
+    with pytest.raises(ValueError, match=rf"cutting_point={cutting_point} is outside 1\.\.25"):
+        MaPeTPretrainViT(cutting_point=cutting_point, **GEOMETRY)
+
+
+def test_other_image_sizes_and_permutations_are_refused():
+    vit = pretrain_vit()
+    with pytest.raises(ValueError, match=r"images of \(24, 20\).*img_size=\(20, 20\)"):
+        vit(torch.randn(1, 3, 24, 20))
+    with pytest.raises(ValueError, match=r"permutation has shape \(1, 25\), expected \(1, 26\)"):
+        vit(torch.randn(1, 3, 20, 20), torch.arange(25)[None])
+
+
+def test_mapet_vit_is_mmpretrains_vision_transformer():
+    """Same parameter names and the same function: weights load into MMPretrain's class and back."""
+    ours = MaPeTViT(out_type="avg_featmap", **GEOMETRY)
+    theirs = VisionTransformer(layer_scale_init_value=0.1, out_type="avg_featmap", **GEOMETRY)
+    for parameter in ours.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    theirs.load_state_dict(ours.state_dict(), strict=True)
+    images = torch.randn(2, 3, 20, 20)
+    assert torch.equal(ours(images)[0], theirs(images)[0])
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+
+
+@pytest.mark.parametrize(("frozen_stages", "training"), [(0, [True] * 4), (2, [False, False, True, True])])
+def test_frozen_stages_stay_in_evaluation_mode(frozen_stages, training):
+    """Calling train() on the model does not thaw them: no stochastic depth in a frozen layer."""
+    vit = MaPeTViT(frozen_stages=frozen_stages, **GEOMETRY)
+    assert vit.train() is vit
+    assert [layer.attn.out_drop.training for layer in vit.layers] + [vit.training] == training
+
+
+def test_fully_frozen_backbone_is_in_evaluation_mode():
+    """The linear probe's backbone: no parameter trains and no module is in training mode."""
+    vit = MaPeTViT(frozen_stages=3, drop_path_rate=0.5, **GEOMETRY).train()
+    assert not any(module.training for module in vit.modules())
+    assert not any(parameter.requires_grad for parameter in vit.parameters())
+
+
+def test_pretraining_checkpoint_goes_downstream_by_init_cfg(tmp_path, capture_log):
+    """Position embeddings are resized, mask token and head dropped, and what was not found is reported."""
+    source = pretrain_vit()
+    checkpoint = {f"backbone.{k}": v for k, v in source.state_dict().items()}
+    checkpoint["head.projection.weight"] = torch.zeros(11, 24)
+    save_checkpoint({"state_dict": checkpoint}, str(tmp_path / "pretrained.pth"))
+
+    init_cfg = dict(type="Pretrained", checkpoint=str(tmp_path / "pretrained.pth"), prefix="backbone.")
+    vit = MaPeTViT(
+        arch=ARCH, img_size=40, patch_size=4, out_type="avg_featmap", final_norm=False, init_cfg=init_cfg
+    )
+    vit.init_weights()
+    loaded, original = vit.state_dict(), source.state_dict()
+    same = [name for name in loaded if name in original and name != "pos_embed"]
+    assert len(same) == len(original) - 4  # without mask token, final norm, position embedding
+    assert all(torch.equal(loaded[name], original[name]) for name in same)
+
+    assert torch.equal(loaded["pos_embed"][:, 0], original["pos_embed"][:, 0])
+    grid = original["pos_embed"][0, 1:].T.view(1, 24, 5, 5)
+    resized = F.interpolate(grid, size=(10, 10), mode="bicubic", align_corners=False)
+    torch.testing.assert_close(loaded["pos_embed"][0, 1:], resized.flatten(2)[0].T)
+
+    log = capture_log()
+    assert "Dropped `mask_token`" in log
+    assert "missing keys in source state_dict: ln2.weight, ln2.bias" in log
+    assert "unexpected key in source state_dict: ln1.weight, ln1.bias" in log
+
+
+def test_real_geometry_on_photographs():
+    """224 px, N = 197, ViT-T, batch 2: 147 targets at c = 50, over 8192 tokens, with finite gradients."""
+    photos = [photographs.astronaut(), photographs.coffee()]
+    images = torch.cat(
+        [
+            F.interpolate(torch.tensor(p).permute(2, 0, 1)[None].float() / 127.5 - 1, size=(224, 224))
+            for p in photos
+        ]
+    )
+    vit = MaPeTPretrainViT("deit-tiny", cutting_point=50)
+    vit.init_weights()
+    head = TokenPredictionHead(192, 8192)
+    head.init_weights()
+    latents, permutation = vit(images)
+    assert latents.shape == (2, 147, 192)
+    assert permutation.shape == (2, 197)
+    losses = head.loss(latents, torch.randint(8192, (2, 147)))
+    losses["loss"].backward()
+    assert losses["loss"].item() == pytest.approx(torch.tensor(8192.0).log().item(), abs=0.2)
+    assert all(p.grad.isfinite().all() for p in vit.parameters())
+    assert sum(p.numel() for p in vit.parameters()) == pytest.approx(5.53e6, rel=0.01)

@@ -1,0 +1,218 @@
+"""The codebook of k-CLIP: k centroids of encoder features, found by k-means (paper Section 3.3)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from mmengine.logging import print_log
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+FORMAT = "mapet_mm.codebook"
+# Rows times centroids of one distance block: 64 MiB in float32, small beside any encoder.
+BLOCK_ELEMENTS = 2**24
+
+
+class CodebookError(ValueError):
+    """A codebook that cannot be made, read or used; the message is one line that says what to do."""
+
+
+class Codebook:
+    """Centroids in feature space; a token is the index of the nearest one.
+
+    Args:
+        centroids: (k, D) array or tensor, kept as float32.
+        metadata: what the centroids were made from (encoder, weights, preprocessing, rows seen, seed, ...);
+            values must be representable in JSON.
+
+    Raises:
+        CodebookError: the centroids are not a (k, D) matrix of finite numbers.
+    """
+
+    def __init__(self, centroids: np.ndarray | Tensor, metadata: Mapping[str, Any] | None = None) -> None:
+        centroids = torch.as_tensor(centroids).detach().to("cpu", torch.float32).contiguous().clone()
+        if centroids.ndim != 2 or 0 in centroids.shape:
+            raise CodebookError(f"centroids must be a (k, D) matrix, got shape {tuple(centroids.shape)}")
+        if not torch.isfinite(centroids).all():
+            raise CodebookError("centroids hold NaN or infinity: check the features they were fitted on")
+        self.centroids = centroids
+        self.metadata = dict(metadata or {})
+        self._operands: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def k(self) -> int:
+        """Number of centroids: the size of the visual vocabulary."""
+        return self.centroids.shape[0]
+
+    @property
+    def dim(self) -> int:
+        """Number of feature channels."""
+        return self.centroids.shape[1]
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 (hexadecimal) of the centroids' shape and bytes: the tokenizer's identity."""
+        sha = hashlib.sha256(np.asarray(self.centroids.shape, dtype="<i8").tobytes())
+        sha.update(self.centroids.numpy().astype("<f4", copy=False).tobytes())
+        return sha.hexdigest()
+
+    def __repr__(self) -> str:
+        return f"Codebook(k={self.k}, dim={self.dim}, digest={self.digest[:12]})"
+
+    @classmethod
+    def fit(
+        cls,
+        features: np.ndarray | Tensor,
+        k: int,
+        niter: int = 20,
+        nredo: int = 5,
+        max_points_per_centroid: int = 512,
+        seed: int = 0,
+        gpu: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Codebook:
+        """Find k centroids by faiss k-means: L2 distance, features not normalised (paper Section 3.3).
+
+        Args:
+            features: (rows, D) encoder features.
+            k: number of centroids.
+            niter: k-means iterations of each redo.
+            nredo: random starts, of which the one with the lowest inertia is kept.
+            max_points_per_centroid: faiss samples k times this many rows when there are more.
+            seed: of that sample and of the starts.
+            gpu: search neighbours on all GPUs (needs a faiss built for GPUs).
+            metadata: recorded beside what this function adds (k, dim, rows, seed, inertia, versions).
+
+        Raises:
+            CodebookError: fewer rows than centroids, or features that are not a finite matrix.
+        """
+        features = _as_rows(features, k)
+        kmeans = faiss.Kmeans(
+            features.shape[1],
+            k,
+            niter=niter,
+            nredo=nredo,
+            max_points_per_centroid=max_points_per_centroid,
+            seed=seed,
+            gpu=gpu,
+        )
+        kmeans.train(features)
+        # faiss lists the iterations of every redo up to the best one, so the best one's come last.
+        inertia = [float(objective) for objective in kmeans.obj[-niter:]]
+        print_log(
+            f"k-means, best of {nredo}: inertia {inertia[0]:.6g} after iteration 1, "
+            f"{inertia[-1]:.6g} after iteration {len(inertia)}",
+            logger="current",
+        )
+        fitted = {
+            "k": k,
+            "dim": features.shape[1],
+            "rows": features.shape[0],
+            "rows_clustered": min(features.shape[0], k * max_points_per_centroid),
+            "niter": niter,
+            "nredo": nredo,
+            "max_points_per_centroid": max_points_per_centroid,
+            "seed": seed,
+            "inertia": inertia[-1],
+            "inertia_per_iteration": inertia,
+            "versions": {
+                "faiss": faiss.__version__,
+                "torch": str(torch.__version__),
+                "numpy": np.__version__,
+            },
+        }
+        return cls(kmeans.centroids, {**(metadata or {}), **fitted})
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write a safetensors file in one step: a killed run leaves the old file or the new one."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        header = {"format": FORMAT, **{key: json.dumps(value) for key, value in self.metadata.items()}}
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        try:
+            save_file({"centroids": self.centroids}, partial, metadata=header)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Codebook:
+        """Read what `save` wrote.
+
+        Raises:
+            CodebookError: the file is missing, truncated, or not a codebook.
+        """
+        remedy = "fit one with tools/fit_codebook.py or correct the path in the config"
+        if not os.path.isfile(path):
+            raise CodebookError(f"codebook `{path}` does not exist: {remedy}")
+        try:
+            with safe_open(path, framework="pt") as file:
+                header = file.metadata() or {}
+                centroids = file.get_tensor("centroids") if header.get("format") == FORMAT else None
+        except (SafetensorError, OSError) as error:
+            raise CodebookError(f"codebook `{path}` is truncated or damaged ({error}): {remedy}") from error
+        if centroids is None:
+            raise CodebookError(f"`{path}` is a safetensors file but not a mapet_mm codebook: {remedy}")
+        return cls(centroids, {key: json.loads(value) for key, value in header.items() if key != "format"})
+
+    @torch.no_grad()
+    def assign(self, features: Float[Tensor, "*rows dim"]) -> Int[Tensor, "*rows"]:
+        """Index of the nearest centroid of each feature, in L2 distance, computed in float32.
+
+        Args:
+            features: (..., D), on any device.
+
+        Returns:
+            (...) int64, on the features' device.
+
+        Raises:
+            CodebookError: the features have another number of channels than the centroids.
+        """
+        if features.shape[-1] != self.dim:
+            raise CodebookError(
+                f"features have {features.shape[-1]} channels, the codebook {self.dim}: "
+                "it was fitted on another encoder"
+            )
+        rows = features.reshape(-1, self.dim)
+        blocks = rows.split(max(1, BLOCK_ELEMENTS // self.k))
+        tokens = [self._nearest(block.float()) for block in blocks]
+        return torch.cat(tokens).reshape(features.shape[:-1])
+
+    def _nearest(self, rows: Float[Tensor, "rows dim"]) -> Int[Tensor, " rows"]:
+        # |x - c|^2 = |x|^2 + 2 (|c|^2 / 2 - x.c), and |x|^2 is the same for every centroid.
+        transposed, half_norms = self._on(rows.device)
+        with torch.autocast(rows.device.type, enabled=False):
+            return torch.addmm(half_norms, rows, transposed, alpha=-1).argmin(dim=1)
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        if device not in self._operands:
+            half_norms = self.centroids.double().square().sum(dim=1).div(2).float()
+            self._operands[device] = (self.centroids.T.to(device), half_norms.to(device))
+        return self._operands[device]
+
+
+def _as_rows(features: np.ndarray | Tensor, k: int) -> np.ndarray:
+    if isinstance(features, Tensor):
+        features = features.detach().cpu().numpy()
+    if features.ndim != 2:
+        raise CodebookError(f"features must be a (rows, D) matrix, got shape {tuple(features.shape)}")
+    if len(features) < k:
+        raise CodebookError(
+            f"k-means needs at least as many feature rows as centroids: {len(features)} rows, k = {k}; "
+            "sample more images or positions per image, or lower `codebook.k`"
+        )
+    features = np.ascontiguousarray(features, dtype=np.float32)
+    if not np.isfinite(features).all():
+        raise CodebookError("features hold NaN or infinity: check the encoder's weights and the input images")
+    return features

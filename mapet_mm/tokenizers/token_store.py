@@ -1,0 +1,316 @@
+"""The token store: one grid of token ids per image in one file, looked up by the image's name.
+
+Ids are written through a memory map and read by positioned reads. Both go through the system's page
+cache, which all workers share; but pages of a map that a worker has touched count as its own resident
+memory (600 MB on ImageNet after an epoch in random order), and a read's do not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from jaxtyping import Int
+
+from mapet_mm.tokenizers.token_names import (
+    BLOCKS_FILE,
+    NAMES_FILE,
+    TokenNames,
+    blocks_text,
+    names_text,
+    sorted_names,
+)
+
+FORMAT = "mapet_mm.token_store"
+VERSION = 1
+META_FILE = "meta.json"
+GRIDS_FILE = "grids.bin"
+MARKS_FILE = "marks.bin"
+REMEDY = "run tools/extract_tokens.py with the tokenizer's config"
+
+
+class TokenStoreError(ValueError):
+    """A token store that cannot be made, read or written; the message is one line that says what to do."""
+
+
+class MissingTokensError(TokenStoreError, KeyError):
+    """An image that the token store does not know, or whose tokens are not written yet."""
+
+    # KeyError would print the message in quotes.
+    __str__ = ValueError.__str__
+
+
+class TokenStore:
+    """A directory with a grid of token ids for each named image; made by `create`, read through `open`.
+
+    `meta.json` says what is in it; `grids.bin` holds the ids (rows, H, W); `marks.bin` one byte per row, 1
+    once the row is written; `names.txt` the sorted names, which are image paths relative to the data root.
+    Opening reads no names; files are opened when first used, so a store can be pickled and used after a fork.
+    """
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        self.path = Path(path)
+        self._meta = _read_meta(self.path)
+        for name, expected in _file_sizes(self._meta).items():
+            _check_size(self.path / name, expected)
+        self._close()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike) -> TokenStore:
+        """Open an existing token store.
+
+        Raises:
+            TokenStoreError: it is missing, not a token store, or one of its files is truncated.
+        """
+        return cls(path)
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike,
+        names: Iterable[str],
+        grid: Sequence[int],
+        vocab_size: int,
+        tokenizer: str,
+        data_root: str | None = None,
+    ) -> TokenStore:
+        """Make a store with no row written; it appears at `path` complete or not at all.
+
+        Args:
+            path: directory to make.
+            names: image paths relative to the data root, '/'-separated, each once; rows are sorted by name.
+            grid: (H, W) tokens of an image.
+            vocab_size: ids are below it; stored as uint16 up to 65,536 ids, else as uint32.
+            tokenizer: digest of the codebook (or other tokenizer) whose ids these are.
+            data_root: folder that the names are relative to, recorded for look-ups.
+
+        Raises:
+            TokenStoreError: something is at `path` already, or the names cannot be stored.
+        """
+        path = Path(path)
+        try:
+            encoded = sorted_names(names)
+        except ValueError as error:
+            raise TokenStoreError(f"token store `{path}`: {error}") from None
+        texts = {NAMES_FILE: names_text(encoded), BLOCKS_FILE: blocks_text(encoded)}
+        meta = {
+            "format": FORMAT,
+            "version": VERSION,
+            "rows": len(encoded),
+            "bytes": {name: len(text) for name, text in texts.items()},
+            "grid": [int(side) for side in grid],
+            "vocab_size": int(vocab_size),
+            "dtype": "uint16" if vocab_size <= 2**16 else "uint32",
+            "tokenizer": tokenizer,
+            "data_root": None if data_root is None else str(data_root),
+        }
+        if path.exists():
+            _refuse_existing(path, meta, texts[NAMES_FILE])
+        _write_store(path, meta, texts)
+        return cls(path)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(H, W) tokens of an image."""
+        height, width = self._meta["grid"]
+        return height, width
+
+    @property
+    def vocab_size(self) -> int:
+        """All ids are below this."""
+        return self._meta["vocab_size"]
+
+    @property
+    def tokenizer(self) -> str:
+        """Digest of the tokenizer that made the ids."""
+        return self._meta["tokenizer"]
+
+    @property
+    def data_root(self) -> str | None:
+        """Folder that the names are relative to, as given when the store was made."""
+        return self._meta["data_root"]
+
+    @property
+    def names(self) -> TokenNames:
+        """The image names, by row; a sequence that reads them from disk as it goes."""
+        if self._names is None:
+            self._names = TokenNames(self.path, self._meta["rows"])
+        return self._names
+
+    def __len__(self) -> int:
+        return self._meta["rows"]
+
+    def __contains__(self, name: str) -> bool:
+        return self.row(name) is not None
+
+    def __getitem__(self, name: str) -> Int[np.ndarray, "height width"]:
+        """Token grid (H, W) of an image, a copy, as uint16 (uint32 past 65,536 ids).
+
+        Raises:
+            MissingTokensError: the store does not know the name, or its tokens are not written yet.
+        """
+        row = self.row(name)
+        if row is None:
+            raise MissingTokensError(f"token store `{self.path}` has no image `{name}`: {REMEDY} on it")
+        if self._marks is None:
+            self._open_files()
+        if not self._marks[row]:
+            raise MissingTokensError(
+                f"token store `{self.path}` has no tokens for image `{name}` yet: {REMEDY} to complete it"
+            )
+        grid = np.empty(self._shape, self._dtype)
+        os.preadv(self._file.fileno(), [grid], row * grid.nbytes)
+        return grid
+
+    def row(self, name: str) -> int | None:
+        """Row of an image name, or None if the store does not know it."""
+        return self.names.find(name)
+
+    def written(self) -> np.ndarray:
+        """Boolean mark of every row: True where its tokens are stored."""
+        return self._read_marks() != 0
+
+    def missing(self) -> np.ndarray:
+        """Rows (int64, ascending) whose tokens are not written yet."""
+        return np.flatnonzero(self._read_marks() == 0)
+
+    def write(self, rows: Sequence[int] | np.ndarray, grids: Int[np.ndarray, "rows height width"]) -> None:
+        """Store token grids and mark their rows; a run killed in between leaves the rows missing, not wrong.
+
+        Args:
+            rows: row of each grid, no row twice.
+            grids: (len(rows), H, W) ids (array or CPU tensor).
+
+        Raises:
+            TokenStoreError: wrong shape, ids outside 0..vocab_size - 1, or rows outside the store.
+        """
+        rows, grids = np.asarray(rows, dtype=np.int64), np.asarray(grids)
+        self._check_written(rows, grids)
+        marks, stored = self._map(MARKS_FILE, "r+"), self._map(GRIDS_FILE, "r+")
+        if marks[rows].any():
+            marks[rows] = 0
+            marks.flush()
+        # The ids are on disk before their mark: a mark never stands for ids that were not written.
+        stored[rows] = grids
+        stored.flush()
+        marks[rows] = 1
+        marks.flush()
+
+    def _check_written(self, rows: np.ndarray, grids: np.ndarray) -> None:
+        if grids.shape != (*rows.shape, *self.grid) or rows.ndim != 1:
+            raise TokenStoreError(
+                f"token store `{self.path}` takes grids of shape {(*rows.shape, *self.grid)} "
+                f"for {rows.size} rows, got {grids.shape}"
+            )
+        if not np.issubdtype(grids.dtype, np.integer):
+            raise TokenStoreError(f"token store `{self.path}` takes integer ids, got {grids.dtype}")
+        if grids.size and not (grids.min() >= 0 and grids.max() < self.vocab_size):
+            raise TokenStoreError(
+                f"token store `{self.path}` takes ids from 0 to {self.vocab_size - 1} (its vocab_size), "
+                f"got {grids.min()} to {grids.max()}: it was made for another tokenizer"
+            )
+        if rows.size and not (rows.min() >= 0 and rows.max() < len(self)):
+            raise TokenStoreError(
+                f"token store `{self.path}` has rows 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}"
+            )
+
+    def _read_marks(self) -> np.ndarray:
+        # From the file, not the map: another process may be writing, and a scan leaves no pages mapped.
+        return np.fromfile(self.path / MARKS_FILE, dtype="uint8")
+
+    def _map(self, name: str, mode: str) -> np.memmap:
+        dtype, shape = ("uint8", ()) if name == MARKS_FILE else (self._meta["dtype"], self.grid)
+        return np.memmap(self.path / name, dtype, mode, shape=(len(self), *shape))
+
+    def _open_files(self) -> None:
+        # A plain view: indexing the memmap class itself costs several times the rest of a look-up.
+        self._marks = self._map(MARKS_FILE, "r").view(np.ndarray)
+        self._file = open(self.path / GRIDS_FILE, "rb", buffering=0)  # noqa: SIM115
+        self._shape, self._dtype = self.grid, np.dtype(self._meta["dtype"])
+
+    def _close(self) -> None:
+        self._names: TokenNames | None = None
+        self._marks: np.ndarray | None = None
+        self._file: BinaryIO | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "_meta": self._meta}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._close()
+
+    def __repr__(self) -> str:
+        return (
+            f"TokenStore({str(self.path)!r}, {len(self)} images, grid {self.grid}, "
+            f"vocab_size {self.vocab_size}, tokenizer {self.tokenizer[:12]})"
+        )
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    if not path.is_dir():
+        raise TokenStoreError(f"token store `{path}` does not exist: {REMEDY} or correct the path")
+    try:
+        meta = json.loads((path / META_FILE).read_text())
+    except FileNotFoundError:
+        raise TokenStoreError(f"`{path}` is not a token store (no {META_FILE}): correct the path") from None
+    except ValueError as error:
+        raise TokenStoreError(
+            f"token store file `{path / META_FILE}` is damaged ({error}): {REMEDY}"
+        ) from None
+    if meta.get("format") != FORMAT or meta.get("version") != VERSION:
+        raise TokenStoreError(f"`{path}` is not a token store of version {VERSION}: {REMEDY} at another path")
+    return meta
+
+
+def _file_sizes(meta: dict[str, Any]) -> dict[str, int]:
+    rows, (height, width) = meta["rows"], meta["grid"]
+    return {
+        GRIDS_FILE: rows * height * width * np.dtype(meta["dtype"]).itemsize,
+        MARKS_FILE: rows,
+        **meta["bytes"],
+    }
+
+
+def _check_size(file: Path, expected: int) -> None:
+    found = file.stat().st_size if file.exists() else 0
+    if found != expected:
+        raise TokenStoreError(
+            f"token store file `{file}` is truncated or damaged: expected {expected} bytes, found {found}; "
+            "restore it, or delete the token store and re-run tools/extract_tokens.py"
+        )
+
+
+def _refuse_existing(path: Path, meta: dict[str, Any], names: bytes) -> None:
+    if not (path / META_FILE).exists():
+        raise TokenStoreError(f"`{path}` exists and is not a token store: choose another path or remove it")
+    store = TokenStore.open(path)
+    other = [key for key in ("grid", "vocab_size", "tokenizer") if store._meta[key] != meta[key]]
+    if names != (path / NAMES_FILE).read_bytes():
+        other.append("names")
+    if other:
+        raise TokenStoreError(
+            f"token store `{path}` exists with other {', '.join(other)}: choose another path or remove it"
+        )
+    raise TokenStoreError(
+        f"token store `{path}` exists with the same names, grid and tokenizer: "
+        "continue it with TokenStore.open (tools/extract_tokens.py does)"
+    )
+
+
+def _write_store(path: Path, meta: dict[str, Any], texts: dict[str, bytes]) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name, text in texts.items():
+        (partial / name).write_bytes(text)
+    (partial / META_FILE).write_text(json.dumps(meta, indent=1) + "\n")
+    for name in (GRIDS_FILE, MARKS_FILE):
+        with open(partial / name, "wb") as file:
+            file.truncate(_file_sizes(meta)[name])
+    os.rename(partial, path)

@@ -1,0 +1,200 @@
+"""The embedded data set: scikit-learn's 1,797 handwritten digits as an ImageNet-style folder.
+
+`digits_scenes.py` beside this composes the same digits into scenes with pixel labels.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+NUM_CLASSES = 10
+SOURCE_SIZE = 8
+MARKER = "digits.json"
+# Raised whenever the files written for the same options change, so that old folders are noticed.
+FORMAT = 1
+
+
+class Source(NamedTuple):
+    """scikit-learn's digits: `images` (1797, 8, 8) uint8, 255 = full ink, and `labels` (1797,) int64."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+class Split(NamedTuple):
+    """Rows of the source: `train` and `val` are disjoint and cover it, `few` is a balanced part of train."""
+
+    train: np.ndarray
+    val: np.ndarray
+    few: np.ndarray
+
+
+@dataclass(frozen=True)
+class DigitsOptions:
+    """What `write_digits` writes.
+
+    Args:
+        image_size: side of the written digits, in pixels.
+        val_per_class: digits of each class held out for validation.
+        few_per_class: digits of each class in the short training list.
+        seed: seed of the split; the same one keeps folder and scenes on the same split.
+    """
+
+    image_size: int = 32
+    val_per_class: int = 36
+    few_per_class: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.image_size >= SOURCE_SIZE, f"image_size is {self.image_size}: at least {SOURCE_SIZE}")
+        check_split_options(self.val_per_class, self.few_per_class, self.seed)
+
+
+@cache
+def load_source() -> Source:
+    """Read the digits that ship with scikit-learn; nothing is downloaded."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ImportError('the digits data set needs scikit-learn: pip install "mapet_mm[digits]"') from error
+    digits = load_digits()
+    # The source counts ink from 0 to 16.
+    return Source(np.round(digits.images * (255 / 16)).astype(np.uint8), digits.target.astype(np.int64))
+
+
+def split_source(val_per_class: int, few_per_class: int, seed: int) -> Split:
+    """Split the source per class at random: the same rows for the same arguments, whatever is written."""
+    labels = load_source().labels
+    rng = np.random.default_rng(seed)
+    orders = [rng.permutation(np.flatnonzero(labels == digit)) for digit in range(NUM_CLASSES)]
+    val = np.concatenate([order[:val_per_class] for order in orders])
+    train = np.concatenate([order[val_per_class:] for order in orders])
+    few = np.concatenate([order[val_per_class : val_per_class + few_per_class] for order in orders])
+    return Split(np.sort(train), np.sort(val), np.sort(few))
+
+
+def render_ink(row: int, size: int) -> np.ndarray:
+    """Return the ink of one digit of the source, (size, size) uint8, enlarged with bicubic interpolation."""
+    image = Image.fromarray(load_source().images[row])
+    return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC))
+
+
+def write_digits(out: Path, options: DigitsOptions | None = None, overwrite: bool = False) -> bool:
+    """Write `{train,val}/<class>/<row>.png` (RGB) and `meta/{train,val,train_<n>}.txt` under `out`.
+
+    Args:
+        out: the folder to make, for example `data/digits`.
+        options: what to write; the defaults if None.
+        overwrite: replace a folder that was written with other options.
+
+    Returns:
+        True if the folder was written, False if it was there already with the same options.
+
+    Raises:
+        FileExistsError: `out` holds other options' data or something that is not ours.
+    """
+    options = options or DigitsOptions()
+    return write_folder(Path(out), asdict(options), lambda folder: _fill(folder, options), overwrite)
+
+
+def _fill(folder: Path, options: DigitsOptions) -> None:
+    split = split_source(options.val_per_class, options.few_per_class, options.seed)
+    for part, rows in (("train", split.train), ("val", split.val)):
+        for row in rows:
+            path = folder / part / _relative_path(row)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            ink = render_ink(row, options.image_size)
+            Image.fromarray(np.repeat(ink[..., None], 3, axis=2)).save(path)
+    _write_list(folder / "meta" / "train.txt", split.train)
+    _write_list(folder / "meta" / "val.txt", split.val)
+    _write_list(folder / "meta" / f"train_{len(split.few)}.txt", split.few)
+
+
+def _relative_path(row: int) -> str:
+    return f"{load_source().labels[row]}/{row:04d}.png"
+
+
+def _write_list(path: Path, rows: Sequence[int]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    labels = load_source().labels
+    path.write_text("".join(f"{_relative_path(row)} {labels[row]}\n" for row in rows))
+
+
+def write_folder(out: Path, options: dict, fill: Callable[[Path], None], overwrite: bool) -> bool:
+    """Make folder `out` whole or not at all: filled beside its place, then renamed into it.
+
+    Args:
+        out: the folder to make.
+        options: kept in the folder's marker file; a folder with the same options is left as it is.
+        fill: writes the content into the (existing, empty) folder that it is given.
+        overwrite: replace a folder that was written with other options.
+
+    Returns:
+        True if the folder was written, False if it was there already.
+    """
+    if out.exists() and _is_done(out, options, overwrite):
+        return False
+    partial, old = (out.with_name(f".{out.name}.{kind}-{os.getpid()}") for kind in ("partial", "old"))
+    partial.mkdir(parents=True)
+    try:
+        fill(partial)
+        libraries = {name: version(name) for name in ("scikit-learn", "numpy", "pillow")}
+        marker = {"format": FORMAT, "options": options, "libraries": libraries}
+        (partial / MARKER).write_text(json.dumps(marker, indent=2) + "\n")
+        if out.exists():
+            out.rename(old)
+        partial.rename(out)
+    except BaseException:
+        if old.exists():
+            old.rename(out)
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+    return True
+
+
+def _is_done(out: Path, options: dict, overwrite: bool) -> bool:
+    if not (out / MARKER).is_file():
+        raise FileExistsError(
+            f"{out} is there but was not written by this tool (no {MARKER}): remove it or take another --out"
+        )
+    marker = json.loads((out / MARKER).read_text())
+    if marker["format"] == FORMAT and marker["options"] == options:
+        return True
+    if overwrite:
+        return False
+    theirs = marker["options"]
+    changed = [
+        f"{key} {theirs.get(key)} -> {value}" for key, value in options.items() if theirs.get(key) != value
+    ]
+    changed = changed or [f"format {marker['format']} -> {FORMAT}"]
+    raise FileExistsError(
+        f"{out} was written with other options ({', '.join(changed)}): add --overwrite to replace it"
+    )
+
+
+def check_split_options(val_per_class: int, few_per_class: int, seed: int) -> None:
+    """Raise ValueError if the source has too few digits for the split, or the seed is negative."""
+    smallest = int(np.bincount(load_source().labels).min())
+    require(seed >= 0, f"seed is {seed}: 0 or more")
+    require(val_per_class >= 1, f"val_per_class is {val_per_class}: at least 1")
+    require(few_per_class >= 1, f"few_per_class is {few_per_class}: at least 1")
+    require(
+        val_per_class + few_per_class <= smallest,
+        f"val_per_class {val_per_class} + few_per_class {few_per_class}: at most {smallest} digits per class",
+    )
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ValueError with `message` unless `condition` holds."""
+    if not condition:
+        raise ValueError(message)

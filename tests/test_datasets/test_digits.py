@@ -1,0 +1,173 @@
+"""The embedded data set: the same files for the same seed, balanced, and no digit on both sides."""
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mapet_mm.datasets.digits import DigitsOptions, load_source, render_ink, split_source, write_digits
+from mapet_mm.datasets.digits_scenes import (
+    INK_LEVEL,
+    LUMINANCE,
+    ScenesOptions,
+    compose_scenes,
+    contrasting_colour,
+    write_scenes,
+)
+
+SCENES = ScenesOptions(training=24, validation=12)
+
+
+def digest(folder: Path) -> str:
+    """One digest of all names and contents below a folder."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            total.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return total.hexdigest()
+
+
+def read_list(path: Path) -> list[tuple[str, int]]:
+    return [(name, int(label)) for name, label in (line.split() for line in path.read_text().splitlines())]
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "digits"
+    assert write_digits(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "digits_scenes"
+    assert write_scenes(folder, SCENES)
+    return folder
+
+
+def test_same_seed_gives_the_same_files_and_another_seed_others(tmp_path, digits, scenes):
+    write_digits(tmp_path / "digits")
+    write_scenes(tmp_path / "scenes", SCENES)
+    write_scenes(tmp_path / "other", ScenesOptions(training=24, validation=12, seed=1))
+    assert digest(tmp_path / "digits") == digest(digits)
+    assert digest(tmp_path / "scenes") == digest(scenes)
+    assert digest(tmp_path / "other" / "images") != digest(scenes / "images")
+
+
+def test_lists_cover_all_digits_and_the_held_out_and_short_ones_are_balanced(digits):
+    train, val, few = (read_list(digits / "meta" / f"{name}.txt") for name in ("train", "val", "train_100"))
+    assert (len(train), len(val), len(few)) == (1437, 360, 100)
+    assert set(Counter(label for _, label in val).values()) == {36}
+    assert set(Counter(label for _, label in few).values()) == {10}
+    assert set(few) < set(train)
+    assert not set(train) & set(val)
+
+
+def test_listed_files_are_the_folder_and_hold_the_digit_they_are_named_by(digits):
+    for part in ("train", "val"):
+        listed = read_list(digits / "meta" / f"{part}.txt")
+        files = {p.relative_to(digits / part).as_posix() for p in (digits / part).rglob("*.png")}
+        assert files == {name for name, _ in listed}
+        for name, label in listed[::50]:
+            image, row = np.asarray(Image.open(digits / part / name)), int(Path(name).stem)
+            assert image.shape == (32, 32, 3)
+            assert label == int(Path(name).parent.name) == load_source().labels[row]
+            np.testing.assert_array_equal(image, np.stack([render_ink(row, 32)] * 3, axis=-1))
+
+
+def read_scenes(scenes: Path, part: str):
+    for line in (scenes / "meta" / f"{part}.jsonl").read_text().splitlines():
+        meta = json.loads(line)
+        image, label = (
+            np.asarray(Image.open(scenes / d / part / meta["name"])) for d in ("images", "annotations")
+        )
+        yield image, label, meta["digits"]
+
+
+@pytest.mark.parametrize(("part", "count"), [("training", 24), ("validation", 12)])
+def test_pixel_labels_are_exactly_the_ink_of_the_scenes_digits(scenes, part, count):
+    seen = 0
+    for image, label, digits in read_scenes(scenes, part):
+        assert image.shape == (64, 64, 3)
+        expected = np.zeros((64, 64), np.uint8)
+        for digit in digits:
+            left, top, side = digit["box"]
+            ink = render_ink(digit["row"], side) >= INK_LEVEL
+            expected[top : top + side, left : left + side][ink] = load_source().labels[digit["row"]] + 1
+        np.testing.assert_array_equal(label, expected)
+        seen += 1
+    assert seen == count
+
+
+@pytest.mark.parametrize("level", [0.0, 0.25, 0.5, 0.75, 1.0])
+def test_ink_stands_out_from_the_background_it_is_painted_on(level):
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        colour = contrasting_colour(rng, np.full(3, level))
+        assert abs(colour @ LUMINANCE - level) > 0.3
+
+
+def test_no_validation_digit_is_in_a_training_scene_and_none_the_other_way(scenes):
+    split = split_source(SCENES.val_per_class, 1, SCENES.seed)
+    rows = {
+        part: {digit["row"] for *_, digits in read_scenes(scenes, part) for digit in digits}
+        for part in ("training", "validation")
+    }
+    assert rows["training"] <= set(split.train.tolist())
+    assert rows["validation"] <= set(split.val.tolist())
+    assert not rows["training"] & rows["validation"]
+
+
+def test_more_scenes_keep_the_first_ones():
+    few, many = (next(compose_scenes(ScenesOptions(training=n), "training")) for n in (1, 9))
+    np.testing.assert_array_equal(few.image, many.image)
+
+
+def test_second_run_leaves_the_files_and_other_options_ask_for_overwrite(tmp_path):
+    folder, small = tmp_path / "scenes", ScenesOptions(training=2, validation=1)
+    assert write_scenes(folder, small)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.png")}
+    assert not write_scenes(folder, small)
+    with pytest.raises(FileExistsError, match=r"training 2 -> 3.*--overwrite"):
+        write_scenes(folder, ScenesOptions(training=3, validation=1))
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.png")} == before
+    assert write_scenes(folder, ScenesOptions(training=3, validation=1), overwrite=True)
+    assert len(list((folder / "images" / "training").iterdir())) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["scenes"]
+
+
+def test_folder_that_is_not_ours_is_never_replaced(tmp_path):
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits" / "thesis.txt").write_text("years of work")
+    with pytest.raises(FileExistsError, match="not written by this tool"):
+        write_digits(tmp_path / "digits", overwrite=True)
+    assert (tmp_path / "digits" / "thesis.txt").read_text() == "years of work"
+
+
+def test_interrupted_writing_leaves_what_was_there(tmp_path, monkeypatch):
+    folder = tmp_path / "scenes"
+    write_scenes(folder, ScenesOptions(training=1, validation=1))
+    before = digest(folder)
+    monkeypatch.setattr(Image.Image, "save", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_scenes(folder, ScenesOptions(training=5, validation=1), overwrite=True)
+    assert digest(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["scenes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (lambda: DigitsOptions(val_per_class=170), "val_per_class 170"),
+        (lambda: DigitsOptions(seed=-1), "seed is -1"),
+        (lambda: ScenesOptions(max_size=80), "max_size 80"),
+        (lambda: ScenesOptions(min_digits=6), "min_digits 6"),
+    ],
+)
+def test_impossible_options_are_refused_by_name(options, match):
+    with pytest.raises(ValueError, match=match):
+        options()

@@ -1,0 +1,61 @@
+"""Write the embedded data set: scikit-learn's handwritten digits, and scenes made of them.
+
+    python tools/dataset_converters/digits.py [--out data]
+
+makes `<out>/digits` (ImageNet-style folder: train, val and a balanced short list of training digits) and
+`<out>/digits_scenes` (ADE20K-style folder: images and pixel labels, 0 = background, 1..10 = digit 0..9).
+Nothing is downloaded, the same options give the same files, and a second run leaves them as they are.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from mapet_mm.datasets.digits import DigitsOptions, write_digits
+from mapet_mm.datasets.digits_scenes import ScenesOptions, write_scenes
+
+
+def parse_args() -> argparse.Namespace:
+    digits, scenes = DigitsOptions(), ScenesOptions()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("data"), help="folder for both data sets")
+    parser.add_argument("--seed", type=int, default=digits.seed, help="seed of the split and the scenes")
+    parser.add_argument("--image-size", type=int, default=digits.image_size, help="side of a digit, pixels")
+    parser.add_argument("--val-per-class", type=int, default=digits.val_per_class)
+    parser.add_argument(
+        "--few-per-class", type=int, default=digits.few_per_class, help="digits a class in the short list"
+    )
+    parser.add_argument("--scene-size", type=int, default=scenes.image_size, help="side of a scene, pixels")
+    parser.add_argument("--train-scenes", type=int, default=scenes.training)
+    parser.add_argument("--val-scenes", type=int, default=scenes.validation)
+    parser.add_argument("--overwrite", action="store_true", help="replace data written with other options")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_args()
+    try:
+        digits = DigitsOptions(args.image_size, args.val_per_class, args.few_per_class, args.seed)
+        scenes = ScenesOptions(
+            image_size=args.scene_size,
+            training=args.train_scenes,
+            validation=args.val_scenes,
+            val_per_class=args.val_per_class,
+            seed=args.seed,
+        )
+        report(args.out / "digits", write_digits(args.out / "digits", digits, args.overwrite))
+        report(args.out / "digits_scenes", write_scenes(args.out / "digits_scenes", scenes, args.overwrite))
+    except (ValueError, OSError, ImportError) as error:
+        sys.exit(f"error: {error}")
+    print("next: python tools/fit_codebook.py configs/digits/kclip_digits.py")
+
+
+def report(folder: Path, written: bool) -> None:
+    images = sum(1 for path in folder.rglob("*.png") if "annotations" not in path.parts)
+    print(f"{folder}: {images} images, {'written' if written else 'already there, left as it is'}")
+
+
+if __name__ == "__main__":
+    main()

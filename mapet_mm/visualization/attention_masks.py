@@ -1,0 +1,103 @@
+"""Draw who sees whom: the objectives' attention masks, from the code that training uses."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+
+from mapet_mm.models.objectives import OBJECTIVES, Objective, group_sizes, visibility
+
+GROUPS = "CMTQ"
+GROUP_COLOURS = {"C": "#4c78a8", "M": "#e8963c", "T": "#4f9d5d", "Q": "#8a63c9"}
+GROUP_NAMES = {"C": "context", "M": "mask tokens", "T": "targets' content", "Q": "query stream"}
+TITLES = {"mapet": "MaPeT", "pim": "PIM", "mim": "MIM"}
+UNSEEN_COLOUR = "#f1f1f4"
+CELL_INCHES = 0.27
+
+
+def mask_codes(objective: Objective, num_context: int, num_targets: int) -> Int[np.ndarray, "rows keys"]:
+    """The picture of `visibility`: 0 where a row does not see a key, else 1 + the key's group in "CMTQ".
+
+    Args:
+        objective: the objective.
+        num_context: the cutting point `c`; counts the class token.
+        num_targets: number of targets `n`.
+    """
+    sees = visibility(objective, num_context, num_targets).numpy()
+    keys = _group_of_each(objective.key_groups, num_context, num_targets)
+    return sees * np.array([1 + GROUPS.index(group) for group in keys])
+
+
+def draw_attention_mask(axes: Axes, objective: Objective, num_context: int, num_targets: int) -> None:
+    """Draw one objective's mask: a cell per (row, key), coloured by the key's group where the row sees it.
+
+    Args:
+        axes: where to draw.
+        objective: the objective.
+        num_context: the cutting point `c`; counts the class token.
+        num_targets: number of targets `n`.
+    """
+    codes = mask_codes(objective, num_context, num_targets)
+    colours = ListedColormap([UNSEEN_COLOUR, *GROUP_COLOURS.values()])
+    axes.imshow(codes, cmap=colours, vmin=0, vmax=len(GROUPS), interpolation="nearest")
+    axes.set_title(TITLES.get(objective.name, objective.name), fontsize=11, fontweight="bold", pad=24)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_visible(False)
+    _draw_grid(axes, objective, num_context, num_targets)
+    _label_groups(axes, objective, num_context, num_targets)
+
+
+def attention_mask_figure(
+    objectives: Sequence[Objective] = tuple(OBJECTIVES.values()), num_context: int = 3, num_targets: int = 4
+) -> Figure:
+    """The masks of some objectives side by side, all cells of one size.
+
+    Args:
+        objectives: the objectives, left to right; all of them by default.
+        num_context: the cutting point `c`; counts the class token.
+        num_targets: number of targets `n`.
+    """
+    widths = [sum(group_sizes(one.key_groups, num_context, num_targets)) + 4 for one in objectives]
+    heights = [sum(group_sizes(one.groups, num_context, num_targets)) for one in objectives]
+    size = (sum(widths) * CELL_INCHES + 0.3, max(heights) * CELL_INCHES + 1.0)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(1, len(objectives), width_ratios=widths, squeeze=False)[0]
+    for axes, objective in zip(panels, objectives, strict=True):
+        draw_attention_mask(axes, objective, num_context, num_targets)
+        axes.set_anchor("N")
+    return figure
+
+
+def _group_of_each(groups: str, num_context: int, num_targets: int) -> str:
+    sizes = group_sizes(groups, num_context, num_targets)
+    return "".join(group * size for group, size in zip(groups, sizes, strict=True))
+
+
+def _draw_grid(axes: Axes, objective: Objective, num_context: int, num_targets: int) -> None:
+    rows = group_sizes(objective.groups, num_context, num_targets)
+    keys = group_sizes(objective.key_groups, num_context, num_targets)
+    axes.set_xticks(np.arange(sum(keys) + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(sum(rows) + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="white", linewidth=1.2)
+    for edge in np.cumsum(rows)[:-1]:
+        axes.axhline(edge - 0.5, color="#333333", linewidth=1)
+    for edge in np.cumsum(keys)[:-1]:
+        axes.axvline(edge - 0.5, color="#333333", linewidth=1)
+
+
+def _label_groups(axes: Axes, objective: Objective, num_context: int, num_targets: int) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
+    bold = {"fontsize": 11, "fontweight": "bold"}
+    for group, middle in _middles(objective.key_groups, num_context, num_targets):
+        axes.text(middle, -0.9, group, ha="center", va="bottom", color=GROUP_COLOURS[group], **bold)
+    for group, middle in _middles(objective.groups, num_context, num_targets):
+        axes.text(-1.0, middle, group, ha="right", va="center", color=GROUP_COLOURS[group], **bold)
+
+
+def _middles(groups: str, num_context: int, num_targets: int) -> list[tuple[str, float]]:
+    sizes = np.array(group_sizes(groups, num_context, num_targets))
+    return list(zip(groups, np.cumsum(sizes) - sizes / 2 - 0.5, strict=True))

@@ -1,0 +1,92 @@
+"""Codebook sheets show exactly the patches that share a token, framed where they are."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mapet_mm.tokenizers.token_store import TokenStore
+from mapet_mm.visualization.codebook_sheet import (
+    Patch,
+    choose_members,
+    crop_around,
+    draw_codebook_sheet,
+    find_members,
+    most_used_tokens,
+    random_tokens,
+    token_counts,
+)
+
+NAMES = ["train/0/a.png", "train/1/b.png", "val/0/c.png"]
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Two written images of 2 x 3 tokens and one that is not written yet."""
+    made = TokenStore.create(tmp_path / "tokens", NAMES, (2, 3), 10, tokenizer="made")
+    made.write([0, 1], np.array([[[7, 2, 7], [0, 7, 2]], [[2, 2, 9], [7, 9, 9]]]))
+    return made
+
+
+def test_members_are_exactly_the_patches_with_the_token(store):
+    a, b = NAMES[:2]
+    assert find_members(store, [7, 9, 5]) == {
+        7: [Patch(a, 0, 0), Patch(a, 0, 2), Patch(a, 1, 1), Patch(b, 1, 0)],
+        9: [Patch(b, 0, 2), Patch(b, 1, 1), Patch(b, 1, 2)],
+        5: [],
+    }
+
+
+def test_counts_leave_out_images_without_tokens(store):
+    assert token_counts(store).tolist() == [1, 0, 4, 0, 0, 0, 0, 4, 0, 3]
+
+
+def test_most_used_tokens_come_first_and_unused_ones_never(store):
+    assert most_used_tokens(store, 3) == [2, 7, 9]
+    assert most_used_tokens(store, 10) == [2, 7, 9, 0]
+
+
+def test_random_tokens_are_in_use_and_follow_the_seed(store):
+    assert random_tokens(store, 3, seed=0) == random_tokens(store, 3, seed=0)
+    assert set(random_tokens(store, 4, seed=1)) == {0, 2, 7, 9}
+
+
+def test_token_past_the_vocabulary_is_refused(store):
+    with pytest.raises(ValueError, match=r"token 10 is outside .* ids are 0 to 9"):
+        find_members(store, [10])
+
+
+def test_chosen_members_come_from_different_images_first():
+    patches = [Patch("a", 0, col) for col in range(5)] + [Patch("b", 0, 0), Patch("c", 0, 0)]
+    for seed in range(5):
+        chosen = choose_members(patches, 4, seed)
+        assert {patch.name for patch in chosen[:3]} == {"a", "b", "c"}
+        assert len(set(chosen)) == 4
+    assert len(choose_members(patches, 20, 0)) == 7
+
+
+def test_crop_shows_the_patch_inside_its_frame():
+    """A 4 x 4 grid on the centred square of a 60 x 40 image: patches of 10 px, from 10 px on the left."""
+    pixels = np.zeros((40, 60, 3), np.uint8)
+    pixels[20:30, 40:50] = (250, 10, 20)  # patch (2, 3)
+    crop, (x, y, width, height) = crop_around(Image.fromarray(pixels), Patch("a", 2, 3), (4, 4), context=1)
+    assert crop.shape == (30, 30, 3)
+    assert (x, y, width, height) == (20, 10, 10, 10)
+    framed = crop[int(y) : int(y + height), int(x) : int(x + width)]
+    assert (framed == (250, 10, 20)).all()
+    assert crop.sum() == framed.sum()
+
+
+def test_sheet_has_a_row_per_token_and_a_frame_per_patch(store, tmp_path):
+    for name in NAMES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (12, 8), "teal").save(tmp_path / name)
+    figure = draw_codebook_sheet(store, tmp_path, tokens=[9, 0], columns=4, context=1)
+    frames = [len(axes.patches) for axes in figure.axes]
+    assert frames == [1, 1, 1, 0, 1, 0, 0, 0]
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert [titles[0], titles[4]] == ["token 9: 3 patches", "token 0: 1 patch"]
+
+
+def test_missing_image_names_the_file(store, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"train/0/a\.png.*image root"):
+        draw_codebook_sheet(store, tmp_path / "elsewhere", tokens=[0])

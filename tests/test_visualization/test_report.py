@@ -1,0 +1,98 @@
+"""The report holds the numbers, loads nothing, and its pictures are pictures."""
+
+import base64
+import io
+import re
+from html.parser import HTMLParser
+
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from mapet_mm.visualization.report import Column, DemoReport, Section, Table, format_table, write_report
+
+TABLE = Table(
+    columns=[
+        Column("task"),
+        Column("no pre-training (%)", ".1f"),
+        Column("MaPeT (%)", ".1f"),
+        Column("gain", "+.1f"),
+    ],
+    rows=[["linear probe, 100 labels", 63.24, 71.46, 8.22], ["UperNet", None, 40.0, None]],
+    notes=["one seed"],
+)
+
+
+class Loads(HTMLParser):
+    """Collects every attribute that makes a browser load something, and checks that tags are balanced."""
+
+    def __init__(self):
+        super().__init__()
+        self.addresses, self.open = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.addresses += [v for k, v in attrs if k in ("src", "href", "srcset", "data", "action", "poster")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    figure = Figure(figsize=(2, 1))
+    figure.subplots().plot([1, 2], [3, 4])
+    report = DemoReport(
+        title="MaPeT <demo>",
+        summary="Digits & scenes",
+        results=TABLE,
+        sections=[Section("Curves", "loss < accuracy", [figure, figure])],
+        stages=Table([Column("stage"), Column("seconds", ".0f")], [["pre-training", 118.4]]),
+        facts=[("torch", "2.11.0")],
+        commands=["python tools/train.py a.py --cfg-options x='<y>'"],
+    )
+    path = write_report(tmp_path_factory.mktemp("report") / "new/report.html", report)
+    return path.read_text(encoding="utf-8")
+
+
+def test_report_shows_every_number_name_and_command(page):
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", page)
+    assert cells == [
+        *["linear probe, 100 labels", "63.2", "71.5", "+8.2"],
+        *["UperNet", "–", "40.0", "–"],
+        *["pre-training", "118"],
+        *["torch", "2.11.0"],
+    ]
+    assert "python tools/train.py a.py --cfg-options x=&#x27;&lt;y&gt;&#x27;" in page
+    assert "MaPeT &lt;demo&gt;" in page
+    assert "Digits &amp; scenes" in page
+
+
+def test_report_loads_nothing_and_its_tags_are_balanced(page):
+    parser = Loads()
+    parser.feed(page)
+    assert parser.open == []
+    assert len(parser.addresses) == 2
+    assert all(address.startswith("data:image/png;base64,") for address in parser.addresses)
+    assert not re.search(r"https?://|url\(|@import|<script|<link", page)
+
+
+def test_all_pictures_decode_at_the_size_of_their_figure(page):
+    for data in re.findall(r"base64,([^\"]+)", page):
+        assert Image.open(io.BytesIO(base64.b64decode(data))).size == (400, 200)
+
+
+def test_terminal_table_is_aligned_and_has_the_same_numbers():
+    assert format_table(TABLE).splitlines() == [
+        "task                      no pre-training (%)  MaPeT (%)  gain",
+        "--------------------------------------------------------------",
+        "linear probe, 100 labels                 63.2       71.5  +8.2",
+        "UperNet                                     –       40.0     –",
+        "(one seed)",
+    ]
+
+
+def test_row_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="1 cells for 2 columns"):
+        Table([Column("a"), Column("b")], [["only"]])

@@ -1,0 +1,196 @@
+"""The visual tower of a CLIP ResNet, built alone: open_clip's architecture and its weights or one's own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import open_clip
+import torch
+from open_clip.modified_resnet import Bottleneck, ModifiedResNet
+from open_clip.pretrained import download_pretrained, get_pretrained_cfg, list_pretrained_tags_by_model
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+WEIGHTS_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
+
+
+class TowerError(ValueError):
+    """A tower that cannot be built or loaded; the message is one line that says what to do."""
+
+
+def tower_config(clip_model: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of open_clip's `ModifiedResNet` for a model name, or for a dict of a small architecture.
+
+    Args:
+        clip_model: a CLIP ResNet that open_clip knows ('RN50x64'), or `dict(layers, width, image_size)` with,
+            optionally, `head_width` (64) and `output_dim` (those of the attention pooling, not used here).
+
+    Raises:
+        TowerError: unknown name, or a model whose visual tower is no ResNet.
+    """
+    if isinstance(clip_model, str):
+        config = open_clip.get_model_config(clip_model)
+        vision = dict(config["vision_cfg"]) if config else {}
+        if not isinstance(vision.get("layers"), list) or "timm_model_name" in vision:
+            reason = "has no ResNet tower" if config else "is not a model of open_clip"
+            raise TowerError(
+                f"clip_model '{clip_model}' {reason}: choose one of {', '.join(_resnet_names())}, "
+                "or give a dict with layers, width and image_size"
+            )
+        vision["output_dim"] = config["embed_dim"]
+    else:
+        vision = dict(clip_model)
+        if missing := {"layers", "width", "image_size"} - vision.keys():
+            raise TowerError(f"clip_model given as a dict lacks {', '.join(sorted(missing))}")
+    width = vision["width"]
+    return {
+        "layers": list(vision["layers"]),
+        "width": width,
+        "image_size": vision["image_size"],
+        "heads": max(1, width * 32 // vision.get("head_width", 64)),
+        "output_dim": vision.get("output_dim", width * 32),
+    }
+
+
+def build_tower(clip_model: str | Mapping[str, Any], pretrained: str | Mapping[str, Any]) -> ModifiedResNet:
+    """Visual tower in float32 and eval mode, frozen, without its attention pooling (features come before it).
+
+    Args:
+        clip_model: see `tower_config`.
+        pretrained: a weights tag of open_clip ('openai'), a local weights file (.pt, .pth, .bin or .safetensors
+            with a CLIP state dict or the tower's own), or `dict(type="random", seed=0)`: fixed random weights.
+
+    Raises:
+        TowerError: the weights are unknown, cannot be fetched, or belong to another architecture.
+    """
+    config = tower_config(clip_model)
+    if pretrained == "random" or isinstance(pretrained, Mapping):
+        tower = _random_tower(config, {} if isinstance(pretrained, str) else dict(pretrained))
+    else:
+        # Built without storage and given the loaded tensors: half the memory, and nothing to initialise.
+        with torch.device("meta"):
+            tower = _bare_tower(config)
+        _load(tower, _weights_file(clip_model, pretrained))
+    return tower.float().eval().requires_grad_(False)
+
+
+def weights_digest(tower: nn.Module) -> str:
+    """SHA-256 (hexadecimal) of all floating-point weights and statistics, in the order of their names."""
+    sha = hashlib.sha256()
+    for name, tensor in sorted(tower.state_dict().items()):
+        if tensor.is_floating_point():
+            sha.update(f"{name}{tuple(tensor.shape)}".encode())
+            sha.update(tensor.detach().cpu().contiguous().numpy())
+    return sha.hexdigest()
+
+
+def describe(clip_model: str | Mapping[str, Any], pretrained: str | Mapping[str, Any]) -> dict[str, str]:
+    """Encoder and weights in words, as a codebook records them (a weights file by its name only)."""
+    if isinstance(clip_model, str):
+        encoder = clip_model
+    else:
+        layers = "-".join(map(str, clip_model["layers"]))
+        encoder = f"ModifiedResNet-{layers}-width{clip_model['width']}"
+    if pretrained == "random" or isinstance(pretrained, Mapping):
+        seed = 0 if isinstance(pretrained, str) else pretrained.get("seed", 0)
+        return {"encoder": encoder, "weights": f"random, seed {seed}"}
+    return {"encoder": encoder, "weights": os.path.basename(pretrained)}
+
+
+def _resnet_names() -> list[str]:
+    return [name for name in open_clip.list_models() if name.startswith("RN")]
+
+
+def _bare_tower(config: Mapping[str, Any]) -> ModifiedResNet:
+    tower = ModifiedResNet(**config)
+    tower.attnpool = nn.Identity()
+    return tower
+
+
+def _random_tower(config: Mapping[str, Any], options: dict[str, Any]) -> ModifiedResNet:
+    seed = options.pop("seed", 0)
+    if options.pop("type", "random") != "random" or options:
+        raise TowerError("option `pretrained` as a dict is dict(type='random', seed=<int>) and nothing else")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tower = _bare_tower(config)
+        for module in tower.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+            elif isinstance(module, Bottleneck):
+                # open_clip starts residual branches at zero, for training; a fixed encoder has to use them.
+                nn.init.constant_(module.bn3.weight, 0.5)
+    return tower
+
+
+def _weights_file(clip_model: str | Mapping[str, Any], pretrained: str) -> str:
+    options = (
+        "give a local weights file (pretrained='/path/to/weights.pt' or .safetensors), or use the small "
+        "offline encoder of configs/digits (pretrained=dict(type='random', seed=0))"
+    )
+    if os.path.isfile(pretrained):
+        return pretrained
+    if os.sep in pretrained or pretrained.endswith(WEIGHTS_SUFFIXES):
+        raise TowerError(f"weights file `{pretrained}` (option `pretrained`) does not exist: {options}")
+    tags = list_pretrained_tags_by_model(clip_model) if isinstance(clip_model, str) else []
+    if pretrained not in tags:
+        known = f"open_clip has {', '.join(tags)}" if tags else "it has none in open_clip"
+        raise TowerError(
+            f"no weights '{pretrained}' for {describe(clip_model, '')['encoder']}: {known}; {options}"
+        )
+    try:
+        # From the publisher's address, whose files open_clip verifies by checksum.
+        return download_pretrained(get_pretrained_cfg(clip_model, pretrained), prefer_hf_hub=False)
+    except Exception as error:  # whatever the hub, the proxy or the socket raises, the remedy is the same
+        reason = str(error).split("\n", 1)[0][:160]
+        raise TowerError(
+            f"could not download the '{pretrained}' weights of {clip_model} "
+            f"({type(error).__name__}: {reason}): check the network, {options}"
+        ) from None
+
+
+def _load(tower: ModifiedResNet, file: str) -> None:
+    weights = _tower_weights(_read_state_dict(file))
+    # Files of the tower alone may lack the counters that only training updates.
+    for name, tensor in tower.state_dict().items():
+        if name.endswith("num_batches_tracked") and name not in weights:
+            weights[name] = torch.zeros((), dtype=tensor.dtype)
+    try:
+        tower.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        problems = [line.strip() for line in str(error).split("\n")[1:]]
+        raise TowerError(
+            f"weights file `{file}` does not fit the tower's architecture ({len(weights)} tensors; "
+            f"{problems[0][:160]}): check clip_model and pretrained"
+        ) from None
+
+
+def _read_state_dict(file: str) -> Mapping[str, Tensor]:
+    try:
+        if file.endswith(".safetensors"):
+            return load_file(file)
+        try:
+            # OpenAI's own files are TorchScript archives.
+            return torch.jit.load(file, map_location="cpu").state_dict()
+        except RuntimeError:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = str(error).split("\n", 1)[0][:160]
+        raise TowerError(
+            f"weights file `{file}` is truncated or holds no state dict ({reason}): fetch it again"
+        ) from None
+    return content.get("state_dict", content)
+
+
+def _tower_weights(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    weights = {name.removeprefix("module."): tensor for name, tensor in state_dict.items()}
+    if any(name.startswith("visual.") for name in weights):
+        weights = {
+            name.removeprefix("visual."): tensor
+            for name, tensor in weights.items()
+            if name.startswith("visual.")
+        }
+    return {name: tensor for name, tensor in weights.items() if not name.startswith("attnpool.")}

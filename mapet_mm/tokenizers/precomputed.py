@@ -1,0 +1,42 @@
+"""Stored tokens as a target generator, so that no tokenizer runs during pre-training."""
+
+from __future__ import annotations
+
+from jaxtyping import Int
+from mmengine.model import BaseModule
+from torch import Tensor
+
+from mapet_mm.registry import MODELS
+
+
+@MODELS.register_module()
+class PrecomputedTokens(BaseModule):
+    """Target generator that passes token grids of a token store through, as token ids in raster order.
+
+    Args:
+        vocab_size: number of token ids that the head predicts; ids must be below it.
+    """
+
+    def __init__(self, vocab_size: int, init_cfg: dict | None = None) -> None:
+        super().__init__(init_cfg)
+        self.vocab_size = vocab_size
+
+    def forward(self, token_grids: Int[Tensor, "batch height width"]) -> Int[Tensor, "batch grid"]:
+        """Token ids (B, HW), int64, of token grids (B, H, W).
+
+        Raises:
+            ValueError: not integer grids, or ids outside 0..vocab_size - 1.
+        """
+        if token_grids.ndim != 3 or token_grids.is_floating_point():
+            raise ValueError(
+                f"PrecomputedTokens takes integer token grids (B, H, W), got {token_grids.dtype} of shape "
+                f"{tuple(token_grids.shape)}: use TokenGridDataPreprocessor and put LoadTokenGrid in the pipeline"
+            )
+        tokens = token_grids.flatten(1).long()
+        lowest, highest = (int(bound) for bound in tokens.aminmax())
+        if lowest < 0 or highest >= self.vocab_size:
+            raise ValueError(
+                f"token ids {lowest} to {highest} are outside 0..{self.vocab_size - 1}: "
+                f"set `target_generator.vocab_size` and the head's to the token store's (now {self.vocab_size})"
+            )
+        return tokens

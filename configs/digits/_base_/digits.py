@@ -1,0 +1,24 @@
+# The embedded digits (tools/dataset_converters/digits.py) at 32 px: 8 x 8 patches of 4 px, 65 tokens.
+data_root = "data/digits"
+data_preprocessor = dict(mean=[127.5, 127.5, 127.5], std=[63.75, 63.75, 63.75], to_rgb=True)
+
+load = dict(type="LoadImageFromFile")
+pack = dict(type="PackInputs")
+
+train_dataloader = dict(
+    batch_size=64,
+    num_workers=1,
+    persistent_workers=True,
+    sampler=dict(type="DefaultSampler", shuffle=True),
+    dataset=dict(
+        type="CustomDataset", data_root=data_root, data_prefix="train", ann_file="meta/train.txt"
+    ),
+)
+val_dataloader = dict(
+    batch_size=250,
+    num_workers=1,
+    persistent_workers=True,
+    sampler=dict(type="DefaultSampler", shuffle=False),
+    dataset=dict(type="CustomDataset", data_root=data_root, data_prefix="val", ann_file="meta/val.txt"),
+)
+test_dataloader = val_dataloader

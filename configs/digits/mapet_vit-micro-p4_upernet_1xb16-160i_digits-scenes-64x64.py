@@ -1,0 +1,93 @@
+# UperNet on the digits scenes: 64 x 64 px, 16 x 16 patches, background and ten digits.
+# The checkpoint goes into `model.backbone.init_cfg.checkpoint` (--cfg-options).
+_base_ = ["_base_/vit-micro-p4.py", "../_base_/default_runtime_seg.py"]
+
+norm_cfg = dict(type="BN", requires_grad=True)
+model = dict(
+    type="EncoderDecoder",
+    data_preprocessor=dict(
+        type="SegDataPreProcessor",
+        mean=[127.5, 127.5, 127.5],
+        std=[63.75, 63.75, 63.75],
+        bgr_to_rgb=True,
+        pad_val=0,
+        seg_pad_val=255,
+        size=(64, 64),
+    ),
+    backbone=dict(
+        type="mapet_mm.MaPeTViT",
+        arch=_base_.arch,
+        img_size=64,
+        patch_size=4,
+        drop_path_rate=0.1,
+        out_type="featmap",
+        out_indices=[0, 1, 2, 3],
+        final_norm=False,
+        init_cfg=dict(type="Pretrained", checkpoint="", prefix="backbone."),
+    ),
+    # The finest level is 32 x 32: half the resolution of the image, as the patches are small.
+    neck=dict(type="Feature2Pyramid", embed_dim=96, rescales=[2, 1, 0.5, 0.25], norm_cfg=norm_cfg),
+    decode_head=dict(
+        type="UPerHead",
+        in_channels=[96, 96, 96, 96],
+        in_index=[0, 1, 2, 3],
+        pool_scales=(1, 2),
+        channels=32,
+        dropout_ratio=0.1,
+        num_classes=11,
+        norm_cfg=norm_cfg,
+        align_corners=False,
+        loss_decode=dict(type="CrossEntropyLoss", use_sigmoid=False),
+    ),
+    train_cfg=dict(),
+    test_cfg=dict(mode="whole"),
+)
+
+classes = ("background", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
+dataset = dict(
+    type="BaseSegDataset",
+    data_root="data/digits_scenes",
+    img_suffix=".png",
+    seg_map_suffix=".png",
+    metainfo=dict(classes=classes),
+)
+train_pipeline = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations"), dict(type="PackSegInputs")]
+
+train_dataloader = dict(
+    batch_size=16,
+    num_workers=1,
+    persistent_workers=True,
+    sampler=dict(type="InfiniteSampler", shuffle=True),
+    dataset=dict(
+        data_prefix=dict(img_path="images/training", seg_map_path="annotations/training"),
+        pipeline=train_pipeline,
+        **dataset,
+    ),
+)
+val_dataloader = dict(
+    batch_size=20,
+    num_workers=1,
+    persistent_workers=True,
+    sampler=dict(type="DefaultSampler", shuffle=False),
+    dataset=dict(
+        data_prefix=dict(img_path="images/validation", seg_map_path="annotations/validation"),
+        pipeline=train_pipeline,
+        **dataset,
+    ),
+)
+test_dataloader = val_dataloader
+val_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
+test_evaluator = val_evaluator
+
+optim_wrapper = dict(
+    constructor="mapet_mm.LayerDecayOptimWrapperConstructor",
+    paramwise_cfg=dict(layer_decay_rate=0.75),
+    optimizer=dict(type="AdamW", lr=1e-3, weight_decay=0.05),
+)
+param_scheduler = [
+    dict(type="LinearLR", start_factor=1e-3, begin=0, end=20, by_epoch=False),
+    dict(type="PolyLR", power=1.0, eta_min=0.0, begin=20, end=160, by_epoch=False),
+]
+train_cfg = dict(type="IterBasedTrainLoop", max_iters=160, val_interval=80)
+val_cfg = dict(type="ValLoop")
+test_cfg = dict(type="TestLoop")

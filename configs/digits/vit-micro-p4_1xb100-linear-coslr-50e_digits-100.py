@@ -1,0 +1,28 @@
+# Linear probe on 100 labels. The checkpoint goes into `model.backbone.init_cfg.checkpoint` (--cfg-options).
+_base_ = ["_base_/vit-micro-p4.py", "_base_/digits_labels.py", "_base_/runtime.py"]
+
+model = dict(
+    type="ImageClassifier",
+    backbone=dict(
+        type="mapet_mm.MaPeTViT",
+        arch=_base_.arch,
+        img_size=32,
+        patch_size=4,
+        frozen_stages=4,
+        out_type="avg_featmap",
+        final_norm=False,
+        init_cfg=dict(type="Pretrained", checkpoint="", prefix="backbone."),
+    ),
+    head=dict(type="LinearClsHead", num_classes=10, in_channels=96, loss=dict(type="CrossEntropyLoss")),
+)
+
+train_dataloader = dict(
+    batch_size=100,
+    dataset=dict(ann_file="meta/train_100.txt", pipeline=[_base_.load, _base_.pack]),
+)
+
+optim_wrapper = dict(optimizer=dict(type="AdamW", lr=4e-2, weight_decay=1e-4))
+param_scheduler = [dict(type="CosineAnnealingLR", begin=0, end=200, by_epoch=True)]
+train_cfg = dict(by_epoch=True, max_epochs=200, val_interval=50)
+val_cfg = dict()
+test_cfg = dict()

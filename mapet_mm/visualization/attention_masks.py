@@ -43,7 +43,7 @@ def draw_attention_mask(axes: Axes, objective: Objective, num_context: int, num_
     codes = mask_codes(objective, num_context, num_targets)
     colours = ListedColormap([UNSEEN_COLOUR, *GROUP_COLOURS.values()])
     axes.imshow(codes, cmap=colours, vmin=0, vmax=len(GROUPS), interpolation="nearest")
-    axes.set_title(TITLES.get(objective.name, objective.name), fontsize=11, fontweight="bold", pad=24)
+    axes.set_title(TITLES.get(objective.name, objective.name), fontsize=11, fontweight="bold", pad=26)
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_visible(False)
     _draw_grid(axes, objective, num_context, num_targets)
@@ -60,14 +60,17 @@ def attention_mask_figure(
         num_context: the cutting point `c`; counts the class token.
         num_targets: number of targets `n`.
     """
-    widths = [sum(group_sizes(one.key_groups, num_context, num_targets)) + 4 for one in objectives]
-    heights = [sum(group_sizes(one.groups, num_context, num_targets)) for one in objectives]
-    size = (sum(widths) * CELL_INCHES + 0.3, max(heights) * CELL_INCHES + 1.0)
-    figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(1, len(objectives), width_ratios=widths, squeeze=False)[0]
-    for axes, objective in zip(panels, objectives, strict=True):
-        draw_attention_mask(axes, objective, num_context, num_targets)
-        axes.set_anchor("N")
+    shapes = [mask_codes(one, num_context, num_targets).shape for one in objectives]
+    # In cells: room above for title and key groups, left for row groups, right as a gap.
+    above, beside, gap = 2.7, 1.8, 0.8
+    width = sum(keys + beside + gap for _, keys in shapes)
+    height = max(rows for rows, _ in shapes) + above + gap
+    figure = Figure(figsize=(width * CELL_INCHES, height * CELL_INCHES))
+    left = 0.0
+    for objective, (rows, keys) in zip(objectives, shapes, strict=True):
+        place = ((left + beside) / width, 1 - (above + rows) / height, keys / width, rows / height)
+        draw_attention_mask(figure.add_axes(place), objective, num_context, num_targets)
+        left += keys + beside + gap
     return figure
 
 

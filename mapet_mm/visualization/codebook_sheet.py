@@ -119,7 +119,7 @@ def draw_codebook_sheet(
     image_root: str | os.PathLike,
     tokens: Sequence[int] | None = None,
     rows: int = 8,
-    columns: int = 8,
+    columns: int = 6,
     context: int = 3,
     seed: int = 0,
 ) -> Figure:
@@ -151,7 +151,7 @@ def draw_codebook_sheet(
         _draw_row(line, chosen, Path(image_root), store.grid, context)
         number = len(members[token])
         title = f"token {token}: {number:,} patch{'es' if number != 1 else ''}"
-        line[0].set_title(title, fontsize=8, loc="left", pad=3)
+        line[0].set_title(title, fontsize=9, loc="left", pad=3)
     return figure
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 Record = dict[str, Any]
 
@@ -138,6 +139,7 @@ def curve_figure(
     axes.set_xlabel(f"{training.unit}s", fontsize=9)
     axes.set_ylabel(panel.label, fontsize=9)
     axes.tick_params(labelsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(color="#e8e8ec")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)

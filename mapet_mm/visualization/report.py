@@ -29,13 +29,16 @@ table { border-collapse: collapse; font-size: .95rem; }
 th, td { padding: .4rem .9rem .4rem 0; border-bottom: 1px solid #e3e3ea; text-align: left;
          vertical-align: top; }
 th { font-weight: 600; vertical-align: bottom; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td:first-child { min-width: 7rem; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number { white-space: nowrap; }
 figure { margin: .8rem 0; }
 .pictures { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; }
 .pictures img { max-width: 100%; height: auto; display: block; }
 pre { background: #f5f5f9; padding: .8rem; border-radius: 6px; font-size: .8rem; line-height: 1.6;
       white-space: pre-wrap; overflow-wrap: anywhere; }
-@media (max-width: 480px) { th, td { padding-right: .6rem; font-size: .85rem; } }
+pre code { display: block; padding-left: 1.5em; text-indent: -1.5em; margin-bottom: .35rem; }
+@media (max-width: 480px) { th, td { padding-right: .5rem; font-size: .8rem; } }
 """.strip()
 
 
@@ -160,7 +163,7 @@ def render_report(report: DemoReport) -> str:
     if report.facts:
         parts += ["<h2>What it ran on</h2>", _table(Table([Column("what"), Column("value")], report.facts))]
     if report.commands:
-        lines = escape("\n".join(report.commands))
+        lines = "".join(f"<code>{escape(command)}</code>" for command in report.commands)
         parts += ["<h2>Commands</h2>", f"<pre>{lines}</pre>"]
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'

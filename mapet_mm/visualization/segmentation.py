@@ -116,5 +116,6 @@ def segmentation_figure(images: Sequence[SegmentedImage], classes: Sequence[str]
     )
     handles = [Patch(color=colours[label] / 255, label=classes[label]) for label in seen]
     if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+        style = {"ncols": 4, "fontsize": 8, "frameon": False, "handlelength": 1.2, "columnspacing": 1.2}
+        figure.legend(handles=handles, loc="outside lower center", **style)
     return figure

@@ -1,0 +1,61 @@
+# make demo: set up .venv and run the whole road on the embedded data set
+# make test: set up .venv and run lint and the tests (no slow and no GPU ones)
+# Another interpreter than the first that fits: make setup PYTHON=/path/to/python3.11
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_WARN_SCRIPT_LOCATION=1 PYTHONWARNINGS=ignore $(BIN)/python -m pip
+# An interpreter fits if it is 3.10-3.12 and can make a virtual environment with pip in it.
+FITS := import sys, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.10 python3 python; do \
+	$$p -c '$(FITS)' >/dev/null 2>&1 && echo $$p && break; done)
+TORCH := torch==2.11.0 torchvision==0.26.0
+
+.PHONY: help setup demo test lint format lock clean
+
+help:
+	@echo "make setup   install everything into $(VENV), pinned by requirements.lock"
+	@echo "make demo    set up, then run the main job on the embedded data set"
+	@echo "make test    set up, then lint and run the tests"
+	@echo "make lint    check style;  make format: apply it"
+	@echo "make lock    write requirements.lock anew from requirements.txt (needs uv)"
+	@echo "make clean   remove $(VENV) and caches; data/ and work_dirs/ stay"
+
+setup: $(STAMP)
+
+$(STAMP): requirements.lock pyproject.toml
+	@"$(or $(PYTHON),false)" -c '$(FITS)' >/dev/null 2>&1 || { \
+		echo "error: $(if $(PYTHON),$(PYTHON) is not,found no) Python 3.10, 3.11 or 3.12 with venv and pip:" \
+			"install one (Debian, Ubuntu: also its -venv package) or name it, make setup PYTHON=/path/to/python3.11" >&2; \
+		exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+		echo "making $(VENV) with $$($(PYTHON) --version)"; "$(PYTHON)" -m venv --clear $(VENV); }
+	@echo "installing the locked packages into $(VENV): about 2 minutes and 6 GB the first time"
+	@$(PIP) install --quiet -r requirements.lock
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+	@echo "set up $(VENV); next: make demo, or make test"
+
+demo: $(STAMP)
+	@$(BIN)/python tools/demo.py
+
+test: lint
+	@$(BIN)/python -m pytest -m "not slow and not gpu"
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: $(STAMP)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+lock:
+	@printf '%s\n' $(TORCH) | uv pip compile --quiet --universal --python-version 3.10 \
+		--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+		--output-file requirements.lock requirements.txt -
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path "./$(VENV)/*" -prune -exec rm -rf {} +

@@ -60,8 +60,9 @@ def build_tower(clip_model: str | Mapping[str, Any], pretrained: str | Mapping[s
 
     Args:
         clip_model: see `tower_config`.
-        pretrained: a weights tag of open_clip ('openai'), a local weights file (.pt, .pth, .bin or .safetensors
-            with a CLIP state dict or the tower's own), or `dict(type="random", seed=0)`: fixed random weights.
+        pretrained: a weights tag of open_clip ('openai'), a local weights file (.pt, .pth, .bin or
+            .safetensors with a CLIP state dict or the tower's own), or `dict(type="random", seed=0)` for
+            fixed random weights.
 
     Raises:
         TowerError: the weights are unknown, cannot be fetched, or belong to another architecture.

@@ -30,13 +30,13 @@ class PrecomputedTokens(BaseModule):
         if token_grids.ndim != 3 or token_grids.is_floating_point():
             raise ValueError(
                 f"PrecomputedTokens takes integer token grids (B, H, W), got {token_grids.dtype} of shape "
-                f"{tuple(token_grids.shape)}: use TokenGridDataPreprocessor and put LoadTokenGrid in the pipeline"
+                f"{tuple(token_grids.shape)}: use LoadTokenGrid and TokenGridDataPreprocessor"
             )
         tokens = token_grids.flatten(1).long()
         lowest, highest = (int(bound) for bound in tokens.aminmax())
         if lowest < 0 or highest >= self.vocab_size:
             raise ValueError(
                 f"token ids {lowest} to {highest} are outside 0..{self.vocab_size - 1}: "
-                f"set `target_generator.vocab_size` and the head's to the token store's (now {self.vocab_size})"
+                "set `target_generator.vocab_size` and the head's to the token store's"
             )
         return tokens

@@ -167,6 +167,22 @@ class TokenStore:
         os.preadv(self._file.fileno(), [grid], row * grid.nbytes)
         return grid
 
+    def require_tokenizer(self, digest: str, whose: str) -> None:
+        """Refuse ids of another tokenizer.
+
+        Args:
+            digest: the tokenizer's that is wanted.
+            whose: what that is, for the message ("the config's codebook `...`").
+
+        Raises:
+            TokenStoreError: the store was made by another one.
+        """
+        if self.tokenizer != digest:
+            raise TokenStoreError(
+                f"token store `{self.path}` was made by codebook {self.tokenizer[:12]}, but {whose} is "
+                f"{digest[:12]}: re-extract into another store with tools/extract_tokens.py, or use the other one"
+            )
+
     def row(self, name: str) -> int | None:
         """Row of an image name, or None if the store does not know it."""
         return self.names.find(name)

@@ -1,0 +1,50 @@
+"""Batches of images with stored token grids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from mmpretrain.models import SelfSupDataPreprocessor
+from mmpretrain.structures import DataSample
+from torch import Tensor
+
+from mapet_mm.registry import MODELS
+
+
+@MODELS.register_module()
+class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
+    """Normalise images and hand on `[images (B, 3, H, W), token_grids (B, h, w) int64]`.
+
+    MaPeT, and MMPretrain's BEiT and CAE, take the second as the target generator's input. Arguments are
+    MMPretrain's `SelfSupDataPreprocessor`'s.
+
+    Raises:
+        ValueError: a sample has no token grid, or grids of one batch differ in shape.
+    """
+
+    def forward(self, data: dict, training: bool = False) -> dict:
+        """Preprocess a collated batch `dict(inputs=images, data_samples=[...])`."""
+        data = super().forward(data, training)
+        if not isinstance(data["inputs"], Tensor):
+            raise ValueError("TokenGridDataPreprocessor takes one view of each image, got several")
+        token_grids = _stack_grids(data["data_samples"]).to(data["inputs"].device, non_blocking=True)
+        return {**data, "inputs": [data["inputs"], token_grids]}
+
+
+def _stack_grids(data_samples: Sequence[DataSample] | None) -> Int[Tensor, "batch height width"]:
+    grids = [np.asarray(sample.get("token_grid")) for sample in data_samples or ()]
+    if not grids or any(grid.ndim != 2 for grid in grids):
+        raise ValueError(
+            "the batch has samples without token_grid: put LoadTokenGrid in the pipeline and "
+            "algorithm_keys=['token_grid'] in its PackInputs"
+        )
+    if len({grid.shape for grid in grids}) > 1:
+        raise ValueError(
+            f"token grids of one batch differ in shape: {sorted({grid.shape for grid in grids})}; "
+            "crop all images to one size"
+        )
+    # One transfer for the batch.
+    return torch.from_numpy(np.stack(grids).astype(np.int64))

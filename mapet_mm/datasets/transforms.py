@@ -1,0 +1,183 @@
+"""Pipeline steps that bring an image's stored token grid along and keep the two aligned."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import PurePath
+
+import mmcv
+import numpy as np
+from mmcv.transforms import BaseTransform
+
+from mapet_mm.registry import TRANSFORMS
+from mapet_mm.tokenizers.codebook import Codebook
+from mapet_mm.tokenizers.token_store import MissingTokensError, TokenStore
+
+
+@TRANSFORMS.register_module()
+class LoadTokenGrid(BaseTransform):
+    """Add `token_grid`, (H, W) int64, the stored tokens of the image at `img_path`.
+
+    Pass it on with `PackInputs(algorithm_keys=["token_grid"])`. The image's name in the store is its path
+    relative to `data_root`; without one, relative to the data root that the store recorded, or else the
+    longest trailing part of the path that the store knows.
+
+    Args:
+        store: directory of the token store; opened when first used.
+        data_root: folder that the names in the store are relative to.
+        codebook: path of the codebook whose tokens the store must hold; checked at once.
+
+    Raises:
+        TokenStoreError: the store is missing or damaged, or was made by another tokenizer than `codebook`.
+        MissingTokensError: the store has no tokens for an image.
+    """
+
+    def __init__(self, store: str, data_root: str | None = None, codebook: str | None = None) -> None:
+        self.path = store
+        self.data_root = data_root
+        if codebook is not None:
+            self.store.require_tokenizer(
+                Codebook.load(codebook).digest, f"the config's codebook `{codebook}`"
+            )
+
+    @cached_property
+    def store(self) -> TokenStore:
+        """The token store, opened at first use."""
+        return TokenStore.open(self.path)
+
+    def name_of(self, img_path: str) -> str:
+        """Name in the store of the image at a path.
+
+        Raises:
+            MissingTokensError: the path is not under `data_root`, or no part of it is known to the store.
+        """
+        if self.data_root is not None:
+            name = _relative_name(img_path, self.data_root)
+            if name is None:
+                raise MissingTokensError(
+                    f"image `{img_path}` is not under LoadTokenGrid's data_root `{self.data_root}`: set it to "
+                    "the folder that the names in the token store are relative to"
+                )
+            return name
+        if self.store.data_root is not None:
+            name = _relative_name(img_path, self.store.data_root)
+            if name is not None:
+                return name
+        parts = PurePath(img_path).parts
+        for start in range(len(parts)):
+            name = "/".join(parts[start:])
+            if name in self.store:
+                return name
+        raise MissingTokensError(
+            f"token store `{self.path}` knows no trailing part of `{img_path}`: run tools/extract_tokens.py "
+            "on that image, or set LoadTokenGrid's data_root"
+        )
+
+    def transform(self, results: dict) -> dict:
+        """Add `token_grid` to the results of an image loaded from `img_path`."""
+        results["token_grid"] = self.store[self.name_of(results["img_path"])].astype(np.int64)
+        return results
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(store={self.path!r}, data_root={self.data_root!r})"
+
+
+@TRANSFORMS.register_module()
+class RandomFlipTokenGrid(BaseTransform):
+    """Flip image and token grid together, left to right.
+
+    Args:
+        prob: probability of a flip.
+
+    Raises:
+        ValueError: there is no token grid to flip.
+    """
+
+    def __init__(self, prob: float = 0.5) -> None:
+        if not 0 <= prob <= 1:
+            raise ValueError(f"RandomFlipTokenGrid's prob must be in 0..1, got {prob}")
+        self.prob = prob
+
+    def transform(self, results: dict) -> dict:
+        """Flip `img` and `token_grid`, or neither."""
+        grid = _token_grid(results, self)
+        results["flip"] = bool(np.random.rand() < self.prob)
+        results["flip_direction"] = "horizontal" if results["flip"] else None
+        if results["flip"]:
+            results["img"] = mmcv.imflip(results["img"], direction="horizontal")
+            results["token_grid"] = np.ascontiguousarray(grid[:, ::-1])
+        return results
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(prob={self.prob})"
+
+
+@TRANSFORMS.register_module()
+class RandomCropTokenGrid(BaseTransform):
+    """Crop image and token grid to the same random window, on patch boundaries.
+
+    Args:
+        crop_size: side of the window in pixels, or (height, width).
+        patch_size: side in pixels of the patch that a token stands for.
+
+    Raises:
+        ValueError: a crop size off the patch grid or larger than the image, an image whose size is not its
+            grid times the patch size, or no token grid.
+    """
+
+    def __init__(self, crop_size: int | tuple[int, int], patch_size: int) -> None:
+        self.crop_size = (crop_size, crop_size) if isinstance(crop_size, int) else tuple(crop_size)
+        self.patch_size = patch_size
+        if any(side <= 0 or side % patch_size for side in self.crop_size):
+            raise ValueError(
+                f"RandomCropTokenGrid's crop_size {self.crop_size} is off the patch grid: use multiples of "
+                f"patch_size ({patch_size} px)"
+            )
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(H, W) tokens of a crop."""
+        height, width = self.crop_size
+        return height // self.patch_size, width // self.patch_size
+
+    def transform(self, results: dict) -> dict:
+        """Cut `img` and `token_grid` to a window drawn uniformly."""
+        tokens, patch = _token_grid(results, self), self.patch_size
+        if results["img"].shape[:2] != (tokens.shape[0] * patch, tokens.shape[1] * patch):
+            raise ValueError(
+                f"image of {results['img'].shape[:2]} px and token grid {tokens.shape} do not match at "
+                f"patch_size {patch}: resize the image to the grid before RandomCropTokenGrid"
+            )
+        (height, width), (rows, columns) = self.grid, tokens.shape
+        if height > rows or width > columns:
+            raise ValueError(
+                f"RandomCropTokenGrid's crop_size {self.crop_size} is larger than the image "
+                f"{results['img'].shape[:2]}"
+            )
+        top, left = np.random.randint(rows - height + 1), np.random.randint(columns - width + 1)
+        results["token_grid"] = tokens[top : top + height, left : left + width].copy()
+        results["img"] = np.ascontiguousarray(
+            results["img"][top * patch : (top + height) * patch, left * patch : (left + width) * patch]
+        )
+        results["img_shape"] = self.crop_size
+        return results
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(crop_size={self.crop_size}, patch_size={self.patch_size})"
+
+
+def _token_grid(results: dict, transform: BaseTransform) -> np.ndarray:
+    if "token_grid" not in results:
+        raise ValueError(
+            f"{type(transform).__name__} found no token_grid to keep aligned with the image: put "
+            "LoadTokenGrid before it, or use the plain transform"
+        )
+    return results["token_grid"]
+
+
+def _relative_name(img_path: str, root: str) -> str | None:
+    path, root = os.path.abspath(img_path), os.path.abspath(root)
+    if not path.startswith(os.path.join(root, "")):
+        return None
+    return PurePath(os.path.relpath(path, root)).as_posix()

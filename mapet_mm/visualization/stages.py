@@ -1,0 +1,278 @@
+"""Run a chain of command lines as stages: side by side where they can, resumable, each with its log."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import multiprocessing
+import os
+import runpy
+import shlex
+import shutil
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from mmengine.config import Config
+
+TAIL_LINES = 20
+POLL_SECONDS = 0.2
+REPORT_SECONDS = 30
+
+
+class StageError(RuntimeError):
+    """A stage that failed or stages that cannot be run; the message says where the log is."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command line of a chain.
+
+    Args:
+        name: short and unique; its log and stamp are named after it.
+        command: a Python script and its arguments, as typed after `python`.
+        outputs: files or folders that exist once it is done.
+        needs: names of the stages whose outputs it takes.
+        cores: CPU cores that it uses; it never gets more than there are.
+        disposable: whether outputs of another recipe are removed before it runs; otherwise its tool decides.
+    """
+
+    name: str
+    command: Sequence[str]
+    outputs: Sequence[str]
+    needs: Sequence[str] = ()
+    cores: int = 1
+    disposable: bool = True
+
+    @property
+    def line(self) -> str:
+        """The exact equivalent command line."""
+        return shlex.join(["python", *self.command])
+
+
+@dataclass
+class _Running:
+    stage: Stage
+    process: BaseProcess
+    cores: int
+    started: float = field(default_factory=time.monotonic)
+    reported: float = field(default_factory=time.monotonic)
+
+
+class StageRunner:
+    """Runs stages in forked children of this process, so that heavy imports are paid once.
+
+    A finished stage leaves a stamp with a key made of its command, the configs it names and the keys of the
+    stages that it needs; a later run skips it while the key is the same and its outputs exist. A stage that
+    was killed runs again with its outputs in place, so a tool that resumes does. When the key has changed,
+    what the old recipe made is removed first.
+
+    Args:
+        stages: the chain, each after the ones that it needs.
+        folder: where `stamps/` and `logs/` are kept.
+        cores: CPU cores to share among stages that run side by side.
+        tell: takes each line of progress.
+
+    Raises:
+        StageError: a name occurs twice, or a stage needs one that does not come before it.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        folder: str | os.PathLike,
+        cores: int,
+        tell: Callable[[str], None] = print,
+    ) -> None:
+        self.stages, self.cores, self.tell = list(stages), cores, tell
+        self.stamps, self.logs = Path(folder) / "stamps", Path(folder) / "logs"
+        self.keys: dict[str, str] = {}
+        for stage in self.stages:
+            if stage.name in self.keys:
+                raise StageError(f"stage `{stage.name}` occurs twice")
+            unknown = [name for name in stage.needs if name not in self.keys]
+            if unknown:
+                raise StageError(f"stage `{stage.name}` needs `{unknown[0]}`, which does not come before it")
+            self.keys[stage.name] = _key(stage, [self.keys[name] for name in stage.needs])
+
+    def run(self, preload: Iterable[str] = ()) -> None:
+        """Run what is not done yet; on failure or Ctrl-C the other stages are stopped, and a new run resumes.
+
+        Args:
+            preload: modules to import here before the first fork.
+
+        Raises:
+            StageError: a stage failed; the message has the end of its log and the log's path.
+        """
+        done = {stage.name for stage in self.stages if self.is_done(stage)}
+        for stage in self.stages:
+            if stage.name in done:
+                self.tell(f"[{self._place(stage)}] {stage.name}: done before, {self.seconds(stage):.0f} s")
+        waiting = [stage for stage in self.stages if stage.name not in done]
+        if waiting:
+            _import_all(preload)
+        running: list[_Running] = []
+        try:
+            while waiting or running:
+                self._start_ready(waiting, running, done)
+                time.sleep(POLL_SECONDS)
+                self._collect(running, done)
+                self._report(running)
+        finally:
+            _stop(running)
+
+    def is_done(self, stage: Stage) -> bool:
+        """Whether the stage was completed with this command and these configs, and its outputs exist."""
+        stamp = self._stamp(stage)
+        complete = stamp.get("key") == self.keys[stage.name] and "seconds" in stamp
+        return complete and all(Path(output).exists() for output in stage.outputs)
+
+    def seconds(self, stage: Stage) -> float:
+        """Seconds that the completed stage took (its last start only, if it was interrupted)."""
+        return self._stamp(stage)["seconds"]
+
+    def log(self, stage: Stage) -> Path:
+        """The stage's log file."""
+        return self.logs / f"{stage.name}.log"
+
+    def _start_ready(self, waiting: list[Stage], running: list[_Running], done: set[str]) -> None:
+        for stage in list(waiting):
+            free = self.cores - sum(one.cores for one in running)
+            cores = min(stage.cores, self.cores)
+            if cores > free or not done.issuperset(stage.needs):
+                continue
+            waiting.remove(stage)
+            self._prepare(stage)
+            self.tell(f"[{self._place(stage)}] {stage.name}: {stage.line}")
+            arguments = (list(stage.command), self.log(stage), cores, os.getpid())
+            process = multiprocessing.get_context("fork").Process(target=_run_command, args=arguments)
+            process.start()
+            running.append(_Running(stage, process, cores))
+
+    def _collect(self, running: list[_Running], done: set[str]) -> None:
+        for one in [one for one in running if not one.process.is_alive()]:
+            running.remove(one)
+            stage, seconds = one.stage, time.monotonic() - one.started
+            missing = [output for output in stage.outputs if not Path(output).exists()]
+            if one.process.exitcode or missing:
+                raise StageError(self._failure(stage, one.process.exitcode, missing))
+            self._write_stamp(stage, seconds)
+            done.add(stage.name)
+            self.tell(f"[{self._place(stage)}] {stage.name}: done in {seconds:.0f} s")
+
+    def _report(self, running: list[_Running]) -> None:
+        for one in running:
+            now = time.monotonic()
+            if now - one.reported >= REPORT_SECONDS:
+                one.reported = now
+                # MMEngine puts time, logger and level before its message.
+                state = " ".join(_tail(self.log(one.stage), 1)).rsplit(" - INFO - ", 1)[-1]
+                self.tell(
+                    f"        {one.stage.name}, {now - one.started:.0f} s: {' '.join(state.split())[:90]}"
+                )
+
+    def _failure(self, stage: Stage, exit_code: int | None, missing: list[str]) -> str:
+        reason = f"ended with code {exit_code}" if exit_code else f"did not write {', '.join(missing)}"
+        tail = "\n".join(f"  | {line}" for line in _tail(self.log(stage), TAIL_LINES))
+        return (
+            f"stage `{stage.name}` {reason}; the end of its log:\n{tail}\n"
+            f"The whole log is {self.log(stage)}. Correct the cause and run the same command again: "
+            "stages that are done are skipped, this one resumes."
+        )
+
+    def _prepare(self, stage: Stage) -> None:
+        self.logs.mkdir(parents=True, exist_ok=True)
+        stamp = self._stamp(stage)
+        if stage.disposable and stamp and stamp["key"] != self.keys[stage.name]:
+            for output in stage.outputs:
+                _remove(Path(output))
+        self._write_stamp(stage, seconds=None)
+
+    def _place(self, stage: Stage) -> str:
+        return f"{self.stages.index(stage) + 1:2d}/{len(self.stages)}"
+
+    def _stamp(self, stage: Stage) -> dict:
+        file = self.stamps / f"{stage.name}.json"
+        return json.loads(file.read_text()) if file.is_file() else {}
+
+    def _write_stamp(self, stage: Stage, seconds: float | None) -> None:
+        self.stamps.mkdir(parents=True, exist_ok=True)
+        stamp = {"command": stage.line, "key": self.keys[stage.name]}
+        if seconds is not None:
+            stamp["seconds"] = seconds
+        partial = self.stamps / f".{stage.name}.partial"
+        partial.write_text(json.dumps(stamp, indent=1) + "\n")
+        partial.replace(self.stamps / f"{stage.name}.json")
+
+
+def _key(stage: Stage, needed: Sequence[str]) -> str:
+    """Digest of what decides a stage's outputs: its command, its configs in full, and what it builds on."""
+    configs = [Config.fromfile(word).to_dict() for word in stage.command[1:] if word.endswith(".py")]
+    recipe = json.dumps([list(stage.command), configs, list(needed)], default=str, sort_keys=True)
+    return hashlib.sha256(recipe.encode()).hexdigest()
+
+
+def _import_all(modules: Iterable[str]) -> None:
+    # Asking for a device through the driver's own library keeps CUDA usable in forked children.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module in modules:
+            importlib.import_module(module)
+
+
+def _run_command(command: list[str], log: Path, cores: int, parent: int) -> None:
+    """In the child: become `python command...`, with the output in the log."""
+    # A process group of its own: Ctrl-C reaches the runner alone, which stops this stage and its workers.
+    os.setpgrp()
+    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+    print(f"$ {shlex.join(['python', *command])}")
+    os.environ["OMP_NUM_THREADS"] = str(cores)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(cores)
+    sys.argv = list(command)
+    sys.path.insert(0, str(Path(command[0]).parent))
+    runpy.run_path(command[0], run_name="__main__")
+
+
+def _follow(parent: int) -> None:
+    """End with the runner, even when it is killed: a new run must not find the old stage still writing."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _stop(running: Sequence[_Running]) -> None:
+    for one in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(one.process.pid, signal.SIGTERM)
+        one.process.terminate()
+    for one in running:
+        one.process.join(10)
+        if one.process.is_alive():
+            one.process.kill()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _tail(file: Path, count: int) -> list[str]:
+    text = file.read_text(errors="replace") if file.is_file() else ""
+    # A progress bar redraws its line after carriage returns; the last state is the one to show.
+    return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.rstrip("\n").split("\n")][-count:]

@@ -81,7 +81,9 @@ def read_scalars(source: str | os.PathLike) -> list[Record]:
             records = _continue_with(records, _read_file(file))
         return records
     if not source.is_file():
-        raise FileNotFoundError(f"curve file `{source}` does not exist: correct the path")
+        raise FileNotFoundError(
+            f"`{source}` does not exist: train with tools/train.py and `--work-dir` set to it first"
+        )
     return _read_file(source)
 
 

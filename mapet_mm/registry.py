@@ -23,9 +23,7 @@ MODELS = Registry(
     locations=["mapet_mm.models", "mapet_mm.tokenizers", "mapet_mm.datasets"],
 )
 DATASETS = Registry("dataset", parent=MMENGINE_DATASETS, scope=SCOPE, locations=["mapet_mm.datasets"])
-TRANSFORMS = Registry(
-    "transform", parent=MMENGINE_TRANSFORMS, scope=SCOPE, locations=["mapet_mm.datasets"]
-)
+TRANSFORMS = Registry("transform", parent=MMENGINE_TRANSFORMS, scope=SCOPE, locations=["mapet_mm.datasets"])
 HOOKS = Registry("hook", parent=MMENGINE_HOOKS, scope=SCOPE, locations=["mapet_mm.engine"])
 METRICS = Registry("metric", parent=MMENGINE_METRICS, scope=SCOPE, locations=["mapet_mm.engine"])
 OPTIM_WRAPPERS = Registry(

@@ -49,7 +49,7 @@ class DigitsOptions:
         seed: seed of the split; the same one keeps folder and scenes on the same split.
     """
 
-    image_size: int = 32
+    image_size: int = 24
     val_per_class: int = 36
     few_per_class: int = 10
     seed: int = 0

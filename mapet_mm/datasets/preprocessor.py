@@ -26,12 +26,24 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
     """
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Preprocess a collated batch `dict(inputs=images, data_samples=[...])`."""
-        data = super().forward(data, training)
-        if not isinstance(data["inputs"], Tensor):
-            raise ValueError("TokenGridDataPreprocessor takes one view of each image, got several")
+        """Preprocess a batch `dict(inputs=images, data_samples=[...])`, whichever way it was collated."""
+        data = super().forward({**data, "inputs": _stack_images(data["inputs"])}, training)
         token_grids = _stack_grids(data["data_samples"]).to(data["inputs"].device, non_blocking=True)
         return {**data, "inputs": [data["inputs"], token_grids]}
+
+
+def _stack_images(images: Tensor | Sequence[Tensor]) -> Tensor:
+    """One `(B, 3, H, W)` tensor: MMEngine's default collate function leaves the images a list."""
+    if isinstance(images, Tensor):
+        return images
+    if any(image.ndim != 3 for image in images):
+        raise ValueError("TokenGridDataPreprocessor takes one view of each image, got several")
+    if len({image.shape for image in images}) > 1:
+        raise ValueError(
+            f"images of one batch differ in shape: {sorted({tuple(image.shape) for image in images})}; "
+            "resize or crop them to one size in the pipeline"
+        )
+    return torch.stack(list(images))
 
 
 def _stack_grids(data_samples: Sequence[DataSample] | None) -> Int[Tensor, "batch height width"]:

@@ -74,9 +74,9 @@ def test_listed_files_are_the_folder_and_hold_the_digit_they_are_named_by(digits
         assert files == {name for name, _ in listed}
         for name, label in listed[::50]:
             image, row = np.asarray(Image.open(digits / part / name)), int(Path(name).stem)
-            assert image.shape == (32, 32, 3)
+            assert image.shape == (24, 24, 3)
             assert label == int(Path(name).parent.name) == load_source().labels[row]
-            np.testing.assert_array_equal(image, np.stack([render_ink(row, 32)] * 3, axis=-1))
+            np.testing.assert_array_equal(image, np.stack([render_ink(row, 24)] * 3, axis=-1))
 
 
 def read_scenes(scenes: Path, part: str):

@@ -1,4 +1,4 @@
-# The embedded digits (tools/dataset_converters/digits.py) at 32 px: 8 x 8 patches of 4 px, 65 tokens.
+# The embedded digits (tools/dataset_converters/digits.py) at 24 px: 6 x 6 patches of 4 px, 37 tokens.
 data_root = "data/digits"
 data_preprocessor = dict(mean=[127.5, 127.5, 127.5], std=[63.75, 63.75, 63.75], to_rgb=True)
 

@@ -3,7 +3,7 @@ _base_ = "digits.py"
 
 data_preprocessor = dict(num_classes=10)
 
-crop = dict(type="RandomResizedCrop", scale=32, crop_ratio_range=(0.7, 1.0), interpolation="bicubic")
+crop = dict(type="RandomResizedCrop", scale=24, crop_ratio_range=(0.7, 1.0), interpolation="bicubic")
 
 train_dataloader = dict(dataset=dict(pipeline=[_base_.load, crop, _base_.pack]))
 val_dataloader = dict(dataset=dict(pipeline=[_base_.load, _base_.pack]))

@@ -1,4 +1,4 @@
-# UperNet on the digits scenes: 64 x 64 px, 16 x 16 patches, background and ten digits.
+# UperNet on the digits scenes (background and ten digits): crops of 48 px, 12 x 12 patches; evaluated whole.
 # The checkpoint goes into `model.backbone.init_cfg.checkpoint` (--cfg-options).
 _base_ = ["_base_/vit-micro-p4.py", "../_base_/default_runtime_seg.py"]
 
@@ -12,12 +12,12 @@ model = dict(
         bgr_to_rgb=True,
         pad_val=0,
         seg_pad_val=255,
-        size=(64, 64),
+        size=(48, 48),
     ),
     backbone=dict(
         type="mapet_mm.MaPeTViT",
         arch=_base_.arch,
-        img_size=64,
+        img_size=48,
         patch_size=4,
         drop_path_rate=0.1,
         out_type="featmap",
@@ -25,7 +25,7 @@ model = dict(
         final_norm=False,
         init_cfg=dict(type="Pretrained", checkpoint="", prefix="backbone."),
     ),
-    # The finest level is 32 x 32: half the resolution of the image, as the patches are small.
+    # The finest level has half the resolution of the image: the patches are small.
     neck=dict(type="Feature2Pyramid", embed_dim=96, rescales=[2, 1, 0.5, 0.25], norm_cfg=norm_cfg),
     decode_head=dict(
         type="UPerHead",
@@ -51,7 +51,9 @@ dataset = dict(
     seg_map_suffix=".png",
     metainfo=dict(classes=classes),
 )
-train_pipeline = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations"), dict(type="PackSegInputs")]
+load = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations")]
+crop = dict(type="RandomCrop", crop_size=(48, 48))
+pack = dict(type="PackSegInputs")
 
 train_dataloader = dict(
     batch_size=16,
@@ -60,7 +62,7 @@ train_dataloader = dict(
     sampler=dict(type="InfiniteSampler", shuffle=True),
     dataset=dict(
         data_prefix=dict(img_path="images/training", seg_map_path="annotations/training"),
-        pipeline=train_pipeline,
+        pipeline=[*load, crop, pack],
         **dataset,
     ),
 )
@@ -71,7 +73,7 @@ val_dataloader = dict(
     sampler=dict(type="DefaultSampler", shuffle=False),
     dataset=dict(
         data_prefix=dict(img_path="images/validation", seg_map_path="annotations/validation"),
-        pipeline=train_pipeline,
+        pipeline=[*load, pack],
         **dataset,
     ),
 )

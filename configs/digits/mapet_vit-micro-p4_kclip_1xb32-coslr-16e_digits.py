@@ -5,24 +5,26 @@ model = dict(
     backbone=dict(
         type="mapet_mm.MaPeTPretrainViT",
         arch=_base_.arch,
-        img_size=32,
+        img_size=24,
         patch_size=4,
         objective="mapet",
-        cutting_point=20,  # 70 % of the sequence are targets, as the paper prefers
+        cutting_point=11,  # 70 % of the sequence are targets, as the paper prefers
     ),
     head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=96, vocab_size=128),
     target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=128),
 )
 
+train_dataloader = dict(batch_size=32)
+
 optim_wrapper = dict(
     constructor="mapet_mm.LayerDecayOptimWrapperConstructor",
-    optimizer=dict(type="AdamW", lr=1.5e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05),
+    optimizer=dict(type="AdamW", lr=3e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05),
     clip_grad=dict(max_norm=3.0),
 )
 param_scheduler = [
     dict(type="LinearLR", start_factor=1e-3, begin=0, end=2, by_epoch=True, convert_to_iter_based=True),
-    dict(type="CosineAnnealingLR", eta_min=1e-5, begin=2, end=20, by_epoch=True, convert_to_iter_based=True),
+    dict(type="CosineAnnealingLR", eta_min=1e-5, begin=2, end=16, by_epoch=True, convert_to_iter_based=True),
 ]
-train_cfg = dict(by_epoch=True, max_epochs=20, val_interval=2)
+train_cfg = dict(by_epoch=True, max_epochs=16, val_interval=2)
 val_cfg = dict()
 test_cfg = dict()

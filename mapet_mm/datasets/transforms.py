@@ -56,8 +56,8 @@ class LoadTokenGrid(BaseTransform):
             name = _relative_name(img_path, self.data_root)
             if name is None:
                 raise MissingTokensError(
-                    f"image `{img_path}` is not under LoadTokenGrid's data_root `{self.data_root}`: set it to "
-                    "the folder that the names in the token store are relative to"
+                    f"image `{img_path}` is not under LoadTokenGrid's data_root `{self.data_root}`: set it "
+                    "to the folder that the names in the token store are relative to"
                 )
             return name
         if self.store.data_root is not None:

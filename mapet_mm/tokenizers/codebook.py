@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from mmengine.logging import print_log
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 FORMAT = "mapet_mm.codebook"
@@ -141,7 +141,8 @@ class Codebook:
         header = {"format": FORMAT, **{key: json.dumps(value) for key, value in self.metadata.items()}}
         partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         try:
-            save_file({"centroids": self.centroids}, partial, metadata=header)
+            # Through bytes, because `save_file` makes files that only their owner can read.
+            partial.write_bytes(save({"centroids": self.centroids}, metadata=header))
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)

@@ -1,0 +1,100 @@
+"""A tokenizer's config file, taken to a fitted codebook and to a filled token store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmengine.logging import print_log
+from mmengine.registry import init_default_scope
+from torch import nn
+
+from mapet_mm.registry import MODELS
+from mapet_mm.tokenizers.codebook import Codebook, CodebookError
+from mapet_mm.tokenizers.extraction import extract_tokens, open_or_create
+from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.tokenizers.kclip import KCLIP
+from mapet_mm.tokenizers.sampling import sample_features
+from mapet_mm.tokenizers.token_store import TokenStore
+
+REQUIRED = ("tokenizer", "data_preprocessor", "dataset", "codebook", "token_store")
+
+
+def run_fit_codebook(cfg: Config, out: str | None = None, overwrite: bool = False) -> tuple[Path, Codebook]:
+    """Sample features as the config says, cluster them and save the codebook.
+
+    Args:
+        cfg: a tokenizer config: `tokenizer`, `data_preprocessor`, `dataset`, `codebook`, `token_store`, and
+            optionally `data_root`, `dataloader`. `codebook` has `k`, `positions_per_image`, `seed`, the
+            k-means settings of `Codebook.fit`, and optionally the `dataset` to sample instead of all.
+        out: where to save; the config's `tokenizer.codebook` if None.
+        overwrite: replace an existing codebook.
+
+    Raises:
+        CodebookError: a codebook exists already, or there are too few rows.
+    """
+    _check_config(cfg)
+    path = Path(out or cfg.tokenizer.codebook)
+    if path.exists() and not overwrite:
+        raise CodebookError(
+            f"codebook `{path}` exists: add --overwrite to replace it (token stores made by it then need a "
+            "new extraction), or give another --out"
+        )
+    options = dict(cfg.codebook)
+    dataset = options.pop("dataset", cfg.dataset)
+    sample = {key: options.pop(key) for key in ("positions_per_image",) if key in options}
+    tokenizer, preprocessor = _build(cfg, codebook=None)
+    images = NamedImages(dataset, cfg.get("data_root"))
+    features = sample_features(
+        tokenizer,
+        preprocessor,
+        images,
+        features_folder(path),
+        seed=options.get("seed", 0),
+        **sample,
+        **cfg.get("dataloader", {}),
+    )
+    print_log(f"clustering {len(features)} rows of {tokenizer.dim} channels into {options['k']}", "current")
+    metadata = {**tokenizer.metadata, "preprocessing": _preprocessing(cfg), "images": len(images), **sample}
+    codebook = Codebook.fit(features, metadata=metadata, **options)
+    codebook.save(path)
+    return path, codebook
+
+
+def run_extract_tokens(cfg: Config) -> tuple[TokenStore, int]:
+    """Tokenise the config's images into its token store; returns it and the number of images done now."""
+    _check_config(cfg)
+    tokenizer, preprocessor = _build(cfg, codebook=cfg.tokenizer.codebook)
+    images = NamedImages(cfg.dataset, cfg.get("data_root"))
+    store = open_or_create(cfg.token_store, tokenizer, images)
+    return store, extract_tokens(tokenizer, preprocessor, images, store, **cfg.get("dataloader", {}))
+
+
+def features_folder(codebook: Path) -> Path:
+    """Where the sampled features of a codebook are kept."""
+    return codebook.with_name(f"{codebook.name}.features")
+
+
+def _check_config(cfg: Config) -> None:
+    if missing := [key for key in REQUIRED if key not in cfg]:
+        raise ValueError(
+            f"config `{cfg.filename}` is no tokenizer config, it lacks {', '.join(missing)}: see "
+            "configs/tokenizers"
+        )
+
+
+def _build(cfg: Config, codebook: str | None) -> tuple[KCLIP, nn.Module]:
+    init_default_scope(cfg.get("default_scope", "mmpretrain"))
+    device = torch.device(get_device())
+    tokenizer = MODELS.build({**cfg.tokenizer, "codebook": codebook}).to(device)
+    return tokenizer, MODELS.build(cfg.data_preprocessor).to(device)
+
+
+def _preprocessing(cfg: Config) -> dict[str, Any]:
+    dataset = cfg.codebook.get("dataset", cfg.dataset)
+    first = dataset if isinstance(dataset, dict) else dataset[0]
+    plain = Config(dict(pipeline=first["pipeline"], data_preprocessor=cfg.data_preprocessor)).to_dict()
+    return {"pipeline": plain["pipeline"], "data_preprocessor": plain["data_preprocessor"]}

@@ -1,0 +1,41 @@
+"""Fit a k-CLIP codebook: features of a tokenizer config's images, clustered by k-means."""
+
+import argparse
+import sys
+
+from mmengine.config import Config, DictAction
+
+from mapet_mm.tokenizers.recipe import features_folder, run_fit_codebook
+
+
+def parse_args() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("config", help="tokenizer config, for example configs/digits/kclip_digits.py")
+    parser.add_argument("--out", help="codebook to write; default: the config's tokenizer.codebook")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing codebook")
+    parser.add_argument(
+        "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Fit, save, and say what comes next."""
+    args = parse_args()
+    cfg = Config.fromfile(args.config)
+    cfg.merge_from_dict(args.cfg_options or {})
+    try:
+        path, codebook = run_fit_codebook(cfg, args.out, args.overwrite)
+    except (ValueError, RuntimeError) as error:
+        sys.exit(f"error: {error}")
+    features = features_folder(path)
+    size = sum(file.stat().st_size for file in features.iterdir()) / 2**20
+    print(f"wrote {path}: {codebook.k} centroids of {codebook.dim} channels, digest {codebook.digest[:12]}")
+    print(f"kept {features} ({size:.0f} MiB of sampled features): delete it once the codebook is good")
+    option = f" --cfg-options tokenizer.codebook={path}" if args.out else ""
+    print(f"next: python tools/extract_tokens.py {args.config}{option}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Mixed precision on the device that is there."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from mmengine.device import get_device
+from mmengine.logging import print_log
+from mmengine.optim import OptimWrapper
+from torch import Tensor, nn
+
+from mapet_mm.registry import OPTIM_WRAPPERS
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@OPTIM_WRAPPERS.register_module()
+class AutocastOptimWrapper(OptimWrapper):
+    """Optimizer wrapper with autocast: bfloat16 on CPU and on CUDA devices that have it, else float16.
+
+    float16 comes with loss scaling. MMEngine's `AmpOptimWrapper` does the same on CUDA alone, in float16
+    unless told otherwise, and refuses CPU.
+
+    Args:
+        optimizer: the optimizer.
+        dtype: 'bfloat16' or 'float16' instead of the device's own.
+        loss_scale: for float16: 'dynamic', a fixed scale, or the arguments of `torch.amp.GradScaler`.
+        **kwargs: `accumulative_counts` and `clip_grad`, as for MMEngine's `OptimWrapper`. Gradients are
+            clipped unscaled.
+
+    Raises:
+        ValueError: another dtype, a loss scale of another kind, or a device that is neither CUDA nor CPU.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        dtype: str | None = None,
+        loss_scale: str | float | dict = "dynamic",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(optimizer, **kwargs)
+        self.device_type = get_device()
+        self.dtype = _choose_dtype(self.device_type, dtype)
+        self.fixed_scale = float(loss_scale) if isinstance(loss_scale, (int, float)) else None
+        self.loss_scaler = torch.amp.GradScaler(
+            self.device_type, enabled=self.dtype is torch.float16, **_scaler_options(loss_scale)
+        )
+        scaling = "loss scaling" if self.loss_scaler.is_enabled() else "no loss scaling"
+        print_log(f"autocast: {self.dtype} on {self.device_type}, {scaling}", logger="current")
+
+    @contextmanager
+    def optim_context(self, model: nn.Module) -> Iterator[None]:
+        """Autocast around the forward pass, on top of `OptimWrapper`'s gradient accumulation."""
+        with super().optim_context(model), torch.autocast(self.device_type, self.dtype):
+            yield
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Back-propagate the (scaled) loss."""
+        super().backward(self.loss_scaler.scale(loss), **kwargs)
+
+    def step(self, **kwargs: Any) -> None:
+        """Unscale, clip and update; a step with infinite gradients is left out and the scale lowered."""
+        if self.clip_grad_kwargs:
+            self.loss_scaler.unscale_(self.optimizer)
+            self._clip_grad()
+        self.loss_scaler.step(self.optimizer, **kwargs)
+        self.loss_scaler.update(self.fixed_scale)
+
+    def state_dict(self) -> dict:
+        """The optimizer's state, with the scaler's under `loss_scaler` (empty without scaling)."""
+        return {**super().state_dict(), "loss_scaler": self.loss_scaler.state_dict()}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Resume from a state of this wrapper, or of one without a scaler (which starts afresh then)."""
+        state_dict = dict(state_dict)
+        scaler = state_dict.pop("loss_scaler", None)
+        if scaler and self.loss_scaler.is_enabled():
+            self.loss_scaler.load_state_dict(scaler)
+        super().load_state_dict(state_dict)
+
+
+def _choose_dtype(device_type: str, name: str | None) -> torch.dtype:
+    if device_type not in ("cuda", "cpu"):
+        raise ValueError(
+            f"AutocastOptimWrapper knows cuda and cpu, not {device_type}: take MMEngine's AmpOptimWrapper"
+        )
+    if name is not None:
+        if name not in DTYPES:
+            raise ValueError(f"optim_wrapper.dtype is {name!r}: one of {', '.join(DTYPES)}, or leave it out")
+        return DTYPES[name]
+    # Emulated bfloat16 (before Ampere) is slower than float16 and counts as not supported.
+    native = device_type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if native else torch.float16
+
+
+def _scaler_options(loss_scale: str | float | dict) -> dict:
+    if loss_scale == "dynamic":
+        return {}
+    if isinstance(loss_scale, dict):
+        return dict(loss_scale)
+    if isinstance(loss_scale, (int, float)):
+        return {"init_scale": float(loss_scale)}
+    raise ValueError(f"optim_wrapper.loss_scale is {loss_scale!r}: 'dynamic', a number or a dict")

@@ -1,0 +1,145 @@
+"""Learning rates and weight decays of LayerDecayOptimWrapperConstructor, by value."""
+
+import pytest
+import torch
+from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS
+from mmpretrain.models import ImageClassifier, VisionTransformer
+from mmseg.models import EncoderDecoder
+from torch import nn
+
+import mapet_mm.registry  # noqa: F401
+
+ARCH = dict(embed_dims=16, num_layers=3, num_heads=2, feedforward_channels=32)
+VIT = dict(type="mmpretrain.VisionTransformer", arch=ARCH, img_size=16, patch_size=4)
+RATE, LR, DECAY = 0.5, 0.1, 0.05
+
+
+@pytest.fixture(scope="module")
+def classifier() -> nn.Module:
+    head = dict(type="mmpretrain.LinearClsHead", num_classes=3, in_channels=16)
+    model = MODELS.build(dict(type="mmpretrain.ImageClassifier", backbone=VIT, head=head))
+    assert isinstance(model, ImageClassifier)
+    return model
+
+
+@pytest.fixture(scope="module")
+def segmentor() -> nn.Module:
+    backbone = dict(VIT, out_type="featmap", out_indices=(0, 2))
+    head = dict(
+        type="mmseg.FCNHead", num_convs=1, in_channels=16, channels=8, in_index=1, num_classes=3,
+        norm_cfg=dict(type="BN"), dropout_ratio=0,
+    )  # fmt: skip
+    model = MODELS.build(dict(type="mmseg.EncoderDecoder", backbone=backbone, decode_head=head))
+    assert isinstance(model, EncoderDecoder)
+    assert isinstance(model.backbone, VisionTransformer)
+    return model
+
+
+def build(model: nn.Module, paramwise_cfg: dict | None, optimizer: dict | None = None):
+    optimizer = optimizer or dict(type="AdamW", lr=LR, weight_decay=DECAY)
+    return OPTIM_WRAPPER_CONSTRUCTORS.build(
+        dict(
+            type="mapet_mm.LayerDecayOptimWrapperConstructor",
+            optim_wrapper_cfg=dict(type="OptimWrapper", optimizer=optimizer),
+            paramwise_cfg=paramwise_cfg,
+        )
+    )(model)
+
+
+def options_by_name(model: nn.Module, paramwise_cfg: dict | None) -> dict[str, tuple[float, float]]:
+    """Learning rate and weight decay of each parameter, found by identity in the optimizer's groups."""
+    groups = build(model, paramwise_cfg).optimizer.param_groups
+    found = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(found), "a parameter is in two groups"
+    return {name: found[id(p)] for name, p in model.named_parameters() if id(p) in found}
+
+
+@pytest.mark.parametrize("name", ["classifier", "segmentor"])
+def test_rate_falls_by_the_factor_per_depth_and_the_head_learns_at_full_rate(name, request):
+    """5 depths for 3 layers: patch embedding 0.5^4, layers 0.5^3..0.5^1, norm and everything behind 1."""
+    model = request.getfixturevalue(name)
+    options = options_by_name(model, dict(layer_decay_rate=RATE))
+    assert set(options) == {name for name, _ in model.named_parameters()}
+    scales = {
+        "backbone.patch_embed": 4, "backbone.cls_token": 4, "backbone.pos_embed": 4, "backbone.layers.0.": 3,
+        "backbone.layers.1.": 2, "backbone.layers.2.": 1, "backbone.ln1": 0, "head.": 0, "decode_head.": 0,
+    }  # fmt: skip
+    for parameter, (lr, _) in options.items():
+        (power,) = [power for start, power in scales.items() if parameter.startswith(start)]
+        assert lr == pytest.approx(LR * RATE**power), parameter
+
+
+@pytest.mark.parametrize("name", ["classifier", "segmentor"])
+@pytest.mark.parametrize("paramwise_cfg", [None, dict(layer_decay_rate=RATE)])
+def test_only_matrices_are_decayed_and_no_class_token_or_position_embedding(name, paramwise_cfg, request):
+    model = request.getfixturevalue(name)
+    options = options_by_name(model, paramwise_cfg)
+    for parameter, tensor in model.named_parameters():
+        spared = tensor.ndim == 1 or parameter in ("backbone.cls_token", "backbone.pos_embed")
+        assert options[parameter][1] == (0 if spared else DECAY), parameter
+
+
+def test_mask_token_is_decayed_at_full_rate_in_pre_training():
+    model = nn.Module()
+    model.backbone = nn.Module()
+    model.backbone.mask_token = nn.Parameter(torch.zeros(1, 1, 4))
+    assert options_by_name(model, None) == {"backbone.mask_token": (LR, DECAY)}
+
+
+def test_without_rate_every_parameter_learns_at_the_full_one_in_two_groups(classifier):
+    groups = build(classifier, None).optimizer.param_groups
+    assert [(group["lr"], group["weight_decay"]) for group in groups] == [(LR, 0), (LR, DECAY)]
+
+
+def test_frozen_parameters_are_left_out(classifier):
+    head = classifier.head.fc
+    head.requires_grad_(False)
+    try:
+        assert not any(name.startswith("head.") for name in options_by_name(classifier, None))
+    finally:
+        head.requires_grad_(True)
+
+
+def test_custom_keys_change_only_what_they_name(classifier):
+    keys = {"layers.1": dict(lr_mult=0.1), "layers.1.ffn": dict(decay_mult=2.0), "head": dict(lr_mult=10)}
+    options = options_by_name(classifier, dict(layer_decay_rate=RATE, custom_keys=keys))
+    assert options["backbone.layers.1.attn.qkv.weight"] == pytest.approx((LR * RATE**2 * 0.1, DECAY))
+    assert options["backbone.layers.1.attn.qkv.bias"] == pytest.approx((LR * RATE**2 * 0.1, 0))
+    assert options["backbone.layers.1.ffn.layers.1.weight"] == pytest.approx((LR * RATE**2, DECAY * 2))
+    assert options["head.fc.weight"] == pytest.approx((LR * 10, DECAY))
+
+
+def test_decay_multipliers_of_norms_and_biases_are_apart(classifier):
+    options = options_by_name(classifier, dict(norm_decay_mult=0.5, bias_decay_mult=1.0))
+    assert options["backbone.layers.0.ln1.bias"][1] == DECAY * 0.5
+    assert options["backbone.layers.0.attn.proj.bias"][1] == DECAY
+
+
+@pytest.mark.parametrize(
+    ("paramwise_cfg", "optimizer", "match"),
+    [
+        (dict(layer_decay=0.5), None, "layer_decay: .*knows layer_decay_rate"),
+        (dict(layer_decay_rate=1.5), None, "layer_decay_rate is 1.5"),
+        (None, dict(type="AdamW", lr=LR), "no `weight_decay`"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(classifier, paramwise_cfg, optimizer, match):
+    with pytest.raises(ValueError, match=match):
+        build(classifier, paramwise_cfg, optimizer)
+
+
+def test_model_without_depths_is_refused_only_when_they_are_needed():
+    assert len(build(nn.Linear(2, 2), None).optimizer.param_groups) == 2
+    with pytest.raises(ValueError, match="Linear has no `backbone"):
+        build(nn.Linear(2, 2), dict(layer_decay_rate=0.9))
+
+
+def test_log_has_one_line_with_the_groups(classifier, capture_log):
+    build(classifier, dict(layer_decay_rate=RATE))
+    lines = [line for line in capture_log().splitlines() if "parameter groups" in line]
+    total = sum(p.numel() for p in classifier.parameters())
+    decayed = sum(p.numel() for p in classifier.parameters() if p.ndim > 1)
+    decayed -= classifier.backbone.cls_token.numel() + classifier.backbone.pos_embed.numel()
+    assert len(lines) == 1
+    assert "10 parameter groups, layer decay 0.5: learning rates 0.00625 to 0.1" in lines[0]
+    assert f"weight decay on {decayed:,} of {total:,} parameters" in lines[0]

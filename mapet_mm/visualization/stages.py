@@ -23,6 +23,8 @@ from pathlib import Path
 
 from mmengine.config import Config
 
+from mapet_mm import __version__
+
 TAIL_LINES = 20
 POLL_SECONDS = 0.2
 REPORT_SECONDS = 30
@@ -70,8 +72,8 @@ class _Running:
 class StageRunner:
     """Runs stages in forked children of this process, so that heavy imports are paid once.
 
-    A finished stage leaves a stamp with a key made of its command, the configs it names and the keys of the
-    stages that it needs; a later run skips it while the key is the same and its outputs exist. A stage that
+    A finished stage leaves a stamp with a key made of its command, the configs it names, the keys of the
+    stages that it needs and the package's version; a later run skips it while the key is the same and its outputs exist. A stage that
     was killed runs again with its outputs in place, so a tool that resumes does. When the key has changed,
     what the old recipe made is removed first.
 
@@ -144,11 +146,12 @@ class StageRunner:
         return self.logs / f"{stage.name}.log"
 
     def _start_ready(self, waiting: list[Stage], running: list[_Running], done: set[str]) -> None:
-        for stage in list(waiting):
-            free = self.cores - sum(one.cores for one in running)
+        ready = [stage for stage in waiting if done.issuperset(stage.needs)]
+        for stage in ready:
             cores = min(stage.cores, self.cores)
-            if cores > free or not done.issuperset(stage.needs):
-                continue
+            if cores > self.cores - sum(one.cores for one in running):
+                # Later stages do not overtake: they could keep a core busy and this one waiting for ever.
+                return
             waiting.remove(stage)
             self._prepare(stage)
             self.tell(f"[{self._place(stage)}] {stage.name}: {stage.line}")
@@ -214,9 +217,11 @@ class StageRunner:
 
 
 def _key(stage: Stage, needed: Sequence[str]) -> str:
-    """Digest of what decides a stage's outputs: its command, its configs in full, and what it builds on."""
+    """Digest of what decides a stage's outputs: command, configs in full, what it builds on, the version."""
     configs = [Config.fromfile(word).to_dict() for word in stage.command[1:] if word.endswith(".py")]
-    recipe = json.dumps([list(stage.command), configs, list(needed)], default=str, sort_keys=True)
+    recipe = json.dumps(
+        [__version__, list(stage.command), configs, list(needed)], default=str, sort_keys=True
+    )
     return hashlib.sha256(recipe.encode()).hexdigest()
 
 

@@ -65,6 +65,11 @@ def test_independent_stages_run_side_by_side_only_on_free_cores(folder):
     assert order() == ["+c", "-c", "+d", "-d"]
 
 
+def test_smaller_stages_do_not_overtake_one_that_waits_for_cores(folder):
+    run([job("a", seconds=0.3), job("big", cores=2), job("small")], cores=2)
+    assert order() == ["+a", "-a", "+big", "-big", "+small", "-small"]
+
+
 def test_command_is_told_and_its_output_is_in_the_log(folder):
     told = run([job("a")])
     assert told[0] == "[ 1/1] a: python job.py a 0.0"

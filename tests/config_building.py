@@ -1,0 +1,80 @@
+"""Builds what a config declares without data, network or memory: models on the meta device."""
+
+import re
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from mmengine.optim import OptimWrapper, build_optim_wrapper
+from mmengine.registry import MODELS, PARAM_SCHEDULERS, DefaultScope
+from torch import nn
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.py") if "_base_" not in path.parts)
+
+read = cache(Config.fromfile)  # a fifth of a second each
+TOKENIZERS = [path for path in CONFIGS if "tokenizer" in read(path)]
+RECIPES = [path for path in CONFIGS if path not in TOKENIZERS]
+LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
+
+
+def label(path: Path) -> str:
+    """Name of a config in test ids."""
+    return path.stem
+
+
+def load(path: Path) -> Config:
+    """A config of one's own to work on."""
+    return deepcopy(read(path))
+
+
+def in_scope(cfg: Config):
+    """Context in which types without a prefix are those of the config's library."""
+    return DefaultScope.overwrite_default_scope(cfg.default_scope)
+
+
+def build_model(cfg: Config) -> nn.Module:
+    """Build the model as MMEngine's Runner does, but on the meta device: shapes and no memory."""
+    model = cfg.model.copy()
+    if "data_preprocessor" in cfg:
+        model.setdefault("data_preprocessor", cfg.data_preprocessor)
+    with in_scope(cfg), torch.device("meta"):
+        return MODELS.build(model)
+
+
+def optim_wrapper_of(cfg: Config, model: nn.Module) -> OptimWrapper:
+    """Build the optimizer wrapper, through its constructor, as MMEngine's Runner does."""
+    with in_scope(cfg):
+        return build_optim_wrapper(model, cfg.optim_wrapper.copy())
+
+
+def learning_rates(cfg: Config, optimizer: torch.optim.Optimizer | OptimWrapper, steps: int) -> np.ndarray:
+    """Learning rates that the config's schedulers give.
+
+    Args:
+        steps: iterations of an epoch, or of the whole run where training is counted in iterations.
+
+    Returns:
+        (iterations, parameter groups).
+    """
+    schedulers = [
+        PARAM_SCHEDULERS.build(scheduler, default_args=dict(optimizer=optimizer, epoch_length=steps))
+        for scheduler in cfg.param_scheduler
+    ]
+    rates = []
+    for iteration in range(1, 1 + steps * cfg.train_cfg.get("max_epochs", 1)):
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        optimizer._global_step += 1  # what optimizer.step() would have counted
+        for scheduler in schedulers:
+            if not scheduler.by_epoch or iteration % steps == 0:
+                scheduler.step()
+    return np.array(rates)
+
+
+def gpus_and_batch(path: Path) -> tuple[int, int]:
+    """GPUs and images on each, as the config's name says."""
+    gpus, batch = re.search(r"_(\d+)xb(\d+)-", path.stem).groups()
+    return int(gpus), int(batch)

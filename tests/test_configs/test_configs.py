@@ -1,0 +1,177 @@
+"""Every config under configs/ parses, builds its model, and its pipelines work on a real photograph."""
+
+import re
+
+import numpy as np
+import pytest
+from config_building import (
+    CONFIGS,
+    LOADERS,
+    RECIPES,
+    ROOT,
+    TOKENIZERS,
+    build_model,
+    gpus_and_batch,
+    in_scope,
+    label,
+    learning_rates,
+    load,
+    optim_wrapper_of,
+)
+from mmengine.config import Config
+from mmengine.registry import DATASETS, EVALUATOR, HOOKS, MODELS, TRANSFORMS
+from PIL import Image
+from skimage import data as photographs
+
+from mapet_mm.tokenizers.token_store import TokenStore
+
+PHOTOGRAPH = photographs.chelsea()  # 300 x 451
+PRETRAINING = [path for path in RECIPES if path.match("configs/mapet/*")]
+ON_IMAGENET = PRETRAINING + [path for path in RECIPES if path.match("configs/mapet/benchmarks/*")]
+
+
+@pytest.fixture
+def imagenet(tmp_path):
+    """An ImageNet of one photograph in each split, and a token store for a config's `LoadTokenGrid`."""
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        Image.fromarray(PHOTOGRAPH).save(tmp_path / split / "cat.png")
+        (tmp_path / "meta").mkdir(exist_ok=True)
+        (tmp_path / "meta" / f"{split}.txt").write_text("cat.png 281\n")
+    names = ["train/cat.png", "val/cat.png"]
+    store = TokenStore.create(tmp_path / "tokens", names, (14, 14), vocab_size=8192, tokenizer="test")
+    store.write([0, 1], np.arange(2 * 196).reshape(2, 14, 14))
+    return tmp_path
+
+
+def with_store(pipeline: list, store) -> list:
+    return [dict(step, store=str(store)) if "store" in step else step for step in pipeline]
+
+
+def first_sample(cfg, loader: str, root):
+    """First sample of a config's dataset, read from another data root."""
+    dataset = cfg[loader].dataset
+    pipeline = with_store(dataset.pipeline, root / "tokens")
+    with in_scope(cfg):
+        return DATASETS.build(dict(dataset, data_root=str(root), pipeline=pipeline))[0]
+
+
+def test_there_are_configs_of_every_kind():
+    assert len(TOKENIZERS) >= 1
+    for folder, count in (("mapet", 3), ("mapet/benchmarks", 6), ("segmentation", 3), ("digits", 4)):
+        assert sum(path.parent == ROOT / "configs" / folder for path in RECIPES) >= count, folder
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=label)
+def test_config_survives_a_dump(path):
+    """What a work directory keeps of a config is the whole config."""
+    cfg = load(path)
+    assert Config.fromstring(cfg.pretty_text, ".py").to_dict() == cfg.to_dict()
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=label)
+def test_recipe_trains_what_it_declares(path):
+    """Model, optimizer wrapper, schedules, hooks and metrics build, and every trainable parameter is in."""
+    cfg = load(path)
+    model = build_model(cfg)
+    optimizer = optim_wrapper_of(cfg, model)
+    optimised = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    assert {id(parameter) for parameter in model.parameters() if parameter.requires_grad} <= optimised
+    rates = learning_rates(cfg, optimizer, steps=2)
+    assert (rates >= 0).all()
+    with in_scope(cfg):
+        for hook in cfg.get("custom_hooks", []):
+            HOOKS.build(hook)
+        for evaluator in (cfg.val_evaluator, cfg.test_evaluator):
+            EVALUATOR.build(dict(type="Evaluator", metrics=evaluator))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=label)
+def test_name_says_the_batch_and_the_length(path):
+    cfg = load(path)
+    gpus, batch = gpus_and_batch(path)
+    assert cfg.train_dataloader.batch_size == batch
+    if "auto_scale_lr" in cfg:
+        assert cfg.auto_scale_lr.base_batch_size == gpus * batch
+    length, unit = re.search(r"-(\d+)(e|k|i)_", path.stem).groups()
+    key, factor = dict(e=("max_epochs", 1), k=("max_iters", 1000), i=("max_iters", 1))[unit]
+    assert cfg.train_cfg[key] == int(length) * factor
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=label)
+def test_schedule_ends_with_the_training(path):
+    cfg = load(path)
+    length = cfg.train_cfg.get("max_epochs", cfg.train_cfg.get("max_iters"))
+    ends = [scheduler.end for scheduler in cfg.param_scheduler if "end" in scheduler]
+    assert not ends or ends[-1] == length
+    begins = [scheduler.get("begin", 0) for scheduler in cfg.param_scheduler]
+    assert begins == [0, *ends][: len(begins)]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=label)
+def test_transforms_build(path, tmp_path):
+    cfg = load(path)
+    datasets = [cfg[loader].dataset for loader in LOADERS if loader in cfg] or cfg.dataset
+    with in_scope(cfg):
+        for dataset in datasets:
+            for step in with_store(dataset.pipeline, tmp_path):
+                TRANSFORMS.build(step)
+
+
+@pytest.mark.parametrize("path", ON_IMAGENET, ids=label)
+@pytest.mark.parametrize("loader", LOADERS)
+def test_imagenet_recipe_reads_a_photograph(path, loader, imagenet):
+    """224 x 224 pixels with the class, and in pre-training with the 14 x 14 stored tokens of that image."""
+    cfg = load(path)
+    sample = first_sample(cfg, loader, imagenet)
+    assert tuple(sample["inputs"].shape) == (3, 224, 224)
+    assert sample["data_samples"].gt_label.tolist() == [281]
+    if path in PRETRAINING:
+        row = 0 if loader == "train_dataloader" else 1
+        tokens = np.asarray(sample["data_samples"].token_grid)
+        np.testing.assert_array_equal(tokens, np.arange(row * 196, (row + 1) * 196).reshape(14, 14))
+
+
+@pytest.mark.parametrize("path", PRETRAINING, ids=label)
+def test_pretraining_image_is_the_largest_centred_square(path, imagenet):
+    """Cropped first, resized bicubic after; validation shows it without jitter."""
+    height, width, _ = PHOTOGRAPH.shape
+    left = round((width - height) / 2)
+    square = Image.fromarray(PHOTOGRAPH[:, left : left + height]).resize((224, 224), Image.Resampling.BICUBIC)
+    inputs = first_sample(load(path), "val_dataloader", imagenet)["inputs"]
+    np.testing.assert_array_equal(inputs.permute(1, 2, 0).numpy()[..., ::-1], np.asarray(square))
+
+
+@pytest.mark.parametrize("path", [p for p in RECIPES if p.parent.name == "segmentation"], ids=label)
+def test_segmentation_recipe_reads_a_scene(path, tmp_path):
+    """Batches of 512 x 512 in training; in evaluation, the label at its own size with class 0 ignored."""
+    labels = np.arange(PHOTOGRAPH[..., 0].size, dtype=np.uint32).reshape(PHOTOGRAPH.shape[:2]) % 151
+    for part in ("training", "validation"):
+        for folder, pixels, suffix in (
+            ("images", PHOTOGRAPH, "jpg"),
+            ("annotations", labels.astype(np.uint8), "png"),
+        ):
+            (tmp_path / folder / part).mkdir(parents=True)
+            Image.fromarray(pixels).save(tmp_path / folder / part / f"cat.{suffix}")
+    cfg = load(path)
+    train, val = (first_sample(cfg, loader, tmp_path) for loader in LOADERS[:2])
+    with in_scope(cfg):
+        preprocess = MODELS.build(cfg.data_preprocessor)
+    batch = preprocess(dict(inputs=[train["inputs"]], data_samples=[train["data_samples"]]), training=True)
+    assert tuple(batch["inputs"].shape) == (1, 3, 512, 512)
+    assert tuple(batch["data_samples"][0].gt_sem_seg.data.shape) == (1, 512, 512)
+    assert tuple(val["inputs"].shape) == (3, 512, 770)
+    expected = np.where(labels == 0, 255, labels - 1)
+    np.testing.assert_array_equal(val["data_samples"].gt_sem_seg.data[0].numpy(), expected)
+
+
+@pytest.mark.parametrize("path", TOKENIZERS, ids=label)
+def test_tokenizer_config_leads_to_a_recipe_that_reads_its_tokens(path):
+    cfg = load(path)
+    with in_scope(cfg):
+        MODELS.build(cfg.data_preprocessor)
+    assert MODELS.get(cfg.tokenizer.type).__name__ == cfg.tokenizer.type.split(".")[1]
+    recipe = load(ROOT / cfg.next_config)
+    (step,) = (step for step in recipe.train_dataloader.dataset.pipeline if "store" in step)
+    assert step.store == cfg.token_store
+    assert recipe.model.target_generator.vocab_size == recipe.model.head.vocab_size == cfg.codebook.k

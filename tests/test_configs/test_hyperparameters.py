@@ -1,0 +1,210 @@
+"""The recipes hold the paper's hyper-parameters: its tables against real optimizers and schedulers."""
+
+import pytest
+import torch
+from config_building import (
+    RECIPES,
+    build_model,
+    gpus_and_batch,
+    learning_rates,
+    load,
+    optim_wrapper_of,
+)
+from torch import nn
+
+SIZES = ["tiny", "small", "base"]
+WIDTHS = dict(tiny=192, small=384, base=768)
+# Paper, "Hyperparameters for fine-tuning": peak rate, epochs, layer-wise decay.
+FINETUNING = dict(tiny=(2.5e-4, 300, 1.0), small=(5e-3, 200, 0.65), base=(5e-4, 100, 0.65))
+STEPS = 20  # iterations of an epoch; the schedules are defined in epochs
+
+
+def recipe(pattern: str):
+    (path,) = (path for path in RECIPES if path.match(pattern))
+    return path, load(path)
+
+
+def pretraining(size: str):
+    return recipe(f"configs/mapet/mapet_vit-{size}-p16_kclip_*")
+
+
+def fine_tuning(size: str):
+    return recipe(f"configs/mapet/benchmarks/vit-{size}-p16_*b*-amp-coslr-[123]00e_in1k.py")
+
+
+def linear_probe(size: str):
+    return recipe(f"configs/mapet/benchmarks/vit-{size}-p16_*-linear-*")
+
+
+def segmentation(size: str):
+    return recipe(f"configs/segmentation/mapet_vit-{size}-p16_upernet_*")
+
+
+def assert_adamw(cfg, weight_decay: float, clip: float | None = None) -> None:
+    optimizer = cfg.optim_wrapper.optimizer
+    assert optimizer.type == "AdamW"
+    assert (tuple(optimizer.betas), optimizer.eps) == ((0.9, 0.999), 1e-8)
+    assert optimizer.weight_decay == weight_decay
+    assert cfg.optim_wrapper.get("clip_grad") == (None if clip is None else dict(max_norm=clip))
+
+
+def assert_batch(path, cfg, total: int) -> None:
+    """The name, the loader and `--auto-scale-lr` agree on the paper's total batch."""
+    gpus, batch = gpus_and_batch(path)
+    assert gpus * batch == total
+    assert cfg.train_dataloader.batch_size == batch
+    assert cfg.auto_scale_lr.base_batch_size == total
+
+
+def stochastic_depth(vit: nn.Module) -> list[float]:
+    """Drop rate of each layer's attention branch."""
+    return [getattr(layer.attn.out_drop, "drop_prob", 0.0) for layer in vit.layers]
+
+
+def step_of(cfg, name: str, loader: str = "train_dataloader"):
+    (step,) = (step for step in cfg[loader].dataset.pipeline if step.type == name)
+    return step
+
+
+def one_group(lr: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([nn.Parameter(torch.zeros(1))], lr=lr)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pretraining_model_is_the_papers(size):
+    vit = build_model(pretraining(size)[1]).backbone
+    assert (len(vit.layers), vit.embed_dims) == (12, WIDTHS[size])
+    assert WIDTHS[size] // vit.layers[0].attn.num_heads == 64
+    assert vit.layers[0].ffn.feedforward_channels == 4 * WIDTHS[size]
+    assert (vit.patch_resolution, vit.num_tokens) == ((14, 14), 197)
+    assert vit.cutting_point == dict(tiny=50, small=50, base=60)[size]
+    assert stochastic_depth(vit) == pytest.approx([0.1 * layer / 11 for layer in range(12)])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pretraining_schedule_is_the_papers(size):
+    path, cfg = pretraining(size)
+    assert_adamw(cfg, weight_decay=0.05, clip=3.0)
+    assert_batch(path, cfg, 2048)
+    assert gpus_and_batch(path)[0] == dict(tiny=16, small=32, base=64)[size]
+    rates = learning_rates(cfg, one_group(cfg.optim_wrapper.optimizer.lr), STEPS)[:, 0]
+    assert len(rates) == 300 * STEPS
+    assert rates[0] == pytest.approx(1e-6)
+    assert rates[10 * STEPS - 1] == pytest.approx(1.5e-3)
+    assert rates[155 * STEPS] == pytest.approx((1.5e-3 + 1e-5) / 2)  # half of the cosine
+    assert rates[-1] == pytest.approx(1e-5, rel=1e-3)
+
+
+def test_pretraining_decays_no_bias_norm_class_token_or_position():
+    """No decay on any 1-D parameter, class token and position embedding; the mask token is decayed."""
+    _, cfg = pretraining("tiny")
+    model = build_model(cfg)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = optim_wrapper_of(cfg, model).optimizer.param_groups
+    decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
+    free = {name for name, p in model.named_parameters() if p.ndim == 1}
+    assert decay.keys() == set(names.values())
+    assert {name for name, value in decay.items() if value == 0} == free | {
+        "backbone.cls_token",
+        "backbone.pos_embed",
+    }
+    assert {value for value in decay.values() if value} == {0.05}
+    assert {group["lr"] for group in groups} == {1.5e-3}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pretraining_images_are_jittered_and_nothing_else(size):
+    _, cfg = pretraining(size)
+    kinds = [step.type for step in cfg.train_dataloader.dataset.pipeline]
+    square = ["LoadImageFromFile", "EfficientNetCenterCrop"]
+    assert kinds == [*square, "ColorJitter", "mapet_mm.LoadTokenGrid", "PackInputs"]
+    assert step_of(cfg, "ColorJitter") == dict(
+        type="ColorJitter", brightness=0.4, contrast=0.4, saturation=0.4
+    )
+    kinds = [step.type for step in cfg.val_dataloader.dataset.pipeline]
+    assert kinds == [*square, "mapet_mm.LoadTokenGrid", "PackInputs"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_fine_tuning_schedule_is_the_papers_in_every_layer(size):
+    path, cfg = fine_tuning(size)
+    peak, epochs, layer_decay = FINETUNING[size]
+    assert_adamw(cfg, weight_decay=0.05)
+    assert_batch(path, cfg, 1024)
+    optimizer = optim_wrapper_of(cfg, build_model(cfg))
+    rates = learning_rates(cfg, optimizer, STEPS)
+    assert len(rates) == epochs * STEPS
+    # The head's rate, and the patch embedding's: 13 steps of layer-wise decay below it at all times.
+    for group, share in ((rates.max(axis=1), 1.0), (rates.min(axis=1), layer_decay**13)):
+        assert group[0] == pytest.approx(1e-6 * share)
+        assert group[20 * STEPS - 1] == pytest.approx(peak * share)
+        assert group[-1] == pytest.approx(1e-6 * share, rel=2e-2)
+    assert len(set(rates[0])) == (1 if layer_decay == 1 else 14)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_fine_tuning_model_and_augmentation_are_the_papers(size):
+    _, cfg = fine_tuning(size)
+    model = build_model(cfg)
+    assert stochastic_depth(model.backbone)[-1] == pytest.approx(0.1)
+    assert (model.backbone.out_type, model.backbone.final_norm) == ("avg_featmap", False)
+    assert model.head.fc.weight.shape == (1000, WIDTHS[size])
+    assert model.head.loss_module.label_smooth_val == 0.1
+    mixes = {type(mix).__name__: mix.alpha for mix in model.data_preprocessor.batch_augments.augments}
+    assert mixes == dict(Mixup=0.8, CutMix=1.0)
+    assert step_of(cfg, "RandomErasing").erase_prob == 0.25
+    augment = step_of(cfg, "RandAugment")
+    assert (augment.magnitude_level, augment.magnitude_std, augment.num_policies) == (9, 0.5, 2)
+    assert step_of(cfg, "RandomResizedCrop").scale == 224
+    assert step_of(cfg, "ResizeEdge", "val_dataloader").scale == 256
+    assert step_of(cfg, "CenterCrop", "val_dataloader").crop_size == 224
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_linear_probe_is_the_papers(size):
+    path, cfg = linear_probe(size)
+    assert_adamw(cfg, weight_decay=1e-4)
+    assert_batch(path, cfg, 1024)
+    rates = learning_rates(cfg, one_group(cfg.optim_wrapper.optimizer.lr), STEPS)[:, 0]
+    assert len(rates) == 50 * STEPS
+    assert rates[0] == pytest.approx(4e-3)
+    assert rates[25 * STEPS] == pytest.approx(2e-3)
+    assert rates[-1] < 4e-3 * 1e-4
+    kinds = [step.type for step in cfg.train_dataloader.dataset.pipeline]
+    assert kinds == ["LoadImageFromFile", "RandomResizedCrop", "RandomFlip", "PackInputs"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_linear_probe_trains_the_linear_layer_only_and_its_backbone_stays_in_eval_mode(size):
+    model = build_model(linear_probe(size)[1]).train()
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == [
+        "head.fc.weight",
+        "head.fc.bias",
+    ]
+    assert model.head.training
+    assert not any(module.training for module in model.backbone.modules())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_segmentation_is_the_papers(size):
+    path, cfg = segmentation(size)
+    assert_adamw(cfg, weight_decay=0.05)
+    assert_batch(path, cfg, 16)
+    assert (cfg.train_cfg.max_iters, cfg.optim_wrapper.optimizer.lr) == (160_000, 5e-5)
+    model = build_model(cfg)
+    assert stochastic_depth(model.backbone)[-1] == pytest.approx(0.15)
+    assert model.backbone.patch_resolution == (32, 32)
+    assert step_of(cfg, "RandomCrop").crop_size == (512, 512)
+    rates = [group["lr"] for group in optim_wrapper_of(cfg, model).param_groups]
+    assert max(rates) == 5e-5
+    assert min(rates) == pytest.approx(5e-5 * 0.75**13)
+
+
+def test_segmentation_warms_up_and_decays_linearly_to_zero():
+    """5e-11 to 5e-5 in 1,500 iterations, then linearly to 0 at iteration 160,000."""
+    _, cfg = segmentation("base")
+    rates = learning_rates(cfg, one_group(5e-5), 160_000)[:, 0]
+    assert rates[0] == pytest.approx(5e-11)
+    assert rates[1_499] == pytest.approx(5e-5)
+    assert rates[(1_500 + 160_000) // 2] == pytest.approx(2.5e-5, rel=1e-4)
+    assert 0 <= rates[-1] < 1e-9

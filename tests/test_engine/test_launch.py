@@ -1,0 +1,341 @@
+"""tools/train.py, tools/test.py and their distributed forms, on a tiny classifier of MMPretrain."""
+
+import importlib.util
+import json
+import os
+import pickle
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from PIL import Image
+
+from mapet_mm.engine.launch import (
+    LaunchError,
+    build_runner,
+    configure_test,
+    configure_training,
+    load_config,
+    next_command,
+)
+
+TOOLS = Path(__file__).parents[2] / "tools"
+CONFIG = """
+default_scope = "mmpretrain"
+arch = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
+model = dict(
+    type="ImageClassifier",
+    backbone=dict(type="VisionTransformer", arch=arch, img_size=16, patch_size=4),
+    head=dict(type="LinearClsHead", num_classes=2, in_channels=16, loss=dict(type="CrossEntropyLoss")),
+)
+data_preprocessor = dict(num_classes=2, mean=[127.5] * 3, std=[127.5] * 3)
+train_dataloader = dict(
+    batch_size=2,
+    num_workers=0,
+    sampler=dict(type="DefaultSampler", shuffle=True),
+    dataset=dict(
+        type="CustomDataset",
+        data_root="DATA",
+        pipeline=[dict(type="LoadImageFromFile"), dict(type="PackInputs")],
+    ),
+)
+val_dataloader = dict(train_dataloader, sampler=dict(type="DefaultSampler", shuffle=False))
+test_dataloader = val_dataloader
+val_evaluator = test_evaluator = dict(type="Accuracy", topk=(1,))
+optim_wrapper = dict(
+    optimizer=dict(type="AdamW", lr=1e-2, weight_decay=0.05),
+    constructor="mapet_mm.LayerDecayOptimWrapperConstructor",
+    paramwise_cfg=dict(layer_decay_rate=0.5),
+)
+param_scheduler = [dict(type="CosineAnnealingLR", T_max=4, by_epoch=True)]
+train_cfg = dict(by_epoch=True, max_epochs=2)
+val_cfg = test_cfg = dict()
+auto_scale_lr = dict(base_batch_size=1)
+randomness = dict(seed=0)
+default_hooks = dict(
+    checkpoint=dict(type="CheckpointHook", interval=1),
+    logger=dict(type="LoggerHook", interval=1),
+    visualization=dict(type="VisualizationHook"),
+)
+visualizer = dict(type="UniversalVisualizer", vis_backends=[dict(type="LocalVisBackend")])
+"""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """The model is far too small for more, and threads that wait for each other are slow on busy machines."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    """Four images of each of two classes, dark and bright."""
+    folder, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for label, low in enumerate((0, 128)):
+        (folder / str(label)).mkdir()
+        for index in range(4):
+            pixels = rng.integers(low, low + 128, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / str(label) / f"{label}{index}.png")
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path, images) -> Path:
+    """The config, under a name of its own: MMEngine keeps loggers by the name of the experiment."""
+    path = tmp_path / f"{tmp_path.name}.py"
+    path.write_text(CONFIG.replace("DATA", str(images)))
+    return path
+
+
+def run_tool(monkeypatch, name: str, *arguments: object) -> None:
+    """Run the main function of a tool, here and not in another process, which would take 10 s to start."""
+    spec = importlib.util.spec_from_file_location(f"tool_{name}", TOOLS / f"{name}.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+    tool.main()
+
+
+def read_checkpoint(work: Path, epoch: int) -> dict:
+    return torch.load(work / f"epoch_{epoch}.pth", weights_only=False, map_location="cpu")
+
+
+def read_scalars(work: Path) -> list[dict]:
+    """What the last run logged, one dict per line."""
+    (path, *_) = sorted(work.glob("*/vis_data/scalars.json"), reverse=True)
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_train_writes_checkpoints_and_says_what_and_what_next(config, tmp_path, monkeypatch, capsys):
+    work = tmp_path / "work"
+    run_tool(monkeypatch, "train", config, "--work-dir", work)
+    assert sorted(path.name for path in work.glob("*.pth")) == ["epoch_1.pth", "epoch_2.pth"]
+    assert [line["loss"] > 0 for line in read_scalars(work) if "loss" in line] == [True] * 8
+    assert any("accuracy/top1" in line for line in read_scalars(work))
+    *_, wrote, following = capsys.readouterr().out.strip().splitlines()
+    assert wrote == f"wrote {work}: last checkpoint {work / 'epoch_2.pth'}"
+    assert following == f"next: python tools/test.py {config} {work / 'epoch_2.pth'}"
+
+
+def test_resume_continues_to_the_same_weights_as_an_unbroken_run(config, tmp_path, monkeypatch):
+    """A run that was killed in its second epoch: what `--resume` makes of the first one's checkpoint.
+
+    The order of the images depends on seed and epoch alone and the model draws nothing, so they are equal.
+    """
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run_tool(monkeypatch, "train", config, "--work-dir", whole)
+    broken.mkdir()
+    shutil.copy(whole / "epoch_1.pth", broken)
+    (broken / "last_checkpoint").write_text(str(broken / "epoch_1.pth"))
+    run_tool(monkeypatch, "train", config, "--work-dir", broken, "--resume")
+    expected, resumed = read_checkpoint(whole, 2), read_checkpoint(broken, 2)
+    assert resumed["meta"]["iter"] == expected["meta"]["iter"] == 8
+    for name, value in expected["state_dict"].items():
+        torch.testing.assert_close(resumed["state_dict"][name], value, rtol=0, atol=1e-6)
+    assert resumed["optimizer"]["param_groups"] == expected["optimizer"]["param_groups"]
+
+
+def test_resume_without_a_checkpoint_keeps_the_configs_load_from(config, tmp_path):
+    weights = tmp_path / "weights.pth"
+    weights.touch()
+    cfg = load_config(str(config), dict(load_from=str(weights)), str(tmp_path / "empty"))
+    configure_training(cfg, resume="auto")
+    assert (cfg.get("resume", False), cfg.load_from) == (False, str(weights))
+
+
+def test_amp_computes_in_half_precision_and_keeps_float32_weights(config, tmp_path):
+    cfg = load_config(str(config), None, str(tmp_path / "work"))
+    configure_training(cfg, amp=True)
+    runner = build_runner(cfg, "none")
+    seen = set()
+    runner.model.head.fc.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+    runner.train()
+    assert seen == {runner.optim_wrapper.dtype, torch.float32}, "training in half precision, validation not"
+    assert seen & {torch.bfloat16, torch.float16}
+    assert {value.dtype for value in runner.model.state_dict().values()} == {torch.float32}
+
+
+def test_auto_scale_lr_follows_the_batch_size(config, tmp_path):
+    """Batch 2, meant for 1: every group learns at twice its rate."""
+    cfg = load_config(str(config), None, str(tmp_path / "work"))
+    configure_training(cfg, auto_scale_lr=True)
+    runner = build_runner(cfg, "none")
+    runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+    runner.scale_lr(runner.optim_wrapper, runner.auto_scale_lr)
+    assert {round(group["lr"], 6) for group in runner.optim_wrapper.param_groups} == {
+        0.02, 0.01, 0.005, 0.0025,
+    }  # fmt: skip
+
+
+def test_no_validate_runs_without_validation(config, tmp_path, monkeypatch):
+    work = tmp_path / "work"
+    run_tool(monkeypatch, "train", config, "--work-dir", work, "--no-validate")
+    assert not any("accuracy/top1" in line for line in read_scalars(work))
+    assert (work / "epoch_2.pth").is_file()
+
+
+def test_test_reports_and_keeps_metrics_predictions_and_drawings(config, tmp_path, monkeypatch, capsys):
+    work = tmp_path / "work"
+    run_tool(monkeypatch, "train", config, "--work-dir", work)
+    checkpoint, outs = work / "epoch_2.pth", [tmp_path / "metrics.json", tmp_path / "predictions.pkl"]
+    run_tool(monkeypatch, "test", config, checkpoint, "--work-dir", work, "--out", outs[0], "--amp")
+    drawn = tmp_path / "drawn"
+    run_tool(
+        monkeypatch, "test", config, checkpoint, "--work-dir", work, "--out", outs[1], "--show-dir", drawn
+    )
+    accuracy = json.loads(outs[0].read_text())["accuracy/top1"]
+    predictions = pickle.loads(outs[1].read_bytes())
+    right = sum(int(sample["pred_label"] == sample["gt_label"]) for sample in predictions)
+    assert len(predictions) == len(list(drawn.iterdir())) == 8
+    assert accuracy == pytest.approx(100 * right / 8)
+    assert str(outs[1]) in capsys.readouterr().out.strip().splitlines()[-1]
+
+
+def test_two_processes_train_together_on_cpu(config, tmp_path):
+    """gloo through dist_train.sh: half the iterations each, one set of weights, whole arguments passed on."""
+    work = tmp_path / "work dir"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "PYTHON": sys.executable, "PORT": port, "CUDA_VISIBLE_DEVICES": "-1"}
+    options = ["--cfg-options", "train_cfg.max_epochs=1", "--work-dir", str(work)]
+    done = subprocess.run(
+        ["bash", str(TOOLS / "dist_train.sh"), str(config), "2", *options],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"wrote {work}" in done.stdout
+    assert done.stdout.count("next: python tools/test.py") == 1, "every process reports, not the first alone"
+    assert read_checkpoint(work, 1)["meta"]["iter"] == 2
+    assert re.search(r"Distributed launcher: pytorch\s", done.stdout + done.stderr)
+    assert re.search(r"GPU number: 2\s", done.stdout + done.stderr)
+
+
+def test_cpu_processes_start_gloo_and_keep_the_configs_wrapper_options(config, tmp_path, monkeypatch):
+    """A process group on CPU leaves the model wrapper without device ids, and the config's options in it."""
+    started = []
+    monkeypatch.setattr("mapet_mm.engine.launch.get_device", lambda: "cpu")
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda *a, **k: started.append((a, k)))
+    monkeypatch.setattr("mapet_mm.engine.launch.Runner.from_cfg", lambda cfg: cfg)
+    options = {"model_wrapper_cfg.static_graph": True, "env_cfg.dist_cfg.timeout": 60}
+    cfg = build_runner(load_config(str(config), options, str(tmp_path)), "pytorch")
+    assert started[0][0] == ("gloo",)
+    assert started[0][1]["timeout"].total_seconds() == 60
+    assert cfg.model_wrapper_cfg == dict(
+        type="MMDistributedDataParallel",
+        broadcast_buffers=False,
+        find_unused_parameters=False,
+        static_graph=True,
+        device_ids=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "kwargs", "match"),
+    [
+        (dict(optim_wrapper=None), {}, "has no `optim_wrapper`"),
+        (dict(auto_scale_lr=None), dict(auto_scale_lr=True), "--auto-scale-lr: the config has no"),
+        ({}, dict(resume="gone.pth"), "resume from: gone.pth does not exist"),
+        (dict(load_from="gone.pth"), {}, "`load_from`: gone.pth does not exist"),
+        (
+            {"model.backbone.init_cfg": dict(type="Pretrained", checkpoint="")},
+            {},
+            r"`model.backbone.init_cfg.checkpoint` open: --cfg-options model.backbone.init_cfg.checkpoint=",
+        ),
+        (
+            {"model.backbone.init_cfg": [dict(type="Pretrained", checkpoint="gone.pth")]},
+            {},
+            r"`model.backbone.init_cfg.0.checkpoint` gone.pth does not exist",
+        ),
+    ],
+)
+def test_training_that_cannot_start_says_which_option_to_change(config, options, kwargs, match):
+    with pytest.raises(LaunchError, match=match):
+        configure_training(load_config(str(config), options), **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("options", "kwargs", "match"),
+    [
+        ({}, dict(checkpoint="gone.pth"), "checkpoint gone.pth does not exist"),
+        (dict(test_dataloader=None), dict(checkpoint="https://x/y.pth"), "has no `test_dataloader`"),
+        ({}, dict(checkpoint="https://x/y.pth", tta=True), "--tta: .* has no `tta_model`"),
+        ({}, dict(checkpoint="https://x/y.pth", label_maps="out.txt"), r"--out out.txt: a .pkl file"),
+    ],
+)
+def test_test_that_cannot_start_says_which_option_to_change(config, options, kwargs, match):
+    with pytest.raises(LaunchError, match=match):
+        configure_test(load_config(str(config), options), **kwargs)
+
+
+def test_missing_config_is_one_line_and_not_a_traceback(monkeypatch):
+    with pytest.raises(SystemExit, match=r"^error: config gone.py does not exist$"):
+        run_tool(monkeypatch, "train", "gone.py")
+
+
+def test_launcher_without_cuda_devices_says_which_one_to_use(config, monkeypatch):
+    monkeypatch.setattr("mapet_mm.engine.launch.get_device", lambda: "cpu")
+    with pytest.raises(LaunchError, match="slurm needs CUDA devices"):
+        build_runner(load_config(str(config)), "slurm")
+
+
+@pytest.mark.parametrize("script", ["dist_train.sh", "dist_test.sh", "slurm_train.sh", "slurm_test.sh"])
+def test_shell_tools_print_their_usage_when_arguments_are_missing(script):
+    done = subprocess.run(["bash", str(TOOLS / script), "config.py"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"usage: bash tools/{script} ")
+
+
+def test_slurm_tool_starts_srun_with_gpus_and_passes_arguments_on(tmp_path):
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    srun.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "GPUS": "16", "PYTHON": "py"}
+    arguments = ["part", "job", "config.py", "work dir", "--resume", "--cfg-options", "a=[1, 2]"]
+    command = ["bash", str(TOOLS / "slurm_train.sh"), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert {"--partition=part", "--ntasks=16", "--ntasks-per-node=8", "--gres=gpu:8"} <= set(lines)
+    after = ["config.py", "--work-dir", "work dir", "--resume", "--cfg-options", "a=[1, 2]"]
+    assert lines[lines.index("py") + 2 :][1:] == [*after, "--launcher", "slurm"]
+
+
+def test_loaders_fit_the_machine_and_the_library(config, monkeypatch):
+    """Batches stacked for MMPretrain alone, memory pinned with a GPU alone, workers that stay."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    options = {"val_dataloader.num_workers": 2, "train_dataloader.persistent_workers": True}
+    cfg = load_config(str(config), options)
+    train, val = cfg.train_dataloader, cfg.val_dataloader
+    assert (train.persistent_workers, train.pin_memory, train.collate_fn.type) == (
+        False, False, "default_collate",
+    )  # fmt: skip
+    assert val.persistent_workers
+    assert "collate_fn" not in load_config(str(config), dict(default_scope="mmseg")).train_dataloader
+
+
+def test_work_dir_is_the_option_then_the_configs_then_the_configs_name(config):
+    assert load_config(str(config)).work_dir == f"work_dirs/{config.stem}"
+    assert load_config(str(config), dict(work_dir="mine")).work_dir == "mine"
+    assert load_config(str(config), dict(work_dir="mine"), "yours").work_dir == "yours"
+
+
+def test_pre_training_is_followed_by_a_recipe_of_the_same_backbone(tmp_path):
+    (tmp_path / "benchmarks").mkdir()
+    for name in ("vit-small-p16_1xb1_in1k.py", "vit-tiny-p16_1xb1_in1k.py"):
+        Config(dict(a=1)).dump(tmp_path / "benchmarks" / name)
+    command = next_command(str(tmp_path / "mapet_vit-tiny-p16_kclip_1xb1_in1k.py"), "last.pth")
+    assert command == (
+        f"python tools/train.py {tmp_path}/benchmarks/vit-tiny-p16_1xb1_in1k.py "
+        "--cfg-options model.backbone.init_cfg.checkpoint=last.pth"
+    )

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Start a tool with torchrun; used by dist_train.sh and dist_test.sh: launch.sh PROCESSES TOOL ARGUMENTS...
+set -euo pipefail
+TOOLS="$(cd "$(dirname "$0")" && pwd)"
+PROCESSES=$1
+TOOL=$2
+PYTHON=${PYTHON:-python}
+
+case $PROCESSES in
+    '' | *[!0-9]* | 0)
+        echo "error: GPUS is '$PROCESSES': the number of processes on this machine, 1 or more" >&2
+        exit 2
+        ;;
+esac
+
+# Each process gets its share of the cores.
+CORES=$(nproc 2>/dev/null || echo 1)
+SHARE=$((CORES / PROCESSES > 0 ? CORES / PROCESSES : 1))
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SHARE}
+export MKL_NUM_THREADS=${MKL_NUM_THREADS:-$OMP_NUM_THREADS}
+export PYTHONPATH="$TOOLS/..${PYTHONPATH:+:$PYTHONPATH}"
+
+exec "$PYTHON" -m torch.distributed.run \
+    --nnodes="${NNODES:-1}" \
+    --node_rank="${NODE_RANK:-0}" \
+    --master_addr="${MASTER_ADDR:-127.0.0.1}" \
+    --master_port="${PORT:-29500}" \
+    --nproc_per_node="$PROCESSES" \
+    "$TOOLS/$TOOL" "${@:3}" --launcher pytorch

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Start a tool with srun; used by slurm_train.sh and slurm_test.sh:
+#     slurm_launch.sh PARTITION JOB_NAME TOOL ARGUMENTS...
+set -euo pipefail
+TOOLS="$(cd "$(dirname "$0")" && pwd)"
+PYTHON=${PYTHON:-python}
+GPUS=${GPUS:-8}
+GPUS_PER_NODE=${GPUS_PER_NODE:-8}
+export PYTHONPATH="$TOOLS/..${PYTHONPATH:+:$PYTHONPATH}"
+
+# SRUN_ARGS holds several arguments, so it stays without quotes.
+# shellcheck disable=SC2086
+exec srun --partition="$1" \
+    --job-name="$2" \
+    --gres=gpu:"$GPUS_PER_NODE" \
+    --ntasks="$GPUS" \
+    --ntasks-per-node="$((GPUS < GPUS_PER_NODE ? GPUS : GPUS_PER_NODE))" \
+    --cpus-per-task="${CPUS_PER_TASK:-5}" \
+    --kill-on-bad-exit=1 \
+    ${SRUN_ARGS:-} \
+    "$PYTHON" -u "$TOOLS/$3" "${@:4}" --launcher slurm

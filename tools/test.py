@@ -1,0 +1,82 @@
+"""Test a checkpoint: the config's metrics on its test set, predictions and drawings on request.
+
+    python tools/test.py CONFIG CHECKPOINT --out predictions.pkl
+
+Several processes: tools/dist_test.sh, or tools/slurm_test.sh on a cluster.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import torch
+from mmengine.config import DictAction
+from mmengine.dist import is_distributed, is_main_process
+from mmengine.evaluator import DumpResults
+from mmengine.fileio import dump
+
+from mapet_mm.engine.launch import (
+    LaunchError,
+    build_runner,
+    configure_drawing,
+    configure_test,
+    load_config,
+)
+
+PREDICTIONS, METRICS = (".pkl", ".pickle"), (".json", ".yml", ".yaml")
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("config", help="config file")
+    parser.add_argument("checkpoint", help="checkpoint file")
+    parser.add_argument("--work-dir", help="folder for logs and metrics; work_dirs/<config> by default")
+    parser.add_argument(
+        "--out",
+        help="keep results: a .pkl file for predictions, .json or .yml for metrics; "
+        "for segmentation also a folder for label maps",
+    )
+    parser.add_argument("--amp", action="store_true", help="mixed precision, on GPU or CPU")
+    parser.add_argument("--tta", action="store_true", help="test-time augmentation as in the config")
+    parser.add_argument("--show", action="store_true", help="show predictions in a window")
+    parser.add_argument("--show-dir", help="folder for drawn predictions")
+    parser.add_argument("--wait-time", type=float, default=2, help="seconds that --show waits")
+    parser.add_argument("--interval", type=int, default=1, help="draw one of this many images")
+    parser.add_argument("--cfg-options", nargs="+", action=DictAction, metavar="KEY=VALUE")
+    parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
+    parser.add_argument("--local_rank", "--local-rank", type=int, default=0)
+    args = parser.parse_args()
+    os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
+    return args
+
+
+def main() -> None:
+    args = parse_args()
+    kind = Path(args.out).suffix if args.out else ""
+    label_maps = args.out if kind not in PREDICTIONS + METRICS else None
+    try:
+        cfg = load_config(args.config, args.cfg_options, args.work_dir)
+        configure_test(cfg, args.checkpoint, args.amp, args.tta, label_maps)
+        if args.show or args.show_dir:
+            configure_drawing(cfg, args.show, args.show_dir, args.wait_time, args.interval)
+        runner = build_runner(cfg, args.launcher)
+    except LaunchError as error:
+        sys.exit(f"error: {error}")
+    if kind in PREDICTIONS:
+        runner.test_evaluator.metrics.append(DumpResults(args.out))
+    metrics = runner.test()
+    if is_main_process():
+        if kind in METRICS:
+            dump(metrics, args.out)
+        print(f"wrote {', '.join(filter(None, [runner.log_dir, args.out, args.show_dir]))}")
+        if not args.out:
+            print(f"next: python tools/test.py {args.config} {args.checkpoint} --out predictions.pkl")
+    if is_distributed():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Train a model: pre-training, classification or segmentation, whatever the config says.
+
+    python tools/train.py configs/digits/vit-micro-p4_1xb64-coslr-10e_digits.py --amp
+
+Several processes: tools/dist_train.sh, or tools/slurm_train.sh on a cluster.
+"""
+
+import argparse
+import os
+import sys
+
+import torch
+from mmengine.config import DictAction
+from mmengine.dist import is_distributed, is_main_process
+
+from mapet_mm.engine.launch import (
+    LaunchError,
+    build_runner,
+    configure_training,
+    load_config,
+    training_report,
+)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("config", help="config file")
+    parser.add_argument("--work-dir", help="folder for logs and checkpoints; work_dirs/<config> by default")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="auto",
+        metavar="CHECKPOINT",
+        help="continue from a checkpoint; without one, from the work dir's last, if there is any",
+    )
+    parser.add_argument("--amp", action="store_true", help="mixed precision, on GPU or CPU")
+    parser.add_argument("--no-validate", action="store_true", help="train without validation")
+    parser.add_argument(
+        "--auto-scale-lr",
+        action="store_true",
+        help="scale the learning rate to the batch size in use (the config names the one it is meant for)",
+    )
+    parser.add_argument(
+        "--cfg-options",
+        nargs="+",
+        action=DictAction,
+        metavar="KEY=VALUE",
+        help="change entries of the config, for example train_cfg.max_epochs=5 model.head.num_classes=7",
+    )
+    parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
+    parser.add_argument("--local_rank", "--local-rank", type=int, default=0)
+    args = parser.parse_args()
+    os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
+    return args
+
+
+def main() -> None:
+    args = parse_args()
+    try:
+        cfg = load_config(args.config, args.cfg_options, args.work_dir)
+        configure_training(cfg, args.resume, args.amp, args.no_validate, args.auto_scale_lr)
+        runner = build_runner(cfg, args.launcher)
+    except LaunchError as error:
+        sys.exit(f"error: {error}")
+    runner.train()
+    if is_main_process():
+        print(training_report(cfg, args.config))
+    if is_distributed():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -108,8 +108,7 @@ class Codebook:
             gpu=gpu,
         )
         kmeans.train(features)
-        # faiss lists the iterations of every redo up to the best one, so the best one's come last.
-        inertia = [float(objective) for objective in kmeans.obj[-niter:]]
+        inertia = _best_run(kmeans.obj, niter)
         print_log(
             f"k-means, best of {nredo}: inertia {inertia[0]:.6g} after iteration 1, "
             f"{inertia[-1]:.6g} after iteration {len(inertia)}",
@@ -201,6 +200,17 @@ class Codebook:
             half_norms = self.centroids.double().square().sum(dim=1).div(2).float()
             self._operands[device] = (self.centroids.T.to(device), half_norms.to(device))
         return self._operands[device]
+
+
+def _best_run(objectives: np.ndarray, niter: int) -> list[float]:
+    """Inertia per iteration of the best redo, from faiss's list of all redos up to and with that one.
+
+    A redo may stop early, so its start is where the inertia last rose; within a redo it only falls (save
+    where faiss refills an empty cluster, and then the list starts there).
+    """
+    tail = [float(objective) for objective in objectives[-niter:]]
+    rises = [index for index in range(1, len(tail)) if tail[index] > tail[index - 1]]
+    return tail[rises[-1] :] if rises else tail
 
 
 def _as_rows(features: np.ndarray | Tensor, k: int) -> np.ndarray:

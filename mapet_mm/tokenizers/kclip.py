@@ -70,8 +70,8 @@ class KCLIP(BaseModule):
         if codebook is not None and not isinstance(codebook, Codebook):
             codebook = Codebook.load(codebook)
         self.codebook = codebook
-        self.description = describe(clip_model, pretrained)
         self.image_size = image_size or tower_config(clip_model)["image_size"]
+        self.description = describe(clip_model, pretrained)
         if self.image_size % STRIDE:
             raise ValueError(f"KCLIP's image_size must be a multiple of {STRIDE} px, got {self.image_size}")
         # In a tuple, out of nn.Module's sight.

@@ -1,0 +1,268 @@
+"""The token store: what is written is read back by name, interruptions lose nothing, damage is refused."""
+
+import multiprocessing
+import os
+import pickle
+import random
+import time
+
+import numpy as np
+import pytest
+
+from mapet_mm.tokenizers.token_store import MissingTokensError, TokenStore, TokenStoreError
+
+DIGEST = "3fa2" * 16
+
+
+def make(path, count=700, grid=(3, 2), vocab_size=500, **kwargs) -> TokenStore:
+    names = [f"train/{i % 7}/{i:05d}.png" for i in range(count)]
+    random.Random(0).shuffle(names)
+    return TokenStore.create(path, names, grid, vocab_size, DIGEST, **kwargs)
+
+
+def grids_of(rows, grid=(3, 2), vocab_size=500) -> np.ndarray:
+    """A grid that only its row has."""
+    return (np.arange(np.prod(grid)).reshape(grid) * 11 + np.asarray(rows)[:, None, None] * 7) % vocab_size
+
+
+def resident_kib() -> int:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+
+def test_every_grid_is_read_back_under_its_name(tmp_path):
+    store = make(tmp_path / "tokens", data_root="data/digits")
+    rows = np.random.default_rng(0).permutation(len(store))
+    for part in np.array_split(rows, 9):
+        store.write(part, grids_of(part))
+    again = TokenStore.open(tmp_path / "tokens")
+    assert list(again.names) == sorted(again.names)
+    for row, name in enumerate(again.names):
+        assert again[name].dtype == np.uint16
+        assert (again[name] == grids_of([row])[0]).all()
+        assert again.row(name) == row
+        assert again.names[row] == name
+    assert (again.grid, again.vocab_size, again.tokenizer) == ((3, 2), 500, DIGEST)
+    assert again.data_root == "data/digits"
+
+
+def test_missing_counts_down_and_ends_empty(tmp_path):
+    store = make(tmp_path / "tokens", count=10)
+    assert store.missing().tolist() == list(range(10))
+    store.write([7, 2], grids_of([7, 2]))
+    assert store.missing().tolist() == [0, 1, 3, 4, 5, 6, 8, 9]
+    assert store.written().tolist() == [row in (2, 7) for row in range(10)]
+    assert len(store) == 10
+
+
+@pytest.mark.parametrize(
+    "name", ["train/0/99999.png", "train", "", "a", "zzz", "rain/0/00000.png", "train/0/00000.pn"]
+)
+def test_unknown_names_are_not_found(tmp_path, name):
+    store = make(tmp_path / "tokens", count=300)
+    assert name not in store
+    with pytest.raises(MissingTokensError, match=r"tokens` has no image `.*`: run tools/extract_tokens.py"):
+        store[name]
+
+
+def test_a_name_with_a_line_break_does_not_match_two_names(tmp_path):
+    store = make(tmp_path / "tokens", count=300)
+    assert "\n".join([store.names[4], store.names[5]]) not in store
+
+
+def test_reading_tokens_not_written_yet_is_one_clear_line(tmp_path):
+    store = make(tmp_path / "tokens", count=3)
+    name = store.names[1]
+    assert name in store
+    with pytest.raises(MissingTokensError) as error:
+        store[name]
+    assert str(error.value) == (
+        f"token store `{tmp_path / 'tokens'}` has no tokens for image `{name}` yet: "
+        "run tools/extract_tokens.py with the tokenizer's config to complete it"
+    )
+
+
+def test_names_outside_ascii_are_kept(tmp_path):
+    names = ["train/猫/ä b.png", "train/\udcff.png", "train/z.png"]
+    store = TokenStore.create(tmp_path / "tokens", names, (1, 1), 9, DIGEST)
+    store.write(range(3), np.arange(3).reshape(3, 1, 1))
+    assert set(store.names) == set(names)
+    assert all(store.names[int(store[name][0, 0])] == name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a", "b", "a"], "'a' is given twice"),
+        ([], "no image names"),
+        (["a", ""], "is empty"),
+        (["a\nb"], "line break"),
+    ],
+)
+def test_names_that_cannot_be_rows_are_refused(tmp_path, names, message):
+    with pytest.raises(TokenStoreError, match=message):
+        TokenStore.create(tmp_path / "tokens", names, (2, 2), 10, DIGEST)
+    assert not (tmp_path / "tokens").exists()
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65536, np.uint16), (65537, np.uint32)])
+def test_the_highest_id_fits_the_stored_type(tmp_path, vocab_size, dtype):
+    store = TokenStore.create(tmp_path / "tokens", ["a"], (1, 2), vocab_size, DIGEST)
+    store.write([0], np.array([[[0, vocab_size - 1]]]))
+    assert store["a"].tolist() == [[0, vocab_size - 1]]
+    assert store["a"].dtype == dtype
+
+
+def test_write_refuses_what_does_not_fit(tmp_path):
+    store = make(tmp_path / "tokens", count=4)
+    good = grids_of([0, 1])
+    with pytest.raises(TokenStoreError, match=r"ids from 0 to 499 \(its vocab_size\), got 0 to 500"):
+        store.write([0, 1], np.where(good == good.max(), 500, 0))
+    with pytest.raises(TokenStoreError, match="got -1 to"):
+        store.write([0], -np.ones((1, 3, 2), dtype=int))
+    with pytest.raises(TokenStoreError, match=r"shape \(2, 3, 2\) for 2 rows, got \(2, 2, 3\)"):
+        store.write([0, 1], good.transpose(0, 2, 1))
+    with pytest.raises(TokenStoreError, match="rows 0 to 3, got 3 to 4"):
+        store.write([3, 4], good)
+    with pytest.raises(TokenStoreError, match="integer ids, got float64"):
+        store.write([0, 1], good * 1.0)
+    assert store.missing().tolist() == [0, 1, 2, 3]
+
+
+def test_killed_between_rows_and_marks_the_rows_are_missing_and_the_rest_is_kept(tmp_path):
+    store = make(tmp_path / "tokens", count=8)
+    store.write([0, 1], grids_of([0, 1]))
+
+    def write_and_die():
+        flushed = []
+        original = np.memmap.flush
+
+        def flush(self):
+            original(self)
+            flushed.append(self.shape)
+            if self.ndim == 3:  # the ids are on disk, the marks are next
+                os._exit(9)
+
+        np.memmap.flush = flush
+        TokenStore.open(tmp_path / "tokens").write([2, 3], grids_of([2, 3]))
+
+    process = multiprocessing.get_context("fork").Process(target=write_and_die)
+    process.start()
+    process.join()
+    assert process.exitcode == 9
+    again = TokenStore.open(tmp_path / "tokens")
+    assert again.missing().tolist() == [2, 3, 4, 5, 6, 7]
+    assert (again[again.names[1]] == grids_of([1])[0]).all()
+    with pytest.raises(MissingTokensError):
+        again[again.names[2]]
+    again.write([2, 3], grids_of([2, 3]))
+    assert (again[again.names[3]] == grids_of([3])[0]).all()
+
+
+def test_a_killed_creation_leaves_no_store_and_does_not_block_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "mapet_mm.tokenizers.token_store.os.rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "tokens", count=5)
+    assert not (tmp_path / "tokens").exists()
+    monkeypatch.undo()
+    assert len(make(tmp_path / "tokens", count=5)) == 5
+
+
+def test_creating_over_a_store_is_refused_and_says_how_to_go_on(tmp_path):
+    make(tmp_path / "tokens", count=5).write([0], grids_of([0]))
+    with pytest.raises(
+        TokenStoreError, match=r"same names, grid and tokenizer: continue it with TokenStore\.open"
+    ):
+        make(tmp_path / "tokens", count=5)
+    with pytest.raises(TokenStoreError, match="exists with other grid, names"):
+        make(tmp_path / "tokens", count=6, grid=(2, 2))
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(TokenStoreError, match="folder` exists and is not a token store"):
+        make(tmp_path / "folder")
+    assert TokenStore.open(tmp_path / "tokens").missing().tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["grids.bin", "marks.bin", "names.txt", "blocks.txt"])
+def test_a_truncated_file_is_named_with_both_sizes(tmp_path, name):
+    make(tmp_path / "tokens", count=300)
+    file = tmp_path / "tokens" / name
+    size = file.stat().st_size
+    os.truncate(file, size - 3)
+    with pytest.raises(
+        TokenStoreError, match=rf"{name}` is truncated.*expected {size} bytes, found {size - 3}"
+    ):
+        TokenStore.open(tmp_path / "tokens")
+    file.unlink()
+    with pytest.raises(TokenStoreError, match=rf"{name}` is truncated.*found 0"):
+        TokenStore.open(tmp_path / "tokens")
+
+
+def test_what_is_no_token_store_is_refused(tmp_path):
+    with pytest.raises(TokenStoreError, match=r"none` does not exist: run tools/extract_tokens\.py"):
+        TokenStore.open(tmp_path / "none")
+    with pytest.raises(TokenStoreError, match=r"is not a token store \(no meta.json\)"):
+        TokenStore.open(tmp_path)
+    make(tmp_path / "tokens")
+    os.truncate(tmp_path / "tokens" / "meta.json", 20)
+    with pytest.raises(TokenStoreError, match=r"meta.json` is damaged"):
+        TokenStore.open(tmp_path / "tokens")
+
+
+def test_a_store_of_another_tokenizer_is_refused_with_both_digests(tmp_path):
+    store = make(tmp_path / "tokens")
+    store.require_tokenizer(DIGEST, "the config's codebook")
+    with pytest.raises(
+        TokenStoreError, match="made by codebook 3fa23fa23fa2, but the config's codebook is 91c0"
+    ):
+        store.require_tokenizer("91c0" * 16, "the config's codebook")
+
+
+def test_workers_read_a_store_that_was_used_before_the_fork_or_pickled(tmp_path):
+    store = make(tmp_path / "tokens", count=400)
+    store.write(range(400), grids_of(range(400)))
+    names, expected = list(store.names), [int(store[name].sum()) for name in store.names]
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(_Sum(store), names) == expected
+    copy = pickle.loads(pickle.dumps(store))
+    assert [int(copy[name].sum()) for name in names] == expected
+    assert len(pickle.dumps(store)) < 2000
+
+
+class _Sum:
+    def __init__(self, store):
+        self.store = store
+
+    def __call__(self, name):
+        return int(self.store[name].sum())
+
+
+def test_two_hundred_thousand_images_open_at_once_and_cost_no_memory_per_name(tmp_path):
+    count = 200_000
+    make(tmp_path / "tokens", count=count, grid=(14, 14)).write([5], np.ones((1, 14, 14), dtype=int))
+    np.memmap(tmp_path / "tokens" / "marks.bin", "uint8", "r+")[:] = 1
+    results = multiprocessing.get_context("fork").SimpleQueue()
+    process = multiprocessing.get_context("fork").Process(
+        target=_measure, args=(tmp_path / "tokens", results)
+    )
+    process.start()
+    seconds, kib, per_second = results.get()
+    process.join()
+    assert seconds < 0.1
+    assert kib < 10 * 1024
+    assert per_second > 10_000  # a floor for a busy machine
+
+
+def _measure(path, results) -> None:
+    before, start = resident_kib(), time.perf_counter()
+    store = TokenStore.open(path)
+    store[store.names[5]]
+    opened = time.perf_counter() - start
+    rows = np.random.default_rng(0).integers(0, len(store), 20_000)
+    names = [store.names[row] for row in rows]
+    start = time.perf_counter()
+    for name in names:
+        store[name]
+    elapsed = time.perf_counter() - start
+    results.put((opened, resident_kib() - before, len(names) / elapsed))

@@ -73,9 +73,9 @@ class StageRunner:
     """Runs stages in forked children of this process, so that heavy imports are paid once.
 
     A finished stage leaves a stamp with a key made of its command, the configs it names, the keys of the
-    stages that it needs and the package's version; a later run skips it while the key is the same and its outputs exist. A stage that
-    was killed runs again with its outputs in place, so a tool that resumes does. When the key has changed,
-    what the old recipe made is removed first.
+    stages that it needs and the package's version; a later run skips it while the key is the same and its
+    outputs exist. A stage that was killed runs again with its outputs in place, so a tool that resumes does.
+    When the key has changed, what the old recipe made is removed first.
 
     Args:
         stages: the chain, each after the ones that it needs.

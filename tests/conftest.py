@@ -6,6 +6,7 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 from mmengine.logging import MMLogger
+from mmengine.registry import DefaultScope
 
 install_import_hook("mapet_mm.models", "beartype.beartype")
 
@@ -18,6 +19,13 @@ def data_dir() -> Path:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _default_scope():
+    """MMPretrain's types are found without a prefix, whatever runner an earlier test has built."""
+    with DefaultScope.overwrite_default_scope("mmpretrain"):
+        yield
 
 
 @pytest.fixture

@@ -78,13 +78,21 @@ def configure_training(
             )
         cfg.auto_scale_lr.enable = True
     _configure_start(cfg, resume)
-    for key, path in _pretrained(cfg.model, "model"):
-        if not path:
+    _check_pretrained(cfg)
+
+
+def _check_pretrained(cfg: Config) -> None:
+    """Each `init_cfg=dict(type="Pretrained")` names a file, unless `load_from` brings the weights."""
+    for key, init_cfg in list(_pretrained(cfg.model, "model")):
+        if init_cfg.checkpoint:
+            require_file(f"`{key}.checkpoint`", init_cfg.checkpoint)
+        elif cfg.get("load_from"):
+            cfg.merge_from_dict({key: None})
+        else:
             raise LaunchError(
                 f"the config leaves `{key}.checkpoint` open: --cfg-options {key}.checkpoint=CHECKPOINT, "
                 f"or {key}=None to start from random weights"
             )
-        require_file(f"`{key}.checkpoint`", path)
 
 
 def _configure_start(cfg: Config, resume: str | None) -> None:
@@ -96,11 +104,11 @@ def _configure_start(cfg: Config, resume: str | None) -> None:
         require_file("`load_from`:", cfg.load_from)
 
 
-def _pretrained(node: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Yield key and checkpoint of each `init_cfg=dict(type="Pretrained")` inside a part of a config."""
+def _pretrained(node: Any, key: str) -> Iterator[tuple[str, ConfigDict]]:
+    """Yield each `init_cfg=dict(type="Pretrained")` inside a part of a config, with its key."""
     if isinstance(node, dict):
         if node.get("type") == "Pretrained" and "checkpoint" in node:
-            yield key, node["checkpoint"]
+            yield key, node
         for name, child in node.items():
             yield from _pretrained(child, f"{key}.{name}")
     elif isinstance(node, (list, tuple)):

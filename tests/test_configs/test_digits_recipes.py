@@ -1,0 +1,82 @@
+"""Each digits recipe trains two iterations on the real embedded data, as its config says."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from mapet_mm.datasets.digits import write_digits
+from mapet_mm.datasets.digits_scenes import ScenesOptions, write_scenes
+from mapet_mm.tokenizers import TokenStore
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "digits"
+RECIPES = sorted(path.name for path in CONFIGS.glob("*vit-*.py"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Digits, scenes, and a token store of random tokens: what a recipe reads."""
+    root = tmp_path_factory.mktemp("data")
+    write_digits(root / "digits")
+    write_scenes(root / "digits_scenes", ScenesOptions(training=16, validation=4))
+    names = [path.relative_to(root / "digits").as_posix() for path in (root / "digits").glob("*/*/*.png")]
+    store = TokenStore.create(root / "tokens", names, (6, 6), 128, "0" * 64, data_root=str(root / "digits"))
+    tokens = np.random.default_rng(0).integers(0, 128, (len(names), 6, 6))
+    store.write(np.arange(len(names)), tokens)
+    return root
+
+
+def shortened(config: Config, data: Path, work_dir: Path) -> Config:
+    """The recipe with its data elsewhere, two iterations long, on a few images."""
+    config.work_dir = str(work_dir)
+    config.train_cfg = dict(type="IterBasedTrainLoop", max_iters=2, val_interval=2)
+    config.default_hooks.checkpoint = dict(type="CheckpointHook", by_epoch=False, interval=2)
+    config.default_hooks.logger = dict(type="LoggerHook", interval=1, log_metric_by_epoch=False)
+    config.log_processor = dict(by_epoch=False)
+    for scheduler in config.param_scheduler:
+        scheduler.pop("convert_to_iter_based", None)
+    for loader in (config.train_dataloader, config.val_dataloader, config.test_dataloader):
+        loader.update(num_workers=0, persistent_workers=False)
+        loader.dataset.indices = 16
+        loader.dataset.data_root = str(data / Path(loader.dataset.data_root).name)
+        for transform in loader.dataset.pipeline:
+            if transform.type == "mapet_mm.LoadTokenGrid":
+                transform.store = str(data / "tokens")
+    if config.model.backbone.get("init_cfg"):
+        config.model.backbone.init_cfg = None
+    return config
+
+
+class RememberWeights(Hook):
+    """Keeps the weights that training starts from, initialised and loaded."""
+
+    def before_train(self, runner: Runner) -> None:
+        self.weights = {name: value.clone() for name, value in runner.model.named_parameters()}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_trains_two_iterations(recipe, data, tmp_path):
+    """Losses are finite, weights move unless frozen, validation measures, a checkpoint is written."""
+    config = shortened(Config.fromfile(CONFIGS / recipe), data, tmp_path)
+    runner = Runner.from_cfg(config)
+    start = RememberWeights()
+    runner.register_hook(start)
+    runner.train()
+
+    assert runner.iter == 2
+    losses, _ = runner.message_hub.get_scalar("train/loss").data
+    assert len(losses) == 2
+    assert np.isfinite(losses).all()
+    checkpoint = torch.load(tmp_path / "iter_2.pth", weights_only=False)["state_dict"]
+    frozen = config.model.backbone.get("frozen_stages", -1) > 0
+    for name, value in start.weights.items():
+        moved = not torch.equal(checkpoint[name], value)
+        assert moved != (frozen and name.startswith("backbone.")), name
+    metrics = [key for key in runner.message_hub.log_scalars if key.startswith("val/")]
+    assert metrics, list(runner.message_hub.log_scalars)
+    runner.model.train()
+    assert runner.model.backbone.training != frozen

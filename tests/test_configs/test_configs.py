@@ -62,6 +62,11 @@ def test_there_are_configs_of_every_kind():
         assert sum(path.parent == ROOT / "configs" / folder for path in RECIPES) >= count, folder
 
 
+def test_catalogue_lists_every_config_and_no_other():
+    listed = re.findall(r"^\| `(?:.*/)?(.+\.py)`", (ROOT / "configs/README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in CONFIGS)
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=label)
 def test_config_survives_a_dump(path):
     """What a work directory keeps of a config is the whole config."""

@@ -67,12 +67,13 @@ def stage_table(runner: StageRunner, others: Sequence[tuple[str, float]] = ()) -
     return Table([Column("stage"), Column("seconds", ".0f")], [list(row) for row in rows], [note])
 
 
-def machine_facts(cores: int) -> list[tuple[str, str]]:
-    """Processor, cores and versions that the figures depend on."""
+def machine_facts(jobs: int) -> list[tuple[str, str]]:
+    """Processor, threads and versions that the figures depend on."""
     versions = [(name, importlib.import_module(name).__version__) for name in LIBRARIES]
     return [
         ("system", f"{platform.system()} {platform.machine()}"),
-        ("processor", f"{_processor()}, {cores} of {os.cpu_count()} cores used"),
+        ("processor", f"{_processor()}, {os.cpu_count()} cores"),
+        ("side by side", f"{jobs} stages with one thread each"),
         ("Python", platform.python_version()),
         *versions,
     ]

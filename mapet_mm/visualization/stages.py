@@ -43,7 +43,6 @@ class Stage:
         command: a Python script and its arguments, as typed after `python`.
         outputs: files or folders that exist once it is done.
         needs: names of the stages whose outputs it takes.
-        cores: CPU cores that it uses; it never gets more than there are.
         disposable: whether outputs of another recipe are removed before it runs; otherwise its tool decides.
     """
 
@@ -51,7 +50,6 @@ class Stage:
     command: Sequence[str]
     outputs: Sequence[str]
     needs: Sequence[str] = ()
-    cores: int = 1
     disposable: bool = True
 
     @property
@@ -64,7 +62,6 @@ class Stage:
 class _Running:
     stage: Stage
     process: BaseProcess
-    cores: int
     started: float = field(default_factory=time.monotonic)
     reported: float = field(default_factory=time.monotonic)
 
@@ -80,7 +77,8 @@ class StageRunner:
     Args:
         stages: the chain, each after the ones that it needs.
         folder: where `stamps/` and `logs/` are kept.
-        cores: CPU cores to share among stages that run side by side.
+        jobs: how many stages may run side by side, each with one thread: threads that wait for each other
+            on a busy machine are slower than one, and the results do not depend on the number of cores.
         tell: takes each line of progress.
 
     Raises:
@@ -91,10 +89,10 @@ class StageRunner:
         self,
         stages: Sequence[Stage],
         folder: str | os.PathLike,
-        cores: int,
+        jobs: int,
         tell: Callable[[str], None] = print,
     ) -> None:
-        self.stages, self.cores, self.tell = list(stages), cores, tell
+        self.stages, self.jobs, self.tell = list(stages), jobs, tell
         self.stamps, self.logs = Path(folder) / "stamps", Path(folder) / "logs"
         self.keys: dict[str, str] = {}
         for stage in self.stages:
@@ -147,18 +145,14 @@ class StageRunner:
 
     def _start_ready(self, waiting: list[Stage], running: list[_Running], done: set[str]) -> None:
         ready = [stage for stage in waiting if done.issuperset(stage.needs)]
-        for stage in ready:
-            cores = min(stage.cores, self.cores)
-            if cores > self.cores - sum(one.cores for one in running):
-                # Later stages do not overtake: they could keep a core busy and this one waiting for ever.
-                return
+        for stage in ready[: self.jobs - len(running)]:
             waiting.remove(stage)
             self._prepare(stage)
             self.tell(f"[{self._place(stage)}] {stage.name}: {stage.line}")
-            arguments = (list(stage.command), self.log(stage), cores, os.getpid())
+            arguments = (list(stage.command), self.log(stage), os.getpid())
             process = multiprocessing.get_context("fork").Process(target=_run_command, args=arguments)
             process.start()
-            running.append(_Running(stage, process, cores))
+            running.append(_Running(stage, process))
 
     def _collect(self, running: list[_Running], done: set[str]) -> None:
         for one in [one for one in running if not one.process.is_alive()]:
@@ -234,7 +228,7 @@ def _import_all(modules: Iterable[str]) -> None:
             importlib.import_module(module)
 
 
-def _run_command(command: list[str], log: Path, cores: int, parent: int) -> None:
+def _run_command(command: list[str], log: Path, parent: int) -> None:
     """In the child: become `python command...`, with the output in the log."""
     # A process group of its own: Ctrl-C reaches the runner alone, which stops this stage and its workers.
     os.setpgrp()
@@ -244,9 +238,9 @@ def _run_command(command: list[str], log: Path, cores: int, parent: int) -> None
     os.dup2(output, 2)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
     print(f"$ {shlex.join(['python', *command])}")
-    os.environ["OMP_NUM_THREADS"] = str(cores)
+    os.environ["OMP_NUM_THREADS"] = "1"
     if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(cores)
+        sys.modules["torch"].set_num_threads(1)
     sys.argv = list(command)
     sys.path.insert(0, str(Path(command[0]).parent))
     runpy.run_path(command[0], run_name="__main__")

@@ -48,10 +48,10 @@ def test_facts_name_the_versions_that_ran():
     import mmengine
     import torch
 
-    facts = dict(machine_facts(cores=2))
+    facts = dict(machine_facts(jobs=2))
     assert facts["torch"] == torch.__version__
     assert facts["mmengine"] == mmengine.__version__
-    assert facts["processor"].endswith("cores used")
+    assert facts["side by side"] == "2 stages with one thread each"
 
 
 def test_masks_section_draws_all_three_objectives():

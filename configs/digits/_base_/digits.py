@@ -10,9 +10,7 @@ train_dataloader = dict(
     num_workers=1,
     persistent_workers=True,
     sampler=dict(type="DefaultSampler", shuffle=True),
-    dataset=dict(
-        type="CustomDataset", data_root=data_root, data_prefix="train", ann_file="meta/train.txt"
-    ),
+    dataset=dict(type="CustomDataset", data_root=data_root, data_prefix="train", ann_file="meta/train.txt"),
 )
 val_dataloader = dict(
     batch_size=250,

@@ -44,7 +44,7 @@ def test_features_and_tokens_are_the_references(reference, reference_weights, tm
     Codebook(reference["centroids"]).save(tmp_path / "codebook.safetensors")
     kclip = MODELS.build(
         dict(
-            type="KCLIP",
+            type="mapet_mm.KCLIP",
             clip_model=dict(layers=layers, width=width, image_size=image_size),
             pretrained=str(tmp_path / "tower.pt"),
             codebook=str(tmp_path / "codebook.safetensors"),

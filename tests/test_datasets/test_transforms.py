@@ -1,0 +1,175 @@
+"""Token-grid transforms: image and grid stay aligned, checked by value, or the transform refuses."""
+
+import pickle
+
+import numpy as np
+import pytest
+from mmpretrain.datasets.transforms import PackInputs
+
+from mapet_mm.datasets.transforms import LoadTokenGrid, RandomCropTokenGrid, RandomFlipTokenGrid
+from mapet_mm.registry import TRANSFORMS
+from mapet_mm.tokenizers.codebook import Codebook
+from mapet_mm.tokenizers.token_store import MissingTokensError, TokenStore, TokenStoreError
+
+PATCH = 4
+NAMES = ["train/0/a.png", "train/1/a.png", "val/1/b.png"]
+
+
+@pytest.fixture
+def codebook(tmp_path) -> Codebook:
+    codebook = Codebook(np.arange(20.0).reshape(10, 2))
+    codebook.save(tmp_path / "codebook.safetensors")
+    return codebook
+
+
+@pytest.fixture
+def store(tmp_path, codebook) -> TokenStore:
+    store = TokenStore.create(
+        tmp_path / "tokens", NAMES, (2, 3), 10, codebook.digest, data_root="data/digits"
+    )
+    store.write([0, 1], np.arange(12).reshape(2, 2, 3) % 10)
+    return store
+
+
+def aligned(height: int, width: int) -> dict:
+    """An image of which every patch is painted with its own token."""
+    grid = np.arange(height * width).reshape(height, width)
+    image = np.repeat(np.repeat(grid, PATCH, axis=0), PATCH, axis=1)[..., None].repeat(3, axis=2)
+    return {"img": image.astype(np.uint8), "token_grid": grid, "img_path": "x.png"}
+
+
+def is_aligned(results: dict) -> bool:
+    painted = results["img"].reshape(results["token_grid"].shape[0], PATCH, -1, PATCH, 3)
+    return bool((painted == results["token_grid"][:, None, :, None, None]).all())
+
+
+@pytest.mark.parametrize(
+    ("img_path", "data_root"),
+    [
+        ("data/digits/train/1/a.png", None),  # under the data root that the store recorded
+        ("/mnt/copy/digits/train/1/a.png", None),  # elsewhere: the longest part that the store knows
+        ("/mnt/copy/train/1/a.png", "/mnt/copy"),
+        ("train/1/a.png", "."),
+    ],
+)
+def test_an_image_path_leads_to_its_own_grid(store, img_path, data_root):
+    load = TRANSFORMS.build(dict(type="mapet_mm.LoadTokenGrid", store=str(store.path), data_root=data_root))
+    grid = load({"img_path": img_path})["token_grid"]
+    assert grid.tolist() == [[6, 7, 8], [9, 0, 1]]
+    assert grid.dtype == np.int64
+
+
+def test_pack_inputs_hands_the_grid_on(store):
+    results = LoadTokenGrid(str(store.path))(
+        {"img_path": "train/0/a.png", "img": np.zeros((8, 12, 3), np.uint8)}
+    )
+    sample = PackInputs(algorithm_keys=["token_grid"])(results)["data_samples"]
+    assert np.asarray(sample.token_grid).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_loader_that_was_used_can_be_sent_to_a_worker(store):
+    load = LoadTokenGrid(str(store.path))
+    first = load({"img_path": "train/0/a.png"})["token_grid"]
+    assert (pickle.loads(pickle.dumps(load))({"img_path": "train/0/a.png"})["token_grid"] == first).all()
+
+
+@pytest.mark.parametrize(
+    ("img_path", "data_root", "message"),
+    [
+        (
+            "data/digits/val/1/b.png",
+            None,
+            "has no tokens for image `val/1/b.png` yet: run tools/extract_tokens.py",
+        ),
+        ("data/digits/train/9/z.png", None, "has no image `train/9/z.png`: run tools/extract_tokens.py"),
+        ("/other/z.png", None, "knows no trailing part of `/other/z.png`: run tools/extract_tokens.py"),
+        (
+            "/other/train/0/a.png",
+            "/mnt",
+            "`/other/train/0/a.png` is not under LoadTokenGrid's data_root `/mnt`",
+        ),
+    ],
+)
+def test_an_image_without_tokens_is_one_clear_line(store, img_path, data_root, message):
+    with pytest.raises(MissingTokensError) as error:
+        LoadTokenGrid(str(store.path), data_root=data_root)({"img_path": img_path})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_store_of_another_codebook_is_refused_when_the_pipeline_is_built(store, tmp_path, codebook):
+    LoadTokenGrid(str(store.path), codebook=str(tmp_path / "codebook.safetensors"))
+    other = Codebook(np.ones((10, 2)))
+    other.save(tmp_path / "other.safetensors")
+    with pytest.raises(TokenStoreError) as error:
+        LoadTokenGrid(str(store.path), codebook=str(tmp_path / "other.safetensors"))
+    for part in (
+        codebook.digest[:12],
+        other.digest[:12],
+        "tokens",
+        "other.safetensors",
+        "tools/extract_tokens.py",
+    ):
+        assert part in str(error.value)
+
+
+def test_flip_mirrors_image_and_grid_or_neither():
+    np.random.seed(0)
+    flips = 0
+    for _ in range(40):
+        results = RandomFlipTokenGrid(prob=0.5)(aligned(3, 5))
+        assert is_aligned(results)
+        mirrored = results["token_grid"][0].tolist() == [4, 3, 2, 1, 0]
+        assert mirrored == results["flip"] == (results["flip_direction"] == "horizontal")
+        flips += mirrored
+    assert 10 <= flips <= 30
+
+
+@pytest.mark.parametrize(("prob", "first_row"), [(0.0, [0, 1, 2]), (1.0, [2, 1, 0])])
+def test_flip_follows_its_probability(prob, first_row):
+    assert RandomFlipTokenGrid(prob)(aligned(2, 3))["token_grid"][0].tolist() == first_row
+
+
+def test_crop_cuts_image_and_grid_to_the_same_window_at_every_place():
+    np.random.seed(0)
+    crop, corners = RandomCropTokenGrid(crop_size=(8, 12), patch_size=PATCH), set()
+    for _ in range(200):
+        results = crop(aligned(4, 5))
+        assert results["img"].shape == (8, 12, 3)
+        assert results["img_shape"] == (8, 12)
+        assert results["token_grid"].shape == crop.grid == (2, 3)
+        assert is_aligned(results)
+        corners.add(int(results["token_grid"][0, 0]))
+    assert corners == {row * 5 + column for row in range(3) for column in range(3)}
+
+
+def test_crop_of_the_whole_image_changes_nothing():
+    results = RandomCropTokenGrid(12, PATCH)(aligned(3, 3))
+    assert (results["token_grid"] == np.arange(9).reshape(3, 3)).all()
+
+
+def test_a_crop_off_the_patch_grid_is_refused_when_the_pipeline_is_built():
+    with pytest.raises(ValueError, match=r"crop_size \(10, 10\) is off the patch grid: use multiples .*4 px"):
+        RandomCropTokenGrid(10, PATCH)
+
+
+def test_crop_refuses_what_cannot_be_aligned():
+    results = aligned(3, 3)
+    results["img"] = results["img"][:-1]
+    with pytest.raises(ValueError, match=r"image of \(11, 12\) px and token grid \(3, 3\) do not match"):
+        RandomCropTokenGrid(8, PATCH)(results)
+    with pytest.raises(ValueError, match=r"crop_size \(16, 16\) is larger than the image \(12, 12\)"):
+        RandomCropTokenGrid(16, PATCH)(aligned(3, 3))
+
+
+@pytest.mark.parametrize("transform", [RandomFlipTokenGrid(0.0), RandomCropTokenGrid(8, PATCH)])
+def test_without_a_token_grid_they_refuse(transform):
+    results = aligned(3, 3)
+    del results["token_grid"]
+    with pytest.raises(ValueError, match=r"found no token_grid to keep aligned.*put LoadTokenGrid before"):
+        transform(results)
+
+
+def test_flip_refuses_a_probability_that_is_none():
+    with pytest.raises(ValueError, match="prob must be in"):
+        RandomFlipTokenGrid(1.5)

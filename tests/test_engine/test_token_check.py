@@ -1,0 +1,147 @@
+"""Stored tokens that do not fit are found before the first iteration."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from mmcv.transforms import RandomFlip
+from mmengine.dataset import BaseDataset, Compose, ConcatDataset, RepeatDataset
+
+from mapet_mm.datasets.transforms import LoadTokenGrid, RandomCropTokenGrid
+from mapet_mm.engine.token_check import TokenStoreCheckHook, leaf_datasets, pipeline_transforms
+from mapet_mm.registry import HOOKS
+from mapet_mm.tokenizers.codebook import Codebook
+from mapet_mm.tokenizers.precomputed import PrecomputedTokens
+from mapet_mm.tokenizers.token_store import MissingTokensError, TokenStore, TokenStoreError
+
+NAMES = [f"train/{i}.png" for i in range(6)]
+
+
+class Images(BaseDataset):
+    """Image paths and a pipeline that nothing calls."""
+
+    def __init__(self, names, steps):
+        self.names = names
+        super().__init__(pipeline=[], lazy_init=False)
+        self.pipeline = Compose(steps)
+
+    def load_data_list(self):
+        return [{"img_path": f"/copy/{name}"} for name in self.names]
+
+
+@pytest.fixture
+def store(tmp_path) -> TokenStore:
+    store = TokenStore.create(tmp_path / "tokens", NAMES, (4, 4), 128, "ab" * 32)
+    store.write(range(6), np.zeros((6, 4, 4), dtype=int))
+    return store
+
+
+def runner(train, val=None, patches=(4, 4), head=128, generator=128):
+    model = torch.nn.Module()
+    model.backbone = SimpleNamespace(patch_resolution=list(patches))
+    model.head = SimpleNamespace(vocab_size=head)
+    model.target_generator = PrecomputedTokens(generator)
+    loader = SimpleNamespace(dataset=val)
+    return SimpleNamespace(
+        model=model,
+        train_dataloader=SimpleNamespace(dataset=train),
+        val_loop=loader if val else None,
+        val_dataloader=loader,
+    )
+
+
+def check(*args, **kwargs) -> TokenStoreCheckHook:
+    hook = HOOKS.build(dict(type="mapet_mm.TokenStoreCheckHook"))
+    hook.before_train(runner(*args, **kwargs))
+    return hook
+
+
+def test_a_store_that_fits_passes(store):
+    assert check(
+        Images(NAMES, [LoadTokenGrid(store.path)]), Images(NAMES[:2], [LoadTokenGrid(store.path)])
+    ).checked
+
+
+def test_another_grid_than_the_backbones_is_refused(store):
+    with pytest.raises(TokenStoreError, match="grids of 4 x 4 tokens, the backbone has 14 x 14 patches"):
+        check(Images(NAMES, [LoadTokenGrid(store.path)]), patches=(14, 14))
+
+
+def test_a_crop_sets_the_grid_that_the_backbone_must_have(store):
+    dataset = Images(NAMES, [LoadTokenGrid(store.path), RandomCropTokenGrid(24, 8)])
+    assert check(dataset, patches=(3, 3)).checked
+    with pytest.raises(TokenStoreError, match="grids of 3 x 3 tokens, the backbone has 4 x 4"):
+        check(dataset)
+
+
+@pytest.mark.parametrize("part", ["head", "generator"])
+def test_ids_past_the_vocabulary_are_refused_naming_the_option(store, part):
+    option = {"head": "head", "generator": "target_generator"}[part]
+    with pytest.raises(
+        TokenStoreError, match=rf"128 token ids, `model.{option}.vocab_size` is 100: set it to 128"
+    ):
+        check(Images(NAMES, [LoadTokenGrid(store.path)]), **{part: 100})
+
+
+def test_images_without_tokens_are_counted_and_the_first_is_named(tmp_path, store):
+    partial = TokenStore.create(tmp_path / "partial", NAMES, (4, 4), 128, "ab" * 32)
+    partial.write([0, 1, 3], np.zeros((3, 4, 4), dtype=int))
+    with pytest.raises(
+        MissingTokensError, match=r"no tokens for 3 of 6 images of Images, the first `/copy/train/2.png`"
+    ):
+        check(Images(NAMES, [LoadTokenGrid(partial.path)]))
+    with pytest.raises(MissingTokensError, match=r"1 of 7 images of Images, the first `/copy/train/new.png`"):
+        check(Images([*NAMES, "train/new.png"], [LoadTokenGrid(store.path)]))
+
+
+def test_the_validation_set_is_checked_before_training_too(store):
+    with pytest.raises(MissingTokensError, match=r"val/1\.png"):
+        check(Images(NAMES, [LoadTokenGrid(store.path)]), Images(["val/1.png"], [LoadTokenGrid(store.path)]))
+
+
+def test_a_run_that_only_validates_is_checked_once(store):
+    hook = TokenStoreCheckHook()
+    with pytest.raises(MissingTokensError):
+        hook.before_val(runner(None, Images(["val/1.png"], [LoadTokenGrid(store.path)])))
+    hook.before_val(runner(None, Images(NAMES, [LoadTokenGrid(store.path)])))
+    assert hook.checked
+
+
+def test_stores_of_two_tokenizers_are_refused(tmp_path, store):
+    other = TokenStore.create(tmp_path / "other", NAMES, (4, 4), 128, "cd" * 32)
+    other.write(range(6), np.zeros((6, 4, 4), dtype=int))
+    with pytest.raises(
+        TokenStoreError, match=r"other` was made by codebook cdcdcdcdcdcd, .* is abababababab"
+    ):
+        check(Images(NAMES, [LoadTokenGrid(store.path)]), Images(NAMES, [LoadTokenGrid(other.path)]))
+
+
+def test_a_store_of_another_tokenizer_than_the_hooks_codebook_is_refused(tmp_path, store):
+    Codebook(np.eye(3)).save(tmp_path / "codebook.safetensors")
+    hook = TokenStoreCheckHook(codebook=str(tmp_path / "codebook.safetensors"))
+    with pytest.raises(TokenStoreError, match="was made by codebook abababababab"):
+        hook.before_train(runner(Images(NAMES, [LoadTokenGrid(store.path)])))
+
+
+def test_a_pipeline_without_tokens_is_refused_when_the_model_needs_them(store):
+    with pytest.raises(TokenStoreError, match="pipeline of Images has no LoadTokenGrid: add"):
+        check(Images(NAMES, []))
+
+
+def test_transforms_that_leave_the_grid_behind_are_refused(store):
+    with pytest.raises(TokenStoreError, match="RandomFlip in the pipeline moves pixels but not the grid"):
+        check(Images(NAMES, [RandomFlip(prob=0.5), LoadTokenGrid(store.path)]))
+
+
+def test_a_missing_store_is_found_before_training(tmp_path):
+    with pytest.raises(TokenStoreError, match=r"none` does not exist: run tools/extract_tokens\.py"):
+        check(Images(NAMES, [LoadTokenGrid(str(tmp_path / "none"))]))
+
+
+def test_wrapped_datasets_and_nested_transforms_are_found(store):
+    inner = [Images(NAMES, [Compose([LoadTokenGrid(store.path)])]) for _ in range(3)]
+    both = torch.utils.data.Subset(ConcatDataset(inner[:2]), [0, 1])
+    assert list(leaf_datasets(both)) == inner[:2]
+    assert list(leaf_datasets(RepeatDataset(inner[2], times=2))) == [inner[2]]
+    assert [type(step) for step in pipeline_transforms(inner[0])] == [LoadTokenGrid]

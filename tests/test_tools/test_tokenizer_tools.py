@@ -1,0 +1,365 @@
+"""From made images to a codebook and a token store, with interruptions, resumption and bad images."""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import faiss
+import numpy as np
+import open_clip
+import pytest
+import torch
+from mmengine.config import Config
+from PIL import Image
+from sklearn.datasets import load_sample_image
+
+from mapet_mm.registry import MODELS
+from mapet_mm.tokenizers.codebook import Codebook, CodebookError
+from mapet_mm.tokenizers.images import NamedImages, UnreadableImagesError, normalise
+from mapet_mm.tokenizers.recipe import features_folder, run_extract_tokens, run_fit_codebook
+from mapet_mm.tokenizers.sampling import sample_positions
+from mapet_mm.tokenizers.token_store import TokenStore, TokenStoreError
+
+ROOT = Path(__file__).parents[2]
+SIZE = 64
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """The images are too small to share."""
+    before = torch.get_num_threads(), faiss.omp_get_max_threads()
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    yield
+    torch.set_num_threads(before[0])
+    faiss.omp_set_num_threads(before[1])
+
+
+@pytest.fixture
+def cfg(tmp_path) -> Config:
+    """A tokenizer config over 12 training and 5 validation images."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 12), ("val", 5)):
+        lines = []
+        for index in range(count):
+            path = tmp_path / "data" / split / str(index % 3) / f"{index:03d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(path)
+            lines.append(f"{path.relative_to(tmp_path / 'data' / split)} {index % 3}\n")
+        (tmp_path / "data" / f"{split}.txt").write_text("".join(lines))
+    pipeline = [
+        dict(type="LoadImageFromFile"),
+        dict(type="ResizeEdge", scale=SIZE, edge="short", backend="pillow", interpolation="bicubic"),
+        dict(type="CenterCrop", crop_size=SIZE),
+        dict(type="PackInputs"),
+    ]
+    train, val = (
+        dict(
+            type="CustomDataset",
+            data_root=str(tmp_path / "data"),
+            data_prefix=split,
+            ann_file=f"{split}.txt",
+            pipeline=pipeline,
+        )
+        for split in ("train", "val")
+    )
+    return Config(
+        dict(
+            default_scope="mmpretrain",
+            tokenizer=dict(
+                type="mapet_mm.KCLIP",
+                clip_model=dict(layers=[1, 1, 1, 1], width=8, image_size=SIZE),
+                pretrained=dict(type="random", seed=0),
+                codebook=str(tmp_path / "out" / "codebook.safetensors"),
+            ),
+            data_preprocessor=dict(
+                type="SelfSupDataPreprocessor", mean=[120.0] * 3, std=[70.0] * 3, to_rgb=True
+            ),
+            dataset=[train, val],
+            dataloader=dict(batch_size=4, num_workers=0),
+            codebook=dict(dataset=train, positions_per_image=2, k=6, niter=5, nredo=2, seed=0),
+            token_store=str(tmp_path / "out" / "tokens"),
+        )
+    )
+
+
+def by_hand(cfg: Config, path: Path) -> np.ndarray:
+    """The image's tokens without loader, batches or store."""
+    image = Image.open(path).convert("RGB").resize((int(SIZE * 50 / 40), SIZE), Image.Resampling.BICUBIC)
+    left = round((image.width - SIZE) / 2)
+    pixels = np.asarray(image, dtype=np.float32)[:, left : left + SIZE]
+    kclip = MODELS.build(cfg.tokenizer)
+    return kclip(torch.from_numpy((pixels - 120) / 70).permute(2, 0, 1)[None]).reshape(kclip.grid).numpy()
+
+
+def test_every_image_of_every_split_gets_its_own_tokens(cfg, tmp_path):
+    path, codebook = run_fit_codebook(cfg)
+    store, done = run_extract_tokens(cfg)
+    assert done == len(store) == 17
+    assert store.missing().size == 0
+    assert store.tokenizer == Codebook.load(path).digest == codebook.digest
+    assert (store.grid, store.vocab_size, store.data_root) == ((2, 2), 6, str(tmp_path / "data"))
+    for name in ("train/0/000.png", "train/2/011.png", "val/1/004.png"):
+        assert (store[name] == by_hand(cfg, tmp_path / "data" / name)).all()
+    assert len(np.unique([store[name] for name in store.names])) > 1
+
+
+def test_the_codebook_records_what_it_was_made_from(cfg):
+    _, codebook = run_fit_codebook(cfg)
+    recorded = codebook.metadata
+    assert recorded["encoder"] == "ModifiedResNet-1-1-1-1-width8"
+    assert recorded["weights"] == "random, seed 0"
+    assert (recorded["images"], recorded["rows"], recorded["k"], recorded["dim"]) == (12, 24, 6, 256)
+    assert recorded["preprocessing"]["pipeline"][1]["scale"] == SIZE
+    assert recorded["preprocessing"]["data_preprocessor"]["std"] == [70.0] * 3
+    assert len(recorded["encoder_digest"]) == 64
+
+
+def test_the_sample_depends_on_neither_batches_nor_workers_nor_order(cfg, monkeypatch, tmp_path):
+    _, codebook = run_fit_codebook(cfg)
+    monkeypatch.setattr("mapet_mm.tokenizers.sampling.IMAGES_PER_SHARD", 5)
+    cfg.dataloader = dict(batch_size=3, num_workers=1)
+    lines = (tmp_path / "data" / "train.txt").read_text().splitlines()
+    (tmp_path / "data" / "train.txt").write_text("\n".join(reversed(lines)))
+    _, again = run_fit_codebook(cfg, out=str(tmp_path / "other" / "codebook.safetensors"))
+    # Convolutions of other batch sizes may round differently in the last bit.
+    assert torch.allclose(again.centroids, codebook.centroids, rtol=1e-2, atol=1e-3)
+    assert again.metadata["inertia"] == pytest.approx(codebook.metadata["inertia"], rel=1e-2)
+
+
+def test_sampled_positions_are_distinct_seeded_and_spread_over_the_grid():
+    names = [f"{index}.png" for index in range(400)]
+    drawn = np.array([sample_positions(name, 16, 4, seed=0) for name in names])
+    assert all(len(set(row)) == 4 for row in drawn.tolist())
+    assert (drawn == [sample_positions(name, 16, 4, seed=0) for name in names]).all()
+    assert (drawn != [sample_positions(name, 16, 4, seed=1) for name in names]).any()
+    counts = np.bincount(drawn.ravel(), minlength=16)
+    assert counts.min() > 60  # 100 expected everywhere
+    assert counts.max() < 140
+
+
+def test_a_killed_sampling_goes_on_with_the_shards_that_are_left(cfg, monkeypatch):
+    monkeypatch.setattr("mapet_mm.tokenizers.sampling.IMAGES_PER_SHARD", 5)
+    encoded = []
+    features = MODELS.get("KCLIP").features
+
+    def counted(self, images):
+        if len(encoded) == 3:
+            raise KeyboardInterrupt
+        encoded.append(len(images))
+        return features(self, images)
+
+    monkeypatch.setattr(MODELS.get("KCLIP"), "features", counted)
+    with pytest.raises(KeyboardInterrupt):
+        run_fit_codebook(cfg)
+    assert encoded == [4, 1, 4]
+    encoded[:] = [0, 0]
+    with pytest.raises(KeyboardInterrupt):
+        run_fit_codebook(cfg)
+    encoded.clear()
+    run_fit_codebook(cfg)
+    assert encoded == [4, 1, 2]
+
+
+def test_features_of_another_sample_and_truncated_shards_are_refused(cfg):
+    run_fit_codebook(cfg)
+    folder = features_folder(Path(cfg.tokenizer.codebook))
+    shard = folder / "features_00000.f16"
+    os.truncate(shard, 100)
+    with pytest.raises(
+        ValueError, match=r"features_00000\.f16` is truncated: expected 12288 bytes, found 100"
+    ):
+        run_fit_codebook(cfg, overwrite=True)
+    cfg.codebook.positions_per_image = 3
+    with pytest.raises(
+        ValueError, match=r"\.features` was sampled with other positions_per_image: remove it"
+    ):
+        run_fit_codebook(cfg, overwrite=True)
+
+
+def test_an_existing_codebook_is_not_overwritten_unasked(cfg):
+    path, codebook = run_fit_codebook(cfg)
+    cfg.codebook.k = 5
+    with pytest.raises(CodebookError, match=r"codebook\.safetensors` exists: add --overwrite"):
+        run_fit_codebook(cfg)
+    assert Codebook.load(path).digest == codebook.digest
+    assert run_fit_codebook(cfg, overwrite=True)[1].k == Codebook.load(path).k == 5
+
+
+def test_too_few_rows_and_too_many_positions_are_refused(cfg):
+    cfg.codebook.k = 25
+    with pytest.raises(CodebookError, match="24 rows, k = 25"):
+        run_fit_codebook(cfg)
+    cfg.codebook.positions_per_image = 5
+    with pytest.raises(ValueError, match=r"positions_per_image is 5, an image has 4 grid positions"):
+        run_fit_codebook(cfg)
+
+
+def test_an_interrupted_extraction_reads_only_what_is_left(cfg, monkeypatch):
+    run_fit_codebook(cfg)
+    forward, write, seen = MODELS.get("KCLIP").forward, TokenStore.write, []
+
+    def stop_at_third(self, rows, grids):
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        seen.append(list(rows))
+        write(self, rows, grids)
+
+    monkeypatch.setattr(TokenStore, "write", stop_at_third)
+    with pytest.raises(KeyboardInterrupt):
+        run_extract_tokens(cfg)
+    monkeypatch.setattr(TokenStore, "write", write)
+    partial = TokenStore.open(cfg.token_store)
+    assert partial.missing().tolist() == sorted(set(range(17)) - {row for rows in seen for row in rows})
+    kept = {name: partial[name] for row, name in enumerate(partial.names) if partial.written()[row]}
+    assert len(kept) == 8
+
+    read = []
+    getitem = NamedImages.__getitem__
+    monkeypatch.setattr(
+        NamedImages, "__getitem__", lambda self, i: (read.append(self.names[i]), getitem(self, i))[1]
+    )
+    monkeypatch.setattr(MODELS.get("KCLIP"), "forward", forward)
+    store, done = run_extract_tokens(cfg)
+    assert done == len(read) == 9
+    assert not set(read) & set(kept)
+    assert store.missing().size == 0
+    assert all((store[name] == grid).all() for name, grid in kept.items())
+    assert run_extract_tokens(cfg)[1] == 0
+
+
+def test_a_store_of_another_codebook_is_not_continued(cfg):
+    run_fit_codebook(cfg)
+    store, _ = run_extract_tokens(cfg)
+    before = (store.path / "grids.bin").read_bytes()
+    cfg.codebook.k = 5
+    run_fit_codebook(cfg, overwrite=True)
+    with pytest.raises(
+        TokenStoreError, match=r"was made by codebook .*, but the config's codebook is .*: re-extract"
+    ):
+        run_extract_tokens(cfg)
+    assert (store.path / "grids.bin").read_bytes() == before
+
+
+def test_new_images_do_not_fit_an_old_store(cfg, tmp_path):
+    run_fit_codebook(cfg)
+    run_extract_tokens(cfg)
+    Image.new("RGB", (40, 40)).save(tmp_path / "data" / "val" / "0" / "new.png")
+    with open(tmp_path / "data" / "val.txt", "a") as lines:
+        lines.write("0/new.png 0\n")
+    with pytest.raises(
+        TokenStoreError, match=r"was made without 1 of the config's images, the first `val/0/new.png`"
+    ):
+        run_extract_tokens(cfg)
+
+
+@pytest.mark.parametrize("damage", ["garbage", "truncated", "gone"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_undecodable_image_is_named_after_all_others_are_written(cfg, tmp_path, damage, num_workers):
+    run_fit_codebook(cfg)
+    cfg.dataloader.num_workers = num_workers
+    broken = tmp_path / "data" / "train" / "1" / "004.png"
+    whole = broken.read_bytes()
+    if damage == "gone":
+        broken.unlink()
+    else:
+        broken.write_bytes(b"no image" if damage == "garbage" else whole[:30])
+    with pytest.raises(UnreadableImagesError) as error:
+        run_extract_tokens(cfg)
+    assert str(broken) in str(error.value)
+    assert "\n" not in str(error.value)
+    store = TokenStore.open(cfg.token_store)
+    assert [store.names[row] for row in store.missing()] == ["train/1/004.png"]
+    broken.write_bytes(whole)
+    assert run_extract_tokens(cfg)[1] == 1
+    assert (store["train/1/004.png"] == by_hand(cfg, broken)).all()
+
+
+def test_fitting_names_the_undecodable_images_too(cfg, tmp_path):
+    for name in ("0/000.png", "2/005.png"):
+        (tmp_path / "data" / "train" / name).write_bytes(b"no image")
+    with pytest.raises(
+        UnreadableImagesError, match=r"000\.png` could not be decoded .* and 1 more \(`.*005\.png`\)"
+    ):
+        run_fit_codebook(cfg)
+
+
+def test_a_mistake_in_the_pipeline_is_not_blamed_on_the_images(cfg):
+    run_fit_codebook(cfg)
+    for dataset in cfg.dataset:
+        dataset.pipeline = [
+            step for step in dataset.pipeline if step["type"] not in ("ResizeEdge", "CenterCrop")
+        ]
+    with pytest.raises(ValueError, match="KCLIP takes images of 64 x 64 px, got 40 x 50"):
+        run_extract_tokens(cfg)
+
+
+def test_an_image_in_two_splits_is_tokenised_once(cfg):
+    run_fit_codebook(cfg)
+    cfg.dataset = [cfg.dataset[0], cfg.dataset[0]]
+    assert run_extract_tokens(cfg)[1] == 12
+
+
+def test_data_roots_that_differ_are_refused(cfg, tmp_path):
+    cfg.dataset[1].data_root = str(tmp_path / "data" / "val")
+    cfg.dataset[1].data_prefix = ""
+    cfg.dataset[1].ann_file = "../val.txt"
+    run_fit_codebook(cfg)
+    with pytest.raises(ValueError, match="set `data_root` in the config"):
+        run_extract_tokens(cfg)
+    cfg.data_root = str(tmp_path / "data")
+    assert run_extract_tokens(cfg)[1] == 17
+
+
+def test_a_config_without_tokenizer_is_refused():
+    with pytest.raises(
+        ValueError, match="is no tokenizer config, it lacks tokenizer, data_preprocessor, dataset"
+    ):
+        run_extract_tokens(Config(dict(codebook={}, token_store="x")))
+
+
+def test_the_papers_preprocessing_is_clips_own_on_a_photograph(tmp_path):
+    Image.fromarray(load_sample_image("china.jpg")).save(tmp_path / "a.png")
+    cfg = Config.fromfile(ROOT / "configs" / "tokenizers" / "kclip_rn50x64-448px_k8192_in1k.py")
+    images = NamedImages(
+        dict(type="CustomDataset", data_root=str(tmp_path), with_label=False, pipeline=cfg.pipeline), None
+    )
+    mine = normalise(MODELS.build(cfg.data_preprocessor), images[0][1][None])[0]
+    clips = open_clip.image_transform(448, is_train=False)(Image.open(tmp_path / "a.png"))
+    assert mine.shape == (3, 448, 448)
+    # Less than one of 255 grey levels apart: 1 / 255 / 0.26 = 0.015.
+    assert (mine - clips).abs().max() < 1e-4
+
+
+def run_tool(monkeypatch, tool: str, *args: str) -> None:
+    monkeypatch.setattr(sys, "argv", [tool, *args])
+    runpy.run_path(str(ROOT / "tools" / tool), run_name="__main__")
+
+
+def test_the_command_lines_say_what_was_written_and_what_comes_next(cfg, tmp_path, monkeypatch, capsys):
+    config = str(tmp_path / "tokenizer.py")
+    cfg.dump(config)
+    run_tool(monkeypatch, "fit_codebook.py", config)
+    out, err = capsys.readouterr()
+    assert f"wrote {cfg.tokenizer.codebook}: 6 centroids of 256 channels" in out
+    assert f"next: python tools/extract_tokens.py {config}" in out
+    assert "12/12" in err
+    run_tool(monkeypatch, "extract_tokens.py", config, "--cfg-options", "dataloader.batch_size=5")
+    out, err = capsys.readouterr()
+    assert f"wrote {cfg.token_store}: 2 x 2 tokens of 17 images (17 now), 6 ids" in out
+    assert "next: python tools/train.py" in out
+    assert "17/17" in err
+    with pytest.raises(SystemExit) as stop:
+        run_tool(monkeypatch, "fit_codebook.py", config)
+    assert stop.value.code.startswith(f"error: codebook `{cfg.tokenizer.codebook}` exists: add --overwrite")
+
+
+@pytest.mark.parametrize(
+    "config", [*sorted(ROOT.glob("configs/tokenizers/*.py")), ROOT / "configs/digits/kclip_digits.py"]
+)
+def test_every_tokenizer_config_names_a_next_config_that_reads_its_store(config):
+    cfg = Config.fromfile(config)
+    following = Config.fromfile(ROOT / cfg.next_config)
+    stores = {step.store for step in following.train_dataloader.dataset.pipeline if "store" in step}
+    assert stores == {cfg.token_store}

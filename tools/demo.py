@@ -28,7 +28,7 @@ from mapet_mm.visualization.stages import Stage, StageError, StageRunner
 CONFIGS = "configs/digits"
 KCLIP = f"{CONFIGS}/kclip_digits.py"
 PRETRAIN = f"{CONFIGS}/mapet_vit-micro-p4_kclip_1xb32-coslr-16e_digits.py"
-UPERNET = f"{CONFIGS}/vit-micro-p4_upernet_1xb16-160i_digits-scenes-48x48.py"
+UPERNET = f"{CONFIGS}/vit-micro-p4_upernet_1xb8-500i_digits-scenes-48x48.py"
 DATA, CODEBOOK, TOKENS = "data/digits", "work_dirs/digits/codebook.safetensors", "work_dirs/digits/tokens"
 REFERENCE = f"{CONFIGS}/reference/mapet_digits_scalars.json"
 

@@ -25,6 +25,9 @@ PARTS = ("training", "validation")
 # Ink at or above this, of 255, is labelled as the digit; what is below is only a soft edge.
 INK_LEVEL = 128
 LUMINANCE = np.array([0.299, 0.587, 0.114])
+# Light ink on dimmed textures: light on dark, as the digits that the backbone is pre-trained on.
+DIMMING = 0.3
+CONTRAST = 0.3
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,9 @@ class ScenesOptions:
     training: int = 400
     validation: int = 100
     min_digits: int = 2
-    max_digits: int = 5
-    min_size: int = 14
-    max_size: int = 36
+    max_digits: int = 4
+    min_size: int = 20
+    max_size: int = 32
     val_per_class: int = 36
     seed: int = 0
 
@@ -110,15 +113,15 @@ def compose_scenes(options: ScenesOptions, part: str) -> Iterator[Scene]:
 
 
 def compose_scene(rng: np.random.Generator, rows: np.ndarray, part: str, options: ScenesOptions) -> Scene:
-    """Paint digits drawn from `rows` over a texture, none of them over another's ink."""
+    """Paint digits drawn from `rows` over a texture, none of them on top of another's ink."""
     size = options.image_size
-    canvas = texture(rng, size, part)
+    canvas = DIMMING * texture(rng, size, part)
     label = np.zeros((size, size), np.uint8)
     digits = []
     for row in rng.choice(rows, rng.integers(options.min_digits, options.max_digits + 1)):
         side = int(rng.integers(options.min_size, options.max_size + 1))
         ink = render_ink(row, side)
-        place = _find_place(rng, label, ink >= INK_LEVEL)
+        place = _find_place(rng, label, side)
         if place is None:
             continue
         top, left = place
@@ -132,22 +135,22 @@ def compose_scene(rng: np.random.Generator, rows: np.ndarray, part: str, options
     return Scene(np.round(canvas * 255).astype(np.uint8), label, digits)
 
 
-def _find_place(rng: np.random.Generator, label: np.ndarray, mask: np.ndarray) -> tuple[int, int] | None:
-    side, room = len(mask), len(label) - len(mask) + 1
+def _find_place(rng: np.random.Generator, label: np.ndarray, side: int) -> tuple[int, int] | None:
+    room = len(label) - side + 1
     for top, left in rng.integers(0, room, (20, 2)):
-        if not label[top : top + side, left : left + side][mask].any():
+        if not label[top : top + side, left : left + side].any():
             return int(top), int(left)
     return None
 
 
 def contrasting_colour(rng: np.random.Generator, background: np.ndarray) -> np.ndarray:
-    """Draw RGB in 0..1 until its luminance is well away from the background's; black or white after that."""
+    """Draw RGB in 0..1 until its luminance is well above the background's; white after that."""
     level = float(background @ LUMINANCE)
     for hue, saturation, value in rng.random((10, 3)):
-        colour = np.array(colorsys.hsv_to_rgb(hue, saturation, value))
-        if abs(colour @ LUMINANCE - level) > 0.3:
+        colour = np.array(colorsys.hsv_to_rgb(hue, 0.3 * saturation, value))
+        if colour @ LUMINANCE - level > CONTRAST:
             return colour
-    return np.full(3, 0.0 if level > 0.5 else 1.0)
+    return np.ones(3)
 
 
 def texture(rng: np.random.Generator, size: int, part: str) -> np.ndarray:

@@ -7,15 +7,15 @@ pack = dict(type="PackInputs")
 
 train_dataloader = dict(
     batch_size=64,
-    num_workers=1,
-    persistent_workers=True,
+    num_workers=0,  # decoding a digit takes less time than handing it over
+    persistent_workers=False,
     sampler=dict(type="DefaultSampler", shuffle=True),
     dataset=dict(type="CustomDataset", data_root=data_root, data_prefix="train", ann_file="meta/train.txt"),
 )
 val_dataloader = dict(
     batch_size=250,
-    num_workers=1,
-    persistent_workers=True,
+    num_workers=0,
+    persistent_workers=False,
     sampler=dict(type="DefaultSampler", shuffle=False),
     dataset=dict(type="CustomDataset", data_root=data_root, data_prefix="val", ann_file="meta/val.txt"),
 )

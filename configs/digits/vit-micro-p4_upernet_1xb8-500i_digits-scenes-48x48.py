@@ -19,10 +19,8 @@ model = dict(
         arch=_base_.arch,
         img_size=48,
         patch_size=4,
-        drop_path_rate=0.1,
         out_type="featmap",
         out_indices=[0, 1, 2, 3],
-        final_norm=False,
         init_cfg=dict(type="Pretrained", checkpoint="", prefix="backbone."),
     ),
     # The finest level has half the resolution of the image: the patches are small.
@@ -32,12 +30,13 @@ model = dict(
         in_channels=[96, 96, 96, 96],
         in_index=[0, 1, 2, 3],
         pool_scales=(1, 2),
-        channels=32,
+        channels=64,
         dropout_ratio=0.1,
         num_classes=11,
         norm_cfg=norm_cfg,
         align_corners=False,
-        loss_decode=dict(type="CrossEntropyLoss", use_sigmoid=False),
+        # 88 % of the pixels are background.
+        loss_decode=dict(type="CrossEntropyLoss", use_sigmoid=False, class_weight=[0.2] + [1.0] * 10),
     ),
     train_cfg=dict(),
     test_cfg=dict(mode="whole"),
@@ -56,9 +55,9 @@ crop = dict(type="RandomCrop", crop_size=(48, 48))
 pack = dict(type="PackSegInputs")
 
 train_dataloader = dict(
-    batch_size=16,
-    num_workers=1,
-    persistent_workers=True,
+    batch_size=8,
+    num_workers=0,
+    persistent_workers=False,
     sampler=dict(type="InfiniteSampler", shuffle=True),
     dataset=dict(
         data_prefix=dict(img_path="images/training", seg_map_path="annotations/training"),
@@ -68,8 +67,8 @@ train_dataloader = dict(
 )
 val_dataloader = dict(
     batch_size=20,
-    num_workers=1,
-    persistent_workers=True,
+    num_workers=0,
+    persistent_workers=False,
     sampler=dict(type="DefaultSampler", shuffle=False),
     dataset=dict(
         data_prefix=dict(img_path="images/validation", seg_map_path="annotations/validation"),
@@ -84,12 +83,12 @@ test_evaluator = val_evaluator
 optim_wrapper = dict(
     constructor="mapet_mm.LayerDecayOptimWrapperConstructor",
     paramwise_cfg=dict(layer_decay_rate=0.75),
-    optimizer=dict(type="AdamW", lr=1e-3, weight_decay=0.05),
+    optimizer=dict(type="AdamW", lr=3e-3, weight_decay=0.05),
 )
 param_scheduler = [
     dict(type="LinearLR", start_factor=1e-3, begin=0, end=20, by_epoch=False),
-    dict(type="PolyLR", power=1.0, eta_min=0.0, begin=20, end=160, by_epoch=False),
+    dict(type="PolyLR", power=1.0, eta_min=0.0, begin=20, end=500, by_epoch=False),
 ]
-train_cfg = dict(type="IterBasedTrainLoop", max_iters=160, val_interval=80)
+train_cfg = dict(type="IterBasedTrainLoop", max_iters=500, val_interval=250)
 val_cfg = dict(type="ValLoop")
 test_cfg = dict(type="TestLoop")

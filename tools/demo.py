@@ -28,9 +28,9 @@ from mapet_mm.visualization.stages import Stage, StageError, StageRunner
 CONFIGS = "configs/digits"
 KCLIP = f"{CONFIGS}/kclip_digits.py"
 PRETRAIN = f"{CONFIGS}/mapet_vit-micro-p4_kclip_1xb32-coslr-16e_digits.py"
-UPERNET = f"{CONFIGS}/vit-micro-p4_upernet_1xb8-500i_digits-scenes-48x48.py"
+UPERNET = f"{CONFIGS}/vit-micro-p4_upernet_1xb8-500i_digits-scenes-50-48x48.py"
 DATA, CODEBOOK, TOKENS = "data/digits", "work_dirs/digits/codebook.safetensors", "work_dirs/digits/tokens"
-REFERENCE = f"{CONFIGS}/reference/mapet_digits_scalars.json"
+REFERENCE = "docs/reference/mapet_digits.json"
 
 # Name, task with what is measured, the metric as MMEngine logs it, config.
 DOWNSTREAM = (
@@ -52,7 +52,7 @@ DOWNSTREAM = (
         "accuracy/top1",
         f"{CONFIGS}/vit-micro-p4_1xb64-coslr-10e_digits.py",
     ),
-    ("upernet", "UperNet on scenes: mIoU (%)", "mIoU", UPERNET),
+    ("upernet", "UperNet, 50 labelled scenes: mIoU (%)", "mIoU", UPERNET),
 )
 NOTES = (
     "One run each, seed 0. Validation after the last epoch, no selection.",

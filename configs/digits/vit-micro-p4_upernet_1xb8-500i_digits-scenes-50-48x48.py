@@ -1,4 +1,4 @@
-# UperNet on the digits scenes (background and ten digits): crops of 48 px, 12 x 12 patches; evaluated whole.
+# UperNet on 50 labelled scenes (background and ten digits): crops of 48 px, 12 x 12 patches; evaluated whole.
 # The checkpoint goes into `model.backbone.init_cfg.checkpoint` (--cfg-options).
 _base_ = ["_base_/vit-micro-p4.py", "../_base_/default_runtime_seg.py"]
 
@@ -62,6 +62,7 @@ train_dataloader = dict(
     dataset=dict(
         data_prefix=dict(img_path="images/training", seg_map_path="annotations/training"),
         pipeline=[*load, crop, pack],
+        indices=50,
         **dataset,
     ),
 )

@@ -11,7 +11,7 @@ from mmengine.runner import Runner
 
 from mapet_mm.datasets.digits import write_digits
 from mapet_mm.datasets.digits_scenes import ScenesOptions, write_scenes
-from mapet_mm.tokenizers import TokenStore
+from mapet_mm.tokenizers.recipe import run_extract_tokens, run_fit_codebook
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "digits"
 RECIPES = sorted(path.name for path in CONFIGS.glob("*vit-*.py"))
@@ -19,14 +19,21 @@ RECIPES = sorted(path.name for path in CONFIGS.glob("*vit-*.py"))
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Digits, scenes, and a token store of random tokens: what a recipe reads."""
+    """Digits, scenes, and codebook and tokens of the first 24 digits of each split: what a recipe reads."""
     root = tmp_path_factory.mktemp("data")
     write_digits(root / "digits")
     write_scenes(root / "digits_scenes", ScenesOptions(training=16, validation=4))
-    names = [path.relative_to(root / "digits").as_posix() for path in (root / "digits").glob("*/*/*.png")]
-    store = TokenStore.create(root / "tokens", names, (6, 6), 128, "0" * 64, data_root=str(root / "digits"))
-    tokens = np.random.default_rng(0).integers(0, 128, (len(names), 6, 6))
-    store.write(np.arange(len(names)), tokens)
+    config = Config.fromfile(CONFIGS / "kclip_digits.py")
+    config.tokenizer.codebook = str(root / "codebook.safetensors")
+    config.token_store = str(root / "tokens")
+    config.data_root = str(root / "digits")
+    config.dataloader.num_workers = 0
+    for dataset in (*config.dataset, config.codebook.dataset):
+        dataset.update(data_root=config.data_root, indices=24)
+    _, codebook = run_fit_codebook(config)
+    store, _ = run_extract_tokens(config)
+    assert store.grid == (6, 6)
+    assert store.vocab_size == codebook.k == 128
     return root
 
 
@@ -41,11 +48,13 @@ def shortened(config: Config, data: Path, work_dir: Path) -> Config:
         scheduler.pop("convert_to_iter_based", None)
     for loader in (config.train_dataloader, config.val_dataloader, config.test_dataloader):
         loader.update(num_workers=0, persistent_workers=False)
-        loader.dataset.indices = 16
+        loader.dataset.indices = 16  # of the 24 that have tokens
         loader.dataset.data_root = str(data / Path(loader.dataset.data_root).name)
         for transform in loader.dataset.pipeline:
             if transform.type == "mapet_mm.LoadTokenGrid":
                 transform.store = str(data / "tokens")
+    for hook in config.get("custom_hooks", []):
+        hook.codebook = str(data / "codebook.safetensors")
     if config.model.backbone.get("init_cfg"):
         config.model.backbone.init_cfg = None
     return config

@@ -13,4 +13,7 @@ test_dataloader = val_dataloader
 val_evaluator = dict(type="mapet_mm.TokenAccuracy")
 test_evaluator = val_evaluator
 
-custom_hooks = [dict(type="mapet_mm.TokenStoreCheckHook")]
+# Training does not start on tokens of another codebook.
+custom_hooks = [
+    dict(type="mapet_mm.TokenStoreCheckHook", codebook="work_dirs/digits/codebook.safetensors"),
+]

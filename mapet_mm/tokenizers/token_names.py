@@ -7,10 +7,14 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 # Only each block's first name is kept in memory; the others are read and searched a block at a time.
 BLOCK = 128
 NAMES_FILE = "names.txt"
 BLOCKS_FILE = "blocks.txt"
+# Only there when the names were not given in byte order: row of each line of `names.txt`, line of each row.
+ORDER_FILE = "order.bin"
 
 
 def encode_name(name: str) -> bytes:
@@ -18,31 +22,41 @@ def encode_name(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
-def sorted_names(names: Iterable[str]) -> list[bytes]:
-    """Encoded names in byte order, which is the order of the rows.
+def index_names(names: Iterable[str]) -> dict[str, bytes]:
+    """Contents of the files that find a name's row; rows are in the order in which the names are given.
 
     Raises:
         ValueError: no names, an empty name, a name with a line break, or a name given twice.
     """
-    encoded = sorted(map(encode_name, names))
-    if not encoded:
+    given = [encode_name(name) for name in names]
+    if not given:
         raise ValueError("no image names given: check the dataset's data_root and annotation file")
+    row_of_line = sorted(range(len(given)), key=given.__getitem__)
+    encoded = [given[row] for row in row_of_line]
+    _check_names(encoded)
+    files = {NAMES_FILE: _names_text(encoded), BLOCKS_FILE: _blocks_text(encoded)}
+    rows = np.array(row_of_line, dtype="uint32")
+    if (np.diff(rows.astype(np.int64)) < 0).any():
+        files[ORDER_FILE] = np.stack([rows, np.argsort(rows).astype("uint32")]).tobytes()
+    return files
+
+
+def _check_names(encoded: Sequence[bytes]) -> None:
     for previous, name in zip([b"", *encoded], encoded, strict=False):
         if name == previous:
             reason = "is given twice" if name else "is empty"
             raise ValueError(f"image name {name.decode('utf-8', 'surrogateescape')!r} {reason}")
         if b"\n" in name:
             raise ValueError(f"image name {name.decode('utf-8', 'surrogateescape')!r} contains a line break")
-    return encoded
 
 
-def names_text(encoded: Sequence[bytes]) -> bytes:
-    """Contents of `names.txt`: a name a line, in the order of the rows."""
+def _names_text(encoded: Sequence[bytes]) -> bytes:
+    """Contents of `names.txt`: a name a line, in byte order."""
     return b"\n".join(encoded) + b"\n"
 
 
-def blocks_text(encoded: Sequence[bytes]) -> bytes:
-    """Contents of `blocks.txt`: byte offset in `names.txt` and name of every 128th row, a line each."""
+def _blocks_text(encoded: Sequence[bytes]) -> bytes:
+    """Contents of `blocks.txt`: byte offset in `names.txt` and every 128th name, a line each."""
     lines, offset = [], 0
     for start in range(0, len(encoded), BLOCK):
         lines.append(b"%d\t%s\n" % (offset, encoded[start]))
@@ -51,7 +65,7 @@ def blocks_text(encoded: Sequence[bytes]) -> bytes:
 
 
 class TokenNames(Sequence):
-    """The sorted names of a token store as a sequence by row, read from the file as they are asked for.
+    """The names of a token store as a sequence by row, read from the file as they are asked for.
 
     Args:
         folder: the token store's directory.
@@ -65,6 +79,8 @@ class TokenNames(Sequence):
         self._first = [name for _, name in lines]
         self._bounds = [*(int(offset) for offset, _ in lines), os.fstat(self._file.fileno()).st_size]
         self._num_names = num_names
+        order = folder / ORDER_FILE
+        self._order = np.memmap(order, "uint32", "r", shape=(2, num_names)) if order.exists() else None
 
     def __len__(self) -> int:
         return self._num_names
@@ -72,15 +88,23 @@ class TokenNames(Sequence):
     def __getitem__(self, row: int) -> str:
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of a token store with {len(self)} rows")
-        block, line = divmod(row % len(self), BLOCK)
+        row = row % len(self)
+        block, line = divmod(row if self._order is None else int(self._order[1, row]), BLOCK)
         return self._decoded(block)[line]
 
     def __iter__(self) -> Iterator[str]:
-        for block in range(len(self._first)):
-            yield from self._decoded(block)
+        names = (name for block in range(len(self._first)) for name in self._decoded(block))
+        if self._order is None:
+            return names
+        by_line = list(names)
+        return (by_line[line] for line in self._order[1])
 
     def find(self, name: str) -> int | None:
         """Row of a name, or None if the store does not have it."""
+        line = self._find_line(name)
+        return line if line is None or self._order is None else int(self._order[0, line])
+
+    def _find_line(self, name: str) -> int | None:
         key = encode_name(name)
         block = bisect_right(self._first, key) - 1
         if block < 0 or b"\n" in key:

@@ -17,14 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from jaxtyping import Int
 
-from mapet_mm.tokenizers.token_names import (
-    BLOCKS_FILE,
-    NAMES_FILE,
-    TokenNames,
-    blocks_text,
-    names_text,
-    sorted_names,
-)
+from mapet_mm.tokenizers.token_names import TokenNames, index_names
 
 FORMAT = "mapet_mm.token_store"
 VERSION = 1
@@ -49,7 +42,7 @@ class TokenStore:
     """A directory with a grid of token ids for each named image; made by `create`, read through `open`.
 
     `meta.json` says what is in it; `grids.bin` holds the ids (rows, H, W); `marks.bin` one byte per row, 1
-    once the row is written; `names.txt` the sorted names, which are image paths relative to the data root.
+    once the row is written; `names.txt` the names in byte order, image paths relative to the data root.
     Opening reads no names; files are opened when first used, so a store can be pickled and used after a fork.
     """
 
@@ -83,7 +76,7 @@ class TokenStore:
 
         Args:
             path: directory to make.
-            names: image paths relative to the data root, '/'-separated, each once; rows are sorted by name.
+            names: image paths relative to the data root, '/'-separated, each once; row i is name i.
             grid: (H, W) tokens of an image.
             vocab_size: ids are below it; stored as uint16 up to 65,536 ids, else as uint32.
             tokenizer: digest of the codebook (or other tokenizer) whose ids these are.
@@ -92,17 +85,16 @@ class TokenStore:
         Raises:
             TokenStoreError: something is at `path` already, or the names cannot be stored.
         """
-        path = Path(path)
+        path, names = Path(path), list(names)
         try:
-            encoded = sorted_names(names)
+            files = index_names(names)
         except ValueError as error:
             raise TokenStoreError(f"token store `{path}`: {error}") from None
-        texts = {NAMES_FILE: names_text(encoded), BLOCKS_FILE: blocks_text(encoded)}
         meta = {
             "format": FORMAT,
             "version": VERSION,
-            "rows": len(encoded),
-            "bytes": {name: len(text) for name, text in texts.items()},
+            "rows": len(names),
+            "bytes": {name: len(content) for name, content in files.items()},
             "grid": [int(side) for side in grid],
             "vocab_size": int(vocab_size),
             "dtype": "uint16" if vocab_size <= 2**16 else "uint32",
@@ -110,8 +102,8 @@ class TokenStore:
             "data_root": None if data_root is None else str(data_root),
         }
         if path.exists():
-            _refuse_existing(path, meta, texts[NAMES_FILE])
-        _write_store(path, meta, texts)
+            _refuse_existing(path, meta, files)
+        _write_store(path, meta, files)
         return cls(path)
 
     @property
@@ -302,12 +294,14 @@ def _check_size(file: Path, expected: int) -> None:
         )
 
 
-def _refuse_existing(path: Path, meta: dict[str, Any], names: bytes) -> None:
+def _refuse_existing(path: Path, meta: dict[str, Any], files: dict[str, bytes]) -> None:
     if not (path / META_FILE).exists():
         raise TokenStoreError(f"`{path}` exists and is not a token store: choose another path or remove it")
     store = TokenStore.open(path)
     other = [key for key in ("grid", "vocab_size", "tokenizer") if store._meta[key] != meta[key]]
-    if names != (path / NAMES_FILE).read_bytes():
+    if store._meta["bytes"].keys() != files.keys() or any(
+        content != (path / name).read_bytes() for name, content in files.items()
+    ):
         other.append("names")
     if other:
         raise TokenStoreError(
@@ -319,12 +313,12 @@ def _refuse_existing(path: Path, meta: dict[str, Any], names: bytes) -> None:
     )
 
 
-def _write_store(path: Path, meta: dict[str, Any], texts: dict[str, bytes]) -> None:
+def _write_store(path: Path, meta: dict[str, Any], files: dict[str, bytes]) -> None:
     partial = path.with_name(f".{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    for name, text in texts.items():
-        (partial / name).write_bytes(text)
+    for name, content in files.items():
+        (partial / name).write_bytes(content)
     (partial / META_FILE).write_text(json.dumps(meta, indent=1) + "\n")
     for name in (GRIDS_FILE, MARKS_FILE):
         with open(partial / name, "wb") as file:

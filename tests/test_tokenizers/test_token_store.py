@@ -14,10 +14,15 @@ from mapet_mm.tokenizers.token_store import MissingTokensError, TokenStore, Toke
 DIGEST = "3fa2" * 16
 
 
-def make(path, count=700, grid=(3, 2), vocab_size=500, **kwargs) -> TokenStore:
-    names = [f"train/{i % 7}/{i:05d}.png" for i in range(count)]
-    random.Random(0).shuffle(names)
-    return TokenStore.create(path, names, grid, vocab_size, DIGEST, **kwargs)
+def names_of(count, in_order=False) -> list[str]:
+    names = sorted(f"train/{i % 7}/{i:05d}.png" for i in range(count))
+    if not in_order:
+        random.Random(0).shuffle(names)
+    return names
+
+
+def make(path, count=700, grid=(3, 2), vocab_size=500, in_order=False, **kwargs) -> TokenStore:
+    return TokenStore.create(path, names_of(count, in_order), grid, vocab_size, DIGEST, **kwargs)
 
 
 def grids_of(rows, grid=(3, 2), vocab_size=500) -> np.ndarray:
@@ -30,13 +35,16 @@ def resident_kib() -> int:
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
 
 
-def test_every_grid_is_read_back_under_its_name(tmp_path):
-    store = make(tmp_path / "tokens", data_root="data/digits")
+@pytest.mark.parametrize("in_order", [True, False], ids=["names-in-order", "names-shuffled"])
+def test_every_grid_is_read_back_under_its_name(tmp_path, in_order):
+    """Row i is the i-th name given; names in byte order cost no file of their own."""
+    store = make(tmp_path / "tokens", in_order=in_order, data_root="data/digits")
+    assert (tmp_path / "tokens" / "order.bin").exists() != in_order
     rows = np.random.default_rng(0).permutation(len(store))
     for part in np.array_split(rows, 9):
         store.write(part, grids_of(part))
     again = TokenStore.open(tmp_path / "tokens")
-    assert list(again.names) == sorted(again.names)
+    assert list(again.names) == names_of(700, in_order)
     for row, name in enumerate(again.names):
         assert again[name].dtype == np.uint16
         assert (again[name] == grids_of([row])[0]).all()

@@ -50,9 +50,13 @@ dataset = dict(
     seg_map_suffix=".png",
     metainfo=dict(classes=classes),
 )
-load = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations")]
-crop = dict(type="RandomCrop", crop_size=(48, 48))
-pack = dict(type="PackSegInputs")
+train_pipeline = [
+    dict(type="LoadImageFromFile"),
+    dict(type="LoadAnnotations"),
+    dict(type="RandomCrop", crop_size=(48, 48)),
+    dict(type="PackSegInputs"),
+]
+test_pipeline = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations"), dict(type="PackSegInputs")]
 
 train_dataloader = dict(
     batch_size=8,
@@ -61,7 +65,7 @@ train_dataloader = dict(
     sampler=dict(type="InfiniteSampler", shuffle=True),
     dataset=dict(
         data_prefix=dict(img_path="images/training", seg_map_path="annotations/training"),
-        pipeline=[*load, crop, pack],
+        pipeline=train_pipeline,
         indices=50,
         **dataset,
     ),
@@ -73,7 +77,7 @@ val_dataloader = dict(
     sampler=dict(type="DefaultSampler", shuffle=False),
     dataset=dict(
         data_prefix=dict(img_path="images/validation", seg_map_path="annotations/validation"),
-        pipeline=[*load, pack],
+        pipeline=test_pipeline,
         **dataset,
     ),
 )

@@ -44,13 +44,13 @@ DOWNSTREAM = (
         "finetune-100",
         "fine-tuning, 100 labels: top-1 (%)",
         "accuracy/top1",
-        f"{CONFIGS}/vit-micro-p4_1xb50-coslr-60e_digits-100.py",
+        f"{CONFIGS}/vit-micro-p4_1xb50-coslr-120e_digits-100.py",
     ),
     (
         "finetune-all",
         "fine-tuning, all labels: top-1 (%)",
         "accuracy/top1",
-        f"{CONFIGS}/vit-micro-p4_1xb64-coslr-10e_digits.py",
+        f"{CONFIGS}/vit-micro-p4_1xb64-coslr-20e_digits.py",
     ),
     ("upernet", "UperNet, 50 labelled scenes: mIoU (%)", "mIoU", UPERNET),
 )

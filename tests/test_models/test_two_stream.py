@@ -59,8 +59,10 @@ def part(golden: dict[str, np.ndarray], prefix: str) -> dict[str, torch.Tensor]:
     return rename({k.removeprefix(prefix): v for k, v in golden.items() if k.startswith(prefix)})
 
 
-def test_mapet_equals_the_authors_code(golden, golden_arch):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_mapet_equals_the_authors_code(golden, golden_arch, device, monkeypatch):
     """Logits, loss and every gradient of MaPeT agree with the authors' implementation."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # of the patch convolution
     geometry, cutting_point, vocab = golden_arch
     vit = MaPeTPretrainViT(cutting_point=cutting_point, **geometry)
     head = TokenPredictionHead(vit.embed_dims, vocab)
@@ -68,23 +70,26 @@ def test_mapet_equals_the_authors_code(golden, golden_arch):
     head.load_state_dict({"projection." + k: weights.pop("decoder." + k) for k in ("weight", "bias")})
     vit.load_state_dict(weights, strict=True)
 
-    permutation = torch.from_numpy(golden["permutation"])
-    latents, returned = vit(torch.from_numpy(golden["images"]), permutation)
+    vit, head = vit.to(device), head.to(device)
+
+    permutation = torch.from_numpy(golden["permutation"]).to(device)
+    latents, returned = vit(torch.from_numpy(golden["images"]).to(device), permutation)
     targets = permutation[:, cutting_point:] - 1
-    loss = head.loss(latents, torch.from_numpy(golden["tokens"]).gather(1, targets))["loss"]
+    tokens = torch.from_numpy(golden["tokens"]).to(device)
+    loss = head.loss(latents, tokens.gather(1, targets))["loss"]
     loss.backward()
 
     raster = targets.argsort(1)[..., None].expand(-1, -1, vocab)
-    logits = head(latents).gather(1, raster)
+    logits = head(latents).gather(1, raster).cpu()
     assert torch.equal(returned, permutation)
     assert relative_error(logits, torch.from_numpy(golden["target_logits_raster"])) < TOLERANCE
-    assert relative_error(loss, torch.tensor(golden["loss"])) < TOLERANCE
+    assert relative_error(loss.cpu(), torch.tensor(golden["loss"])) < TOLERANCE
     gradients = part(golden, "g/")
     ours = dict(vit.named_parameters()) | {
-        "decoder." + k: getattr(head.projection, k) for k in ("weight", "bias")
+        f"decoder.{kind}": getattr(head.projection, kind) for kind in ("weight", "bias")
     }
     assert set(gradients) == set(ours)
-    worst = {name: relative_error(ours[name].grad, gradients[name]) for name in gradients}
+    worst = {name: relative_error(ours[name].grad.cpu(), gradients[name]) for name in gradients}
     assert max(worst.values()) < TOLERANCE, worst
 
 

@@ -27,23 +27,35 @@ class MaPeTViT(VisionTransformer):
 
     Args:
         arch: 'deit-tiny' | 'deit-small' | 'deit-base' | 'large' | a dict, as in MMPretrain.
+        img_size: side, or (height, width), of the images in pixels.
+        patch_size: side of a patch in pixels.
+        out_type: 'cls_token' | 'avg_featmap' (mean of the patch tokens, then LayerNorm: fine-tuning) |
+            'featmap' `(B, D, h, w)` (segmentation) | 'raw' `(B, N, D)`.
+        out_indices: the layers whose output is returned, a tuple in their order.
         layer_scale_init_value: initial LayerScale (paper, hyper-parameters for pre-training).
-        **kwargs: those of MMPretrain's `VisionTransformer`: `img_size`, `patch_size`, `out_type`,
-            `out_indices`, `drop_path_rate`, `final_norm`, `frozen_stages`, `init_cfg`, ...
+        **kwargs: those of MMPretrain's `VisionTransformer`: `drop_path_rate`, `final_norm`,
+            `frozen_stages`, `init_cfg`, ...
     """
 
     def __init__(
         self,
         arch: str | dict = "deit-base",
-        *,
-        layer_scale_init_value: float = 0.1,
+        img_size: int | Sequence[int] = 224,
+        patch_size: int = 16,
+        out_type: str = "cls_token",
         out_indices: int | Sequence[int] = -1,
+        layer_scale_init_value: float = 0.1,
         **kwargs,
     ) -> None:
-        # MMPretrain resolves negative indices in place: hand over a list of our own.
-        out_indices = out_indices if isinstance(out_indices, int) else list(out_indices)
         super().__init__(
-            arch, layer_scale_init_value=layer_scale_init_value, out_indices=out_indices, **kwargs
+            arch,
+            img_size=img_size,
+            patch_size=patch_size,
+            out_type=out_type,
+            # MMPretrain resolves negative indices in place: hand over a list of our own.
+            out_indices=out_indices if isinstance(out_indices, int) else list(out_indices),
+            layer_scale_init_value=layer_scale_init_value,
+            **kwargs,
         )
         self.register_load_state_dict_pre_hook(_drop_mask_token)
 
@@ -88,19 +100,27 @@ class MaPeTPretrainViT(MaPeTViT):
 
     Args:
         arch: as for :class:`MaPeTViT`.
+        img_size: as for :class:`MaPeTViT`; the images must have this size.
+        patch_size: as for :class:`MaPeTViT`.
         cutting_point: how many tokens of the permuted sequence are visible context, the class token counted;
-            in `1 .. N-1` with `N` the number of patches plus one.
+            in `1 .. N-1` with `N` the number of patches plus one. The paper's: 50 for ViT-T and S, 60 for B.
         objective: 'mapet' | 'pim' | 'mim'.
-        **kwargs: as for :class:`MaPeTViT`; `drop_path_rate`, `img_size` and `patch_size` among them.
+        **kwargs: as for :class:`MaPeTViT`; `drop_path_rate` among them.
 
     Raises:
         ValueError: the objective is not known, or the cutting point is outside `1 .. N-1`.
     """
 
     def __init__(
-        self, arch: str | dict = "deit-base", *, cutting_point: int, objective: str = "mapet", **kwargs
+        self,
+        arch: str | dict = "deit-base",
+        img_size: int | Sequence[int] = 224,
+        patch_size: int = 16,
+        cutting_point: int = 60,
+        objective: str = "mapet",
+        **kwargs,
     ) -> None:
-        super().__init__(arch, out_type="raw", **kwargs)
+        super().__init__(arch, img_size, patch_size, out_type="raw", **kwargs)
         self.objective = get_objective(objective)
         self.num_tokens = self.pos_embed.shape[1]
         if not 1 <= cutting_point <= self.num_tokens - 1:

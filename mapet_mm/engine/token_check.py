@@ -56,7 +56,7 @@ class TokenStoreCheckHook(Hook):
     priority = "VERY_HIGH"
 
     def __init__(self, codebook: str | None = None) -> None:
-        self.digest = None if codebook is None else Codebook.load(codebook).digest
+        self.codebook = codebook
         self.checked = False
 
     def before_train(self, runner: Runner) -> None:
@@ -77,7 +77,12 @@ class TokenStoreCheckHook(Hook):
 
     def _check(self, runner: Runner, datasets: list[Dataset]) -> None:
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        digest = self.digest
+        digest, whose = None, "that of the run's first token store"
+        if self.codebook is not None:
+            digest, whose = (
+                Codebook.load(self.codebook).digest,
+                f"TokenStoreCheckHook's codebook `{self.codebook}`",
+            )
         for dataset in (leaf for top in datasets for leaf in leaf_datasets(top)):
             transforms = list(pipeline_transforms(dataset))
             load = next((step for step in transforms if isinstance(step, LoadTokenGrid)), None)
@@ -87,7 +92,7 @@ class TokenStoreCheckHook(Hook):
             _check_alignment(transforms, load.store)
             _check_fits(model, transforms, load.store)
             digest = digest or load.store.tokenizer
-            load.store.require_tokenizer(digest, "what the run's codebook or its other token stores say")
+            load.store.require_tokenizer(digest, whose)
             _check_images(dataset, load)
         self.checked = True
 

@@ -79,10 +79,8 @@ class TokenStoreCheckHook(Hook):
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         digest, whose = None, "that of the run's first token store"
         if self.codebook is not None:
-            digest, whose = (
-                Codebook.load(self.codebook).digest,
-                f"TokenStoreCheckHook's codebook `{self.codebook}`",
-            )
+            digest = Codebook.load(self.codebook).digest
+            whose = f"TokenStoreCheckHook's codebook `{self.codebook}`"
         for dataset in (leaf for top in datasets for leaf in leaf_datasets(top)):
             transforms = list(pipeline_transforms(dataset))
             load = next((step for step in transforms if isinstance(step, LoadTokenGrid)), None)

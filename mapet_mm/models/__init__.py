@@ -1,16 +1,20 @@
 """Models: backbones, heads and the MaPeT algorithm."""
 
-from mapet_mm.models.heads import TokenPredictionHead
+from mapet_mm.models.heads import BEiTTokenHead, CAETokenHead, TokenPredictionHead
 from mapet_mm.models.mapet import MaPeT
+from mapet_mm.models.necks import ProjectedCAENeck
 from mapet_mm.models.objectives import OBJECTIVES, Objective, visibility
 from mapet_mm.models.vit import MaPeTPretrainViT, MaPeTViT
 
 __all__ = [
     "OBJECTIVES",
+    "BEiTTokenHead",
+    "CAETokenHead",
     "MaPeT",
     "MaPeTPretrainViT",
     "MaPeTViT",
     "Objective",
+    "ProjectedCAENeck",
     "TokenPredictionHead",
     "visibility",
 ]

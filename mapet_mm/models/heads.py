@@ -1,12 +1,14 @@
-"""The head that predicts visual tokens."""
+"""The heads that predict visual tokens: MaPeT's, and those for MMPretrain's BEiT and CAE."""
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int, Int64
 from mmengine.model import BaseModule
+from mmpretrain.models.heads import CAEHead
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mapet_mm.models.init import init_truncated_normal
+from mapet_mm.models.targets import token_ids
 from mapet_mm.registry import MODELS
 
 
@@ -61,3 +63,42 @@ class TokenPredictionHead(BaseModule):
         losses = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none")
         accuracies = 100 * (logits.argmax(-1) == tokens).float()
         return losses.view_as(tokens).mean(1), accuracies.mean(1)
+
+
+@MODELS.register_module()
+class BEiTTokenHead(TokenPredictionHead):
+    """MaPeT's head for MMPretrain's `BEiT`: token ids as targets, where its own head takes DALL-E logits.
+
+    Arguments are those of :class:`TokenPredictionHead`.
+    """
+
+    def loss(
+        self,
+        latents: Float[Tensor, "batch token dim"],
+        targets: Int[Tensor, "batch patch"] | Float[Tensor, "batch vocab height width"],
+        mask: Int[Tensor, "batch height width"] | Bool[Tensor, "batch height width"],
+    ) -> Float[Tensor, ""]:
+        """Cross-entropy over the masked patches, in nats.
+
+        Args:
+            latents: `(B, N, D)`, the class token first.
+            targets: what the target generator gives for all patches, see :func:`token_ids`.
+            mask: `(B, H, W)`, not zero where the patch is masked.
+        """
+        masked = mask.flatten(1).bool()  # B N-1
+        return F.cross_entropy(self(latents[:, 1:][masked]), token_ids(targets)[masked])
+
+
+@MODELS.register_module()
+class CAETokenHead(CAEHead):
+    """MMPretrain's `CAEHead` with token ids as targets, where its own takes DALL-E logits.
+
+    Args:
+        loss: config of the loss, `dict(type="CAELoss", lambd=2)`.
+        init_cfg: as for any MMEngine module.
+    """
+
+    def _generate_target(
+        self, logits_target: Int[Tensor, "batch patch"] | Float[Tensor, "batch vocab height width"]
+    ) -> Int64[Tensor, "batch patch"]:
+        return token_ids(logits_target)

@@ -1,11 +1,13 @@
 """MaPeT, the pre-training algorithm."""
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
+from mmpretrain.models.backbones import VisionTransformer
 from mmpretrain.models.selfsup.base import BaseSelfSupervisor
 from mmpretrain.structures import DataSample
 from torch import Tensor
 
+from mapet_mm.models.targets import token_ids
 from mapet_mm.registry import MODELS
 
 # Validation draws the same permutations in every epoch, so that its figures can be compared.
@@ -21,7 +23,8 @@ class MaPeT(BaseSelfSupervisor):
     Args:
         backbone: a :class:`mapet_mm.models.vit.MaPeTPretrainViT`.
         head: a :class:`mapet_mm.models.heads.TokenPredictionHead`.
-        target_generator: gives the tokens: `PrecomputedTokens`, `KCLIP`, or MMPretrain's `VQKD`.
+        target_generator: gives the tokens: `PrecomputedTokens`, `KCLIP`, or MMPretrain's `VQKD` or `DALL-E`; always in
+            evaluation mode.
         data_preprocessor: hands on `inputs` as a list: `inputs[0]` the images `(B, 3, H, W)`, `inputs[1]`
             what the target generator takes (stored token grids, or a second view of the images).
         init_cfg: as for any MMEngine module.
@@ -52,6 +55,12 @@ class MaPeT(BaseSelfSupervisor):
                 f"{self.head.vocab_size}: set `model.head.vocab_size` to {vocab_size}"
             )
 
+    def train(self, mode: bool = True) -> "MaPeT":
+        """Set the mode; the target generator stays in evaluation mode, or VQ-KD would go on learning."""
+        super().train(mode)
+        self.target_generator.eval()
+        return self
+
     def forward(
         self,
         inputs: list[Tensor],
@@ -64,6 +73,10 @@ class MaPeT(BaseSelfSupervisor):
         if mode == "tensor":
             return self.backbone(inputs[0])
         return super().forward(inputs, data_samples, mode)
+
+    def extract_feat(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        """Features `(B, N, D)` of whole images, none masked: the backbone as a plain ViT."""
+        return VisionTransformer.forward(self.backbone, inputs)
 
     def loss(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> dict[str, Tensor]:
         """Loss and token accuracy of a batch, with a permutation drawn per image (see the class)."""
@@ -93,7 +106,7 @@ class MaPeT(BaseSelfSupervisor):
         Raises:
             ValueError: the target generator gives another number of tokens than the backbone has patches.
         """
-        tokens: Float[Tensor, ...] | Int64[Tensor, ...] = self.target_generator(target_inputs)
+        tokens = token_ids(self.target_generator(target_inputs))
         num_patches = self.backbone.num_tokens - 1
         if tokens.shape != (len(permutation), num_patches):
             raise ValueError(

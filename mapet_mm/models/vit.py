@@ -13,6 +13,7 @@ from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLay
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mapet_mm.models.beit_names import beit_to_vit
 from mapet_mm.models.init import init_truncated_normal
 from mapet_mm.models.objectives import get_objective, group_sizes, visibility
 from mapet_mm.registry import MODELS
@@ -22,8 +23,8 @@ from mapet_mm.registry import MODELS
 class MaPeTViT(VisionTransformer):
     """Vision Transformer with the method's defaults, for fine-tuning and every downstream task.
 
-    Takes MaPeT pre-training checkpoints by `init_cfg` or `load_from`: the mask token is dropped and the
-    position embedding is resized to `img_size`.
+    Takes pre-training checkpoints by `init_cfg` or `load_from`, MaPeT's and those of MMPretrain's BEiT and CAE
+    with absolute positions: the mask token is dropped and the position embedding resized to `img_size`.
 
     Args:
         arch: 'deit-tiny' | 'deit-small' | 'deit-base' | 'large' | a dict, as in MMPretrain.
@@ -57,7 +58,7 @@ class MaPeTViT(VisionTransformer):
             layer_scale_init_value=layer_scale_init_value,
             **kwargs,
         )
-        self.register_load_state_dict_pre_hook(_drop_mask_token)
+        self.register_load_state_dict_pre_hook(_adapt_checkpoint)
 
     def init_weights(self) -> None:
         """Initialise as the authors do; the patch convolution keeps the framework's default."""
@@ -84,8 +85,10 @@ class MaPeTViT(VisionTransformer):
         return self
 
 
-def _drop_mask_token(vit: MaPeTViT, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
-    """Drop the mask token of a pre-training checkpoint: downstream, every patch is visible."""
+def _adapt_checkpoint(vit: MaPeTViT, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
+    """Rename BEiT's parameters; drop a pre-training mask token, for downstream every patch is visible."""
+    if layers := beit_to_vit(state_dict, prefix):
+        print_log(f"Renamed the parameters of {layers} BEiT layers to a plain ViT's.", logger="current")
     if not hasattr(vit, "mask_token") and state_dict.pop(f"{prefix}mask_token", None) is not None:
         print_log(f"Dropped `{prefix}mask_token`: only pre-training masks patches.", logger="current")
 

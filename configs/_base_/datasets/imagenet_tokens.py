@@ -39,8 +39,10 @@ val_dataloader = dict(
     dataset=dict(type="ImageNet", data_root="data/imagenet", split="val"),
 )
 val_evaluator = dict(type="mapet_mm.TokenAccuracy")
+val_cfg = dict()
 
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator
+test_cfg = dict()
 
 custom_hooks = [dict(type="mapet_mm.TokenStoreCheckHook")]

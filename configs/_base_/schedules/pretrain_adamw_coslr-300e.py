@@ -26,8 +26,6 @@ param_scheduler = [
 ]
 
 train_cfg = dict(by_epoch=True, max_epochs=300, val_interval=10)
-val_cfg = dict()
-test_cfg = dict()
 
 # The rates above belong to this total batch; `--auto-scale-lr` follows another one linearly.
 auto_scale_lr = dict(base_batch_size=2048)

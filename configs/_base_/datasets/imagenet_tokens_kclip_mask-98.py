@@ -1,0 +1,9 @@
+# Masks 98 of the 196 patches (50 %) in blocks, as CAE does. MMPretrain's BEiT and CAE have no validation.
+_base_ = "imagenet_tokens_kclip.py"
+
+mask = dict(type="mapet_mm.BlockwiseMask", input_size=14, num_masking_patches=98, min_num_patches=16)
+train_pipeline = [*_base_.load_square, _base_.color_jitter, _base_.load_tokens, mask, _base_.pack]
+
+train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
+val_dataloader = val_evaluator = val_cfg = None
+test_dataloader = test_evaluator = test_cfg = None

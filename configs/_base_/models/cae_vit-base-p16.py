@@ -1,0 +1,31 @@
+# MMPretrain's CAE on a plain ViT-B/16 (fixed sine-cosine positions, biases for q, k and v). Regressor and
+# decoder have the size that the authors of MaPeT give them for every encoder: width 384, 6 heads.
+model = dict(
+    type="CAE",
+    backbone=dict(
+        type="CAEPretrainViT",
+        arch="deit-base",
+        img_size=224,
+        patch_size=16,
+        drop_path_rate=0.1,
+        layer_scale_init_value=0.1,
+        bias=True,
+    ),
+    neck=dict(
+        type="mapet_mm.ProjectedCAENeck",
+        encoder_dims=768,
+        embed_dims=384,
+        num_heads=6,
+        regressor_depth=4,
+        decoder_depth=4,
+        layer_scale_init_value=0.1,
+        mask_tokens_num=98,
+        num_classes=8192,
+    ),
+    head=dict(type="mapet_mm.CAETokenHead", loss=dict(type="CAELoss", lambd=2)),
+    target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=8192),
+    base_momentum=0.0,
+)
+
+# MMPretrain's CAE freezes its teacher after the model is wrapped for several processes.
+find_unused_parameters = True

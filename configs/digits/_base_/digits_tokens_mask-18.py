@@ -1,0 +1,10 @@
+# Masks 18 of the 36 patches (50 %) in blocks, as CAE does. MMPretrain's BEiT and CAE have no validation.
+_base_ = "digits_tokens.py"
+
+mask = dict(type="mapet_mm.BlockwiseMask", input_size=6, num_masking_patches=18, min_num_patches=3)
+
+train_dataloader = dict(
+    dataset=dict(pipeline=[_base_.load, _base_.color_jitter, _base_.load_tokens, mask, _base_.pack])
+)
+val_dataloader = val_evaluator = val_cfg = None
+test_dataloader = test_evaluator = test_cfg = None

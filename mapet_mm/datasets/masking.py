@@ -1,0 +1,58 @@
+"""BEiT's block-wise masks, for MMPretrain's BEiT and CAE on token grids."""
+
+import numpy as np
+from mmpretrain.datasets.transforms import BEiTMaskGenerator
+
+from mapet_mm.registry import TRANSFORMS
+
+ATTEMPTS = 10
+
+
+@TRANSFORMS.register_module()
+class BlockwiseMask(BEiTMaskGenerator):
+    """Mask blocks of patches until a number of them is masked, as `mask`, `(H, W)` int64 (BEiT, Algorithm 1).
+
+    MMPretrain's `BEiTMaskGenerator` draws a block's corner one short of the range, so that it never masks the
+    last row and the last column of the grid; BEiT's authors include it, and so does this.
+
+    Args:
+        input_size: patches a side, or (height, width).
+        num_masking_patches: how many patches are masked, exactly; BEiT's 75 of 196.
+        min_num_patches: patches of the smallest block drawn, before it is cut to the budget that is left.
+        **kwargs: those of `BEiTMaskGenerator`: `max_num_patches`, `min_aspect`, `max_aspect`.
+
+    Raises:
+        ValueError: not fewer patches to mask than there are.
+    """
+
+    def __init__(
+        self,
+        input_size: int | tuple[int, int],
+        num_masking_patches: int,
+        min_num_patches: int = 16,
+        **kwargs,
+    ) -> None:
+        size = (input_size, input_size) if isinstance(input_size, int) else tuple(input_size)
+        super().__init__(size, num_masking_patches, min_num_patches, **kwargs)
+        if not 0 < num_masking_patches < self.num_patches:
+            raise ValueError(
+                f"BlockwiseMask's num_masking_patches={num_masking_patches} is outside "
+                f"1..{self.num_patches - 1}: the grid has {self.num_patches} patches, one has to stay visible"
+            )
+
+    def _mask(self, mask: np.ndarray, max_mask_patches: int) -> int:
+        """Mask one more block in place; returns how many patches it adds, 0 if no block drawn fitted."""
+        for _ in range(ATTEMPTS):
+            area = np.random.uniform(self.min_num_patches, max_mask_patches)
+            aspect = np.exp(np.random.uniform(*self.log_aspect_ratio))
+            height, width = round(np.sqrt(area * aspect)), round(np.sqrt(area / aspect))
+            if not (0 < height < self.height and 0 < width < self.width):
+                continue
+            top = np.random.randint(self.height - height + 1)
+            left = np.random.randint(self.width - width + 1)
+            block = mask[top : top + height, left : left + width]
+            added = block.size - int(block.sum())
+            if 0 < added <= max_mask_patches:
+                block[:] = 1
+                return added
+        return 0

@@ -37,11 +37,14 @@ def in_scope(cfg: Config):
 
 
 def build_model(cfg: Config) -> nn.Module:
-    """Build the model as MMEngine's Runner does, but on the meta device: shapes and no memory."""
+    """Build the model as MMEngine's Runner does, but on the meta device: shapes and no memory.
+
+    MMPretrain's CAE reads numbers from tensors while it is built, so it gets memory.
+    """
     model = cfg.model.copy()
     if "data_preprocessor" in cfg:
         model.setdefault("data_preprocessor", cfg.data_preprocessor)
-    with in_scope(cfg), torch.device("meta"):
+    with in_scope(cfg), torch.device("cpu" if model.type == "CAE" else "meta"):
         return MODELS.build(model)
 
 

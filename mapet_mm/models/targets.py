@@ -1,12 +1,10 @@
 """What target generators give, as token ids."""
 
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Int64
 from torch import Tensor
 
 
-def token_ids(
-    outputs: Int[Tensor, "batch grid"] | Float[Tensor, "batch vocab height width"],
-) -> Int64[Tensor, "batch grid"]:
+def token_ids(outputs: Tensor) -> Int64[Tensor, "batch grid"]:
     """Token ids in raster order, whichever way a target generator gives its tokens.
 
     Args:

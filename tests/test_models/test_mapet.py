@@ -6,7 +6,7 @@ from mmengine.model import BaseModule
 from mmpretrain.structures import DataSample
 from torch.nn import functional as F
 
-from mapet_mm.models import MaPeT
+from mapet_mm.models import MaPeT, MaPeTViT
 from mapet_mm.registry import MODELS
 
 ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
@@ -107,3 +107,35 @@ def test_token_grid_of_another_size_is_refused():
     model = build()
     with pytest.raises(ValueError, match=r"\(2, 16\).*25 patches"):
         model([torch.randn(2, 3, 20, 20), torch.zeros(2, 4, 4, dtype=torch.int64)], mode="loss")
+
+
+def test_the_target_generator_stays_in_evaluation_mode():
+    """MMPretrain's VQ-KD goes on learning its codebook in training mode."""
+    model = build()
+    for _ in range(2):
+        model.train()
+        assert model.training
+        assert model.backbone.training
+        assert not model.target_generator.training
+        model.eval()
+
+
+def test_logits_of_a_tokenizer_are_the_tokens_of_its_maxima():
+    """MMPretrain's DALL-E gives logits (B, V, h, w)."""
+    model = build()
+    grids = torch.randint(11, (2, 5, 5))
+    permutation = model.backbone.sample_permutation(2, "cpu")
+    expected = model.target_tokens(grids, permutation)
+    model.target_generator.forward = lambda grids: F.one_hot(grids, 11).permute(0, 3, 1, 2).float()
+    assert torch.equal(model.target_tokens(grids, permutation), expected)
+
+
+def test_features_are_those_of_the_plain_vit():
+    """`extract_feat` shows the backbone whole images: what a downstream ViT with these weights computes."""
+    model = build().eval()
+    vit = MaPeTViT(ARCH, 20, 4, out_type="raw").eval()
+    vit.load_state_dict(model.backbone.state_dict())
+    images = torch.randn(2, 3, 20, 20)
+    (features,) = model.extract_feat(images)
+    assert features.shape == (2, 26, 24)
+    assert torch.equal(features, vit(images)[0])

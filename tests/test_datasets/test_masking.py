@@ -1,0 +1,74 @@
+"""BEiT's block-wise masks: whole rectangles, the exact budget, every patch within reach."""
+
+import numpy as np
+import pytest
+from mmpretrain.registry import TRANSFORMS
+
+from mapet_mm.datasets.masking import BlockwiseMask
+
+
+def masks(count: int, **options) -> np.ndarray:
+    """(count, H, W) masks of one seeded transform."""
+    np.random.seed(0)
+    transform = TRANSFORMS.build(dict(type="mapet_mm.BlockwiseMask", **options))
+    return np.stack([transform({})["mask"] for _ in range(count)])
+
+
+@pytest.mark.parametrize(("size", "budget", "smallest"), [(14, 75, 16), (14, 98, 16), (6, 14, 3), (6, 18, 3)])
+def test_masks_spend_the_whole_budget_and_no_more(size, budget, smallest):
+    drawn = masks(200, input_size=size, num_masking_patches=budget, min_num_patches=smallest)
+    assert drawn.shape == (200, size, size)
+    assert set(np.unique(drawn)) == {0, 1}
+    assert (drawn.sum((1, 2)) == budget).all()
+    assert len({mask.tobytes() for mask in drawn}) > 190
+
+
+def test_each_block_is_a_full_rectangle_within_the_budget():
+    """A block drawn on an empty grid: its bounding box is full, its area between smallest and budget."""
+    np.random.seed(0)
+    transform = BlockwiseMask(14, num_masking_patches=75, min_num_patches=16)
+    for _ in range(300):
+        mask = np.zeros((14, 14), dtype=int)
+        added = transform._mask(mask, max_mask_patches=75)
+        rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+        assert mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()
+        assert added == mask.sum() <= 75
+        # Rounded sides: a block may be a little smaller than the smallest area drawn.
+        assert added >= 12
+        aspect = len(rows) / len(columns)
+        assert 0.2 < aspect < 5
+
+
+def test_masked_patches_hang_together():
+    """Nine of ten masked patches have a masked neighbour on three sides or four; scattered ones have not."""
+    drawn = masks(200, input_size=14, num_masking_patches=75)
+    rng = np.random.default_rng(0)
+    scattered = np.stack([rng.permutation(mask.ravel()).reshape(14, 14) for mask in drawn])
+
+    def neighbours(batch: np.ndarray) -> np.ndarray:
+        padded = np.pad(batch, ((0, 0), (1, 1), (1, 1)), mode="edge")
+        around = padded[:, :-2, 1:-1] + padded[:, 2:, 1:-1] + padded[:, 1:-1, :-2] + padded[:, 1:-1, 2:]
+        return around[batch == 1]
+
+    assert (neighbours(drawn) >= 2).mean() > 0.97
+    assert neighbours(drawn).mean() > 3.2
+    assert neighbours(scattered).mean() < 1.8
+
+
+def test_the_last_row_and_column_are_masked_as_often_as_the_first():
+    """MMPretrain's generator never masks them."""
+    share = masks(2000, input_size=14, num_masking_patches=75).mean(0)
+    edges = share[0].mean(), share[-1].mean(), share[:, 0].mean(), share[:, -1].mean()
+    assert max(edges) - min(edges) < 0.02
+    assert min(edges) > 0.1
+
+
+def test_same_seed_same_masks():
+    one, two = (masks(5, input_size=14, num_masking_patches=75) for _ in range(2))
+    np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("budget", [0, 36])
+def test_a_budget_that_leaves_nothing_to_see_or_to_predict_is_refused(budget):
+    with pytest.raises(ValueError, match=rf"num_masking_patches={budget} is outside 1..35"):
+        BlockwiseMask(6, num_masking_patches=budget)

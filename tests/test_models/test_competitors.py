@@ -1,0 +1,195 @@
+"""BEiT and CAE of MMPretrain with heads that take token ids: losses by value, who sees what."""
+
+import numpy as np
+import pytest
+import torch
+from mmpretrain.models.heads import BEiTV1Head, CAEHead
+from mmpretrain.models.necks import CAENeck
+from mmpretrain.registry import MODELS
+from mmpretrain.structures import DataSample
+from torch.nn import functional as F
+
+from mapet_mm.datasets.masking import BlockwiseMask
+from mapet_mm.models import BEiTTokenHead, CAETokenHead, ProjectedCAENeck
+from mapet_mm.models.targets import token_ids
+
+ARCH = dict(embed_dims=48, num_layers=2, num_heads=3, feedforward_channels=96)
+VOCAB, MASKED = 16, 14
+BACKBONE = dict(arch=ARCH, img_size=24, patch_size=4, layer_scale_init_value=0.1)
+TOKENS = dict(type="mapet_mm.PrecomputedTokens", vocab_size=VOCAB)
+
+
+def build_beit() -> torch.nn.Module:
+    positions = dict(use_abs_pos_emb=True, use_rel_pos_bias=False, use_shared_rel_pos_bias=False)
+    return build(
+        type="BEiT",
+        backbone=dict(type="BEiTPretrainViT", layer_cfgs=dict(bias=True), **positions, **BACKBONE),
+        head=dict(type="mapet_mm.BEiTTokenHead", embed_dims=48, vocab_size=VOCAB),
+    )
+
+
+def build_cae(width: int = 32) -> torch.nn.Module:
+    return build(
+        type="CAE",
+        backbone=dict(type="CAEPretrainViT", bias=True, **BACKBONE),
+        neck=neck_config(width),
+        head=dict(type="mapet_mm.CAETokenHead", loss=dict(type="CAELoss", lambd=2)),
+    )
+
+
+def neck_config(width: int) -> dict:
+    return dict(
+        type="mapet_mm.ProjectedCAENeck",
+        encoder_dims=48,
+        embed_dims=width,
+        num_heads=2,
+        regressor_depth=1,
+        decoder_depth=1,
+        layer_scale_init_value=0.1,
+        mask_tokens_num=MASKED,
+        num_classes=VOCAB,
+    )
+
+
+def build(**config) -> torch.nn.Module:
+    model = MODELS.build(dict(config, target_generator=TOKENS))
+    model.init_weights()
+    return model
+
+
+def batch(size: int = 3) -> tuple[torch.Tensor, torch.Tensor, list[DataSample]]:
+    """Images, token grids and block-wise masks."""
+    np.random.seed(0)
+    transform = BlockwiseMask(6, num_masking_patches=MASKED, min_num_patches=3)
+    samples = [DataSample().set_mask(transform({})["mask"]) for _ in range(size)]
+    return torch.randn(size, 3, 24, 24), torch.randint(VOCAB, (size, 6, 6)), samples
+
+
+def masks_of(samples: list[DataSample]) -> torch.Tensor:
+    return torch.stack([sample.mask for sample in samples])  # B 6 6
+
+
+def with_new_pixels(images: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """The images with noise in the patches `where` `(B, 6, 6)` is True."""
+    pixels = where.bool().repeat_interleave(4, 1).repeat_interleave(4, 2)[:, None]  # B 1 24 24
+    return torch.where(pixels, torch.randn_like(images), images)
+
+
+def one_hot_logits(tokens: torch.Tensor) -> torch.Tensor:
+    """(B, H, W) ids as the logits that DALL-E would give, (B, V, H, W)."""
+    return F.one_hot(tokens, VOCAB).permute(0, 3, 1, 2).float()
+
+
+def test_token_ids_takes_ids_and_logits():
+    tokens = torch.randint(VOCAB, (2, 3, 4))
+    for outputs in (tokens.flatten(1), tokens.flatten(1).int(), one_hot_logits(tokens)):
+        ids = token_ids(outputs)
+        assert ids.dtype == torch.int64
+        assert torch.equal(ids, tokens.flatten(1))
+
+
+@pytest.mark.parametrize("outputs", [torch.zeros(2, 36), torch.zeros(2, 6, 6, dtype=torch.long)])
+def test_token_ids_refuses_anything_else(outputs):
+    with pytest.raises(ValueError, match="expected token ids"):
+        token_ids(outputs)
+
+
+def test_beit_head_equals_mmpretrains_on_the_same_tokens():
+    """Ids give the loss that MMPretrain's head gives for the logits whose maximum they are."""
+    ours = BEiTTokenHead(embed_dims=48, vocab_size=VOCAB)
+    theirs = BEiTV1Head(embed_dims=48, num_embed=VOCAB, loss=dict(type="CrossEntropyLoss"))
+    theirs.cls_head.load_state_dict(ours.projection.state_dict())
+    _, tokens, samples = batch()
+    latents, mask = torch.randn(3, 37, 48), masks_of(samples)
+    expected = theirs.loss(latents, one_hot_logits(tokens), mask)
+    for targets in (tokens.flatten(1), one_hot_logits(tokens)):
+        torch.testing.assert_close(ours.loss(latents, targets, mask), expected, rtol=1e-6, atol=0)
+
+
+def test_cae_head_equals_mmpretrains_on_the_same_tokens():
+    ours, theirs = (head(loss=dict(type="CAELoss", lambd=2)) for head in (CAETokenHead, CAEHead))
+    _, tokens, samples = batch()
+    mask = masks_of(samples).flatten(1).bool()
+    logits, latents, targets = torch.randn(3 * MASKED, VOCAB), torch.randn(3, 14, 48), torch.randn(3, 14, 48)
+    expected = theirs.loss(logits, one_hot_logits(tokens), latents, targets, mask)
+    actual = ours.loss(logits, tokens.flatten(1), latents, targets, mask)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
+
+
+def test_cae_neck_of_the_encoders_width_is_mmpretrains():
+    config = {key: value for key, value in neck_config(48).items() if key != "type"}
+    ours = ProjectedCAENeck(**config)
+    theirs = CAENeck(**{key: value for key, value in config.items() if key != "encoder_dims"})
+    theirs.load_state_dict(ours.state_dict())
+    inputs = torch.randn(2, 22, 48), torch.randn(2, MASKED, 48), torch.randn(2, 22, 48)
+    torch.testing.assert_close(ours(*inputs), theirs(*inputs), rtol=0, atol=0)
+
+
+def test_cae_neck_predicts_at_the_encoders_width():
+    logits, latents = ProjectedCAENeck(**{k: v for k, v in neck_config(32).items() if k != "type"})(
+        torch.randn(2, 22, 48), torch.randn(2, MASKED, 48), torch.randn(2, 22, 48)
+    )
+    assert logits.shape == (2, MASKED, VOCAB)
+    assert latents.shape == (2, MASKED, 48)
+
+
+def test_cae_neck_refuses_masks_of_another_size():
+    neck = MODELS.build(neck_config(32))
+    with pytest.raises(ValueError, match="hide 15 patches, the neck was built for `mask_tokens_num`=14"):
+        neck(torch.randn(2, 21, 48), torch.randn(2, 15, 48), torch.randn(2, 21, 48))
+
+
+@pytest.mark.parametrize("make", [build_beit, build_cae])
+def test_initial_loss_is_that_of_guessing(make):
+    """Cross-entropy near ln V before training, so targets and predictions meet at the same patches."""
+    images, tokens, samples = batch(16)
+    losses = make().loss([images, tokens], samples)
+    assert losses.get("main", losses["loss"]).item() == pytest.approx(np.log(VOCAB), abs=0.25)
+
+
+@pytest.mark.parametrize("make", [build_beit, build_cae, lambda: build_cae(width=48)])
+def test_every_trained_parameter_gets_a_gradient(make):
+    images, tokens, samples = batch()
+    model = make()
+    model.loss([images, tokens], samples)["loss"].backward()
+    without = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and (parameter.grad is None or not parameter.grad.any())
+    ]
+    assert not without
+
+
+def test_beit_never_sees_a_masked_patch_and_sees_every_other():
+    """Pixels under the mask change no output at all; those beside it change every output."""
+    images, _, samples = batch()
+    mask = masks_of(samples)
+    backbone = build_beit().eval().backbone
+    with torch.no_grad():
+        before = backbone(images, mask)[0]
+        assert torch.equal(backbone(with_new_pixels(images, mask), mask)[0], before)
+        after = backbone(with_new_pixels(images, 1 - mask), mask)[0]
+    assert ((after - before).abs().amax(-1) > 0).all()
+
+
+def test_cae_encoder_never_sees_a_masked_patch():
+    """Neither its latents nor the predicted tokens depend on the pixels under the mask."""
+    images, _, samples = batch()
+    mask = masks_of(samples)
+    encoder = build_cae().eval().backbone
+    with torch.no_grad():
+        before = encoder(images, mask.flatten(1).bool())
+        after = encoder(with_new_pixels(images, mask), mask.flatten(1).bool())
+    assert before.shape == (3, 1 + 36 - MASKED, 48)
+    assert torch.equal(after, before)
+
+
+def test_cae_compares_with_the_latents_of_the_masked_patches():
+    """The cross-entropy does not depend on the masked pixels, the alignment with the teacher does."""
+    images, tokens, samples = batch()
+    model = build_cae().eval()
+    with torch.no_grad():
+        before = model.loss([images, tokens], samples)
+        after = model.loss([with_new_pixels(images, masks_of(samples)), tokens], samples)
+    assert after["main"].item() == before["main"].item()
+    assert abs(after["align"].item() - before["align"].item()) > 1e-4

@@ -1,0 +1,87 @@
+"""Which patches MIM and PIM see and predict, by what changes when pixels or the mask token do."""
+
+import pytest
+import torch
+
+from mapet_mm.models import OBJECTIVES, MaPeTPretrainViT
+
+ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
+
+
+def build(objective: str, cutting_point: int, img_size: int = 20) -> MaPeTPretrainViT:
+    backbone = MaPeTPretrainViT(ARCH, img_size, 4, cutting_point, objective)
+    backbone.init_weights()
+    return backbone.eval()
+
+
+@torch.no_grad()
+def groups_after_all_layers(
+    backbone: MaPeTPretrainViT, images: torch.Tensor, permutation: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The whole layout after the last layer, by group."""
+    tokens = backbone.embed(images, permutation)
+    for layer in backbone.layers:
+        tokens = backbone._run_layer(layer, tokens)
+    groups = backbone.objective.groups
+    sizes = [backbone.cutting_point if group == "C" else backbone.num_targets for group in groups]
+    return dict(zip(groups, tokens.split(sizes, dim=1), strict=True))
+
+
+def test_mim_masks_40_percent_at_random_as_the_config_says():
+    """At 14 x 14 patches and c = 119: 78 masked, each patch and each pair as often as any other."""
+    backbone = build("mim", cutting_point=119, img_size=56)
+    drawn = backbone.sample_permutation(4000, "cpu", torch.Generator().manual_seed(0))
+    masked = torch.zeros(4000, 197).scatter_(1, drawn[:, 119:], 1.0)[:, 1:]
+    assert (masked.sum(1) == 78).all()
+    share = masked.mean(0)
+    # Five standard deviations of a share of 4,000 draws.
+    assert (share - 78 / 196).abs().max() < 5 * (0.4 * 0.6 / 4000) ** 0.5
+    pairs = (masked.T @ masked / 4000).fill_diagonal_(0)
+    expected = 78 * 77 / (196 * 195)
+    assert (pairs[pairs > 0] - expected).abs().max() < 6 * (expected * (1 - expected) / 4000) ** 0.5
+
+
+def test_mim_patches_are_masked_alone_as_often_as_chance_has_it():
+    """No blocks: a masked patch's right neighbour is masked in 77 of 195 cases, as any other patch is."""
+    backbone = build("mim", cutting_point=119, img_size=56)
+    drawn = backbone.sample_permutation(4000, "cpu", torch.Generator().manual_seed(1))
+    grid = torch.zeros(4000, 197).scatter_(1, drawn[:, 119:], 1.0)[:, 1:].view(-1, 14, 14)
+    both = (grid[:, :, :-1] * grid[:, :, 1:]).sum() / grid[:, :, :-1].sum()
+    assert both.item() == pytest.approx(77 / 195, abs=0.004)
+
+
+def test_pim_never_sees_a_mask_token():
+    """Context and content stream do not depend on it at all; MaPeT's content stream does."""
+    images = torch.randn(2, 3, 20, 20)
+    for name, sees_masks in (("pim", False), ("mapet", True)):
+        backbone = build(name, cutting_point=8)
+        permutation = backbone.sample_permutation(2, "cpu")
+        before = groups_after_all_layers(backbone, images, permutation)
+        with torch.no_grad():
+            backbone.mask_token.add_(1.0)
+        after = groups_after_all_layers(backbone, images, permutation)
+        for group in "CT":
+            assert torch.equal(before[group], after[group]) != sees_masks, (name, group)
+        # The query stream starts as mask token plus position.
+        assert not torch.equal(before["Q"], after["Q"])
+
+
+def test_pim_has_no_keys_but_the_images_own_tokens():
+    backbone = build("pim", cutting_point=8)
+    assert OBJECTIVES["pim"].key_groups == "CT"
+    assert backbone.num_keys == backbone.num_tokens == 26
+
+
+def test_mim_sees_no_pixel_of_a_masked_patch_and_all_others():
+    backbone = build("mim", cutting_point=8)
+    images = torch.randn(1, 3, 20, 20)
+    permutation = backbone.sample_permutation(1, "cpu")
+    with torch.no_grad():
+        before, _ = backbone(images, permutation)
+        for place in range(1, 26):
+            patch = permutation[0, place].item() - 1
+            row, column = 4 * (patch // 5), 4 * (patch % 5)
+            changed = images.clone()
+            changed[:, :, row : row + 4, column : column + 4] += 1.0
+            after, _ = backbone(changed, permutation)
+            assert torch.equal(before, after) == (place >= 8), place

@@ -23,8 +23,8 @@ class MaPeT(BaseSelfSupervisor):
     Args:
         backbone: a :class:`mapet_mm.models.vit.MaPeTPretrainViT`.
         head: a :class:`mapet_mm.models.heads.TokenPredictionHead`.
-        target_generator: gives the tokens: `PrecomputedTokens`, `KCLIP`, or MMPretrain's `VQKD` or `DALL-E`; always in
-            evaluation mode.
+        target_generator: gives the tokens: `PrecomputedTokens`, `KCLIP`, or MMPretrain's `VQKD` or
+            `DALL-E`; always in evaluation mode.
         data_preprocessor: hands on `inputs` as a list: `inputs[0]` the images `(B, 3, H, W)`, `inputs[1]`
             what the target generator takes (stored token grids, or a second view of the images).
         init_cfg: as for any MMEngine module.

@@ -11,10 +11,11 @@ from mapet_mm.registry import MODELS
 class ProjectedCAENeck(CAENeck):
     """MMPretrain's `CAENeck` at a width of its own, between two linear projections.
 
-    MMPretrain's has to be as wide as the encoder. Here, where the two differ, the latents and the position embeddings of the visible
-    and the masked patches are projected to the neck's width, and the latents that it predicts back to the
-    encoder's, where CAE aligns them with those of its teacher. CAE's authors project the teacher's latents
-    down instead; MMPretrain's algorithm, which stays as it is, compares at the encoder's width.
+    MMPretrain's has to be as wide as the encoder. Here, where the two differ, the latents and the position
+    embeddings of the visible and the masked patches are projected to the neck's width, and the latents that
+    it predicts back to the encoder's, where CAE aligns them with those of its teacher. CAE's authors project
+    the teacher's latents down instead; MMPretrain's algorithm, which stays as it is, compares at the
+    encoder's width.
 
     Args:
         encoder_dims: width of the encoder.

@@ -8,8 +8,8 @@ def token_ids(outputs: Tensor) -> Int64[Tensor, "batch grid"]:
     """Token ids in raster order, whichever way a target generator gives its tokens.
 
     Args:
-        outputs: `(B, HW)` integers, the ids themselves (`KCLIP`, `PrecomputedTokens`, MMPretrain's `VQKD`), or
-            `(B, V, H, W)` floats, logits over the vocabulary (MMPretrain's `DALL-E`).
+        outputs: `(B, HW)` integers, the ids themselves (`KCLIP`, `PrecomputedTokens`, MMPretrain's `VQKD`),
+            or `(B, V, H, W)` floats, logits over the vocabulary (MMPretrain's `DALL-E`).
 
     Returns:
         `(B, HW)` int64.

@@ -23,8 +23,8 @@ from mapet_mm.registry import MODELS
 class MaPeTViT(VisionTransformer):
     """Vision Transformer with the method's defaults, for fine-tuning and every downstream task.
 
-    Takes pre-training checkpoints by `init_cfg` or `load_from`, MaPeT's and those of MMPretrain's BEiT and CAE
-    with absolute positions: the mask token is dropped and the position embedding resized to `img_size`.
+    Takes pre-training checkpoints by `init_cfg` or `load_from`, MaPeT's and those of MMPretrain's BEiT and
+    CAE with absolute positions: the mask token is dropped and the position embedding resized to `img_size`.
 
     Args:
         arch: 'deit-tiny' | 'deit-small' | 'deit-base' | 'large' | a dict, as in MMPretrain.

@@ -18,14 +18,11 @@ from config_building import (
     load,
     optim_wrapper_of,
 )
+from imagenet_folder import PHOTOGRAPH, write_imagenet
 from mmengine.config import Config
 from mmengine.registry import DATASETS, EVALUATOR, HOOKS, MODELS, TRANSFORMS
 from PIL import Image
-from skimage import data as photographs
 
-from mapet_mm.tokenizers.token_store import TokenStore
-
-PHOTOGRAPH = photographs.chelsea()  # 300 x 451
 METHODS = ("mapet", "pim", "mim", "beit", "cae")
 PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS]
 ON_IMAGENET = PRETRAINING + [path for path in RECIPES if path.match("configs/mapet/benchmarks/*")]
@@ -34,14 +31,7 @@ ON_IMAGENET = PRETRAINING + [path for path in RECIPES if path.match("configs/map
 @pytest.fixture
 def imagenet(tmp_path):
     """An ImageNet of one photograph in each split, and a token store for a config's `LoadTokenGrid`."""
-    for split in ("train", "val"):
-        (tmp_path / split).mkdir()
-        Image.fromarray(PHOTOGRAPH).save(tmp_path / split / "cat.png")
-        (tmp_path / "meta").mkdir(exist_ok=True)
-        (tmp_path / "meta" / f"{split}.txt").write_text("cat.png 281\n")
-    names = ["train/cat.png", "val/cat.png"]
-    store = TokenStore.create(tmp_path / "tokens", names, (14, 14), vocab_size=8192, tokenizer="test")
-    store.write([0, 1], np.arange(2 * 196).reshape(2, 14, 14))
+    write_imagenet(tmp_path)
     return tmp_path
 
 

@@ -17,8 +17,6 @@ ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
 class JitteredNoise(Dataset):
     """Fixed noise images, each read with noise of NumPy's global generator on top, and token grids."""
 
-    metainfo = {}
-
     def __len__(self) -> int:
         return 12
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.py") if "_base_" not in path.parts)
 
 read = cache(Config.fromfile)  # a fifth of a second each
-TOKENIZERS = [path for path in CONFIGS if "tokenizer" in read(path)]
+TOKENIZERS = [path for path in CONFIGS if "tokenizer" in read(path) and "model" not in read(path)]
 RECIPES = [path for path in CONFIGS if path not in TOKENIZERS]
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
@@ -39,9 +39,12 @@ def in_scope(cfg: Config):
 def build_model(cfg: Config) -> nn.Module:
     """Build the model as MMEngine's Runner does, but on the meta device: shapes and no memory.
 
-    MMPretrain's CAE reads numbers from tensors while it is built, so it gets memory.
+    MMPretrain's CAE reads numbers from tensors while it is built, so it gets memory. A tokenizer that runs in
+    the model would be downloaded, so stored tokens take its place.
     """
     model = cfg.model.copy()
+    if "tokenizer" in cfg:
+        model.target_generator = dict(type="mapet_mm.PrecomputedTokens", vocab_size=8192)
     if "data_preprocessor" in cfg:
         model.setdefault("data_preprocessor", cfg.data_preprocessor)
     with in_scope(cfg), torch.device("cpu" if model.type == "CAE" else "meta"):

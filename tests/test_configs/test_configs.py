@@ -24,7 +24,7 @@ from mmengine.registry import DATASETS, EVALUATOR, HOOKS, MODELS, TRANSFORMS
 from PIL import Image
 
 METHODS = ("mapet", "pim", "mim", "beit", "cae")
-PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS]
+PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS and "-online_" not in path.stem]
 ON_IMAGENET = PRETRAINING + [path for path in RECIPES if path.match("configs/mapet/benchmarks/*")]
 
 

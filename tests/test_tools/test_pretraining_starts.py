@@ -11,15 +11,21 @@ import torch
 from config_building import RECIPES, ROOT, label, load
 from imagenet_folder import write_imagenet
 
+from mapet_mm.tokenizers.codebook import Codebook
+
 METHODS = ("mapet", "pim", "mim", "beit", "cae")
 SIZES = ("tiny", "small", "base")
-STORED = [path for path in RECIPES if path.parent.name in METHODS and "-online" not in path.stem]
+PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS]
+STORED = [path for path in PRETRAINING if "-online_" not in path.stem]
+ONLINE = [path for path in PRETRAINING if "-online_" in path.stem]
 
 
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("imagenet")
     write_imagenet(root)
+    centroids = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    Codebook(centroids).save(root / "codebook.safetensors")
     return root
 
 
@@ -31,8 +37,8 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-def overrides(cfg, imagenet: Path) -> list[str]:
-    """--cfg-options for one iteration of a one-layer ViT of width 24 on the folder's photograph."""
+def overrides(cfg, imagenet: Path) -> dict[str, object]:
+    """Options for one iteration of a one-layer ViT of width 24 on the folder's photograph."""
     width = dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=48)
     options = {f"model.backbone.arch.{key}": value for key, value in width.items()}
     options["model.backbone.arch._delete_"] = True
@@ -42,19 +48,46 @@ def overrides(cfg, imagenet: Path) -> list[str]:
         options["model.head.embed_dims"] = 24
     for loader in ("train_dataloader", "val_dataloader"):
         if cfg.get(loader):
-            store = next(i for i, step in enumerate(cfg[loader].dataset.pipeline) if "store" in step)
-            options |= {
-                f"{loader}.num_workers": 0,
-                f"{loader}.dataset.data_root": imagenet,
-                f"{loader}.dataset.pipeline.{store}.store": imagenet / "tokens",
-            }
-    options |= {"train_cfg.max_epochs": 1, "train_cfg.val_interval": 1, "default_hooks.logger.interval": 1}
-    return [f"{key}={value}" for key, value in options.items()]
+            options |= {f"{loader}.num_workers": 0, f"{loader}.dataset.data_root": imagenet}
+            for i, step in enumerate(cfg[loader].dataset.pipeline):
+                if "store" in step:
+                    options[f"{loader}.dataset.pipeline.{i}.store"] = imagenet / "tokens"
+    return options | {"train_cfg.max_epochs": 1, "train_cfg.val_interval": 1}
 
 
-def train(monkeypatch, *arguments: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py", *map(str, arguments)])
+def small_kclip(imagenet: Path) -> dict[str, object]:
+    """Options for a k-CLIP that nothing is downloaded for: a small tower with random weights."""
+    options = {
+        "clip_model._delete_": True,
+        "clip_model.layers": "[1,1,1,1]",
+        "clip_model.width": 8,
+        "clip_model.image_size": 448,
+        "pretrained._delete_": True,
+        "pretrained.type": "random",
+        "pretrained.seed": 0,
+        "codebook": imagenet / "codebook.safetensors",
+    }
+    return {f"model.target_generator.{key}": value for key, value in options.items()}
+
+
+def train(monkeypatch, config: Path, work_dir: Path, options: dict[str, object]) -> str:
+    """Run the tool; returns what it logged."""
+    options = [f"{key}={value}" for key, value in options.items()]
+    arguments = ["train.py", str(config), "--work-dir", str(work_dir), "--cfg-options", *options]
+    monkeypatch.setattr(sys, "argv", arguments)
     runpy.run_path(str(ROOT / "tools" / "train.py"), run_name="__main__")
+    return "".join(file.read_text() for file in work_dir.glob("*/*.log"))
+
+
+def check_one_step(cfg, log: str, work_dir: Path) -> None:
+    """A loss near that of guessing, validation where the method has it, and a checkpoint of one iteration."""
+    term = "main" if cfg.model.type == "CAE" else "loss"
+    (loss,) = re.findall(rf"Epoch\(train\) .*? {term}: ([\d.]+)", log)
+    assert float(loss) == pytest.approx(np.log(8192), abs=0.6)
+    assert ("token/accuracy" in log) == (cfg.val_dataloader is not None)
+    checkpoint = torch.load(work_dir / "epoch_1.pth", weights_only=False)
+    assert checkpoint["meta"]["iter"] == 1
+    assert checkpoint["state_dict"]["backbone.pos_embed"].shape == (1, 197, 24)
 
 
 def test_there_are_five_methods_three_sizes_and_two_tokenizers():
@@ -68,15 +101,21 @@ def test_configs_are_a_few_lines_over_shared_bases():
 
 
 @pytest.mark.parametrize("path", STORED, ids=label)
-def test_one_iteration_of_training(path, imagenet, tmp_path, monkeypatch):
-    """One step with a loss near that of guessing, validation where the method has it, and a checkpoint."""
+def test_one_iteration_on_stored_tokens(path, imagenet, tmp_path, monkeypatch):
     cfg = load(path)
-    train(monkeypatch, path, "--work-dir", tmp_path, "--cfg-options", *overrides(cfg, imagenet))
-    log = "".join(file.read_text() for file in tmp_path.glob("*/*.log"))
-    term = "main" if cfg.model.type == "CAE" else "loss"
-    (loss,) = re.findall(rf"Epoch\(train\) .*? {term}: ([\d.]+)", log)
-    assert float(loss) == pytest.approx(np.log(8192), abs=0.6)
-    assert ("token/accuracy" in log) == (cfg.val_dataloader is not None)
-    checkpoint = torch.load(tmp_path / "epoch_1.pth", weights_only=False)
-    assert checkpoint["meta"]["iter"] == 1
-    assert checkpoint["state_dict"]["backbone.pos_embed"].shape == (1, 197, 24)
+    log = train(monkeypatch, path, tmp_path, overrides(cfg, imagenet))
+    check_one_step(cfg, log, tmp_path)
+
+
+@pytest.mark.parametrize("path", ONLINE, ids=label)
+def test_one_iteration_with_the_tokenizer_in_the_model(path, imagenet, tmp_path, monkeypatch):
+    """Two views of the image, tokens made on the fly, and none of the tokenizer in the checkpoint."""
+    cfg = load(path)
+    log = train(monkeypatch, path, tmp_path, overrides(cfg, imagenet) | small_kclip(imagenet))
+    check_one_step(cfg, log, tmp_path)
+    names = torch.load(tmp_path / "epoch_1.pth", weights_only=False)["state_dict"]
+    assert not [name for name in names if name.startswith("target_generator")]
+
+
+def test_every_method_has_a_recipe_with_the_tokenizer_in_the_model():
+    assert sorted(path.parent.name for path in ONLINE) == sorted(METHODS)

@@ -13,7 +13,9 @@ from mmengine.registry import MODELS, PARAM_SCHEDULERS, DefaultScope
 from torch import nn
 
 ROOT = Path(__file__).parents[1]
-CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.py") if "_base_" not in path.parts)
+CONFIGS = sorted(
+    path for path in (ROOT / "configs").rglob("*.py") if not {"_base_", "tables"} & set(path.parts)
+)
 
 read = cache(Config.fromfile)  # a fifth of a second each
 TOKENIZERS = [path for path in CONFIGS if "tokenizer" in read(path) and "model" not in read(path)]

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from mapet_mm.visualization.demo import (
+from mapet_mm.experiments.demo import (
     Comparison,
     codebook_section,
     curves_section,
@@ -22,8 +22,8 @@ from mapet_mm.visualization.demo import (
     segmentation_section,
     stage_table,
 )
+from mapet_mm.experiments.stages import Stage, StageError, StageRunner
 from mapet_mm.visualization.report import DemoReport, format_table, write_report
-from mapet_mm.visualization.stages import Stage, StageError, StageRunner
 
 CONFIGS = "configs/digits"
 KCLIP = f"{CONFIGS}/kclip_digits.py"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mmengine.config import Config
 
+from mapet_mm.experiments.stages import StageRunner
 from mapet_mm.models.objectives import OBJECTIVES
 from mapet_mm.tokenizers.token_store import TokenStore
 from mapet_mm.visualization.attention_masks import GROUP_NAMES, attention_mask_figure
@@ -18,7 +19,6 @@ from mapet_mm.visualization.codebook_sheet import draw_codebook_sheet, random_to
 from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure, last_value, read_scalars
 from mapet_mm.visualization.report import Column, Section, Table
 from mapet_mm.visualization.segmentation import predict_images, segmentation_figure
-from mapet_mm.visualization.stages import StageRunner
 
 LIBRARIES = ("torch", "torchvision", "mmengine", "mmcv", "mmpretrain", "mmseg", "mapet_mm")
 RESULT_COLUMNS = (

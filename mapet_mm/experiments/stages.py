@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -44,6 +44,7 @@ class Stage:
         outputs: files or folders that exist once it is done.
         needs: names of the stages whose outputs it takes.
         disposable: whether outputs of another recipe are removed before it runs; otherwise its tool decides.
+        kind: stages of one kind take about the same time; the time left is estimated from it.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Stage:
     outputs: Sequence[str]
     needs: Sequence[str] = ()
     disposable: bool = True
+    kind: str = ""
 
     @property
     def line(self) -> str:
@@ -80,6 +82,8 @@ class StageRunner:
         jobs: how many stages may run side by side, each with one thread: threads that wait for each other
             on a busy machine are slower than one, and the results do not depend on the number of cores.
         tell: takes each line of progress.
+        keep_going: whether the stages that do not need a failed one still run.
+        on_done: called with each stage that this runner completes.
 
     Raises:
         StageError: a name occurs twice, or a stage needs one that does not come before it.
@@ -91,32 +95,40 @@ class StageRunner:
         folder: str | os.PathLike,
         jobs: int,
         tell: Callable[[str], None] = print,
+        keep_going: bool = False,
+        on_done: Callable[[Stage], None] | None = None,
     ) -> None:
         self.stages, self.jobs, self.tell = list(stages), jobs, tell
+        self.keep_going, self.on_done = keep_going, on_done
+        self.failed: dict[str, str] = {}
         self.stamps, self.logs = Path(folder) / "stamps", Path(folder) / "logs"
         self.keys: dict[str, str] = {}
+        configs: dict[str, dict] = {}
         for stage in self.stages:
             if stage.name in self.keys:
                 raise StageError(f"stage `{stage.name}` occurs twice")
             unknown = [name for name in stage.needs if name not in self.keys]
             if unknown:
                 raise StageError(f"stage `{stage.name}` needs `{unknown[0]}`, which does not come before it")
-            self.keys[stage.name] = _key(stage, [self.keys[name] for name in stage.needs])
+            self.keys[stage.name] = _key(stage, [self.keys[name] for name in stage.needs], configs)
 
-    def run(self, preload: Iterable[str] = ()) -> None:
+    def run(self, preload: Iterable[str] = (), only: Container[str] | None = None) -> None:
         """Run what is not done yet; on failure or Ctrl-C the other stages are stopped, and a new run resumes.
 
         Args:
             preload: modules to import here before the first fork.
+            only: names of the stages to run, with all that they need; None runs all.
 
         Raises:
-            StageError: a stage failed; the message has the end of its log and the log's path.
+            StageError: a stage failed; the message has the end of its log and the log's path. With
+                `keep_going`, raised when all others are done.
         """
-        done = {stage.name for stage in self.stages if self.is_done(stage)}
-        for stage in self.stages:
+        wanted = [stage for stage in self.stages if only is None or stage.name in only]
+        done = {stage.name for stage in wanted if self.is_done(stage)}
+        for stage in wanted:
             if stage.name in done:
                 self.tell(f"[{self._place(stage)}] {stage.name}: done before, {self.seconds(stage):.0f} s")
-        waiting = [stage for stage in self.stages if stage.name not in done]
+        waiting = [stage for stage in wanted if stage.name not in done]
         if waiting:
             _import_all(preload)
         running: list[_Running] = []
@@ -124,10 +136,12 @@ class StageRunner:
             while waiting or running:
                 self._start_ready(waiting, running, done)
                 time.sleep(POLL_SECONDS)
-                self._collect(running, done)
+                self._collect(waiting, running, done)
                 self._report(running)
         finally:
             _stop(running)
+        if self.failed:
+            raise StageError("\n".join(self.failed.values()))
 
     def is_done(self, stage: Stage) -> bool:
         """Whether the stage was completed with this command and these configs, and its outputs exist."""
@@ -138,6 +152,10 @@ class StageRunner:
     def seconds(self, stage: Stage) -> float:
         """Seconds that the completed stage took (its last start only, if it was interrupted)."""
         return self._stamp(stage)["seconds"]
+
+    def mark_done(self, stage: Stage, seconds: float) -> None:
+        """Note that a stage was completed in so many seconds."""
+        self._write_stamp(stage, seconds)
 
     def log(self, stage: Stage) -> Path:
         """The stage's log file."""
@@ -154,16 +172,42 @@ class StageRunner:
             process.start()
             running.append(_Running(stage, process))
 
-    def _collect(self, running: list[_Running], done: set[str]) -> None:
+    def _collect(self, waiting: list[Stage], running: list[_Running], done: set[str]) -> None:
         for one in [one for one in running if not one.process.is_alive()]:
             running.remove(one)
             stage, seconds = one.stage, time.monotonic() - one.started
             missing = [output for output in stage.outputs if not Path(output).exists()]
             if one.process.exitcode or missing:
-                raise StageError(self._failure(stage, one.process.exitcode, missing))
-            self._write_stamp(stage, seconds)
+                self._fail(stage, self._failure(stage, one.process.exitcode, missing), waiting)
+                continue
+            self.mark_done(stage, seconds)
             done.add(stage.name)
-            self.tell(f"[{self._place(stage)}] {stage.name}: done in {seconds:.0f} s")
+            left = self._seconds_left([*waiting, *(other.stage for other in running)])
+            self.tell(f"[{self._place(stage)}] {stage.name}: done in {seconds:.0f} s{left}")
+            if self.on_done is not None:
+                self.on_done(stage)
+
+    def _fail(self, stage: Stage, message: str, waiting: list[Stage]) -> None:
+        """Note a failure and drop what needs the stage, or stop at once."""
+        if not self.keep_going:
+            raise StageError(message)
+        self.failed[stage.name] = message
+        self.tell(f"[{self._place(stage)}] {message}")
+        for other in list(waiting):
+            if broken := [name for name in other.needs if name in self.failed]:
+                waiting.remove(other)
+                self.failed[other.name] = f"stage `{other.name}` did not run: it needs `{broken[0]}`"
+
+    def _seconds_left(self, stages: Sequence[Stage]) -> str:
+        """How long these stages will take, from the mean of those of their kind, or of all, that are done."""
+        taken: dict[str, list[float]] = {}
+        for stage in self.stages:
+            if self.is_done(stage):
+                for kind in (stage.kind, None):
+                    taken.setdefault(kind, []).append(self.seconds(stage))
+        expected = [taken.get(stage.kind, taken[None]) for stage in stages]
+        seconds = sum(sum(times) / len(times) for times in expected) / self.jobs
+        return f"; about {seconds / 60:.0f} min left for {len(stages)} more" if stages else ""
 
     def _report(self, running: list[_Running]) -> None:
         for one in running:
@@ -210,12 +254,17 @@ class StageRunner:
         partial.replace(self.stamps / f"{stage.name}.json")
 
 
-def _key(stage: Stage, needed: Sequence[str]) -> str:
-    """Digest of what decides a stage's outputs: command, configs in full, what it builds on, the version."""
-    configs = [Config.fromfile(word).to_dict() for word in stage.command[1:] if word.endswith(".py")]
-    recipe = json.dumps(
-        [__version__, list(stage.command), configs, list(needed)], default=str, sort_keys=True
-    )
+def _key(stage: Stage, needed: Sequence[str], configs: dict[str, dict]) -> str:
+    """Digest of what decides a stage's outputs: command, configs in full, what it builds on, the version.
+
+    `configs` keeps those that were read: a fifth of a second each.
+    """
+    paths = [word for word in stage.command[1:] if word.endswith(".py")]
+    for path in paths:
+        if path not in configs:
+            configs[path] = Config.fromfile(path).to_dict()
+    named = [configs[path] for path in paths]
+    recipe = json.dumps([__version__, list(stage.command), named, list(needed)], default=str, sort_keys=True)
     return hashlib.sha256(recipe.encode()).hexdigest()
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mapet_mm.visualization.demo import (
+from mapet_mm.experiments.demo import (
     Comparison,
     final_checkpoint,
     machine_facts,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mapet_mm.visualization.stages import Stage, StageError, StageRunner
+from mapet_mm.experiments.stages import Stage, StageError, StageRunner
 
 SCRIPT = """
 import sys, time
@@ -142,7 +142,7 @@ def test_unknown_need_and_double_name_are_refused_before_anything_runs(folder):
 def test_killed_runner_takes_its_stages_along_and_resumes(folder):
     """After SIGKILL of the runner nothing goes on writing, what was done stays done, and the rest runs."""
     main = (
-        "from mapet_mm.visualization.stages import Stage, StageRunner\n"
+        "from mapet_mm.experiments.stages import Stage, StageRunner\n"
         "stages = [Stage('a', ['job.py', 'a', '0'], ['a.out']),\n"
         "          Stage('b', ['job.py', 'b', '4'], ['b.out'], needs=['a'])]\n"
         "StageRunner(stages, 'run', 1).run()\n"

@@ -1,0 +1,1 @@
+"""Chains of commands: the demo, and the paper's tables."""

@@ -1,0 +1,162 @@
+"""A table of the paper as a config file: rows, columns, and the config that each cell runs.
+
+    rows = [dict(name="MIM", pretrain="configs/mim/mim_vit-{size}-p16_{batch}-..._in1k.py"), ...]
+    columns = [dict(name="ViT-T, fine-tuning", unit="top-1, %", size="tiny", batch="16xb128",
+                    config="configs/mapet/benchmarks/...", metric="accuracy/top1", paper={"MIM": 74.9})]
+
+A name in braces is taken from the row's or the column's own entries.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+
+TABLES = Path("configs/tables")
+DATASETS = ("digits", "imagenet")
+
+
+class DeclarationError(ValueError):
+    """A table that does not exist or whose declaration is wrong; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: what is evaluated.
+
+    Args:
+        name: as the paper writes it.
+        pretrain: config of the pre-training, None for none.
+        tokenizer: tokenizer config whose tokens pre-training or evaluation read, None for none.
+        options: changes to the pre-training config, as in --cfg-options.
+        values: what the braces of configs stand for.
+    """
+
+    name: str
+    pretrain: str | None = None
+    tokenizer: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: how it is evaluated.
+
+    Args:
+        name: as the paper writes it.
+        unit: what is measured and its unit.
+        config: config of the evaluation's training.
+        metric: the metric as MMEngine logs it; its last value counts.
+        options: changes to the config, as in --cfg-options.
+        paper: the paper's numbers, by the row's name.
+        values: what the braces of configs stand for.
+    """
+
+    name: str
+    unit: str
+    config: str
+    metric: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    paper: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TableDeclaration:
+    """A table.
+
+    Args:
+        name: the file's name.
+        dataset: 'digits' or 'imagenet'.
+        title: heading.
+        rows: its rows.
+        columns: its columns.
+        notes: what a reader has to know, a line each.
+        data: what makes the data: `dict(command=[...], outputs=[...])`, or `dict(folders=[...])` that have to
+            be there.
+        gpu_hours: the paper's, by the stem of a training's config.
+    """
+
+    name: str
+    dataset: str
+    title: str
+    rows: Sequence[Row]
+    columns: Sequence[Column]
+    notes: Sequence[str] = ()
+    data: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    gpu_hours: Mapping[str, float] = field(default_factory=dict)
+
+    def only(self, rows: Sequence[str] | None) -> TableDeclaration:
+        """This table with some of its rows, all if None.
+
+        Raises:
+            DeclarationError: there is no such row.
+        """
+        known = [row.name for row in self.rows]
+        if unknown := [name for name in rows or () if name not in known]:
+            raise DeclarationError(
+                f"table `{self.name}` has no row {unknown[0]!r}; its rows are: {', '.join(known)}"
+            )
+        return self if rows is None else replace(self, rows=[row for row in self.rows if row.name in rows])
+
+
+def list_tables(dataset: str, root: str | os.PathLike = TABLES) -> list[str]:
+    """Names of the tables that are declared for a data set."""
+    return sorted(path.stem for path in (Path(root) / dataset).glob("*.py"))
+
+
+def load_table(name: str, dataset: str, root: str | os.PathLike = TABLES) -> TableDeclaration:
+    """Read a table's declaration.
+
+    Raises:
+        DeclarationError: there is no such table, an entry is missing or not known, or names repeat.
+    """
+    path = Path(root) / dataset / f"{name}.py"
+    if not path.is_file():
+        known = ", ".join(list_tables(dataset, root)) or "none"
+        raise DeclarationError(f"there is no table `{name}` for {dataset}; there are: {known}")
+    cfg = Config.fromfile(path).to_dict()
+    defaults = {"tokenizer": cfg.get("tokenizer")}
+    rows = [_build(Row, {**defaults, **row}, path) for row in _entry(cfg, "rows", path)]
+    columns = [_build(Column, column, path) for column in _entry(cfg, "columns", path)]
+    _check_names(rows, columns, path)
+    others = {key: cfg[key] for key in ("notes", "data", "gpu_hours") if key in cfg}
+    return TableDeclaration(name, dataset, _entry(cfg, "title", path), rows, columns, **others)
+
+
+def _entry(cfg: Mapping[str, Any], key: str, path: Path) -> Any:
+    if key not in cfg:
+        raise DeclarationError(f"table `{path}` has no `{key}`")
+    return cfg[key]
+
+
+def _build(kind: type, entries: Mapping[str, Any], path: Path) -> Row | Column:
+    """A row or column; entries that it does not know are values for the braces."""
+    known = {key: value for key, value in entries.items() if key in kind.__dataclass_fields__}
+    values = {key: value for key, value in entries.items() if key not in known}
+    if wrong := [key for key, value in values.items() if not isinstance(value, str)]:
+        raise DeclarationError(f"table `{path}`: `{wrong[0]}` of {entries.get('name')!r} has to be a string")
+    try:
+        return kind(**known, values=values)
+    except TypeError as error:
+        raise DeclarationError(f"table `{path}`, {kind.__name__.lower()} {entries}: {error}") from error
+
+
+def _check_names(rows: Sequence[Row], columns: Sequence[Column], path: Path) -> None:
+    for what, items in (("row", rows), ("column", columns)):
+        names = [item.name for item in items]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise DeclarationError(f"table `{path}` has two {what}s named {repeated[0]!r}")
+    known = {row.name for row in rows}
+    for column in columns:
+        if unknown := sorted(set(column.paper) - known):
+            raise DeclarationError(
+                f"table `{path}`: the paper's numbers of column {column.name!r} name {unknown[0]!r}, which "
+                f"is no row; rows are {', '.join(sorted(known))}"
+            )

@@ -1,0 +1,76 @@
+"""A filled table as Markdown and CSV, the paper's numbers beside the measured ones."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+
+from mapet_mm.experiments.declaration import Column, TableDeclaration
+from mapet_mm.experiments.results import Measured
+
+Grid = Mapping[tuple[str, str], Measured | str]  # (row, column): what was measured, or why nothing was
+
+
+def render_markdown(table: TableDeclaration, cells: Grid, facts: Sequence[str]) -> str:
+    """Heading, one row a line, notes and facts.
+
+    Args:
+        table: the declaration.
+        cells: for every row and column what was measured, or why there is nothing.
+        facts: how the numbers came about: command, seeds, date, machine.
+    """
+    headings = [""]
+    for column in table.columns:
+        headings.append(f"{column.name} ({column.unit})")
+        if column.paper:
+            headings.append("paper")
+    best = {column.name: _best(table, column, cells) for column in table.columns}
+    lines = [_line(headings), _line(["---", *["---:"] * (len(headings) - 1)])]
+    for row in table.rows:
+        line = [row.name]
+        for column in table.columns:
+            line.append(_cell(cells[row.name, column.name], row.name == best[column.name]))
+            if column.paper:
+                line.append(f"{column.paper[row.name]:.1f}" if row.name in column.paper else "")
+        lines.append(_line(line))
+    below = [f"- {line}" for line in (*table.notes, *facts)]
+    return "\n".join([f"## {table.title}", "", *lines, "", *below, ""])
+
+
+def render_csv(table: TableDeclaration, cells: Grid) -> str:
+    """One line a cell: row, column, unit, mean, sample standard deviation, seeds, values, the paper's."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["row", "column", "unit", "mean", "std", "seeds", "values", "paper", "missing"])
+    for row in table.rows:
+        for column in table.columns:
+            cell = cells[row.name, column.name]
+            numbers = ["", "", 0, ""] if isinstance(cell, str) else _numbers(cell)
+            missing = cell if isinstance(cell, str) else ""
+            paper = column.paper.get(row.name, "")
+            writer.writerow([row.name, column.name, column.unit, *numbers, paper, missing])
+    return text.getvalue()
+
+
+def _numbers(cell: Measured) -> list[str | int]:
+    spread = "" if cell.spread is None else f"{cell.spread:.4f}"
+    values = " ".join(f"{value:.4f}" for value in cell.values)
+    return [f"{cell.mean:.4f}", spread, len(cell.values), values]
+
+
+def _best(table: TableDeclaration, column: Column, cells: Grid) -> str | None:
+    measured = {row.name: cells[row.name, column.name] for row in table.rows}
+    means = {name: cell.mean for name, cell in measured.items() if isinstance(cell, Measured)}
+    return max(means, key=means.get) if len(means) > 1 else None
+
+
+def _cell(cell: Measured | str, is_best: bool) -> str:
+    if isinstance(cell, str):
+        return cell
+    value = f"**{cell.mean:.1f}**" if is_best else f"{cell.mean:.1f}"
+    return value if cell.spread is None else f"{value} ± {cell.spread:.1f}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

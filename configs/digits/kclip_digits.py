@@ -1,7 +1,6 @@
 # k-CLIP for the embedded digits: a small CLIP ResNet with fixed random weights, so nothing is downloaded.
-default_scope = "mmpretrain"
+_base_ = "_base_/digits_images.py"
 
-data_root = "data/digits"
 token_store = "work_dirs/digits/tokens"
 
 tokenizer = dict(
@@ -10,7 +9,6 @@ tokenizer = dict(
     pretrained=dict(type="random", seed=0),
     codebook="work_dirs/digits/codebook.safetensors",
 )
-
 # CLIP's own mean and standard deviation, in 0..255.
 data_preprocessor = dict(
     type="SelfSupDataPreprocessor",
@@ -19,31 +17,15 @@ data_preprocessor = dict(
     to_rgb=True,
 )
 
-pipeline = [
-    dict(type="LoadImageFromFile"),
-    dict(type="ResizeEdge", scale=192, edge="short", backend="pillow", interpolation="bicubic"),
-    dict(type="CenterCrop", crop_size=192),
-    dict(type="PackInputs"),
+resize = dict(type="ResizeEdge", scale=192, edge="short", backend="pillow", interpolation="bicubic")
+pipeline = [_base_.load, resize, _base_.pack]
+dataset = [
+    dict(pipeline=pipeline, **_base_.train_images),
+    dict(pipeline=pipeline, **_base_.val_images),
 ]
-train_dataset = dict(
-    type="CustomDataset",
-    data_root=data_root,
-    data_prefix="train",
-    ann_file="meta/train.txt",
-    pipeline=pipeline,
-)
-val_dataset = dict(
-    type="CustomDataset",
-    data_root=data_root,
-    data_prefix="val",
-    ann_file="meta/val.txt",
-    pipeline=pipeline,
-)
-dataset = [train_dataset, val_dataset]
-dataloader = dict(batch_size=64, num_workers=2)
 
 codebook = dict(
-    dataset=train_dataset,
+    dataset=dataset[0],
     positions_per_image=16,
     k=128,
     niter=20,

@@ -147,7 +147,7 @@ def _check_fits(model: nn.Module, transforms: list[Any], store: TokenStore) -> N
             f"{patches[0]} x {patches[1]} patches: change `backbone.img_size` or `backbone.patch_size`, or "
             "re-extract at another image size"
         )
-    for part in ("target_generator", "neck", "head"):
+    for part in ("target_generator", "backbone", "neck", "head"):
         vocab_size = getattr(getattr(model, part, None), "vocab_size", None)
         if vocab_size is not None and store.vocab_size > vocab_size:
             raise TokenStoreError(

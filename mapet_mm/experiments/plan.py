@@ -138,7 +138,7 @@ def _tokens(config: str, before: Sequence[Run]) -> list[Run]:
     """Codebook (where the tokenizer has one to fit) and token store."""
     cfg, stem = read_config(config), Path(config).stem
     needs, runs = tuple(run.name for run in before), []
-    if "codebook" in cfg:
+    if cfg.get("codebook"):
         command = ("tools/fit_codebook.py", config, "--overwrite")
         runs.append(Run(f"codebook_{stem}", "tokenizer", command, (cfg.tokenizer.codebook,), needs))
         needs = (runs[-1].name,)

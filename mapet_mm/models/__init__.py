@@ -4,6 +4,7 @@ from mapet_mm.models.heads import BEiTTokenHead, CAETokenHead, TokenPredictionHe
 from mapet_mm.models.mapet import MaPeT
 from mapet_mm.models.necks import ProjectedCAENeck
 from mapet_mm.models.objectives import OBJECTIVES, Objective, visibility
+from mapet_mm.models.token_classifiers import TokenMLP, TokenViT
 from mapet_mm.models.vit import MaPeTPretrainViT, MaPeTViT
 
 __all__ = [
@@ -15,6 +16,8 @@ __all__ = [
     "MaPeTViT",
     "Objective",
     "ProjectedCAENeck",
+    "TokenMLP",
     "TokenPredictionHead",
+    "TokenViT",
     "visibility",
 ]

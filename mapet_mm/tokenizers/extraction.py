@@ -9,12 +9,15 @@ import numpy as np
 from torch import nn
 from tqdm import tqdm
 
+from mapet_mm.tokenizers.frozen import FrozenTokenizer
 from mapet_mm.tokenizers.images import NamedImages, UnreadableImagesError, image_loader, normalise
 from mapet_mm.tokenizers.kclip import KCLIP
 from mapet_mm.tokenizers.token_store import TokenStore, TokenStoreError
 
+Tokenizer = KCLIP | FrozenTokenizer
 
-def open_or_create(path: str | os.PathLike, tokenizer: KCLIP, images: NamedImages) -> TokenStore:
+
+def open_or_create(path: str | os.PathLike, tokenizer: Tokenizer, images: NamedImages) -> TokenStore:
     """The token store at a path, made if absent.
 
     Raises:
@@ -25,7 +28,7 @@ def open_or_create(path: str | os.PathLike, tokenizer: KCLIP, images: NamedImage
             path, images.names, tokenizer.grid, tokenizer.vocab_size, tokenizer.digest, images.data_root
         )
     store = TokenStore.open(path)
-    store.require_tokenizer(tokenizer.digest, "the config's codebook")
+    store.require_tokenizer(tokenizer.digest, "the config's tokenizer")
     if store.grid != tokenizer.grid:
         raise TokenStoreError(
             f"token store `{path}` has grids of {store.grid}, the tokenizer gives {tokenizer.grid}: choose "
@@ -35,7 +38,7 @@ def open_or_create(path: str | os.PathLike, tokenizer: KCLIP, images: NamedImage
 
 
 def extract_tokens(
-    tokenizer: KCLIP,
+    tokenizer: Tokenizer,
     preprocessor: nn.Module,
     images: NamedImages,
     store: TokenStore,

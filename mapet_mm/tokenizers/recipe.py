@@ -1,7 +1,8 @@
-"""A tokenizer's config file, taken to a fitted codebook and to a filled token store."""
+"""A tokenizer's config file, taken to a fitted codebook (k-CLIP) and to a filled token store (all)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,12 @@ from torch import nn
 
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.codebook import Codebook, CodebookError
-from mapet_mm.tokenizers.extraction import extract_tokens, open_or_create
+from mapet_mm.tokenizers.extraction import Tokenizer, extract_tokens, open_or_create
 from mapet_mm.tokenizers.images import NamedImages
-from mapet_mm.tokenizers.kclip import KCLIP
 from mapet_mm.tokenizers.sampling import sample_features
 from mapet_mm.tokenizers.token_store import TokenStore
 
-REQUIRED = ("tokenizer", "data_preprocessor", "dataset", "codebook", "token_store")
+REQUIRED = ("tokenizer", "data_preprocessor", "dataset", "token_store")
 
 
 def run_fit_codebook(cfg: Config, out: str | None = None, overwrite: bool = False) -> tuple[Path, Codebook]:
@@ -34,9 +34,14 @@ def run_fit_codebook(cfg: Config, out: str | None = None, overwrite: bool = Fals
         overwrite: replace an existing codebook.
 
     Raises:
-        CodebookError: a codebook exists already, or there are too few rows.
+        CodebookError: the tokenizer has no codebook to fit, one exists already, or there are too few rows.
     """
     _check_config(cfg)
+    if "codebook" not in cfg or "codebook" not in cfg.tokenizer:
+        raise CodebookError(
+            f"tokenizer {cfg.tokenizer.type} of `{cfg.filename}` brings its own codebook, there is none to "
+            "fit: go on with tools/extract_tokens.py"
+        )
     path = Path(out or cfg.tokenizer.codebook)
     if path.exists() and not overwrite:
         raise CodebookError(
@@ -46,7 +51,7 @@ def run_fit_codebook(cfg: Config, out: str | None = None, overwrite: bool = Fals
     options = dict(cfg.codebook)
     dataset = options.pop("dataset", cfg.dataset)
     sample = {key: options.pop(key) for key in ("positions_per_image",) if key in options}
-    tokenizer, preprocessor = _build(cfg, codebook=None)
+    tokenizer, preprocessor = _build(cfg, {"codebook": None})
     images = NamedImages(dataset, cfg.get("data_root"))
     features = sample_features(
         tokenizer,
@@ -67,7 +72,7 @@ def run_fit_codebook(cfg: Config, out: str | None = None, overwrite: bool = Fals
 def run_extract_tokens(cfg: Config) -> tuple[TokenStore, int]:
     """Tokenise the config's images into its token store; returns it and the number of images done now."""
     _check_config(cfg)
-    tokenizer, preprocessor = _build(cfg, codebook=cfg.tokenizer.codebook)
+    tokenizer, preprocessor = _build(cfg)
     images = NamedImages(cfg.dataset, cfg.get("data_root"))
     store = open_or_create(cfg.token_store, tokenizer, images)
     return store, extract_tokens(tokenizer, preprocessor, images, store, **cfg.get("dataloader", {}))
@@ -86,10 +91,18 @@ def _check_config(cfg: Config) -> None:
         )
 
 
-def _build(cfg: Config, codebook: str | None) -> tuple[KCLIP, nn.Module]:
+def _build(cfg: Config, changes: Mapping[str, Any] | None = None) -> tuple[Tokenizer, nn.Module]:
+    """The tokenizer, with these changes to its config, and the data preprocessor, on the device."""
     init_default_scope(cfg.get("default_scope", "mmpretrain"))
     device = torch.device(get_device())
-    tokenizer = MODELS.build({**cfg.tokenizer, "codebook": codebook}).to(device)
+    kind = MODELS.get(cfg.tokenizer.type)
+    if kind is None or not issubclass(kind, Tokenizer):
+        raise ValueError(
+            f"tokenizer type {cfg.tokenizer.type} of `{cfg.filename}` is neither mapet_mm.KCLIP nor "
+            "mapet_mm.FrozenTokenizer: put it into dict(type='mapet_mm.FrozenTokenizer', tokenizer=dict(type="
+            f"'{cfg.tokenizer.type}', ...), image_size=<pixels>, vocab_size=<ids>)"
+        )
+    tokenizer = MODELS.build({**cfg.tokenizer, **(changes or {})}).to(device)
     return tokenizer, MODELS.build(cfg.data_preprocessor).to(device)
 
 

@@ -1,5 +1,5 @@
 # VQ-KD, BEiT v2's tokenizer, as MMPretrain has it, at 224 px. Published weights; a local file goes into
-# `tokenizer.tokenizer.init_cfg.checkpoint` (in a model: `model.target_generator.tokenizer.init_cfg.checkpoint`).
+# `tokenizer.tokenizer.init_cfg.checkpoint` (for one in the model, below `model.target_generator`).
 tokenizer = dict(
     type="mapet_mm.FrozenTokenizer",
     image_size=224,

@@ -1,0 +1,9 @@
+# ImageNet-1k's images for a tokenizer; the tokenizer's config gives the pipeline and the token store.
+default_scope = "mmpretrain"
+
+data_root = "data/imagenet"
+train_images = dict(type="ImageNet", data_root=data_root, split="train")
+val_images = dict(type="ImageNet", data_root=data_root, split="val")
+load = dict(type="LoadImageFromFile", imdecode_backend="pillow")
+pack = dict(type="PackInputs")
+dataloader = dict(batch_size=64, num_workers=8)

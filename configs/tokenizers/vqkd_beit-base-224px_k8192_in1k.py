@@ -1,0 +1,16 @@
+# VQ-KD: BEiT v2's tokenizer on the same squares as k-CLIP.
+_base_ = ["../_base_/tokenizers/vqkd_beit-base_k8192.py", "../_base_/datasets/imagenet_images.py"]
+
+token_store = "data/imagenet/tokens/vqkd_8192"
+data_preprocessor = dict(
+    type="SelfSupDataPreprocessor", mean=_base_.tokenizer_mean, std=_base_.tokenizer_std, to_rgb=True
+)
+
+pipeline = [_base_.load, *_base_.tokenizer_square, _base_.pack]
+dataset = [
+    dict(pipeline=pipeline, **_base_.train_images),
+    dict(pipeline=pipeline, **_base_.val_images),
+]
+
+# What to run after the extraction.
+next_config = "configs/mapet/mapet_vit-base-p16_vqkd_64xb32-amp-coslr-300e_in1k.py"

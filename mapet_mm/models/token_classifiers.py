@@ -1,0 +1,111 @@
+"""Classifiers that see an image's visual tokens and nothing else (paper, Section 5.3, tokenizer study)."""
+
+import torch
+from jaxtyping import Float, Int64, Shaped
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mapet_mm.models.vit import MaPeTViT
+from mapet_mm.registry import MODELS
+
+
+@MODELS.register_module()
+class TokenMLP(BaseModule):
+    """Embedding -> linear -> ReLU -> mean over the grid; a linear head classifies the mean.
+
+    A backbone for MMPretrain's `ImageClassifier`.
+
+    Args:
+        vocab_size: number of token ids.
+        embed_dims: dimension of embedding and linear layer; the paper's is 192.
+        init_cfg: as for any MMEngine module.
+    """
+
+    def __init__(self, vocab_size: int, embed_dims: int = 192, init_cfg: dict | None = None) -> None:
+        super().__init__(init_cfg)
+        self.vocab_size = vocab_size
+        self.embedding = nn.Embedding(vocab_size, embed_dims)
+        self.linear = nn.Linear(embed_dims, embed_dims)
+
+    def forward(
+        self, token_grids: Shaped[Tensor, "batch *channel height width"]
+    ) -> tuple[Float[Tensor, "batch dim"]]:
+        """Features `(B, D)` of token grids `(B, H, W)` or, as a pipeline packs them, `(B, 1, H, W)`."""
+        tokens = as_sequence(token_grids, self.vocab_size)
+        return (F.relu(self.linear(self.embedding(tokens))).mean(1),)
+
+
+@MODELS.register_module()
+class TokenViT(MaPeTViT):
+    """A ViT over token embeddings instead of patch embeddings.
+
+    Args:
+        vocab_size: number of token ids.
+        grid: tokens a side.
+        arch: as for :class:`MaPeTViT`; the paper's is ViT-T.
+        **kwargs: those of :class:`MaPeTViT`, without `img_size` and `patch_size`.
+    """
+
+    def __init__(self, vocab_size: int, grid: int = 14, arch: str | dict = "deit-tiny", **kwargs) -> None:
+        super().__init__(arch, img_size=grid, patch_size=1, **kwargs)
+        self.patch_embed = TokenEmbedding(vocab_size, self.embed_dims, self.patch_resolution)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self.patch_embed.vocab_size
+
+    def init_weights(self) -> None:
+        super().init_weights()
+        nn.init.normal_(self.patch_embed.embedding.weight, std=0.02)
+
+
+class TokenEmbedding(nn.Module):
+    """Stands where a ViT's patch embedding does.
+
+    Args:
+        vocab_size: number of token ids.
+        embed_dims: dimension of the embeddings.
+        grid: (H, W) tokens.
+    """
+
+    def __init__(self, vocab_size: int, embed_dims: int, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.vocab_size, self.init_out_size = vocab_size, tuple(grid)
+        self.embedding = nn.Embedding(vocab_size, embed_dims)
+
+    def forward(
+        self, token_grids: Shaped[Tensor, "batch *channel height width"]
+    ) -> tuple[Float[Tensor, "batch token dim"], tuple[int, int]]:
+        """Embeddings `(B, HW, D)` of token grids, and the grid's size."""
+        if tuple(token_grids.shape[-2:]) != self.init_out_size:
+            raise ValueError(
+                f"token grids of {tuple(token_grids.shape[-2:])}, but the ViT was built for "
+                f"{self.init_out_size}: set `model.backbone.grid` to the token store's"
+            )
+        return self.embedding(as_sequence(token_grids, self.vocab_size)), self.init_out_size
+
+
+def as_sequence(token_grids: Tensor, vocab_size: int) -> Int64[Tensor, "batch grid"]:
+    """Token ids `(B, HW)` in raster order of grids `(B, H, W)` or `(B, 1, H, W)`.
+
+    Whole numbers of any type: MMPretrain's data preprocessor hands everything on as floats.
+
+    Raises:
+        ValueError: not one grid of whole numbers an image, or ids outside the vocabulary.
+    """
+    tokens = token_grids.flatten(1).long()
+    if token_grids.shape[1:-2].numel() != 1 or not torch.equal(tokens, token_grids.flatten(1)):
+        raise ValueError(
+            f"a classifier of tokens takes token grids (B, H, W), got shape {tuple(token_grids.shape)} or "
+            "numbers that are no ids: use LoadTokenGrid, PackInputs(input_key='token_grid') and a data "
+            "preprocessor without mean and std"
+        )
+    lowest, highest = (int(bound) for bound in torch.aminmax(tokens))
+    if lowest < 0 or highest >= vocab_size:
+        raise ValueError(
+            f"token ids {lowest} to {highest} are outside 0..{vocab_size - 1}: set "
+            "`model.backbone.vocab_size` to the token store's"
+        )
+    return tokens

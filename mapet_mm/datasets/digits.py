@@ -1,5 +1,6 @@
 """The embedded data set: scikit-learn's 1,797 handwritten digits as an ImageNet-style folder.
 
+In two other domains too, for transfer: dark ink on light ground, and rotated.
 `digits_scenes.py` beside this composes the same digits into scenes with pixel labels.
 """
 
@@ -19,6 +20,7 @@ from PIL import Image
 NUM_CLASSES = 10
 SOURCE_SIZE = 8
 MARKER = "digits.json"
+ROTATION_SEED = 1
 # Raised whenever the files written for the same options change, so that old folders are noticed.
 FORMAT = 1
 
@@ -38,6 +40,28 @@ class Split(NamedTuple):
     few: np.ndarray
 
 
+def _plain(ink: np.ndarray, row: int) -> np.ndarray:
+    return ink
+
+
+def _inverted(ink: np.ndarray, row: int) -> np.ndarray:
+    return 255 - ink
+
+
+def _rotated(ink: np.ndarray, row: int) -> np.ndarray:
+    """Turned by an angle of the digit's own; less than a half turn apart, so that 6 and 9 stay two digits."""
+    angle = np.random.default_rng([ROTATION_SEED, row]).uniform(-90, 90)
+    return np.asarray(Image.fromarray(ink).rotate(angle, Image.Resampling.BICUBIC))
+
+
+# How a domain shows the ink (size, size) uint8 of a row of the source.
+DOMAINS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "plain": _plain,
+    "inverted": _inverted,
+    "rotated": _rotated,
+}
+
+
 @dataclass(frozen=True)
 class DigitsOptions:
     """What `write_digits` writes.
@@ -46,15 +70,18 @@ class DigitsOptions:
         image_size: side of the written digits, in pixels.
         val_per_class: digits of each class held out for validation.
         few_per_class: digits of each class in the short training list.
-        seed: seed of the split; the same one keeps folder and scenes on the same split.
+        seed: seed of the split; the same one keeps folder, domains and scenes on the same split.
+        domain: 'plain' (light ink on dark ground), 'inverted' or 'rotated'.
     """
 
     image_size: int = 24
     val_per_class: int = 36
     few_per_class: int = 10
     seed: int = 0
+    domain: str = "plain"
 
     def __post_init__(self) -> None:
+        require(self.domain in DOMAINS, f"domain is {self.domain!r}: one of {', '.join(DOMAINS)}")
         require(self.image_size >= SOURCE_SIZE, f"image_size is {self.image_size}: at least {SOURCE_SIZE}")
         check_split_options(self.val_per_class, self.few_per_class, self.seed)
 
@@ -103,7 +130,10 @@ def write_digits(out: Path, options: DigitsOptions | None = None, overwrite: boo
         FileExistsError: `out` holds other options' data or something that is not ours.
     """
     options = options or DigitsOptions()
-    return write_folder(Path(out), asdict(options), lambda folder: _fill(folder, options), overwrite)
+    kept = asdict(options)
+    if options.domain == "plain":  # folders written before there were domains stay valid
+        del kept["domain"]
+    return write_folder(Path(out), kept, lambda folder: _fill(folder, options), overwrite)
 
 
 def _fill(folder: Path, options: DigitsOptions) -> None:
@@ -112,7 +142,7 @@ def _fill(folder: Path, options: DigitsOptions) -> None:
         for row in rows:
             path = folder / part / _relative_path(row)
             path.parent.mkdir(parents=True, exist_ok=True)
-            ink = render_ink(row, options.image_size)
+            ink = DOMAINS[options.domain](render_ink(row, options.image_size), int(row))
             Image.fromarray(np.repeat(ink[..., None], 3, axis=2)).save(path)
     _write_list(folder / "meta" / "train.txt", split.train)
     _write_list(folder / "meta" / "val.txt", split.val)

@@ -66,6 +66,11 @@ class Column:
     paper: Mapping[str, float] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def heading(self) -> str:
+        """Name and unit, which tell it from the other columns."""
+        return f"{self.name} ({self.unit})"
+
 
 @dataclass(frozen=True)
 class TableDeclaration:
@@ -149,14 +154,14 @@ def _build(kind: type, entries: Mapping[str, Any], path: Path) -> Row | Column:
 
 
 def _check_names(rows: Sequence[Row], columns: Sequence[Column], path: Path) -> None:
-    for what, items in (("row", rows), ("column", columns)):
-        names = [item.name for item in items]
+    headings = [column.heading for column in columns]
+    for what, names in (("row", [row.name for row in rows]), ("column", headings)):
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise DeclarationError(f"table `{path}` has two {what}s named {repeated[0]!r}")
     known = {row.name for row in rows}
     for column in columns:
         if unknown := sorted(set(column.paper) - known):
             raise DeclarationError(
-                f"table `{path}`: the paper's numbers of column {column.name!r} name {unknown[0]!r}, which "
+                f"table `{path}`: the paper's numbers of column {column.heading!r} name {unknown[0]!r}, which "
                 f"is no row; rows are {', '.join(sorted(known))}"
             )

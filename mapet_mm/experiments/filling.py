@@ -123,11 +123,11 @@ class TableFiller:
         grid = {}
         for row in self.table.rows:
             for column in self.table.columns:
-                of_cell = [c for c in self.plan.cells if (c.row, c.column) == (row.name, column.name)]
+                of_cell = [c for c in self.plan.cells if (c.row, c.column) == (row.name, column.heading)]
                 values = [self.results.value(cell, self.runner.keys) for cell in of_cell]
                 measured = summarise(value for value in values if value is not None)
                 failed = any(cell.run in self.runner.failed for cell in of_cell)
-                grid[row.name, column.name] = measured or ("failed" if failed else "not run")
+                grid[row.name, column.heading] = measured or ("failed" if failed else "not run")
         return grid
 
     def facts(self) -> list[str]:

@@ -61,7 +61,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table: the run that gives it, for one seed."""
+    """One number of a table: row's name, column's heading, and the run that gives it, for one seed."""
 
     row: str
     column: str
@@ -96,7 +96,7 @@ def plan_table(table: TableDeclaration, seeds: Iterable[int], out: str | os.Path
             for column in table.columns:
                 if chain := _chain(table, row, column, seed, Path(out)):
                     runs.update((run.name, run) for run in chain)
-                    cells.append(Cell(row.name, column.name, seed, chain[-1].name, column.metric))
+                    cells.append(Cell(row.name, column.heading, seed, chain[-1].name, column.metric))
     return Plan(list(runs.values()), cells)
 
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from mapet_mm.experiments.declaration import Column, TableDeclaration
 from mapet_mm.experiments.results import Measured
 
-Grid = Mapping[tuple[str, str], Measured | str]  # (row, column): what was measured, or why nothing was
+# By the row's name and the column's heading: what was measured, or why nothing was.
+Grid = Mapping[tuple[str, str], Measured | str]
 
 
 def render_markdown(table: TableDeclaration, cells: Grid, facts: Sequence[str]) -> str:
@@ -22,15 +23,15 @@ def render_markdown(table: TableDeclaration, cells: Grid, facts: Sequence[str]) 
     """
     headings = [""]
     for column in table.columns:
-        headings.append(f"{column.name} ({column.unit})")
+        headings.append(column.heading)
         if column.paper:
             headings.append("paper")
-    best = {column.name: _best(table, column, cells) for column in table.columns}
+    best = {column.heading: _best(table, column, cells) for column in table.columns}
     lines = [_line(headings), _line(["---", *["---:"] * (len(headings) - 1)])]
     for row in table.rows:
         line = [row.name]
         for column in table.columns:
-            line.append(_cell(cells[row.name, column.name], row.name == best[column.name]))
+            line.append(_cell(cells[row.name, column.heading], row.name == best[column.heading]))
             if column.paper:
                 line.append(f"{column.paper[row.name]:.1f}" if row.name in column.paper else "")
         lines.append(_line(line))
@@ -45,7 +46,7 @@ def render_csv(table: TableDeclaration, cells: Grid) -> str:
     writer.writerow(["row", "column", "unit", "mean", "std", "seeds", "values", "paper", "missing"])
     for row in table.rows:
         for column in table.columns:
-            cell = cells[row.name, column.name]
+            cell = cells[row.name, column.heading]
             numbers = ["", "", 0, ""] if isinstance(cell, str) else _numbers(cell)
             missing = cell if isinstance(cell, str) else ""
             paper = column.paper.get(row.name, "")
@@ -60,7 +61,7 @@ def _numbers(cell: Measured) -> list[str | int]:
 
 
 def _best(table: TableDeclaration, column: Column, cells: Grid) -> str | None:
-    measured = {row.name: cells[row.name, column.name] for row in table.rows}
+    measured = {row.name: cells[row.name, column.heading] for row in table.rows}
     means = {name: cell.mean for name, cell in measured.items() if isinstance(cell, Measured)}
     return max(means, key=means.get) if len(means) > 1 else None
 

@@ -2,16 +2,18 @@
 
     python tools/dataset_converters/digits.py [--out data]
 
-makes `<out>/digits` (ImageNet-style folder: train, val and a balanced short list of training digits) and
+makes `<out>/digits` (ImageNet-style folder: train, val and a balanced short list of training digits),
+`<out>/digits_inverted` and `<out>/digits_rotated` (the same digits and split in other domains) and
 `<out>/digits_scenes` (ADE20K-style folder: images and pixel labels, 0 = background, 1..10 = digit 0..9).
 Nothing is downloaded, the same options give the same files, and a second run leaves them as they are.
 """
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from mapet_mm.datasets.digits import DigitsOptions, write_digits
+from mapet_mm.datasets.digits import DOMAINS, DigitsOptions, write_digits
 from mapet_mm.datasets.digits_scenes import ScenesOptions, write_scenes
 
 
@@ -20,7 +22,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("data"), help="folder for both data sets")
+    parser.add_argument("--out", type=Path, default=Path("data"), help="folder for all data sets")
     parser.add_argument("--seed", type=int, default=digits.seed, help="seed of the split and the scenes")
     parser.add_argument("--image-size", type=int, default=digits.image_size, help="side of a digit, pixels")
     parser.add_argument("--val-per-class", type=int, default=digits.val_per_class)
@@ -38,6 +40,8 @@ def main() -> None:
     args = parse_args()
     try:
         digits = DigitsOptions(args.image_size, args.val_per_class, args.few_per_class, args.seed)
+        folders = {domain: args.out / f"digits_{domain}" for domain in DOMAINS}
+        folders["plain"] = args.out / "digits"
         scenes = ScenesOptions(
             image_size=args.scene_size,
             training=args.train_scenes,
@@ -45,7 +49,8 @@ def main() -> None:
             val_per_class=args.val_per_class,
             seed=args.seed,
         )
-        report(args.out / "digits", write_digits(args.out / "digits", digits, args.overwrite))
+        for domain, folder in folders.items():
+            report(folder, write_digits(folder, replace(digits, domain=domain), args.overwrite))
         report(args.out / "digits_scenes", write_scenes(args.out / "digits_scenes", scenes, args.overwrite))
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"error: {error}")

@@ -46,3 +46,16 @@ test_evaluator = val_evaluator
 test_cfg = dict()
 
 custom_hooks = [dict(type="mapet_mm.TokenStoreCheckHook")]
+
+# For tools/knn_probe.py. For probes during training, `custom_hooks = [*_base_.custom_hooks, _base_.knn_probe]`;
+# not by default, because each passes 1.28 M images through the backbone.
+knn_loader = dict(batch_size=256, num_workers=8, persistent_workers=True)
+knn_dataset = dict(
+    type="ImageNet", data_root="data/imagenet", pipeline=[*load_square, dict(type="PackInputs")]
+)
+knn_probe = dict(
+    type="mapet_mm.KNNProbeHook",
+    train_dataloader=dict(dataset=dict(split="train", **knn_dataset), **knn_loader),
+    val_dataloader=dict(dataset=dict(split="val", **knn_dataset), **knn_loader),
+    interval=50,
+)

@@ -18,7 +18,21 @@ test_evaluator = val_evaluator
 val_cfg = dict()
 test_cfg = dict()
 
-# Training does not start on tokens of another codebook.
+knn_loader = dict(batch_size=250, num_workers=0)
+knn_dataset = dict(
+    type="CustomDataset", data_root="data/digits", pipeline=[_base_.load, dict(type="PackInputs")]
+)
+knn_train = dict(data_prefix="train", ann_file="meta/train.txt", **knn_dataset)
+knn_val = dict(data_prefix="val", ann_file="meta/val.txt", **knn_dataset)
+knn_probe = dict(
+    type="mapet_mm.KNNProbeHook",
+    train_dataloader=dict(dataset=knn_train, **knn_loader),
+    val_dataloader=dict(dataset=knn_val, **knn_loader),
+    interval=4,
+)
+
 custom_hooks = [
+    # Training does not start on tokens of another codebook.
     dict(type="mapet_mm.TokenStoreCheckHook", codebook="work_dirs/digits/codebook.safetensors"),
+    knn_probe,
 ]

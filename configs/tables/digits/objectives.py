@@ -1,15 +1,9 @@
-# The paper's table of objectives (tab:comparison_nlp) with the competitors of tab:comparison, on digits.
+# The paper's tables of objectives (tab:comparison_nlp) and competitors (tab:comparison) and its segmentation
+# (tab:segmentation), on digits.
 _base_ = "../_base_/digits.py"
 
 title = "Pre-training objectives and competitors on digits, k-CLIP tokens"
-rows = [
-    dict(name="no pre-training"),
-    dict(name="MIM", method="mim", pretrain=_base_.pretrain),
-    dict(name="PIM", method="pim", pretrain=_base_.pretrain),
-    dict(name="MaPeT", method="mapet", pretrain=_base_.pretrain),
-    dict(name="BEiT", method="beit", pretrain=_base_.pretrain),
-    dict(name="CAE", method="cae", pretrain=_base_.pretrain),
-]
+rows = [_base_.scratch, _base_.mim, _base_.pim, _base_.mapet, _base_.beit, _base_.cae]
 columns = [
     dict(
         name="linear probe, 100 labels",

@@ -1,0 +1,40 @@
+# ImageNet-1k: what every table on it stands on.
+data = dict(folders=["data/imagenet"])
+kclip = "configs/tokenizers/kclip_rn50x64-448px_k8192_in1k.py"
+vqkd = "configs/tokenizers/vqkd_beit-base-224px_k8192_in1k.py"
+dalle = "configs/tokenizers/dalle_112px_k8192_in1k.py"
+
+# The paper's, V100: a day of MaPeT on 16, 32 and 64 GPUs; fine-tuning 48, 36 and 12 hours on 4, 4 and 16.
+gpu_hours = {
+    "mapet_vit-tiny-p16_kclip_16xb128-amp-coslr-300e_in1k": 16 * 24,
+    "mapet_vit-tiny-p16_vqkd_16xb128-amp-coslr-300e_in1k": 16 * 24,
+    "mapet_vit-small-p16_kclip_32xb64-amp-coslr-300e_in1k": 32 * 24,
+    "mapet_vit-small-p16_vqkd_32xb64-amp-coslr-300e_in1k": 32 * 24,
+    "mapet_vit-base-p16_kclip_64xb32-amp-coslr-300e_in1k": 64 * 24,
+    "mapet_vit-base-p16_vqkd_64xb32-amp-coslr-300e_in1k": 64 * 24,
+    "vit-tiny-p16_4xb256-amp-coslr-300e_in1k": 4 * 48,
+    "vit-small-p16_4xb256-amp-coslr-200e_in1k": 4 * 36,
+    "vit-base-p16_16xb64-amp-coslr-100e_in1k": 16 * 12,
+}
+
+pretrain = "configs/{method}/{method}_vit-{size}-p16_{tokens}_{batch}-amp-coslr-300e_in1k.py"
+tiny = dict(size="tiny", batch="16xb128")
+small = dict(size="small", batch="32xb64")
+base = dict(size="base", batch="64xb32")
+benchmarks = "configs/mapet/benchmarks/"
+finetune_tiny = benchmarks + "vit-tiny-p16_4xb256-amp-coslr-300e_in1k.py"
+finetune_small = benchmarks + "vit-small-p16_4xb256-amp-coslr-200e_in1k.py"
+finetune_base = benchmarks + "vit-base-p16_16xb64-amp-coslr-100e_in1k.py"
+probe = benchmarks + "vit-{size}-p16_8xb128-linear-amp-coslr-50e_in1k.py"
+
+scratch = dict(name="ViT, no pre-training")
+mim_vqkd = dict(name="MIM, VQ-KD", method="mim", tokens="vqkd", tokenizer=vqkd, pretrain=pretrain)
+pim_vqkd = dict(name="PIM, VQ-KD", method="pim", tokens="vqkd", tokenizer=vqkd, pretrain=pretrain)
+mapet_vqkd = dict(name="MaPeT, VQ-KD", method="mapet", tokens="vqkd", tokenizer=vqkd, pretrain=pretrain)
+beit_vqkd = dict(name="BEiT, VQ-KD", method="beit", tokens="vqkd", tokenizer=vqkd, pretrain=pretrain)
+cae_vqkd = dict(name="CAE, VQ-KD", method="cae", tokens="vqkd", tokenizer=vqkd, pretrain=pretrain)
+mim_kclip = dict(name="MIM, k-CLIP", method="mim", tokens="kclip", tokenizer=kclip, pretrain=pretrain)
+pim_kclip = dict(name="PIM, k-CLIP", method="pim", tokens="kclip", tokenizer=kclip, pretrain=pretrain)
+mapet_kclip = dict(name="MaPeT, k-CLIP", method="mapet", tokens="kclip", tokenizer=kclip, pretrain=pretrain)
+beit_kclip = dict(name="BEiT, k-CLIP", method="beit", tokens="kclip", tokenizer=kclip, pretrain=pretrain)
+cae_kclip = dict(name="CAE, k-CLIP", method="cae", tokens="kclip", tokenizer=kclip, pretrain=pretrain)

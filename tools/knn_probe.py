@@ -1,0 +1,64 @@
+"""Classify by nearest neighbours in a checkpoint's feature space: a look at a pre-training, nothing trained.
+
+    python tools/knn_probe.py configs/digits/mapet_vit-micro-p4_kclip_1xb32-coslr-16e_digits.py CHECKPOINT
+
+The config has a section `knn_probe` with the options of KNNProbeHook: the labelled images and k.
+"""
+
+import argparse
+import os
+import sys
+
+from mmengine.config import Config, DictAction
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS, init_default_scope
+from mmengine.runner import Runner
+
+from mapet_mm.engine.launch import LaunchError, load_config, require_file
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("config", help="config of the pre-training")
+    parser.add_argument("checkpoint", help="what it wrote")
+    parser.add_argument("--k", type=int, help="neighbours that vote; the config's by default")
+    parser.add_argument("--work-dir", help="folder for the log; work_dirs/<config> by default")
+    parser.add_argument("--cfg-options", nargs="+", action=DictAction, metavar="KEY=VALUE")
+    args = parser.parse_args()
+    os.environ.setdefault("LOCAL_RANK", "0")
+    return args
+
+
+def build(cfg: Config, checkpoint: str) -> tuple[Runner, Hook]:
+    """A runner with the model and the checkpoint, and the hook."""
+    if "knn_probe" not in cfg:
+        raise LaunchError(f"config {cfg.filename} has no `knn_probe`: see configs/_base_/datasets")
+    require_file("checkpoint", checkpoint)
+    cfg.load_from = checkpoint
+    for key in ("train", "val", "test"):
+        cfg[f"{key}_dataloader"] = cfg[f"{key}_cfg"] = None
+    cfg.optim_wrapper = cfg.val_evaluator = cfg.test_evaluator = None
+    cfg.param_scheduler = None
+    init_default_scope(cfg.default_scope)
+    runner = Runner.from_cfg(cfg)
+    runner.load_or_resume()
+    return runner, HOOKS.build(cfg.knn_probe)
+
+
+def main() -> None:
+    args = parse_args()
+    try:
+        cfg = load_config(args.config, args.cfg_options, args.work_dir)
+        if args.k is not None:
+            cfg.merge_from_dict({"knn_probe.k": args.k})
+        runner, hook = build(cfg, args.checkpoint)
+        top1 = hook.probe(runner)
+    except (LaunchError, ValueError) as error:
+        sys.exit(f"error: {error}")
+    print(f"top-1 of {hook.k} nearest neighbours: {top1:.2f} % ({args.checkpoint})")
+
+
+if __name__ == "__main__":
+    main()

@@ -162,6 +162,6 @@ def _check_names(rows: Sequence[Row], columns: Sequence[Column], path: Path) -> 
     for column in columns:
         if unknown := sorted(set(column.paper) - known):
             raise DeclarationError(
-                f"table `{path}`: the paper's numbers of column {column.heading!r} name {unknown[0]!r}, which "
-                f"is no row; rows are {', '.join(sorted(known))}"
+                f"table `{path}`: the paper's numbers of column {column.heading!r} name {unknown[0]!r}, "
+                f"which is no row; rows are {', '.join(sorted(known))}"
             )

@@ -76,8 +76,11 @@ class TableFiller:
                 needed.update(run.needs)
         return [run for run in self.plan.runs if run.name in needed]
 
-    def run(self) -> None:
+    def run(self, preload: Iterable[str] = PRELOAD) -> None:
         """Run everything that is missing; a failed run costs only the cells that need it.
+
+        Args:
+            preload: modules to import once, before the runs are forked.
 
         Raises:
             StageError: runs failed, after all others; the message has the ends of their logs.
@@ -90,7 +93,7 @@ class TableFiller:
         )
         try:
             if names:
-                self.runner.run(PRELOAD, only=names)
+                self.runner.run(preload, only=names)
         finally:
             self.write()
 

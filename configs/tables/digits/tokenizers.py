@@ -40,6 +40,6 @@ columns = [
     ),
 ]
 notes = [
-    "All three tokenizers are small and have fixed random weights here: nothing was learnt from images, but for "
-    "k-CLIP's codebook, which was fitted on digits. The paper's numbers are of the trained ones on ImageNet.",
+    "All three tokenizers are small and have fixed random weights: nothing was learnt from images but the "
+    "codebook of k-CLIP, fitted on digits. The paper's numbers are those of the trained ones on ImageNet.",
 ]

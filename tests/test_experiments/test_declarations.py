@@ -1,0 +1,171 @@
+"""The declared tables: every config exists, the paper's numbers are the paper's, wrong ones are refused."""
+
+import os
+
+import pytest
+from config_building import ROOT
+
+from mapet_mm.experiments.declaration import DeclarationError, list_tables, load_table
+from mapet_mm.experiments.plan import plan_table
+
+NAMES = ["comparison", "cutting_point", "objectives", "segmentation", "tokenizers", "transfer"]
+
+# Column by column, rows in the paper's order; None where the paper has a dash.
+PAPER = {
+    "objectives": [
+        [74.6, 74.9, 74.5, 74.9, 75.3, 75.5],
+        [55.3, 56.4, 59.6, 60.4, 59.7, 62.5],
+        [82.0, 82.1, 82.2, 82.0, 81.8, 82.1],
+        [69.9, 68.7, 69.8, 71.1, 69.5, 71.6],
+        [83.8, 83.7, 84.4, 83.3, 83.3, 83.6],
+        [72.3, 73.3, 73.8, 72.3, 73.5, 73.5],
+    ],
+    "comparison": [
+        [73.7, 73.4, 75.0, 74.5, 73.7, 74.8, 75.5],
+        [None, 52.4, 62.0, 59.6, 53.9, 61.5, 62.5],
+        [79.8, 81.6, 82.2, 82.2, 81.5, 81.9, 82.1],
+        [None, 63.4, 72.6, 69.8, 62.9, 71.1, 71.6],
+        [81.8, 83.5, 84.4, 84.4, 82.7, 83.3, 83.6],
+        [None, 69.4, 75.0, 73.8, 67.6, 73.3, 73.5],
+    ],
+    "segmentation": [
+        [39.0, 40.2, 39.3, 39.2, 39.9],
+        [45.6, 46.1, 47.0, 45.9, 46.7],
+        [49.3, 49.0, 50.4, 50.2, 50.3],
+    ],
+    "transfer": [[53.6, 64.5, 68.5], [81.4, 86.9, 86.9], [40.5, 44.9, 46.8]],
+    "cutting_point": [[84.2, 84.3, 84.3, 84.4, 84.1]],
+    "tokenizers": [[4.1, 68.1, 72.8], [11.7, 89.8, 93.2], [9.1, 72.3, 76.2], [21.9, 92.2, 94.9]],
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch):
+    """Tables name configs from the repository's root, where the tools run."""
+    monkeypatch.chdir(ROOT)
+
+
+def test_every_table_of_the_paper_is_declared_for_both_data_sets():
+    assert list_tables("imagenet") == list_tables("digits") == NAMES
+
+
+@pytest.mark.parametrize("dataset", ["imagenet", "digits"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_resolves_to_existing_configs(name, dataset):
+    table = load_table(name, dataset)
+    plan = plan_table(table, [0, 1], "out")
+    assert len(plan.cells) == 2 * len(table.rows) * len(table.columns)
+    names = [run.name for run in plan.runs]
+    assert len(set(names)) == len(names)
+    for i, run in enumerate(plan.runs):
+        assert set(run.needs) <= set(names[:i])
+        assert len(run.name) < 200
+        if run.config:
+            assert os.path.isfile(run.config)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_papers_numbers_are_the_papers(name):
+    table = load_table(name, "imagenet")
+    declared = [[column.paper.get(row.name) for row in table.rows] for column in table.columns]
+    assert declared == PAPER[name]
+
+
+def test_digits_numbers_beside_ours_are_those_of_the_papers_smallest_model():
+    table = load_table("objectives", "digits")
+    paper = {column.name: column.paper for column in table.columns}
+    vit_tiny = dict(
+        zip(
+            [row.name for row in load_table("comparison", "imagenet").rows],
+            PAPER["comparison"][0],
+            strict=True,
+        )
+    )
+    for ours, theirs in (("CAE", "CAE, k-CLIP"), ("BEiT", "BEiT, k-CLIP"), ("MaPeT", "MaPeT, k-CLIP")):
+        assert paper["fine-tuning, all labels"][ours] == vit_tiny[theirs]
+    assert paper["linear probe, 100 labels"] == {}
+
+
+def test_tables_share_what_they_have_in_common():
+    """MaPeT's pre-training and evaluations are the same runs in the two tables, and top-1 and top-5 one run."""
+    one, two = (plan_table(load_table(name, "imagenet"), [0], "out") for name in ("objectives", "comparison"))
+    shared = {run.name for run in one.runs} & {run.name for run in two.runs}
+    trainings = [name for name in shared if name.startswith("mapet_")]
+    evaluations = [name for name in shared if "--mapet_" in name]
+    assert (len(trainings), len(evaluations)) == (6, 12)
+    study = plan_table(load_table("tokenizers", "imagenet"), [0], "out")
+    assert (len(study.cells), len({cell.run for cell in study.cells})) == (12, 6)
+
+
+def test_the_objectives_table_on_digits_is_the_one_that_is_asked_for():
+    """Six rows, four columns, three seeds; each method is pre-trained once a seed."""
+    plan = plan_table(load_table("objectives", "digits"), range(3), "out")
+    kinds = [run.kind for run in plan.runs]
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {
+        "data": 1,
+        "tokenizer": 2,
+        "pre-training": 15,
+        "evaluation": 72,
+    }
+
+
+def test_overrides_are_part_of_a_runs_name_and_command():
+    plan = plan_table(load_table("cutting_point", "imagenet"), [3], "out")
+    stems = [run.name for run in plan.runs if run.kind == "pre-training"]
+    stem = "mapet_vit-base-p16_vqkd_64xb32-amp-coslr-300e_in1k"
+    assert stems == [
+        *(f"{stem}_cutting_point-{c}_seed-3" for c in (30, 40, 50)),
+        f"{stem}_seed-3",
+        f"{stem}_cutting_point-98_seed-3",
+    ]
+    run = next(run for run in plan.runs if run.name == stems[0])
+    assert run.command[-3:] == ("--cfg-options", "model.backbone.cutting_point=30", "randomness.seed=3")
+
+
+def write(tmp_path, text: str) -> None:
+    (tmp_path / "digits").mkdir(exist_ok=True)
+    (tmp_path / "digits" / "mine.py").write_text(text)
+
+
+GOOD = (
+    "title = 'x'\nrows = [dict(name='a')]\n"
+    "columns = [dict(name='b', unit='%', config='configs/digits/kclip_digits.py', metric='m')]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rows = []\ncolumns = []\n", "has no `title`"),
+        (GOOD.replace("dict(name='a')", "dict(name='a'), dict(name='a')"), "two rows named 'a'"),
+        (GOOD.replace("metric='m'", "metric='m', paper={'c': 1.0}"), "name 'c', which is no row; rows are a"),
+        (GOOD.replace("name='a'", "name='a', pretrian=3"), "`pretrian` of 'a' has to be a string"),
+        (GOOD.replace("metric='m'", ""), "missing 1 required positional argument: 'metric'"),
+    ],
+)
+def test_a_wrong_declaration_says_what_and_where(text, message, tmp_path):
+    write(tmp_path, text)
+    with pytest.raises(DeclarationError, match=message):
+        load_table("mine", "digits", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("configs/nothing.py", r"`configs/nothing.py`, which does not exist"),
+        ("configs/{size}.py", r"nothing stands for \{size\} of `configs/\{size\}.py`"),
+    ],
+)
+def test_a_config_that_is_not_there_is_named(config, message, tmp_path):
+    write(tmp_path, GOOD.replace("configs/digits/kclip_digits.py", config))
+    with pytest.raises(DeclarationError, match=message):
+        plan_table(load_table("mine", "digits", tmp_path), [0], "out")
+
+
+def test_unknown_tables_and_rows_are_answered_with_those_that_are_there():
+    with pytest.raises(
+        DeclarationError, match="no table `sota` for digits; there are: comparison, cutting_point"
+    ):
+        load_table("sota", "digits")
+    with pytest.raises(DeclarationError, match="no row 'DINO'; its rows are: no pre-training, MIM, PIM"):
+        load_table("objectives", "digits").only(["MIM", "DINO"])

@@ -171,7 +171,7 @@ class TokenStore:
         """
         if self.tokenizer != digest:
             raise TokenStoreError(
-                f"token store `{self.path}` was made by codebook {self.tokenizer[:12]}, but {whose} is "
+                f"token store `{self.path}` was made by tokenizer {self.tokenizer[:12]}, but {whose} is "
                 f"{digest[:12]}: re-extract into another store with tools/extract_tokens.py, or use the other"
             )
 

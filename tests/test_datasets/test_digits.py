@@ -171,3 +171,38 @@ def test_interrupted_writing_leaves_what_was_there(tmp_path, monkeypatch):
 def test_impossible_options_are_refused_by_name(options, match):
     with pytest.raises(ValueError, match=match):
         options()
+
+
+@pytest.mark.parametrize("domain", ["inverted", "rotated"])
+def test_other_domains_show_the_same_digits_of_the_same_split(domain, digits, tmp_path):
+    write_digits(tmp_path / "other", DigitsOptions(domain=domain))
+    for name in ("train", "val", "train_100"):
+        listed = (tmp_path / "other" / "meta" / f"{name}.txt").read_text()
+        assert listed == (digits / "meta" / f"{name}.txt").read_text()
+    name, _ = read_list(digits / "meta" / "val.txt")[7]
+    plain, other = (np.asarray(Image.open(root / "val" / name)) for root in (digits, tmp_path / "other"))
+    if domain == "inverted":
+        np.testing.assert_array_equal(other, 255 - plain)
+    else:
+        assert not np.array_equal(other, plain)
+        # Turning moves ink and keeps nearly all of it.
+        assert 0.7 * plain.sum() < other.sum() < 1.1 * plain.sum()
+
+
+def test_angles_are_the_digits_own_and_within_a_quarter_turn():
+    """Each row its angle, the same whenever it is written; a half circle of them, so that 6 is never a 9."""
+    from mapet_mm.datasets.digits import DOMAINS
+
+    ink = render_ink(6, 24)
+    turned = [DOMAINS["rotated"](ink, row) for row in range(20)]
+    assert len({image.tobytes() for image in turned}) == 20
+    np.testing.assert_array_equal(turned[3], DOMAINS["rotated"](ink, 3))
+    upside_down = np.rot90(ink, 2).astype(float)
+    for image in turned:
+        difference = [np.abs(image - other).mean() for other in (ink.astype(float), upside_down)]
+        assert difference[0] < difference[1] or min(difference) > 20
+
+
+def test_unknown_domain_is_refused():
+    with pytest.raises(ValueError, match="domain is 'blue': one of plain, inverted, rotated"):
+        DigitsOptions(domain="blue")

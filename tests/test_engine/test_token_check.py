@@ -112,7 +112,7 @@ def test_stores_of_two_tokenizers_are_refused(tmp_path, store):
     other = TokenStore.create(tmp_path / "other", NAMES, (4, 4), 128, "cd" * 32)
     other.write(range(6), np.zeros((6, 4, 4), dtype=int))
     with pytest.raises(
-        TokenStoreError, match=r"other` was made by codebook cdcdcdcdcdcd, .* is abababababab"
+        TokenStoreError, match=r"other` was made by tokenizer cdcdcdcdcdcd, .* is abababababab"
     ):
         check(Images(NAMES, [LoadTokenGrid(store.path)]), Images(NAMES, [LoadTokenGrid(other.path)]))
 
@@ -120,7 +120,7 @@ def test_stores_of_two_tokenizers_are_refused(tmp_path, store):
 def test_a_store_of_another_tokenizer_than_the_hooks_codebook_is_refused(tmp_path, store):
     Codebook(np.eye(3)).save(tmp_path / "codebook.safetensors")
     hook = TokenStoreCheckHook(codebook=str(tmp_path / "codebook.safetensors"))
-    with pytest.raises(TokenStoreError, match="was made by codebook abababababab"):
+    with pytest.raises(TokenStoreError, match="was made by tokenizer abababababab"):
         hook.before_train(runner(Images(NAMES, [LoadTokenGrid(store.path)])))
 
 

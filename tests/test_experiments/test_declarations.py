@@ -87,7 +87,7 @@ def test_digits_numbers_beside_ours_are_those_of_the_papers_smallest_model():
 
 
 def test_tables_share_what_they_have_in_common():
-    """MaPeT's pre-training and evaluations are the same runs in the two tables, and top-1 and top-5 one run."""
+    """MaPeT's pre-training and evaluations are the same runs in both tables; top-1 and top-5 are one run."""
     one, two = (plan_table(load_table(name, "imagenet"), [0], "out") for name in ("objectives", "comparison"))
     shared = {run.name for run in one.runs} & {run.name for run in two.runs}
     trainings = [name for name in shared if name.startswith("mapet_")]

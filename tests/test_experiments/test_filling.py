@@ -1,4 +1,4 @@
-"""Filling a table: runs done once, killed and resumed, failed ones, results kept; in a project of fake tools."""
+"""Filling a table: runs done once, killed and resumed, failed ones, results kept. The tools are fake ones."""
 
 import csv
 import os
@@ -16,7 +16,7 @@ from mapet_mm.experiments.filling import TableFiller
 from mapet_mm.experiments.results import summarise
 from mapet_mm.experiments.stages import StageError
 
-# Its "accuracy" follows from config, seed and start, like a training's; it takes a while and notes each start.
+# Its "accuracy" follows from config, seed and start, like that of a training; it notes each start.
 TRAIN = """
 import hashlib, json, pathlib, sys, time
 config, work_dir = sys.argv[1], pathlib.Path(sys.argv[3])
@@ -26,7 +26,8 @@ with open("starts.txt", "a") as starts:
 if options.get("fail"):
     sys.exit("this one fails")
 start = options.get("model.backbone.init_cfg.checkpoint")
-what = [pathlib.Path(config).stem, options["randomness.seed"], pathlib.Path(start).read_text() if start else ""]
+text = pathlib.Path(start).read_text() if start else ""
+what = [pathlib.Path(config).stem, options["randomness.seed"], text]
 value = int(hashlib.sha256(json.dumps(what).encode()).hexdigest()[:4], 16) / 655.36
 (work_dir / "1" / "vis_data").mkdir(parents=True, exist_ok=True)
 (work_dir / "1" / "vis_data" / "scalars.json").write_text(json.dumps({"accuracy/top1": value, "step": 1}))

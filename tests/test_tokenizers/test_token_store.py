@@ -222,7 +222,7 @@ def test_a_store_of_another_tokenizer_is_refused_with_both_digests(tmp_path):
     store = make(tmp_path / "tokens")
     store.require_tokenizer(DIGEST, "the config's codebook")
     with pytest.raises(
-        TokenStoreError, match="made by codebook 3fa23fa23fa2, but the config's codebook is 91c0"
+        TokenStoreError, match="made by tokenizer 3fa23fa23fa2, but the config's codebook is 91c0"
     ):
         store.require_tokenizer("91c0" * 16, "the config's codebook")
 

@@ -1,0 +1,149 @@
+"""k-NN probe: votes by hand and by scikit-learn, any model's features, a training that does not notice it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from mmengine.runner import Runner
+from mmpretrain.registry import MODELS
+from mmpretrain.structures import DataSample
+from sklearn.neighbors import KNeighborsClassifier
+from torch.utils.data import Dataset
+
+from mapet_mm.engine import knn
+from mapet_mm.engine.knn import KNNProbeHook, knn_predict, normalise, pool
+from mapet_mm.registry import DATASETS
+
+ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
+
+
+def test_votes_by_hand():
+    """Two weak neighbours of class 1 outvote a nearer one of class 0 only at a high temperature."""
+    train = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.8, -0.6], [-1.0, 0.0]])
+    labels = torch.tensor([0, 1, 1, 0])
+    query = torch.tensor([[2.0, 0.0]])
+    assert knn_predict(train, labels, query, 2, k=1, temperature=0.07).tolist() == [0]
+    assert knn_predict(train, labels, query, 2, k=3, temperature=0.07).tolist() == [0]  # e^14.3 > 2 e^11.4
+    assert knn_predict(train, labels, query, 2, k=3, temperature=1.0).tolist() == [1]  # e^1 < 2 e^0.8
+
+
+def test_equals_scikit_learns_classifier_with_the_same_weights(monkeypatch):
+    """In one chunk and in many: memory is bounded, results are the same."""
+    rng = np.random.default_rng(0)
+    train, queries = (rng.normal(size=(size, 8)).astype(np.float32) for size in (200, 90))
+    labels = rng.integers(0, 5, 200)
+
+    def unit(x):
+        return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+    # On the unit sphere the squared distance is 2 - 2 cosine.
+    reference = KNeighborsClassifier(7, weights=lambda distance: np.exp((1 - distance**2 / 2) / 0.07))
+    expected = reference.fit(unit(train), labels).predict(unit(queries))
+    arguments = torch.from_numpy(train), torch.from_numpy(labels), torch.from_numpy(queries), 5
+    np.testing.assert_array_equal(knn_predict(*arguments, k=7).numpy(), expected)
+    monkeypatch.setattr(knn, "SIMILARITIES", 200 * 7)
+    np.testing.assert_array_equal(knn_predict(*arguments, k=7).numpy(), expected)
+
+
+def test_more_neighbours_than_images_are_refused():
+    with pytest.raises(ValueError, match="k=5 neighbours of 4 training images"):
+        knn_predict(torch.eye(4), torch.arange(4), torch.eye(4), 4, k=5)
+
+
+def test_pooling_takes_patches_or_class_token():
+    tokens = torch.arange(12.0).view(1, 4, 3)  # B N D
+    assert pool(tokens, "mean").tolist() == [[6.0, 7.0, 8.0]]
+    assert pool(tokens, "class token").tolist() == [[0.0, 1.0, 2.0]]
+    assert pool(tokens[:, 0], "mean").tolist() == [[0.0, 1.0, 2.0]]
+    with pytest.raises(ValueError, match="pooling='max' is none of mean, class token"):
+        KNNProbeHook({}, {}, pooling="max")
+
+
+@pytest.mark.parametrize("kind", ["SelfSupDataPreprocessor", "mapet_mm.TokenGridDataPreprocessor"])
+def test_images_are_normalised_as_the_model_does(kind):
+    config = dict(type=kind, mean=[1.0, 2.0, 3.0], std=[4.0, 5.0, 6.0], to_rgb=True)
+    preprocessor = MODELS.build(config)
+    images = torch.randint(256, (2, 3, 4, 4), dtype=torch.uint8)
+    samples = [DataSample(token_grid=np.zeros((1, 1), int)) for _ in images]
+    expected = preprocessor(dict(inputs=images, data_samples=samples))["inputs"]
+    expected = expected[0] if isinstance(expected, list) else expected
+    torch.testing.assert_close(normalise(preprocessor, images), expected)
+
+
+@DATASETS.register_module()
+class TwoColours(Dataset):
+    """Noise that is brighter in class 1, with token grids."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> dict:
+        rng = np.random.default_rng(index)
+        image = rng.integers(0, 120, (3, 16, 16)) + 120 * (index % 2)
+        sample = DataSample(token_grid=rng.integers(0, 8, (4, 4))).set_gt_label(index % 2)
+        return dict(inputs=torch.from_numpy(image.astype(np.uint8)), data_samples=sample)
+
+
+def train(work_dir, hooks: list[dict]) -> Runner:
+    backbone = dict(type="mapet_mm.MaPeTPretrainViT", arch=ARCH, img_size=16, patch_size=4, cutting_point=5)
+    runner = Runner(
+        model=dict(
+            type="mapet_mm.MaPeT",
+            backbone=dict(drop_path_rate=0.2, **backbone),
+            head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=8),
+            target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=8),
+            data_preprocessor=dict(type="mapet_mm.TokenGridDataPreprocessor", mean=[128.0], std=[64.0]),
+        ),
+        work_dir=str(work_dir),
+        train_dataloader=dict(
+            batch_size=8,
+            num_workers=0,
+            sampler=dict(type="DefaultSampler", shuffle=True),
+            dataset=dict(type="mapet_mm.TwoColours"),
+            collate_fn=dict(type="default_collate"),
+        ),
+        train_cfg=dict(by_epoch=True, max_epochs=3),
+        optim_wrapper=dict(optimizer=dict(type="AdamW", lr=1e-3)),
+        default_hooks=dict(checkpoint=None, sampler_seed=None),
+        custom_hooks=hooks,
+        randomness=dict(seed=3),
+        default_scope="mmpretrain",
+        experiment_name=work_dir.name,
+    )
+    runner.train()
+    return runner
+
+
+PROBE = dict(
+    type="mapet_mm.KNNProbeHook",
+    train_dataloader=dict(batch_size=5, num_workers=0, dataset=dict(type="mapet_mm.TwoColours")),
+    val_dataloader=dict(batch_size=5, num_workers=0, dataset=dict(type="mapet_mm.TwoColours")),
+    interval=2,
+    k=3,
+)
+
+
+def test_training_goes_on_as_if_there_were_no_probe(tmp_path):
+    """Bit-equal weights with and without; probes after epoch 2 and after the last, in the scalars."""
+    without, probed = train(tmp_path / "without", []), train(tmp_path / "with", [PROBE])
+    for one, two in zip(without.model.parameters(), probed.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+    assert probed.model.training
+    assert probed.model.backbone.training
+    (file,) = (tmp_path / "with").glob("*/vis_data/scalars.json")
+    logged = [json.loads(line) for line in file.read_text().splitlines()]
+    probes = {record["step"]: record["knn/top1"] for record in logged if "knn/top1" in record}
+    # Dark and bright images are told apart by any features; an image is its own nearest neighbour too.
+    assert probes == {2: 100.0, 3: 100.0}
+
+
+def test_features_are_those_of_the_plain_vit_in_evaluation_mode(tmp_path):
+    runner = train(tmp_path / "run", [])
+    hook = KNNProbeHook(**{key: value for key, value in PROBE.items() if key != "type"})
+    with knn.undisturbed(runner.model):
+        features, labels = hook._features(runner.model, hook._build(runner, PROBE["train_dataloader"]))
+        images = torch.stack([TwoColours()[i]["inputs"] for i in range(24)]).float()
+        expected = runner.model.extract_feat((images - 128) / 64)[-1][:, 1:].mean(1)
+    torch.testing.assert_close(features, expected, rtol=1e-5, atol=1e-5)
+    assert labels.tolist() == [0, 1] * 12

@@ -1,0 +1,64 @@
+"""Tokens as the only input: the MLP by hand, the ViT against the plain one, wrong grids refused."""
+
+import pytest
+import torch
+
+from mapet_mm.models import MaPeTViT, TokenMLP, TokenViT
+
+ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
+
+
+def test_mlp_is_embedding_linear_relu_mean():
+    mlp = TokenMLP(vocab_size=7, embed_dims=5)
+    grid = torch.tensor([[[1, 1], [6, 0]]])
+    embedded = mlp.embedding.weight[[1, 1, 6, 0]]
+    hidden = (embedded @ mlp.linear.weight.T + mlp.linear.bias).clamp(min=0)
+    (features,) = mlp(grid)
+    torch.testing.assert_close(features, hidden.mean(0, keepdim=True), rtol=1e-6, atol=1e-6)
+
+
+def test_mlp_ignores_where_tokens_are():
+    mlp = TokenMLP(vocab_size=7, embed_dims=5)
+    grid = torch.randint(7, (2, 3, 3))
+    torch.testing.assert_close(mlp(grid)[0], mlp(grid.flip(1, 2))[0], rtol=1e-6, atol=1e-6)
+
+
+def test_vit_is_the_plain_one_on_token_embeddings():
+    """With embeddings as 'pixels' and an identity patch embedding, MaPeTViT gives the same features."""
+    ours = TokenViT(vocab_size=11, grid=4, arch=ARCH, out_type="avg_featmap", final_norm=False).eval()
+    ours.init_weights()
+    plain = MaPeTViT(ARCH, 4, 1, in_channels=24, out_type="avg_featmap", final_norm=False).eval()
+    weights = {name: w for name, w in ours.state_dict().items() if not name.startswith("patch_embed")}
+    weights["patch_embed.projection.weight"] = torch.eye(24)[..., None, None]
+    weights["patch_embed.projection.bias"] = torch.zeros(24)
+    plain.load_state_dict(weights)
+    grid = torch.randint(11, (3, 4, 4))
+    pixels = ours.patch_embed.embedding(grid).permute(0, 3, 1, 2)
+    torch.testing.assert_close(ours(grid)[0], plain(pixels)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32])
+def test_grids_come_as_a_pipeline_packs_them(dtype):
+    """MMPretrain adds a channel and hands everything on as floats."""
+    mlp = TokenMLP(vocab_size=8192, embed_dims=5)
+    grid = torch.randint(8192, (2, 3, 3))
+    assert torch.equal(mlp(grid[:, None].to(dtype))[0], mlp(grid)[0])
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        (torch.tensor([[[0, 7]]]), r"ids 0 to 7 are outside 0..6: set `model.backbone.vocab_size`"),
+        (torch.tensor([[[-1, 2]]]), r"ids -1 to 2 are outside 0..6"),
+        (torch.tensor([[[0.5, 1.0]]]), r"numbers that are no ids"),
+        (torch.zeros(1, 3, 2, 2), r"takes token grids \(B, H, W\), got shape \(1, 3, 2, 2\)"),
+    ],
+)
+def test_what_is_no_grid_of_ids_is_refused(grid, message):
+    with pytest.raises(ValueError, match=message):
+        TokenMLP(vocab_size=7, embed_dims=5)(grid)
+
+
+def test_vit_refuses_a_grid_of_another_size():
+    with pytest.raises(ValueError, match=r"token grids of \(6, 6\).*built for \(4, 4\): set"):
+        TokenViT(vocab_size=11, grid=4, arch=ARCH)(torch.zeros(1, 6, 6, dtype=torch.long))

@@ -25,7 +25,7 @@ from PIL import Image
 
 METHODS = ("mapet", "pim", "mim", "beit", "cae")
 PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS and "-online_" not in path.stem]
-ON_IMAGENET = PRETRAINING + [path for path in RECIPES if path.match("configs/mapet/benchmarks/*")]
+ON_IMAGENET = PRETRAINING + [path for path in RECIPES if path.match("configs/mapet/benchmarks/*_in1k.py")]
 
 
 @pytest.fixture
@@ -175,4 +175,8 @@ def test_tokenizer_config_leads_to_a_recipe_that_reads_its_tokens(path):
     recipe = load(ROOT / cfg.next_config)
     (step,) = (step for step in recipe.train_dataloader.dataset.pipeline if "store" in step)
     assert step.store == cfg.token_store
-    assert recipe.model.target_generator.vocab_size == recipe.model.head.vocab_size == cfg.codebook.k
+    vocab_size = cfg.codebook.k if "codebook" in cfg else cfg.tokenizer.vocab_size
+    if "target_generator" in recipe.model:
+        assert recipe.model.target_generator.vocab_size == recipe.model.head.vocab_size == vocab_size
+    else:
+        assert recipe.model.backbone.vocab_size == vocab_size

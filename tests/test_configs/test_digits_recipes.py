@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from mapet_mm.datasets.digits import write_digits
+from mapet_mm.datasets.digits import DigitsOptions, write_digits
 from mapet_mm.datasets.digits_scenes import ScenesOptions, write_scenes
 from mapet_mm.tokenizers.recipe import run_extract_tokens, run_fit_codebook
 
@@ -22,6 +22,8 @@ def data(tmp_path_factory) -> Path:
     """Digits, scenes, and codebook and tokens of the first 24 digits of each split: what a recipe reads."""
     root = tmp_path_factory.mktemp("data")
     write_digits(root / "digits")
+    for domain in ("inverted", "rotated"):
+        write_digits(root / f"digits_{domain}", DigitsOptions(domain=domain))
     write_scenes(root / "digits_scenes", ScenesOptions(training=16, validation=4))
     config = Config.fromfile(CONFIGS / "kclip_digits.py")
     config.tokenizer.codebook = str(root / "codebook.safetensors")
@@ -46,7 +48,11 @@ def shortened(config: Config, data: Path, work_dir: Path) -> Config:
     config.log_processor = dict(by_epoch=False)
     for scheduler in config.param_scheduler:
         scheduler.pop("convert_to_iter_based", None)
-    loaders = (config.train_dataloader, config.val_dataloader, config.test_dataloader)
+    check, *probes = config.get("custom_hooks", [None])
+    loaders = [config.train_dataloader, config.val_dataloader, config.test_dataloader]
+    for probe in probes:
+        loaders += [probe.train_dataloader, probe.val_dataloader]
+        probe.k = 5
     for loader in filter(None, loaders):
         loader.update(num_workers=0, persistent_workers=False)
         loader.dataset.indices = 16  # of the 24 that have tokens
@@ -54,8 +60,8 @@ def shortened(config: Config, data: Path, work_dir: Path) -> Config:
         for transform in loader.dataset.pipeline:
             if transform.type == "mapet_mm.LoadTokenGrid":
                 transform.store = str(data / "tokens")
-    for hook in config.get("custom_hooks", []):
-        hook.codebook = str(data / "codebook.safetensors")
+    if check is not None:
+        check.codebook = str(data / "codebook.safetensors")
     if config.model.backbone.get("init_cfg"):
         config.model.backbone.init_cfg = None
     return config
@@ -89,6 +95,9 @@ def test_recipe_trains_two_iterations(recipe, data, tmp_path):
         moved = not torch.equal(checkpoint[name], value)
         # CAE's teacher has no gradient of its own: it follows the encoder.
         assert moved == (name.replace("teacher.", "backbone.") not in start.frozen), name
+    if "knn_probe" in config:
+        (scalars,) = tmp_path.glob("*/vis_data/scalars.json")
+        assert "knn/top1" in scalars.read_text()
     metrics = [key for key in runner.message_hub.log_scalars if key.startswith("val/")]
     assert bool(metrics) == (config.val_cfg is not None), list(runner.message_hub.log_scalars)
     runner.model.train()

@@ -33,7 +33,7 @@ def fine_tuning(size: str):
 
 
 def linear_probe(size: str):
-    return recipe(f"configs/mapet/benchmarks/vit-{size}-p16_*-linear-*")
+    return recipe(f"configs/mapet/benchmarks/vit-{size}-p16_*-linear-*_in1k.py")
 
 
 def segmentation(size: str):

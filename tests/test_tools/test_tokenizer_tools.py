@@ -236,7 +236,7 @@ def test_a_store_of_another_codebook_is_not_continued(cfg):
     cfg.codebook.k = 5
     run_fit_codebook(cfg, overwrite=True)
     with pytest.raises(
-        TokenStoreError, match=r"was made by tokenizer .*, but the config's codebook is .*: re-extract"
+        TokenStoreError, match=r"was made by tokenizer .*, but the config's tokenizer is .*: re-extract"
     ):
         run_extract_tokens(cfg)
     assert (store.path / "grids.bin").read_bytes() == before

@@ -1,18 +1,34 @@
-"""Tokenise a tokenizer config's images into its token store; run again to continue after an interruption."""
+"""Tokenise a tokenizer config's images into its token store; run again to continue after an interruption.
+
+Under torchrun (or with `--launcher slurm`), the processes share the images.
+"""
 
 import argparse
 import sys
 
 from mmengine.config import Config, DictAction
+from mmengine.dist import is_main_process
 
-from mapet_mm.tokenizers.recipe import run_extract_tokens
+from mapet_mm.engine.processes import start_processes
+from mapet_mm.tokenizers.recipe import run_extract_tokens, run_verify_tokens
 
 
 def parse_args() -> argparse.Namespace:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", help="tokenizer config, for example configs/digits/kclip_digits.py")
     parser.add_argument("--out", help="token store to write; default: the config's token_store")
+    parser.add_argument(
+        "--verify",
+        type=int,
+        nargs="?",
+        const=256,
+        metavar="IMAGES",
+        help="write nothing: check the store's files, and the tokens of so many random images (default 256)",
+    )
+    parser.add_argument("--launcher", choices=("none", "pytorch", "slurm"), help="how processes are started")
     parser.add_argument(
         "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."
     )
@@ -20,22 +36,29 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Extract, and say what comes next."""
+    """Extract or verify, and say what comes next."""
     args = parse_args()
     cfg = Config.fromfile(args.config)
     cfg.merge_from_dict(args.cfg_options or {})
     if args.out:
         cfg.token_store = args.out
     try:
-        store, done = run_extract_tokens(cfg)
+        if args.verify is not None:
+            store, verification = run_verify_tokens(cfg, args.verify)
+            print(f"{store.path}: checksums hold, {verification}")
+            return
+        start_processes(args.launcher)
+        store, extraction = run_extract_tokens(cfg)
     except (ValueError, RuntimeError) as error:
         sys.exit(f"error: {error}")
-    rows, columns = store.grid
-    print(
-        f"wrote {store.path}: {rows} x {columns} tokens of {len(store)} images ({done} now), "
-        f"{store.vocab_size} ids, tokenizer {store.tokenizer[:12]}"
-    )
-    print(f"next: python tools/train.py {cfg.get('next_config', 'CONFIG')}")
+    if is_main_process():
+        rows, columns = store.grid
+        print(extraction)
+        print(
+            f"wrote {store.path}: {rows} x {columns} tokens of {len(store)} images, "
+            f"{store.vocab_size} ids, tokenizer {store.tokenizer[:12]}"
+        )
+        print(f"next: python tools/train.py {cfg.get('next_config', 'CONFIG')}")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,28 @@
-"""Fit a k-CLIP codebook: features of a tokenizer config's images, clustered by k-means."""
+"""Fit a k-CLIP codebook: features of a tokenizer config's images, clustered by k-means.
+
+Run again to continue after an interruption. Under torchrun (or with `--launcher slurm`), the processes share
+the images and the clustering; the codebook is the same for any number of them.
+"""
 
 import argparse
 import sys
 
 from mmengine.config import Config, DictAction
+from mmengine.dist import is_main_process
 
+from mapet_mm.engine.processes import start_processes
 from mapet_mm.tokenizers.recipe import features_folder, run_fit_codebook
 
 
 def parse_args() -> argparse.Namespace:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", help="tokenizer config, for example configs/digits/kclip_digits.py")
     parser.add_argument("--out", help="codebook to write; default: the config's tokenizer.codebook")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing codebook")
+    parser.add_argument("--launcher", choices=("none", "pytorch", "slurm"), help="how processes are started")
     parser.add_argument(
         "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."
     )
@@ -26,9 +35,12 @@ def main() -> None:
     cfg = Config.fromfile(args.config)
     cfg.merge_from_dict(args.cfg_options or {})
     try:
+        start_processes(args.launcher)
         path, codebook = run_fit_codebook(cfg, args.out, args.overwrite)
     except (ValueError, RuntimeError) as error:
         sys.exit(f"error: {error}")
+    if not is_main_process():
+        return
     features = features_folder(path)
     size = sum(file.stat().st_size for file in features.iterdir()) / 2**20
     print(f"wrote {path}: {codebook.k} centroids of {codebook.dim} channels, digest {codebook.digest[:12]}")

@@ -1,6 +1,5 @@
 """What `tools/train.py` and `tools/test.py` do with a config before and after the run."""
 
-import datetime
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,9 +7,10 @@ from typing import Any
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
-from mmengine.dist import is_distributed
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner, find_latest_checkpoint
+
+from mapet_mm.engine.processes import TIMEOUT_SECONDS, start_processes
 
 DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
@@ -172,11 +172,11 @@ def build_runner(cfg: Config, launcher: str) -> Runner:
 
 def _distribute_on_cpu(cfg: Config, launcher: str) -> None:
     """Start gloo and wrap the model without device ids: MMEngine's own start sets a CUDA device for both."""
-    if launcher != "pytorch":
-        raise LaunchError(f"launcher {launcher} needs CUDA devices: without them use launcher pytorch")
-    if not is_distributed():
-        timeout = cfg.get("env_cfg", {}).get("dist_cfg", {}).get("timeout", 1800)
-        torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
+    timeout = cfg.get("env_cfg", {}).get("dist_cfg", {}).get("timeout", TIMEOUT_SECONDS)
+    try:
+        start_processes(launcher, timeout)
+    except ValueError as error:
+        raise LaunchError(str(error)) from None
     wrapper = dict(
         type="MMDistributedDataParallel",
         broadcast_buffers=False,

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from mmengine.logging import print_log
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
+
+from mapet_mm.tokenizers.feature_shards import FeatureShards
+from mapet_mm.tokenizers.kmeans import KMeansOptions, fit_shards
 
 FORMAT = "mapet_mm.codebook"
 # Rows times centroids of one distance block: 64 MiB in float32, small beside any encoder.
@@ -114,24 +118,31 @@ class Codebook:
             f"{inertia[-1]:.6g} after iteration {len(inertia)}",
             logger="current",
         )
-        fitted = {
-            "k": k,
-            "dim": features.shape[1],
-            "rows": features.shape[0],
-            "rows_clustered": min(features.shape[0], k * max_points_per_centroid),
-            "niter": niter,
-            "nredo": nredo,
-            "max_points_per_centroid": max_points_per_centroid,
-            "seed": seed,
-            "inertia": inertia[-1],
-            "inertia_per_iteration": inertia,
-            "versions": {
-                "faiss": faiss.__version__,
-                "torch": str(torch.__version__),
-                "numpy": np.__version__,
-            },
-        }
-        return cls(kmeans.centroids, {**(metadata or {}), **fitted})
+        options = KMeansOptions(k, niter, nredo, max_points_per_centroid, seed)
+        return cls(kmeans.centroids, {**(metadata or {}), **_fitted(features, options, inertia)})
+
+    @classmethod
+    def fit_shards(
+        cls,
+        shards: FeatureShards,
+        options: KMeansOptions,
+        checkpoint: Path,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Codebook:
+        """Find centroids of features on disk, out of memory, by all processes; resumable (see `fit_shards`).
+
+        Args:
+            shards: complete feature shards.
+            options: settings of k-means.
+            checkpoint: file that keeps the state of every iteration; remove it once the codebook is saved.
+            metadata: recorded as in `fit`.
+
+        Raises:
+            CodebookError: fewer rows than centroids.
+        """
+        _check_rows(len(shards), options.k)
+        centroids, inertia = fit_shards(shards, options, checkpoint)
+        return cls(centroids, {**(metadata or {}), **_fitted(shards, options, inertia)})
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file in one step: a killed run leaves the old file or the new one."""
@@ -218,12 +229,36 @@ def _as_rows(features: np.ndarray | Tensor, k: int) -> np.ndarray:
         features = features.detach().cpu().numpy()
     if features.ndim != 2:
         raise CodebookError(f"features must be a (rows, D) matrix, got shape {tuple(features.shape)}")
-    if len(features) < k:
-        raise CodebookError(
-            f"k-means needs at least as many feature rows as centroids: {len(features)} rows, k = {k}; "
-            "sample more images or positions per image, or lower `codebook.k`"
-        )
+    _check_rows(len(features), k)
     features = np.ascontiguousarray(features, dtype=np.float32)
     if not np.isfinite(features).all():
         raise CodebookError("features hold NaN or infinity: check the encoder's weights and the input images")
     return features
+
+
+def _check_rows(rows: int, k: int) -> None:
+    if rows < k:
+        raise CodebookError(
+            f"k-means needs at least as many feature rows as centroids: {rows} rows, k = {k}; "
+            "sample more images or positions per image, or lower `codebook.k`"
+        )
+
+
+def _fitted(
+    features: np.ndarray | FeatureShards, options: KMeansOptions, inertia: list[float]
+) -> dict[str, Any]:
+    """What a fitted codebook records of its fit."""
+    dim = features.dim if isinstance(features, FeatureShards) else features.shape[1]
+    return {
+        **asdict(options),
+        "dim": dim,
+        "rows": len(features),
+        "rows_clustered": min(len(features), options.k * options.max_points_per_centroid),
+        "inertia": inertia[-1],
+        "inertia_per_iteration": inertia,
+        "versions": {
+            "faiss": faiss.__version__,
+            "torch": str(torch.__version__),
+            "numpy": np.__version__,
+        },
+    }

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
+from mmengine.dist import barrier, is_main_process
 from mmengine.logging import print_log
 from mmengine.registry import init_default_scope
 from torch import nn
 
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.codebook import Codebook, CodebookError
-from mapet_mm.tokenizers.extraction import Tokenizer, extract_tokens, open_or_create
+from mapet_mm.tokenizers.extraction import Extraction, Tokenizer, extract_tokens, open_or_create
 from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.tokenizers.kmeans import KMeansOptions
 from mapet_mm.tokenizers.sampling import sample_features
 from mapet_mm.tokenizers.token_store import TokenStore
+from mapet_mm.tokenizers.verification import Verification, verify_store
 
 REQUIRED = ("tokenizer", "data_preprocessor", "dataset", "token_store")
 
@@ -48,34 +52,40 @@ def run_fit_codebook(cfg: Config, out: str | None = None, overwrite: bool = Fals
             f"codebook `{path}` exists: add --overwrite to replace it (token stores made by it then need a "
             "new extraction), or give another --out"
         )
-    options = dict(cfg.codebook)
-    dataset = options.pop("dataset", cfg.dataset)
-    sample = {key: options.pop(key) for key in ("positions_per_image",) if key in options}
+    settings = dict(cfg.codebook)
+    dataset = settings.pop("dataset", cfg.dataset)
+    sample = {key: settings.pop(key) for key in ("positions_per_image",) if key in settings}
+    options = _kmeans_options(settings)
     tokenizer, preprocessor = _build(cfg, {"codebook": None})
     images = NamedImages(dataset, cfg.get("data_root"))
-    features = sample_features(
-        tokenizer,
-        preprocessor,
-        images,
-        features_folder(path),
-        seed=options.get("seed", 0),
-        **sample,
-        **cfg.get("dataloader", {}),
+    folder = features_folder(path)
+    shards = sample_features(
+        tokenizer, preprocessor, images, folder, seed=options.seed, **sample, **cfg.get("dataloader", {})
     )
-    print_log(f"clustering {len(features)} rows of {tokenizer.dim} channels into {options['k']}", "current")
+    print_log(f"clustering {len(shards)} rows of {tokenizer.dim} channels into {options.k}", "current")
     metadata = {**tokenizer.metadata, "preprocessing": _preprocessing(cfg), "images": len(images), **sample}
-    codebook = Codebook.fit(features, metadata=metadata, **options)
-    codebook.save(path)
+    checkpoint = folder / "kmeans.safetensors"
+    codebook = Codebook.fit_shards(shards, options, checkpoint, metadata)
+    if is_main_process():
+        codebook.save(path)
+        checkpoint.unlink(missing_ok=True)
+    barrier()
     return path, codebook
 
 
-def run_extract_tokens(cfg: Config) -> tuple[TokenStore, int]:
-    """Tokenise the config's images into its token store; returns it and the number of images done now."""
-    _check_config(cfg)
-    tokenizer, preprocessor = _build(cfg)
-    images = NamedImages(cfg.dataset, cfg.get("data_root"))
+def run_extract_tokens(cfg: Config) -> tuple[TokenStore, Extraction]:
+    """Tokenise the config's images into its token store; returns it and what was done now."""
+    tokenizer, preprocessor, images = _build_all(cfg)
     store = open_or_create(cfg.token_store, tokenizer, images)
-    return store, extract_tokens(tokenizer, preprocessor, images, store, **cfg.get("dataloader", {}))
+    done = extract_tokens(tokenizer, preprocessor, images, store, **cfg.get("dataloader", {}))
+    return TokenStore.open(cfg.token_store), done
+
+
+def run_verify_tokens(cfg: Config, count: int) -> tuple[TokenStore, Verification]:
+    """Check the config's token store, and the tokens of `count` of its images against fresh ones."""
+    tokenizer, preprocessor, images = _build_all(cfg)
+    store = TokenStore.open(cfg.token_store)
+    return store, verify_store(tokenizer, preprocessor, images, store, count, **cfg.get("dataloader", {}))
 
 
 def features_folder(codebook: Path) -> Path:
@@ -89,6 +99,21 @@ def _check_config(cfg: Config) -> None:
             f"config `{cfg.filename}` is no tokenizer config, it lacks {', '.join(missing)}: see "
             "configs/tokenizers"
         )
+
+
+def _kmeans_options(settings: dict[str, Any]) -> KMeansOptions:
+    known = [field.name for field in fields(KMeansOptions)]
+    if unknown := [name for name in settings if name not in known]:
+        raise CodebookError(
+            f"the config's `codebook` has unknown settings {', '.join(unknown)}: it takes dataset, "
+            f"positions_per_image, {', '.join(known)}"
+        )
+    return KMeansOptions(**settings)
+
+
+def _build_all(cfg: Config) -> tuple[Tokenizer, nn.Module, NamedImages]:
+    _check_config(cfg)
+    return *_build(cfg), NamedImages(cfg.dataset, cfg.get("data_root"))
 
 
 def _build(cfg: Config, changes: Mapping[str, Any] | None = None) -> tuple[Tokenizer, nn.Module]:

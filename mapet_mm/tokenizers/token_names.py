@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ NAMES_FILE = "names.txt"
 BLOCKS_FILE = "blocks.txt"
 # Only there when the names were not given in byte order: row of each line of `names.txt`, line of each row.
 ORDER_FILE = "order.bin"
+NAME_FILES = (NAMES_FILE, BLOCKS_FILE, ORDER_FILE)
 
 
 def encode_name(name: str) -> bytes:
@@ -68,18 +69,18 @@ class TokenNames(Sequence):
     """The names of a token store as a sequence by row, read from the file as they are asked for.
 
     Args:
-        folder: the token store's directory.
-        num_names: names in it.
+        files: path of each of `NAME_FILES`; the order file may not exist.
+        num_names: names in them.
     """
 
-    def __init__(self, folder: Path, num_names: int) -> None:
-        lines = [line.split(b"\t", 1) for line in (folder / BLOCKS_FILE).read_bytes().split(b"\n")[:-1]]
+    def __init__(self, files: Mapping[str, Path], num_names: int) -> None:
+        lines = [line.split(b"\t", 1) for line in files[BLOCKS_FILE].read_bytes().split(b"\n")[:-1]]
         # Unbuffered and read at explicit offsets, so that processes forked from this one can share it.
-        self._file = open(folder / NAMES_FILE, "rb", buffering=0)  # noqa: SIM115
+        self._file = open(files[NAMES_FILE], "rb", buffering=0)  # noqa: SIM115
         self._first = [name for _, name in lines]
         self._bounds = [*(int(offset) for offset, _ in lines), os.fstat(self._file.fileno()).st_size]
         self._num_names = num_names
-        order = folder / ORDER_FILE
+        order = files[ORDER_FILE]
         self._order = np.memmap(order, "uint32", "r", shape=(2, num_names)) if order.exists() else None
 
     def __len__(self) -> int:

@@ -7,9 +7,7 @@ memory (600 MB on ImageNet after an epoch in random order), and a read's do not.
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,18 +15,17 @@ from typing import Any, BinaryIO
 import numpy as np
 from jaxtyping import Int
 
-from mapet_mm.tokenizers.token_names import TokenNames, index_names
-
-FORMAT = "mapet_mm.token_store"
-VERSION = 1
-META_FILE = "meta.json"
-GRIDS_FILE = "grids.bin"
-MARKS_FILE = "marks.bin"
-REMEDY = "run tools/extract_tokens.py with the tokenizer's config"
-
-
-class TokenStoreError(ValueError):
-    """A token store that cannot be made, read or written; the message is one line that says what to do."""
+from mapet_mm.tokenizers import token_files as files
+from mapet_mm.tokenizers.token_files import (
+    FORMAT,
+    GRIDS_FILE,
+    MARKS_FILE,
+    META_FILE,
+    REMEDY,
+    VERSION,
+    TokenStoreError,
+)
+from mapet_mm.tokenizers.token_names import NAME_FILES, TokenNames
 
 
 class MissingTokensError(TokenStoreError, KeyError):
@@ -41,16 +38,16 @@ class MissingTokensError(TokenStoreError, KeyError):
 class TokenStore:
     """A directory with a grid of token ids for each named image; made by `create`, read through `open`.
 
-    `meta.json` says what is in it; `grids.bin` holds the ids (rows, H, W); `marks.bin` one byte per row, 1
-    once the row is written; `names.txt` the names in byte order, image paths relative to the data root.
+    `meta.json` says what is in it; `grids.bin` holds the ids (rows, H, W); `names.txt` the names in byte
+    order, image paths relative to the data root. While rows are missing, `marks.bin` has one byte per row, 1
+    once the row is written; sealing a complete store replaces it by checksums in `meta.json`.
     Opening reads no names; files are opened when first used, so a store can be pickled and used after a fork.
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
         self.path = Path(path)
-        self._meta = _read_meta(self.path)
-        for name, expected in _file_sizes(self._meta).items():
-            _check_size(self.path / name, expected)
+        self._meta = files.read_meta(self.path)
+        files.check_sizes(self.path, self._meta)
         self._close()
 
     @classmethod
@@ -86,15 +83,12 @@ class TokenStore:
             TokenStoreError: something is at `path` already, or the names cannot be stored.
         """
         path, names = Path(path), list(names)
-        try:
-            files = index_names(names)
-        except ValueError as error:
-            raise TokenStoreError(f"token store `{path}`: {error}") from None
+        name_files = files.index(path, names)
         meta = {
             "format": FORMAT,
             "version": VERSION,
             "rows": len(names),
-            "bytes": {name: len(content) for name, content in files.items()},
+            "bytes": {name: len(content) for name, content in name_files.items()},
             "grid": [int(side) for side in grid],
             "vocab_size": int(vocab_size),
             "dtype": "uint16" if vocab_size <= 2**16 else "uint32",
@@ -102,8 +96,8 @@ class TokenStore:
             "data_root": None if data_root is None else str(data_root),
         }
         if path.exists():
-            _refuse_existing(path, meta, files)
-        _write_store(path, meta, files)
+            _refuse_existing(path, meta, name_files)
+        os.rename(files.make_folder(path, meta, name_files), path)
         return cls(path)
 
     @property
@@ -131,7 +125,8 @@ class TokenStore:
     def names(self) -> TokenNames:
         """The image names, by row; a sequence that reads them from disk as it goes."""
         if self._names is None:
-            self._names = TokenNames(self.path, self._meta["rows"])
+            paths = {name: files.file_path(self.path, name, self._meta) for name in NAME_FILES}
+            self._names = TokenNames(paths, self._meta["rows"])
         return self._names
 
     def __len__(self) -> int:
@@ -149,9 +144,9 @@ class TokenStore:
         row = self.row(name)
         if row is None:
             raise MissingTokensError(f"token store `{self.path}` has no image `{name}`: {REMEDY} on it")
-        if self._marks is None:
+        if self._file is None:
             self._open_files()
-        if not self._marks[row]:
+        if self._marks is not None and not self._marks[row]:
             raise MissingTokensError(
                 f"token store `{self.path}` has no tokens for image `{name}` yet: {REMEDY} to complete it"
             )
@@ -179,16 +174,23 @@ class TokenStore:
         """Row of an image name, or None if the store does not know it."""
         return self.names.find(name)
 
+    @property
+    def sealed(self) -> bool:
+        """Whether the store is complete and has checksums."""
+        return "sha256" in self._meta
+
     def written(self) -> np.ndarray:
         """Boolean mark of every row: True where its tokens are stored."""
-        return self._read_marks() != 0
+        return files.read_marks(self.path) != 0
 
     def missing(self) -> np.ndarray:
         """Rows (int64, ascending) whose tokens are not written yet."""
-        return np.flatnonzero(self._read_marks() == 0)
+        return np.flatnonzero(files.read_marks(self.path) == 0)
 
     def write(self, rows: Sequence[int] | np.ndarray, grids: Int[np.ndarray, "rows height width"]) -> None:
         """Store token grids and mark their rows; a run killed in between leaves the rows missing, not wrong.
+
+        Several processes may write to one store at a time, each its own rows.
 
         Args:
             rows: row of each grid, no row twice.
@@ -199,6 +201,8 @@ class TokenStore:
         """
         rows, grids = np.asarray(rows, dtype=np.int64), np.asarray(grids)
         self._check_written(rows, grids)
+        if self.sealed:
+            self._unseal()
         marks, stored = self._map(MARKS_FILE, "r+"), self._map(GRIDS_FILE, "r+")
         if marks[rows].any():
             marks[rows] = 0
@@ -208,6 +212,41 @@ class TokenStore:
         stored.flush()
         marks[rows] = 1
         marks.flush()
+
+    def seal(self) -> None:
+        """Record the files' checksums and drop the marks; call it once all rows are written.
+
+        Raises:
+            TokenStoreError: rows are missing.
+        """
+        if missing := self.missing().size:
+            raise TokenStoreError(
+                f"token store `{self.path}` misses the tokens of {missing} images: {REMEDY} to complete it"
+            )
+        if not self.sealed:
+            self._change_meta({**self._meta, "sha256": files.checksums(self.path, self._meta)})
+        files.file_path(self.path, MARKS_FILE, self._meta).unlink(missing_ok=True)
+
+    def _unseal(self) -> None:
+        marks = files.file_path(self.path, MARKS_FILE, self._meta)
+        files.replace_file(marks, bytes([1]) * len(self))
+        self._change_meta({key: value for key, value in self._meta.items() if key != "sha256"})
+
+    def verify_checksums(self) -> None:
+        """Read all files and compare them with the checksums that sealing recorded.
+
+        Raises:
+            TokenStoreError: a file has changed since, or the store is not sealed.
+        """
+        if not self.sealed:
+            raise TokenStoreError(f"token store `{self.path}` has no checksums yet: {REMEDY} to complete it")
+        for name, found in files.checksums(self.path, self._meta).items():
+            if found != self._meta["sha256"][name]:
+                raise TokenStoreError(
+                    f"token store file `{files.file_path(self.path, name, self._meta)}` has changed since "
+                    "it was written (its checksum differs): restore it, or delete the token store and re-run "
+                    "tools/extract_tokens.py"
+                )
 
     def _check_written(self, rows: np.ndarray, grids: np.ndarray) -> None:
         if grids.shape != (*rows.shape, *self.grid) or rows.ndim != 1:
@@ -227,18 +266,21 @@ class TokenStore:
                 f"token store `{self.path}` has rows 0 to {len(self) - 1}, got {rows.min()} to {rows.max()}"
             )
 
-    def _read_marks(self) -> np.ndarray:
-        # From the file, not the map: another process may be writing, and a scan leaves no pages mapped.
-        return np.fromfile(self.path / MARKS_FILE, dtype="uint8")
+    def _change_meta(self, meta: dict[str, Any]) -> None:
+        files.write_meta(self.path, meta)
+        self._meta = meta
+        self._close()
 
     def _map(self, name: str, mode: str) -> np.memmap:
-        dtype, shape = ("uint8", ()) if name == MARKS_FILE else (self._meta["dtype"], self.grid)
-        return np.memmap(self.path / name, dtype, mode, shape=(len(self), *shape))
+        return files.map_file(self.path, name, self._meta, mode)
 
     def _open_files(self) -> None:
+        # The store may have been sealed since it was opened here.
+        self._meta = files.read_meta(self.path)
         # A plain view: indexing the memmap class itself costs several times the rest of a look-up.
-        self._marks = self._map(MARKS_FILE, "r").view(np.ndarray)
-        self._file = open(self.path / GRIDS_FILE, "rb", buffering=0)  # noqa: SIM115
+        self._marks = None if self.sealed else self._map(MARKS_FILE, "r").view(np.ndarray)
+        path = files.file_path(self.path, GRIDS_FILE, self._meta)
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
         self._shape, self._dtype = self.grid, np.dtype(self._meta["dtype"])
 
     def _close(self) -> None:
@@ -260,47 +302,14 @@ class TokenStore:
         )
 
 
-def _read_meta(path: Path) -> dict[str, Any]:
-    if not path.is_dir():
-        raise TokenStoreError(f"token store `{path}` does not exist: {REMEDY} or correct the path")
-    try:
-        meta = json.loads((path / META_FILE).read_text())
-    except FileNotFoundError:
-        raise TokenStoreError(f"`{path}` is not a token store (no {META_FILE}): correct the path") from None
-    except ValueError as error:
-        raise TokenStoreError(
-            f"token store file `{path / META_FILE}` is damaged ({error}): {REMEDY}"
-        ) from None
-    if meta.get("format") != FORMAT or meta.get("version") != VERSION:
-        raise TokenStoreError(f"`{path}` is not a token store of version {VERSION}: {REMEDY} at another path")
-    return meta
-
-
-def _file_sizes(meta: dict[str, Any]) -> dict[str, int]:
-    rows, (height, width) = meta["rows"], meta["grid"]
-    return {
-        GRIDS_FILE: rows * height * width * np.dtype(meta["dtype"]).itemsize,
-        MARKS_FILE: rows,
-        **meta["bytes"],
-    }
-
-
-def _check_size(file: Path, expected: int) -> None:
-    found = file.stat().st_size if file.exists() else 0
-    if found != expected:
-        raise TokenStoreError(
-            f"token store file `{file}` is truncated or damaged: expected {expected} bytes, found {found}; "
-            "restore it, or delete the token store and re-run tools/extract_tokens.py"
-        )
-
-
-def _refuse_existing(path: Path, meta: dict[str, Any], files: dict[str, bytes]) -> None:
+def _refuse_existing(path: Path, meta: dict[str, Any], name_files: dict[str, bytes]) -> None:
     if not (path / META_FILE).exists():
         raise TokenStoreError(f"`{path}` exists and is not a token store: choose another path or remove it")
     store = TokenStore.open(path)
     other = [key for key in ("grid", "vocab_size", "tokenizer") if store._meta[key] != meta[key]]
-    if store._meta["bytes"].keys() != files.keys() or any(
-        content != (path / name).read_bytes() for name, content in files.items()
+    if store._meta["bytes"].keys() != name_files.keys() or any(
+        content != files.file_path(path, name, store._meta).read_bytes()
+        for name, content in name_files.items()
     ):
         other.append("names")
     if other:
@@ -311,16 +320,3 @@ def _refuse_existing(path: Path, meta: dict[str, Any], files: dict[str, bytes]) 
         f"token store `{path}` exists with the same names, grid and tokenizer: "
         "continue it with TokenStore.open (tools/extract_tokens.py does)"
     )
-
-
-def _write_store(path: Path, meta: dict[str, Any], files: dict[str, bytes]) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for name, content in files.items():
-        (partial / name).write_bytes(content)
-    (partial / META_FILE).write_text(json.dumps(meta, indent=1) + "\n")
-    for name in (GRIDS_FILE, MARKS_FILE):
-        with open(partial / name, "wb") as file:
-            file.truncate(_file_sizes(meta)[name])
-    os.rename(partial, path)

@@ -39,8 +39,8 @@ def config(name: str, data: Path, store: Path):
 def test_stored_grids_are_the_tokenizers_own_tokens(name, size, data, tmp_path):
     """Read, resized and normalised as the config says; the store knows the tokenizer by its digest."""
     cfg = config(name, data, tmp_path / "tokens")
-    store, done = run_extract_tokens(cfg)
-    assert (done, store.grid, store.vocab_size) == (40, (6, 6), 128)
+    store, extraction = run_extract_tokens(cfg)
+    assert (extraction.images, store.grid, store.vocab_size) == (40, (6, 6), 128)
     tokenizer = MODELS.build(cfg.tokenizer)
     assert store.tokenizer == tokenizer.digest
     names = [name for name in store.names if name.startswith("val/")]
@@ -49,7 +49,7 @@ def test_stored_grids_are_the_tokenizers_own_tokens(name, size, data, tmp_path):
         pixels = (np.asarray(image, dtype=np.float32).transpose(2, 0, 1) - 127.5) / 127.5
         expected = tokenizer(torch.from_numpy(pixels)[None]).view(6, 6).numpy()
         np.testing.assert_array_equal(store[image_name], expected)
-    assert run_extract_tokens(cfg)[1] == 0
+    assert run_extract_tokens(cfg)[1].images == 0
 
 
 def test_tokens_are_not_degenerate(data, tmp_path):

@@ -1,0 +1,31 @@
+"""Start the processes of a distributed run, with or without GPUs."""
+
+import datetime
+
+import torch
+from mmengine.device import get_device
+from mmengine.dist import init_dist, is_distributed
+
+TIMEOUT_SECONDS = 1800
+
+
+def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS) -> None:
+    """Join the other processes of the run; each has a GPU of its own where there are any.
+
+    Args:
+        launcher: 'none', 'pytorch' (torchrun) or 'slurm'; None for 'pytorch' under torchrun, else 'none'.
+        timeout: seconds that processes wait for each other.
+
+    Raises:
+        ValueError: a launcher that needs GPUs, without them.
+    """
+    launcher = launcher or ("pytorch" if torch.distributed.is_torchelastic_launched() else "none")
+    if launcher == "none" or is_distributed():
+        return
+    if get_device() != "cpu":
+        init_dist(launcher, backend="nccl", timeout=timeout)
+    elif launcher == "pytorch":
+        # MMEngine's own start sets a CUDA device.
+        torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
+    else:
+        raise ValueError(f"launcher {launcher} needs CUDA devices: without them use launcher pytorch")

@@ -1,0 +1,223 @@
+"""k-means on feature shards, out of memory, over any number of processes, resumable in every iteration.
+
+faiss searches the nearest centroids, splits empty clusters and gives the random numbers: the same rows and
+the same starts as `faiss.Kmeans` on the same seed. Its own loops hold all rows in memory (`faiss.Kmeans`) or
+neither redo nor resume (`faiss.contrib.clustering.kmeans`), so the loop over them is here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import faiss
+import numpy as np
+import torch
+from faiss.contrib.clustering import imbalance_factor, reassign_centroids
+from jaxtyping import Float32, Float64, Int64
+from mmengine.dist import all_reduce, get_rank, get_world_size, is_main_process
+from mmengine.logging import print_log
+from safetensors import safe_open
+from safetensors.numpy import save
+from torch import Tensor
+from tqdm import tqdm
+
+from mapet_mm.tokenizers.feature_shards import FeatureShards
+
+# Rows assigned at a time: 64 MiB of float32 at 4096 channels. Fixed, because the last bits of a matrix
+# product may depend on its shape, and the codebook shall not depend on the number of processes.
+BLOCK_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class KMeansOptions:
+    """Settings of k-means, with faiss's meaning and defaults but for the redos.
+
+    Args:
+        k: number of centroids.
+        niter: iterations of each redo; fewer where an iteration changes nothing.
+        nredo: random starts, of which the one with the lowest inertia is kept.
+        max_points_per_centroid: k times this many rows are drawn when there are more.
+        seed: of that draw, of the starts and of the splits.
+    """
+
+    k: int
+    niter: int = 20
+    nredo: int = 5
+    max_points_per_centroid: int = 512
+    seed: int = 0
+
+
+class Assignment(NamedTuple):
+    """All rows assigned to their nearest centroids: what an iteration needs of it.
+
+    `sums` holds the features of each cluster, in float64: multiples of 2^-24, as float16 features are, add up
+    exactly there, in any order, while a channel's sum stays under 2^29.
+    """
+
+    sums: Float64[Tensor, "k dim"]
+    counts: Int64[np.ndarray, " k"]
+    inertia: float
+
+
+@dataclass
+class Progress:
+    """Where a fit stands, as its checkpoint keeps it."""
+
+    redo: int = 0
+    iteration: int = 0
+    centroids: np.ndarray | None = None
+    inertias: tuple[float, ...] = ()
+    best_centroids: np.ndarray | None = None
+    best_inertias: tuple[float, ...] = ()
+
+
+def fit_shards(
+    shards: FeatureShards, options: KMeansOptions, checkpoint: Path
+) -> tuple[Float32[np.ndarray, "k dim"], list[float]]:
+    """Centroids of all rows of the shards, and their inertia per iteration (sum of squared L2 distances).
+
+    Each process assigns the shards of its own; the result is the same bits for any number of processes.
+    Continues from the checkpoint of a killed run with the same shards and options, and ends with what an
+    undisturbed one gives.
+
+    Args:
+        shards: complete feature shards, in a folder that all processes see.
+        options: settings of k-means.
+        checkpoint: written by the main process after every iteration; remove it when the result is kept.
+    """
+    key = {**asdict(options), "features": shards.manifest}
+    chosen = _chosen_rows(len(shards), options)
+    progress = _load_progress(checkpoint, key)
+    assigner = _Assigner(shards, chosen)
+    total = options.nredo * options.niter
+    done = progress.redo * options.niter + progress.iteration
+    with tqdm(total=total, initial=done, desc="k-means", disable=not is_main_process()) as bar:
+        while progress.redo < options.nredo:
+            _start_redo(progress, shards, chosen, options)
+            _iterate(progress, assigner, options)
+            bar.update(progress.redo * options.niter + progress.iteration - bar.n)
+            if is_main_process():
+                _save_progress(checkpoint, key, progress)
+    return progress.best_centroids, list(progress.best_inertias)
+
+
+def _start_redo(
+    progress: Progress, shards: FeatureShards, chosen: np.ndarray | None, options: KMeansOptions
+) -> None:
+    if progress.iteration == 0:
+        count = len(shards) if chosen is None else len(chosen)
+        # faiss's own offset between redos.
+        starts = _random_permutation(count, options.seed + 1 + progress.redo * 15486557)[: options.k]
+        progress.centroids = shards.take(starts if chosen is None else chosen[starts])
+        progress.inertias = ()
+
+
+def _iterate(progress: Progress, assigner: _Assigner, options: KMeansOptions) -> None:
+    """One iteration, and the end of the redo where it is the last one or changed nothing."""
+    assigned = assigner.assign(progress.centroids)
+    counts = assigned.counts.copy()
+    means = assigned.sums / torch.from_numpy(np.maximum(counts, 1))[:, None]
+    centroids = means.numpy().astype(np.float32)
+    random = np.random.RandomState([options.seed % 2**32, progress.redo, progress.iteration])
+    splits = reassign_centroids(counts, centroids, random)
+    ids = np.repeat(np.arange(options.k), assigned.counts)
+    print_log(
+        f"k-means start {progress.redo + 1}/{options.nredo}, iteration {progress.iteration + 1}/"
+        f"{options.niter}: inertia {assigned.inertia:.6g}, imbalance "
+        f"{imbalance_factor(options.k, ids):.3f}, {splits} empty clusters split",
+        logger="current",
+    )
+    settled = splits == 0 and progress.inertias[-1:] == (assigned.inertia,)
+    progress.centroids = centroids
+    progress.inertias += (assigned.inertia,)
+    progress.iteration += 1
+    if settled or progress.iteration == options.niter:
+        if not progress.best_inertias or progress.inertias[-1] < progress.best_inertias[-1]:
+            progress.best_centroids, progress.best_inertias = centroids, progress.inertias
+        progress.redo, progress.iteration = progress.redo + 1, 0
+
+
+class _Assigner:
+    """Nearest centroids by faiss, on a GPU where it has one, of this process's shards; summed over all."""
+
+    def __init__(self, shards: FeatureShards, chosen: Int64[np.ndarray, " count"] | None) -> None:
+        self.shards = shards
+        self.chosen = None if chosen is None else np.sort(chosen)
+        self.mine = range(get_rank(), len(shards.images()), get_world_size())
+        self.index = faiss.IndexFlatL2(shards.dim)
+        if faiss.get_num_gpus():
+            self.resources = faiss.StandardGpuResources()
+            self.index = faiss.index_cpu_to_gpu(self.resources, torch.cuda.current_device(), self.index)
+
+    def assign(self, centroids: Float32[np.ndarray, "k dim"]) -> Assignment:
+        k = len(centroids)
+        self.index.reset()
+        self.index.add(centroids)
+        sums = torch.zeros(centroids.shape, dtype=torch.float64)
+        counts = torch.zeros(k, dtype=torch.int64)
+        inertias = torch.zeros(len(self.shards.images()), dtype=torch.float64)
+        for number in self.mine:
+            for block in self._blocks(number):
+                distances, ids = self.index.search(block.numpy(), 1)
+                ids = torch.from_numpy(ids.ravel())
+                sums.index_add_(0, ids, block.double())
+                counts += torch.bincount(ids, minlength=k)
+                inertias[number] += distances.sum(dtype=np.float64)
+        for total in (sums, counts, inertias):
+            all_reduce(total)
+        return Assignment(sums, counts.numpy(), float(inertias.sum()))
+
+    def _blocks(self, number: int) -> Iterator[Float32[Tensor, "rows dim"]]:
+        """The chosen rows of a shard, some at a time, as float32."""
+        features = self.shards.read(number)
+        if self.chosen is not None:
+            rows = self.shards.rows()[number]
+            first, last = np.searchsorted(self.chosen, [rows.start, rows.stop])
+            features = features[self.chosen[first:last] - rows.start]
+        for start in range(0, len(features), BLOCK_ROWS):
+            yield torch.from_numpy(features[start : start + BLOCK_ROWS]).float()
+
+
+def _chosen_rows(rows: int, options: KMeansOptions) -> Int64[np.ndarray, " count"] | None:
+    """The rows to cluster, in the order in which faiss draws them; None for all."""
+    limit = options.k * options.max_points_per_centroid
+    return _random_permutation(rows, options.seed)[:limit] if rows > limit else None
+
+
+def _random_permutation(count: int, seed: int) -> Int64[np.ndarray, " count"]:
+    """A permutation by faiss's own generator."""
+    permutation = np.empty(count, dtype=np.int32)
+    faiss.rand_perm(faiss.swig_ptr(permutation), count, seed)
+    return permutation.astype(np.int64)
+
+
+def _save_progress(path: Path, key: dict, progress: Progress) -> None:
+    fields = {name: getattr(progress, name) for name in ("redo", "iteration", "inertias", "best_inertias")}
+    tensors = {name: getattr(progress, name) for name in ("centroids", "best_centroids")}
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(save(tensors, metadata={"key": json.dumps(key), "progress": json.dumps(fields)}))
+    os.replace(partial, path)
+
+
+def _load_progress(path: Path, key: dict) -> Progress:
+    if not path.exists():
+        return Progress()
+    with safe_open(path, framework="np") as file:
+        header = file.metadata()
+        if json.loads(header["key"]) != json.loads(json.dumps(key)):
+            print_log(f"k-means starts anew: `{path}` was made with other settings or features", "current")
+            return Progress()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, no mapping
+    fields = json.loads(header["progress"])
+    for name in ("inertias", "best_inertias"):
+        fields[name] = tuple(fields[name])
+    print_log(
+        f"k-means continues after start {fields['redo'] + 1}, iteration {fields['iteration']}", "current"
+    )
+    return Progress(**fields, **tensors)

@@ -1,0 +1,71 @@
+"""Check a token store: its files against their checksums, and some images' tokens against fresh ones."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from torch import nn
+from tqdm import tqdm
+
+from mapet_mm.tokenizers.encoding import GROUP_SIZE, GroupedImages, split
+from mapet_mm.tokenizers.extraction import Tokenizer
+from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.tokenizers.token_store import TokenStore, TokenStoreError
+
+# Another device may round a feature between two centroids to the other one; a wrong image, weights file or
+# pipeline changes most of its tokens.
+LARGEST_SHARE = 0.05
+
+
+class Verification(NamedTuple):
+    """Images whose tokens were computed again, and how many of the tokens differ from the store's."""
+
+    images: int
+    tokens: int
+    different: int
+
+    def __str__(self) -> str:
+        return f"{self.different} of {self.tokens} tokens of {self.images} images differ from fresh ones"
+
+
+def verify_store(
+    tokenizer: Tokenizer,
+    preprocessor: nn.Module,
+    images: NamedImages,
+    store: TokenStore,
+    count: int = 256,
+    seed: int = 0,
+    group_size: int = GROUP_SIZE,
+    batch_size: int = 32,
+    num_workers: int = 2,
+) -> Verification:
+    """Compare a sealed store with its checksums, and the tokens of `count` random images with fresh ones.
+
+    Raises:
+        TokenStoreError: it was made by another tokenizer, is not sealed, a file has changed, or more than 5 %
+            of an image's tokens differ (fewer are ties that another device may break in another way).
+    """
+    store.require_tokenizer(tokenizer.digest, "the config's tokenizer")
+    store.verify_checksums()
+    drawn = np.random.default_rng(seed).choice(len(images), size=min(count, len(images)), replace=False)
+    groups = split(np.sort(drawn).tolist(), group_size)
+    encoded = GroupedImages(
+        images, groups, group_size, tokenizer.image_size, preprocessor, batch_size, num_workers
+    )
+    different, tokens = 0, 0
+    for group in tqdm(encoded, desc="verifying", unit="group"):
+        if group.unreadable:
+            position, reason = group.unreadable[0]
+            raise TokenStoreError(f"image `{images.path(position)}` could not be decoded ({reason})")
+        fresh = tokenizer(group.inputs).cpu().numpy()[group.slots]
+        for position, grid in zip(group.positions, fresh, strict=True):
+            wrong = int((store[images.names[position]].ravel() != grid).sum())
+            if wrong > LARGEST_SHARE * grid.size:
+                raise TokenStoreError(
+                    f"token store `{store.path}`: {wrong} of {grid.size} tokens of image "
+                    f"`{images.path(position)}` differ from fresh ones: the image or the pipeline has "
+                    "changed since; extract into another store"
+                )
+            different, tokens = different + wrong, tokens + grid.size
+    return Verification(len(drawn), tokens, different)

@@ -1,0 +1,128 @@
+"""Codebook and token store by several processes, verified, and merged from parts."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mmengine.config import Config
+
+from mapet_mm.datasets.digits import write_digits
+from mapet_mm.tokenizers.recipe import run_extract_tokens, run_fit_codebook, run_verify_tokens
+from mapet_mm.tokenizers.token_store import TokenStore, TokenStoreError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("processes")
+    write_digits(path / "digits")
+    # 120 images are enough.
+    for split in ("train", "val"):
+        meta = path / "digits" / "meta" / f"{split}.txt"
+        meta.write_text("\n".join(meta.read_text().splitlines()[:60]) + "\n")
+    return path
+
+
+def config(folder: Path, out: str, **options) -> Config:
+    cfg = Config.fromfile(ROOT / "configs" / "digits" / "kclip_digits.py")
+    cfg.merge_from_dict(
+        {
+            "data_root": str(folder / "digits"),
+            "dataset.0.data_root": str(folder / "digits"),
+            "dataset.1.data_root": str(folder / "digits"),
+            "codebook.dataset.data_root": str(folder / "digits"),
+            "codebook.k": 12,
+            "codebook.nredo": 1,
+            "tokenizer.codebook": str(folder / out / "codebook.safetensors"),
+            "token_store": str(folder / out / "tokens"),
+            "dataloader.num_workers": 0,
+            **options,
+        }
+    )
+    cfg.dump(str(folder / f"{out}.py"))
+    return cfg
+
+
+@pytest.fixture(scope="module")
+def single(folder) -> Config:
+    cfg = config(folder, "single")
+    run_fit_codebook(cfg)
+    run_extract_tokens(cfg)
+    return cfg
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in Path(path).iterdir()}
+
+
+def torchrun(processes: int, tool: str, config_file: Path) -> str:
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc_per_node={processes}", str(ROOT / "tools" / tool), str(config_file)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_two_processes_make_the_same_codebook_and_store(folder, single):
+    cfg = config(folder, "double", **{"dataloader.batch_size": 7, "dataloader.num_workers": 1})
+    said = torchrun(2, "fit_codebook.py", folder / "double.py")
+    assert said.count("wrote") == 1
+    digest = TokenStore.open(single.token_store).tokenizer
+    assert f"digest {digest[:12]}" in said
+    said = torchrun(2, "extract_tokens.py", folder / "double.py")
+    assert said.count("tokenised 120 images") == 1
+    assert files_of(cfg.token_store) == files_of(single.token_store)
+
+
+def test_a_good_store_is_verified(single):
+    _, verification = run_verify_tokens(single, 50)
+    assert verification == (50, 50 * 36, 0)
+    assert run_verify_tokens(single, 1000)[1].images == 120
+
+
+def test_tokens_that_are_not_the_images_are_found(folder, single):
+    cfg = config(folder, "wrong", **{"tokenizer.codebook": single.tokenizer.codebook})
+    store, _ = run_extract_tokens(cfg)
+    name = store.names[33]
+    store.write([33], [(store[name].astype(int) + 1) % 12])
+    store.seal()
+    with pytest.raises(TokenStoreError, match=rf"36 of 36 tokens of image `.*{name}` differ from fresh ones"):
+        run_verify_tokens(cfg, 120)
+    grids = bytearray((Path(cfg.token_store) / "grids.bin").read_bytes())
+    grids[100] ^= 1
+    (Path(cfg.token_store) / "grids.bin").write_bytes(grids)
+    with pytest.raises(TokenStoreError, match=r"grids\.bin` has changed since it was written"):
+        run_verify_tokens(cfg, 0)
+
+
+def test_parts_merge_into_the_store_of_all(folder, single):
+    parts = []
+    for part, name in enumerate(("train", "val")):
+        cfg = config(folder, name, **{"tokenizer.codebook": single.tokenizer.codebook})
+        cfg.dataset = [cfg.dataset[part]]
+        run_extract_tokens(cfg)
+        parts.append(cfg.token_store)
+    command = [sys.executable, str(ROOT / "tools" / "merge_token_stores.py"), *parts]
+    command += ["--out", str(folder / "merged")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert f"wrote {folder / 'merged'}: 120 images of 2 token stores" in done.stdout, done.stderr
+    assert files_of(folder / "merged") == files_of(single.token_store)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"error: `{folder / 'merged'}` exists: choose another")
+
+
+def test_a_part_of_the_images_leaves_the_store_open(folder, single):
+    cfg = config(folder, "part", **{"tokenizer.codebook": single.tokenizer.codebook})
+    names = list(TokenStore.open(single.token_store).names)
+    whole = TokenStore.open(single.token_store)
+    TokenStore.create(cfg.token_store, [*names, "zzz.png"], (6, 6), 12, whole.tokenizer, whole.data_root)
+    store, extraction = run_extract_tokens(cfg)
+    assert (extraction.images, store.sealed, store.missing().tolist()) == (120, False, [120])
+    assert all(np.array_equal(store[name], whole[name]) for name in names)

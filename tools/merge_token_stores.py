@@ -1,0 +1,32 @@
+"""Make one token store of several of one tokenizer, for example of parts extracted on several machines."""
+
+import argparse
+import sys
+
+from mapet_mm.tokenizers.token_store import TokenStore
+from mapet_mm.tokenizers.token_store_changes import merge_stores
+
+
+def parse_args() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("stores", nargs="+", help="token stores to merge; no image may be in two of them")
+    parser.add_argument("--out", required=True, help="token store to write")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Merge, and say what is left to do."""
+    args = parse_args()
+    try:
+        merged = merge_stores(args.out, [TokenStore.open(path) for path in args.stores])
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    print(f"wrote {merged.path}: {len(merged)} images of {len(args.stores)} token stores")
+    if missing := merged.missing().size:
+        print(f"{missing} images have no tokens yet")
+        print(f"next: python tools/extract_tokens.py CONFIG --out {merged.path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -23,7 +23,7 @@ from mapet_mm.experiments.demo import (
     stage_table,
 )
 from mapet_mm.experiments.stages import Stage, StageError, StageRunner
-from mapet_mm.visualization.report import DemoReport, format_table, write_report
+from mapet_mm.visualization.report import Report, format_table, write_report
 
 CONFIGS = "configs/digits"
 KCLIP = f"{CONFIGS}/kclip_digits.py"
@@ -93,7 +93,7 @@ def list_stages(out: Path) -> list[Stage]:
     return stages
 
 
-def make_report(runner: StageRunner, out: Path, set_up: float | None, started: float) -> DemoReport:
+def make_report(runner: StageRunner, out: Path, set_up: float | None, started: float) -> Report:
     comparisons = [
         Comparison(task, metric, f"{out}/{name}_scratch", f"{out}/{name}_pretrained")
         for name, task, metric, _ in DOWNSTREAM
@@ -106,7 +106,7 @@ def make_report(runner: StageRunner, out: Path, set_up: float | None, started: f
         masks_section(),
         segmentation_section(UPERNET, upernet),
     ]
-    return DemoReport(
+    return Report(
         title="MaPeT on handwritten digits",
         summary="From raw images to a segmentation mIoU: digits, codebook, tokens, MaPeT pre-training, "
         "then the same small ViT with and without it. "

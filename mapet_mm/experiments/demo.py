@@ -11,14 +11,22 @@ from pathlib import Path
 
 from mmengine.config import Config
 
+from mapet_mm.experiments.benchmark import processor
 from mapet_mm.experiments.stages import StageRunner
 from mapet_mm.models.objectives import OBJECTIVES
 from mapet_mm.tokenizers.token_store import TokenStore
 from mapet_mm.visualization.attention_masks import GROUP_NAMES, attention_mask_figure
-from mapet_mm.visualization.codebook_sheet import draw_codebook_sheet, random_tokens
+from mapet_mm.visualization.codebook_sheet import (
+    SheetRow,
+    choose_members,
+    count_patches,
+    draw_codebook_sheet,
+    find_members,
+)
 from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure, last_value, read_scalars
 from mapet_mm.visualization.report import Column, Section, Table
 from mapet_mm.visualization.segmentation import predict_images, segmentation_figure
+from mapet_mm.visualization.token_usage import measure_usage
 
 LIBRARIES = ("torch", "torchvision", "mmengine", "mmcv", "mmpretrain", "mmseg", "mapet_mm")
 RESULT_COLUMNS = (
@@ -72,7 +80,7 @@ def machine_facts(jobs: int) -> list[tuple[str, str]]:
     versions = [(name, importlib.import_module(name).__version__) for name in LIBRARIES]
     return [
         ("system", f"{platform.system()} {platform.machine()}"),
-        ("processor", f"{_processor()}, {os.cpu_count()} cores"),
+        ("processor", f"{processor()}, {os.cpu_count()} cores"),
         ("side by side", f"{jobs} stages with one thread each"),
         ("Python", platform.python_version()),
         *versions,
@@ -100,8 +108,18 @@ def curves_section(work_dir: str | os.PathLike, reference: str | os.PathLike | N
 def codebook_section(store_path: str | os.PathLike, image_root: str | os.PathLike, seed: int = 0) -> Section:
     """Patches that share a token: the most used tokens, and some drawn at random."""
     store = TokenStore.open(store_path)
-    drawn = random_tokens(store, 6, seed)
-    figures = [draw_codebook_sheet(store, image_root, tokens, rows=6) for tokens in (None, drawn)]
+    usage = measure_usage(store)
+    figures = []
+    for tokens in (usage.most_used(6), usage.random(6, seed)):
+        members = find_members(store, tokens)
+        rows = [
+            SheetRow(
+                f"token {token}: {count_patches(len(members[token]))}",
+                choose_members(members[token], 6, seed),
+            )
+            for token in tokens
+        ]
+        figures.append(draw_codebook_sheet(rows, image_root, store.grid))
     caption = (
         "One token a row, its patch framed in red in its surroundings: the six most used of "
         f"{store.vocab_size} tokens, and six drawn at random (seed {seed})."
@@ -125,10 +143,3 @@ def segmentation_section(config: str | os.PathLike, checkpoint: str | os.PathLik
     half = (len(images) + 1) // 2
     figures = [segmentation_figure(part, classes) for part in (images[:half], images[half:]) if part]
     return Section("Segmentation", f"The first {len(images)} validation images, with pre-training.", figures)
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or "unknown"

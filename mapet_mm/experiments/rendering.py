@@ -27,14 +27,14 @@ def render_markdown(table: TableDeclaration, cells: Grid, facts: Sequence[str]) 
         if column.paper:
             headings.append("paper")
     best = {column.heading: _best(table, column, cells) for column in table.columns}
-    lines = [_line(headings), _line(["---", *["---:"] * (len(headings) - 1)])]
+    lines = [table_line(headings), table_line(["---", *["---:"] * (len(headings) - 1)])]
     for row in table.rows:
         line = [row.name]
         for column in table.columns:
             line.append(_cell(cells[row.name, column.heading], row.name == best[column.heading]))
             if column.paper:
                 line.append(f"{column.paper[row.name]:.1f}" if row.name in column.paper else "")
-        lines.append(_line(line))
+        lines.append(table_line(line))
     below = [f"- {line}" for line in (*table.notes, *facts)]
     return "\n".join([f"## {table.title}", "", *lines, "", *below, ""])
 
@@ -73,5 +73,6 @@ def _cell(cell: Measured | str, is_best: bool) -> str:
     return value if cell.spread is None else f"{value} ± {cell.spread:.1f}"
 
 
-def _line(cells: Sequence[str]) -> str:
+def table_line(cells: Sequence[str]) -> str:
+    """One line of a Markdown table."""
     return "| " + " | ".join(cells) + " |"

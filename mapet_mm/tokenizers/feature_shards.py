@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import Float16, Float32, Int64
 
 MANIFEST = "manifest.json"
-IMAGES_PER_SHARD = 1024
+IMAGES_PER_SHARD = 256
 
 
 class FeatureShards:
-    """A folder of float16 feature shards, one per 1024 images; a killed run keeps the finished ones.
+    """A folder of float16 feature shards, one per 256 images; a killed run keeps the finished ones.
 
     Rows are numbered through all shards, in the order of the images. Shards are read, not mapped: pages of a
     map count as the reader's own memory, and all of them are visited in every iteration of k-means.

@@ -69,6 +69,19 @@ class NamedImages(Dataset):
         """Path of the image at a position."""
         return self._info(int(self._indices[position]))["img_path"]
 
+    def labels(self) -> dict[str, int] | None:
+        """Class index of each image by its name, or None where a dataset has no labels."""
+        infos = (
+            (name, self._info(int(index))) for name, index in zip(self.names, self._indices, strict=True)
+        )
+        found = {name: info.get("gt_label") for name, info in infos}
+        return None if None in found.values() else {name: int(label) for name, label in found.items()}
+
+    def class_names(self) -> list[str] | None:
+        """Names of the classes by index, or None where the first dataset has none."""
+        classes = self._datasets[0].metainfo.get("classes")
+        return None if classes is None else list(classes)
+
     def __getitem__(self, position: int) -> tuple[int, Tensor | str]:
         """Position and pipeline output `inputs` (3, H, W), or why the image could not be decoded."""
         index = int(self._indices[position])

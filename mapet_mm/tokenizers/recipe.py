@@ -56,7 +56,7 @@ def run_fit_codebook(cfg: Config, out: str | None = None, overwrite: bool = Fals
     dataset = settings.pop("dataset", cfg.dataset)
     sample = {key: settings.pop(key) for key in ("positions_per_image",) if key in settings}
     options = _kmeans_options(settings)
-    tokenizer, preprocessor = _build(cfg, {"codebook": None})
+    tokenizer, preprocessor = build_tokenizer(cfg, {"codebook": None})
     images = NamedImages(dataset, cfg.get("data_root"))
     folder = features_folder(path)
     shards = sample_features(
@@ -75,7 +75,7 @@ def run_fit_codebook(cfg: Config, out: str | None = None, overwrite: bool = Fals
 
 def run_extract_tokens(cfg: Config) -> tuple[TokenStore, Extraction]:
     """Tokenise the config's images into its token store; returns it and what was done now."""
-    tokenizer, preprocessor, images = _build_all(cfg)
+    (tokenizer, preprocessor), images = build_tokenizer(cfg), build_images(cfg)
     store = open_or_create(cfg.token_store, tokenizer, images)
     done = extract_tokens(tokenizer, preprocessor, images, store, **cfg.get("dataloader", {}))
     return TokenStore.open(cfg.token_store), done
@@ -83,9 +83,32 @@ def run_extract_tokens(cfg: Config) -> tuple[TokenStore, Extraction]:
 
 def run_verify_tokens(cfg: Config, count: int) -> tuple[TokenStore, Verification]:
     """Check the config's token store, and the tokens of `count` of its images against fresh ones."""
-    tokenizer, preprocessor, images = _build_all(cfg)
+    (tokenizer, preprocessor), images = build_tokenizer(cfg), build_images(cfg)
     store = TokenStore.open(cfg.token_store)
     return store, verify_store(tokenizer, preprocessor, images, store, count, **cfg.get("dataloader", {}))
+
+
+def build_images(cfg: Config) -> NamedImages:
+    """The images of a tokenizer config."""
+    _check_config(cfg)
+    init_default_scope(cfg.get("default_scope", "mmpretrain"))
+    return NamedImages(cfg.dataset, cfg.get("data_root"))
+
+
+def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tuple[Tokenizer, nn.Module]:
+    """The tokenizer, with these changes to its config, and the data preprocessor, on the device."""
+    _check_config(cfg)
+    init_default_scope(cfg.get("default_scope", "mmpretrain"))
+    device = torch.device(get_device())
+    kind = MODELS.get(cfg.tokenizer.type)
+    if kind is None or not issubclass(kind, Tokenizer):
+        raise ValueError(
+            f"tokenizer type {cfg.tokenizer.type} of `{cfg.filename}` is neither mapet_mm.KCLIP nor "
+            "mapet_mm.FrozenTokenizer: put it into dict(type='mapet_mm.FrozenTokenizer', tokenizer=dict(type="
+            f"'{cfg.tokenizer.type}', ...), image_size=<pixels>, vocab_size=<ids>)"
+        )
+    tokenizer = MODELS.build({**cfg.tokenizer, **(changes or {})}).to(device)
+    return tokenizer, MODELS.build(cfg.data_preprocessor).to(device)
 
 
 def features_folder(codebook: Path) -> Path:
@@ -109,26 +132,6 @@ def _kmeans_options(settings: dict[str, Any]) -> KMeansOptions:
             f"positions_per_image, {', '.join(known)}"
         )
     return KMeansOptions(**settings)
-
-
-def _build_all(cfg: Config) -> tuple[Tokenizer, nn.Module, NamedImages]:
-    _check_config(cfg)
-    return *_build(cfg), NamedImages(cfg.dataset, cfg.get("data_root"))
-
-
-def _build(cfg: Config, changes: Mapping[str, Any] | None = None) -> tuple[Tokenizer, nn.Module]:
-    """The tokenizer, with these changes to its config, and the data preprocessor, on the device."""
-    init_default_scope(cfg.get("default_scope", "mmpretrain"))
-    device = torch.device(get_device())
-    kind = MODELS.get(cfg.tokenizer.type)
-    if kind is None or not issubclass(kind, Tokenizer):
-        raise ValueError(
-            f"tokenizer type {cfg.tokenizer.type} of `{cfg.filename}` is neither mapet_mm.KCLIP nor "
-            "mapet_mm.FrozenTokenizer: put it into dict(type='mapet_mm.FrozenTokenizer', tokenizer=dict(type="
-            f"'{cfg.tokenizer.type}', ...), image_size=<pixels>, vocab_size=<ids>)"
-        )
-    tokenizer = MODELS.build({**cfg.tokenizer, **(changes or {})}).to(device)
-    return tokenizer, MODELS.build(cfg.data_preprocessor).to(device)
 
 
 def _preprocessing(cfg: Config) -> dict[str, Any]:

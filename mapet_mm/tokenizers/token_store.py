@@ -8,7 +8,7 @@ memory (600 MB on ImageNet after an epoch in random order), and a read's do not.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -153,6 +153,12 @@ class TokenStore:
         grid = np.empty(self._shape, self._dtype)
         os.preadv(self._file.fileno(), [grid], row * grid.nbytes)
         return grid
+
+    def written_grids(self) -> Iterator[tuple[str, Int[np.ndarray, "height width"]]]:
+        """Name and token grid of each image whose tokens are stored, in the order of rows."""
+        for name, written in zip(self.names, self.written(), strict=True):
+            if written:
+                yield name, self[name]
 
     def require_tokenizer(self, digest: str, whose: str) -> None:
         """Refuse ids of another tokenizer.

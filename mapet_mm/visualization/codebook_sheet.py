@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import random
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int, UInt8
+from jaxtyping import UInt8
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -16,7 +17,7 @@ from PIL import Image
 
 from mapet_mm.tokenizers.token_store import TokenStore
 
-CELL_INCHES = 0.72
+CELL_INCHES, GAP_INCHES, TITLE_INCHES = 0.72, 0.06, 0.26
 FRAME_COLOUR = "#e6252f"
 # Below this many pixels a crop is drawn pixel by pixel, because smoothing would hide what the patch shows.
 SMALL_CROP = 96
@@ -30,34 +31,23 @@ class Patch(NamedTuple):
     col: int
 
 
-def token_counts(store: TokenStore) -> Int[np.ndarray, " vocab"]:
-    """How many patches of the store have each token, `(vocab_size,)`; images not yet written do not count."""
-    counts = np.zeros(store.vocab_size, dtype=np.int64)
-    for _, grid in _written_grids(store):
-        counts += np.bincount(grid.ravel(), minlength=store.vocab_size)
-    return counts
+class SheetRow(NamedTuple):
+    """One row of a sheet: patches and what stands above them."""
+
+    title: str
+    patches: Sequence[Patch]
 
 
-def most_used_tokens(store: TokenStore, count: int) -> list[int]:
-    """The tokens of most patches, most used first, at most `count` and only tokens in use."""
-    counts = token_counts(store)
-    order = np.argsort(-counts, kind="stable")[:count]
-    return [int(token) for token in order if counts[token]]
-
-
-def random_tokens(store: TokenStore, count: int, seed: int) -> list[int]:
-    """Tokens in use, drawn without replacement with a seed, in ascending order."""
-    used = np.flatnonzero(token_counts(store))
-    drawn = np.random.default_rng(seed).choice(used, size=min(count, len(used)), replace=False)
-    return sorted(int(token) for token in drawn)
-
-
-def find_members(store: TokenStore, tokens: Iterable[int]) -> dict[int, list[Patch]]:
-    """All patches of each token, in the store's order of images and row by row inside an image.
+def find_members(
+    store: TokenStore, tokens: Iterable[int], limit: int | None = None, seed: int = 0
+) -> dict[int, list[Patch]]:
+    """Patches of each token, in the store's order of images and row by row inside an image.
 
     Args:
         store: the token store.
         tokens: token ids.
+        limit: keep a random sample of so many patches of a token that has more; its order is random too.
+        seed: of that sample.
 
     Raises:
         ValueError: an id is outside the store's vocabulary.
@@ -69,9 +59,18 @@ def find_members(store: TokenStore, tokens: Iterable[int]) -> dict[int, list[Pat
                 f"token {token} is outside the vocabulary of token store `{store.path}`: "
                 f"its ids are 0 to {store.vocab_size - 1}"
             )
-    for name, grid in _written_grids(store):
+    seen = dict.fromkeys(members, 0)
+    draw = random.Random(seed)
+    for name, grid in store.written_grids():
         for row, col in np.argwhere(np.isin(grid, list(members))).tolist():
-            members[int(grid[row, col])].append(Patch(name, row, col))
+            token = int(grid[row, col])
+            seen[token] += 1
+            kept = members[token]
+            if limit is None or len(kept) < limit:
+                kept.append(Patch(name, row, col))
+            # Reservoir sampling: each of the patches seen so far is kept with the same probability.
+            elif (place := draw.randrange(seen[token])) < limit:
+                kept[place] = Patch(name, row, col)
     return members
 
 
@@ -115,44 +114,35 @@ def crop_around(
 
 
 def draw_codebook_sheet(
-    store: TokenStore,
-    image_root: str | os.PathLike,
-    tokens: Sequence[int] | None = None,
-    rows: int = 8,
-    columns: int = 6,
-    context: int = 3,
-    seed: int = 0,
+    rows: Sequence[SheetRow], image_root: str | os.PathLike, grid: tuple[int, int], context: int = 3
 ) -> Figure:
-    """Draw patches that share a token: one row of cells per token.
+    """Draw patches that share a token, each framed in its surroundings, one row of cells per `SheetRow`.
 
     Args:
-        store: the token store.
-        image_root: the folder that the store's names are relative to.
-        tokens: token ids to show; the most used ones by default.
-        rows: how many tokens to show when `tokens` is not given.
-        columns: patches per token.
+        rows: what to draw.
+        image_root: the folder that the patches' image names are relative to.
+        grid: `(H, W)` patches of an image.
         context: patches shown around the framed one, on each side.
-        seed: chooses among a token's patches.
 
     Raises:
-        ValueError: a token is outside the vocabulary, or the store holds no token to draw.
         FileNotFoundError: an image is not under `image_root`.
     """
-    tokens = most_used_tokens(store, rows) if tokens is None else list(tokens)
-    if not tokens:
-        raise ValueError(f"token store `{store.path}` holds no tokens yet: run tools/extract_tokens.py first")
-    members = find_members(store, tokens)
-    size = (columns * CELL_INCHES + 0.1, len(tokens) * (CELL_INCHES + 0.24) + 0.1)
-    figure = Figure(figsize=size, layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0.02, hspace=0.02)
-    cells = figure.subplots(len(tokens), columns, squeeze=False)
-    for line, token in zip(cells, members, strict=True):
-        chosen = choose_members(members[token], columns, seed)
-        _draw_row(line, chosen, Path(image_root), store.grid, context)
-        number = len(members[token])
-        title = f"token {token}: {number:,} patch{'es' if number != 1 else ''}"
-        line[0].set_title(title, fontsize=9, loc="left", pad=3)
+    columns = max(1, *(len(row.patches) for row in rows))
+    width, height = columns * (CELL_INCHES + GAP_INCHES), len(rows) * (CELL_INCHES + TITLE_INCHES)
+    figure = Figure(figsize=(width, height))
+    # Fixed places: an automatic layout would widen the first column to hold the row's title.
+    figure.subplots_adjust(0, 0, 1 - GAP_INCHES / width, 1 - TITLE_INCHES / height)
+    spaces = {"wspace": GAP_INCHES / CELL_INCHES, "hspace": TITLE_INCHES / CELL_INCHES}
+    cells = figure.subplots(len(rows), columns, squeeze=False, gridspec_kw=spaces)
+    for line, row in zip(cells, rows, strict=True):
+        _draw_row(line, row.patches, Path(image_root), grid, context)
+        line[0].set_title(row.title, fontsize=9, loc="left", pad=3)
     return figure
+
+
+def count_patches(number: int) -> str:
+    """A number of patches in words."""
+    return f"{number:,} patch{'es' if number != 1 else ''}"
 
 
 def _draw_row(
@@ -176,10 +166,3 @@ def _open_image(root: Path, name: str) -> Image.Image:
             "give the folder that the store's names are relative to as the image root"
         )
     return Image.open(path)
-
-
-def _written_grids(store: TokenStore) -> Iterator[tuple[str, np.ndarray]]:
-    written = store.written()
-    for row, name in enumerate(store.names):
-        if written[row]:
-            yield name, store[name]

@@ -1,4 +1,4 @@
-"""The demo's report: one self-contained HTML page, and the same table for the terminal."""
+"""Reports: one self-contained HTML page, and its table for the terminal."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ class Section:
 
 
 @dataclass(frozen=True)
-class DemoReport:
-    """What the demo reports: all that `write_report` shows, in its order.
+class Report:
+    """What is reported: all that `write_report` shows, in its order.
 
     Args:
         title: the page's title.
@@ -134,7 +134,7 @@ def format_table(table: Table) -> str:
     return "\n".join([aligned[0], rule, *aligned[1:], *(f"({note})" for note in table.notes)])
 
 
-def write_report(path: str | os.PathLike, report: DemoReport) -> Path:
+def write_report(path: str | os.PathLike, report: Report) -> Path:
     """Write the report as one HTML file that loads nothing from anywhere.
 
     Args:
@@ -149,7 +149,7 @@ def write_report(path: str | os.PathLike, report: DemoReport) -> Path:
     return path
 
 
-def render_report(report: DemoReport) -> str:
+def render_report(report: Report) -> str:
     """The report as HTML text."""
     parts = [
         f"<h1>{escape(report.title)}</h1>",

@@ -1,5 +1,7 @@
 """Codebook sheets show exactly the patches that share a token, framed where they are."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -7,13 +9,12 @@ from PIL import Image
 from mapet_mm.tokenizers.token_store import TokenStore
 from mapet_mm.visualization.codebook_sheet import (
     Patch,
+    SheetRow,
     choose_members,
+    count_patches,
     crop_around,
     draw_codebook_sheet,
     find_members,
-    most_used_tokens,
-    random_tokens,
-    token_counts,
 )
 
 NAMES = ["train/0/a.png", "train/1/b.png", "val/0/c.png"]
@@ -36,18 +37,17 @@ def test_members_are_exactly_the_patches_with_the_token(store):
     }
 
 
-def test_counts_leave_out_images_without_tokens(store):
-    assert token_counts(store).tolist() == [1, 0, 4, 0, 0, 0, 0, 4, 0, 3]
-
-
-def test_most_used_tokens_come_first_and_unused_ones_never(store):
-    assert most_used_tokens(store, 3) == [2, 7, 9]
-    assert most_used_tokens(store, 10) == [2, 7, 9, 0]
-
-
-def test_random_tokens_are_in_use_and_follow_the_seed(store):
-    assert random_tokens(store, 3, seed=0) == random_tokens(store, 3, seed=0)
-    assert set(random_tokens(store, 4, seed=1)) == {0, 2, 7, 9}
+def test_limited_members_are_a_fair_sample_that_follows_the_seed(tmp_path):
+    """Each of 40 patches of one token is among 10 kept ones in a quarter of the draws."""
+    made = TokenStore.create(tmp_path / "one", [f"{n:02}" for n in range(10)], (2, 2), 3, tokenizer="made")
+    made.write(range(10), np.ones((10, 2, 2), np.int64))
+    draws = [find_members(made, [1, 2], limit=10, seed=seed) for seed in range(200)]
+    assert draws[3] == find_members(made, [1, 2], limit=10, seed=3)
+    assert all(len(set(draw[1])) == 10 and draw[2] == [] for draw in draws)
+    kept = Counter(patch for draw in draws for patch in draw[1])
+    assert len(kept) == 40
+    # 200 draws with probability 1/4: 50, with a standard deviation of 6.
+    assert all(20 < number < 80 for number in kept.values())
 
 
 def test_token_past_the_vocabulary_is_refused(store):
@@ -80,13 +80,15 @@ def test_sheet_has_a_row_per_token_and_a_frame_per_patch(store, tmp_path):
     for name in NAMES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (12, 8), "teal").save(tmp_path / name)
-    figure = draw_codebook_sheet(store, tmp_path, tokens=[9, 0], columns=4, context=1)
+    members = find_members(store, [9, 0])
+    rows = [SheetRow("token 9", members[9]), SheetRow("token 0", members[0])]
+    figure = draw_codebook_sheet(rows, tmp_path, store.grid, context=1)
     frames = [len(axes.patches) for axes in figure.axes]
-    assert frames == [1, 1, 1, 0, 1, 0, 0, 0]
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert [titles[0], titles[4]] == ["token 9: 3 patches", "token 0: 1 patch"]
+    assert frames == [1, 1, 1, 1, 0, 0]
+    assert [figure.axes[place].get_title(loc="left") for place in (0, 3)] == ["token 9", "token 0"]
+    assert [count_patches(len(members[token])) for token in (9, 0)] == ["3 patches", "1 patch"]
 
 
 def test_missing_image_names_the_file(store, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"train/0/a\.png.*image root"):
-        draw_codebook_sheet(store, tmp_path / "elsewhere", tokens=[0])
+        draw_codebook_sheet([SheetRow("", [Patch(NAMES[0], 0, 0)])], tmp_path / "elsewhere", (2, 3))

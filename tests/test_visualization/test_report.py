@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from mapet_mm.visualization.report import Column, DemoReport, Section, Table, format_table, write_report
+from mapet_mm.visualization.report import Column, Report, Section, Table, format_table, write_report
 
 TABLE = Table(
     columns=[
@@ -43,7 +43,7 @@ class Loads(HTMLParser):
 def page(tmp_path_factory):
     figure = Figure(figsize=(2, 1))
     figure.subplots().plot([1, 2], [3, 4])
-    report = DemoReport(
+    report = Report(
         title="MaPeT <demo>",
         summary="Digits & scenes",
         results=TABLE,

@@ -1,0 +1,64 @@
+"""The patches of a token whose features are nearest to its centroid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from mapet_mm.tokenizers.encoding import GROUP_SIZE, GroupedImages, split
+from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.tokenizers.kclip import KCLIP
+from mapet_mm.visualization.codebook_sheet import Patch
+
+
+def nearest_members(
+    tokenizer: KCLIP,
+    preprocessor: nn.Module,
+    images: NamedImages,
+    candidates: Mapping[int, Sequence[Patch]],
+    count: int,
+    group_size: int = GROUP_SIZE,
+    batch_size: int = 32,
+    num_workers: int = 2,
+) -> dict[int, list[Patch]]:
+    """The `count` candidates of each token that are nearest to its centroid (L2), nearest first.
+
+    The store has no features, so the candidates' images go through the encoder again.
+
+    Args:
+        tokenizer: k-CLIP with the codebook of the tokens.
+        preprocessor: its data preprocessor.
+        images: the images; all candidates are in them.
+        candidates: patches of each token.
+        count: how many to keep.
+    """
+    patches = [(token, patch) for token, members in candidates.items() for patch in members]
+    wanted: dict[str, list[tuple[int, Patch]]] = {}
+    for token, patch in patches:
+        wanted.setdefault(patch.name, []).append((token, patch))
+    position_of = {name: position for position, name in enumerate(images.names) if name in wanted}
+    groups = split(sorted(position_of.values()), group_size)
+    encoded = GroupedImages(
+        images, groups, group_size, tokenizer.image_size, preprocessor, batch_size, num_workers
+    )
+    centroids = tokenizer.codebook.centroids
+    distances: dict[tuple[int, Patch], float] = {}
+    for group in tqdm(encoded, desc="nearest members", unit="group"):
+        features = tokenizer.features(group.inputs).cpu()[group.slots]
+        for position, grid in zip(group.positions, features, strict=True):
+            for token, patch in wanted[images.names[position]]:
+                feature = grid[patch.row * tokenizer.grid[1] + patch.col]
+                distances[token, patch] = float(torch.dist(feature, centroids[token]))
+    return {token: _smallest(token, members, distances, count) for token, members in candidates.items()}
+
+
+def _smallest(
+    token: int, members: Sequence[Patch], distances: Mapping[tuple[int, Patch], float], count: int
+) -> list[Patch]:
+    found = [patch for patch in members if (token, patch) in distances]  # not those of undecodable images
+    order = np.argsort([distances[token, patch] for patch in found], kind="stable")[:count]
+    return [found[place] for place in order]

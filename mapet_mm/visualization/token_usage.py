@@ -1,0 +1,112 @@
+"""How a codebook's tokens are used: how often, how evenly, and by images of which classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+
+from mapet_mm.tokenizers.token_store import TokenStore
+
+BAR_COLOUR = "#2f6fb0"
+
+
+@dataclass(frozen=True)
+class TokenUsage:
+    """Patches of each token, and of each token and class where the images have labels.
+
+    Args:
+        counts: (V,) patches of each token.
+        class_counts: (V, classes) patches of each token in images of each class, or None.
+    """
+
+    counts: Int[np.ndarray, " vocab"]
+    class_counts: Int[np.ndarray, "vocab classes"] | None = None
+
+    @property
+    def used(self) -> int:
+        """Tokens with at least one patch."""
+        return int((self.counts > 0).sum())
+
+    @property
+    def perplexity(self) -> float:
+        """2 to the entropy of the tokens in bits: as many tokens, used evenly, would be as unpredictable."""
+        shares = self.counts[self.counts > 0] / self.counts.sum()
+        return float(np.exp(-(shares * np.log(shares)).sum()))
+
+    def purity(self) -> Float[np.ndarray, " vocab"]:
+        """Share (0 to 1) of each token's patches in images of its most frequent class; NaN if unused."""
+        with np.errstate(invalid="ignore"):
+            return self.class_counts.max(axis=1) / self.counts
+
+    @property
+    def mean_purity(self) -> float:
+        """Purity of the mean patch's token (0 to 1)."""
+        return float(self.class_counts.max(axis=1).sum() / self.counts.sum())
+
+    @property
+    def chance_purity(self) -> float:
+        """What `mean_purity` is when tokens know nothing of classes: the share of the most frequent class."""
+        return float(self.class_counts.sum(axis=0).max() / self.counts.sum())
+
+    def main_class(self, token: int) -> int:
+        """The class whose images have most of a token's patches."""
+        return int(self.class_counts[token].argmax())
+
+    def most_used(self, count: int) -> list[int]:
+        """The tokens of most patches, most used first, at most `count` and only tokens in use."""
+        order = np.argsort(-self.counts, kind="stable")[:count]
+        return [int(token) for token in order if self.counts[token]]
+
+    def random(self, count: int, seed: int) -> list[int]:
+        """Tokens in use, drawn without replacement with a seed, in ascending order."""
+        used = np.flatnonzero(self.counts)
+        drawn = np.random.default_rng(seed).choice(used, size=min(count, len(used)), replace=False)
+        return sorted(int(token) for token in drawn)
+
+
+def measure_usage(store: TokenStore, labels: Mapping[str, int] | None = None) -> TokenUsage:
+    """Count the patches of a token store; images not yet written do not count.
+
+    Args:
+        store: the token store.
+        labels: class of each image by its name; with it, only images in it count.
+
+    Raises:
+        ValueError: no image that counts has tokens.
+    """
+    classes = 1 + max(labels.values()) if labels else 1
+    counts = np.zeros((store.vocab_size, classes), dtype=np.int64)
+    for name, grid in store.written_grids():
+        if labels is None:
+            counts[:, 0] += np.bincount(grid.ravel(), minlength=store.vocab_size)
+        elif name in labels:
+            counts[:, labels[name]] += np.bincount(grid.ravel(), minlength=store.vocab_size)
+    if not counts.any():
+        raise ValueError(f"token store `{store.path}` holds no tokens yet: run tools/extract_tokens.py first")
+    return TokenUsage(counts.sum(axis=1), counts if labels else None)
+
+
+def draw_usage(usage: TokenUsage) -> Figure:
+    """Patches of every token, most used first, beside a histogram of them."""
+    figure = Figure(figsize=(6.4, 2.4), layout="constrained")
+    ranks, histogram = figure.subplots(1, 2)
+    used = np.sort(usage.counts[usage.counts > 0])[::-1]
+    even = usage.counts.sum() / len(usage.counts)
+    ranks.plot(np.arange(1, len(used) + 1), used, color=BAR_COLOUR)
+    ranks.axhline(even, color="#585866", linewidth=0.8, linestyle=":")
+    ranks.annotate("even use", (1, even), xytext=(2, 2), textcoords="offset points", fontsize=8)
+    ranks.set(xlabel="tokens, most used first", ylabel="patches", yscale="log")
+    bins = np.geomspace(used[-1], used[0] + 1, 30)
+    histogram.hist(used, bins=bins, color=BAR_COLOUR)
+    histogram.set(xlabel="patches", ylabel="tokens", xscale="log")
+    # Labels between the powers of ten overlap.
+    ranks.yaxis.set_minor_formatter(NullFormatter())
+    histogram.xaxis.set_minor_formatter(NullFormatter())
+    for axes in (ranks, histogram):
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure

@@ -1,0 +1,114 @@
+"""tools/visualize_codebook.py: the page, the sheets, and members that are truly nearest."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mmengine.config import Config
+from PIL import Image
+
+from mapet_mm.datasets.digits import write_digits
+from mapet_mm.tokenizers.images import normalise
+from mapet_mm.tokenizers.recipe import build_images, build_tokenizer, run_extract_tokens, run_fit_codebook
+from mapet_mm.tokenizers.token_store import TokenStore
+from mapet_mm.visualization.codebook_sheet import find_members
+from mapet_mm.visualization.nearest_members import nearest_members
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def cfg(tmp_path_factory) -> Config:
+    """A fitted codebook of 12 tokens and the tokens of 80 digits."""
+    folder = tmp_path_factory.mktemp("codebook")
+    write_digits(folder / "digits")
+    for split in ("train", "val"):
+        meta = folder / "digits" / "meta" / f"{split}.txt"
+        meta.write_text("\n".join(meta.read_text().splitlines()[:40]) + "\n")
+    cfg = Config.fromfile(ROOT / "configs" / "digits" / "kclip_digits.py")
+    roots = ("data_root", "dataset.0.data_root", "dataset.1.data_root", "codebook.dataset.data_root")
+    cfg.merge_from_dict(
+        {
+            **dict.fromkeys(roots, str(folder / "digits")),
+            "codebook.k": 12,
+            "codebook.nredo": 1,
+            "tokenizer.codebook": str(folder / "codebook.safetensors"),
+            "token_store": str(folder / "tokens"),
+            "dataloader.num_workers": 0,
+        }
+    )
+    run_fit_codebook(cfg)
+    run_extract_tokens(cfg)
+    cfg.dump(str(folder / "config.py"))
+    return cfg
+
+
+def visualize(cfg: Config, *options: str) -> subprocess.CompletedProcess:
+    config = Path(cfg.token_store).parent / "config.py"
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(ROOT / "tools/visualize_codebook.py"),
+        str(config),
+        *options,
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_nearest_members_are_those_of_smallest_distance(cfg):
+    """Against the features of all images, one by one."""
+    (kclip, preprocessor), images = build_tokenizer(cfg), build_images(cfg)
+    members = find_members(TokenStore.open(cfg.token_store), [0, 5])
+    found = nearest_members(kclip, preprocessor, images, members, count=4, num_workers=0)
+    features = {}
+    for position, name in enumerate(images.names):
+        features[name] = kclip.features(normalise(preprocessor, images[position][1][None]))[0]
+    for token, patches in found.items():
+        centroid = kclip.codebook.centroids[token]
+
+        def distance(patch, centroid=centroid):
+            feature = features[patch.name][patch.row * kclip.grid[1] + patch.col]
+            return float((feature.double() - centroid.double()).norm())
+
+        expected = sorted(map(distance, members[token]))[:4]
+        np.testing.assert_allclose([distance(patch) for patch in patches], expected, rtol=1e-5)
+
+
+def test_page_has_statistics_and_a_picture_of_each_token(cfg, tmp_path):
+    done = visualize(cfg, "--count", "9", "--random", "3", "--nearest", "2", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-2000:]
+    grids = np.stack([grid for _, grid in TokenStore.open(cfg.token_store).written_grids()])
+    counts = np.bincount(grids.ravel(), minlength=12)
+    page = (tmp_path / "index.html").read_text()
+    titles = [int(token) for token in re.findall(r"<h2>Token (\d+)</h2>", page)]
+    assert titles == np.argsort(-counts, kind="stable")[:9].tolist()
+    assert len(re.findall("<img ", page)) == 10
+    assert f"<td>{counts.sum():,}</td>" in page
+    assert re.search(rf"{counts[titles[0]]:,} patches, .* Class purity [\d.]+ %", page)
+    assert "perplexity" in done.stdout
+    # Nine tokens: one more than a sheet holds.
+    sheets = [Image.open(tmp_path / f"sheet_{number}.png") for number in (1, 2)]
+    assert sheets[0].width == sheets[1].width
+    assert sheets[0].height == pytest.approx(8 * sheets[1].height, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tokens", "12"], r"error: token 12 is outside .* ids are 0 to 11"),
+        (["--random", "0"], r"there must be patches to show"),
+        (["--nearest", "9", "--candidates", "4"], r"--candidates at least"),
+        (["--cfg-options", "token_store=nowhere"], r"error: .*nowhere"),
+    ],
+)
+def test_bad_options_are_one_clear_line(cfg, tmp_path, options, message):
+    done = visualize(cfg, "--out", str(tmp_path / "out"), *options)
+    assert done.returncode != 0
+    assert re.search(message, done.stderr.strip().splitlines()[-1])
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,68 @@
+"""Counts, perplexity and class purity of a token store, against figures worked out by hand."""
+
+import numpy as np
+import pytest
+
+from mapet_mm.tokenizers.token_store import TokenStore
+from mapet_mm.visualization.token_usage import TokenUsage, draw_usage, measure_usage
+
+NAMES = ["a.png", "b.png", "c.png"]
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Two written images of 2 x 3 tokens and one that is not written yet."""
+    made = TokenStore.create(tmp_path / "tokens", NAMES, (2, 3), 10, tokenizer="made")
+    made.write([0, 1], np.array([[[7, 2, 7], [0, 7, 2]], [[2, 2, 9], [7, 9, 9]]]))
+    return made
+
+
+def test_counts_leave_out_images_without_tokens(store):
+    assert measure_usage(store).counts.tolist() == [1, 0, 4, 0, 0, 0, 0, 4, 0, 3]
+    assert measure_usage(store).used == 4
+
+
+def test_most_used_tokens_come_first_and_unused_ones_never(store):
+    usage = measure_usage(store)
+    assert usage.most_used(3) == [2, 7, 9]
+    assert usage.most_used(10) == [2, 7, 9, 0]
+
+
+def test_random_tokens_are_in_use_and_follow_the_seed(store):
+    usage = measure_usage(store)
+    assert usage.random(3, seed=0) == usage.random(3, seed=0)
+    assert set(usage.random(4, seed=1)) == {0, 2, 7, 9}
+
+
+@pytest.mark.parametrize(
+    ("counts", "perplexity"),
+    [([5, 5, 5, 5], 4.0), ([9, 0, 0, 0], 1.0), ([2, 1, 1, 0], 2**1.5)],
+)
+def test_perplexity_counts_evenly_used_tokens(counts, perplexity):
+    assert TokenUsage(np.array(counts)).perplexity == pytest.approx(perplexity, rel=1e-12)
+
+
+def test_purity_is_the_share_of_the_most_frequent_class(store):
+    usage = measure_usage(store, {"a.png": 0, "b.png": 1, "c.png": 1})
+    purity = usage.purity()
+    assert purity[[0, 2, 7, 9]].tolist() == [1.0, 0.5, 0.75, 1.0]
+    assert np.isnan(purity[1])
+    assert [usage.main_class(token) for token in (7, 9)] == [0, 1]
+    assert usage.mean_purity == pytest.approx((1 + 2 + 3 + 3) / 12)
+    assert usage.chance_purity == pytest.approx(0.5)
+
+
+def test_only_labelled_images_count(store):
+    assert measure_usage(store, {"b.png": 3}).counts.tolist() == [0, 0, 2, 0, 0, 0, 0, 1, 0, 3]
+
+
+def test_empty_store_says_what_to_run(tmp_path):
+    made = TokenStore.create(tmp_path / "tokens", NAMES, (2, 3), 10, tokenizer="made")
+    with pytest.raises(ValueError, match=r"holds no tokens yet: run tools/extract_tokens\.py"):
+        measure_usage(made)
+
+
+def test_figure_plots_every_used_token_and_counts_it_once(store):
+    ranks, histogram = draw_usage(measure_usage(store)).axes
+    assert ranks.lines[0].get_ydata().tolist() == [4, 4, 3, 1]
+    assert sum(bar.get_height() for bar in histogram.patches) == 4

@@ -1,0 +1,114 @@
+"""Throughput of `extract_tokens` beside the encoder's bare forward pass, in interleaved rounds.
+
+The bare pass has its images decoded and on the device; the extraction decodes JPEG files, runs the encoder,
+finds the nearest centroids and writes the token store. The encoder has random weights, which cost as much as
+trained ones. On CPU a smaller encoder and codebook stand in, with the paper's ratio of nearest-centroid
+search to encoder (some 2.5 % of the arithmetic), and the encoder leaves cores to the decoding.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from mapet_mm.experiments.benchmark import machine, table
+from mapet_mm.registry import MODELS
+from mapet_mm.tokenizers.codebook import Codebook
+from mapet_mm.tokenizers.encoding import GROUP_SIZE
+from mapet_mm.tokenizers.extraction import extract_tokens, open_or_create
+from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.tokenizers.kclip import KCLIP
+
+
+def parse_args() -> argparse.Namespace:
+    """Command line."""
+    gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="RN50x64" if gpu else "RN50", help="CLIP ResNet")
+    parser.add_argument("--k", type=int, default=8192 if gpu else 1024, help="centroids")
+    parser.add_argument("--images", type=int, default=2048 if gpu else 64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=14 if gpu else 1, help="that decode")
+    parser.add_argument("--threads", type=int, default=1, help="of the encoder, without a GPU")
+    return parser.parse_args()
+
+
+def write_images(folder: Path, count: int) -> None:
+    """JPEG files of ImageNet's mean size, 500 x 375."""
+    rng = np.random.default_rng(0)
+    (folder / "images").mkdir()
+    for index in range(count):
+        coarse = Image.fromarray(rng.integers(0, 256, (24, 32, 3), dtype=np.uint8))
+        coarse.resize((500, 375)).save(folder / "images" / f"{index:05d}.jpg", quality=90)
+
+
+def dataset(folder: Path, size: int) -> dict:
+    """The images through the pipeline of configs/tokenizers."""
+    resize = dict(type="ResizeEdge", scale=size, edge="short", backend="pillow", interpolation="bicubic")
+    crop = dict(type="CenterCrop", crop_size=size)
+    pipeline = [dict(type="LoadImageFromFile"), resize, crop, dict(type="PackInputs")]
+    return dict(type="CustomDataset", data_root=str(folder), with_label=False, pipeline=pipeline)
+
+
+def bare_seconds(tokenizer: KCLIP, images: int, device: str) -> float:
+    """Seconds of the encoder alone."""
+    inputs = torch.randn(GROUP_SIZE, 3, tokenizer.image_size, tokenizer.image_size, device=device)
+    _synchronise(device)
+    start = time.perf_counter()
+    for _ in range(images // GROUP_SIZE):
+        tokenizer.features(inputs)
+    _synchronise(device)
+    return time.perf_counter() - start
+
+
+def _synchronise(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Measure both in turn, print medians and their ratio."""
+    args = parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    images = args.images // GROUP_SIZE * GROUP_SIZE
+    tokenizer = KCLIP(args.model, dict(type="random", seed=0)).to(device)
+    tokenizer.codebook = Codebook(torch.randn(args.k, tokenizer.dim).relu())
+    preprocessor = MODELS.build(
+        dict(type="mmpretrain.SelfSupDataPreprocessor", mean=[120.0] * 3, std=[70.0] * 3, to_rgb=True)
+    ).to(device)
+    bare, whole, waited = [], [], []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_images(folder, images)
+        named = NamedImages({**dataset(folder, tokenizer.image_size), "_scope_": "mmpretrain"}, None)
+        bare_seconds(tokenizer, GROUP_SIZE, device)
+        for number in range(args.rounds):
+            bare.append(images / bare_seconds(tokenizer, images, device))
+            store = open_or_create(folder / f"tokens_{number}", tokenizer, named)
+            done = extract_tokens(tokenizer, preprocessor, named, store, num_workers=args.workers)
+            whole.append(done.images / done.seconds)
+            waited.append(done.waited / done.seconds)
+    rows = [
+        ["encoder alone", f"{statistics.median(bare):.2f}", ""],
+        ["extract_tokens", f"{statistics.median(whole):.2f}", f"{statistics.median(waited):.1%}"],
+    ]
+    print(
+        f"\n{args.model}, {tokenizer.image_size} px, k = {args.k}, {images} images, {args.workers} workers;"
+    )
+    print(f"{machine()}\n")
+    print(table(["median of rounds", "images/s", "waiting for data"], rows))
+    ratio = statistics.median(e / b for e, b in zip(whole, bare, strict=True))
+    print(f"\n{ratio:.1%} of the bare forward pass")
+
+
+if __name__ == "__main__":
+    main()

@@ -46,20 +46,36 @@ def query_mask(rank: list[int], cutting_point: int, with_masks: bool) -> torch.T
     return mask
 
 
+def build_masks(permutation, cutting_point, objective, num_heads):
+    """Content and query masks, (B, H, rows, keys) each: the same mask for every head, as a copy."""
+    with_masks = objective in ("mapet", "mim")
+    return [
+        torch.stack([build(rank.tolist(), cutting_point, with_masks) for rank in permutation.argsort(1)])
+        .unsqueeze(1)
+        .repeat(1, num_heads, 1, 1)
+        .to(permutation.device)
+        for build in (content_mask, query_mask)
+    ]
+
+
+def linear(weights, name, x, part=slice(None)):
+    return F.linear(x, weights[f"{name}.weight"][part], weights[f"{name}.bias"][part])
+
+
+def split_heads(x, num_heads):
+    return x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2)
+
+
 def attention(weights, prefix, num_heads, x, context, mask):
     """Multi-head attention of x over context, with one float mask an image and head: (B, H, rows, keys)."""
     dim = x.shape[-1]
-    head_dim = dim // num_heads
-    weight, bias = weights[f"{prefix}.qkv.weight"], weights[f"{prefix}.qkv.bias"]
-    q = x @ weight[:dim].T + bias[:dim]
-    k = context @ weight[dim : 2 * dim].T + bias[dim : 2 * dim]
-    v = context @ weight[2 * dim :].T + bias[2 * dim :]
-    heads = []
-    for h in range(num_heads):
-        part = slice(h * head_dim, (h + 1) * head_dim)
-        scores = q[..., part] @ k[..., part].transpose(1, 2) / head_dim**0.5 + mask[:, h]
-        heads.append(scores.softmax(-1) @ v[..., part])
-    return torch.cat(heads, -1) @ weights[f"{prefix}.proj.weight"].T + weights[f"{prefix}.proj.bias"]
+    queries, keys, values = (
+        split_heads(linear(weights, f"{prefix}.qkv", source, slice(i * dim, (i + 1) * dim)), num_heads)
+        for i, source in enumerate((x, context, context))
+    )
+    scores = queries / queries.shape[-1] ** 0.5 @ keys.transpose(2, 3) + mask
+    heads = scores.softmax(-1) @ values
+    return linear(weights, f"{prefix}.proj", heads.transpose(1, 2).flatten(2))
 
 
 def layer_norm(weights, name, x):
@@ -67,22 +83,21 @@ def layer_norm(weights, name, x):
 
 
 def mlp(weights, prefix, x):
-    hidden = F.gelu(x @ weights[f"{prefix}.0.0.weight"].T + weights[f"{prefix}.0.0.bias"])
-    return hidden @ weights[f"{prefix}.1.weight"].T + weights[f"{prefix}.1.bias"]
+    return linear(weights, f"{prefix}.1", F.gelu(linear(weights, f"{prefix}.0.0", x)))
 
 
-def draw_keep(batch_size, drop_rate):
+def draw_keep(batch_size, drop_rate, device):
     """Stochastic depth: one keep/drop an image and branch, scaled to keep the expectation."""
     if drop_rate == 0:
-        return torch.ones(batch_size, 1, 1)
-    return (1 - drop_rate + torch.rand(batch_size, 1, 1)).floor() / (1 - drop_rate)
+        return torch.ones(batch_size, 1, 1, device=device)
+    return (1 - drop_rate + torch.rand(batch_size, 1, 1, device=device)).floor() / (1 - drop_rate)
 
 
 def run_layer(weights, i, num_heads, content, query, masks, drop_rate):
     """One layer for both streams: the query stream attends to the content stream of the layer below."""
     name = f"layers.{i}"
     content_masks, query_masks = masks
-    keep_attention, keep_mlp = (draw_keep(len(content), drop_rate) for _ in range(2))
+    keep_attention, keep_mlp = (draw_keep(len(content), drop_rate, content.device) for _ in range(2))
     normed = layer_norm(weights, f"{name}.ln1", content)
     streams = []
     for stream, mask in ((query, query_masks), (content, content_masks)):
@@ -95,9 +110,21 @@ def run_layer(weights, i, num_heads, content, query, masks, drop_rate):
 
 
 def two_stream_forward(
-    weights, images, permutation, *, cutting_point, objective, patch_size, num_heads, drop_rates
+    weights,
+    images,
+    permutation,
+    *,
+    cutting_point,
+    objective,
+    patch_size,
+    num_heads,
+    drop_rates,
+    masks=None,
 ):
-    """Latents of the targets in raster order, (B, n, D), and which tokens are targets, (B, N)."""
+    """Latents of the targets in raster order, (B, n, D), and which tokens are targets, (B, N).
+
+    A data loader that makes the masks hands them on in `masks`.
+    """
     batch_size, num_tokens = permutation.shape
     patches = F.conv2d(
         images,
@@ -115,15 +142,8 @@ def two_stream_forward(
     with_masks = objective in ("mapet", "mim")
     content = torch.cat([x, mask_tokens], 1) if with_masks else x
     query = mask_tokens
-    masks = [
-        torch.stack(
-            [
-                torch.stack([build(rank[b].tolist(), cutting_point, with_masks)] * num_heads)
-                for b in range(batch_size)
-            ]
-        )
-        for build in (content_mask, query_mask)
-    ]
+    if masks is None:
+        masks = build_masks(permutation, cutting_point, objective, num_heads)
     for i, drop_rate in enumerate(drop_rates):
         content, query = run_layer(weights, i, num_heads, content, query, masks, drop_rate)
     predicting = content[:, num_tokens:] if objective == "mim" else query

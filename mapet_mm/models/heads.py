@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mapet_mm.models.init import init_truncated_normal
+from mapet_mm.models.losses import linear_cross_entropy
 from mapet_mm.models.targets import token_ids
 from mapet_mm.registry import MODELS
 
@@ -49,10 +50,9 @@ class TokenPredictionHead(BaseModule):
             `loss`, the cross-entropy averaged over all targets, in nats, and `token_accuracy`, top-1, in
             percent (logged by MMEngine, not added to the loss).
         """
-        logits = self(latents).flatten(0, 1)  # (B n) V
-        targets = tokens.flatten()
-        accuracy = 100 * (logits.detach().argmax(-1) == targets).float().mean()
-        return {"loss": F.cross_entropy(logits, targets), "token_accuracy": accuracy}
+        weight, bias = self.projection.weight, self.projection.bias
+        loss, hits = linear_cross_entropy(latents.flatten(0, 1), weight, bias, tokens.flatten())
+        return {"loss": loss, "token_accuracy": 100 * hits.float() / tokens.numel()}
 
     @torch.no_grad()
     def evaluate(
@@ -86,7 +86,9 @@ class BEiTTokenHead(TokenPredictionHead):
             mask: `(B, H, W)`, not zero where the patch is masked.
         """
         masked = mask.flatten(1).bool()  # B N-1
-        return F.cross_entropy(self(latents[:, 1:][masked]), token_ids(targets)[masked])
+        weight, bias = self.projection.weight, self.projection.bias
+        loss, _ = linear_cross_entropy(latents[:, 1:][masked], weight, bias, token_ids(targets)[masked])
+        return loss
 
 
 @MODELS.register_module()

@@ -27,10 +27,14 @@ class MaPeT(BaseSelfSupervisor):
             `DALL-E`; always in evaluation mode.
         data_preprocessor: hands on `inputs` as a list: `inputs[0]` the images `(B, 3, H, W)`, `inputs[1]`
             what the target generator takes (stored token grids, or a second view of the images).
+        prediction_ratio: share of the targets that a training step predicts, in (0, 1]; the step's are drawn
+            anew, the same places of the permuted sequence for all its images. All targets stay in the
+            sequence, and the gradient's expectation stays the same: a smaller query stream, a noisier step.
         init_cfg: as for any MMEngine module.
 
     Raises:
-        ValueError: the target generator's vocabulary is larger than the head's.
+        ValueError: the target generator's vocabulary is larger than the head's, or the prediction ratio is
+            outside (0, 1].
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class MaPeT(BaseSelfSupervisor):
         head: dict,
         target_generator: dict,
         data_preprocessor: dict | None = None,
+        prediction_ratio: float = 1.0,
         init_cfg: dict | None = None,
     ) -> None:
         super().__init__(
@@ -48,6 +53,9 @@ class MaPeT(BaseSelfSupervisor):
             data_preprocessor=data_preprocessor,
             init_cfg=init_cfg,
         )
+        if not 0 < prediction_ratio <= 1:
+            raise ValueError(f"prediction_ratio={prediction_ratio} is outside (0, 1]: 1 predicts all targets")
+        self.prediction_ratio = prediction_ratio
         vocab_size = getattr(self.target_generator, "vocab_size", None)
         if vocab_size is not None and vocab_size > self.head.vocab_size:
             raise ValueError(
@@ -80,8 +88,18 @@ class MaPeT(BaseSelfSupervisor):
 
     def loss(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> dict[str, Tensor]:
         """Loss and token accuracy of a batch, with a permutation drawn per image (see the class)."""
-        latents, permutation = self.backbone(inputs[0])
-        return self.head.loss(latents, self.target_tokens(inputs[1], permutation))
+        predicted = self.sample_predicted(inputs[0].device)
+        latents, permutation = self.backbone(inputs[0], predicted=predicted)
+        tokens = self.target_tokens(inputs[1], permutation)
+        return self.head.loss(latents, tokens if predicted is None else tokens[:, predicted])
+
+    def sample_predicted(self, device: torch.device | str) -> Int64[Tensor, " predicted"] | None:
+        """Draw which targets a step predicts, `(m,)` in ascending order; None for all."""
+        if self.prediction_ratio == 1:
+            return None
+        num_targets = self.backbone.num_targets
+        number = max(1, round(self.prediction_ratio * num_targets))
+        return torch.randperm(num_targets, device=device)[:number].sort().values
 
     @torch.no_grad()
     def predict(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> list[DataSample]:

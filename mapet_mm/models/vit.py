@@ -7,12 +7,15 @@ from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int64
+from mmcv.cnn.bricks import DropPath
 from mmengine.logging import print_log
 from mmpretrain.models.backbones import VisionTransformer
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from mapet_mm.models.attention import attend
 from mapet_mm.models.beit_names import beit_to_vit
 from mapet_mm.models.init import init_truncated_normal
 from mapet_mm.models.objectives import get_objective, group_sizes, visibility
@@ -58,6 +61,9 @@ class MaPeTViT(VisionTransformer):
             layer_scale_init_value=layer_scale_init_value,
             **kwargs,
         )
+        for module in self.modules():
+            if isinstance(module, DropPath):  # with a NumPy scalar, on which torch.compile breaks its graph
+                module.drop_prob = float(module.drop_prob)
         self.register_load_state_dict_pre_hook(_adapt_checkpoint)
 
     def init_weights(self) -> None:
@@ -108,6 +114,8 @@ class MaPeTPretrainViT(MaPeTViT):
         cutting_point: how many tokens of the permuted sequence are visible context, the class token counted;
             in `1 .. N-1` with `N` the number of patches plus one. The paper's: 50 for ViT-T and S, 60 for B.
         objective: 'mapet' | 'pim' | 'mim'.
+        with_cp: keep only the layers' inputs for the backward pass and run each layer again there: less
+            memory for a third more arithmetic (activation checkpointing).
         **kwargs: as for :class:`MaPeTViT`; `drop_path_rate` among them.
 
     Raises:
@@ -121,6 +129,7 @@ class MaPeTPretrainViT(MaPeTViT):
         patch_size: int = 16,
         cutting_point: int = 60,
         objective: str = "mapet",
+        with_cp: bool = False,
         **kwargs,
     ) -> None:
         super().__init__(arch, img_size, patch_size, out_type="raw", **kwargs)
@@ -132,15 +141,16 @@ class MaPeTPretrainViT(MaPeTViT):
                 f"{self.img_size} has {self.num_tokens - 1} patches and a class token, of which at least one "
                 "must be context and one a target"
             )
-        self.cutting_point = cutting_point
+        self.cutting_point, self.with_cp = cutting_point, with_cp
         self.num_targets = self.num_tokens - cutting_point
         self.num_dense = sum(group_sizes(self.objective.dense_groups, cutting_point, self.num_targets))
         self.num_keys = sum(group_sizes(self.objective.key_groups, cutting_point, self.num_targets))
 
         self.mask_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
-        # Rows of T and Q over the keys C | M | T: the only mask there is.
-        stream_visibility = visibility(self.objective, cutting_point, self.num_targets)[self.num_dense :]
-        self.register_buffer("stream_visibility", stream_visibility, persistent=False)
+        # Rows of T and Q over the keys C | M | T: the only mask there is, 0 where a row sees a key.
+        sees = visibility(self.objective, cutting_point, self.num_targets)[self.num_dense :]
+        stream_bias = torch.zeros(sees.shape).masked_fill(~sees, float("-inf"))
+        self.register_buffer("stream_bias", stream_bias, persistent=False)
 
     def init_weights(self) -> None:
         super().init_weights()
@@ -167,16 +177,18 @@ class MaPeTPretrainViT(MaPeTViT):
         self,
         images: Float[Tensor, "batch channel height width"],
         permutation: Int64[Tensor, "batch token"] | None = None,
+        predicted: Int64[Tensor, " predicted"] | None = None,
     ) -> tuple[Float[Tensor, "batch target dim"], Int64[Tensor, "batch token"]]:
         """Embed the targets.
 
         Args:
             images: `(B, 3, H, W)`, normalised, of the size that the model was built for.
             permutation: `(B, N)` int64 with 0, the class token, first; drawn on the images' device if None.
+            predicted: `(m,)` int64, which of the `N-c` targets to predict, in permuted order; all if None.
 
         Returns:
-            The predicting group's outputs after the final norm, `(B, N-c, D)`, in permuted order: the `i`-th
-            belongs to the patch `permutation[:, c + i] - 1`. And the permutation, `(B, N)`.
+            The predicting group's outputs after the final norm, `(B, N-c, D)` or `(B, m, D)`, in permuted
+            order: the `i`-th belongs to the patch `permutation[:, c + i] - 1`. And the permutation, `(B, N)`.
 
         Raises:
             ValueError: the images or the permutation have another size than the model's.
@@ -185,10 +197,22 @@ class MaPeTPretrainViT(MaPeTViT):
         if permutation is None:
             permutation = self.sample_permutation(len(images), images.device)
         tokens = self.embed(images, permutation)  # B C|M|T|Q D
-        for layer in self.layers[:-1]:
-            tokens = self._run_layer(layer, tokens)
+        bias = self.stream_bias
+        if predicted is not None and "Q" in self.objective.groups:
+            others = torch.arange(tokens.shape[1] - self.num_targets, device=tokens.device)
+            tokens = tokens[:, torch.cat([others, len(others) + predicted])]
+            others = torch.arange(len(bias) - self.num_targets, device=bias.device)
+            bias = bias[torch.cat([others, len(others) + predicted])]
+            predicted = None
+        num_predictions = tokens.shape[1] - self.num_keys or self.num_targets
+        # A slice of a ModuleList would be a new module, which torch.compile refuses.
+        *layers, last_layer = self.layers
+        for layer in layers:
+            tokens = self._run_layer(layer, tokens, bias)
         # Beyond the last layer only the predictions count; the other groups still give it keys and values.
-        latents = self._run_layer(self.layers[-1], tokens, first_row=tokens.shape[1] - self.num_targets)
+        latents = self._run_layer(last_layer, tokens, bias, first_row=tokens.shape[1] - num_predictions)
+        if predicted is not None:  # MIM's mask tokens predict and are keys as well
+            latents = latents[:, predicted]
         return self.ln1(latents), permutation
 
     def embed(
@@ -207,31 +231,48 @@ class MaPeTPretrainViT(MaPeTViT):
         tokens = torch.cat([start[group] for group in self.objective.groups], dim=1)  # B L D
         return self.pre_norm(self.drop_after_pos(tokens))
 
-    def _run_layer(
-        self, layer: TransformerEncoderLayer, tokens: Float[Tensor, "batch layout dim"], first_row: int = 0
+    def _run_layer(self, layer: TransformerEncoderLayer, *args, **kwargs) -> Float[Tensor, "batch row dim"]:
+        """One Transformer layer, with activation checkpointing if asked for."""
+        if self.with_cp and torch.is_grad_enabled():
+            return checkpoint(self._compute_layer, layer, *args, use_reentrant=False, **kwargs)
+        return self._compute_layer(layer, *args, **kwargs)
+
+    def _compute_layer(
+        self,
+        layer: TransformerEncoderLayer,
+        tokens: Float[Tensor, "batch layout dim"],
+        bias: Float[Tensor, "stream key"],
+        first_row: int = 0,
     ) -> Float[Tensor, "batch row dim"]:
         """One Transformer layer for the rows of the layout from `first_row` on.
 
         Stochastic depth acts on the whole layout: one draw per image and branch, shared by the streams.
         """
         attention = layer.attn
-        attended = self._attend(attention, layer.ln1(tokens), first_row)
-        tokens = tokens[:, first_row:]
+        attended = self._attend(attention, layer.ln1(tokens), bias, first_row)
+        if first_row:  # the gradient of a slice is a copy, even of all rows
+            tokens = tokens[:, first_row:]
         tokens = tokens + attention.out_drop(attention.gamma1(attention.proj_drop(attention.proj(attended))))
         return layer.ffn(layer.ln2(tokens), identity=tokens)
 
     def _attend(
-        self, attention: nn.Module, tokens: Float[Tensor, "batch layout dim"], first_row: int
+        self,
+        attention: nn.Module,
+        tokens: Float[Tensor, "batch layout dim"],
+        bias: Float[Tensor, "stream key"],
+        first_row: int,
     ) -> Float[Tensor, "batch row dim"]:
         """Two-stream attention (paper, Eq. 3) for the rows from `first_row` on, before the output projection.
 
         Queries are computed for these rows only, keys and values for C, M and T only.
         """
         dim = self.embed_dims
-        weight, bias = attention.qkv.weight, attention.qkv.bias
-        query_bias, key_value_bias = (None, None) if bias is None else bias.split([dim, 2 * dim])
-        queries = F.linear(tokens[:, first_row:], weight[:dim], query_bias)
-        keys, values = F.linear(tokens[:, : self.num_keys], weight[dim:], key_value_bias).chunk(2, dim=-1)
+        weight, shift = attention.qkv.weight, attention.qkv.bias
+        query_shift, key_value_shift = (None, None) if shift is None else shift.split([dim, 2 * dim])
+        # Split rather than sliced where it can be: the gradient is then one copy instead of sums into zeros.
+        content, _ = tokens.split([self.num_keys, tokens.shape[1] - self.num_keys], dim=1)  # C|M|T
+        queries = F.linear(tokens[:, first_row:] if first_row else tokens, weight[:dim], query_shift)
+        keys, values = F.linear(content, weight[dim:], key_value_shift).chunk(2, dim=-1)
 
         # B L (H d) -> B H L d
         queries, keys, values = (
@@ -239,21 +280,17 @@ class MaPeTPretrainViT(MaPeTViT):
         )
         dropout = attention.attn_drop if self.training else 0.0
         num_dense_rows = max(self.num_dense - first_row, 0)
-        dense_queries, stream_queries = queries.tensor_split([num_dense_rows], dim=2)
+        num_stream_rows = queries.shape[2] - num_dense_rows
+        dense_queries, stream_queries = queries.split([num_dense_rows, num_stream_rows], dim=2)
         attended = []
-        if dense_queries.shape[2]:  # C and M see each other in full, and nothing else
+        if num_dense_rows:  # C and M see each other in full, and nothing else
             dense_keys, dense_values = keys[:, :, : self.num_dense], values[:, :, : self.num_dense]
-            attended.append(
-                F.scaled_dot_product_attention(dense_queries, dense_keys, dense_values, dropout_p=dropout)
-            )
-        if stream_queries.shape[2]:  # T and Q
-            visible = self.stream_visibility[-stream_queries.shape[2] :]
-            attended.append(
-                F.scaled_dot_product_attention(
-                    stream_queries, keys, values, attn_mask=visible, dropout_p=dropout
-                )
-            )
-        return torch.cat(attended, dim=2).transpose(1, 2).flatten(2)  # B H L d -> B L (H d)
+            attended.append(attend(dense_queries, dense_keys, dense_values, dropout=dropout))
+        if num_stream_rows:  # T and Q
+            bias = bias[-num_stream_rows:]
+            attended.append(attend(stream_queries, keys, values, bias, dropout))
+        # B H L d -> B L (H d); the kernels already write it in this order.
+        return torch.cat([x.transpose(1, 2) for x in attended], dim=1).flatten(2)
 
     def _check_size(self, images: Tensor, permutation: Tensor | None) -> None:
         if tuple(images.shape[-2:]) != self.img_size:

@@ -21,7 +21,7 @@ def groups_after_all_layers(
     """The whole layout after the last layer, by group."""
     tokens = backbone.embed(images, permutation)
     for layer in backbone.layers:
-        tokens = backbone._run_layer(layer, tokens)
+        tokens = backbone._run_layer(layer, tokens, backbone.stream_bias)
     groups = backbone.objective.groups
     sizes = [backbone.cutting_point if group == "C" else backbone.num_targets for group in groups]
     return dict(zip(groups, tokens.split(sizes, dim=1), strict=True))

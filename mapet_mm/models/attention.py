@@ -1,0 +1,48 @@
+"""Attention kernels: which one runs is settled here, by what was measured (docs/performance.md)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def attend(
+    queries: Float[Tensor, "batch head row channel"],
+    keys: Float[Tensor, "batch head key channel"],
+    values: Float[Tensor, "batch head key channel"],
+    bias: Float[Tensor, "row key"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "batch head row channel"]:
+    """Scaled dot-product attention with one additive mask for all images and heads.
+
+    Args:
+        queries: `(B, H, R, d)`.
+        keys: `(B, H, K, d)`.
+        values: `(B, H, K, d)`.
+        bias: `(R, K)`, 0 where the row sees the key, minus infinity elsewhere; None if all see all.
+        dropout: probability of dropping an attention weight.
+    """
+    # On CPU, products in half precision use matrix units that the fused kernel leaves idle.
+    if queries.device.type == "cpu" and queries.dtype is torch.bfloat16:
+        return attend_by_products(queries, keys, values, bias, dropout)
+    bias = None if bias is None else bias.to(queries.dtype)
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, dropout_p=dropout)
+
+
+def attend_by_products(
+    queries: Float[Tensor, "batch head row channel"],
+    keys: Float[Tensor, "batch head key channel"],
+    values: Float[Tensor, "batch head key channel"],
+    bias: Float[Tensor, "row key"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "batch head row channel"]:
+    """`attend` by two matrix products and a softmax; keeps the weights (B, H, R, K) for the backward pass."""
+    batch_and_head, scale = queries.shape[:2], queries.shape[-1] ** -0.5
+    queries, keys, values = (x.flatten(0, 1) for x in (queries, keys, values))  # (B H) L d
+    with torch.autocast(queries.device.type, enabled=False):  # its softmax would be a float32 copy
+        if bias is None:
+            scores = torch.bmm(queries * scale, keys.transpose(1, 2))
+        else:  # scale and mask ride on the product
+            scores = torch.baddbmm(bias.to(queries.dtype), queries, keys.transpose(1, 2), alpha=scale)
+        weights = F.dropout(scores.softmax(-1), dropout)  # (B H) R K
+        return torch.bmm(weights, values).unflatten(0, batch_and_head)

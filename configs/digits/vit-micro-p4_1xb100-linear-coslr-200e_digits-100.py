@@ -21,7 +21,7 @@ train_dataloader = dict(
     dataset=dict(ann_file="meta/train_100.txt", pipeline=[_base_.load, _base_.pack]),
 )
 
-optim_wrapper = dict(optimizer=dict(type="AdamW", lr=4e-2, weight_decay=1e-4))
+optim_wrapper = dict(optimizer=dict(type="AdamW", fused=True, lr=4e-2, weight_decay=1e-4))
 param_scheduler = [dict(type="CosineAnnealingLR", begin=0, end=200, by_epoch=True)]
 train_cfg = dict(by_epoch=True, max_epochs=200, val_interval=50)
 val_cfg = dict()

@@ -88,7 +88,7 @@ test_evaluator = val_evaluator
 optim_wrapper = dict(
     constructor="mapet_mm.LayerDecayOptimWrapperConstructor",
     paramwise_cfg=dict(layer_decay_rate=0.75),
-    optimizer=dict(type="AdamW", lr=3e-3, weight_decay=0.05),
+    optimizer=dict(type="AdamW", fused=True, lr=3e-3, weight_decay=0.05),
 )
 param_scheduler = [
     dict(type="LinearLR", start_factor=1e-3, begin=0, end=20, by_epoch=False),

@@ -1,3 +1,11 @@
 """Hooks, optimizers and metrics."""
 
-from mapet_mm.engine import autocast, epoch_seed, knn, layer_decay, metrics, token_check  # noqa: F401
+from mapet_mm.engine import (  # noqa: F401
+    autocast,
+    compilation,
+    epoch_seed,
+    knn,
+    layer_decay,
+    metrics,
+    token_check,
+)

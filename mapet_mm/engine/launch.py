@@ -79,6 +79,14 @@ def configure_training(
         cfg.auto_scale_lr.enable = True
     _configure_start(cfg, resume)
     _check_pretrained(cfg)
+    _configure_compilation(cfg)
+
+
+def _configure_compilation(cfg: Config) -> None:
+    """Compile the backbone instead of MMEngine's whole train step, with the same `compile` in the config."""
+    if options := cfg.pop("compile", False):
+        options = {} if options is True else dict(options)
+        cfg.custom_hooks = [*(cfg.get("custom_hooks") or []), dict(type="mapet_mm.CompileHook", **options)]
 
 
 def _check_pretrained(cfg: Config) -> None:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mapet_mm.models.attention import attend
 from mapet_mm.models.beit_names import beit_to_vit
 from mapet_mm.models.init import init_truncated_normal
 from mapet_mm.models.objectives import get_objective, group_sizes, visibility
+from mapet_mm.models.two_stream import Layout, run_layer
 from mapet_mm.registry import MODELS
 
 
@@ -157,6 +157,11 @@ class MaPeTPretrainViT(MaPeTViT):
         if not (isinstance(self.init_cfg, dict) and self.init_cfg["type"] == "Pretrained"):
             init_truncated_normal(self.mask_token)
 
+    @property
+    def layout(self) -> Layout:
+        """Where the groups are in the layout, and who of T and Q sees whom."""
+        return Layout(self.num_dense, self.num_keys, self.stream_bias)
+
     def sample_permutation(
         self, batch_size: int, device: torch.device | str, generator: torch.Generator | None = None
     ) -> Int64[Tensor, "batch token"]:
@@ -197,23 +202,32 @@ class MaPeTPretrainViT(MaPeTViT):
         if permutation is None:
             permutation = self.sample_permutation(len(images), images.device)
         tokens = self.embed(images, permutation)  # B C|M|T|Q D
-        bias = self.stream_bias
+        layout = self.layout
+        num_predictions = self.num_targets
         if predicted is not None and "Q" in self.objective.groups:
-            others = torch.arange(tokens.shape[1] - self.num_targets, device=tokens.device)
-            tokens = tokens[:, torch.cat([others, len(others) + predicted])]
-            others = torch.arange(len(bias) - self.num_targets, device=bias.device)
-            bias = bias[torch.cat([others, len(others) + predicted])]
-            predicted = None
-        num_predictions = tokens.shape[1] - self.num_keys or self.num_targets
+            tokens, layout = self._keep_queries(tokens, layout, predicted)
+            num_predictions = len(predicted)
         # A slice of a ModuleList would be a new module, which torch.compile refuses.
         *layers, last_layer = self.layers
         for layer in layers:
-            tokens = self._run_layer(layer, tokens, bias)
+            tokens = self._run_layer(layer, tokens, layout)
         # Beyond the last layer only the predictions count; the other groups still give it keys and values.
-        latents = self._run_layer(last_layer, tokens, bias, first_row=tokens.shape[1] - num_predictions)
-        if predicted is not None:  # MIM's mask tokens predict and are keys as well
+        latents = self._run_layer(last_layer, tokens, layout, tokens.shape[1] - num_predictions)
+        if predicted is not None and "Q" not in self.objective.groups:  # MIM's mask tokens are keys as well
             latents = latents[:, predicted]
         return self.ln1(latents), permutation
+
+    def _keep_queries(
+        self,
+        tokens: Float[Tensor, "batch layout dim"],
+        layout: Layout,
+        predicted: Int64[Tensor, " predicted"],
+    ) -> tuple[Float[Tensor, "batch kept dim"], Layout]:
+        """Tokens and layout with only these rows of the query stream."""
+        content, queries = tokens.split([self.num_keys, self.num_targets], dim=1)
+        tokens = torch.cat([content, queries[:, predicted]], dim=1)
+        content_bias, query_bias = layout.bias.tensor_split([len(layout.bias) - self.num_targets])
+        return tokens, layout._replace(bias=torch.cat([content_bias, query_bias[predicted]]))
 
     def embed(
         self, images: Float[Tensor, "batch channel height width"], permutation: Int64[Tensor, "batch token"]
@@ -231,66 +245,19 @@ class MaPeTPretrainViT(MaPeTViT):
         tokens = torch.cat([start[group] for group in self.objective.groups], dim=1)  # B L D
         return self.pre_norm(self.drop_after_pos(tokens))
 
-    def _run_layer(self, layer: TransformerEncoderLayer, *args, **kwargs) -> Float[Tensor, "batch row dim"]:
-        """One Transformer layer, with activation checkpointing if asked for."""
-        if self.with_cp and torch.is_grad_enabled():
-            return checkpoint(self._compute_layer, layer, *args, use_reentrant=False, **kwargs)
-        return self._compute_layer(layer, *args, **kwargs)
-
-    def _compute_layer(
+    def _run_layer(
         self,
         layer: TransformerEncoderLayer,
         tokens: Float[Tensor, "batch layout dim"],
-        bias: Float[Tensor, "stream key"],
+        layout: Layout,
         first_row: int = 0,
     ) -> Float[Tensor, "batch row dim"]:
-        """One Transformer layer for the rows of the layout from `first_row` on.
-
-        Stochastic depth acts on the whole layout: one draw per image and branch, shared by the streams.
-        """
-        attention = layer.attn
-        attended = self._attend(attention, layer.ln1(tokens), bias, first_row)
-        if first_row:  # the gradient of a slice is a copy, even of all rows
-            tokens = tokens[:, first_row:]
-        tokens = tokens + attention.out_drop(attention.gamma1(attention.proj_drop(attention.proj(attended))))
-        return layer.ffn(layer.ln2(tokens), identity=tokens)
-
-    def _attend(
-        self,
-        attention: nn.Module,
-        tokens: Float[Tensor, "batch layout dim"],
-        bias: Float[Tensor, "stream key"],
-        first_row: int,
-    ) -> Float[Tensor, "batch row dim"]:
-        """Two-stream attention (paper, Eq. 3) for the rows from `first_row` on, before the output projection.
-
-        Queries are computed for these rows only, keys and values for C, M and T only.
-        """
-        dim = self.embed_dims
-        weight, shift = attention.qkv.weight, attention.qkv.bias
-        query_shift, key_value_shift = (None, None) if shift is None else shift.split([dim, 2 * dim])
-        # Split rather than sliced where it can be: the gradient is then one copy instead of sums into zeros.
-        content, _ = tokens.split([self.num_keys, tokens.shape[1] - self.num_keys], dim=1)  # C|M|T
-        queries = F.linear(tokens[:, first_row:] if first_row else tokens, weight[:dim], query_shift)
-        keys, values = F.linear(content, weight[dim:], key_value_shift).chunk(2, dim=-1)
-
-        # B L (H d) -> B H L d
-        queries, keys, values = (
-            x.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2) for x in (queries, keys, values)
-        )
-        dropout = attention.attn_drop if self.training else 0.0
-        num_dense_rows = max(self.num_dense - first_row, 0)
-        num_stream_rows = queries.shape[2] - num_dense_rows
-        dense_queries, stream_queries = queries.split([num_dense_rows, num_stream_rows], dim=2)
-        attended = []
-        if num_dense_rows:  # C and M see each other in full, and nothing else
-            dense_keys, dense_values = keys[:, :, : self.num_dense], values[:, :, : self.num_dense]
-            attended.append(attend(dense_queries, dense_keys, dense_values, dropout=dropout))
-        if num_stream_rows:  # T and Q
-            bias = bias[-num_stream_rows:]
-            attended.append(attend(stream_queries, keys, values, bias, dropout))
-        # B H L d -> B L (H d); the kernels already write it in this order.
-        return torch.cat([x.transpose(1, 2) for x in attended], dim=1).flatten(2)
+        """One layer, keeping for the backward pass what is dear to compute again, or nothing (`with_cp`)."""
+        if self.with_cp and torch.is_grad_enabled():
+            return checkpoint(run_layer, layer, tokens, layout, first_row, use_reentrant=False)
+        # A compiler settles by itself what to compute again.
+        recompute = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        return run_layer(layer, tokens, layout, first_row, recompute)
 
     def _check_size(self, images: Tensor, permutation: Tensor | None) -> None:
         if tuple(images.shape[-2:]) != self.img_size:

@@ -20,6 +20,7 @@ class PrecomputedTokens(BaseModule):
     def __init__(self, vocab_size: int, init_cfg: dict | None = None) -> None:
         super().__init__(init_cfg)
         self.vocab_size = vocab_size
+        self._checked = False
 
     def forward(self, token_grids: Int[Tensor, "batch height width"]) -> Int[Tensor, "batch grid"]:
         """Token ids (B, HW), int64, of token grids (B, H, W).
@@ -33,10 +34,16 @@ class PrecomputedTokens(BaseModule):
                 f"{tuple(token_grids.shape)}: use LoadTokenGrid and TokenGridDataPreprocessor"
             )
         tokens = token_grids.flatten(1).long()
+        # Looking at the ids waits for the device: on a GPU the first batch has to do.
+        if tokens.device.type == "cpu" or not self._checked:
+            self._check(tokens)
+        return tokens
+
+    def _check(self, tokens: Int[Tensor, "batch grid"]) -> None:
         lowest, highest = (int(bound) for bound in tokens.aminmax())
         if lowest < 0 or highest >= self.vocab_size:
             raise ValueError(
                 f"token ids {lowest} to {highest} are outside 0..{self.vocab_size - 1}: "
                 "set `target_generator.vocab_size` and the head's to the token store's"
             )
-        return tokens
+        self._checked = True

@@ -24,7 +24,7 @@ class GridAsTokens(BaseModule):
         return grids.flatten(1)
 
 
-def build(vocab_size=11, generator_vocab=11, **backbone) -> MaPeT:
+def build(vocab_size=11, generator_vocab=11, prediction_ratio=1.0, **backbone) -> MaPeT:
     backbone = dict(arch=ARCH, img_size=20, patch_size=4, cutting_point=8) | backbone
     model = MODELS.build(
         dict(
@@ -32,6 +32,7 @@ def build(vocab_size=11, generator_vocab=11, **backbone) -> MaPeT:
             backbone=dict(type="mapet_mm.MaPeTPretrainViT", **backbone),
             head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=vocab_size),
             target_generator=dict(type="mapet_mm.GridAsTokens", vocab_size=generator_vocab),
+            prediction_ratio=prediction_ratio,
         )
     )
     model.init_weights()
@@ -139,3 +140,54 @@ def test_features_are_those_of_the_plain_vit():
     (features,) = model.extract_feat(images)
     assert features.shape == (2, 26, 24)
     assert torch.equal(features, vit(images)[0])
+
+
+@pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
+def test_predicting_some_targets_gives_their_rows_of_all(objective):
+    """The other predictions do not depend on what is predicted beside them, nor do the targets' keys."""
+    backbone = build(objective=objective).backbone
+    images, permutation = torch.randn(2, 3, 20, 20), backbone.sample_permutation(2, "cpu")
+    predicted = torch.tensor([0, 3, 4, 11])
+    some, _ = backbone(images, permutation, predicted)
+    every, _ = backbone(images, permutation)
+    torch.testing.assert_close(some, every[:, predicted], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
+def test_expected_gradient_is_the_full_one(objective):
+    """Over draws of a quarter of the targets, the mean gradient goes to the full one like 1 / sqrt(draws)."""
+    model = build(objective=objective)
+    images, permutation = torch.randn(2, 3, 20, 20), model.backbone.sample_permutation(2, "cpu")
+    tokens = model.target_tokens(torch.randint(11, (2, 5, 5)), permutation)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def gradient(predicted):
+        latents, _ = model.backbone(images, permutation, predicted)
+        loss = model.head.loss(latents, tokens if predicted is None else tokens[:, predicted])["loss"]
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]).double()
+
+    full = gradient(None)
+    model.prediction_ratio = 0.25
+    draws = torch.stack([gradient(model.sample_predicted("cpu")) for _ in range(300)])
+    spread = (draws - full).norm(dim=1).pow(2).mean().sqrt()  # of one draw
+    assert len(model.sample_predicted("cpu")) == 4  # of 18
+    assert spread > 0.3 * full.norm()
+    assert (draws.mean(0) - full).norm() < 2 * spread / 300**0.5
+
+
+def test_training_predicts_the_share_asked_for():
+    model = build()
+    model.prediction_ratio = 0.5
+    images, grids = torch.randn(3, 3, 20, 20), torch.randint(11, (3, 5, 5))
+    losses = model([images, grids], mode="loss")
+    # Percent of 3 x 9 targets.
+    assert losses["token_accuracy"].item() * 27 / 100 == pytest.approx(
+        round(losses["token_accuracy"].item() * 27 / 100), abs=1e-4
+    )
+    assert torch.isfinite(losses["loss"])
+
+
+@pytest.mark.parametrize("ratio", [0.0, -0.1, 1.5])
+def test_prediction_ratio_outside_its_range_is_refused(ratio):
+    with pytest.raises(ValueError, match=rf"prediction_ratio={ratio} is outside \(0, 1\]"):
+        build(prediction_ratio=ratio)

@@ -1,7 +1,7 @@
 # The paper's linear probe, for a batch of 1024: cosine decay to 0, no warm-up.
 optim_wrapper = dict(
     type="mapet_mm.AutocastOptimWrapper",
-    optimizer=dict(type="AdamW", lr=4e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-4),
+    optimizer=dict(type="AdamW", fused=True, lr=4e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-4),
 )
 
 param_scheduler = [

@@ -2,7 +2,7 @@
 optim_wrapper = dict(
     type="mapet_mm.AutocastOptimWrapper",
     constructor="mapet_mm.LayerDecayOptimWrapperConstructor",  # no weight decay where the method has none
-    optimizer=dict(type="AdamW", lr=1.5e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05),
+    optimizer=dict(type="AdamW", fused=True, lr=1.5e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05),
     clip_grad=dict(max_norm=3.0),
 )
 

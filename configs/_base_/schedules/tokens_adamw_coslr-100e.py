@@ -3,7 +3,7 @@
 optim_wrapper = dict(
     type="mapet_mm.AutocastOptimWrapper",
     constructor="mapet_mm.LayerDecayOptimWrapperConstructor",
-    optimizer=dict(type="AdamW", lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05),
+    optimizer=dict(type="AdamW", fused=True, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05),
 )
 
 param_scheduler = [

@@ -26,7 +26,7 @@ model = dict(
 optim_wrapper = dict(
     constructor="mapet_mm.LayerDecayOptimWrapperConstructor",
     paramwise_cfg=dict(layer_decay_rate=0.75),
-    optimizer=dict(type="AdamW", lr=1e-3, weight_decay=0.05),
+    optimizer=dict(type="AdamW", fused=True, lr=1e-3, weight_decay=0.05),
 )
 val_cfg = dict()
 test_cfg = dict()

@@ -3,7 +3,7 @@ _base_ = "runtime.py"
 
 optim_wrapper = dict(
     constructor="mapet_mm.LayerDecayOptimWrapperConstructor",
-    optimizer=dict(type="AdamW", lr=3e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05),
+    optimizer=dict(type="AdamW", fused=True, lr=3e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.05),
     clip_grad=dict(max_norm=3.0),
 )
 param_scheduler = [

@@ -3,7 +3,7 @@ _base_ = "runtime.py"
 
 optim_wrapper = dict(
     constructor="mapet_mm.LayerDecayOptimWrapperConstructor",
-    optimizer=dict(type="AdamW", lr=3e-3, weight_decay=0.05),
+    optimizer=dict(type="AdamW", fused=True, lr=3e-3, weight_decay=0.05),
 )
 param_scheduler = [
     dict(type="LinearLR", start_factor=1e-3, begin=0, end=2, by_epoch=True, convert_to_iter_based=True),

@@ -1,0 +1,52 @@
+"""The attention kernels agree, whichever a device takes."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mapet_mm.models import attention
+from mapet_mm.models.attention import attend, attend_by_products
+
+
+def operands(dtype, rows=9, keys=13):
+    """Queries, keys and values `(2, 3, L, 8)` laid out as the backbone's: heads beside channels."""
+    lengths = (rows, keys, keys)
+    made = [torch.randn(2, n, 3, 8, dtype=dtype).transpose(1, 2).requires_grad_() for n in lengths]
+    sees = torch.rand(rows, keys) < 0.5
+    sees[:, 0] = True
+    return made, torch.zeros(rows, keys).masked_fill(~sees, float("-inf"))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_products_are_scaled_dot_product_attention(masked):
+    made, bias = operands(torch.float64)
+    bias = bias.double() if masked else None
+    expected = F.scaled_dot_product_attention(*made, attn_mask=bias)
+    actual = attend_by_products(*made, bias)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    weight = torch.randn_like(expected)
+    for ours, theirs in zip(
+        torch.autograd.grad(actual, made, weight), torch.autograd.grad(expected, made, weight), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_devices_kernel_is_exact_within_its_precision(dtype):
+    made, bias = operands(dtype)
+    exact = F.scaled_dot_product_attention(*(x.double() for x in made), attn_mask=bias.double())
+    error = (attend(*made, bias) - exact).norm() / exact.norm()
+    assert error < (1e-6 if dtype is torch.float32 else 1e-2)
+
+
+def test_bfloat16_on_cpu_takes_products(monkeypatch):
+    """The faster one there; an output of another kernel would not be this marker."""
+    monkeypatch.setattr(attention, "attend_by_products", lambda q, *_: torch.full_like(q, 7))
+    assert (attend(*operands(torch.bfloat16)[0]) == 7).all()
+    assert not (attend(*operands(torch.float32)[0]) == 7).all()
+
+
+def test_dropout_keeps_the_expectation():
+    made, bias = operands(torch.float32)
+    mean = torch.stack([attend_by_products(*made, bias, 0.3) for _ in range(4000)]).mean(0)
+    torch.testing.assert_close(mean, attend_by_products(*made, bias), rtol=0, atol=0.12)

@@ -1,0 +1,276 @@
+"""Throughput and memory of a pre-training step: the naive reference, ours, ours compiled, BEiT, MIM.
+
+A step is forward, backward and AdamW on random images and tokens, without stochastic depth. The reference is
+tests/naive_two_stream.py: float masks for each image and head, made before the time starts, and the streams
+apart; it steps PyTorch's default AdamW, the others the fused one. Rounds are interleaved, times are medians.
+Peak memory is what a step adds to the model and the optimizer's state, inputs and masks included.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from mmengine.config import Config
+from mmengine.logging import MMLogger
+from mmengine.registry import init_default_scope
+from mmpretrain.structures import DataSample
+from torch import Tensor, nn
+
+from mapet_mm.datasets.masking import BlockwiseMask
+from mapet_mm.experiments.arithmetic import plain_step_flops, step_flops
+from mapet_mm.experiments.benchmark import machine, table
+from mapet_mm.registry import MODELS
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests"))
+from naive_two_stream import build_masks, two_stream_forward  # noqa: E402
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DIMS = {"tiny": 192, "small": 384, "base": 768, "large": 1024}
+VARIANTS = {
+    "reference": "naive reference",
+    "eager": "MaPeT",
+    "compiled": "MaPeT, compiled",
+    "checkpointed": "MaPeT, checkpointed",
+    "half": "MaPeT, half the predictions",
+    "beit": "BEiT (MMPretrain)",
+    "mim": "MIM",
+}
+WARM_UP = 2
+
+
+def parse_args() -> argparse.Namespace:
+    """Command line."""
+    on_gpu = torch.cuda.is_available()
+    cases = (
+        ["tiny:bfloat16", "small:bfloat16", "base:bfloat16", "large:bfloat16"]
+        if on_gpu
+        else ["tiny:float32", "tiny:bfloat16", "small:bfloat16", "base:bfloat16"]
+    )
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", nargs="+", default=cases, help="ViT size:precision ...")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--batch", type=int, default=64 if on_gpu else 8, help="images of a step")
+    parser.add_argument("--rounds", type=int, default=10 if on_gpu else 5)
+    parser.add_argument("--memory-of", choices=VARIANTS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    for case in args.cases:
+        size, _, precision = case.partition(":")
+        if size not in DIMS or precision not in DTYPES:
+            parser.error(f"--cases {case}: SIZE:PRECISION with {', '.join(DIMS)} and {', '.join(DTYPES)}")
+    return args
+
+
+class Step:
+    """One variant's training step, and the products' arithmetic of it."""
+
+    def __init__(self, variant: str, size: str, precision: str, batch: int) -> None:
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.variant, self.dtype = variant, DTYPES[precision]
+        torch.manual_seed(0)
+        self.model = build_model(variant, size).to(self.device).train()
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(parameters, fused=variant != "reference" or None)
+        for parameter in parameters:  # so that the optimizer's state is there
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.batch = batch
+        self.flops = batch * self._image_flops()
+        if variant == "compiled":
+            self.model.backbone.compile(fullgraph=True, dynamic=False)
+
+    def make_inputs(self) -> None:
+        """Images, tokens, and what else the variant's loader would hand over."""
+        self.images = torch.randn(self.batch, 3, 224, 224, device=self.device)
+        self.tokens = torch.randint(8192, (self.batch, 14, 14), device=self.device)
+        masks = BlockwiseMask((14, 14), 75)
+        self.samples = [DataSample(mask=torch.as_tensor(masks({})["mask"])) for _ in range(self.batch)]
+        if self.variant == "reference":
+            backbone = self.model.backbone
+            # The masks' content does not change the time: a few images' are enough, and are copied.
+            permutation = backbone.sample_permutation(min(4, self.batch), self.device)
+            copies = -(-self.batch // len(permutation))
+            made = build_masks(permutation, backbone.cutting_point, "mapet", self._num_heads())
+            self.permutation = permutation.repeat(copies, 1)[: self.batch]
+            self.masks = [mask.repeat(copies, 1, 1, 1)[: self.batch] for mask in made]
+
+    def __call__(self) -> None:
+        with torch.autocast(self.device, self.dtype, enabled=self.dtype is not torch.float32):
+            loss = self._reference_loss() if self.variant == "reference" else self._loss()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _loss(self) -> Tensor:
+        return self.model.loss([self.images, self.tokens], self.samples)["loss"]
+
+    def _reference_loss(self) -> Tensor:
+        backbone, head = self.model.backbone, self.model.head
+        latents, is_target = two_stream_forward(
+            dict(backbone.named_parameters()),
+            self.images,
+            self.permutation,
+            cutting_point=backbone.cutting_point,
+            objective="mapet",
+            patch_size=16,
+            num_heads=self._num_heads(),
+            drop_rates=[0.0] * len(backbone.layers),
+            masks=self.masks,
+        )
+        targets = self.tokens.flatten(1)[is_target[:, 1:]]
+        return nn.functional.cross_entropy(head(latents).flatten(0, 1), targets)
+
+    def _num_heads(self) -> int:
+        return self.model.backbone.layers[0].attn.num_heads
+
+    def _image_flops(self) -> int:
+        backbone = self.model.backbone
+        settings = backbone.arch_settings
+        sizes = dict(
+            depth=len(backbone.layers),
+            dim=backbone.embed_dims,
+            feedforward=settings["feedforward_channels"],
+            patch_values=3 * 16 * 16,
+            vocab_size=8192,
+        )
+        if self.variant == "beit":
+            return plain_step_flops(num_tokens=197, num_masked=75, **sizes)
+        return step_flops(backbone.objective, 197, backbone.cutting_point, **sizes)
+
+
+def build_model(variant: str, size: str) -> nn.Module:
+    """The model of the variant's ImageNet recipe."""
+    method = variant if variant in ("beit", "mim") else "mapet"
+    named = "base" if size == "large" else size
+    (recipe,) = (ROOT / "configs" / method).glob(f"{method}_vit-{named}-p16_kclip_*_in1k.py")
+    cfg = Config.fromfile(recipe).model
+    cfg.backbone.drop_path_rate = 0.0
+    if size == "large":
+        cfg.backbone.arch, cfg.head.embed_dims = "large", DIMS[size]
+    if variant == "checkpointed":
+        cfg.backbone.with_cp = True
+    if variant == "half":
+        cfg.prediction_ratio = 0.5
+    init_default_scope("mmpretrain")
+    model = MODELS.build(cfg)
+    model.init_weights()
+    return model
+
+
+def wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds(call: Callable[[], None], device: str) -> float:
+    wait(device)
+    start = time.perf_counter()
+    call()
+    wait(device)
+    return time.perf_counter() - start
+
+
+def peak_memory(step: Step) -> int:
+    """Bytes that two steps add to the model and the optimizer's state; on CPU in a fresh process."""
+    if step.device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    else:
+        # A process keeps what loading libraries took at its peak: forget that.
+        Path("/proc/self/clear_refs").write_text("5")
+        before = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[1])
+    step.make_inputs()
+    step()
+    step()
+    if step.device == "cuda":
+        return torch.cuda.max_memory_allocated() - before
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+    return int(peak.split()[1]) * 1024 - before
+
+
+def memory_apart(variant: str, case: str, batch: int) -> int:
+    """`peak_memory` in a process of its own."""
+    command = [sys.executable, "-W", "ignore", __file__, "--cases", case, "--batch", str(batch)]
+    done = subprocess.run(
+        [*command, "--memory-of", variant], stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(case: str, args: argparse.Namespace) -> tuple[dict[str, list[float]], list[float], dict]:
+    """Seconds of each variant's steps and of a large product, and the steps."""
+    size, _, precision = case.partition(":")
+    steps = {variant: Step(variant, size, precision, args.batch) for variant in args.variants}
+    device = next(iter(steps.values())).device
+    for step in steps.values():
+        step.make_inputs()
+    side = 8192 if device == "cuda" else 2048
+    square = torch.randn(side, side, device=device, dtype=DTYPES[precision])
+    product = partial(torch.mm, square, square)
+    calls: dict[str, Callable[[], None]] = {**steps, "product": product}
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(WARM_UP + args.rounds):
+        for name, call in calls.items():
+            spent = seconds(call, device)
+            if number >= WARM_UP:
+                taken[name].append(spent)
+    rates = [2 * side**3 / spent for spent in taken.pop("product")]
+    return taken, rates, steps
+
+
+def report(case: str, args: argparse.Namespace) -> None:
+    """Measure one case and print its table."""
+    taken, rates, steps = measure(case, args)
+    rate = statistics.median(rates)
+    flops = {variant: step.flops for variant, step in steps.items()}
+    del steps
+    memory = {variant: memory_apart(variant, case, args.batch) for variant in args.variants}
+    times = {variant: statistics.median(spent) for variant, spent in taken.items()}
+    rows = []
+    for variant, spent in times.items():
+        rows.append(
+            [
+                VARIANTS[variant],
+                f"{1000 * spent:.0f}",
+                f"{args.batch / spent:.1f}",
+                f"{times['reference'] / spent:.2f}" if "reference" in times else "",
+                f"{memory[variant] / 2**20:.0f}",
+                f"{memory[variant] / memory['reference']:.2f}" if "reference" in memory else "",
+                f"{flops[variant] / spent / 1e12:.2f}",
+                f"{100 * flops[variant] / spent / rate:.0f}",
+                f"{1000 * flops[variant] / rate:.0f}",
+            ]
+        )
+    size, _, precision = case.partition(":")
+    print(f"\nViT-{size}, {precision}, batch {args.batch}; a large product: {rate / 1e12:.2f} TFLOP/s\n")
+    headings = ["", "ms a step", "images/s", "x reference", "peak MiB", "x reference", "TFLOP/s"]
+    print(table([*headings, "% of a product's", "floor, ms"], rows), flush=True)
+
+
+def main() -> None:
+    """Measure every case."""
+    args = parse_args()
+    MMLogger.get_instance("benchmark", log_level="ERROR")
+    if args.memory_of:
+        size, _, precision = args.cases[0].partition(":")
+        print(json.dumps(peak_memory(Step(args.memory_of, size, precision, args.batch))))
+        return
+    print(f"{machine()}; {args.rounds} interleaved rounds, medians")
+    for case in args.cases:
+        report(case, args)
+
+
+if __name__ == "__main__":
+    main()

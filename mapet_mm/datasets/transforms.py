@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import PurePath
 
 import mmcv
@@ -177,7 +177,11 @@ def _token_grid(results: dict, transform: BaseTransform) -> np.ndarray:
 
 
 def _relative_name(img_path: str, root: str) -> str | None:
-    path, root = os.path.abspath(img_path), os.path.abspath(root)
-    if not path.startswith(os.path.join(root, "")):
-        return None
-    return PurePath(os.path.relpath(path, root)).as_posix()
+    path, folder = os.path.abspath(img_path), _folder(root, os.getcwd())
+    return path[len(folder) :].replace(os.sep, "/") if path.startswith(folder) else None
+
+
+@cache
+def _folder(root: str, working_folder: str) -> str:
+    """A folder's absolute path with a separator at its end."""
+    return os.path.join(os.path.normpath(os.path.join(working_folder, root)), "")

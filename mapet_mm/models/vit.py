@@ -252,11 +252,12 @@ class MaPeTPretrainViT(MaPeTViT):
         layout: Layout,
         first_row: int = 0,
     ) -> Float[Tensor, "batch row dim"]:
-        """One layer, keeping for the backward pass what is dear to compute again, or nothing (`with_cp`)."""
+        """One layer; the backward pass finds all, under autocast what is dear, with `with_cp` nothing."""
         if self.with_cp and torch.is_grad_enabled():
             return checkpoint(run_layer, layer, tokens, layout, first_row, use_reentrant=False)
-        # A compiler settles by itself what to compute again.
-        recompute = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        # Computing again is worth its time where products are fast: measured, docs/performance.md. A compiler
+        # settles it by itself.
+        recompute = torch.is_autocast_enabled(tokens.device.type) and not torch.compiler.is_compiling()
         return run_layer(layer, tokens, layout, first_row, recompute)
 
     def _check_size(self, images: Tensor, permutation: Tensor | None) -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -222,3 +223,39 @@ def test_equals_the_naive_reference(objective, cut, grid, drop_path_rate):
     scale = max(g.norm() for g in expected)  # some gradients (key biases) are zero but for rounding
     for name, gradient, other in zip(parameters, gradients, expected, strict=True):
         assert (gradient - other).norm() < TOLERANCE * max(other.norm(), 1e-2 * scale), name
+
+
+@pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
+def test_computing_again_changes_no_gradient(objective):
+    """LayerNorm and GELU give the same values again: gradients are equal bit for bit."""
+    arch = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
+    vit = MaPeTPretrainViT(arch, 20, 4, 8, objective, drop_path_rate=0.3)
+    vit.init_weights()
+    tokens = vit.embed(torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu")).detach()
+    gradients = []
+    for recompute in (False, True):
+        torch.manual_seed(1)
+        inputs = tokens.clone().requires_grad_()
+        rows = two_stream.run_layer(vit.layers[1], inputs, vit.layout, recompute=recompute)
+        rows = two_stream.run_layer(vit.layers[2], rows, vit.layout, rows.shape[1] - 18, recompute)
+        parameters = [p for layer in vit.layers[1:] for p in layer.parameters()]
+        weight = torch.linspace(-1, 1, rows.numel()).view_as(rows)
+        gradients.append(torch.autograd.grad((rows * weight).sum(), [inputs, *parameters]))
+    for plain, again in zip(*gradients, strict=True):
+        assert torch.equal(plain, again)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_is_computed_again_is_not_kept(recompute):
+    """After the forward pass the results of LayerNorm and GELU are gone, or still there without it."""
+    arch = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=96)
+    vit = MaPeTPretrainViT(arch, 20, 4, 8)
+    vit.init_weights()
+    layer = vit.layers[0]
+    results = []
+    for module in (layer.ln1, layer.ln2, layer.ffn.layers[0][1]):
+        module.register_forward_hook(lambda _, __, result: results.append(weakref.ref(result)))
+    tokens = vit.embed(torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu"))
+    output = two_stream.run_layer(layer, tokens, vit.layout, recompute=recompute)
+    assert output.requires_grad
+    assert [result() is None for result in results] == [recompute] * 3

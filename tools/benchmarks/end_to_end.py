@@ -1,0 +1,109 @@
+"""What the real Runner reaches of the bare training step: loading, hooks, logging and schedules included.
+
+The recipe is the ImageNet one, with pipeline, hooks and optimizer wrapper, on JPEG files of scikit-image's
+photographs with random tokens. The bare step is the same model's and wrapper's `train_step` on one batch that
+is already loaded, timed before and after the run.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from data_path import write_photographs
+from mmengine.logging import MMLogger
+from mmengine.runner import Runner
+
+from mapet_mm.engine.launch import build_runner, configure_training, load_config
+from mapet_mm.experiments.benchmark import machine, table
+
+ROOT = Path(__file__).parents[2]
+WARM_UP = 3
+
+
+def parse_args() -> argparse.Namespace:
+    """Command line."""
+    on_gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", choices=("tiny", "small", "base"), default="small" if on_gpu else "tiny")
+    parser.add_argument("--batch", type=int, default=64 if on_gpu else 8)
+    parser.add_argument("--workers", type=int, default=12 if on_gpu else 1)
+    parser.add_argument("--iterations", type=int, default=100 if on_gpu else 20)
+    return parser.parse_args()
+
+
+def make_runner(args: argparse.Namespace, folder: Path) -> Runner:
+    """The recipe's runner for so many iterations on the photographs."""
+    (recipe,) = (ROOT / "configs/mapet").glob(f"mapet_vit-{args.size}-p16_kclip_*_in1k.py")
+    cfg = load_config(str(recipe), work_dir=str(folder / "work"))
+    loader = cfg.train_dataloader
+    loader.batch_size, loader.num_workers = args.batch, args.workers
+    loader.persistent_workers = args.workers > 0
+    loader.dataset = dict(
+        type="CustomDataset",
+        data_root=str(folder),
+        data_prefix="train",
+        with_label=False,
+        pipeline=loader.dataset.pipeline,
+    )
+    next(step for step in loader.dataset.pipeline if "store" in step)["store"] = str(folder / "tokens")
+    loader.sampler = dict(type="InfiniteSampler", shuffle=True)
+    cfg.train_cfg = dict(by_epoch=False, max_iters=WARM_UP + args.iterations)
+    cfg.param_scheduler = None
+    cfg.default_hooks.checkpoint = None
+    cfg.log_level = "ERROR"
+    configure_training(cfg, no_validate=True)
+    return build_runner(cfg, "none")
+
+
+def bare_steps(runner: Runner, batch: dict, count: int) -> float:
+    """Median seconds of the model's train step alone."""
+    taken = []
+    for _ in range(WARM_UP + count):
+        start = time.perf_counter()
+        runner.model.train_step(batch, runner.optim_wrapper)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[WARM_UP:])
+
+
+def main() -> None:
+    """Run, and print what was reached."""
+    args = parse_args()
+    MMLogger.get_instance("benchmark", log_level="ERROR")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_photographs(folder)
+        runner = make_runner(args, folder)
+        batch = next(iter(runner.build_dataloader(runner.cfg.train_dataloader)))
+        runner.train_loop  # noqa: B018 (builds the loop, which the optimizer's start needs)
+        runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+        runner.model.train()
+        before = bare_steps(runner, batch, args.iterations // 2)
+        runner.train()
+        after = bare_steps(runner, batch, args.iterations // 2)
+        history, _ = runner.message_hub.get_scalar("train/time").data
+        waits, _ = runner.message_hub.get_scalar("train/data_time").data
+    whole, waited = (statistics.median(of[WARM_UP:]) for of in (history, waits))
+    bare = (before + after) / 2
+    print(f"ViT-{args.size}, batch {args.batch}, {args.workers} workers; {machine()}\n")
+    rows = [
+        [
+            "bare step, before and after",
+            f"{1000 * before:.0f}, {1000 * after:.0f}",
+            f"{args.batch / bare:.1f}",
+        ],
+        ["Runner, median iteration", f"{1000 * whole:.0f}", f"{args.batch / whole:.1f}"],
+        ["of it waiting for data", f"{1000 * waited:.0f}", ""],
+    ]
+    print(table(["", "ms", "images/s"], rows))
+    print(f"\nthe Runner reaches {100 * bare / whole:.1f} % of the bare step")
+
+
+if __name__ == "__main__":
+    main()

@@ -22,11 +22,15 @@ def attend(
         bias: `(R, K)`, 0 where the row sees the key, minus infinity elsewhere; None if all see all.
         dropout: probability of dropping an attention weight.
     """
-    # On CPU, products in half precision use matrix units that the fused kernel leaves idle.
-    if queries.device.type == "cpu" and queries.dtype is torch.bfloat16:
+    if takes_products(queries):
         return attend_by_products(queries, keys, values, bias, dropout)
     bias = None if bias is None else bias.to(queries.dtype)
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, dropout_p=dropout)
+
+
+def takes_products(queries: Tensor) -> bool:
+    """Whether `attend` takes matrix products: on CPU bfloat16 has units that the fused kernel leaves idle."""
+    return queries.device.type == "cpu" and queries.dtype is torch.bfloat16
 
 
 def attend_by_products(

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-# Rows times classes of one block: 16 MiB in float32 on CPU (measured, docs/performance.md); on a GPU larger,
+# Rows times classes of one block: 8 MiB in float32 on CPU (measured, docs/performance.md); on a GPU larger,
 # so that its products stay large.
-BLOCK_ELEMENTS = {"cpu": 2**22}
+BLOCK_ELEMENTS = {"cpu": 2**21}
 BLOCK_ELEMENTS_ELSEWHERE = 2**26
 
 

@@ -9,7 +9,7 @@ from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLay
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mapet_mm.models.attention import attend
+from mapet_mm.models.attention import attend, takes_products
 from mapet_mm.models.recomputation import recomputed
 
 
@@ -71,6 +71,8 @@ def _attention(
     num_stream_rows = queries.shape[2] - num_dense_rows
     # Split, not sliced: the gradient is then one copy instead of sums into zeros.
     dense_queries, stream_queries = queries.split([num_dense_rows, num_stream_rows], dim=2)
+    if takes_products(keys):  # copied once for both calls, not in each
+        keys, values = keys.contiguous(), values.contiguous()
     attended = []
     if num_dense_rows:
         dense_keys, dense_values = keys[:, :, : layout.num_dense], values[:, :, : layout.num_dense]

@@ -252,13 +252,11 @@ class MaPeTPretrainViT(MaPeTViT):
         layout: Layout,
         first_row: int = 0,
     ) -> Float[Tensor, "batch row dim"]:
-        """One layer; the backward pass finds all, under autocast what is dear, with `with_cp` nothing."""
+        """One layer; for the backward pass it keeps what is dear to compute again, with `with_cp` nothing."""
         if self.with_cp and torch.is_grad_enabled():
             return checkpoint(run_layer, layer, tokens, layout, first_row, use_reentrant=False)
-        # Computing again is worth its time where products are fast: measured, docs/performance.md. A compiler
-        # settles it by itself.
-        recompute = torch.is_autocast_enabled(tokens.device.type) and not torch.compiler.is_compiling()
-        return run_layer(layer, tokens, layout, first_row, recompute)
+        # A compiler settles by itself what to compute again.
+        return run_layer(layer, tokens, layout, first_row, recompute=not torch.compiler.is_compiling())
 
     def _check_size(self, images: Tensor, permutation: Tensor | None) -> None:
         if tuple(images.shape[-2:]) != self.img_size:

@@ -43,7 +43,8 @@ def run_layer(
         tokens: `(B, L, D)`.
         layout: the layout of the rows.
         first_row: the first row of the result.
-        recompute: compute LayerNorm and GELU again in the backward pass instead of keeping their results.
+        recompute: compute the activation again in the backward pass instead of keeping it, and LayerNorm
+            where it would be kept as a copy in autocast's precision.
     """
     attention, ffn = layer.attn, layer.ffn
     update = _attention(layer, tokens, layout, first_row, recompute)
@@ -108,7 +109,7 @@ def _project(
     normed = normed_rows()
     asking_rows, content_rows = asking(normed), content(normed)
     remake = (asking_rows, lambda: asking(normed_rows())), (content_rows, lambda: content(normed_rows()))
-    with recomputed(*remake) if recompute else nullcontext():
+    with recomputed(*remake) if recompute and dtype is not tokens.dtype else nullcontext():
         queries = F.linear(asking_rows, weight[:dim], query_shift)
         keys, values = F.linear(content_rows, weight[dim:], key_value_shift).chunk(2, dim=-1)
     # B L (H d) -> B H L d
@@ -126,7 +127,7 @@ def _feed_forward(
         return layer.ln2(tokens).to(dtype)
 
     normed = normed_rows()
-    with recomputed((normed, normed_rows)) if recompute else nullcontext():
+    with recomputed((normed, normed_rows)) if recompute and dtype is not tokens.dtype else nullcontext():
         hidden = F.linear(normed, first.weight, first.bias)
     active = activate(hidden)
     # With dropout in between, the second layer's input is not the activation.

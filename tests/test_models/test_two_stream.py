@@ -12,7 +12,14 @@ from mmengine.runner.checkpoint import load_state_dict
 from naive_two_stream import two_stream_forward
 from torch.nn import functional as F
 
-from mapet_mm.models import MaPeTPretrainViT, MaPeTViT, TokenPredictionHead, losses, two_stream
+from mapet_mm.models import (
+    MaPeTPretrainViT,
+    MaPeTViT,
+    TokenPredictionHead,
+    losses,
+    recomputation,
+    two_stream,
+)
 from mapet_mm.models.attention import attend_by_products
 
 TOLERANCE = 1e-5  # relative, float32
@@ -225,8 +232,9 @@ def test_equals_the_naive_reference(objective, cut, grid, drop_path_rate):
         assert (gradient - other).norm() < TOLERANCE * max(other.norm(), 1e-2 * scale), name
 
 
+@pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
-def test_computing_again_changes_no_gradient(objective):
+def test_computing_again_changes_no_gradient(objective, autocast):
     """LayerNorm and GELU give the same values again: gradients are equal bit for bit."""
     arch = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
     vit = MaPeTPretrainViT(arch, 20, 4, 8, objective, drop_path_rate=0.3)
@@ -236,8 +244,9 @@ def test_computing_again_changes_no_gradient(objective):
     for recompute in (False, True):
         torch.manual_seed(1)
         inputs = tokens.clone().requires_grad_()
-        rows = two_stream.run_layer(vit.layers[1], inputs, vit.layout, recompute=recompute)
-        rows = two_stream.run_layer(vit.layers[2], rows, vit.layout, rows.shape[1] - 18, recompute)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            rows = two_stream.run_layer(vit.layers[1], inputs, vit.layout, recompute=recompute)
+            rows = two_stream.run_layer(vit.layers[2], rows, vit.layout, rows.shape[1] - 18, recompute)
         parameters = [p for layer in vit.layers[1:] for p in layer.parameters()]
         weight = torch.linspace(-1, 1, rows.numel()).view_as(rows)
         gradients.append(torch.autograd.grad((rows * weight).sum(), [inputs, *parameters]))
@@ -247,7 +256,7 @@ def test_computing_again_changes_no_gradient(objective):
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_what_is_computed_again_is_not_kept(recompute):
-    """After the forward pass the results of LayerNorm and GELU are gone, or still there without it."""
+    """After the forward pass GELU's result is gone, or still there without; LayerNorm's stays in float32."""
     arch = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=96)
     vit = MaPeTPretrainViT(arch, 20, 4, 8)
     vit.init_weights()
@@ -258,4 +267,30 @@ def test_what_is_computed_again_is_not_kept(recompute):
     tokens = vit.embed(torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu"))
     output = two_stream.run_layer(layer, tokens, vit.layout, recompute=recompute)
     assert output.requires_grad
-    assert [result() is None for result in results] == [recompute] * 3
+    assert [result() is None for result in results] == [False, False, recompute]
+
+
+def test_under_autocast_no_copy_of_layer_norms_result_is_kept(monkeypatch):
+    """What the linear layers keep of their inputs: functions, where it would be bfloat16 rows."""
+    arch = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=96)
+    vit = MaPeTPretrainViT(arch, 20, 4, 8)
+    vit.init_weights()
+    tokens = vit.embed(torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu"))
+    rows, kept = tokens.shape[1], []
+    plain = recomputation.saved_tensors_hooks
+
+    def watch(pack, unpack):
+        def watched(tensor):
+            packed = pack(tensor)
+            kept.append((tuple(tensor.shape), isinstance(packed, torch.Tensor)))
+            return packed
+
+        return plain(watched, unpack)
+
+    monkeypatch.setattr(recomputation, "saved_tensors_hooks", watch)
+    with torch.autocast("cpu", torch.bfloat16):
+        two_stream.run_layer(vit.layers[0], tokens, vit.layout, recompute=True)
+    inputs = [entry for entry in kept if entry[0][0] == 2 * rows or entry[0][0] == 2 * vit.num_keys]
+    # Queries' rows, the keys' rows, the MLP's rows, the activation.
+    widths = [(2 * rows, 24), (2 * vit.num_keys, 24), (2 * rows, 24), (2 * rows, 96)]
+    assert inputs == [(width, False) for width in widths]

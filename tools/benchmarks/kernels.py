@@ -1,0 +1,152 @@
+"""The choices inside a pre-training step, each beside its alternatives: attention, the head's loss, AdamW.
+
+Attention is that of the rows T and Q with their mask in one layer, the head's loss that of a batch's targets,
+both forward and backward. Rounds are interleaved, times are medians.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from mapet_mm.experiments.benchmark import machine, table
+from mapet_mm.models import losses
+from mapet_mm.models.attention import attend_by_products
+from mapet_mm.models.objectives import MAPET, visibility
+
+MODELS = {"tiny": (3, 50), "small": (6, 50), "base": (12, 60)}  # heads, cutting point
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+CUDA_KERNELS = {
+    "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cuDNN": SDPBackend.CUDNN_ATTENTION,
+}
+WARM_UP = 2
+VOCAB = 8192
+
+
+def parse_args() -> argparse.Namespace:
+    """Command line."""
+    on_gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batch", type=int, default=64 if on_gpu else 8)
+    parser.add_argument("--rounds", type=int, default=20 if on_gpu else 7)
+    return parser.parse_args()
+
+
+def milliseconds(calls: dict[str, Callable[[], object]], device: str, rounds: int) -> dict[str, str]:
+    """Median time of each call, in turns; what the device refuses is a dash."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(WARM_UP + rounds):
+        for name, call in calls.items():
+            try:
+                start = time.perf_counter()
+                call()
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                taken[name].append(1000 * (time.perf_counter() - start))
+            except RuntimeError as error:
+                if "kernel" not in str(error):
+                    raise
+    return {name: f"{statistics.median(of[WARM_UP:]):.1f}" if of else "–" for name, of in taken.items()}
+
+
+def backward(output: Tensor) -> None:
+    output.backward(torch.ones_like(output))
+
+
+def attention_calls(size: str, dtype: torch.dtype, device: str, batch: int) -> dict[str, Callable[[], None]]:
+    """Each kernel's forward and backward pass for T and Q."""
+    heads, context = MODELS[size]
+    num_targets = 197 - context
+    sees = visibility(MAPET, context, num_targets)[context + num_targets :].to(device)
+    bias = torch.zeros(sees.shape, device=device, dtype=dtype).masked_fill(~sees, float("-inf"))
+    queries, keys, values = (
+        torch.randn(batch, rows, heads, 64, device=device, dtype=dtype).transpose(1, 2).requires_grad_()
+        for rows in (sees.shape[0], sees.shape[1], sees.shape[1])
+    )
+
+    def fused(backend: SDPBackend | None = None) -> None:
+        with sdpa_kernel([backend]) if backend else nullcontext():
+            backward(F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias))
+
+    def products() -> None:
+        backward(attend_by_products(queries, keys, values, bias))
+
+    chosen = {f"fused, {name}": partial(fused, kind) for name, kind in CUDA_KERNELS.items()}
+    return {"fused": fused, "products": products, **(chosen if device == "cuda" else {})}
+
+
+def head_calls(size: str, dtype: torch.dtype, device: str, batch: int) -> dict[str, Callable[[], None]]:
+    """The loss by PyTorch's linear layer and cross-entropy, and in blocks of several sizes."""
+    heads, context = MODELS[size]
+    targets = torch.randint(VOCAB, (batch * (197 - context),), device=device)
+    latents = torch.randn(len(targets), 64 * heads, device=device, requires_grad=True)
+    linear = nn.Linear(64 * heads, VOCAB, device=device)
+
+    def whole() -> None:
+        with torch.autocast(device, dtype, enabled=dtype is not torch.float32):
+            loss = F.cross_entropy(linear(latents), targets)
+        loss.backward()
+
+    def blocks(rows: int) -> None:
+        before = losses.BLOCK_ELEMENTS
+        losses.BLOCK_ELEMENTS = {device: rows * VOCAB}
+        with torch.autocast(device, dtype, enabled=dtype is not torch.float32):
+            loss, _ = losses.linear_cross_entropy(latents, linear.weight, linear.bias, targets)
+        loss.backward()
+        losses.BLOCK_ELEMENTS = before
+
+    sizes = (1024, 4096, 8192) if device == "cuda" else (64, 256, 1024)
+    return {"linear, cross-entropy": whole, **{f"blocks of {rows}": partial(blocks, rows) for rows in sizes}}
+
+
+def adamw_calls(size: str, device: str) -> dict[str, Callable[[], None]]:
+    """One step over as many parameters as the ViT has in its matrices, twelve layers of them."""
+    dim = 64 * MODELS[size][0]
+    calls = {}
+    for name, options in {"default": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}.items():
+        parameters = [
+            torch.zeros(width * dim, dim, device=device).requires_grad_()
+            for _ in range(12)
+            for width in (3, 1, 4, 4)
+        ]
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        calls[name] = torch.optim.AdamW(parameters, **options).step
+    return calls
+
+
+def print_table(title: str, rows: list[tuple[str, dict[str, str]]]) -> None:
+    headings = list(dict.fromkeys(name for _, measured in rows for name in measured))
+    print(f"\n{title}, ms\n")
+    body = [[name, *(measured.get(heading, "") for heading in headings)] for name, measured in rows]
+    print(table(["", *headings], body), flush=True)
+
+
+def main() -> None:
+    """Measure and print three tables."""
+    args = parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    print(f"batch {args.batch}; {machine()}")
+    for title, make in (("Attention of T and Q", attention_calls), ("The head's loss", head_calls)):
+        rows = []
+        for size in MODELS:
+            for precision, dtype in DTYPES.items():
+                calls = make(size, dtype, device, args.batch)
+                rows.append((f"ViT-{size}, {precision}", milliseconds(calls, device, args.rounds)))
+        print_table(title, rows)
+    rows = [(f"ViT-{size}", milliseconds(adamw_calls(size, device), device, args.rounds)) for size in MODELS]
+    print_table("AdamW", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""`compile=True` compiles the backbone as one graph, by a hook."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.logging import MMLogger
+from torch import nn
+
+from mapet_mm.engine.compilation import CompileHook
+from mapet_mm.engine.launch import configure_training
+
+
+class Doubling(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+class Breaking(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.sum().item() > 0 else x - 1
+
+
+def runner_of(**modules: nn.Module) -> SimpleNamespace:
+    model = nn.Module()
+    for name, module in modules.items():
+        model.add_module(name, module)
+    return SimpleNamespace(model=model, logger=MMLogger.get_instance("test"))
+
+
+def config(**options) -> Config:
+    parts = {key: {"type": "any"} for key in ("train_dataloader", "train_cfg", "optim_wrapper")}
+    return Config(dict(model=dict(type="any"), work_dir="nowhere", **parts, **options))
+
+
+@pytest.mark.parametrize(
+    ("compile_options", "expected"),
+    [(True, {}), (dict(mode="max-autotune"), dict(mode="max-autotune"))],
+)
+def test_the_configs_compile_becomes_the_hook(compile_options, expected):
+    cfg = config(compile=compile_options, custom_hooks=[dict(type="Another")])
+    configure_training(cfg)
+    assert "compile" not in cfg  # else MMEngine would compile the whole train step
+    assert cfg.custom_hooks == [dict(type="Another"), dict(type="mapet_mm.CompileHook", **expected)]
+
+
+def test_without_compile_nothing_is_added():
+    cfg = config(compile=False)
+    configure_training(cfg)
+    assert not cfg.get("custom_hooks")
+
+
+def test_the_backbone_runs_compiled_and_keeps_its_names():
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    backbone = Doubling()
+    model = runner_of(backbone=backbone, head=Breaking())
+    CompileHook(backend=backend).before_train(model)
+    assert torch.equal(backbone(torch.ones(3)), torch.full((3,), 2.0))
+    assert len(graphs) == 1
+    assert not [name for name, _ in model.model.named_modules() if "_orig_mod" in name]
+
+
+def test_a_backbone_of_several_graphs_is_refused():
+    backbone = Breaking()
+    model = runner_of(backbone=backbone)
+    CompileHook(backend="eager").before_train(model)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        backbone(torch.ones(3))
+
+
+def test_a_model_without_backbone_is_one_clear_line():
+    with pytest.raises(ValueError, match="model Module has no `backbone` to compile"):
+        CompileHook().before_train(runner_of(head=Doubling()))

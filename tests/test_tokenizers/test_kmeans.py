@@ -93,7 +93,8 @@ def test_empty_clusters_are_split(tmp_path):
     shards = FeatureShards(tmp_path, dict(images=600, positions_per_image=1, dim=DIM))
     # Four distinct rows and eight starts: some clusters are empty in the first iteration.
     rows = np.random.default_rng(0).normal(size=(4, DIM)).astype(np.float16)
-    shards.write(0, rows[np.arange(600) % 4])
+    for number, part in enumerate(shards.rows()):
+        shards.write(number, rows[np.asarray(part) % 4])
     centroids, inertia = fit_shards(shards, KMeansOptions(8, 10, 1), tmp_path / "state")
     assert np.isfinite(centroids).all()
     assert len(np.unique(centroids, axis=0)) == 8

@@ -146,17 +146,24 @@ sys.path[:0] = sys.argv[1:3]
 from test_two_stream import *
 golden = dict(np.load(sys.argv[3]))
 vit, head = build_golden(golden, arch_of(golden))
-vit.compile(fullgraph=True, dynamic=False)
+vit.compile(fullgraph=True, dynamic=False, backend=sys.argv[5])
 print(max(errors_against_golden(golden, vit, head, sys.argv[4]).values()))
 """
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_compiled_mapet_is_one_graph_and_equals_the_authors_code(data_dir, device):
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [
+        ("cpu", "aot_eager"),  # the same graphs, run without a C++ compiler
+        pytest.param("cpu", "inductor", marks=pytest.mark.slow),
+        pytest.param("cuda", "inductor", marks=pytest.mark.gpu),
+    ],
+)
+def test_compiled_mapet_is_one_graph_and_equals_the_authors_code(data_dir, device, backend):
     """In a process of its own: the shape checks of the tests are no part of the graph."""
     folders = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
     command = [sys.executable, "-W", "ignore", "-c", COMPILED, *folders]
-    command += [str(data_dir / "mapet_reference_d48.npz"), device]
+    command += [str(data_dir / "mapet_reference_d48.npz"), device, backend]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert float(done.stdout.splitlines()[-1]) < TOLERANCE

@@ -128,10 +128,11 @@ def draw_codebook_sheet(
         FileNotFoundError: an image is not under `image_root`.
     """
     columns = max(1, *(len(row.patches) for row in rows))
-    width, height = columns * (CELL_INCHES + GAP_INCHES), len(rows) * (CELL_INCHES + TITLE_INCHES)
+    width = columns * (CELL_INCHES + GAP_INCHES)
+    height = len(rows) * (CELL_INCHES + TITLE_INCHES) + GAP_INCHES
     figure = Figure(figsize=(width, height))
     # Fixed places: an automatic layout would widen the first column to hold the row's title.
-    figure.subplots_adjust(0, 0, 1 - GAP_INCHES / width, 1 - TITLE_INCHES / height)
+    figure.subplots_adjust(0, GAP_INCHES / height, 1 - GAP_INCHES / width, 1 - TITLE_INCHES / height)
     spaces = {"wspace": GAP_INCHES / CELL_INCHES, "hspace": TITLE_INCHES / CELL_INCHES}
     cells = figure.subplots(len(rows), columns, squeeze=False, gridspec_kw=spaces)
     for line, row in zip(cells, rows, strict=True):

@@ -95,7 +95,7 @@ def test_page_has_statistics_and_a_picture_of_each_token(cfg, tmp_path):
     # Nine tokens: one more than a sheet holds.
     sheets = [Image.open(tmp_path / f"sheet_{number}.png") for number in (1, 2)]
     assert sheets[0].width == sheets[1].width
-    assert sheets[0].height == pytest.approx(8 * sheets[1].height, rel=0.01)
+    assert sheets[0].height == pytest.approx(8 * sheets[1].height, rel=0.04)  # margins once a sheet
 
 
 @pytest.mark.parametrize(

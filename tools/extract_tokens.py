@@ -9,7 +9,7 @@ import sys
 from mmengine.config import Config, DictAction
 from mmengine.dist import is_main_process
 
-from mapet_mm.engine.processes import start_processes
+from mapet_mm.engine.processes import start_processes, stop_processes
 from mapet_mm.tokenizers.recipe import run_extract_tokens, run_verify_tokens
 
 
@@ -59,6 +59,7 @@ def main() -> None:
             f"{store.vocab_size} ids, tokenizer {store.tokenizer[:12]}"
         )
         print(f"next: python tools/train.py {cfg.get('next_config', 'CONFIG')}")
+    stop_processes()
 
 
 if __name__ == "__main__":

@@ -6,11 +6,13 @@ the images and the clustering; the codebook is the same for any number of them.
 
 import argparse
 import sys
+from pathlib import Path
 
 from mmengine.config import Config, DictAction
 from mmengine.dist import is_main_process
 
-from mapet_mm.engine.processes import start_processes
+from mapet_mm.engine.processes import start_processes, stop_processes
+from mapet_mm.tokenizers.codebook import Codebook
 from mapet_mm.tokenizers.recipe import features_folder, run_fit_codebook
 
 
@@ -39,8 +41,12 @@ def main() -> None:
         path, codebook = run_fit_codebook(cfg, args.out, args.overwrite)
     except (ValueError, RuntimeError) as error:
         sys.exit(f"error: {error}")
-    if not is_main_process():
-        return
+    if is_main_process():
+        report(args, path, codebook)
+    stop_processes()
+
+
+def report(args: argparse.Namespace, path: Path, codebook: Codebook) -> None:
     features = features_folder(path)
     size = sum(file.stat().st_size for file in features.iterdir()) / 2**20
     print(f"wrote {path}: {codebook.k} centroids of {codebook.dim} channels, digest {codebook.digest[:12]}")

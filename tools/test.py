@@ -10,9 +10,8 @@ import os
 import sys
 from pathlib import Path
 
-import torch
 from mmengine.config import DictAction
-from mmengine.dist import is_distributed, is_main_process
+from mmengine.dist import is_main_process
 from mmengine.evaluator import DumpResults
 from mmengine.fileio import dump
 
@@ -23,6 +22,7 @@ from mapet_mm.engine.launch import (
     configure_test,
     load_config,
 )
+from mapet_mm.engine.processes import stop_processes
 
 PREDICTIONS, METRICS = (".pkl", ".pickle"), (".json", ".yml", ".yaml")
 
@@ -74,8 +74,8 @@ def main() -> None:
         print(f"wrote {', '.join(filter(None, [runner.log_dir, args.out, args.show_dir]))}")
         if not args.out:
             print(f"next: python tools/test.py {args.config} {args.checkpoint} --out predictions.pkl")
-    if is_distributed():
-        torch.distributed.destroy_process_group()
+    del runner
+    stop_processes()
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ import argparse
 import os
 import sys
 
-import torch
 from mmengine.config import DictAction
-from mmengine.dist import is_distributed, is_main_process
+from mmengine.dist import is_main_process
 
 from mapet_mm.engine.launch import (
     LaunchError,
@@ -20,6 +19,7 @@ from mapet_mm.engine.launch import (
     load_config,
     training_report,
 )
+from mapet_mm.engine.processes import stop_processes
 
 
 def parse_args() -> argparse.Namespace:
@@ -67,8 +67,8 @@ def main() -> None:
     runner.train()
     if is_main_process():
         print(training_report(cfg, args.config))
-    if is_distributed():
-        torch.distributed.destroy_process_group()
+    del runner
+    stop_processes()
 
 
 if __name__ == "__main__":

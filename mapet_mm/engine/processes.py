@@ -1,10 +1,11 @@
 """Start the processes of a distributed run, with or without GPUs."""
 
 import datetime
+import gc
 
 import torch
 from mmengine.device import get_device
-from mmengine.dist import init_dist, is_distributed
+from mmengine.dist import barrier, init_dist, is_distributed
 
 TIMEOUT_SECONDS = 1800
 
@@ -29,3 +30,14 @@ def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS)
         torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
     else:
         raise ValueError(f"launcher {launcher} needs CUDA devices: without them use launcher pytorch")
+
+
+def stop_processes() -> None:
+    """Leave the run once all processes have come here; what still uses them has to be gone.
+
+    A process that goes while another still talks to it can end in an abort, with all its work done.
+    """
+    if is_distributed():
+        gc.collect()  # a wrapped model holds on to the group, in cycles
+        barrier()
+        torch.distributed.destroy_process_group()

@@ -9,7 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 @contextmanager
-def recomputed(*results: tuple[Tensor, Callable[[], Tensor]]) -> Iterator[None]:
+def recomputed(*results: tuple[Tensor, Callable[[], Tensor]], when: bool = True) -> Iterator[None]:
     """What is called inside keeps for its backward pass how to make these results, not the results.
 
     The gradients are the same, bit for bit: the functions give the same values again.
@@ -17,7 +17,11 @@ def recomputed(*results: tuple[Tensor, Callable[[], Tensor]]) -> Iterator[None]:
     Args:
         *results: contiguous tensors, each with the function that makes it; called without autocast and
             gradients.
+        when: otherwise all is kept as usual.
     """
+    if not when:
+        yield
+        return
     made_by = {result.data_ptr(): (result.numel(), make) for result, make in results}
 
     def pack(saved: Tensor) -> Tensor | Callable[[], Tensor]:

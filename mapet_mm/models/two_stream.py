@@ -1,10 +1,10 @@
 """One Transformer layer over the layout `C | M | T | Q` (see :mod:`mapet_mm.models.objectives`)."""
 
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
+from mmcv.cnn.bricks.transformer import FFN
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -46,12 +46,13 @@ def run_layer(
         recompute: compute the activation again in the backward pass instead of keeping it, and LayerNorm
             where it would be kept as a copy in autocast's precision.
     """
-    attention, ffn = layer.attn, layer.ffn
     update = _attention(layer, tokens, layout, first_row, recompute)
     if first_row:  # the gradient of a slice is a copy, even of all rows
         tokens = tokens[:, first_row:]
-    tokens = tokens + attention.out_drop(update)
-    return tokens + ffn.dropout_layer(_feed_forward(layer, tokens, recompute))
+    tokens = tokens + layer.attn.out_drop(update)
+    if not isinstance(layer.ffn, FFN) or len(layer.ffn.layers) != 3:  # `layer_cfgs` asks for another MLP
+        return layer.ffn(layer.ln2(tokens), identity=tokens)
+    return tokens + layer.ffn.dropout_layer(_feed_forward(layer, tokens, recompute))
 
 
 def _attention(
@@ -109,7 +110,7 @@ def _project(
     normed = normed_rows()
     asking_rows, content_rows = asking(normed), content(normed)
     remake = (asking_rows, lambda: asking(normed_rows())), (content_rows, lambda: content(normed_rows()))
-    with recomputed(*remake) if recompute and dtype is not tokens.dtype else nullcontext():
+    with recomputed(*remake, when=recompute and dtype is not tokens.dtype):
         queries = F.linear(asking_rows, weight[:dim], query_shift)
         keys, values = F.linear(content_rows, weight[dim:], key_value_shift).chunk(2, dim=-1)
     # B L (H d) -> B H L d
@@ -119,7 +120,7 @@ def _project(
 def _feed_forward(
     layer: TransformerEncoderLayer, tokens: Float[Tensor, "batch row dim"], recompute: bool
 ) -> Float[Tensor, "batch row dim"]:
-    """The MLP with its LayerNorm and LayerScale."""
+    """The MLP of two linear layers with its LayerNorm and LayerScale."""
     (first, activate, first_drop), second, second_drop = layer.ffn.layers
     dtype = _product_dtype(tokens)
 
@@ -127,11 +128,11 @@ def _feed_forward(
         return layer.ln2(tokens).to(dtype)
 
     normed = normed_rows()
-    with recomputed((normed, normed_rows)) if recompute and dtype is not tokens.dtype else nullcontext():
+    with recomputed((normed, normed_rows), when=recompute and dtype is not tokens.dtype):
         hidden = F.linear(normed, first.weight, first.bias)
     active = activate(hidden)
     # With dropout in between, the second layer's input is not the activation.
-    with recomputed((active, lambda: activate(hidden))) if recompute else nullcontext():
+    with recomputed((active, lambda: activate(hidden)), when=recompute):
         return second_drop(F.linear(first_drop(active), *_scaled(second, layer.ffn.gamma2)))
 
 

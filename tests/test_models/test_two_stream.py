@@ -301,3 +301,13 @@ def test_under_autocast_no_copy_of_layer_norms_result_is_kept(monkeypatch):
     # Queries' rows, the keys' rows, the MLP's rows, the activation.
     widths = [(2 * rows, 24), (2 * vit.num_keys, 24), (2 * rows, 24), (2 * rows, 96)]
     assert inputs == [(width, False) for width in widths]
+
+
+@pytest.mark.parametrize("layer_cfgs", [{}, {"ffn_type": "swiglu_fused"}, {"num_fcs": 3}])
+def test_any_layer_of_mmpretrain_runs_as_it_does_there(layer_cfgs):
+    """MIM's rows see each other in full: MMPretrain's own layer gives the same."""
+    arch = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
+    vit = MaPeTPretrainViT(arch, 20, 4, 8, "mim", layer_cfgs=layer_cfgs)
+    tokens = vit.embed(torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu"))
+    ours = two_stream.run_layer(vit.layers[0], tokens, vit.layout)
+    torch.testing.assert_close(ours, vit.layers[0](tokens), rtol=1e-5, atol=1e-6)

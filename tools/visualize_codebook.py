@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mmengine.config import Config, DictAction
 
+from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.tokenizers.kclip import KCLIP
 from mapet_mm.tokenizers.recipe import build_images, build_tokenizer
 from mapet_mm.tokenizers.token_store import TokenStore
@@ -67,13 +68,13 @@ def choose_tokens(args: argparse.Namespace, usage: TokenUsage) -> list[int]:
 
 
 def make_galleries(
-    args: argparse.Namespace, cfg: Config, store: TokenStore, tokens: list[int]
+    args: argparse.Namespace, cfg: Config, images: NamedImages, store: TokenStore, tokens: list[int]
 ) -> dict[int, list[Gallery]]:
     """The patches to show of each token: the nearest to its centroid first, then random ones."""
     members = find_members(store, tokens, args.candidates, args.seed)
     galleries: dict[int, list[Gallery]] = {token: [] for token in tokens}
     if args.nearest:
-        for token, patches in find_nearest(args, cfg, store, members).items():
+        for token, patches in find_nearest(args, cfg, images, store, members).items():
             among = "" if len(members[token]) < args.candidates else f" of {args.candidates} random"
             galleries[token].append(Gallery(f"nearest{among}", patches))
     if args.random:
@@ -83,7 +84,11 @@ def make_galleries(
 
 
 def find_nearest(
-    args: argparse.Namespace, cfg: Config, store: TokenStore, members: dict[int, list[Patch]]
+    args: argparse.Namespace,
+    cfg: Config,
+    images: NamedImages,
+    store: TokenStore,
+    members: dict[int, list[Patch]],
 ) -> dict[int, list[Patch]]:
     tokenizer, preprocessor = build_tokenizer(cfg)
     if not isinstance(tokenizer, KCLIP):
@@ -92,7 +97,7 @@ def find_nearest(
         )
     store.require_tokenizer(tokenizer.digest, "the config's tokenizer")
     loading = cfg.get("dataloader", {})
-    return nearest_members(tokenizer, preprocessor, build_images(cfg), members, args.nearest, **loading)
+    return nearest_members(tokenizer, preprocessor, images, members, args.nearest, **loading)
 
 
 def main() -> None:
@@ -105,7 +110,7 @@ def main() -> None:
         images = build_images(cfg)
         store = TokenStore.open(cfg.token_store)
         usage = measure_usage(store, images.labels())
-        galleries = make_galleries(args, cfg, store, choose_tokens(args, usage))
+        galleries = make_galleries(args, cfg, images, store, choose_tokens(args, usage))
         names = images.class_names()
         pictures = CodebookPictures(store, usage, galleries, images.data_root, args.context, names)
         write(pictures, args.config, out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mapet_mm.models.objectives import MAPET, MIM, Objective, group_sizes, visibility
+from mapet_mm.models.objectives import MIM, Objective, group_sizes, visibility
 
 # One product forward, two backward: by the inputs and by the weights.
 PASSES = 3
@@ -42,8 +42,8 @@ def step_flops(
         # Query and output projection and the MLP for the rows; key and value for the keys; scores and sums.
         return 2 * (dim * (2 * queries * (dim + feedforward) + 2 * keys * dim) + 2 * visible * dim)
 
-    last = sees[-predictions:] if objective.groups[-1] == "Q" else sees[cutting_point:]
-    forward = (depth - 1) * layer(rows, int(sees.sum())) + layer(predictions, int(last.sum()))
+    forward = (depth - 1) * layer(rows, int(sees.sum()))
+    forward += layer(predictions, int(sees[-predictions:].sum()))
     forward += 2 * (num_tokens - 1) * patch_values * dim + 2 * predictions * dim * vocab_size
     return PASSES * forward
 
@@ -51,6 +51,3 @@ def step_flops(
 def plain_step_flops(num_tokens: int, num_masked: int, depth: int, **sizes: int) -> int:
     """The same for a plain ViT that predicts `num_masked` of its tokens: BEiT."""
     return step_flops(MIM, num_tokens, num_tokens - num_masked, depth, **sizes)
-
-
-__all__ = ["MAPET", "MIM", "plain_step_flops", "step_flops"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import faiss
 import torch
@@ -21,6 +22,34 @@ def machine() -> str:
     return (
         f"{device}; Python {platform.python_version()}, torch {torch.__version__}, faiss {faiss.__version__}"
     )
+
+
+def time_in_turns(
+    calls: Mapping[str, Callable[[], object]], rounds: int, warm_up: int
+) -> dict[str, list[float]]:
+    """Seconds of each call in each round, all calls in every round; the first rounds do not count.
+
+    Args:
+        calls: what to time, by name.
+        rounds: rounds that count.
+        warm_up: rounds before them.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(warm_up + rounds):
+        for name, call in calls.items():
+            _wait()
+            start = time.perf_counter()
+            call()
+            _wait()
+            if number >= warm_up:
+                taken[name].append(time.perf_counter() - start)
+    return taken
+
+
+def _wait() -> None:
+    """Until the GPU, if there is one, has done all it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -109,17 +109,15 @@ def codebook_section(store_path: str | os.PathLike, image_root: str | os.PathLik
     """Patches that share a token: the most used tokens, and some drawn at random."""
     store = TokenStore.open(store_path)
     usage = measure_usage(store)
-    figures = []
-    for tokens in (usage.most_used(6), usage.random(6, seed)):
-        members = find_members(store, tokens)
-        rows = [
-            SheetRow(
-                f"token {token}: {count_patches(len(members[token]))}",
-                choose_members(members[token], 6, seed),
-            )
-            for token in tokens
-        ]
-        figures.append(draw_codebook_sheet(rows, image_root, store.grid))
+    choices = usage.most_used(6), usage.random(6, seed)
+    members = find_members(store, [token for tokens in choices for token in tokens])
+    rows = {
+        token: SheetRow(f"token {token}: {count_patches(len(patches))}", choose_members(patches, 6, seed))
+        for token, patches in members.items()
+    }
+    figures = [
+        draw_codebook_sheet([rows[token] for token in tokens], image_root, store.grid) for tokens in choices
+    ]
     caption = (
         "One token a row, its patch framed in red in its surroundings: the six most used of "
         f"{store.vocab_size} tokens, and six drawn at random (seed {seed})."

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from mapet_mm import __version__
 from mapet_mm.experiments.plan import Cell, Run
+from mapet_mm.file_replacement import replace_file
 from mapet_mm.visualization.curves import last_value
 
 
@@ -70,9 +71,7 @@ class ResultsFile:
 
     def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_name(f".{self.path.name}.partial")
-        partial.write_text(json.dumps(self.results, indent=1, sort_keys=True) + "\n")
-        partial.replace(self.path)
+        replace_file(self.path, (json.dumps(self.results, indent=1, sort_keys=True) + "\n").encode())
 
 
 def summarise(values: Iterable[float]) -> Measured | None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from mmengine.config import Config
 
 from mapet_mm import __version__
+from mapet_mm.file_replacement import replace_file
 
 TAIL_LINES = 20
 POLL_SECONDS = 0.2
@@ -249,9 +250,7 @@ class StageRunner:
         stamp = {"command": stage.line, "key": self.keys[stage.name]}
         if seconds is not None:
             stamp["seconds"] = seconds
-        partial = self.stamps / f".{stage.name}.partial"
-        partial.write_text(json.dumps(stamp, indent=1) + "\n")
-        partial.replace(self.stamps / f"{stage.name}.json")
+        replace_file(self.stamps / f"{stage.name}.json", (json.dumps(stamp, indent=1) + "\n").encode())
 
 
 def _key(stage: Stage, needed: Sequence[str], configs: dict[str, dict]) -> str:

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from mapet_mm.file_replacement import replace_file
 from mapet_mm.tokenizers.feature_shards import FeatureShards
 from mapet_mm.tokenizers.kmeans import KMeansOptions, fit_shards
 
@@ -149,13 +150,8 @@ class Codebook:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         header = {"format": FORMAT, **{key: json.dumps(value) for key, value in self.metadata.items()}}
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        try:
-            # Through bytes, because `save_file` makes files that only their owner can read.
-            partial.write_bytes(save({"centroids": self.centroids}, metadata=header))
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        # Through bytes, because `save_file` makes files that only their owner can read.
+        replace_file(path, save({"centroids": self.centroids}, metadata=header))
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Codebook:

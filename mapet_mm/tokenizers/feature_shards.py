@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float16, Float32, Int64
+
+from mapet_mm.file_replacement import replace_file
 
 MANIFEST = "manifest.json"
 IMAGES_PER_SHARD = 256
@@ -42,7 +43,7 @@ class FeatureShards:
                 )
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            _write_bytes(file, (json.dumps(manifest, indent=1) + "\n").encode())
+            replace_file(file, (json.dumps(manifest, indent=1) + "\n").encode())
 
     @property
     def dim(self) -> int:
@@ -79,7 +80,7 @@ class FeatureShards:
                 "the encoder's features hold NaN, infinity or numbers beyond float16 "
                 f"(shard {number} of `{self.folder}`): check the encoder's weights and the input images"
             )
-        _write_bytes(self._path(number), np.ascontiguousarray(features, dtype="<f2").tobytes())
+        replace_file(self._path(number), np.ascontiguousarray(features, dtype="<f2").tobytes())
 
     def read(self, number: int) -> Float16[np.ndarray, "rows dim"]:
         """Rows of one shard.
@@ -108,10 +109,3 @@ class FeatureShards:
 
     def _path(self, number: int) -> Path:
         return self.folder / f"features_{number:05d}.f16"
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    # Every rank of a distributed run makes the manifest: each by a file of its own.
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)

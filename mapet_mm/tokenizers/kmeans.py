@@ -8,7 +8,6 @@ neither redo nor resume (`faiss.contrib.clustering.kmeans`), so the loop over th
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from safetensors.numpy import save
 from torch import Tensor
 from tqdm import tqdm
 
+from mapet_mm.file_replacement import replace_file
 from mapet_mm.tokenizers.feature_shards import FeatureShards
 
 # Rows assigned at a time: 64 MiB of float32 at 4096 channels. Fixed, because the last bits of a matrix
@@ -200,9 +200,8 @@ def _save_progress(path: Path, key: dict, progress: Progress) -> None:
     fields = {name: getattr(progress, name) for name in ("redo", "iteration", "inertias", "best_inertias")}
     tensors = {name: getattr(progress, name) for name in ("centroids", "best_centroids")}
     tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(save(tensors, metadata={"key": json.dumps(key), "progress": json.dumps(fields)}))
-    os.replace(partial, path)
+    metadata = {"key": json.dumps(key), "progress": json.dumps(fields)}
+    replace_file(path, save(tensors, metadata=metadata))
 
 
 def _load_progress(path: Path, key: dict) -> Progress:

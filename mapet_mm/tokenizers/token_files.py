@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mapet_mm.file_replacement import replace_file
 from mapet_mm.tokenizers.token_names import NAME_FILES, index_names
 
 FORMAT = "mapet_mm.token_store"
@@ -71,16 +71,6 @@ def index(path: Path, names: Sequence[str]) -> dict[str, bytes]:
 def write_meta(folder: Path, meta: Mapping[str, Any]) -> None:
     """Replace `meta.json` in one step."""
     replace_file(folder / META_FILE, (json.dumps(meta, indent=1) + "\n").encode())
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file in one step, on disk when this returns."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with open(partial, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 def file_sizes(meta: Mapping[str, Any]) -> dict[str, int]:

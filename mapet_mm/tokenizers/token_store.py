@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from jaxtyping import Int
 
+from mapet_mm.file_replacement import replace_file
 from mapet_mm.tokenizers import token_files as files
 from mapet_mm.tokenizers.token_files import (
     FORMAT,
@@ -150,15 +151,15 @@ class TokenStore:
             raise MissingTokensError(
                 f"token store `{self.path}` has no tokens for image `{name}` yet: {REMEDY} to complete it"
             )
-        grid = np.empty(self._shape, self._dtype)
-        os.preadv(self._file.fileno(), [grid], row * grid.nbytes)
-        return grid
+        return self._read(row)
 
     def written_grids(self) -> Iterator[tuple[str, Int[np.ndarray, "height width"]]]:
         """Name and token grid of each image whose tokens are stored, in the order of rows."""
-        for name, written in zip(self.names, self.written(), strict=True):
+        if self._file is None:
+            self._open_files()
+        for row, (name, written) in enumerate(zip(self.names, self.written(), strict=True)):
             if written:
-                yield name, self[name]
+                yield name, self._read(row)
 
     def require_tokenizer(self, digest: str, whose: str) -> None:
         """Refuse ids of another tokenizer.
@@ -235,7 +236,7 @@ class TokenStore:
 
     def _unseal(self) -> None:
         marks = files.file_path(self.path, MARKS_FILE, self._meta)
-        files.replace_file(marks, bytes([1]) * len(self))
+        replace_file(marks, bytes([1]) * len(self))
         self._change_meta({key: value for key, value in self._meta.items() if key != "sha256"})
 
     def verify_checksums(self) -> None:
@@ -276,6 +277,11 @@ class TokenStore:
         files.write_meta(self.path, meta)
         self._meta = meta
         self._close()
+
+    def _read(self, row: int) -> Int[np.ndarray, "height width"]:
+        grid = np.empty(self._shape, self._dtype)
+        os.preadv(self._file.fileno(), [grid], row * grid.nbytes)
+        return grid
 
     def _map(self, name: str, mode: str) -> np.memmap:
         return files.map_file(self.path, name, self._meta, mode)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from mapet_mm.file_replacement import replace_file
+
 DOTS_PER_INCH = 200
 NO_VALUE = "–"
 
@@ -143,9 +145,7 @@ def write_report(path: str | os.PathLike, report: Report) -> Path:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(render_report(report), encoding="utf-8")
-    partial.replace(path)
+    replace_file(path, render_report(report).encode())
     return path
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from digits_tokenizer import kclip_config, write_few_digits
 from mmengine.config import Config
 
-from mapet_mm.datasets.digits import write_digits
 from mapet_mm.tokenizers.recipe import run_extract_tokens, run_fit_codebook, run_verify_tokens
 from mapet_mm.tokenizers.token_store import TokenStore, TokenStoreError
 
@@ -19,30 +19,12 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("processes")
-    write_digits(path / "digits")
-    # 120 images are enough.
-    for split in ("train", "val"):
-        meta = path / "digits" / "meta" / f"{split}.txt"
-        meta.write_text("\n".join(meta.read_text().splitlines()[:60]) + "\n")
+    write_few_digits(path / "digits", 60)
     return path
 
 
 def config(folder: Path, out: str, **options) -> Config:
-    cfg = Config.fromfile(ROOT / "configs" / "digits" / "kclip_digits.py")
-    cfg.merge_from_dict(
-        {
-            "data_root": str(folder / "digits"),
-            "dataset.0.data_root": str(folder / "digits"),
-            "dataset.1.data_root": str(folder / "digits"),
-            "codebook.dataset.data_root": str(folder / "digits"),
-            "codebook.k": 12,
-            "codebook.nredo": 1,
-            "tokenizer.codebook": str(folder / out / "codebook.safetensors"),
-            "token_store": str(folder / out / "tokens"),
-            "dataloader.num_workers": 0,
-            **options,
-        }
-    )
+    cfg = kclip_config(folder / "digits", folder / out, **options)
     cfg.dump(str(folder / f"{out}.py"))
     return cfg
 

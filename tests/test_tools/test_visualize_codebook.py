@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from digits_tokenizer import kclip_config, write_few_digits
 from mmengine.config import Config
 from PIL import Image
 
-from mapet_mm.datasets.digits import write_digits
 from mapet_mm.tokenizers.images import normalise
 from mapet_mm.tokenizers.recipe import build_images, build_tokenizer, run_extract_tokens, run_fit_codebook
 from mapet_mm.tokenizers.token_store import TokenStore
@@ -25,22 +25,8 @@ ROOT = Path(__file__).parents[2]
 def cfg(tmp_path_factory) -> Config:
     """A fitted codebook of 12 tokens and the tokens of 80 digits."""
     folder = tmp_path_factory.mktemp("codebook")
-    write_digits(folder / "digits")
-    for split in ("train", "val"):
-        meta = folder / "digits" / "meta" / f"{split}.txt"
-        meta.write_text("\n".join(meta.read_text().splitlines()[:40]) + "\n")
-    cfg = Config.fromfile(ROOT / "configs" / "digits" / "kclip_digits.py")
-    roots = ("data_root", "dataset.0.data_root", "dataset.1.data_root", "codebook.dataset.data_root")
-    cfg.merge_from_dict(
-        {
-            **dict.fromkeys(roots, str(folder / "digits")),
-            "codebook.k": 12,
-            "codebook.nredo": 1,
-            "tokenizer.codebook": str(folder / "codebook.safetensors"),
-            "token_store": str(folder / "tokens"),
-            "dataloader.num_workers": 0,
-        }
-    )
+    write_few_digits(folder / "digits", 40)
+    cfg = kclip_config(folder / "digits", folder)
     run_fit_codebook(cfg)
     run_extract_tokens(cfg)
     cfg.dump(str(folder / "config.py"))

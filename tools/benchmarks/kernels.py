@@ -6,7 +6,6 @@ both forward and backward. Rounds are interleaved, times are medians.
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mapet_mm.experiments.benchmark import machine, table
+from mapet_mm.experiments.benchmark import machine, table, time_in_turns
 from mapet_mm.models import losses
 from mapet_mm.models.attention import attend_by_products
 from mapet_mm.models.objectives import MAPET, visibility
@@ -42,21 +41,20 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def milliseconds(calls: dict[str, Callable[[], object]], device: str, rounds: int) -> dict[str, str]:
+def milliseconds(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, str]:
     """Median time of each call, in turns; what the device refuses is a dash."""
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(WARM_UP + rounds):
-        for name, call in calls.items():
-            try:
-                start = time.perf_counter()
-                call()
-                if device == "cuda":
-                    torch.cuda.synchronize()
-                taken[name].append(1000 * (time.perf_counter() - start))
-            except RuntimeError as error:
-                if "kernel" not in str(error):
-                    raise
-    return {name: f"{statistics.median(of[WARM_UP:]):.1f}" if of else "–" for name, of in taken.items()}
+    taken = time_in_turns({name: call for name, call in calls.items() if runs(call)}, rounds, WARM_UP)
+    return {name: f"{1000 * statistics.median(taken[name]):.1f}" if name in taken else "–" for name in calls}
+
+
+def runs(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except RuntimeError as error:
+        if "kernel" not in str(error):
+            raise
+        return False
+    return True
 
 
 def backward(output: Tensor) -> None:
@@ -142,9 +140,9 @@ def main() -> None:
         for size in MODELS:
             for precision, dtype in DTYPES.items():
                 calls = make(size, dtype, device, args.batch)
-                rows.append((f"ViT-{size}, {precision}", milliseconds(calls, device, args.rounds)))
+                rows.append((f"ViT-{size}, {precision}", milliseconds(calls, args.rounds)))
         print_table(title, rows)
-    rows = [(f"ViT-{size}", milliseconds(adamw_calls(size, device), device, args.rounds)) for size in MODELS]
+    rows = [(f"ViT-{size}", milliseconds(adamw_calls(size, device), args.rounds)) for size in MODELS]
     print_table("AdamW", rows)
 
 

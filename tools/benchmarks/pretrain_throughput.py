@@ -13,8 +13,6 @@ import resource
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +25,7 @@ from torch import Tensor, nn
 
 from mapet_mm.datasets.masking import BlockwiseMask
 from mapet_mm.experiments.arithmetic import plain_step_flops, step_flops
-from mapet_mm.experiments.benchmark import machine, table
+from mapet_mm.experiments.benchmark import machine, table, time_in_turns
 from mapet_mm.registry import MODELS
 
 ROOT = Path(__file__).parents[2]
@@ -169,19 +167,6 @@ def build_model(variant: str, size: str) -> nn.Module:
     return model
 
 
-def wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def seconds(call: Callable[[], None], device: str) -> float:
-    wait(device)
-    start = time.perf_counter()
-    call()
-    wait(device)
-    return time.perf_counter() - start
-
-
 def peak_memory(step: Step) -> int:
     """Bytes that two steps add to the model and the optimizer's state; on CPU in a fresh process."""
     if step.device == "cuda":
@@ -221,13 +206,7 @@ def measure(case: str, args: argparse.Namespace) -> tuple[dict[str, list[float]]
     side = 8192 if device == "cuda" else 2048
     square = torch.randn(side, side, device=device, dtype=DTYPES[precision])
     product = partial(torch.mm, square, square)
-    calls: dict[str, Callable[[], None]] = {**steps, "product": product}
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(WARM_UP + args.rounds):
-        for name, call in calls.items():
-            spent = seconds(call, device)
-            if number >= WARM_UP:
-                taken[name].append(spent)
+    taken = time_in_turns({**steps, "product": product}, args.rounds, WARM_UP)
     rates = [2 * side**3 / spent for spent in taken.pop("product")]
     return taken, rates, steps
 

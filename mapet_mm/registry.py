@@ -11,6 +11,7 @@ from mmengine.registry import METRICS as MMENGINE_METRICS
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.registry import OPTIM_WRAPPERS as MMENGINE_OPTIM_WRAPPERS
+from mmengine.registry import STRATEGIES as MMENGINE_STRATEGIES
 from mmengine.registry import TRANSFORMS as MMENGINE_TRANSFORMS
 from mmengine.registry import Registry
 
@@ -38,3 +39,4 @@ OPTIM_WRAPPER_CONSTRUCTORS = Registry(
     scope=SCOPE,
     locations=["mapet_mm.engine"],
 )
+STRATEGIES = Registry("strategy", parent=MMENGINE_STRATEGIES, scope=SCOPE, locations=["mapet_mm.engine"])

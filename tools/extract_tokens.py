@@ -9,6 +9,7 @@ import sys
 from mmengine.config import Config, DictAction
 from mmengine.dist import is_main_process
 
+from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.processes import start_processes, stop_processes
 from mapet_mm.tokenizers.recipe import run_extract_tokens, run_verify_tokens
 
@@ -47,6 +48,7 @@ def main() -> None:
             store, verification = run_verify_tokens(cfg, args.verify)
             print(f"{store.path}: checksums hold, {verification}")
             return
+        keep_freed_memory()
         start_processes(args.launcher)
         store, extraction = run_extract_tokens(cfg)
     except (ValueError, RuntimeError) as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from mmengine.config import Config, DictAction
 from mmengine.dist import is_main_process
 
+from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.processes import start_processes, stop_processes
 from mapet_mm.tokenizers.codebook import Codebook
 from mapet_mm.tokenizers.recipe import features_folder, run_fit_codebook
@@ -37,6 +38,7 @@ def main() -> None:
     cfg = Config.fromfile(args.config)
     cfg.merge_from_dict(args.cfg_options or {})
     try:
+        keep_freed_memory()
         start_processes(args.launcher)
         path, codebook = run_fit_codebook(cfg, args.out, args.overwrite)
     except (ValueError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Hooks, optimizers and metrics."""
+"""Hooks, optimizers, metrics and strategies."""
 
 from mapet_mm.engine import (  # noqa: F401
     autocast,
@@ -7,5 +7,6 @@ from mapet_mm.engine import (  # noqa: F401
     knn,
     layer_decay,
     metrics,
+    sharding,
     token_check,
 )

@@ -7,6 +7,9 @@ from typing import Any
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
+from torch import nn
+from torch._functorch import config as functorch_config
+from torch.distributed.tensor import DTensor
 
 from mapet_mm.registry import HOOKS
 
@@ -20,20 +23,34 @@ class CompileHook(Hook):
     backbone is one graph; `tools/train.py` puts this hook in where a config has `compile=True`.
 
     Args:
+        memory_budget: the share of what the compiler would keep for the backward pass that it may keep; the
+            cheapest rest is computed again. Half costs no measurable time (docs/performance.md). It holds for
+            everything that the process compiles.
         fullgraph: refuse a backbone that cannot be one graph, instead of breaking it silently.
         dynamic: False compiles once for each batch size, with static shapes.
         **options: other arguments of `torch.compile` (`backend`, `mode`, `options`).
     """
 
-    def __init__(self, fullgraph: bool = True, dynamic: bool | None = False, **options: Any) -> None:
+    def __init__(
+        self, memory_budget: float = 0.5, fullgraph: bool = True, dynamic: bool | None = False, **options: Any
+    ) -> None:
+        if not 0 <= memory_budget <= 1:
+            raise ValueError(f"compile.memory_budget is {memory_budget}: a share, 0 to 1")
+        self.memory_budget = memory_budget
         self.options = dict(fullgraph=fullgraph, dynamic=dynamic, **options)
 
     def before_train(self, runner: Runner) -> None:
         """Compile; the first iterations then take minutes."""
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        self.compile(runner.model.module if is_model_wrapper(runner.model) else runner.model)
+        runner.logger.info("The backbone is compiled in the first iterations, which takes minutes.")
+
+    def compile(self, model: nn.Module) -> None:
+        """Have the backbone of `model` compiled when it is first called."""
         if not hasattr(model, "backbone"):
             raise ValueError(
                 f"compile: model {type(model).__name__} has no `backbone` to compile; leave it out"
             )
+        if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+            raise ValueError("compile: a sharded model gathers its layers one by one; leave `compile` out")
+        functorch_config.activation_memory_budget = self.memory_budget
         model.backbone.compile(**self.options)
-        runner.logger.info("The backbone is compiled in the first iterations, which takes minutes.")

@@ -10,6 +10,7 @@ from mmengine.device import get_device
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner, find_latest_checkpoint
 
+from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.processes import TIMEOUT_SECONDS, start_processes
 
 DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
@@ -173,6 +174,9 @@ def configure_drawing(cfg: Config, show: bool, show_dir: str | None, wait_time: 
 def build_runner(cfg: Config, launcher: str) -> Runner:
     """Build the config's runner, for one process ('none') or several, with or without GPUs."""
     cfg.launcher = launcher
+    if launcher == "none" and "FullyShardedStrategy" in (cfg.get("strategy") or {}).get("type", ""):
+        raise LaunchError("`strategy`: FullyShardedStrategy needs several processes: tools/dist_train.sh")
+    keep_freed_memory()
     if launcher != "none" and get_device() == "cpu":
         _distribute_on_cpu(cfg, launcher)
     return RUNNERS.build(cfg) if "runner_type" in cfg else Runner.from_cfg(cfg)

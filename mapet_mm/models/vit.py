@@ -10,7 +10,6 @@ from jaxtyping import Float, Int64
 from mmcv.cnn.bricks import DropPath
 from mmengine.logging import print_log
 from mmpretrain.models.backbones import VisionTransformer
-from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -18,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from mapet_mm.models.beit_names import beit_to_vit
 from mapet_mm.models.init import init_truncated_normal
 from mapet_mm.models.objectives import get_objective, group_sizes, visibility
-from mapet_mm.models.two_stream import Layout, run_layer
+from mapet_mm.models.two_stream import Layout, TwoStreamLayer
 from mapet_mm.registry import MODELS
 
 
@@ -133,6 +132,8 @@ class MaPeTPretrainViT(MaPeTViT):
         **kwargs,
     ) -> None:
         super().__init__(arch, img_size, patch_size, out_type="raw", **kwargs)
+        for layer in self.layers:
+            layer.__class__ = TwoStreamLayer  # MMPretrain's constructor knows its own class only
         self.objective = get_objective(objective)
         self.num_tokens = self.pos_embed.shape[1]
         if not 1 <= cutting_point <= self.num_tokens - 1:
@@ -247,16 +248,16 @@ class MaPeTPretrainViT(MaPeTViT):
 
     def _run_layer(
         self,
-        layer: TransformerEncoderLayer,
+        layer: TwoStreamLayer,
         tokens: Float[Tensor, "batch layout dim"],
         layout: Layout,
         first_row: int = 0,
     ) -> Float[Tensor, "batch row dim"]:
         """One layer; for the backward pass it keeps what is dear to compute again, with `with_cp` nothing."""
         if self.with_cp and torch.is_grad_enabled():
-            return checkpoint(run_layer, layer, tokens, layout, first_row, use_reentrant=False)
+            return checkpoint(layer, tokens, layout, first_row, use_reentrant=False)
         # A compiler settles by itself what to compute again.
-        return run_layer(layer, tokens, layout, first_row, recompute=not torch.compiler.is_compiling())
+        return layer(tokens, layout, first_row, recompute=not torch.compiler.is_compiling())
 
     def _check_size(self, images: Tensor, permutation: Tensor | None) -> None:
         if tuple(images.shape[-2:]) != self.img_size:

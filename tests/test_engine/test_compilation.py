@@ -22,6 +22,17 @@ class Breaking(nn.Module):
         return x + 1 if x.sum().item() > 0 else x - 1
 
 
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = nn.functional.gelu(layer(x))
+        return x
+
+
 def runner_of(**modules: nn.Module) -> SimpleNamespace:
     model = nn.Module()
     for name, module in modules.items():
@@ -36,7 +47,7 @@ def config(**options) -> Config:
 
 @pytest.mark.parametrize(
     ("compile_options", "expected"),
-    [(True, {}), (dict(mode="max-autotune"), dict(mode="max-autotune"))],
+    [(True, {}), (dict(memory_budget=0.3, mode="default"), dict(memory_budget=0.3, mode="default"))],
 )
 def test_the_configs_compile_becomes_the_hook(compile_options, expected):
     cfg = config(compile=compile_options, custom_hooks=[dict(type="Another")])
@@ -77,3 +88,20 @@ def test_a_backbone_of_several_graphs_is_refused():
 def test_a_model_without_backbone_is_one_clear_line():
     with pytest.raises(ValueError, match="model Module has no `backbone` to compile"):
         CompileHook().before_train(runner_of(head=Doubling()))
+
+
+@pytest.mark.parametrize(("budget", "expected"), [(1.0, 24), (0.5, 12)])
+def test_the_compiler_keeps_no_more_than_its_budget(budget, expected):
+    """A chain of 12 products and GELUs has 12 inputs to keep; GELU's, of the same size, can be made again."""
+    torch._dynamo.reset()
+    backbone = Chain()
+    hook = CompileHook(memory_budget=budget, backend="aot_eager_decomp_partition")
+    hook.compile(runner_of(backbone=backbone).model)
+    result = backbone(torch.randn(64, 32))
+    kept = [saved for saved in result.grad_fn.saved_tensors if saved.shape == (64, 32)]
+    assert len(kept) == expected
+
+
+def test_a_budget_beyond_all_is_refused():
+    with pytest.raises(ValueError, match=r"compile.memory_budget is 2: a share, 0 to 1"):
+        CompileHook(memory_budget=2)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from mapet_mm.models import OBJECTIVES, MaPeTPretrainViT
-from mapet_mm.models.two_stream import run_layer
 
 ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
 
@@ -22,7 +21,7 @@ def groups_after_all_layers(
     """The whole layout after the last layer, by group."""
     tokens = backbone.embed(images, permutation)
     for layer in backbone.layers:
-        tokens = run_layer(layer, tokens, backbone.layout)
+        tokens = layer(tokens, backbone.layout)
     groups = backbone.objective.groups
     sizes = [backbone.cutting_point if group == "C" else backbone.num_targets for group in groups]
     return dict(zip(groups, tokens.split(sizes, dim=1), strict=True))

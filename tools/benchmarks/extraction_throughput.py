@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.experiments.benchmark import machine, table
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.codebook import Codebook
@@ -76,6 +77,7 @@ def _synchronise(device: str) -> None:
 def main() -> None:
     """Measure both in turn, print medians and their ratio."""
     args = parse_args()
+    keep_freed_memory()  # as tools/extract_tokens.py does
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)

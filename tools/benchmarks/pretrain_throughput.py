@@ -3,17 +3,22 @@
 A step is forward, backward and AdamW on random images and tokens, without stochastic depth. The reference is
 tests/naive_two_stream.py: float masks for each image and head, made before the time starts, and the streams
 apart; it steps PyTorch's default AdamW, the others the fused one. Rounds are interleaved, times are medians.
-Peak memory is what a step adds to the model and the optimizer's state, inputs and masks included.
+On CPU each variant has a process of its own, as a training has, and keeps the memory it frees, as
+tools/train.py does; the reference is measured without that as well. Peak memory is what a step adds to what
+stays between steps: inputs, masks, activations and gradients.
 """
 
 import argparse
+import gc
 import json
+import multiprocessing
 import os
 import resource
 import statistics
 import subprocess
 import sys
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -24,6 +29,8 @@ from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 
 from mapet_mm.datasets.masking import BlockwiseMask
+from mapet_mm.engine.compilation import CompileHook
+from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.experiments.arithmetic import plain_step_flops, step_flops
 from mapet_mm.experiments.benchmark import machine, table, time_in_turns
 from mapet_mm.registry import MODELS
@@ -36,6 +43,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 DIMS = {"tiny": 192, "small": 384, "base": 768, "large": 1024}
 VARIANTS = {
     "reference": "naive reference",
+    "reference_kept": "naive reference, freed memory kept",
     "eager": "MaPeT",
     "compiled": "MaPeT, compiled",
     "checkpointed": "MaPeT, checkpointed",
@@ -76,10 +84,11 @@ class Step:
     def __init__(self, variant: str, size: str, precision: str, batch: int) -> None:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.variant, self.dtype = variant, DTYPES[precision]
+        self.is_reference = variant.startswith("reference")
         torch.manual_seed(0)
         self.model = build_model(variant, size).to(self.device).train()
         parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(parameters, fused=variant != "reference" or None)
+        self.optimizer = torch.optim.AdamW(parameters, fused=not self.is_reference or None)
         for parameter in parameters:  # so that the optimizer's state is there
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
@@ -87,7 +96,7 @@ class Step:
         self.batch = batch
         self.flops = batch * self._image_flops()
         if variant == "compiled":
-            self.model.backbone.compile(fullgraph=True, dynamic=False)
+            CompileHook().compile(self.model)
 
     def make_inputs(self) -> None:
         """Images, tokens, and what else the variant's loader would hand over."""
@@ -95,7 +104,7 @@ class Step:
         self.tokens = torch.randint(8192, (self.batch, 14, 14), device=self.device)
         masks = BlockwiseMask((14, 14), 75)
         self.samples = [DataSample(mask=torch.as_tensor(masks({})["mask"])) for _ in range(self.batch)]
-        if self.variant == "reference":
+        if self.is_reference:
             backbone = self.model.backbone
             # The masks' content does not change the time: a few images' are enough, and are copied.
             permutation = backbone.sample_permutation(min(4, self.batch), self.device)
@@ -104,9 +113,13 @@ class Step:
             self.permutation = permutation.repeat(copies, 1)[: self.batch]
             self.masks = [mask.repeat(copies, 1, 1, 1)[: self.batch] for mask in made]
 
+    def drop_inputs(self) -> None:
+        """Forget what `make_inputs` made."""
+        self.images = self.tokens = self.samples = self.permutation = self.masks = None
+
     def __call__(self) -> None:
         with torch.autocast(self.device, self.dtype, enabled=self.dtype is not torch.float32):
-            loss = self._reference_loss() if self.variant == "reference" else self._loss()
+            loss = self._reference_loss() if self.is_reference else self._loss()
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -167,15 +180,51 @@ def build_model(variant: str, size: str) -> nn.Module:
     return model
 
 
+class StepApart:
+    """A `Step` in a process of its own; a call is one step there."""
+
+    def __init__(self, *settings: str | int) -> None:
+        self.connection, theirs = multiprocessing.Pipe()
+        process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, *settings))
+        process.start()
+        theirs.close()
+        self.flops = self.connection.recv()
+
+    def __call__(self) -> None:
+        self.connection.send(True)
+        self.connection.recv()
+
+    def end(self) -> None:
+        """Let the process end."""
+        self.connection.send(False)
+
+
+def serve(connection: Connection, variant: str, *settings: str | int) -> None:
+    """Make one step for each True that comes."""
+    MMLogger.get_instance("benchmark", log_level="ERROR")
+    if variant != "reference":
+        keep_freed_memory()
+    step = Step(variant, *settings)
+    step.make_inputs()
+    connection.send(step.flops)
+    while connection.recv():
+        step()
+        connection.send(True)
+
+
 def peak_memory(step: Step) -> int:
-    """Bytes that two steps add to the model and the optimizer's state; on CPU in a fresh process."""
+    """Bytes that two steps add to what stays in memory between steps; on CPU in a fresh process."""
+    step.make_inputs()
+    step()  # compiles, and loads what libraries load when they are first used
+    step()
+    step.drop_inputs()
+    gc.collect()
     if step.device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
     else:
-        # A process keeps what loading libraries took at its peak: forget that.
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
         before = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[1])
     step.make_inputs()
     step()
@@ -197,26 +246,29 @@ def memory_apart(variant: str, case: str, batch: int) -> int:
 
 
 def measure(case: str, args: argparse.Namespace) -> tuple[dict[str, list[float]], list[float], dict]:
-    """Seconds of each variant's steps and of a large product, and the steps."""
+    """Seconds of each variant's steps and of a large product, and the arithmetic of the steps."""
     size, _, precision = case.partition(":")
-    steps = {variant: Step(variant, size, precision, args.batch) for variant in args.variants}
-    device = next(iter(steps.values())).device
-    for step in steps.values():
-        step.make_inputs()
-    side = 8192 if device == "cuda" else 2048
+    on_gpu = torch.cuda.is_available()
+    kind = Step if on_gpu else StepApart
+    steps = {variant: kind(variant, size, precision, args.batch) for variant in args.variants}
+    device, side = ("cuda", 8192) if on_gpu else ("cpu", 2048)
+    if on_gpu:
+        for step in steps.values():
+            step.make_inputs()
     square = torch.randn(side, side, device=device, dtype=DTYPES[precision])
     product = partial(torch.mm, square, square)
     taken = time_in_turns({**steps, "product": product}, args.rounds, WARM_UP)
     rates = [2 * side**3 / spent for spent in taken.pop("product")]
-    return taken, rates, steps
+    if not on_gpu:
+        for step in steps.values():
+            step.end()
+    return taken, rates, {variant: step.flops for variant, step in steps.items()}
 
 
 def report(case: str, args: argparse.Namespace) -> None:
     """Measure one case and print its table."""
-    taken, rates, steps = measure(case, args)
+    taken, rates, flops = measure(case, args)
     rate = statistics.median(rates)
-    flops = {variant: step.flops for variant, step in steps.items()}
-    del steps
     memory = {variant: memory_apart(variant, case, args.batch) for variant in args.variants}
     times = {variant: statistics.median(spent) for variant, spent in taken.items()}
     rows = []

@@ -13,6 +13,7 @@ from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLay
 from naive_two_stream import two_stream_forward
 from torch.nn import functional as F
 
+from mapet_mm.convert import reference_to_mm
 from mapet_mm.models import (
     MaPeTPretrainViT,
     MaPeTViT,
@@ -25,36 +26,9 @@ from mapet_mm.models.attention import attend_by_products
 
 TOLERANCE = 1e-5  # relative, float32
 
-# The authors' names beside ours, as (theirs, ours); `q` and `kv` are one `qkv` here.
-RENAMES = [
-    ("mask_positional_token", "mask_token"),
-    ("patch_embed.proj", "patch_embed.projection"),
-    ("blocks.", "layers."),
-    (".norm1.", ".ln1."),
-    (".norm2.", ".ln2."),
-    (".ls1.gamma", ".attn.gamma1.weight"),
-    (".ls2.gamma", ".ffn.gamma2.weight"),
-    (".mlp.fc1.", ".ffn.layers.0.0."),
-    (".mlp.fc2.", ".ffn.layers.1."),
-]
-
 
 def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
     return ((ours - reference).norm() / reference.norm()).item()
-
-
-def rename(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    """The authors' arrays (weights or gradients) under our names."""
-    renamed = {}
-    for name, array in arrays.items():
-        for theirs, ours in RENAMES:
-            name = name.replace(theirs, ours)
-        name = name.replace("norm.", "ln1.", 1) if name.startswith("norm.") else name
-        renamed[name] = torch.from_numpy(array)
-    for name in [n for n in renamed if ".attn.q." in n]:
-        key_value = renamed.pop(name.replace(".q.", ".kv."))
-        renamed[name.replace(".q.", ".qkv.")] = torch.cat([renamed.pop(name), key_value])
-    return renamed
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +49,9 @@ def arch_of(golden):
 
 
 def part(golden: dict[str, np.ndarray], prefix: str) -> dict[str, torch.Tensor]:
-    return rename({k.removeprefix(prefix): v for k, v in golden.items() if k.startswith(prefix)})
+    """The authors' arrays (weights or gradients) under the backbone's names."""
+    theirs = {k.removeprefix(prefix): torch.from_numpy(v) for k, v in golden.items() if k.startswith(prefix)}
+    return {name.removeprefix("backbone."): value for name, value in reference_to_mm(theirs).items()}
 
 
 def build_golden(golden, golden_arch, **options):
@@ -84,7 +60,7 @@ def build_golden(golden, golden_arch, **options):
     vit = MaPeTPretrainViT(cutting_point=cutting_point, **geometry, **options)
     head = TokenPredictionHead(vit.embed_dims, vocab)
     weights = part(golden, "w/")
-    head.load_state_dict({"projection." + k: weights.pop("decoder." + k) for k in ("weight", "bias")})
+    head.load_state_dict({"projection." + k: weights.pop("head.projection." + k) for k in ("weight", "bias")})
     vit.load_state_dict(weights, strict=True)
     return vit, head
 
@@ -106,7 +82,7 @@ def errors_against_golden(golden, vit, head, device="cpu", autocast=None):
     logits = head(latents.float()).gather(1, raster).cpu()
     gradients = part(golden, "g/")
     ours = dict(vit.named_parameters()) | {
-        f"decoder.{kind}": getattr(head.projection, kind) for kind in ("weight", "bias")
+        f"head.projection.{kind}": getattr(head.projection, kind) for kind in ("weight", "bias")
     }
     assert set(gradients) == set(ours)
     return {

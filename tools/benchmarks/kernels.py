@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from mapet_mm.experiments.benchmark import machine, table, time_in_turns
 from mapet_mm.models import losses
@@ -79,7 +80,14 @@ def attention_calls(size: str, dtype: torch.dtype, device: str, batch: int) -> d
     def products() -> None:
         backward(attend_by_products(queries, keys, values, bias))
 
+    blocks = create_block_mask(lambda batch, head, row, key: sees[row, key], None, None, *sees.shape, device)
+    compiled = torch.compile(flex_attention)
+
+    def flexible() -> None:  # on CPU it has no backward pass
+        backward(compiled(queries, keys, values, block_mask=blocks))
+
     chosen = {f"fused, {name}": partial(fused, kind) for name, kind in CUDA_KERNELS.items()}
+    chosen["flex, compiled"] = flexible
     return {"fused": fused, "products": products, **(chosen if device == "cuda" else {})}
 
 

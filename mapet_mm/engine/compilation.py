@@ -24,15 +24,14 @@ class CompileHook(Hook):
 
     Args:
         memory_budget: the share of what the compiler would keep for the backward pass that it may keep; the
-            cheapest rest is computed again. Half costs no measurable time (docs/performance.md). It holds for
-            everything that the process compiles.
+            cheapest rest is computed again. It holds for everything that the process compiles.
         fullgraph: refuse a backbone that cannot be one graph, instead of breaking it silently.
         dynamic: False compiles once for each batch size, with static shapes.
         **options: other arguments of `torch.compile` (`backend`, `mode`, `options`).
     """
 
     def __init__(
-        self, memory_budget: float = 0.5, fullgraph: bool = True, dynamic: bool | None = False, **options: Any
+        self, memory_budget: float = 0.9, fullgraph: bool = True, dynamic: bool | None = False, **options: Any
     ) -> None:
         if not 0 <= memory_budget <= 1:
             raise ValueError(f"compile.memory_budget is {memory_budget}: a share, 0 to 1")

@@ -32,8 +32,8 @@ class FullyShardedStrategy(DDPStrategy):
 
     For `runner_type="FlexibleRunner"`. Each process keeps its share of every parameter and gathers a layer
     only while it runs. Losses and gradients are those of plain data parallel; checkpoints hold the whole
-    model under its usual names, so any recipe takes them, and can be resumed by any number of processes.
-    (MMEngine's own `FSDPStrategy` flattens parameters: gradient clipping and weight decay would go wrong.)
+    model under its usual names, so any recipe takes them. (MMEngine's own `FSDPStrategy` flattens parameters:
+    gradient clipping and weight decay would go wrong.)
 
     Args:
         units: names of the model's module lists whose members are gathered one at a time.

@@ -3,6 +3,7 @@
 import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from mapet_mm.engine.launch import LaunchError, build_runner, configure_training, load_config
 from mapet_mm.engine.processes import start_processes, stop_processes
+from mapet_mm.engine.sharding import FullyShardedStrategy
 from mapet_mm.models import MaPeTViT
 
 RECIPE = ROOT / "configs/mapet/mapet_vit-large-p16_kclip_64xb32-amp-sharded-coslr-300e_in1k.py"
@@ -122,3 +124,16 @@ def test_downstream_models_take_the_checkpoint(folder):
 def test_one_process_is_refused(folder):
     with pytest.raises(LaunchError, match="FullyShardedStrategy needs several processes"):
         build_runner(small_recipe(folder, "alone"), "none")
+
+
+def test_a_model_without_the_units_is_one_clear_line():
+    model = MaPeTViT(ARCH, 224, 16)
+    strategy = SimpleNamespace(units=("backbone.layers",))
+    with pytest.raises(ValueError, match=r"strategy.units: MaPeTViT has no list of modules"):
+        FullyShardedStrategy._layers(strategy, model)
+
+
+def test_an_optimizer_saved_without_the_strategy_is_refused(folder):
+    saved = read(folder, "plain")["optimizer"]
+    with pytest.raises(ValueError, match=r"saved without FullyShardedStrategy and cannot be shared out"):
+        FullyShardedStrategy.load_optim_state_dict(SimpleNamespace(optim_wrapper=None), saved)

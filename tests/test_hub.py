@@ -1,0 +1,49 @@
+"""Importing `mapet_mm.hub` makes the recipes models of MMPretrain, by name."""
+
+import mmpretrain
+import pytest
+import yaml
+from config_building import RECIPES, ROOT, read
+
+import mapet_mm.hub  # noqa: F401
+from mapet_mm.models import MaPeT, MaPeTViT
+
+METHODS = ("mapet", "pim", "mim", "beit", "cae")
+
+
+def test_the_index_lists_every_recipe_of_mmpretrain():
+    index = yaml.safe_load((ROOT / "model-index.yml").read_text())
+    listed = {entry["Config"]: entry["Name"] for entry in index["Models"]}
+    recipes = [path.relative_to(ROOT) for path in RECIPES if read(path).default_scope == "mmpretrain"]
+    recipes = [path for path in recipes if path.parts[1] in METHODS]
+    assert sorted(listed) == sorted(map(str, recipes))
+    for path in recipes:
+        prefix = "mapet_" if "benchmarks" in path.parts else ""
+        assert listed[str(path)] == prefix + path.stem
+
+
+def test_the_hub_finds_them():
+    assert len(mmpretrain.list_models("mapet_vit-*-p16_kclip_*")) == 4
+    assert len(mmpretrain.list_models("mapet_vit-*-linear-*")) == 6
+
+
+DEIT_TINY = 5_524_416  # as published, without the classifier
+LAYER_SCALE = 12 * 2 * 192
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "parameters"),
+    [
+        (
+            "mapet_vit-tiny-p16_kclip_16xb128-amp-coslr-300e_in1k",
+            MaPeT,
+            DEIT_TINY + LAYER_SCALE + 192 + 193 * 8192,  # the mask token and the token head
+        ),
+        ("mapet_vit-tiny-p16_4xb256-amp-coslr-300e_in1k", MaPeTViT, DEIT_TINY + LAYER_SCALE),
+    ],
+)
+def test_models_are_built_by_name(name, kind, parameters):
+    model = mmpretrain.get_model(name)
+    model = model if kind is MaPeT else model.backbone
+    assert isinstance(model, kind)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters

@@ -6,8 +6,10 @@ import sys
 from mmengine.device import get_device
 
 # The numbers in glibc's malloc.h.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 LARGEST_INT = 2**31 - 1
+# One arena: the heaps that other threads (autograd's) would open are given back whole at any threshold.
+SETTINGS = {M_MMAP_THRESHOLD: LARGEST_INT, M_TRIM_THRESHOLD: LARGEST_INT, M_ARENA_MAX: 1}
 
 
 def keep_freed_memory() -> bool:
@@ -24,4 +26,4 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
     if mallopt is None:
         return False
-    return all(mallopt(option, LARGEST_INT) == 1 for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD))
+    return all(mallopt(option, value) == 1 for option, value in SETTINGS.items())

@@ -4,8 +4,9 @@ A step is forward, backward and AdamW on random images and tokens, without stoch
 tests/naive_two_stream.py: float masks for each image and head, made before the time starts, and the streams
 apart; it steps PyTorch's default AdamW, the others the fused one. Rounds are interleaved, times are medians.
 On CPU each variant has a process of its own, as a training has, and keeps the memory it frees, as
-tools/train.py does; the reference is measured without that as well. Peak memory is what a step adds to what
-stays between steps: inputs, masks, activations and gradients.
+tools/train.py does; the reference is measured without that as well. What a process gives back to the system,
+and with it its pace, depends on its start: `--repeats` starts them anew. Peak memory is what a step adds to
+what stays between steps: inputs, masks, activations and gradients.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import resource
 import statistics
 import subprocess
 import sys
+from collections import defaultdict
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -69,6 +71,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--batch", type=int, default=64 if on_gpu else 8, help="images of a step")
     parser.add_argument("--rounds", type=int, default=10 if on_gpu else 5)
+    parser.add_argument("--repeats", type=int, default=1, help="times that all processes are started anew")
     parser.add_argument("--memory-of", choices=VARIANTS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     for case in args.cases:
@@ -97,6 +100,7 @@ class Step:
         self.flops = batch * self._image_flops()
         if variant == "compiled":
             CompileHook().compile(self.model)
+        self.make_inputs()
 
     def make_inputs(self) -> None:
         """Images, tokens, and what else the variant's loader would hand over."""
@@ -112,6 +116,11 @@ class Step:
             made = build_masks(permutation, backbone.cutting_point, "mapet", self._num_heads())
             self.permutation = permutation.repeat(copies, 1)[: self.batch]
             self.masks = [mask.repeat(copies, 1, 1, 1)[: self.batch] for mask in made]
+
+    def end(self) -> None:
+        """Free what the step holds."""
+        self.drop_inputs()
+        del self.model, self.optimizer
 
     def drop_inputs(self) -> None:
         """Forget what `make_inputs` made."""
@@ -205,7 +214,6 @@ def serve(connection: Connection, variant: str, *settings: str | int) -> None:
     if variant != "reference":
         keep_freed_memory()
     step = Step(variant, *settings)
-    step.make_inputs()
     connection.send(step.flops)
     while connection.recv():
         step()
@@ -214,7 +222,6 @@ def serve(connection: Connection, variant: str, *settings: str | int) -> None:
 
 def peak_memory(step: Step) -> int:
     """Bytes that two steps add to what stays in memory between steps; on CPU in a fresh process."""
-    step.make_inputs()
     step()  # compiles, and loads what libraries load when they are first used
     step()
     step.drop_inputs()
@@ -245,30 +252,28 @@ def memory_apart(variant: str, case: str, batch: int) -> int:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure(case: str, args: argparse.Namespace) -> tuple[dict[str, list[float]], list[float], dict]:
-    """Seconds of each variant's steps and of a large product, and the arithmetic of the steps."""
+def measure(case: str, args: argparse.Namespace) -> tuple[dict[str, list[float]], dict[str, int]]:
+    """Seconds of each variant's steps, those of a large product, and the arithmetic of each."""
     size, _, precision = case.partition(":")
     on_gpu = torch.cuda.is_available()
-    kind = Step if on_gpu else StepApart
-    steps = {variant: kind(variant, size, precision, args.batch) for variant in args.variants}
     device, side = ("cuda", 8192) if on_gpu else ("cpu", 2048)
-    if on_gpu:
-        for step in steps.values():
-            step.make_inputs()
     square = torch.randn(side, side, device=device, dtype=DTYPES[precision])
-    product = partial(torch.mm, square, square)
-    taken = time_in_turns({**steps, "product": product}, args.rounds, WARM_UP)
-    rates = [2 * side**3 / spent for spent in taken.pop("product")]
-    if not on_gpu:
+    taken: dict[str, list[float]] = defaultdict(list)
+    for _ in range(args.repeats):
+        kind = Step if on_gpu else StepApart
+        steps = {variant: kind(variant, size, precision, args.batch) for variant in args.variants}
+        calls = {**steps, "product": partial(torch.mm, square, square)}
+        for name, seconds in time_in_turns(calls, args.rounds, WARM_UP).items():
+            taken[name] += seconds
         for step in steps.values():
             step.end()
-    return taken, rates, {variant: step.flops for variant, step in steps.items()}
+    return taken, {"product": 2 * side**3, **{variant: step.flops for variant, step in steps.items()}}
 
 
 def report(case: str, args: argparse.Namespace) -> None:
     """Measure one case and print its table."""
-    taken, rates, flops = measure(case, args)
-    rate = statistics.median(rates)
+    taken, flops = measure(case, args)
+    rate = statistics.median(flops["product"] / spent for spent in taken.pop("product"))
     memory = {variant: memory_apart(variant, case, args.batch) for variant in args.variants}
     times = {variant: statistics.median(spent) for variant, spent in taken.items()}
     rows = []
@@ -300,7 +305,7 @@ def main() -> None:
         size, _, precision = args.cases[0].partition(":")
         print(json.dumps(peak_memory(Step(args.memory_of, size, precision, args.batch))))
         return
-    print(f"{machine()}; {args.rounds} interleaved rounds, medians")
+    print(f"{machine()}; {args.repeats} x {args.rounds} interleaved rounds, medians")
     for case in args.cases:
         report(case, args)
 

@@ -15,7 +15,8 @@ if sys.argv[1] == "keep":
     assert keep_freed_memory()
 for _ in range(3):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    blocks = [torch.ones(2**24, dtype=torch.uint8) for _ in range(8)]  # 128 MiB: 32,768 pages of 4 KiB
+    # 128 MiB: 32,768 pages of 4 KiB, of which a system may bring several at a fault.
+    blocks = [torch.ones(2**24, dtype=torch.uint8) for _ in range(8)]
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     del blocks
 print(faults)
@@ -23,7 +24,7 @@ print(faults)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's own")
-@pytest.mark.parametrize(("mode", "least", "most"), [("keep", 0, 200), ("default", 30_000, 40_000)])
+@pytest.mark.parametrize(("mode", "least", "most"), [("keep", 0, 100), ("default", 1000, 40_000)])
 def test_freed_blocks_are_used_again_without_page_faults(mode, least, most):
     command = [sys.executable, "-W", "ignore", "-c", TOUCHED_AGAIN, mode]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -2,17 +2,15 @@
 
 A step is forward, backward and AdamW on random images and tokens, without stochastic depth. The reference is
 tests/naive_two_stream.py: float masks for each image and head, made before the time starts, and the streams
-apart; it steps PyTorch's default AdamW, the others the fused one. Rounds are interleaved, times are medians.
-On CPU each variant has a process of its own, as a training has, and keeps the memory it frees, as
-tools/train.py does; the reference is measured without that as well. What a process gives back to the system,
-and with it its pace, depends on its start: `--repeats` starts them anew. Peak memory is what a step adds to
-what stays between steps: inputs, masks, activations and gradients.
+apart; it steps PyTorch's default AdamW, the others the fused one. Each variant has processes of its own, as a
+training has, in turns with the others'; times are medians over all their rounds. On CPU they keep the memory
+they free, as tools/train.py does; the reference is measured without that as well. Peak memory is what a step
+adds to what stays between steps: inputs, masks, activations and gradients.
 """
 
 import argparse
 import gc
 import json
-import multiprocessing
 import os
 import resource
 import statistics
@@ -20,8 +18,8 @@ import subprocess
 import sys
 from collections import defaultdict
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 from mmengine.config import Config
@@ -59,20 +57,21 @@ WARM_UP = 2
 def parse_args() -> argparse.Namespace:
     """Command line."""
     on_gpu = torch.cuda.is_available()
-    cases = (
-        ["tiny:bfloat16", "small:bfloat16", "base:bfloat16", "large:bfloat16"]
-        if on_gpu
-        else ["tiny:float32", "tiny:bfloat16", "small:bfloat16", "base:bfloat16"]
-    )
+    cases = ["small:bfloat16", "base:bfloat16"]
+    variants = [variant for variant in VARIANTS if variant != "reference_kept"]
+    if not on_gpu:
+        cases, variants = ["tiny:float32", "tiny:bfloat16", *cases], list(VARIANTS)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", nargs="+", default=cases, help="ViT size:precision ...")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=variants)
     parser.add_argument("--batch", type=int, default=64 if on_gpu else 8, help="images of a step")
-    parser.add_argument("--rounds", type=int, default=10 if on_gpu else 5)
-    parser.add_argument("--repeats", type=int, default=1, help="times that all processes are started anew")
-    parser.add_argument("--memory-of", choices=VARIANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=10 if on_gpu else 4, help="steps timed in each process")
+    parser.add_argument(
+        "--repeats", type=int, default=1 if on_gpu else 3, help="processes of each variant, in turns"
+    )
+    parser.add_argument("--only", nargs=2, metavar=("TASK", "VARIANT"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     for case in args.cases:
         size, _, precision = case.partition(":")
@@ -116,11 +115,6 @@ class Step:
             made = build_masks(permutation, backbone.cutting_point, "mapet", self._num_heads())
             self.permutation = permutation.repeat(copies, 1)[: self.batch]
             self.masks = [mask.repeat(copies, 1, 1, 1)[: self.batch] for mask in made]
-
-    def end(self) -> None:
-        """Free what the step holds."""
-        self.drop_inputs()
-        del self.model, self.optimizer
 
     def drop_inputs(self) -> None:
         """Forget what `make_inputs` made."""
@@ -189,35 +183,9 @@ def build_model(variant: str, size: str) -> nn.Module:
     return model
 
 
-class StepApart:
-    """A `Step` in a process of its own; a call is one step there."""
-
-    def __init__(self, *settings: str | int) -> None:
-        self.connection, theirs = multiprocessing.Pipe()
-        process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, *settings))
-        process.start()
-        theirs.close()
-        self.flops = self.connection.recv()
-
-    def __call__(self) -> None:
-        self.connection.send(True)
-        self.connection.recv()
-
-    def end(self) -> None:
-        """Let the process end."""
-        self.connection.send(False)
-
-
-def serve(connection: Connection, variant: str, *settings: str | int) -> None:
-    """Make one step for each True that comes."""
-    MMLogger.get_instance("benchmark", log_level="ERROR")
-    if variant != "reference":
-        keep_freed_memory()
-    step = Step(variant, *settings)
-    connection.send(step.flops)
-    while connection.recv():
-        step()
-        connection.send(True)
+def step_seconds(step: Step, rounds: int) -> list[float]:
+    """Seconds of as many steps, after a warm-up."""
+    return time_in_turns({"step": step}, rounds, WARM_UP)["step"]
 
 
 def peak_memory(step: Step) -> int:
@@ -242,39 +210,57 @@ def peak_memory(step: Step) -> int:
     return int(peak.split()[1]) * 1024 - before
 
 
-def memory_apart(variant: str, case: str, batch: int) -> int:
-    """`peak_memory` in a process of its own."""
-    command = [sys.executable, "-W", "ignore", __file__, "--cases", case, "--batch", str(batch)]
-    # Freed blocks go back to the system at once, so that resident memory is what is in use.
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    command += ["--memory-of", variant]
+def apart(task: str, variant: str, case: str, args: argparse.Namespace) -> Any:
+    """What a process of its own says of a variant: the `task` is time or memory."""
+    command = [sys.executable, "-W", "ignore", __file__, "--cases", case, "--batch", str(args.batch)]
+    command += ["--rounds", str(args.rounds), "--only", task, variant]
+    # For memory, freed blocks go back to the system at once, so that resident memory is what is in use.
+    environment = {**os.environ, **({"MALLOC_MMAP_THRESHOLD_": "65536"} if task == "memory" else {})}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=environment)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure(case: str, args: argparse.Namespace) -> tuple[dict[str, list[float]], dict[str, int]]:
-    """Seconds of each variant's steps, those of a large product, and the arithmetic of each."""
+def answer(task: str, variant: str, case: str, args: argparse.Namespace) -> Any:
+    """The other side of `apart`."""
     size, _, precision = case.partition(":")
+    if task == "time" and variant != "reference":
+        keep_freed_memory()
+    step = Step(variant, size, precision, args.batch)
+    if task == "memory":
+        return peak_memory(step)
+    seconds = step_seconds(step, args.rounds)
+    memory = peak_memory(step) if step.device == "cuda" else None
+    return {"seconds": seconds, "flops": step.flops, "memory": memory}
+
+
+def product_rate(precision: str) -> float:
+    """FLOP/s of one large product."""
     on_gpu = torch.cuda.is_available()
     device, side = ("cuda", 8192) if on_gpu else ("cpu", 2048)
     square = torch.randn(side, side, device=device, dtype=DTYPES[precision])
+    taken = time_in_turns({"product": partial(torch.mm, square, square)}, 5, WARM_UP)["product"]
+    return 2 * side**3 / statistics.median(taken)
+
+
+def measure(case: str, args: argparse.Namespace) -> tuple[dict[str, list[float]], float, dict[str, dict]]:
+    """Seconds of each variant's steps, the rate of a large product, and what else was answered of each."""
     taken: dict[str, list[float]] = defaultdict(list)
+    answers, rates = {}, []
     for _ in range(args.repeats):
-        kind = Step if on_gpu else StepApart
-        steps = {variant: kind(variant, size, precision, args.batch) for variant in args.variants}
-        calls = {**steps, "product": partial(torch.mm, square, square)}
-        for name, seconds in time_in_turns(calls, args.rounds, WARM_UP).items():
-            taken[name] += seconds
-        for step in steps.values():
-            step.end()
-    return taken, {"product": 2 * side**3, **{variant: step.flops for variant, step in steps.items()}}
+        for variant in args.variants:
+            rates.append(product_rate(case.partition(":")[2]))
+            answers[variant] = apart("time", variant, case, args)
+            taken[variant] += answers[variant]["seconds"]
+    for variant, answered in answers.items():
+        if answered["memory"] is None:
+            answered["memory"] = apart("memory", variant, case, args)
+    return taken, statistics.median(rates), answers
 
 
 def report(case: str, args: argparse.Namespace) -> None:
     """Measure one case and print its table."""
-    taken, flops = measure(case, args)
-    rate = statistics.median(flops["product"] / spent for spent in taken.pop("product"))
-    memory = {variant: memory_apart(variant, case, args.batch) for variant in args.variants}
+    taken, rate, answers = measure(case, args)
+    flops, memory = ({variant: told[key] for variant, told in answers.items()} for key in ("flops", "memory"))
     times = {variant: statistics.median(spent) for variant, spent in taken.items()}
     rows = []
     for variant, spent in times.items():
@@ -301,11 +287,10 @@ def main() -> None:
     """Measure every case."""
     args = parse_args()
     MMLogger.get_instance("benchmark", log_level="ERROR")
-    if args.memory_of:
-        size, _, precision = args.cases[0].partition(":")
-        print(json.dumps(peak_memory(Step(args.memory_of, size, precision, args.batch))))
+    if args.only:
+        print(json.dumps(answer(*args.only, args.cases[0], args)))
         return
-    print(f"{machine()}; {args.repeats} x {args.rounds} interleaved rounds, medians")
+    print(f"{machine()}; {args.repeats} x {args.rounds} rounds, interleaved by process, medians")
     for case in args.cases:
         report(case, args)
 

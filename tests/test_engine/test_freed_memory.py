@@ -1,34 +1,27 @@
-"""The memory that a process frees stays with it: no page faults when it is asked for again."""
+"""A process that computes on CPU keeps what it frees; with a GPU nothing is changed."""
 
-import subprocess
-import sys
+from types import SimpleNamespace
 
 import pytest
 
 from mapet_mm.engine import freed_memory
 
-TOUCHED_AGAIN = """
-import resource, sys
-import torch
-from mapet_mm.engine.freed_memory import keep_freed_memory
-if sys.argv[1] == "keep":
-    assert keep_freed_memory()
-for _ in range(3):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    # 128 MiB: 32,768 pages of 4 KiB, of which a system may bring several at a fault.
-    blocks = [torch.ones(2**24, dtype=torch.uint8) for _ in range(8)]
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    del blocks
-print(faults)
-"""
+
+def test_glibc_is_told_to_keep_all_of_it(monkeypatch):
+    """Thresholds (M_MMAP_THRESHOLD -3, M_TRIM_THRESHOLD -1) at the largest int, one arena (M_ARENA_MAX -8)."""
+    told = {}
+    library = SimpleNamespace(mallopt=lambda option, value: told.update({option: value}) or 1)
+    monkeypatch.setattr(freed_memory.sys, "platform", "linux")
+    monkeypatch.setattr(freed_memory, "get_device", lambda: "cpu")
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda _: library)
+    assert freed_memory.keep_freed_memory()
+    assert told == {-3: 2**31 - 1, -1: 2**31 - 1, -8: 1}
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's own")
-@pytest.mark.parametrize(("mode", "least", "most"), [("keep", 0, 100), ("default", 1000, 40_000)])
-def test_freed_blocks_are_used_again_without_page_faults(mode, least, most):
-    command = [sys.executable, "-W", "ignore", "-c", TOUCHED_AGAIN, mode]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert least <= int(done.stdout.splitlines()[-1]) <= most
+def test_a_c_library_without_the_setting_is_left_alone(monkeypatch):
+    monkeypatch.setattr(freed_memory, "get_device", lambda: "cpu")
+    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda _: SimpleNamespace())
+    assert not freed_memory.keep_freed_memory()
 
 
 def test_with_a_gpu_nothing_is_changed(monkeypatch):

@@ -8,7 +8,7 @@ from mapet_mm.engine import freed_memory
 
 
 def test_glibc_is_told_to_keep_all_of_it(monkeypatch):
-    """Thresholds (M_MMAP_THRESHOLD -3, M_TRIM_THRESHOLD -1) at the largest int, one arena (M_ARENA_MAX -8)."""
+    """M_MMAP_THRESHOLD (-3) and M_TRIM_THRESHOLD (-1) at the largest int, M_ARENA_MAX (-8) at one."""
     told = {}
     library = SimpleNamespace(mallopt=lambda option, value: told.update({option: value}) or 1)
     monkeypatch.setattr(freed_memory.sys, "platform", "linux")

@@ -31,7 +31,9 @@ REFERENCE = [
     ("head.projection.", "decoder."),
     ("head.fc.", "head."),
 ]
-TIMM = [names for names in REFERENCE if names[0] not in ("backbone.mask_token", "head.projection.")]
+# What only pre-training has; timm has no place for either, Hugging Face none for the head.
+MASK_TOKEN, TOKEN_HEAD = "backbone.mask_token", "head.projection."
+TIMM = [names for names in REFERENCE if names[0] not in (MASK_TOKEN, TOKEN_HEAD)]
 HUGGING_FACE = [
     ("backbone.cls_token", "embeddings.cls_token"),
     ("backbone.pos_embed", "embeddings.position_embeddings"),
@@ -64,8 +66,6 @@ HUGGING_FACE_LAYER = [
 # How queries, keys and values are kept, as (part of the name, how many of the three it holds).
 REFERENCE_QKV = [("q", 1), ("kv", 2)]
 HUGGING_FACE_QKV = [("query", 1), ("key", 1), ("value", 1)]
-# What only pre-training has, and timm and Hugging Face have no use for.
-PRETRAINING = ("backbone.mask_token", "head.projection.")
 
 
 def reference_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
@@ -94,8 +94,7 @@ def mm_to_timm(state_dict: Mapping[str, Tensor]) -> StateDict:
     Raises:
         ValueError: a name that timm's `VisionTransformer` has no place for.
     """
-    kept = _without_pretraining(_weights(state_dict))
-    return _rename(kept, TIMM, TIMM_LAYER, "timm's VisionTransformer")
+    return _rename(_weights(state_dict, MASK_TOKEN, TOKEN_HEAD), TIMM, TIMM_LAYER, "timm's VisionTransformer")
 
 
 def timm_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
@@ -113,15 +112,13 @@ def mm_to_hf(state_dict: Mapping[str, Tensor]) -> StateDict:
     Raises:
         ValueError: a fine-tuned model, which has no final norm, or a name that Dinov2 has no place for.
     """
-    weights = _weights(state_dict)
+    weights = _weights(state_dict, TOKEN_HEAD)
     if "backbone.ln1.weight" not in weights:
         raise ValueError(
             "the weights have no final norm (`backbone.ln1`), which Hugging Face's Dinov2Model cannot do "
             "without: convert the pre-trained model, or take timm's names for a fine-tuned one"
         )
-    head = ("head.projection.",)
-    kept = {name: value for name, value in weights.items() if not name.startswith(head)}
-    renamed = _rename(kept, HUGGING_FACE, HUGGING_FACE_LAYER, "Hugging Face's Dinov2Model")
+    renamed = _rename(weights, HUGGING_FACE, HUGGING_FACE_LAYER, "Hugging Face's Dinov2Model")
     if "embeddings.mask_token" in renamed:
         renamed["embeddings.mask_token"] = renamed["embeddings.mask_token"].flatten(0, 1)  # 1 1 D -> 1 D
     return _cut(renamed, "attention.attention.", HUGGING_FACE_QKV)
@@ -154,14 +151,10 @@ FROM_MM: dict[str, Callable[[Mapping[str, Tensor]], StateDict]] = {
 }
 
 
-def _weights(state_dict: Mapping[str, Tensor]) -> StateDict:
-    """Without what a checkpoint of ours may hold beside the network: the preprocessor and the tokenizer."""
-    others = ("data_preprocessor.", "target_generator.")
+def _weights(state_dict: Mapping[str, Tensor], *without: str) -> StateDict:
+    """The weights of the network alone: no preprocessor, no tokenizer, and none that starts with `without`."""
+    others = ("data_preprocessor.", "target_generator.", *without)
     return {name: value for name, value in state_dict.items() if not name.startswith(others)}
-
-
-def _without_pretraining(state_dict: StateDict) -> StateDict:
-    return {name: value for name, value in state_dict.items() if not name.startswith(PRETRAINING)}
 
 
 def _reverse(names: Names) -> Names:
@@ -197,7 +190,10 @@ def _join(state_dict: Mapping[str, Tensor], prefix: str, parts: Parts) -> StateD
     first = parts[0][0]
     pattern = re.compile(rf"(.*\.{re.escape(prefix)}){first}\.(weight|bias)")
     for found in filter(None, map(pattern.fullmatch, state_dict)):
-        pieces = [joined.pop(f"{found[1]}{part}.{found[2]}") for part, _ in parts]
+        names = [f"{found[1]}{part}.{found[2]}" for part, _ in parts]
+        if missing := [name for name in names if name not in joined]:
+            raise ValueError(f"`{missing[0]}` is missing: it belongs to `{found[0]}`")
+        pieces = [joined.pop(name) for name in names]
         joined[f"{found[1]}qkv.{found[2]}"] = torch.cat(pieces)
     return joined
 

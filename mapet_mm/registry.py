@@ -39,4 +39,7 @@ OPTIM_WRAPPER_CONSTRUCTORS = Registry(
     scope=SCOPE,
     locations=["mapet_mm.engine"],
 )
-STRATEGIES = Registry("strategy", parent=MMENGINE_STRATEGIES, scope=SCOPE, locations=["mapet_mm.engine"])
+# Not of mapet_mm.engine: few runs need what it imports.
+STRATEGIES = Registry(
+    "strategy", parent=MMENGINE_STRATEGIES, scope=SCOPE, locations=["mapet_mm.engine.sharding"]
+)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -38,8 +37,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return load_file(path)
         content = torch.load(path, map_location="cpu", pickle_module=_TensorsOnly, weights_only=False)
-    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, ValueError) as error:
-        raise WeightFileError(f"{path} is no checkpoint: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # what a broken file raises depends on where it is broken
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise WeightFileError(f"{path} is no checkpoint ({reason})") from error
     for key in KEYS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
@@ -94,10 +94,10 @@ class _TensorsOnly:
             if (module, name) in PLAIN:
                 return PLAIN[module, name]
             rebuilds = module == "torch._utils" and name.startswith("_rebuild_")
-            is_type = module == "torch" and isinstance(
-                getattr(torch, name, None), torch.dtype | type(torch.Size)
-            )
-            return super().find_class(module, name) if rebuilds or is_type else _Ignored
+            is_plain_type = name == "Size" or isinstance(getattr(torch, name, None), torch.dtype)
+            if rebuilds or (module == "torch" and is_plain_type):
+                return super().find_class(module, name)
+            return _Ignored
 
     @staticmethod
     def load(file: Any, **kwargs: Any) -> Any:

@@ -172,6 +172,38 @@ def test_a_checkpoints_other_objects_are_passed_over_unexecuted(tmp_path, monkey
     assert set(read) == {"a", "b"}
 
 
+def test_no_class_of_torch_is_called_but_sizes_and_dtypes(tmp_path, monkeypatch):
+    class Planted:
+        def __reduce__(self):
+            return Planted, ("called",)
+
+        def __init__(self, *given):
+            assert not given, "the checkpoint made an object"
+
+    Planted.__module__, Planted.__qualname__ = "torch", "Planted"
+    monkeypatch.setattr(torch, "Planted", Planted, raising=False)
+    torch.save({"a": torch.ones(2), "b": Planted(), "c": torch.Size([2])}, tmp_path / "file.pth")
+    assert list(read_weights(tmp_path / "file.pth")) == ["a"]
+
+
+def test_a_missing_half_of_an_attention_is_named():
+    with pytest.raises(
+        ValueError, match=r"`blocks.0.attn.kv.bias` is missing: it belongs to `blocks.0.attn.q.bias`"
+    ):
+        reference_to_mm({"blocks.0.attn.q.bias": torch.ones(3)})
+
+
+def test_a_truncated_checkpoint_is_one_clear_line(tmp_path):
+    path = tmp_path / "file.pth"
+    write_weights(path, {"backbone.cls_token": torch.zeros(1, 1, 300)})
+    whole = path.read_bytes()
+    for size in range(0, len(whole), 100):
+        path.write_bytes(whole[:size])
+        with pytest.raises(WeightFileError, match=r"file.pth is no checkpoint \(") as error:
+            read_weights(path)
+        assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("content", "match"),
     [

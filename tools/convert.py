@@ -33,7 +33,7 @@ def main() -> None:
         weights = read_weights(args.input)
         converted = FROM_MM[args.target](TO_MM[args.source](weights))
         write_weights(args.output, converted)
-    except WeightFileError as error:
+    except (WeightFileError, OSError) as error:
         sys.exit(f"error: {error}")
     except ValueError as error:
         sys.exit(f"error: {args.input}: {error}")

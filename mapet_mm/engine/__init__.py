@@ -1,4 +1,4 @@
-"""Hooks, optimizers, metrics and strategies."""
+"""Hooks, optimizers and metrics; the strategies are in `sharding`."""
 
 from mapet_mm.engine import (  # noqa: F401
     autocast,
@@ -7,6 +7,5 @@ from mapet_mm.engine import (  # noqa: F401
     knn,
     layer_decay,
     metrics,
-    sharding,
     token_check,
 )

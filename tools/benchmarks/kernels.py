@@ -80,15 +80,17 @@ def attention_calls(size: str, dtype: torch.dtype, device: str, batch: int) -> d
     def products() -> None:
         backward(attend_by_products(queries, keys, values, bias))
 
+    calls = {"fused": fused, "products": products}
+    if device != "cuda":  # there flex attention has no backward pass, and the backends are one
+        return calls
     blocks = create_block_mask(lambda batch, head, row, key: sees[row, key], None, None, *sees.shape, device)
     compiled = torch.compile(flex_attention)
 
-    def flexible() -> None:  # on CPU it has no backward pass
+    def flexible() -> None:
         backward(compiled(queries, keys, values, block_mask=blocks))
 
-    chosen = {f"fused, {name}": partial(fused, kind) for name, kind in CUDA_KERNELS.items()}
-    chosen["flex, compiled"] = flexible
-    return {"fused": fused, "products": products, **(chosen if device == "cuda" else {})}
+    backends = {f"fused, {name}": partial(fused, kind) for name, kind in CUDA_KERNELS.items()}
+    return {**calls, **backends, "flex, compiled": flexible}
 
 
 def head_calls(size: str, dtype: torch.dtype, device: str, batch: int) -> dict[str, Callable[[], None]]:

@@ -183,11 +183,6 @@ def build_model(variant: str, size: str) -> nn.Module:
     return model
 
 
-def step_seconds(step: Step, rounds: int) -> list[float]:
-    """Seconds of as many steps, after a warm-up."""
-    return time_in_turns({"step": step}, rounds, WARM_UP)["step"]
-
-
 def peak_memory(step: Step) -> int:
     """Bytes that two steps add to what stays in memory between steps; on CPU in a fresh process."""
     step()  # compiles, and loads what libraries load when they are first used
@@ -228,7 +223,7 @@ def answer(task: str, variant: str, case: str, args: argparse.Namespace) -> Any:
     step = Step(variant, size, precision, args.batch)
     if task == "memory":
         return peak_memory(step)
-    seconds = step_seconds(step, args.rounds)
+    seconds = time_in_turns({"step": step}, args.rounds, WARM_UP)["step"]
     memory = peak_memory(step) if step.device == "cuda" else None
     return {"seconds": seconds, "flops": step.flops, "memory": memory}
 

@@ -22,7 +22,6 @@ from mapet_mm.file_replacement import replace_file
 
 # Where checkpoints keep the network's weights.
 KEYS = ("state_dict", "model")
-ZIP = b"PK\x03\x04"
 _LOCK = threading.Lock()
 
 
@@ -38,9 +37,9 @@ def _statistic(owner: Any, name: str) -> Any:
 
 
 # What a training checkpoint may hold besides tensors and plain values, as `torch.serialization.safe_globals`
-# takes it: MMEngine's log buffers, NumPy's numbers and arrays in them, parsed arguments. `getattr` itself is not
-# among them (it reaches the builtins of any function), nor is NumPy's type for objects. NumPy 1 wrote the same
-# functions under another name.
+# takes it: MMEngine's log buffers, NumPy's numbers and arrays in them, parsed arguments. `getattr` itself is
+# not among them (it reaches the builtins of any function), nor is NumPy's type for objects. NumPy 1 wrote the
+# same functions under another name.
 _NUMPY = {
     "scalar": np.float64(0).__reduce__()[0],
     "_reconstruct": np.zeros(0).__reduce__()[0],
@@ -71,8 +70,9 @@ def only_safe_globals(allowed: Sequence[Any] = SAFE_GLOBALS) -> Iterator[None]:
         try:
             yield
         finally:
+            imported = set(get_safe_globals()) - set(allowed)  # modules of torch add theirs when imported
             clear_safe_globals()
-            add_safe_globals(before)
+            add_safe_globals([*before, *imported])
 
 
 class _StandIn:
@@ -105,9 +105,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     try:
         with open(path, "rb") as file:
             start = file.read(64)
-        if mistaken := _no_weights(start):
-            raise ValueError(mistaken)
-        content = load_file(path) if start[8:9] == b"{" else _load_inert(path)
+        if not_weights := _other_file(start):
+            raise WeightFileError(not_weights)
+        content = load_file(path) if start[8:9] == b"{" else _load_inert(path, start)
     except Exception as error:  # what a broken file raises depends on where it is broken
         raise WeightFileError(f"{path} is no checkpoint ({_reason(error)})") from error
     return _state_dict(content, path)
@@ -120,8 +120,9 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
         WeightFileError: another ending.
     """
     if path.suffix == ".safetensors":
-        contiguous = {name: value.contiguous() for name, value in weights.items()}
-        content = save(contiguous, metadata={"format": "pt"})  # as transformers wants it
+        # One copy each: the format knows no shared memory.
+        apart = {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
+        content = save(apart, metadata={"format": "pt"})  # as transformers wants it
     elif path.suffix == ".pth":
         buffer = io.BytesIO()
         torch.save({"state_dict": dict(weights)}, buffer)
@@ -132,8 +133,8 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     replace_file(path, content)
 
 
-def _no_weights(start: bytes) -> str:
-    """What a file is that starts so, if it is one of those often found in place of weights."""
+def _other_file(start: bytes) -> str:
+    """What a file that starts so is, if it is one of those often found in place of weights."""
     if not start:
         return "it is empty"
     if start.startswith(b"version https://git-lfs"):
@@ -143,43 +144,45 @@ def _no_weights(start: bytes) -> str:
     return ""
 
 
-def _load_inert(path: Path) -> Any:
+def _load_inert(path: Path, start: bytes) -> Any:
     """What `torch.save` wrote, with a stand-in for each object that torch does not make by itself."""
     names = {
         one[1] if isinstance(one, tuple) else f"{one.__module__}.{one.__qualname__}" for one in SAFE_GLOBALS
     }
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Detected pickle protocol")  # what cannot be read of it raises
-        with path.open("rb") as file, only_safe_globals([]):
-            if file.read(4) == ZIP:  # the format before it does not tell its names
+        if start.startswith(b"PK"):  # the format before does not tell its names
+            with only_safe_globals([]):
                 names |= set(torch.serialization.get_unsafe_globals_in_checkpoint(path))
         with only_safe_globals([(type(name, (_StandIn,), {}), name) for name in names]):
             return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _reason(error: Exception) -> str:
-    """One line of an error; of torch's paragraphs on unpickling the sentence that tells what was met."""
-    text = str(error)
-    if "legacy .tar format" in text:
-        return "torch's tar format of before 2017, which cannot be read without running it"
-    if found := re.search(r"WeightsUnpickler error: (.*)", text):
-        text = found[1]
-    elif "torchscript" in text.lower():
-        text = "a TorchScript program, not a state dict"
-    text = text.splitlines()[0] if text else ""
-    return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
+    """One line of an error: torch's own words for what it met, without its advice to trust the file."""
+    if isinstance(error, WeightFileError):
+        return str(error)
+    met = error.__context__ if isinstance(error, UnpicklingError) and error.__context__ else error
+    sentence = re.split(r"\.? [A-Z]\w+ use |\. In |\.?\n", str(met) + "\n")[0]
+    if isinstance(met, UnpicklingError):
+        sentence += (
+            "; only tensors and plain values are read, as torch.save(model.state_dict(), FILE) writes them"
+        )
+    return f"{type(met).__name__}: {sentence}"
 
 
 def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
+    """The weights in what a file holds. Methods are dict's: a file can put its own on an OrderedDict."""
     for key in KEYS:
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+        if isinstance(content, dict) and isinstance(dict.get(content, key), dict):
             content = content[key]
-    if not isinstance(content, Mapping):
+    if not isinstance(content, dict):
         raise WeightFileError(f"{path} holds no weights, but a {type(content).__name__}")
-    for name, value in content.items():
+    entries = dict(dict.items(content))
+    for name, value in entries.items():
         if isinstance(value, _StandIn):
             raise WeightFileError(f"{path}: `{name}` is a {type(value).__name__}, where a tensor is expected")
-    weights = {name: value for name, value in content.items() if isinstance(value, Tensor)}
+    weights = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
     if not weights:
         raise WeightFileError(f"{path} holds no weights: no tensors, nor any under {' or '.join(KEYS)}")
     return weights

@@ -1,7 +1,5 @@
 """Converted weights give the same outputs in the authors', timm's and Hugging Face's networks."""
 
-import argparse
-import pickle
 import re
 import runpy
 import sys
@@ -12,7 +10,6 @@ import pytest
 import timm
 import torch
 import transformers
-from mmengine.logging import HistoryBuffer
 from mmpretrain.registry import MODELS
 from torch import nn
 
@@ -25,7 +22,7 @@ from mapet_mm.convert import (
     timm_to_mm,
 )
 from mapet_mm.models import MaPeT, MaPeTPretrainViT, MaPeTViT
-from mapet_mm.weight_files import WeightFileError, read_weights, write_weights
+from mapet_mm.weight_files import write_weights
 
 ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=96)
 TOOL = Path(__file__).parents[1] / "tools" / "convert.py"
@@ -154,75 +151,11 @@ def test_what_has_no_place_is_named(pretrained, classifier):
         mm_to_hf(classifier.state_dict())
 
 
-class Bomb:
-    def __reduce__(self):
-        return pickle.loads, (pickle.dumps(1),)
-
-
-def test_a_checkpoints_other_objects_are_passed_over_unexecuted(tmp_path, monkeypatch):
-    """MMEngine's log buffers, an argparse namespace, and a pickle that would call a function."""
-    path = tmp_path / "epoch_1.pth"
-    buffer = HistoryBuffer(np.ones(3), np.ones(3))
-    weights = {"a": torch.arange(3.0), "b": nn.Parameter(torch.ones(2, 2, dtype=torch.bfloat16))}
-    torch.save(dict(state_dict=weights, hub=buffer, args=argparse.Namespace(lr=1.0), bomb=Bomb()), path)
-    monkeypatch.setattr(pickle, "loads", lambda *_: pytest.fail("the checkpoint ran code"))
-    read = read_weights(path)
-    assert torch.equal(read["a"], weights["a"])
-    assert read["b"].dtype == torch.bfloat16
-    assert set(read) == {"a", "b"}
-
-
-def test_no_class_of_torch_is_called_but_sizes_and_dtypes(tmp_path, monkeypatch):
-    class Planted:
-        def __reduce__(self):
-            return Planted, ("called",)
-
-        def __init__(self, *given):
-            assert not given, "the checkpoint made an object"
-
-    Planted.__module__, Planted.__qualname__ = "torch", "Planted"
-    monkeypatch.setattr(torch, "Planted", Planted, raising=False)
-    content = {"state_dict": {"a": torch.ones(2), "c": torch.Size([2])}, "b": Planted()}
-    torch.save(content, tmp_path / "file.pth")
-    assert list(read_weights(tmp_path / "file.pth")) == ["a"]
-
-
 def test_a_missing_half_of_an_attention_is_named():
     with pytest.raises(
         ValueError, match=r"`blocks.0.attn.kv.bias` is missing: it belongs to `blocks.0.attn.q.bias`"
     ):
         reference_to_mm({"blocks.0.attn.q.bias": torch.ones(3)})
-
-
-def test_a_truncated_checkpoint_is_one_clear_line(tmp_path):
-    path = tmp_path / "file.pth"
-    write_weights(path, {"backbone.cls_token": torch.zeros(1, 1, 300)})
-    whole = path.read_bytes()
-    for size in range(0, len(whole), 100):
-        path.write_bytes(whole[:size])
-        with pytest.raises(WeightFileError, match=r"file.pth is no checkpoint \(") as error:
-            read_weights(path)
-        assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "match"),
-    [
-        (None, "does not exist"),
-        (b"not a checkpoint", "is no checkpoint"),
-        ([1, 2], "holds no weights, but a list"),
-        ({"state_dict": {"epoch": 3}}, "holds no weights: no tensors"),
-    ],
-)
-def test_files_without_weights_are_one_clear_line(content, match, tmp_path):
-    path = tmp_path / "file.pth"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content is not None:
-        torch.save(content, path)
-    with pytest.raises(WeightFileError, match=match) as error:
-        read_weights(path)
-    assert "\n" not in str(error.value)
 
 
 def convert(monkeypatch, *arguments: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping
@@ -11,8 +12,9 @@ import open_clip
 import torch
 from open_clip.modified_resnet import Bottleneck, ModifiedResNet
 from open_clip.pretrained import download_pretrained, get_pretrained_cfg, list_pretrained_tags_by_model
-from safetensors.torch import load_file
 from torch import Tensor, nn
+
+from mapet_mm.weight_files import WeightFileError, read_weights
 
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 
@@ -170,20 +172,14 @@ def _load(tower: ModifiedResNet, file: str) -> None:
 
 
 def _read_state_dict(file: str) -> Mapping[str, Tensor]:
+    with contextlib.suppress(Exception):  # OpenAI's own files are TorchScript archives
+        return torch.jit.load(file, map_location="cpu").state_dict()
     try:
-        if file.endswith(".safetensors"):
-            return load_file(file)
-        try:
-            # OpenAI's own files are TorchScript archives.
-            return torch.jit.load(file, map_location="cpu").state_dict()
-        except RuntimeError:
-            content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = str(error).split("\n", 1)[0][:160]
+        return read_weights(file)
+    except WeightFileError as error:
         raise TowerError(
-            f"weights file `{file}` is truncated or holds no state dict ({reason}): fetch it again"
+            f"weights file `{file}` is truncated or holds no state dict ({error}): fetch it again"
         ) from None
-    return content.get("state_dict", content)
 
 
 def _tower_weights(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,19 +1,28 @@
 """State dicts under other names: the authors' <-> mapet_mm <-> timm <-> Hugging Face.
 
 All four describe the same network, so converting changes names and, where queries, keys and values are apart,
-cuts or joins matrices; values stay as they are. Models that take the results:
+cuts or joins matrices; values stay as they are. What a network of another origin leaves out (LayerScale, a
+bias) is filled with the value that means the same; what it has more is refused by name. Models that take the
+results:
 
 - mapet_mm: `MaPeT` (pre-training) or MMPretrain's `ImageClassifier` on `MaPeTViT` (fine-tuned).
-- timm: `VisionTransformer(init_values=0.1)`; fine-tuned with `global_pool="avg"`.
+- timm: `VisionTransformer` with LayerScale (`init_values`); fine-tuned with `global_pool="avg"`.
 - Hugging Face: `Dinov2Model`, whose network is this one with its final norm (pre-trained weights only). The
   names are those of files on the Hub; load them with `from_pretrained`.
+
+Architecture and preprocessing, which no name tells, are in :mod:`mapet_mm.export`.
 """
 
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import torch
+from mmengine.logging import print_log
 from torch import Tensor
+
+from mapet_mm.models.beit_names import beit_to_vit
 
 StateDict = dict[str, Tensor]
 Names = list[tuple[str, str]]
@@ -75,16 +84,20 @@ def reference_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
         state_dict: the authors' (their checkpoint's `state_dict`), names possibly behind `module.`.
 
     Raises:
-        ValueError: a name that the authors' networks have not.
+        ValueError: a name that the authors' networks have not, or one of theirs is missing.
     """
-    named = {name.removeprefix("module."): value for name, value in state_dict.items()}
-    joined = _join(named, "attn.", REFERENCE_QKV)
-    return _rename(joined, _reverse(REFERENCE), _reverse(REFERENCE_LAYER), "the authors' networks")
+    joined = _join(_unwrapped(state_dict), "attn.", REFERENCE_QKV)
+    return _complete(_rename(joined, _reverse(REFERENCE), _reverse(REFERENCE_LAYER), "the authors' networks"))
 
 
 def mm_to_reference(state_dict: Mapping[str, Tensor]) -> StateDict:
-    """The authors' names for weights of this package: the inverse of :func:`reference_to_mm`."""
-    renamed = _rename(_weights(state_dict), REFERENCE, REFERENCE_LAYER, "the authors' networks")
+    """The authors' names for weights of this package: the inverse of :func:`reference_to_mm`.
+
+    Raises:
+        ValueError: a name that the authors' networks have not, or no class token.
+    """
+    where = "the authors' networks"
+    renamed = _rename(_with_class_token(network(state_dict), where), REFERENCE, REFERENCE_LAYER, where)
     return _cut(renamed, "attn.", REFERENCE_QKV)
 
 
@@ -94,31 +107,35 @@ def mm_to_timm(state_dict: Mapping[str, Tensor]) -> StateDict:
     Raises:
         ValueError: a name that timm's `VisionTransformer` has no place for.
     """
-    return _rename(_weights(state_dict, MASK_TOKEN, TOKEN_HEAD), TIMM, TIMM_LAYER, "timm's VisionTransformer")
+    weights = network(state_dict, MASK_TOKEN, TOKEN_HEAD)
+    return _rename(weights, TIMM, TIMM_LAYER, "timm's VisionTransformer")
 
 
 def timm_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
-    """Names of this package for a `VisionTransformer` of timm (with LayerScale and a class token).
+    """Names of this package for a plain `VisionTransformer` of timm, with or without LayerScale.
 
     Raises:
-        ValueError: a name that a plain ViT with LayerScale has not.
+        ValueError: a name that `MaPeTViT` has not, or one of its own is missing.
     """
-    return _rename(state_dict, _reverse(TIMM), _reverse(TIMM_LAYER), "MaPeTViT")
+    renamed = _rename(_unwrapped(state_dict), _reverse(TIMM), _reverse(TIMM_LAYER), "MaPeTViT")
+    return _complete(_with_class_position(renamed))
 
 
 def mm_to_hf(state_dict: Mapping[str, Tensor]) -> StateDict:
     """Names of Hugging Face's `Dinov2Model` for a pre-trained backbone; the token head is left out.
 
     Raises:
-        ValueError: a fine-tuned model, which has no final norm, or a name that Dinov2 has no place for.
+        ValueError: a fine-tuned model, which has no final norm, no class token, or a name that Dinov2 has no
+            place for.
     """
-    weights = _weights(state_dict, TOKEN_HEAD)
+    where = "Hugging Face's Dinov2Model"
+    weights = _with_class_token(network(state_dict, TOKEN_HEAD), where)
     if "backbone.ln1.weight" not in weights:
         raise ValueError(
-            "the weights have no final norm (`backbone.ln1`), which Hugging Face's Dinov2Model cannot do "
+            f"the weights have no final norm (`backbone.ln1`), which {where} cannot do "
             "without: convert the pre-trained model, or take timm's names for a fine-tuned one"
         )
-    renamed = _rename(weights, HUGGING_FACE, HUGGING_FACE_LAYER, "Hugging Face's Dinov2Model")
+    renamed = _rename(weights, HUGGING_FACE, HUGGING_FACE_LAYER, where)
     if "embeddings.mask_token" in renamed:
         renamed["embeddings.mask_token"] = renamed["embeddings.mask_token"].flatten(0, 1)  # 1 1 D -> 1 D
     return _cut(renamed, "attention.attention.", HUGGING_FACE_QKV)
@@ -128,13 +145,13 @@ def hf_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
     """Names of this package for a `Dinov2Model`: the inverse of :func:`mm_to_hf`.
 
     Raises:
-        ValueError: a name that a plain ViT with LayerScale has not.
+        ValueError: a name that `MaPeTViT` has not, or one of its own is missing.
     """
-    joined = _join(state_dict, "attention.attention.", HUGGING_FACE_QKV)
+    joined = _join(_unwrapped(state_dict), "attention.attention.", HUGGING_FACE_QKV)
     renamed = _rename(joined, _reverse(HUGGING_FACE), _reverse(HUGGING_FACE_LAYER), "MaPeTViT")
     if "backbone.mask_token" in renamed:
         renamed["backbone.mask_token"] = renamed["backbone.mask_token"][None]  # 1 D -> 1 1 D
-    return renamed
+    return _complete(renamed)
 
 
 TO_MM: dict[str, Callable[[Mapping[str, Tensor]], StateDict]] = {
@@ -151,10 +168,95 @@ FROM_MM: dict[str, Callable[[Mapping[str, Tensor]], StateDict]] = {
 }
 
 
-def _weights(state_dict: Mapping[str, Tensor], *without: str) -> StateDict:
-    """The weights of the network alone: no preprocessor, no tokenizer, none that starts with `without`."""
+def network(state_dict: Mapping[str, Tensor], *without: str) -> StateDict:
+    """A plain ViT's whole weights, from a checkpoint of this package or of MMPretrain's ViT or BEiT.
+
+    Left out are preprocessor, tokenizer and what starts with one of `without`. A bare backbone gets its
+    prefix; what wrappers (`module.`, `_orig_mod.`) put before a name is taken off.
+
+    Raises:
+        ValueError: the weights are no plain ViT's: one is missing or of another shape.
+    """
+    named = _unwrapped(state_dict)
+    if not any(name.startswith("backbone.") for name in named):
+        named = {f"backbone.{name}": value for name, value in named.items()}
+    beit_to_vit(named, "backbone.")
     others = ("data_preprocessor.", "target_generator.", *without)
-    return {name: value for name, value in state_dict.items() if not name.startswith(others)}
+    return _complete({name: value for name, value in named.items() if not name.startswith(others)})
+
+
+def _unwrapped(state_dict: Mapping[str, Tensor]) -> StateDict:
+    return {name.replace("_orig_mod.", "").removeprefix("module."): v for name, v in state_dict.items()}
+
+
+def _complete(state_dict: Mapping[str, Tensor]) -> StateDict:
+    """Check that the weights are a whole plain ViT's, and fill what it does without.
+
+    A LayerScale left out is a scale of one, a bias left out is zero: the outputs stay the same.
+    """
+    weights = dict(state_dict)
+    width = _required(weights, "backbone.pos_embed").shape[-1]
+    _required(weights, "backbone.patch_embed.projection.weight")
+    numbers = (re.match(r"backbone\.layers\.(\d+)\.", name) for name in weights)
+    for layer in range(1 + max((int(number[1]) for number in numbers if number), default=-1)):
+        _complete_layer(weights, f"backbone.layers.{layer}.", width)
+    for module in ("patch_embed.projection", "ln1", "ln2"):
+        if (weight := weights.get(f"backbone.{module}.weight")) is not None:
+            weights.setdefault(f"backbone.{module}.bias", weight.new_zeros(len(weight)))
+    filled = Counter(re.sub(r"\d+", "I", name, count=1) for name in weights.keys() - state_dict.keys())
+    for name, count in sorted(filled.items()):
+        value = "one" if "gamma" in name else "zero"
+        print_log(
+            f"Filled {count} x `{name}` with {value}: there is none, and outputs stay the same.", "current"
+        )
+    return weights
+
+
+def _complete_layer(weights: StateDict, layer: str, width: int) -> None:
+    hidden = _required(weights, f"{layer}ffn.layers.1.weight").shape[-1]
+    shapes = {
+        "ln1": (width,),
+        "attn.qkv": (3 * width, width),
+        "attn.proj": (width, width),
+        "ln2": (width,),
+        "ffn.layers.0.0": (hidden, width),
+        "ffn.layers.1": (width, hidden),
+    }
+    for module, shape in shapes.items():
+        weight = _required(weights, f"{layer}{module}.weight", shape)
+        weights.setdefault(f"{layer}{module}.bias", weight.new_zeros(len(weight)))
+    for scale in ("attn.gamma1.weight", "ffn.gamma2.weight"):
+        weights.setdefault(f"{layer}{scale}", weight.new_ones(width))
+
+
+def _required(weights: StateDict, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+    if name not in weights:
+        raise ValueError(f"`{name}` (this package's name) is missing: the weights are no whole plain ViT's")
+    if shape and weights[name].shape != shape:
+        raise ValueError(
+            f"`{name}` (this package's name) has shape {tuple(weights[name].shape)}, a plain ViT's is {shape}"
+        )
+    return weights[name]
+
+
+def _with_class_token(weights: StateDict, where: str) -> StateDict:
+    if "backbone.cls_token" not in weights:
+        raise ValueError(f"the weights have no class token (`backbone.cls_token`), which {where} has always")
+    return weights
+
+
+def _with_class_position(weights: StateDict) -> StateDict:
+    """A zero position for the class token, where timm adds none to it (`no_embed_class`)."""
+    positions = weights.get("backbone.pos_embed")
+    if positions is None or "backbone.cls_token" not in weights or not _is_square(positions.shape[1]):
+        return weights
+    grid = f"{positions.shape[1]} positions of the patches"
+    print_log(f"Put a zero position before the {grid}: the network's class token has none.", "current")
+    return weights | {"backbone.pos_embed": torch.cat([torch.zeros_like(positions[:, :1]), positions], dim=1)}
+
+
+def _is_square(count: int) -> bool:
+    return math.isqrt(count) ** 2 == count
 
 
 def _reverse(names: Names) -> Names:

@@ -2,11 +2,12 @@
 
 import argparse
 import io
+import json
 import re
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from mmengine.logging import HistoryBuffer
-from safetensors.torch import load_file, save
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 from torch.serialization import add_safe_globals, clear_safe_globals, get_safe_globals
 
@@ -97,6 +99,12 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     Raises:
         WeightFileError: no such file, no weights in it, or a form that cannot be read without running it.
     """
+    return read_checkpoint(path)[0]
+
+
+def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """As :func:`read_weights`, and what the file says of them in plain values: MMEngine's `meta` (`cfg`, the
+    config as text, among it), or the texts in the header of .safetensors."""
     path = Path(path)
     if path.is_dir():
         path = path / "model.safetensors"
@@ -107,25 +115,38 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             start = file.read(64)
         if not_weights := _other_file(start):
             raise WeightFileError(not_weights)
-        content = load_file(path) if start[8:9] == b"{" else _load_inert(path, start)
+        if start[8:9] == b"{":
+            with safe_open(path, "pt") as file:
+                content = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                meta = file.metadata() or {}
+        else:
+            content = _load_inert(path, start)
+            meta = _plain_values(content)
     except Exception as error:  # what a broken file raises depends on where it is broken
         raise WeightFileError(f"{path} is no checkpoint ({_reason(error)})") from error
-    return _state_dict(content, path)
+    return _state_dict(content, path), meta
 
 
-def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write a state dict as .safetensors, or as .pth (a dict with `state_dict`, as MMEngine's).
+def write_weights(path: Path, weights: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> None:
+    """Write a state dict as .safetensors, or as .pth (a dict with `state_dict` and `meta`, as MMEngine's).
+
+    Args:
+        path: ends in .safetensors or .pth.
+        weights: the state dict.
+        meta: plain values that say something of the weights; in .safetensors as text, as JSON if need be.
 
     Raises:
         WeightFileError: another ending.
     """
+    meta = dict(meta or {})
     if path.suffix == ".safetensors":
         # One copy each: the format knows no shared memory.
         apart = {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
-        content = save(apart, metadata={"format": "pt"})  # as transformers wants it
+        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in meta.items()}
+        content = save(apart, metadata={"format": "pt", **texts})  # as transformers wants it
     elif path.suffix == ".pth":
         buffer = io.BytesIO()
-        torch.save({"state_dict": dict(weights)}, buffer)
+        torch.save({"state_dict": dict(weights), "meta": meta}, buffer)
         content = buffer.getvalue()
     else:
         raise WeightFileError(f"{path}: the name has to end in .safetensors or .pth")
@@ -186,3 +207,14 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
     if not weights:
         raise WeightFileError(f"{path} holds no weights: no tensors, nor any under {' or '.join(KEYS)}")
     return weights
+
+
+def _plain_values(content: Any) -> dict[str, Any]:
+    """Of a checkpoint's `meta`, what JSON can say."""
+    meta = dict.get(content, "meta") if isinstance(content, dict) else None
+    plain = {}
+    for name, value in dict.items(meta) if isinstance(meta, dict) else ():
+        with suppress(TypeError, ValueError):
+            json.dumps(value)
+            plain[name] = value
+    return plain

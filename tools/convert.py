@@ -1,18 +1,25 @@
 """Weights under other names: the authors' (reference), this package's (mm), timm's, Hugging Face's (hf).
 
+    python tools/convert.py mm timm work_dirs/RUN/epoch_300.pth vit      # timm.create_model("local-dir:vit")
+    python tools/convert.py mm hf work_dirs/RUN/epoch_300.pth dinov2     # AutoModel.from_pretrained("dinov2")
     python tools/convert.py mm timm work_dirs/RUN/epoch_300.pth vit.safetensors
     python tools/convert.py reference mm mapet_small.tar mapet_small.pth
 
-Written are the weights alone: as .safetensors, or as .pth, which `init_cfg`, `load_from` and tools/test.py
-take.
+A folder gets the weights and what timm or Hugging Face read beside them: architecture, mean and standard
+deviation, by the config that MMEngine keeps in its checkpoints, or by --config. A file gets the weights: as
+.safetensors, which says the same in its metadata, or as .pth, which `init_cfg`, `load_from` and tools/test.py
+take. IN is read without running what a pickle may hold.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
+from mmengine.config import Config
+
 from mapet_mm.convert import FROM_MM, TO_MM
-from mapet_mm.weight_files import WeightFileError, read_weights, write_weights
+from mapet_mm.export import write_export
+from mapet_mm.weight_files import WeightFileError, read_checkpoint, read_weights
 
 
 def parse_args() -> argparse.Namespace:
@@ -23,22 +30,29 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("source", choices=TO_MM, metavar="FROM", help=f"whose names IN has: {names}")
     parser.add_argument("target", choices=FROM_MM, metavar="TO", help=f"whose names OUT gets: {names}")
     parser.add_argument("input", type=Path, metavar="IN", help="checkpoint, .safetensors or torch.save's")
-    parser.add_argument("output", type=Path, metavar="OUT", help="file to write, .safetensors or .pth")
+    parser.add_argument(
+        "output", type=Path, metavar="OUT", help=".safetensors or .pth; timm, hf: or a folder"
+    )
+    parser.add_argument("--config", help="config of the training, where IN does not hold it")
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_args()
     try:
-        weights = read_weights(args.input)
-        converted = FROM_MM[args.target](TO_MM[args.source](weights))
-        write_weights(args.output, converted)
+        weights, meta = read_checkpoint(args.input)
+        if args.config:
+            meta["cfg"] = Config.fromfile(args.config).pretty_text
+        told = write_export(args.output, args.target, TO_MM[args.source](weights), meta)
+        converted = read_weights(args.output)
     except (WeightFileError, OSError) as error:
         sys.exit(f"error: {error}")
     except ValueError as error:
         sys.exit(f"error: {args.input}: {error}")
     count = sum(value.numel() for value in converted.values())
     print(f"wrote {args.output}: {len(converted)} tensors, {count:,} values, names of {args.target}")
+    if told:
+        print(told)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,167 @@
+"""What a state dict does not tell of a network: its heads, and how images are prepared for it.
+
+Both are in the config of the training, whose text MMEngine keeps in each checkpoint.
+"""
+
+import ast
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mmpretrain.models.backbones import VisionTransformer
+from torch import Tensor
+
+# Those that Pillow, timm and Hugging Face know, with Pillow's numbers.
+INTERPOLATIONS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
+
+
+@dataclass(frozen=True)
+class Description:
+    """A plain ViT and its images.
+
+    Args:
+        img_size: height and width of the images in pixels.
+        patch_size: side of a patch in pixels.
+        embed_dims: width of the tokens.
+        num_layers: depth.
+        num_heads: heads of attention.
+        feedforward_channels: width inside the MLP.
+        pool: 'token' | 'avg', what of the last layer is the feature.
+        mean: of the red, green and blue values between 0 and 1.
+        std: of the same.
+        resize: length of the image's short side before the central crop of `img_size`.
+        interpolation: 'bicubic' | ..., of that resizing.
+    """
+
+    img_size: tuple[int, int]
+    patch_size: int
+    embed_dims: int
+    num_layers: int
+    num_heads: int
+    feedforward_channels: int
+    pool: str
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    resize: int
+    interpolation: str
+
+    @property
+    def crop_pct(self) -> float:
+        """The crop's share of the short side, rounded down so that timm finds `resize` again."""
+        return math.floor(1e4 * min(self.img_size) / self.resize) / 1e4
+
+    def __str__(self) -> str:
+        height, width = self.img_size
+        return (
+            f"images: RGB, short side {self.resize} {self.interpolation}, central {height} x {width}, "
+            f"mean {self.mean}, std {self.std}"
+        )
+
+
+def config_of(text: str) -> dict[str, Any]:
+    """The values in a config's text, as MMEngine writes it into checkpoints, without running the text.
+
+    Assignments of anything but literals and `dict(...)` are passed over.
+    """
+    values = {}
+    with suppress(SyntaxError, ValueError, RecursionError):
+        for statement in ast.parse(text).body:
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+                with suppress(ValueError):
+                    values[statement.targets[0].id] = ast.literal_eval(_Literals().visit(statement.value))
+    return values
+
+
+class _Literals(ast.NodeTransformer):
+    """`dict(a=1)` written as `{"a": 1}`."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        named = all(keyword.arg for keyword in node.keywords)
+        if isinstance(node.func, ast.Name) and node.func.id == "dict" and named and not node.args:
+            keys = [ast.Constant(keyword.arg) for keyword in node.keywords]
+            return ast.Dict(keys, [keyword.value for keyword in node.keywords])
+        return node
+
+
+def describe(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Description:
+    """The network of these weights (of :func:`mapet_mm.convert.network`) and its images, by its config.
+
+    Raises:
+        ValueError: the config does not say it, or is another network's.
+    """
+    if not config:
+        raise ValueError("the file has no config of a training")
+    backbone = config.get("model", {}).get("backbone", {})
+    kernel = weights["backbone.patch_embed.projection.weight"]
+    hidden = weights["backbone.layers.0.ffn.layers.1.weight"].shape[-1]
+    depth = sum(name.endswith("attn.qkv.weight") for name in weights)
+    arch = _architecture(backbone)
+    found = dict(embed_dims=len(kernel), num_layers=depth, feedforward_channels=hidden)
+    for name, value in found.items():
+        if arch[name] != value:
+            raise ValueError(f"the config's backbone has {name}={arch[name]}, the weights have {value}")
+    img_size = _pair(backbone.get("img_size", 224))
+    patches = weights["backbone.pos_embed"].shape[1] - ("backbone.cls_token" in weights)
+    if math.prod(side // kernel.shape[-1] for side in img_size) != patches:
+        raise ValueError(f"the config's images have {img_size} pixels, the weights are for {patches} patches")
+    return Description(
+        img_size=img_size,
+        patch_size=kernel.shape[-1],
+        num_heads=arch["num_heads"],
+        pool="token" if backbone.get("out_type") == "cls_token" else "avg",
+        **found,
+        **_images(config, img_size),
+    )
+
+
+def _architecture(backbone: Mapping[str, Any]) -> Mapping[str, int]:
+    arch = backbone.get("arch")
+    if isinstance(arch, str):
+        arch = VisionTransformer.arch_zoo.get(arch.lower())
+    if not arch:
+        raise ValueError("the config names no architecture of a ViT (`model.backbone.arch`)")
+    return arch
+
+
+def _images(config: Mapping[str, Any], img_size: tuple[int, int]) -> dict[str, Any]:
+    """Mean, standard deviation and resizing that the config gives its images."""
+    preprocessor = config.get("model", {}).get("data_preprocessor") or config.get("data_preprocessor") or {}
+    if not preprocessor.get("mean") or not preprocessor.get("std"):
+        raise ValueError("the config's `data_preprocessor` has no mean and std")
+    if not (preprocessor.get("to_rgb") or preprocessor.get("bgr_to_rgb")):
+        raise ValueError("the config's images are BGR (`data_preprocessor` without to_rgb=True)")
+    images = dict(resize=min(img_size), interpolation="bicubic")
+    for transform in _pipeline(config):
+        kind = str(transform.get("type")).split(".")[-1]
+        if kind == "ResizeEdge":
+            images.update(resize=transform["scale"], interpolation=transform.get("interpolation", "bilinear"))
+        elif kind == "EfficientNetCenterCrop":
+            resize = transform["crop_size"] + transform.get("crop_padding", 32)
+            images.update(resize=resize, interpolation=transform.get("interpolation", "bicubic"))
+    if images["interpolation"] not in INTERPOLATIONS:
+        raise ValueError(f"the config resizes images by `{images['interpolation']}`")
+    for name in ("mean", "std"):
+        images[name] = tuple(round(value / 255, 6) for value in preprocessor[name])
+    return images
+
+
+def _pipeline(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The transforms of the images that a trained network is shown."""
+    loaders = (config.get(f"{split}_dataloader") for split in ("test", "val"))
+    dataset = next(filter(None, loaders), {}).get("dataset", {})
+    while "dataset" in dataset:  # a wrapper
+        dataset = dataset["dataset"]
+    yield from dataset.get("pipeline", ())
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def metadata(description: Description) -> dict[str, str]:
+    """A description as the texts that .safetensors takes."""
+    return {name: json.dumps(value) for name, value in asdict(description).items()}

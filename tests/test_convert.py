@@ -22,7 +22,7 @@ from mapet_mm.convert import (
     timm_to_mm,
 )
 from mapet_mm.models import MaPeT, MaPeTPretrainViT, MaPeTViT
-from mapet_mm.weight_files import write_weights
+from mapet_mm.weight_files import read_weights, write_weights
 
 ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=96)
 TOOL = Path(__file__).parents[1] / "tools" / "convert.py"
@@ -83,7 +83,7 @@ def assert_same_weights(ours: dict, others: dict) -> None:
 
 def timm_vit(**options) -> nn.Module:
     return timm.models.VisionTransformer(
-        img_size=20, patch_size=4, embed_dim=24, depth=3, num_heads=3, init_values=0.1, **options
+        **dict(img_size=20, patch_size=4, embed_dim=24, depth=3, num_heads=3, init_values=0.1) | options
     ).eval()
 
 
@@ -108,9 +108,7 @@ def test_timm_gives_the_same_classes(classifier, images):
 @torch.no_grad()
 def test_hugging_face_gives_the_same_tokens(pretrained, images, tmp_path):
     """By a folder as on the Hub, whose names every version of transformers knows."""
-    config = transformers.Dinov2Config(
-        hidden_size=24, num_hidden_layers=3, num_attention_heads=3, mlp_ratio=4, image_size=20, patch_size=4
-    )
+    config = dinov2_config()
     config.save_pretrained(tmp_path)
     write_weights(tmp_path / "model.safetensors", mm_to_hf(pretrained))
     vit, report = transformers.Dinov2Model.from_pretrained(tmp_path, output_loading_info=True)
@@ -140,6 +138,129 @@ def test_the_authors_fine_tuned_names_convert_both_ways(classifier):
     theirs = mm_to_reference(ours)
     assert {"fc_norm.weight", "head.bias", "blocks.2.attn.kv.bias"} <= set(theirs)
     assert_same_weights(reference_to_mm(theirs), ours)
+
+
+@pytest.fixture
+def told(monkeypatch) -> list[str]:
+    """The lines that a conversion says."""
+    lines = []
+    monkeypatch.setattr("mapet_mm.convert.print_log", lambda line, *_: lines.append(line))
+    return lines
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (dict(init_values=None), "Filled 3 x `backbone.layers.I.attn.gamma1.weight` with one"),
+        (dict(qkv_bias=False), "Filled 3 x `backbone.layers.I.attn.qkv.bias` with zero"),
+        (dict(no_embed_class=True), "Put a zero position before the 25 positions of the patches"),
+        (dict(class_token=False, global_pool="avg", fc_norm=False), None),
+    ],
+)
+def test_what_a_vit_of_timm_does_without_changes_no_output(options, line, images, told):
+    vit = randomised(timm_vit(**{"num_classes": 0, "init_values": 0.1, **options}))
+    ours = MaPeTViT(ARCH, 20, 4, out_type="raw", with_cls_token="class_token" not in options)
+    own = {name.removeprefix("backbone."): v for name, v in timm_to_mm(vit.state_dict()).items()}
+    ours.load_state_dict(own, strict=True)
+    torch.testing.assert_close(ours.eval()(images)[0], vit.forward_features(images), rtol=1e-5, atol=1e-5)
+    assert line is None or told[0].startswith(line)
+    assert bool(told) == bool(line)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (dict(reg_tokens=4), "`reg_token`: MaPeTViT has nothing of this name"),
+        (dict(qk_norm=True), "`blocks.0.attn.q_norm.weight`: MaPeTViT has nothing"),
+        (dict(pre_norm=True), "`norm_pre.weight`: MaPeTViT has nothing"),
+        (dict(mlp_layer=timm.layers.SwiGLU), "`blocks.0.mlp.fc1_g.weight`: MaPeTViT has nothing"),
+        (dict(mlp_layer=timm.layers.SwiGLUPacked), r"layers.0.0.weight` .* shape \(96, 24\), .* \(48, 24\)"),
+        (dict(pos_embed="none"), r"`backbone.pos_embed` \(this package's name\) is missing"),
+    ],
+)
+def test_what_a_vit_of_timm_has_more_is_refused_by_name(options, match):
+    with pytest.raises(ValueError, match=match):
+        timm_to_mm(timm_vit(num_classes=0, **options).state_dict())
+
+
+def dinov2_config(**options) -> transformers.Dinov2Config:
+    sizes = dict(hidden_size=24, num_hidden_layers=3, num_attention_heads=3, image_size=20, patch_size=4)
+    return transformers.Dinov2Config(**sizes, mlp_ratio=4, **options)
+
+
+@torch.no_grad()
+def test_a_dinov2_of_hugging_face_gives_the_same_tokens_here(images, tmp_path, told):
+    vit = randomised(transformers.Dinov2Model(dinov2_config(qkv_bias=False)))
+    vit.save_pretrained(tmp_path)
+    ours = hf_to_mm(read_weights(tmp_path))
+    expected = vit(images).last_hidden_state
+    torch.testing.assert_close(trunk_of(ours)(images)[0], expected, rtol=1e-5, atol=1e-5)
+    assert told == [
+        "Filled 3 x `backbone.layers.I.attn.qkv.bias` with zero: there is none, and outputs stay the same."
+    ]
+
+
+def test_what_a_dinov2_has_more_is_refused_by_name(tmp_path):
+    transformers.Dinov2Model(dinov2_config(use_swiglu_ffn=True)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"mlp.weights_in.bias`: MaPeTViT has nothing of this name"):
+        hf_to_mm(read_weights(tmp_path))
+    with pytest.raises(ValueError, match=r"`embeddings.register_tokens`: MaPeTViT has nothing of this name"):
+        hf_to_mm({"embeddings.register_tokens": torch.zeros(1, 4, 24)})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "wrap", ["backbone.", "", "module.backbone.", "backbone._orig_mod.", "_orig_mod.module.backbone."]
+)
+def test_a_backbone_converts_under_every_wrapper(wrap, pretrained, images):
+    backbone = {k.removeprefix("backbone."): v for k, v in pretrained.items() if k.startswith("backbone.")}
+    assert_same_weights(
+        mm_to_timm({f"{wrap}{name}": v for name, v in backbone.items()}), mm_to_timm(pretrained)
+    )
+
+
+@torch.no_grad()
+def test_a_beit_of_mmpretrain_gives_the_same_tokens_in_timm(images):
+    """With absolute positions it is a plain ViT under other names."""
+    vit = MODELS.build(
+        dict(
+            type="mmpretrain.BEiTViT",
+            arch=ARCH,
+            img_size=20,
+            patch_size=4,
+            use_abs_pos_emb=True,
+            use_rel_pos_bias=False,
+            use_shared_rel_pos_bias=False,
+            layer_scale_init_value=0.1,
+            out_type="raw",
+            final_norm=True,
+        )
+    )
+    theirs = timm_vit(num_classes=0)
+    randomised(vit)
+    theirs.load_state_dict(mm_to_timm({f"backbone.{name}": v for name, v in vit.state_dict().items()}))
+    torch.testing.assert_close(theirs.forward_features(images), vit(images)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_layer_scale_left_out_is_one_in_every_direction(pretrained, told):
+    without = {name: value for name, value in pretrained.items() if "gamma" not in name}
+    ones = {n: torch.ones_like(v) if "gamma" in n else v for n, v in pretrained.items()}
+    for convert_to in (mm_to_reference, mm_to_timm, mm_to_hf):
+        assert_same_weights(convert_to(without), convert_to(ones))
+    theirs = {name: v for name, v in mm_to_reference(ones).items() if ".ls" not in name}
+    assert_same_weights(reference_to_mm(theirs), ones)
+    assert len(told) == 8
+
+
+def test_what_is_missing_is_named(pretrained):
+    cut = {name: value for name, value in pretrained.items() if not name.startswith("backbone.layers.1.")}
+    with pytest.raises(ValueError, match=r"`backbone.layers.1.ffn.layers.1.weight` .* is missing"):
+        mm_to_timm(cut)
+    headless = {name: value for name, value in pretrained.items() if name != "backbone.cls_token"}
+    for convert_to in (mm_to_reference, mm_to_hf):
+        with pytest.raises(ValueError, match=r"no class token \(`backbone.cls_token`\)"):
+            convert_to(headless)
 
 
 def test_what_has_no_place_is_named(pretrained, classifier):

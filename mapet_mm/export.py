@@ -186,9 +186,7 @@ def write_export(output: Path, target: str, state_dict: Mapping[str, Tensor], me
     try:
         description = describe(weights, config_of(meta.get("cfg", "")))
     except ValueError as error:
-        unknown = (
-            f"architecture, mean and std are not known, for {error}: give the training's config (--config)"
-        )
+        unknown = f"architecture, mean and std are not known ({error}): give the training's config (--config)"
         if to_folder:
             raise ValueError(unknown) from error
         write_weights(output, FROM_MM[target](weights))

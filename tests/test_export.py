@@ -1,5 +1,11 @@
 """timm and Hugging Face load exports by themselves, with the features and the images of the training."""
 
+import copy
+import functools
+import json
+import re
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,18 +21,26 @@ from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 from torch import nn
 
-from mapet_mm.export import write_export
+from mapet_mm.convert import mm_to_timm
+from mapet_mm.description import config_of, describe
+from mapet_mm.export import timm_arguments, write_export
 from mapet_mm.models import MaPeTPretrainViT, MaPeTViT
+from mapet_mm.weight_files import read_checkpoint, read_weights, write_weights
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "mapet"
 TINY = CONFIGS / "mapet_vit-tiny-p16_kclip_16xb128-amp-coslr-300e_in1k.py"
+TOOL = Path(__file__).parents[1] / "tools" / "convert.py"
 FINETUNED = "vit-tiny-p16_4xb256-amp-coslr-300e_in1k.py"
+SMALL = dict(embed_dims=48, num_layers=2, num_heads=3, feedforward_channels=192)
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @pytest.fixture(scope="module")
 def recipe() -> Config:
-    return Config.fromfile(TINY)
+    """A recipe of the paper, with a smaller network."""
+    recipe = Config.fromfile(TINY)
+    recipe.model.backbone.arch = SMALL
+    return recipe
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +65,7 @@ def images() -> torch.Tensor:
 @pytest.fixture(scope="module")
 @torch.no_grad()
 def tokens(weights, images) -> torch.Tensor:
-    vit = MaPeTViT("deit-tiny", out_type="raw").eval()
+    vit = MaPeTViT(SMALL, out_type="raw").eval()
     own = {name.removeprefix("backbone."): value for name, value in weights.items()}
     vit.load_state_dict(own)
     return vit(images)[0]
@@ -115,3 +129,136 @@ def test_a_fine_tuned_classifier_is_one_in_timm(tmp_path):
     resize = next(step["scale"] for step in recipe.test_pipeline if step["type"] == "ResizeEdge")
     transform = create_transform(**resolve_model_data_config(vit))
     assert (transform.transforms[0].size, transform.transforms[1].size) == (resize, (224, 224))
+
+
+def test_a_file_for_timm_says_what_makes_the_network_and_how_images_are_prepared(weights, meta, tmp_path):
+    told = write_export(tmp_path / "vit.safetensors", "timm", weights, meta)
+    call, images = told.splitlines()
+    with torch.device("meta"):
+        vit = eval(call, {"timm": timm})
+    vit.load_state_dict(read_weights(tmp_path / "vit.safetensors"), strict=True, assign=True)
+    assert images == (
+        "images: RGB, short side 224 bicubic, central 224 x 224, mean (0.485, 0.456, 0.406), "
+        "std (0.229, 0.224, 0.225)"
+    )
+    header = read_checkpoint(tmp_path / "vit.safetensors")[1]
+    assert (json.loads(header["mean"]), json.loads(header["std"])) == tuple(map(list, IMAGENET))
+    assert [header[name] for name in ("img_size", "patch_size", "num_heads")] == ["[224, 224]", "16", "3"]
+
+
+@pytest.mark.parametrize("arch", ["deit-tiny", "deit-small", "deit-base", "large"])
+def test_the_line_for_timm_is_right_for_each_architecture(arch):
+    recipe = Config.fromfile(TINY)
+    recipe.model.backbone.arch = arch
+    with torch.device("meta"):
+        ours = {f"backbone.{name}": value for name, value in MaPeTViT(arch).state_dict().items()}
+        theirs = timm.models.VisionTransformer(
+            **timm_arguments(ours, describe(ours, recipe.to_dict())), num_classes=0
+        )
+    expected = {name: value.shape for name, value in theirs.state_dict().items()}
+    assert {name: value.shape for name, value in mm_to_timm(ours).items()} == expected
+    assert theirs.blocks[0].attn.head_dim == 64
+
+
+def test_names_of_this_package_keep_the_config_and_convert_later(weights, meta, tmp_path):
+    first = tmp_path / "weights.safetensors"
+    assert (
+        write_export(first, "mm", weights, meta | {"dataset_meta": {"classes": ["cat"]}, "time": "now"}) == ""
+    )
+    for path in (first, tmp_path / "weights.pth"):
+        read, kept = read_checkpoint(first)
+        write_export(path, "mm", read, kept)
+        assert set(read_checkpoint(path)[1]) - {"format"} == {"cfg", "dataset_meta"}
+        assert "local-dir" in write_export(tmp_path / "vit", "timm", *read_checkpoint(path))
+
+
+def changed(recipe: Config, **options) -> dict[str, str]:
+    changed = copy.deepcopy(recipe)
+    for name, value in options.items():
+        *path, last = name.split(".")
+        setattr(functools.reduce(getattr, path, changed), last, value)
+    return {"cfg": changed.pretty_text}
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (None, r"are not known \(the file has no config of a training\): give the training's config"),
+        ({"model.backbone.arch": "deit-small"}, "backbone has embed_dims=384, the weights have 48"),
+        ({"model.backbone.arch": "vit"}, "names no architecture of a ViT"),
+        (
+            {"model.backbone.img_size": 256},
+            r"images have \(256, 256\) pixels, the weights are for 196 patches",
+        ),
+        ({"data_preprocessor.to_rgb": False}, "images are BGR"),
+        ({"data_preprocessor.mean": None}, "has no mean and std"),
+    ],
+)
+def test_a_folder_without_what_is_known_is_not_written(options, match, weights, recipe, tmp_path):
+    meta = {} if options is None else changed(recipe, **options)
+    with pytest.raises(ValueError, match=match):
+        write_export(tmp_path / "vit", "timm", weights, meta)
+    assert not (tmp_path / "vit").exists()
+    assert re.search(match, write_export(tmp_path / "vit.safetensors", "timm", weights, meta))
+    assert set(read_checkpoint(tmp_path / "vit.safetensors")[1]) == {"format"}
+
+
+def test_images_that_are_not_square_go_to_timm_and_not_to_dinov2(recipe, weights, images, tmp_path):
+    meta = changed(recipe, **{"model.backbone.img_size": [112, 448]})
+    write_export(tmp_path / "timm", "timm", weights, meta)
+    vit = timm.create_model(f"local-dir:{tmp_path}/timm", pretrained=True)
+    assert vit.patch_embed.grid_size == (7, 28)
+    with pytest.raises(ValueError, match="112 x 448 pixels, Dinov2Model takes square ones"):
+        write_export(tmp_path / "hf", "hf", weights, meta)
+    assert not (tmp_path / "hf").exists()
+
+
+def test_a_folder_is_for_timm_and_hugging_face_alone(weights, meta, tmp_path):
+    for target in ("mm", "reference"):
+        with pytest.raises(
+            ValueError, match=f"names of {target} go to a .safetensors or .pth file, not to the"
+        ):
+            write_export(tmp_path, target, weights, meta)
+
+
+def test_a_configs_text_is_read_and_not_run(tmp_path):
+    canary = tmp_path / "canary"
+    text = f"""
+a = dict(b=[1, -2.5, dict(c=(None, True))], d={{'e f': 'g'}})
+made = open({str(canary)!r}, 'w')
+hidden = dict(x=open({str(canary)!r}, 'w'))
+import os
+os.mkdir({str(canary)!r})
+z = 'after'
+"""
+    assert config_of(text) == {"a": {"b": [1, -2.5, {"c": (None, True)}], "d": {"e f": "g"}}, "z": "after"}
+    assert not canary.exists()
+    assert config_of("not a config (") == {}
+
+
+def test_the_text_of_a_recipe_is_read_whole(recipe, meta):
+    read = config_of(meta["cfg"])
+    for section in ("model", "data_preprocessor", "test_dataloader"):
+        assert read[section] == recipe[section].to_dict()
+
+
+def run_tool(monkeypatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["convert.py", *map(str, arguments)])
+    runpy.run_path(str(TOOL), run_name="__main__")
+
+
+def test_the_tool_takes_the_config_from_the_checkpoint_or_from_the_option(
+    weights, meta, tmp_path, monkeypatch, capsys
+):
+    write_weights(tmp_path / "epoch_1.pth", weights, meta)
+    write_weights(tmp_path / "bare.pth", weights)
+    (tmp_path / "recipe.py").write_text(meta["cfg"])
+    run_tool(monkeypatch, "mm", "hf", tmp_path / "epoch_1.pth", tmp_path / "a")
+    assert f'transformers.AutoModel.from_pretrained("{tmp_path}/a")' in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"error: .*bare.pth: architecture, mean and std are not known"):
+        run_tool(monkeypatch, "mm", "hf", tmp_path / "bare.pth", tmp_path / "b")
+    run_tool(
+        monkeypatch, "mm", "hf", tmp_path / "bare.pth", tmp_path / "b", "--config", tmp_path / "recipe.py"
+    )
+    for name in ("config.json", "preprocessor_config.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()

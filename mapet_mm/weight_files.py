@@ -89,6 +89,12 @@ class _StandIn:
         pass
 
 
+def _stand_in(name: str) -> type[_StandIn]:
+    """A stand-in that errors name as what it stands for."""
+    module, _, last = name.rpartition(".")
+    return type(last, (_StandIn,), {"__module__": module, "__slots__": ()})
+
+
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """The state dict in a .safetensors file, in what `torch.save` wrote, or in a folder's model.safetensors.
 
@@ -175,7 +181,7 @@ def _load_inert(path: Path, start: bytes) -> Any:
         if start.startswith(b"PK"):  # the format before does not tell its names
             with only_safe_globals([]):
                 names |= set(torch.serialization.get_unsafe_globals_in_checkpoint(path))
-        with only_safe_globals([(type(name, (_StandIn,), {}), name) for name in names]):
+        with only_safe_globals([(_stand_in(name), name) for name in names]):
             return torch.load(path, map_location="cpu", weights_only=True)
 
 
@@ -202,7 +208,8 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
     entries = dict(dict.items(content))
     for name, value in entries.items():
         if isinstance(value, _StandIn):
-            raise WeightFileError(f"{path}: `{name}` is a {type(value).__name__}, where a tensor is expected")
+            kind = f"{type(value).__module__}.{type(value).__name__}"
+            raise WeightFileError(f"{path}: `{name}` is a {kind}, where a tensor is expected")
     weights = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
     if not weights:
         raise WeightFileError(f"{path} holds no weights: no tensors, nor any under {' or '.join(KEYS)}")

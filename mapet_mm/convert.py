@@ -204,7 +204,9 @@ def _complete(state_dict: Mapping[str, Tensor]) -> StateDict:
         if (weight := weights.get(f"backbone.{module}.weight")) is not None:
             weights.setdefault(f"backbone.{module}.bias", weight.new_zeros(len(weight)))
     if "backbone.cls_token" not in weights:
-        print_log("There is no class token: MaPeTViT takes the weights with `with_cls_token=False`.", "current")
+        print_log(
+            "There is no class token: MaPeTViT takes the weights with `with_cls_token=False`.", "current"
+        )
     filled = Counter(re.sub(r"\d+", "I", name, count=1) for name in weights.keys() - state_dict.keys())
     for name, count in sorted(filled.items()):
         value = "one" if "gamma" in name else "zero"

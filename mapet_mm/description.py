@@ -112,7 +112,7 @@ def describe(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Descri
         img_size=img_size,
         patch_size=kernel.shape[-1],
         num_heads=arch["num_heads"],
-        pool="token" if backbone.get("out_type") == "cls_token" else "avg",
+        pool=_pool(weights, backbone),
         **found,
         **_images(config, img_size),
     )
@@ -125,6 +125,17 @@ def _architecture(backbone: Mapping[str, Any]) -> Mapping[str, int]:
     if not arch:
         raise ValueError("the config names no architecture of a ViT (`model.backbone.arch`)")
     return arch
+
+
+def _pool(weights: Mapping[str, Tensor], backbone: Mapping[str, Any]) -> str:
+    """What a classifier classifies; of a backbone alone, pre-trained for its patches, their mean."""
+    if "head.fc.weight" not in weights or "backbone.ln2.weight" in weights:
+        return "avg"
+    if (out_type := backbone.get("out_type", "cls_token")) != "cls_token":
+        raise ValueError(
+            f"the config classifies out_type={out_type!r}; known are 'cls_token' and 'avg_featmap'"
+        )
+    return "token"
 
 
 def _images(config: Mapping[str, Any], img_size: tuple[int, int]) -> dict[str, Any]:

@@ -185,8 +185,11 @@ def write_export(output: Path, target: str, state_dict: Mapping[str, Tensor], me
     weights = network(state_dict)
     try:
         description = describe(weights, config_of(meta.get("cfg", "")))
-    except ValueError as error:
-        unknown = f"architecture, mean and std are not known ({error}): give the training's config (--config)"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # configs come in any form
+        reason = error if isinstance(error, ValueError) else f"the config has another form: {error!r}"
+        unknown = (
+            f"architecture, mean and std are not known ({reason}): give the training's config (--config)"
+        )
         if to_folder:
             raise ValueError(unknown) from error
         write_weights(output, FROM_MM[target](weights))

@@ -63,8 +63,11 @@ SAFE_GLOBALS: list[Any] = [
 
 @contextmanager
 def only_safe_globals(allowed: Sequence[Any] = SAFE_GLOBALS) -> Iterator[None]:
-    """`torch.load(weights_only=True)` makes exactly `allowed` besides torch's own; what was allowed before is
-    again afterwards."""
+    """`torch.load(weights_only=True)` makes exactly `allowed` besides what it always makes.
+
+    Other lists (MMEngine's has `getattr`, by which a file can run anything) do not count inside. What the
+    process had allowed before is allowed again afterwards.
+    """
     with _LOCK:  # torch keeps one list for the process
         before = get_safe_globals()
         clear_safe_globals()

@@ -155,7 +155,10 @@ def told(monkeypatch) -> list[str]:
         (dict(init_values=None), "Filled 3 x `backbone.layers.I.attn.gamma1.weight` with one"),
         (dict(qkv_bias=False), "Filled 3 x `backbone.layers.I.attn.qkv.bias` with zero"),
         (dict(no_embed_class=True), "Put a zero position before the 25 positions of the patches"),
-        (dict(class_token=False, global_pool="avg", fc_norm=False), "There is no class token: MaPeTViT takes"),
+        (
+            dict(class_token=False, global_pool="avg", fc_norm=False),
+            "There is no class token: MaPeTViT takes",
+        ),
     ],
 )
 def test_what_a_vit_of_timm_does_without_changes_no_output(options, line, images, told):

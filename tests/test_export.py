@@ -116,8 +116,11 @@ def prepared_by_the_recipe(path: Path) -> torch.Tensor:
     return SelfSupDataPreprocessor(**options)({"inputs": image[None], "data_samples": None})["inputs"][0]
 
 
-def test_a_fine_tuned_classifier_is_one_in_timm(tmp_path):
+@pytest.mark.parametrize("out_type", ["avg_featmap", "cls_token"])
+def test_a_classifier_of_patches_or_of_the_class_token_is_one_in_timm(out_type, tmp_path):
     recipe = Config.fromfile(CONFIGS / "benchmarks" / FINETUNED)
+    recipe.model.backbone.update(arch=SMALL, out_type=out_type, final_norm=out_type == "cls_token")
+    recipe.model.head.in_channels = SMALL["embed_dims"]
     model = MODELS.build(dict(recipe.model, train_cfg=None)).eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1)
@@ -192,6 +195,8 @@ def changed(recipe: Config, **options) -> dict[str, str]:
         ),
         ({"data_preprocessor.to_rgb": False}, "images are BGR"),
         ({"data_preprocessor.mean": None}, "has no mean and std"),
+        ({"model.backbone.arch": {"embed_dims": 48}}, r"another form: KeyError\('num_layers'\)"),
+        ({"test_dataloader": [1, 2]}, "another form: AttributeError"),
     ],
 )
 def test_a_folder_without_what_is_known_is_not_written(options, match, weights, recipe, tmp_path):

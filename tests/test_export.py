@@ -267,3 +267,21 @@ def test_the_tool_takes_the_config_from_the_checkpoint_or_from_the_option(
     )
     for name in ("config.json", "preprocessor_config.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+@torch.no_grad()
+def test_the_backbone_of_a_segmentor_goes_without_its_head(weights, recipe, images, tmp_path, monkeypatch):
+    """Its features are not normalised: timm makes a network without the final norm."""
+    segmentor = {name: v for name, v in weights.items() if "ln1" not in name or "layers" in name}
+    write_weights(
+        tmp_path / "in.pth", segmentor | {"decode_head.weight": torch.ones(1)}, {"cfg": recipe.pretty_text}
+    )
+    with pytest.raises(
+        SystemExit, match=r"error: .*in.pth: `decode_head.weight`: timm's VisionTransformer has"
+    ):
+        run_tool(monkeypatch, "mm", "timm", tmp_path / "in.pth", tmp_path / "vit")
+    run_tool(monkeypatch, "mm", "timm", tmp_path / "in.pth", tmp_path / "vit", "--backbone")
+    vit = timm.create_model(f"local-dir:{tmp_path}/vit", pretrained=True).eval()
+    ours = MaPeTViT(SMALL, out_type="raw", final_norm=False).eval()
+    ours.load_state_dict({name.removeprefix("backbone."): value for name, value in segmentor.items()})
+    torch.testing.assert_close(vit.forward_features(images), ours(images)[0], rtol=1e-4, atol=1e-4)

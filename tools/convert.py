@@ -34,6 +34,9 @@ def parse_args() -> argparse.Namespace:
         "output", type=Path, metavar="OUT", help=".safetensors or .pth; timm, hf: or a folder"
     )
     parser.add_argument("--config", help="config of the training, where IN does not hold it")
+    parser.add_argument(
+        "--backbone", action="store_true", help="leave out all but the backbone, of a segmentor or CAE"
+    )
     return parser.parse_args()
 
 
@@ -43,7 +46,10 @@ def main() -> None:
         weights, meta = read_checkpoint(args.input)
         if args.config:
             meta["cfg"] = Config.fromfile(args.config).pretty_text
-        told = write_export(args.output, args.target, TO_MM[args.source](weights), meta)
+        ours = TO_MM[args.source](weights)
+        if args.backbone:
+            ours = {name: value for name, value in ours.items() if name.startswith("backbone.")}
+        told = write_export(args.output, args.target, ours, meta)
         converted = read_weights(args.output)
     except (WeightFileError, OSError) as error:
         sys.exit(f"error: {error}")

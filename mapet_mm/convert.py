@@ -152,7 +152,7 @@ FROM_MM: dict[str, Callable[[Mapping[str, Tensor]], StateDict]] = {
 
 
 def _weights(state_dict: Mapping[str, Tensor], *without: str) -> StateDict:
-    """The weights of the network alone: no preprocessor, no tokenizer, and none that starts with `without`."""
+    """The weights of the network alone: no preprocessor's, no tokenizer's, and none behind `without`."""
     others = ("data_preprocessor.", "target_generator.", *without)
     return {name: value for name, value in state_dict.items() if not name.startswith(others)}
 

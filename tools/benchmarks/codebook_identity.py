@@ -16,7 +16,7 @@ from pathlib import Path
 from mapet_mm.datasets.digits import write_digits
 from mapet_mm.experiments.benchmark import machine, table
 from mapet_mm.tokenizers.codebook import Codebook
-from mapet_mm.tokenizers.recipe import features_folder
+from mapet_mm.tokenizers.from_config import features_folder
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "configs/digits/kclip_digits.py"

@@ -20,8 +20,8 @@ from mmengine.config import Config
 
 from mapet_mm.datasets.digits import DigitsOptions, write_digits
 from mapet_mm.experiments.benchmark import machine
-from mapet_mm.tokenizers.recipe import run_fit_codebook
-from mapet_mm.tokenizers.token_store import TokenStore, TokenStoreError
+from mapet_mm.tokenizers.from_config import run_fit_codebook
+from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "configs/digits/kclip_digits.py"

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from mapet_mm.tokenizers.encoding import GROUP_SIZE
 from PIL import Image
 
 from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.experiments.benchmark import machine, table
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.codebook import Codebook
-from mapet_mm.tokenizers.encoding import GROUP_SIZE
 from mapet_mm.tokenizers.extraction import extract_tokens, open_or_create
 from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.tokenizers.kclip import KCLIP

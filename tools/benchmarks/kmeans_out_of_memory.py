@@ -19,8 +19,8 @@ import torch
 from mmengine.logging import MMLogger
 
 from mapet_mm.experiments.benchmark import machine, table
-from mapet_mm.tokenizers.feature_shards import FeatureShards
-from mapet_mm.tokenizers.kmeans import KMeansOptions, fit_shards
+from mapet_mm.tokenizers.codebook.feature_shards import FeatureShards
+from mapet_mm.tokenizers.codebook.fitting import fit_shards
 
 POSITIONS_PER_IMAGE = 4
 CENTRES = 4096

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mapet_mm.experiments.benchmark import machine, table
-from mapet_mm.tokenizers.token_store import TokenStore
+from mapet_mm.tokenizers.store import TokenStore
 
 GRID = (14, 14)
 WRITTEN_AT_A_TIME = 8192

@@ -66,7 +66,7 @@ class SharedTasks:
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             (self.folder / f"{task}.{attempt}").touch(exist_ok=False)
-        except FileExistsError:
+        except (FileExistsError, FileNotFoundError):  # claimed, or all are done and the folder is gone
             return False
         return True
 

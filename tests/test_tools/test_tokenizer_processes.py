@@ -111,3 +111,16 @@ def test_a_part_of_the_images_leaves_the_store_open(folder, single):
     store, extraction = run_extract_tokens(cfg)
     assert (extraction.images, store.sealed, store.missing().tolist()) == (120, False, [120])
     assert all(np.array_equal(store[name], whole[name]) for name in names)
+
+
+def test_processes_of_a_tokenizer_that_talks_to_others_do_not_wait_for_each_other(folder):
+    """MMPretrain's VQ-KD reduces over all processes of a group; extraction makes no group."""
+    cfg = Config.fromfile(ROOT / "configs" / "digits" / "vqkd_digits.py")
+    for dataset in cfg.dataset:
+        dataset.update(data_root=str(folder / "digits"), indices=40)
+    cfg.merge_from_dict({"data_root": str(folder / "digits"), "token_store": str(folder / "vqkd")})
+    cfg.dataloader = dict(num_workers=0)
+    cfg.dump(str(folder / "vqkd.py"))
+    assert "wrote" in torchrun(2, "extract_tokens.py", folder / "vqkd.py")
+    alone, _ = run_extract_tokens(Config({**cfg, "token_store": str(folder / "vqkd_alone")}))
+    assert files_of(folder / "vqkd") == files_of(alone.path)

@@ -118,8 +118,7 @@ def test_the_codebook_records_what_it_was_made_from(cfg):
 
 def test_the_sample_depends_on_neither_workers_nor_order(cfg, tmp_path):
     _, codebook = run_fit_codebook(cfg)
-    monkeypatch.setattr("mapet_mm.tokenizers.codebook.feature_shards.IMAGES_PER_SHARD", 5)
-    cfg.dataloader = dict(batch_size=3, num_workers=1, group_size=4)
+    cfg.dataloader = dict(num_workers=1, group_size=4)
     lines = (tmp_path / "data" / "train.txt").read_text().splitlines()
     (tmp_path / "data" / "train.txt").write_text("\n".join(reversed(lines)))
     _, again = run_fit_codebook(cfg, out=str(tmp_path / "other" / "codebook.safetensors"))

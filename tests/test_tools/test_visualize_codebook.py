@@ -18,7 +18,6 @@ from mapet_mm.tokenizers.from_config import (
     run_extract_tokens,
     run_fit_codebook,
 )
-from mapet_mm.tokenizers.images import normalise
 from mapet_mm.tokenizers.store import TokenStore
 from mapet_mm.visualization.codebook_sheet import find_members
 from mapet_mm.visualization.nearest_members import nearest_members
@@ -58,8 +57,9 @@ def test_nearest_members_are_those_of_smallest_distance(cfg):
     members = find_members(TokenStore.open(cfg.token_store), [0, 5])
     found = nearest_members(kclip, preprocessor, images, members, count=4, num_workers=0)
     features = {}
-    for position, name in enumerate(images.names):
-        features[name] = kclip.features(normalise(preprocessor, images[position][1][None]))[0]
+    for place, name in images.numbered_names("names"):
+        inputs = preprocessor(dict(inputs=images[place][1][None], data_samples=None))["inputs"]
+        features[name] = kclip.features(inputs)[0]
     for token, patches in found.items():
         centroid = kclip.codebook.centroids[token]
 

@@ -149,14 +149,16 @@ def preprocessing_of(cfg: Config, dataset: Any) -> dict[str, Any]:
         ValueError: the datasets have different pipelines, which gives tokens of two kinds.
     """
     datasets = [dataset] if isinstance(dataset, Mapping) else list(dataset)
-    plain = json.dumps(
-        [Config(dict(pipeline=one["pipeline"])).to_dict()["pipeline"] for one in datasets], default=str
-    )
-    pipeline, *others = json.loads(plain)
+    pipeline, *others = (_plain(one["pipeline"]) for one in datasets)
     if any(other != pipeline for other in others):
         raise ValueError(f"the datasets of `{cfg.filename}` have different pipelines: give them the same")
-    preprocessor = json.dumps(Config(dict(cfg.data_preprocessor)).to_dict(), default=str)
-    return {"pipeline": pipeline, "data_preprocessor": json.loads(preprocessor)}
+    return {"pipeline": pipeline, "data_preprocessor": _plain(cfg.data_preprocessor)}
+
+
+def _plain(part: Any) -> Any:
+    """A part of a config in what JSON has, in one order: the same from whichever file."""
+    content = Config(dict(part=part)).to_dict()["part"]
+    return json.loads(json.dumps(content, sort_keys=True, default=str))
 
 
 def features_folder(codebook: Path) -> Path:

@@ -87,8 +87,9 @@ def measure_usage(store: TokenStore, labels: Mapping[str, int] | None = None) ->
     counts = np.zeros(store.vocab_size * classes, dtype=np.int64)
     for rows, grids in tqdm(store.chunks(), desc="counting tokens", unit="chunk", delay=2):
         of_image = label_of_row[rows]
-        keys = grids[of_image >= 0].reshape(-1, grids[0].size) * np.int64(classes)
-        counts += np.bincount((keys + of_image[of_image >= 0, None]).ravel(), minlength=len(counts))
+        counted = of_image >= 0
+        keys = grids[counted].reshape(counted.sum(), -1) * np.int64(classes) + of_image[counted, None]
+        counts += np.bincount(keys.ravel(), minlength=len(counts))
     counts = counts.reshape(store.vocab_size, classes)
     if not counts.any():
         raise ValueError(f"token store `{store.path}` holds no tokens yet: run tools/extract_tokens.py first")

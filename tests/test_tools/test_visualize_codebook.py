@@ -74,7 +74,7 @@ def test_nearest_members_are_those_of_smallest_distance(cfg):
 def test_page_has_statistics_and_a_picture_of_each_token(cfg, tmp_path):
     done = visualize(cfg, "--count", "9", "--random", "3", "--nearest", "2", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr[-2000:]
-    grids = np.stack([grid for _, grid in TokenStore.open(cfg.token_store).written_grids()])
+    grids = np.concatenate([grids for _, grids in TokenStore.open(cfg.token_store).chunks()])
     counts = np.bincount(grids.ravel(), minlength=12)
     page = (tmp_path / "index.html").read_text()
     titles = [int(token) for token in re.findall(r"<h2>Token (\d+)</h2>", page)]

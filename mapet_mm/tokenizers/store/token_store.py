@@ -204,7 +204,8 @@ class TokenStore:
             there = self._parts[number].there()
             for first in range(0, len(there), CHUNK_ROWS):
                 rows = first + np.flatnonzero(there[first : first + CHUNK_ROWS])
-                yield start + rows, self._gather(number, rows)
+                if rows.size:
+                    yield start + rows, self._gather_again(number, rows)
 
     def written(self) -> np.ndarray:
         """Boolean mark of every row: True where its tokens are stored."""
@@ -362,6 +363,13 @@ class TokenStore:
             )
         if len(np.unique(every)) != len(every):
             raise TokenStoreError(f"token store `{self.path}` takes each row once, got one twice")
+
+    def _gather_again(self, number: int, rows: np.ndarray) -> np.ndarray:
+        """Grids of stored rows, though another process may seal their blocks meanwhile."""
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return self._gather(number, rows)
+            self._refresh()
 
     def _gather(self, number: int, rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), *self.grid), self._manifest.dtype)

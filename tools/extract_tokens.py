@@ -1,17 +1,18 @@
 """Tokenise a tokenizer config's images into its token store; run again to continue after an interruption.
 
-Under torchrun (or with `--launcher slurm`), the processes share the images.
+Any number of processes on any number of machines share the images through the token store's folder: start the
+same command as often as you like, under torchrun, under srun or by hand, at any time.
 """
 
 import argparse
 import sys
 
 from mmengine.config import Config, DictAction
-from mmengine.dist import is_main_process
 
 from mapet_mm.engine.freed_memory import keep_freed_memory
-from mapet_mm.engine.processes import start_processes, stop_processes
-from mapet_mm.tokenizers.recipe import run_extract_tokens, run_verify_tokens
+from mapet_mm.engine.processes import choose_device
+from mapet_mm.tokenizers.from_config import run_extract_tokens, run_verify_tokens
+from mapet_mm.tokenizers.sharing import process_number
 
 
 def parse_args() -> argparse.Namespace:
@@ -29,7 +30,13 @@ def parse_args() -> argparse.Namespace:
         metavar="IMAGES",
         help="write nothing: check the store's files, and the tokens of so many random images (default 256)",
     )
-    parser.add_argument("--launcher", choices=("none", "pytorch", "slurm"), help="how processes are started")
+    parser.add_argument(
+        "--on-error",
+        choices=("raise", "skip"),
+        help="images that cannot be decoded: stop after all others (the default), or leave them out and "
+        "record them in the store",
+    )
+    parser.add_argument("--retry-skipped", action="store_true", help="try images that were left out again")
     parser.add_argument(
         "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."
     )
@@ -39,21 +46,23 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     """Extract or verify, and say what comes next."""
     args = parse_args()
-    cfg = Config.fromfile(args.config)
-    cfg.merge_from_dict(args.cfg_options or {})
-    if args.out:
-        cfg.token_store = args.out
     try:
+        cfg = Config.fromfile(args.config)
+        cfg.merge_from_dict(args.cfg_options or {})
+        if args.out:
+            cfg.token_store = args.out
+        if args.on_error:
+            cfg.on_error = args.on_error
+        choose_device()
         if args.verify is not None:
             store, verification = run_verify_tokens(cfg, args.verify)
             print(f"{store.path}: checksums hold, {verification}")
             return
         keep_freed_memory()
-        start_processes(args.launcher)
-        store, extraction = run_extract_tokens(cfg)
-    except (ValueError, RuntimeError) as error:
+        store, extraction = run_extract_tokens(cfg, args.retry_skipped)
+    except (OSError, ValueError, RuntimeError) as error:
         sys.exit(f"error: {error}")
-    if is_main_process():
+    if process_number()[0] == 0:
         rows, columns = store.grid
         print(extraction)
         print(
@@ -61,7 +70,6 @@ def main() -> None:
             f"{store.vocab_size} ids, tokenizer {store.tokenizer[:12]}"
         )
         print(f"next: python tools/train.py {cfg.get('next_config', 'CONFIG')}")
-    stop_processes()
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 import argparse
 import sys
 
-from mapet_mm.tokenizers.token_store import TokenStore
-from mapet_mm.tokenizers.token_store_changes import merge_stores
+from mapet_mm.tokenizers import TokenStore, merge_stores
 
 
 def parse_args() -> argparse.Namespace:
@@ -20,7 +19,7 @@ def main() -> None:
     args = parse_args()
     try:
         merged = merge_stores(args.out, [TokenStore.open(path) for path in args.stores])
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
     print(f"wrote {merged.path}: {len(merged)} images of {len(args.stores)} token stores")
     if missing := merged.missing().size:

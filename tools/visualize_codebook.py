@@ -10,10 +10,10 @@ from pathlib import Path
 
 from mmengine.config import Config, DictAction
 
+from mapet_mm.tokenizers import KCLIP
+from mapet_mm.tokenizers.from_config import build_images, build_tokenizer
 from mapet_mm.tokenizers.images import NamedImages
-from mapet_mm.tokenizers.kclip import KCLIP
-from mapet_mm.tokenizers.recipe import build_images, build_tokenizer
-from mapet_mm.tokenizers.token_store import TokenStore
+from mapet_mm.tokenizers.store import TokenStore
 from mapet_mm.visualization.codebook_report import CodebookPictures, Gallery, usage_table
 from mapet_mm.visualization.codebook_sheet import Patch, choose_members, find_members
 from mapet_mm.visualization.nearest_members import nearest_members

@@ -12,7 +12,7 @@ from mmcv.transforms import BaseTransform
 
 from mapet_mm.registry import TRANSFORMS
 from mapet_mm.tokenizers.codebook import Codebook
-from mapet_mm.tokenizers.token_store import MissingTokensError, TokenStore
+from mapet_mm.tokenizers.store import MissingTokensError, TokenStore
 
 
 @TRANSFORMS.register_module()

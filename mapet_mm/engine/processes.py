@@ -2,6 +2,7 @@
 
 import datetime
 import gc
+import os
 
 import torch
 from mmengine.device import get_device
@@ -30,6 +31,13 @@ def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS)
         torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
     else:
         raise ValueError(f"launcher {launcher} needs CUDA devices: without them use launcher pytorch")
+
+
+def choose_device() -> None:
+    """Take the GPU of this process's number on its machine, where there are any; nobody is waited for."""
+    if torch.cuda.is_available():
+        number = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
+        torch.cuda.set_device(number % torch.cuda.device_count())
 
 
 def stop_processes() -> None:

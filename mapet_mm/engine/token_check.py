@@ -18,7 +18,7 @@ from mapet_mm.datasets.transforms import LoadTokenGrid, RandomCropTokenGrid
 from mapet_mm.registry import HOOKS
 from mapet_mm.tokenizers.codebook import Codebook
 from mapet_mm.tokenizers.precomputed import PrecomputedTokens
-from mapet_mm.tokenizers.token_store import MissingTokensError, TokenStore, TokenStoreError
+from mapet_mm.tokenizers.store import MissingTokensError, TokenStore, TokenStoreError
 
 # Transforms of MMPretrain and mmcv that move pixels at random and would leave the token grid behind.
 MOVES_PIXELS = {

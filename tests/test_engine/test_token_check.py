@@ -13,7 +13,7 @@ from mapet_mm.engine.token_check import TokenStoreCheckHook, leaf_datasets, pipe
 from mapet_mm.registry import HOOKS
 from mapet_mm.tokenizers.codebook import Codebook
 from mapet_mm.tokenizers.precomputed import PrecomputedTokens
-from mapet_mm.tokenizers.token_store import MissingTokensError, TokenStore, TokenStoreError
+from mapet_mm.tokenizers.store import MissingTokensError, TokenStore, TokenStoreError
 
 NAMES = [f"train/{i}.png" for i in range(6)]
 

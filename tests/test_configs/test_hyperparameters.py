@@ -1,15 +1,22 @@
 """The recipes hold the paper's hyper-parameters: its tables against real optimizers and schedulers."""
 
+import numpy as np
 import pytest
 import torch
 from config_building import (
     RECIPES,
     build_model,
     gpus_and_batch,
+    in_scope,
+    label,
     learning_rates,
     load,
     optim_wrapper_of,
 )
+from imagenet_folder import PHOTOGRAPH
+from mmcv.transforms import Compose
+from PIL import Image
+from timm.data import create_transform
 from torch import nn
 
 SIZES = ["tiny", "small", "base"]
@@ -95,6 +102,30 @@ def test_pretraining_schedule_is_the_papers(size):
     assert rates[-1] == pytest.approx(1e-5, rel=1e-3)
 
 
+@pytest.mark.parametrize("path", [p for p in RECIPES if p.parent.name in ("mim", "beit", "cae")], ids=label)
+def test_masking_hides_as_many_patches_as_the_authors_do(path):
+    """MIM 75 of 196 at random, BEiT 75 in blocks of at least 16, CAE 98, half of them."""
+    cfg = load(path)
+    if path.parent.name == "mim":
+        vit = build_model(cfg).backbone
+        assert (vit.objective.name, vit.num_targets, vit.cutting_point) == ("mim", 75, 122)
+        assert not [s for s in cfg.train_dataloader.dataset.pipeline if s.type == "mapet_mm.BlockwiseMask"]
+        return
+    masked = dict(beit=75, cae=98)[path.parent.name]
+    mask = step_of(cfg, "mapet_mm.BlockwiseMask")
+    assert (mask.input_size, mask.num_masking_patches, mask.min_num_patches) == (14, masked, 16)
+    assert path.parent.name == "beit" or cfg.model.neck.mask_tokens_num == masked
+
+
+def test_digits_mask_the_share_that_imagenet_does():
+    """14 of 36 is nearest to 75 of 196, 18 is half; MIM's context is the others and the class token."""
+    assert min(range(37), key=lambda masked: abs(masked / 36 - 75 / 196)) == 14
+    assert recipe("configs/digits/mim_*")[1].model.backbone.cutting_point == 37 - 14
+    for method, masked in (("beit", 14), ("cae", 18)):
+        mask = step_of(recipe(f"configs/digits/{method}_*")[1], "mapet_mm.BlockwiseMask")
+        assert mask.num_masking_patches == masked
+
+
 def test_pretraining_decays_no_bias_norm_class_token_or_position():
     """No decay on any 1-D parameter, class token and position embedding; the mask token is decayed."""
     _, cfg = pretraining("tiny")
@@ -156,8 +187,20 @@ def test_fine_tuning_model_and_augmentation_are_the_papers(size):
     augment = step_of(cfg, "RandAugment")
     assert (augment.magnitude_level, augment.magnitude_std, augment.num_policies) == (9, 0.5, 2)
     assert step_of(cfg, "RandomResizedCrop").scale == 224
-    assert step_of(cfg, "ResizeEdge", "val_dataloader").scale == 256
-    assert step_of(cfg, "CenterCrop", "val_dataloader").crop_size == 224
+
+
+@pytest.mark.parametrize(("task", "crop"), [(fine_tuning, 0.9), (linear_probe, 0.875)])
+@pytest.mark.parametrize("size", SIZES)
+def test_evaluation_sees_the_share_of_the_image_that_timm_crops(size, task, crop):
+    """Fine-tuning 248 -> 224, as the authors' `validate.py`; linear probe 256 -> 224, as BEiT's."""
+    _, cfg = task(size)
+    assert cfg.val_dataloader.dataset.pipeline == cfg.test_dataloader.dataset.pipeline
+    transform = create_transform(224, crop_pct=crop, interpolation="bicubic", mean=(0, 0, 0), std=(1, 1, 1))
+    expected = 255 * transform(Image.fromarray(PHOTOGRAPH)).numpy().transpose(1, 2, 0)
+    image = dict(img=np.ascontiguousarray(PHOTOGRAPH[..., ::-1]))
+    with in_scope(cfg):
+        seen = Compose(cfg.val_dataloader.dataset.pipeline[1:-1])(image)["img"][..., ::-1]
+    np.testing.assert_allclose(seen, expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -25,7 +25,8 @@ from PIL import Image
 
 METHODS = ("mapet", "pim", "mim", "beit", "cae")
 PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS and "-online_" not in path.stem]
-ON_IMAGENET = PRETRAINING + [path for path in RECIPES if path.match("configs/mapet/benchmarks/*_in1k.py")]
+CLASSIFYING = ("configs/mapet/benchmarks/*_in1k.py", "configs/scratch/*_in1k.py")
+ON_IMAGENET = PRETRAINING + [path for path in RECIPES if any(map(path.match, CLASSIFYING))]
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def first_sample(cfg, loader: str, root):
 def test_there_are_configs_of_every_kind():
     assert len(TOKENIZERS) >= 1
     methods = [(method, 6) for method in METHODS]
-    for folder, count in (*methods, ("mapet/benchmarks", 6), ("segmentation", 3), ("digits", 8)):
+    for folder, count in (*methods, ("mapet/benchmarks", 6), ("scratch", 3), ("segmentation", 3), ("digits", 8)):
         assert sum(path.parent == ROOT / "configs" / folder for path in RECIPES) >= count, folder
 
 

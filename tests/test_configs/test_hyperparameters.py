@@ -39,6 +39,10 @@ def fine_tuning(size: str):
     return recipe(f"configs/mapet/benchmarks/vit-{size}-p16_*b*-amp-coslr-[123]00e_in1k.py")
 
 
+def from_scratch(size: str):
+    return recipe(f"configs/scratch/vit-{size}-p16_*")
+
+
 def linear_probe(size: str):
     return recipe(f"configs/mapet/benchmarks/vit-{size}-p16_*-linear-*_in1k.py")
 
@@ -189,10 +193,54 @@ def test_fine_tuning_model_and_augmentation_are_the_papers(size):
     assert step_of(cfg, "RandomResizedCrop").scale == 224
 
 
-@pytest.mark.parametrize(("task", "crop"), [(fine_tuning, 0.9), (linear_probe, 0.875)])
+@pytest.mark.parametrize("size", SIZES)
+def test_no_pretraining_has_deits_schedule_and_one_rate_for_all_layers(size):
+    """300 epochs at 1e-3 for a batch of 1024, five of them warm-up, down to 1e-5."""
+    path, cfg = from_scratch(size)
+    assert_adamw(cfg, weight_decay=0.05)
+    assert_batch(path, cfg, 1024)
+    model = build_model(cfg)
+    assert cfg.model.backbone.init_cfg is None
+    optimizer = optim_wrapper_of(cfg, model)
+    assert {group["lr"] for group in optimizer.param_groups} == {1e-3}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = optimizer.optimizer.param_groups
+    free = {names[id(p)] for group in groups if group["weight_decay"] == 0 for p in group["params"]}
+    assert {"backbone.cls_token", "backbone.pos_embed", "head.fc.bias"} <= free
+    assert not {"head.fc.weight", "backbone.patch_embed.projection.weight"} & free
+    rates = learning_rates(cfg, one_group(1e-3), STEPS)[:, 0]
+    assert len(rates) == 300 * STEPS
+    assert (rates[0], rates[5 * STEPS - 1]) == pytest.approx((1e-6, 1e-3))
+    assert rates[-1] == pytest.approx(1e-5, rel=1e-2)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_no_pretraining_has_deits_network_and_augmentation(size):
+    """The class token is classified, there is no LayerScale; RandAugment is `inc1`, each image seen 3 times."""
+    _, cfg = from_scratch(size)
+    model = build_model(cfg)
+    vit = model.backbone
+    assert (vit.out_type, vit.final_norm, vit.num_extra_tokens) == ("cls_token", True, 1)
+    parameters = sum(p.numel() for p in model.parameters())
+    assert parameters == dict(tiny=5_717_416, small=22_050_664, base=86_567_656)[size]  # DeiT's
+    assert stochastic_depth(vit)[-1] == pytest.approx(0.1)
+    _, tuned = fine_tuning(size)
+    assert (cfg.model.head, cfg.model.train_cfg) == (tuned.model.head, tuned.model.train_cfg)
+    sampler = cfg.train_dataloader.sampler
+    assert sampler == dict(type="RepeatAugSampler", num_repeats=3, shuffle=True)
+    augment = step_of(cfg, "RandAugment")
+    assert augment == dict(step_of(tuned, "RandAugment"), policies="timm_increasing")
+    steps, others = cfg.train_dataloader.dataset.pipeline, tuned.train_dataloader.dataset.pipeline
+    assert [one for one in steps if one not in others] == [augment]
+
+
+TASKS = [(fine_tuning, 0.9), (from_scratch, 0.875), (linear_probe, 0.875)]
+
+
+@pytest.mark.parametrize(("task", "crop"), TASKS)
 @pytest.mark.parametrize("size", SIZES)
 def test_evaluation_sees_the_share_of_the_image_that_timm_crops(size, task, crop):
-    """Fine-tuning 248 -> 224, as the authors' `validate.py`; linear probe 256 -> 224, as BEiT's."""
+    """Fine-tuning 248 -> 224, as the authors' `validate.py`; DeiT and BEiT's linear probe 256 -> 224."""
     _, cfg = task(size)
     assert cfg.val_dataloader.dataset.pipeline == cfg.test_dataloader.dataset.pipeline
     transform = create_transform(224, crop_pct=crop, interpolation="bicubic", mean=(0, 0, 0), std=(1, 1, 1))

@@ -121,6 +121,23 @@ def test_masking_hides_as_many_patches_as_the_authors_do(path):
     assert path.parent.name == "beit" or cfg.model.neck.mask_tokens_num == masked
 
 
+def test_cae_is_the_authors():
+    """Width 384, 6 heads, 4 + 4 layers at every size, with the encoder's drop rates; twice the alignment."""
+    tiny, *others = (recipe(f"configs/cae/cae_vit-{size}-p16_kclip_*")[1] for size in SIZES)
+    for cfg, width in zip(others, (384, 768), strict=True):
+        assert cfg.model.neck == dict(tiny.model.neck, encoder_dims=width)
+    model = build_model(tiny)
+    neck, rates = model.neck, [0.0, 0.1 / 3, 0.2 / 3, 0.1]
+    assert (neck.embed_dim, neck.regressors[0].cross_attn.num_heads) == (384, 6)
+    assert [layer.drop_path.drop_prob for layer in neck.regressors] == pytest.approx(rates)
+    assert [layer.drop_path.drop_prob for layer in neck.decoders] == pytest.approx(rates)
+    assert model.backbone.layers[-1].drop_path.drop_prob == pytest.approx(0.1)
+    assert neck.regressors[0].gamma_1_cross.unique().tolist() == pytest.approx([0.1])
+    assert (model.head.loss_module.lambd, model.momentum) == (2, 0.0)
+    assert model.neck_positions.shape == (1, 196, 384)
+    assert not model.backbone.pos_embed.requires_grad
+
+
 def test_digits_mask_the_share_that_imagenet_does():
     """14 of 36 is nearest to 75 of 196, 18 is half; MIM's context is the others and the class token."""
     assert min(range(37), key=lambda masked: abs(masked / 36 - 75 / 196)) == 14

@@ -1,5 +1,5 @@
-# No pre-training: as DeiT from random weights, without layer-wise decay, for as many epochs as a pre-training and
-# its fine-tuning have together.
+# No pre-training: from random weights as DeiT, without layer-wise decay, for as many epochs as a pre-training
+# and its fine-tuning have together.
 _base_ = "_base_/finetune.py"
 
 model = dict(backbone=dict(init_cfg=None))

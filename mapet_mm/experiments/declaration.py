@@ -34,7 +34,7 @@ class Row:
         pretrain: config of the pre-training, None for none.
         tokenizer: tokenizer config whose tokens pre-training or evaluation read, None for none.
         options: changes to the pre-training config, as in --cfg-options.
-        columns: names of the columns that it is evaluated in, all if None; none for numbers of the literature.
+        columns: names of the columns that it is evaluated in, all if None; [] for numbers of the literature.
         values: what the braces of configs stand for, before those of the column.
     """
 

@@ -1,7 +1,7 @@
 """CAE with a regressor and decoder of another width than the encoder's."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from mmpretrain.models.selfsup import CAE
 from mmpretrain.models.utils import build_2d_sincos_position_embedding
 from mmpretrain.structures import DataSample
@@ -52,13 +52,13 @@ class ProjectedCAE(CAE):
         main, align = self.head.loss(logits.flatten(0, 1), tokens, latents, true_latents, masked)
         return {"loss": main + align, "main": main, "align": align}
 
-    def _project(
-        self, latents: Float[Tensor, "batch token encoder_dim"]
-    ) -> Float[Tensor, "batch patch dim"]:
+    def _project(self, latents: Float[Tensor, "batch token encoder_dim"]) -> Float[Tensor, "batch patch dim"]:
         """The patches' latents at the neck's width, without the class token's."""
         return self.neck.encoder_to_neck(latents[:, 1:])
 
 
-def _select(positions: Float[Tensor, "batch patch dim"], where: Tensor) -> Float[Tensor, "batch selected dim"]:
+def _select(
+    positions: Float[Tensor, "batch patch dim"], where: Bool[Tensor, "batch patch"]
+) -> Float[Tensor, "batch selected dim"]:
     """Positions of as many patches in each image."""
     return positions[where].view(len(positions), -1, positions.shape[-1])

@@ -53,8 +53,8 @@ class ProjectedCAENeck(CAENeck):
         """
         if x_unmasked.shape[-1] != self.embed_dim:
             raise ValueError(
-                f"the latents are {x_unmasked.shape[-1]} wide, the neck {self.embed_dim}: MMPretrain's CAE does "
-                'not project them, `model.type="mapet_mm.ProjectedCAE"` does'
+                f"the latents are {x_unmasked.shape[-1]} wide, the neck {self.embed_dim}: MMPretrain's CAE "
+                'does not project them, `model.type="mapet_mm.ProjectedCAE"` does'
             )
         if pos_embed_masked.shape[1] != self.mask_token_num:
             raise ValueError(

@@ -52,8 +52,8 @@ def first_sample(cfg, loader: str, root):
 
 def test_there_are_configs_of_every_kind():
     assert len(TOKENIZERS) >= 1
-    methods = [(method, 6) for method in METHODS]
-    for folder, count in (*methods, ("mapet/benchmarks", 6), ("scratch", 3), ("segmentation", 3), ("digits", 8)):
+    others = [("mapet/benchmarks", 6), ("scratch", 3), ("segmentation", 3), ("digits", 8)]
+    for folder, count in [*((method, 6) for method in METHODS), *others]:
         assert sum(path.parent == ROOT / "configs" / folder for path in RECIPES) >= count, folder
 
 

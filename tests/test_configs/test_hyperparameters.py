@@ -233,7 +233,7 @@ def test_no_pretraining_has_deits_schedule_and_one_rate_for_all_layers(size):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_no_pretraining_has_deits_network_and_augmentation(size):
-    """The class token is classified, there is no LayerScale; RandAugment is `inc1`, each image seen 3 times."""
+    """The class token is classified, there is no LayerScale; RandAugment is `inc1`, images come in threes."""
     _, cfg = from_scratch(size)
     model = build_model(cfg)
     vit = model.backbone

@@ -102,7 +102,7 @@ def assert_same_pixels(name: str, operation, negative: bool, monkeypatch) -> Non
     theirs_negative = negative != (name in GEOMETRIC)
     expected = theirs(name, 9.0, theirs_negative, SQUARE, monkeypatch).astype(int)
     difference = np.abs(ours(operation, 9.0, negative, SQUARE) - expected)
-    if name in GEOMETRIC:  # OpenCV's bicubic kernel and border are not Pillow's; the other sign gives 32 and more
+    if name in GEOMETRIC:  # OpenCV's bicubic kernel and border are not Pillow's; the other sign gives 32
         assert difference.mean() < 1.5
     else:  # OpenCV rounds a blend, Pillow cuts it; the sharpened border differs
         assert difference[1:-1, 1:-1].max() <= 2

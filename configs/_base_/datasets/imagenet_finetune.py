@@ -3,8 +3,8 @@ _base_ = "imagenet_labels.py"
 
 # timm's rand-m9-mstd0.5. MMPretrain has only its variant `inc1`, which BEiT and DeiT use:
 # `train_dataloader.dataset.pipeline.3.policies=timm_increasing` changes to it.
-# The colour factors 0.1 to 1.9 have no sign to draw. timm cuts Posterize's bits and Solarize's threshold to whole
-# numbers, MMPretrain's operations round them up: a range just above one less does the same.
+# The colour factors 0.1 to 1.9 have no sign to draw. timm rounds the bits of Posterize and the threshold of
+# Solarize down, MMPretrain up: a range that lies just above one less does the same.
 rand_augment = dict(
     type="RandAugment",
     policies=[

@@ -1,5 +1,5 @@
-# ImageNet-1k as DeiT trains on it: timm's RandAugment `inc1`, repeated augmentation (an epoch is a third of the
-# images in three versions each), and a test crop 256 -> 224. The rest is fine-tuning's.
+# ImageNet-1k as DeiT trains on it: timm's RandAugment `inc1`, repeated augmentation (an epoch is a third of
+# the images in three versions each), and a test crop 256 -> 224. The rest is fine-tuning's.
 _base_ = "imagenet_finetune.py"
 
 rand_augment = dict(_base_.rand_augment, policies="timm_increasing")

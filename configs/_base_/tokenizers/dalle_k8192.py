@@ -1,5 +1,6 @@
-# DALL-E's encoder as MMPretrain has it, at 112 px, resized bicubic as by the authors. Published weights; a local
-# file goes into `tokenizer.tokenizer.init_cfg.checkpoint` (for one in the model, below `model.target_generator`).
+# DALL-E's encoder as MMPretrain has it, at 112 px, resized bicubic as by the authors. Published weights; a
+# local file goes into `tokenizer.tokenizer.init_cfg.checkpoint` (for one in the model, below
+# `model.target_generator`).
 tokenizer = dict(
     type="mapet_mm.FrozenTokenizer",
     image_size=112,

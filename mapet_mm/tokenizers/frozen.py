@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
+from urllib.parse import urlparse
 
 import torch
 from filelock import FileLock
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from mapet_mm.models.targets import token_ids
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.base import Tokenizer, full_float32
+from mapet_mm.weight_files import read_weights
 
 # Running statistics that decide no token.
 STATISTICS = ("cluster_size",)
@@ -148,24 +150,23 @@ def _read(checkpoint: str) -> dict[str, Tensor]:
     if "://" not in checkpoint and not os.path.isfile(checkpoint):
         raise TokenizerError(f"the tokenizer's weights `{checkpoint}` do not exist: {remedy}")
     try:
-        if "://" in checkpoint:
-            content = _download(checkpoint)
-        else:
-            content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        return read_weights(_download(checkpoint) if "://" in checkpoint else checkpoint)
     except Exception as error:  # whatever the network or the file raises, the remedy is the same
         reason = f"{type(error).__name__}: {error}".split("\n", 1)[0][:160]
         raise TokenizerError(
             f"could not read the tokenizer's weights `{checkpoint}` ({reason}): {remedy}"
         ) from None
-    return content.get("state_dict", content)
 
 
-def _download(address: str) -> dict:
-    """Fetch into PyTorch's cache, by one process of all that share it."""
+def _download(address: str) -> str:
+    """Fetch into PyTorch's cache, by one process of all that share it; the file."""
     folder = os.path.join(torch.hub.get_dir(), "checkpoints")
     os.makedirs(folder, exist_ok=True)
-    with FileLock(os.path.join(folder, f"{os.path.basename(address)}.lock")):
-        return torch.hub.load_state_dict_from_url(address, map_location="cpu", weights_only=True)
+    file = os.path.join(folder, os.path.basename(urlparse(address).path))
+    with FileLock(f"{file}.lock"):
+        if not os.path.isfile(file):
+            torch.hub.download_url_to_file(address, file)
+    return file
 
 
 def _check_initialised(model: nn.Module) -> None:

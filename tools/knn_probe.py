@@ -3,7 +3,7 @@
     python tools/knn_probe.py configs/digits/mapet_vit-micro-p4_kclip_1xb32-coslr-16e_digits.py CHECKPOINT
 
 The config has a section `knn_probe` with the options of KNNProbeHook: the labelled images and k. Several
-processes share the work: `torchrun --nproc_per_node=8 tools/knn_probe.py CONFIG CHECKPOINT --launcher pytorch`.
+processes share the work: `torchrun --nproc_per_node=8 tools/knn_probe.py ... --launcher pytorch`.
 """
 
 import argparse

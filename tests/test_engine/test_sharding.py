@@ -132,7 +132,7 @@ def folder(tmp_path_factory) -> Path:
         port = free.getsockname()[1]
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc_per_node=2"]
     command += [f"--master_port={port}", __file__, str(folder)]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(ROOT / "tests")}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder

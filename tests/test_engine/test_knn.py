@@ -267,3 +267,26 @@ def test_an_empty_set_is_refused():
     loader = dict(batch_size=2, num_workers=0, dataset=dict(type="mapet_mm.TwoColours", number=0))
     with pytest.raises(ValueError, match="TwoColours has no images"):
         build_loader(loader)
+
+
+def test_a_probe_compiles_nothing():
+    """Its batches' shapes would count against PyTorch's limit, and take minutes each."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def counted(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    class Doubling(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    model = Doubling()
+    model.compile(backend=counted, fullgraph=True, dynamic=False)
+    with undisturbed(model):
+        for size in range(2, 14):
+            model(torch.ones(size))
+    assert not graphs
+    model(torch.ones(2))
+    assert len(graphs) == 1

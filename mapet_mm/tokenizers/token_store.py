@@ -8,7 +8,7 @@ memory (600 MB on ImageNet after an epoch in random order), and a read's do not.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -69,6 +69,7 @@ class TokenStore:
         vocab_size: int,
         tokenizer: str,
         data_root: str | None = None,
+        preprocessing: Mapping[str, Any] | None = None,
     ) -> TokenStore:
         """Make a store with no row written; it appears at `path` complete or not at all.
 
@@ -79,6 +80,7 @@ class TokenStore:
             vocab_size: ids are below it; stored as uint16 up to 65,536 ids, else as uint32.
             tokenizer: digest of the codebook (or other tokenizer) whose ids these are.
             data_root: folder that the names are relative to, recorded for look-ups.
+            preprocessing: what the tokenizer saw: the configs of its `pipeline` and `data_preprocessor`.
 
         Raises:
             TokenStoreError: something is at `path` already, or the names cannot be stored.
@@ -95,6 +97,7 @@ class TokenStore:
             "dtype": "uint16" if vocab_size <= 2**16 else "uint32",
             "tokenizer": tokenizer,
             "data_root": None if data_root is None else str(data_root),
+            "preprocessing": None if preprocessing is None else dict(preprocessing),
         }
         if path.exists():
             _refuse_existing(path, meta, name_files)
@@ -121,6 +124,11 @@ class TokenStore:
     def data_root(self) -> str | None:
         """Folder that the names are relative to, as given when the store was made."""
         return self._meta["data_root"]
+
+    @property
+    def preprocessing(self) -> dict[str, Any] | None:
+        """What the tokenizer saw, as given when the store was made; None in stores that do not record it."""
+        return self._meta.get("preprocessing")
 
     @property
     def names(self) -> TokenNames:

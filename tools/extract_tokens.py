@@ -5,6 +5,7 @@ Under torchrun (or with `--launcher slurm`), the processes share the images.
 
 import argparse
 import sys
+from pathlib import Path
 
 from mmengine.config import Config, DictAction
 from mmengine.dist import is_main_process
@@ -12,6 +13,7 @@ from mmengine.dist import is_main_process
 from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.processes import start_processes, stop_processes
 from mapet_mm.tokenizers.recipe import run_extract_tokens, run_verify_tokens
+from mapet_mm.tokenizers.token_store import TokenStore
 
 
 def parse_args() -> argparse.Namespace:
@@ -60,8 +62,21 @@ def main() -> None:
             f"wrote {store.path}: {rows} x {columns} tokens of {len(store)} images, "
             f"{store.vocab_size} ids, tokenizer {store.tokenizer[:12]}"
         )
-        print(f"next: python tools/train.py {cfg.get('next_config', 'CONFIG')}")
+        print(next_step(cfg, store))
     stop_processes()
+
+
+def next_step(cfg: Config, store: TokenStore) -> str:
+    """The training command if the config's `next_config` reads this store, else what a recipe for it needs."""
+    following = cfg.get("next_config")
+    if following and Path(following).is_file():
+        if str(store.path) in str(Config.fromfile(following).to_dict()):
+            return f"next: python tools/train.py {following}"
+        following = f"CONFIG (not {following}, which reads another store)"
+    return (
+        f"next: python tools/train.py {following or 'CONFIG'}, with dict(type='mapet_mm.LoadTokenGrid', "
+        f"store='{store.path}') in its pipeline and vocab_size={store.vocab_size} in its model"
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from mapet_mm.tokenizers.codebook import Codebook, CodebookError
 from mapet_mm.tokenizers.extraction import Extraction, Tokenizer, extract_tokens, open_or_create
 from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.tokenizers.kmeans import KMeansOptions
-from mapet_mm.tokenizers.sampling import sample_features
+from mapet_mm.tokenizers.sampling import POSITIONS_PER_IMAGE, sample_features
 from mapet_mm.tokenizers.token_store import TokenStore
 from mapet_mm.tokenizers.verification import Verification, verify_store
 
@@ -56,8 +56,10 @@ def run_fit_codebook(cfg: Config, out: str | None = None, overwrite: bool = Fals
     dataset = settings.pop("dataset", cfg.dataset)
     sample = {key: settings.pop(key) for key in ("positions_per_image",) if key in settings}
     options = _kmeans_options(settings)
-    tokenizer, preprocessor = build_tokenizer(cfg, {"codebook": None})
+    init_default_scope(cfg.get("default_scope", "mmpretrain"))
     images = NamedImages(dataset, cfg.get("data_root"))
+    _check_rows(len(images), sample.get("positions_per_image", POSITIONS_PER_IMAGE), options.k)
+    tokenizer, preprocessor = build_tokenizer(cfg, {"codebook": None})
     folder = features_folder(path)
     shards = sample_features(
         tokenizer, preprocessor, images, folder, seed=options.seed, **sample, **cfg.get("dataloader", {})
@@ -132,6 +134,16 @@ def _kmeans_options(settings: dict[str, Any]) -> KMeansOptions:
             f"positions_per_image, {', '.join(known)}"
         )
     return KMeansOptions(**settings)
+
+
+def _check_rows(images: int, positions: int, k: int) -> None:
+    """Known before weights are fetched and features sampled."""
+    if images * positions < k:
+        raise CodebookError(
+            "k-means needs at least as many feature rows as centroids: "
+            f"{images} images x {positions} positions give {images * positions} rows, k = {k}; lower "
+            "`codebook.k`, raise `codebook.positions_per_image`, or take more images"
+        )
 
 
 def _preprocessing(cfg: Config) -> dict[str, Any]:

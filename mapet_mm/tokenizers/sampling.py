@@ -20,6 +20,9 @@ from mapet_mm.tokenizers.feature_shards import FeatureShards
 from mapet_mm.tokenizers.images import NamedImages, UnreadableImagesError
 from mapet_mm.tokenizers.kclip import KCLIP
 
+# Of 196: the paper's 2 %.
+POSITIONS_PER_IMAGE = 4
+
 
 def sample_positions(name: str, grid_size: int, count: int, seed: int) -> np.ndarray:
     """Distinct grid positions of one image, (count,), ascending, from its name and the seed alone."""
@@ -32,7 +35,7 @@ def sample_features(
     preprocessor: nn.Module,
     images: NamedImages,
     folder: Path,
-    positions_per_image: int = 4,
+    positions_per_image: int = POSITIONS_PER_IMAGE,
     seed: int = 0,
     group_size: int = GROUP_SIZE,
     batch_size: int = 32,
@@ -48,7 +51,7 @@ def sample_features(
         preprocessor: MMPretrain data preprocessor with CLIP's mean and standard deviation.
         images: the images to sample.
         folder: where the shards are kept; all processes must see it.
-        positions_per_image: 4 of 196 is the paper's 2 %.
+        positions_per_image: drawn of each image's grid.
         seed: of the positions.
         group_size: images of one pass of the encoder.
         batch_size: images that a loader's worker hands over at a time.

@@ -143,7 +143,6 @@ def test_a_pipeline_that_moves_pixels_and_not_the_grid_is_refused_by_name(root, 
 )
 def test_colours_may_change_and_parts_be_erased(root, steps):
     check(root, steps)
-    check(root, steps, name="plain")
 
 
 @pytest.mark.parametrize(
@@ -157,6 +156,12 @@ def test_colours_may_change_and_parts_be_erased(root, steps):
 )
 def test_what_moves_image_and_grid_together_passes(root, after):
     check(root, [LOAD, SQUARE], after)
+
+
+def test_the_largest_centred_square_is_what_a_store_without_a_record_covers(root):
+    check(root, [LOAD, SQUARE, JITTER], name="plain")
+    with pytest.raises(TokenStoreError, match=r"^EfficientNetCenterCrop"):
+        check(root, [LOAD, dict(SQUARE, crop_padding=32)], name="plain")
 
 
 def test_a_flip_beside_the_flip_of_both_is_found(root):

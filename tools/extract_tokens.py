@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def next_step(cfg: Config, store: TokenStore) -> str:
-    """The training command if the config's `next_config` reads this store, else what a recipe for it needs."""
+    """The training command if the config's `next_config` reads this store, else what a recipe needs."""
     following = cfg.get("next_config")
     if following and Path(following).is_file():
         if str(store.path) in str(Config.fromfile(following).to_dict()):

@@ -6,11 +6,13 @@ same command as often as you like, under torchrun, under srun or by hand, at any
 
 import argparse
 import sys
+from pathlib import Path
 
 from mmengine.config import Config, DictAction
 
 from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.processes import choose_device
+from mapet_mm.tokenizers import TokenStore
 from mapet_mm.tokenizers.from_config import run_extract_tokens, run_verify_tokens
 from mapet_mm.tokenizers.sharing import process_number
 
@@ -69,7 +71,20 @@ def main() -> None:
             f"wrote {store.path}: {rows} x {columns} tokens of {len(store)} images, "
             f"{store.vocab_size} ids, tokenizer {store.tokenizer[:12]}"
         )
-        print(f"next: python tools/train.py {cfg.get('next_config', 'CONFIG')}")
+        print(next_step(cfg, store))
+
+
+def next_step(cfg: Config, store: TokenStore) -> str:
+    """The training command if the config's `next_config` reads this store, else what a recipe needs."""
+    following = cfg.get("next_config")
+    if following and Path(following).is_file():
+        if str(store.path) in str(Config.fromfile(following).to_dict()):
+            return f"next: python tools/train.py {following}"
+        following = f"CONFIG (not {following}, which reads another store)"
+    return (
+        f"next: python tools/train.py {following or 'CONFIG'}, with dict(type='mapet_mm.LoadTokenGrid', "
+        f"store='{store.path}') in its pipeline and vocab_size={store.vocab_size} in its model"
+    )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ default_hooks = dict(
     sampler_seed=dict(type="DistSamplerSeedHook"),
     visualization=dict(type="VisualizationHook", enable=False),
     epoch_seed=dict(type="mapet_mm.EpochSeedHook"),  # a resumed run draws what an undisturbed one does
+    total_batch=dict(type="mapet_mm.TotalBatchHook"),  # says when the rate is meant for another batch
 )
 
 env_cfg = dict(

@@ -10,6 +10,7 @@ default_hooks = dict(
     ),
     sampler_seed=dict(type="DistSamplerSeedHook"),
     visualization=dict(type="SegVisualizationHook"),
+    total_batch=dict(type="mapet_mm.TotalBatchHook"),  # says when the rate is meant for another batch
 )
 
 env_cfg = dict(

@@ -8,4 +8,5 @@ from mapet_mm.engine import (  # noqa: F401
     layer_decay,
     metrics,
     token_check,
+    total_batch,
 )

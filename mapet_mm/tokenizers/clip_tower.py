@@ -140,8 +140,9 @@ def _random_tower(config: Mapping[str, Any], options: dict[str, Any]) -> Modifie
 
 def _weights_file(clip_model: str | Mapping[str, Any], pretrained: str) -> str:
     options = (
-        "give a local weights file (pretrained='/path/to/weights.pt' or .safetensors), or use the small "
-        "offline encoder of configs/digits (pretrained=dict(type='random', seed=0))"
+        "give a local weights file (pretrained='/path/to/weights.pt' or .safetensors), or try it with "
+        "random weights: tokenizer=dict(_delete_=True, type='mapet_mm.KCLIP', codebook=..., clip_model=dict("
+        "layers=[1, 1, 1, 1], width=8, image_size=448), pretrained=dict(type='random', seed=0))"
     )
     if os.path.isfile(pretrained):
         return pretrained

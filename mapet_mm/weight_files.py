@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import replace_file
 
 # Where checkpoints keep the network's weights.
@@ -18,7 +19,7 @@ KEYS = ("state_dict", "model")
 PLAIN = {("collections", "OrderedDict"): OrderedDict, ("builtins", "set"): set}
 
 
-class WeightFileError(Exception):
+class WeightFileError(UserError):
     """A file that cannot be read as weights, or not be written; the message is one line."""
 
 

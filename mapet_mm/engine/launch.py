@@ -12,11 +12,12 @@ from mmengine.runner import Runner, find_latest_checkpoint
 
 from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.processes import TIMEOUT_SECONDS, start_processes
+from mapet_mm.errors import UserError
 
 DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
 
-class LaunchError(Exception):
+class LaunchError(UserError):
     """Something that the user can put right before a run starts; the message is one line."""
 
 

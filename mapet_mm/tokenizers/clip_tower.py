@@ -14,10 +14,12 @@ from open_clip.pretrained import download_pretrained, get_pretrained_cfg, list_p
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from mapet_mm.errors import UserError
+
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 
 
-class TowerError(ValueError):
+class TowerError(UserError, ValueError):
     """A tower that cannot be built or loaded; the message is one line that says what to do."""
 
 

@@ -15,10 +15,11 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from mapet_mm.errors import UserError
 from mapet_mm.registry import DATASETS
 
 
-class UnreadableImagesError(RuntimeError):
+class UnreadableImagesError(UserError, RuntimeError):
     """Images that could not be decoded; everything else was computed and written."""
 
     def __init__(self, unreadable: Sequence[tuple[str, str]], kept: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import replace_file
 from mapet_mm.tokenizers.token_names import NAME_FILES, index_names
 
@@ -24,7 +25,7 @@ REMEDY = "run tools/extract_tokens.py with the tokenizer's config"
 COPIED_ROWS = 65536
 
 
-class TokenStoreError(ValueError):
+class TokenStoreError(UserError, ValueError):
     """A token store that cannot be made, read or written; the message is one line that says what to do."""
 
 

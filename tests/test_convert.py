@@ -182,7 +182,8 @@ def test_no_class_of_torch_is_called_but_sizes_and_dtypes(tmp_path, monkeypatch)
 
     Planted.__module__, Planted.__qualname__ = "torch", "Planted"
     monkeypatch.setattr(torch, "Planted", Planted, raising=False)
-    torch.save({"a": torch.ones(2), "b": Planted(), "c": torch.Size([2])}, tmp_path / "file.pth")
+    content = {"state_dict": {"a": torch.ones(2), "c": torch.Size([2])}, "b": Planted()}
+    torch.save(content, tmp_path / "file.pth")
     assert list(read_weights(tmp_path / "file.pth")) == ["a"]
 
 

@@ -8,11 +8,11 @@ take.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from mapet_mm.convert import FROM_MM, TO_MM
-from mapet_mm.weight_files import WeightFileError, read_weights, write_weights
+from mapet_mm.errors import UserError, one_line_errors
+from mapet_mm.weight_files import read_weights, write_weights
 
 
 def parse_args() -> argparse.Namespace:
@@ -27,16 +27,15 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@one_line_errors
 def main() -> None:
     args = parse_args()
+    weights = read_weights(args.input)
     try:
-        weights = read_weights(args.input)
         converted = FROM_MM[args.target](TO_MM[args.source](weights))
-        write_weights(args.output, converted)
-    except (WeightFileError, OSError) as error:
-        sys.exit(f"error: {error}")
     except ValueError as error:
-        sys.exit(f"error: {args.input}: {error}")
+        raise UserError(f"{args.input}: {error}") from error
+    write_weights(args.output, converted)
     count = sum(value.numel() for value in converted.values())
     print(f"wrote {args.output}: {len(converted)} tensors, {count:,} values, names of {args.target}")
 

@@ -4,13 +4,14 @@ Under torchrun (or with `--launcher slurm`), the processes share the images.
 """
 
 import argparse
-import sys
 
-from mmengine.config import Config, DictAction
+from mmengine.config import DictAction
 from mmengine.dist import is_main_process
 
 from mapet_mm.engine.freed_memory import keep_freed_memory
+from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.processes import start_processes, stop_processes
+from mapet_mm.errors import one_line_errors
 from mapet_mm.tokenizers.recipe import run_extract_tokens, run_verify_tokens
 
 
@@ -36,23 +37,20 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@one_line_errors
 def main() -> None:
     """Extract or verify, and say what comes next."""
     args = parse_args()
-    cfg = Config.fromfile(args.config)
-    cfg.merge_from_dict(args.cfg_options or {})
+    cfg = read_config(args.config, args.cfg_options)
     if args.out:
         cfg.token_store = args.out
-    try:
-        if args.verify is not None:
-            store, verification = run_verify_tokens(cfg, args.verify)
-            print(f"{store.path}: checksums hold, {verification}")
-            return
-        keep_freed_memory()
-        start_processes(args.launcher)
-        store, extraction = run_extract_tokens(cfg)
-    except (ValueError, RuntimeError) as error:
-        sys.exit(f"error: {error}")
+    if args.verify is not None:
+        store, verification = run_verify_tokens(cfg, args.verify)
+        print(f"{store.path}: checksums hold, {verification}")
+        return
+    keep_freed_memory()
+    start_processes(args.launcher)
+    store, extraction = run_extract_tokens(cfg)
     if is_main_process():
         rows, columns = store.grid
         print(extraction)

@@ -1,0 +1,169 @@
+"""Which checkpoint a run starts from: whole, safe to read, and of this run."""
+
+import ast
+import os
+import pickle
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+
+from mapet_mm.engine.portable_checkpoint import checkpoint_folder
+from mapet_mm.engine.processes import is_first_process
+from mapet_mm.errors import UserError
+from mapet_mm.weight_files import only_safe_globals
+
+ZIP = b"PK\x03\x04"
+# What may differ between two starts of one training: where it runs, where it starts, how much it says.
+START = {"resume", "load_from", "launcher", "work_dir", "model_wrapper_cfg", "env_cfg"}
+START |= {"default_hooks", "log_level", "log_processor", "visualizer", "vis_backends"}
+LOADING = ("num_workers", "persistent_workers", "pin_memory")
+
+
+class LaunchError(UserError):
+    """Something that the user can put right before a run starts; the message is one line."""
+
+
+class BrokenCheckpointError(LaunchError):
+    """A checkpoint that is truncated, or none at all."""
+
+
+def require_file(what: str, path: str) -> None:
+    """Raise LaunchError unless `path` is there, or an address that MMEngine can load from."""
+    if "://" not in path and not Path(path).expanduser().exists():
+        raise LaunchError(f"{what} {path} does not exist")
+
+
+def require_checkpoint(what: str, path: str, trust: bool = False) -> None:
+    """Raise LaunchError unless `path` can be loaded, and without running code that it may hold.
+
+    MMEngine runs what a file holds where reading it safely fails.
+
+    Args:
+        what: names the file in the message.
+        path: a file; a folder (DeepSpeed's) or an address is left to what loads it.
+        trust: read it whatever it holds.
+    """
+    require_file(what, path)
+    if "://" in path or Path(path).expanduser().is_dir():
+        return
+    try:
+        _read(Path(path).expanduser())
+    except BrokenCheckpointError as error:
+        raise BrokenCheckpointError(f"{what} {error}") from None
+    except LaunchError as error:
+        if not trust:
+            raise LaunchError(f"{what} {error}") from None
+
+
+def find_checkpoint(cfg: Config, trust: bool = False) -> str | None:
+    """The last whole checkpoint in the run's own folder, or None if the folder has none.
+
+    MMEngine writes down its path; a run that was copied or moved takes the file of that name in its own
+    folder. One that is missing or truncated is passed over with a warning, for the one before.
+
+    Args:
+        cfg: a config with its `work_dir`.
+        trust: read checkpoints whatever they hold.
+
+    Raises:
+        LaunchError: there are checkpoints, but none is whole; or the last one needs `trust`.
+    """
+    found = list(_candidates(cfg))
+    for path in found:
+        try:
+            require_checkpoint("checkpoint", str(path), trust)
+        except LaunchError as error:
+            if path.exists() and not isinstance(error, BrokenCheckpointError):
+                raise
+            say(f"warning: {error}" + (": trying the one before" if path != found[-1] else ""))
+        else:
+            return str(path)
+    if found:
+        raise LaunchError(
+            f"no checkpoint in {found[0].parent} is whole: remove the folder to train from the beginning, "
+            "or name a checkpoint with --resume"
+        )
+    return None
+
+
+def differences(cfg: Config, checkpoint: str) -> list[str]:
+    """Names of the config's entries that differ from those that the checkpoint was trained with.
+
+    Configs are compared as text: nothing of the checkpoint is run. Without a config in it, nothing differs.
+    """
+    if "://" in checkpoint or not Path(checkpoint).is_file():
+        return []
+    try:
+        before = _read(Path(checkpoint))["meta"]["cfg"]
+        old, new = _entries(before), _entries(cfg.pretty_text)
+    except (LaunchError, KeyError, TypeError, SyntaxError):
+        return []
+    return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+
+
+def say(text: str) -> None:
+    """Tell the user something before there is a log, once for all processes."""
+    if is_first_process():
+        print(text, file=sys.stderr)
+
+
+def _read(path: Path) -> Any:
+    """What a checkpoint holds, its tensors still in the file.
+
+    Raises:
+        BrokenCheckpointError: it cannot be read.
+        LaunchError: it can be read in an unsafe way only.
+    """
+    with path.open("rb") as file:
+        is_zip = file.read(4) == ZIP
+    try:
+        with only_safe_globals():
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except Exception as error:  # what a broken file raises depends on where it is broken
+        found = re.search(r"WeightsUnpickler error: (.*)", str(error))
+        reason = found[1] if found else (str(error) or type(error).__name__).splitlines()[0]
+        if isinstance(error, pickle.UnpicklingError) and (is_zip or "global" in reason.lower()):
+            named = re.search(r"GLOBAL (\S+)", reason)
+            raise LaunchError(
+                f"{path} holds more than weights and plain values ({named[1] if named else reason}), which "
+                f"can run code when it is read: `python tools/convert.py mm mm {path} weights.pth` keeps the "
+                "weights alone, --trust-checkpoint reads it as it is"
+            ) from None
+        raise BrokenCheckpointError(f"{path} is truncated, or no checkpoint ({reason})") from None
+
+
+def _candidates(cfg: Config) -> Iterator[Path]:
+    """The last checkpoint that the run has written down, then those before it, newest first."""
+    hook = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
+    folder = Path(checkpoint_folder(str(cfg.work_dir), hook.get("out_dir")))
+    kind = "epoch" if hook.get("by_epoch", True) else "iter"
+    before, after = (hook.get("filename_tmpl") or f"{kind}_{{}}.pth").split("{}", 1)
+    numbered = re.compile(rf"{re.escape(before)}(\d+){re.escape(after)}")
+    steps = {
+        int(match[1]): folder / match[0]
+        for match in map(numbered.fullmatch, os.listdir(folder) if folder.is_dir() else ())
+        if match
+    }
+    newest = max(steps, default=0)
+    record = Path(cfg.work_dir) / "last_checkpoint"
+    if record.is_file() and (name := os.path.basename(record.read_text().strip())):
+        yield folder / name
+        match = numbered.fullmatch(name)
+        newest = int(match[1]) - 1 if match else newest
+    yield from (steps[step] for step in sorted(steps, reverse=True) if step <= newest)
+
+
+def _entries(text: str) -> dict[str, str]:
+    """Each entry of a config's text in a normal form, without what may differ between two starts."""
+    entries = {}
+    for node in ast.parse(text).body:
+        for call in (one for one in ast.walk(node) if isinstance(one, ast.Call)):
+            call.keywords = [one for one in call.keywords if one.arg not in LOADING]
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            entries[node.targets[0].id] = ast.dump(node.value)
+    return {name: value for name, value in entries.items() if name not in START}

@@ -19,7 +19,7 @@ TRACEBACK = "MAPET_MM_TRACEBACK"
 CHECKS = (ValueError, KeyError, RuntimeError, TypeError)
 PACKAGE = Path(__file__).parent
 # A process of torchrun waits before it speaks: if the first one has failed in the same way, torchrun ends it.
-PATIENCE_SECONDS = 2
+PATIENCE_SECONDS = 10
 
 _FRAME = re.compile(r'^ *File "(.+?)", line \d+, in .+\n +(.+)$', re.MULTILINE)
 

@@ -4,7 +4,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from mapet_mm.datasets.transforms import RandomFlipTokenGrid
-from mapet_mm.errors import TRACEBACK, UserError, one_line_errors
+from mapet_mm.errors import PATIENCE_SECONDS, TRACEBACK, UserError, one_line_errors
 from mapet_mm.tokenizers import MissingTokensError, TokenStoreError
 
 
@@ -83,7 +83,7 @@ def test_processes_of_torchrun_let_the_first_one_speak(monkeypatch):
     waited = []
     monkeypatch.setattr("mapet_mm.errors.time.sleep", waited.append)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "0")
-    for rank, expected in (("0", []), ("1", [2])):
+    for rank, expected in (("0", []), ("1", [PATIENCE_SECONDS])):
         monkeypatch.setenv("LOCAL_RANK", rank)
         with pytest.raises(SystemExit, match="too many cooks"):
             raising(UserError("too many cooks"))()

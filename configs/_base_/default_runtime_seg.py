@@ -10,6 +10,7 @@ default_hooks = dict(
     ),
     sampler_seed=dict(type="DistSamplerSeedHook"),
     visualization=dict(type="SegVisualizationHook"),
+    portable_checkpoint=dict(type="mapet_mm.PortableCheckpointHook"),  # read by torch.load(weights_only=True)
 )
 
 env_cfg = dict(

@@ -188,13 +188,13 @@ def test_a_config_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match=rf"^error: config {path}: SyntaxError: .*'\(' was never closed"):
         run_tool(monkeypatch, "train", path)
     path.write_text("model = dict(type='x')")
-    with pytest.raises(SystemExit, match="^error: --cfg-options: "):
+    with pytest.raises(SystemExit, match=r"^error: --cfg-options: "):
         run_tool(monkeypatch, "train", path, "--cfg-options", "model.type.name=1")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_suites_own_errors_while_training_are_one_line(config, tmp_path, monkeypatch, workers):
-    """A token store that does not exist, met by the first image: in this process or in a worker of its own."""
+    """A token store that does not exist, met by the first image, in this process or in a worker."""
     step = "train_dataloader.dataset.pipeline.0"
     options = [f"{step}.type=mapet_mm.LoadTokenGrid", f"{step}.store={tmp_path}/gone"]
     options += [f"train_dataloader.num_workers={workers}"]

@@ -42,7 +42,7 @@ def build(cfg: Config, checkpoint: str, trust_checkpoint: bool = False) -> tuple
     if "knn_probe" not in cfg:
         raise LaunchError(f"config {cfg.filename} has no `knn_probe`: see configs/_base_/datasets")
     require_checkpoint("checkpoint", checkpoint, trust_checkpoint)
-    cfg.load_from = checkpoint
+    cfg.load_from, cfg.resume = checkpoint, False
     for key in ("train", "val", "test"):
         cfg[f"{key}_dataloader"] = cfg[f"{key}_cfg"] = None
     cfg.optim_wrapper = cfg.val_evaluator = cfg.test_evaluator = None

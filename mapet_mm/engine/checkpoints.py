@@ -1,6 +1,6 @@
 """Which checkpoint a run starts from: whole, safe to read, and of this run."""
 
-import ast
+import hashlib
 import os
 import pickle
 import re
@@ -29,7 +29,7 @@ class LaunchError(UserError):
 
 
 class BrokenCheckpointError(LaunchError):
-    """A checkpoint that is truncated, or none at all."""
+    """A checkpoint that is truncated, or none that MMEngine can load."""
 
 
 def require_file(what: str, path: str) -> None:
@@ -49,6 +49,8 @@ def require_checkpoint(what: str, path: str, trust: bool = False) -> None:
         trust: read it whatever it holds.
     """
     require_file(what, path)
+    if (Path(path).expanduser() / "last_checkpoint").is_file():
+        raise LaunchError(f"{what} {path} is a work dir: name a file in it, or --work-dir {path} --resume")
     if "://" in path or Path(path).expanduser().is_dir():
         return
     try:
@@ -91,19 +93,27 @@ def find_checkpoint(cfg: Config, trust: bool = False) -> str | None:
     return None
 
 
-def differences(cfg: Config, checkpoint: str) -> list[str]:
-    """Names of the config's entries that differ from those that the checkpoint was trained with.
+def recipe(cfg: Config) -> dict[str, str]:
+    """A digest of each entry of a config, without what may differ between two starts of one training."""
+    entries = cfg.to_dict()
+    return {
+        name: hashlib.sha256(repr(_normal(entries[name])).encode()).hexdigest()[:12]
+        for name in sorted(entries.keys() - START)
+    }
 
-    Configs are compared as text: nothing of the checkpoint is run. Without a config in it, nothing differs.
+
+def differences(current: dict[str, str], checkpoint: str) -> list[str]:
+    """Names of the entries in which a recipe differs from the one that a checkpoint was trained with.
+
+    PortableCheckpointHook writes it into checkpoints; where it is not known, nothing differs.
     """
-    if "://" in checkpoint or not Path(checkpoint).is_file():
+    if Path(checkpoint).is_dir():
         return []
     try:
-        before = _read(Path(checkpoint))["meta"]["cfg"]
-        old, new = _entries(before), _entries(cfg.pretty_text)
-    except (LaunchError, KeyError, TypeError, SyntaxError):
+        before = _read(Path(checkpoint))["meta"]["recipe"]
+    except (LaunchError, KeyError, TypeError):
         return []
-    return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return sorted(name for name in before.keys() | current.keys() if before.get(name) != current.get(name))
 
 
 def say(text: str) -> None:
@@ -120,13 +130,19 @@ def _read(path: Path) -> Any:
         LaunchError: it can be read in an unsafe way only.
     """
     with path.open("rb") as file:
-        is_zip = file.read(4) == ZIP
+        start = file.read(9)
+    is_zip = start.startswith(ZIP)
+    if start[8:] == b"{":
+        raise BrokenCheckpointError(
+            f"{path} holds safetensors, which MMEngine does not load: `python tools/convert.py mm mm {path} "
+            "weights.pth` makes a checkpoint of them"
+        )
     try:
         with only_safe_globals():
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # what a broken file raises depends on where it is broken
         found = re.search(r"WeightsUnpickler error: (.*)", str(error))
-        reason = found[1] if found else (str(error) or type(error).__name__).splitlines()[0]
+        reason = found[1] if found else (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
         if isinstance(error, pickle.UnpicklingError) and (is_zip or "global" in reason.lower()):
             named = re.search(r"GLOBAL (\S+)", reason)
             raise LaunchError(
@@ -158,12 +174,14 @@ def _candidates(cfg: Config) -> Iterator[Path]:
     yield from (steps[step] for step in sorted(steps, reverse=True) if step <= newest)
 
 
-def _entries(text: str) -> dict[str, str]:
-    """Each entry of a config's text in a normal form, without what may differ between two starts."""
-    entries = {}
-    for node in ast.parse(text).body:
-        for call in (one for one in ast.walk(node) if isinstance(one, ast.Call)):
-            call.keywords = [one for one in call.keywords if one.arg not in LOADING]
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            entries[node.targets[0].id] = ast.dump(node.value)
-    return {name: value for name, value in entries.items() if name not in START}
+def _normal(value: Any) -> Any:
+    """The value in a form that is the same in every process."""
+    if isinstance(value, dict):
+        return sorted((str(key), _normal(one)) for key, one in value.items() if key not in LOADING)
+    if isinstance(value, (list, tuple)):
+        return [_normal(one) for one in value]
+    return (
+        value
+        if isinstance(value, (str, int, float, type(None)))
+        else getattr(value, "__qualname__", str(value))
+    )

@@ -16,6 +16,7 @@ from mapet_mm.engine.checkpoints import (
     LaunchError,
     differences,
     find_checkpoint,
+    recipe,
     require_checkpoint,
     require_file,
     say,
@@ -97,9 +98,9 @@ def configure_training(
     if auto_scale_lr:
         cfg.auto_scale_lr = ConfigDict(cfg.get("auto_scale_lr") or {}, enable=True)
     check_scaling(cfg)
-    cfg.default_hooks = ConfigDict(cfg.get("default_hooks") or {})
-    cfg.default_hooks.setdefault("portable_checkpoint", dict(type="mapet_mm.PortableCheckpointHook"))
     _configure_compilation(cfg)
+    hook = dict(type="mapet_mm.PortableCheckpointHook", recipe=recipe(cfg))
+    cfg.default_hooks = ConfigDict(cfg.get("default_hooks") or {}, portable_checkpoint=hook)
     _configure_start(cfg, resume, trust_checkpoint)
     _check_pretrained(cfg, trust_checkpoint)
 
@@ -131,7 +132,7 @@ def _configure_start(cfg: Config, resume: str | None, trust: bool) -> None:
 
 def _announce(cfg: Config, checkpoint: str, asked: bool) -> None:
     """Say that the run goes on; refuse to, unless asked, with a config that is not the checkpoint's."""
-    changed = ", ".join(f"`{name}`" for name in differences(cfg, checkpoint))
+    changed = ", ".join(f"`{name}`" for name in differences(recipe(cfg), checkpoint))
     if changed and not asked:
         raise LaunchError(
             f"{cfg.work_dir} holds a training with another config ({changed} differ): another --work-dir "
@@ -193,7 +194,7 @@ def configure_test(
         LaunchError: the test cannot start like this.
     """
     require_checkpoint("checkpoint", checkpoint, trust_checkpoint)
-    cfg.load_from = checkpoint
+    cfg.load_from, cfg.resume = checkpoint, False
     if not cfg.get("test_dataloader"):
         raise LaunchError(f"config {cfg.filename} has no `test_dataloader`: it cannot be tested")
     if amp:

@@ -28,10 +28,18 @@ class PortableCheckpointHook(Hook):
     classes. They are written as tensors and numbers, and become log buffers again when a run resumes.
     A run that resumes from a copy takes the best checkpoint to be the copy's: MMEngine would remove the
     original's once there is a better one.
+
+    Args:
+        recipe: what the run trains with, kept in each checkpoint; tools/train.py gives it.
     """
+
+    def __init__(self, recipe: dict[str, str] | None = None) -> None:
+        self.recipe = dict(recipe or {})
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Replace, in the checkpoint alone, what is not a tensor or a plain value."""
+        if self.recipe and "meta" in checkpoint:
+            checkpoint["meta"]["recipe"] = self.recipe
         hub = checkpoint.get("message_hub", {})
         if buffers := hub.get("log_scalars"):
             checkpoint[HISTORY] = {name: _to_tensors(buffer) for name, buffer in buffers.items()}

@@ -12,10 +12,12 @@ from mmengine.config import Config
 from mmengine.logging import HistoryBuffer
 from mmengine.model import PretrainedInit
 from mmengine.runner import load_checkpoint
+from safetensors.torch import save_file
 from tiny_training import CONFIG, read_checkpoint, read_scalars, run_tool
 
 from mapet_mm.engine.checkpoints import LaunchError, find_checkpoint, require_checkpoint
 from mapet_mm.engine.launch import build_runner, configure_test, configure_training, load_config
+from mapet_mm.engine.portable_checkpoint import PortableCheckpointHook
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BEST = ["default_hooks.checkpoint.save_best=auto"]
@@ -66,22 +68,27 @@ def test_what_is_written_is_read_with_weights_only_and_nothing_allowed(trained, 
     assert content["message_hub"]["runtime_info"]["best_score"] == 100.0
 
 
-def test_numpy_values_are_plain_and_equal(trained, tmp_path):
-    cfg = load_config(str(trained[0]), None, str(tmp_path / "work"))
-    configure_training(cfg)
-    runner = build_runner(cfg, "none")
+def test_numpy_values_are_plain_and_equal(tmp_path):
     content = {
         "message_hub": {"runtime_info": {"score": np.float32(0.5), "n": np.int64(3), "s": np.str_("a")}},
         "meta": {"palette": np.arange(3, dtype=np.uint8), "where": Path("x"), "pair": (np.bool_(True), 1)},
         "param_schedulers": [{"_last_value": [np.float64(1e-3)]}],
     }
-    runner.call_hook("before_save_checkpoint", checkpoint=content)
+    PortableCheckpointHook().before_save_checkpoint(None, content)
     torch.save(content, tmp_path / "plain.pth")
     assert torch.load(tmp_path / "plain.pth", weights_only=True) == {
         "message_hub": {"runtime_info": {"score": 0.5, "n": 3, "s": "a"}},
         "meta": {"palette": [0, 1, 2], "where": "x", "pair": (True, 1)},
         "param_schedulers": [{"_last_value": [1e-3]}],
     }
+
+
+def test_what_cannot_be_plain_is_named(capture_log):
+    """It is kept, for those who trust the file."""
+    content = {"meta": {"mine": Foreign()}}
+    PortableCheckpointHook().before_save_checkpoint(None, content)
+    assert isinstance(content["meta"]["mine"], Foreign)
+    assert "the checkpoint holds Python objects (meta.mine): --resume will need --trust" in capture_log()
 
 
 def test_saving_leaves_the_runs_own_log_buffers_alone(trained, tmp_path):
@@ -167,6 +174,24 @@ def test_a_file_that_is_no_checkpoint_is_one_line(tmp_path, content):
     with pytest.raises(LaunchError, match=rf"^`load_from`: {path} is truncated, or no checkpoint") as raised:
         require_checkpoint("`load_from`:", str(path), trust=True)
     assert "\n" not in str(raised.value)
+
+
+def test_safetensors_are_refused_with_the_way_to_convert_them(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    save_file({"a": torch.ones(1)}, path)
+    with pytest.raises(LaunchError, match=rf"{path} holds safetensors.*convert.py mm mm {path} weights.pth"):
+        require_checkpoint("checkpoint", str(path), trust=True)
+
+
+def test_a_test_ignores_that_its_config_resumes(trained, tmp_path):
+    cfg = load_config(str(trained[0]), dict(resume=True), str(tmp_path))
+    configure_test(cfg, str(trained[1] / "epoch_2.pth"))
+    assert build_runner(cfg, "none").test()["accuracy/top1"] == 100.0
+
+
+def test_a_work_dir_is_no_checkpoint(trained):
+    with pytest.raises(LaunchError, match=rf"{trained[1]} is a work dir: name a file in it, or --work-dir"):
+        require_checkpoint("checkpoint", str(trained[1]))
 
 
 # --- which one -------------------------------------------------------------------------------------------

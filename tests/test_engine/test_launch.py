@@ -101,13 +101,18 @@ def test_test_reports_and_keeps_metrics_predictions_and_drawings(config, tmp_pat
 
 
 def test_two_processes_train_together_on_cpu(config, tmp_path):
-    """gloo through dist_train.sh: half the iterations each, one set of weights, whole arguments passed on."""
+    """gloo through dist_train.sh: half the iterations each, one set of weights, whole arguments passed on.
+
+    The neck's SyncBN, which needs CUDA, is BatchNorm.
+    """
     work = tmp_path / "work dir"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     environment = {**os.environ, "PYTHON": sys.executable, "PORT": port, "CUDA_VISIBLE_DEVICES": "-1"}
-    options = ["--cfg-options", "train_cfg.max_epochs=1", "--work-dir", str(work)]
+    neck = ["type=LinearNeck", "in_channels=16", "out_channels=16", "gap_dim=0", "norm_cfg.type=SyncBN"]
+    options = ["--cfg-options", "train_cfg.max_epochs=1", *(f"model.neck.{option}" for option in neck)]
+    options += ["--work-dir", str(work)]
     done = subprocess.run(
         ["bash", str(TOOLS / "dist_train.sh"), str(config), "2", *options],
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300,
@@ -117,6 +122,7 @@ def test_two_processes_train_together_on_cpu(config, tmp_path):
     assert done.stdout.count("next: python tools/test.py") == 1, "every process reports, not the first alone"
     assert read_checkpoint(work, 1)["meta"]["iter"] == 2
     assert re.search(r"Distributed launcher: pytorch\s", done.stdout + done.stderr)
+    assert "1 SyncBN layers need CUDA devices and are BatchNorm in this run" in done.stdout + done.stderr
     assert re.search(r"GPU number: 2\s", done.stdout + done.stderr)
 
 

@@ -18,8 +18,8 @@ from mapet_mm.errors import UserError
 from mapet_mm.weight_files import only_safe_globals
 
 ZIP = b"PK\x03\x04"
-# What may differ between two starts of one training: where it runs, where it starts, how much it says.
-START = {"resume", "load_from", "launcher", "work_dir", "model_wrapper_cfg", "env_cfg"}
+# What may differ between two starts of one training: where it runs, how much it says.
+START = {"resume", "launcher", "work_dir", "model_wrapper_cfg", "env_cfg"}
 START |= {"default_hooks", "log_level", "log_processor", "visualizer", "vis_backends"}
 LOADING = ("num_workers", "persistent_workers", "pin_memory")
 
@@ -93,9 +93,19 @@ def find_checkpoint(cfg: Config, trust: bool = False) -> str | None:
     return None
 
 
+def later_checkpoints(cfg: Config, checkpoint: str) -> list[str]:
+    """Names of the checkpoints in the run's folder that going on from this one will write again."""
+    folder, name, steps = _numbered(cfg)
+    match = name.fullmatch(Path(checkpoint).name)
+    inside = match and Path(checkpoint).resolve().parent == folder.resolve()
+    return [steps[step].name for step in sorted(steps) if not inside or step > int(match[1])]
+
+
 def recipe(cfg: Config) -> dict[str, str]:
     """A digest of each entry of a config, without what may differ between two starts of one training."""
     entries = cfg.to_dict()
+    if entries.get("resume"):  # `load_from` is where it resumes
+        entries.pop("load_from", None)
     return {
         name: hashlib.sha256(repr(_normal(entries[name])).encode()).hexdigest()[:12]
         for name in sorted(entries.keys() - START)
@@ -155,23 +165,25 @@ def _read(path: Path) -> Any:
 
 def _candidates(cfg: Config) -> Iterator[Path]:
     """The last checkpoint that the run has written down, then those before it, newest first."""
+    folder, name, steps = _numbered(cfg)
+    newest = max(steps, default=0)
+    record = Path(cfg.work_dir) / "last_checkpoint"
+    if record.is_file() and (last := os.path.basename(record.read_text().strip())):
+        yield folder / last
+        match = name.fullmatch(last)
+        newest = int(match[1]) - 1 if match else newest
+    yield from (steps[step] for step in sorted(steps, reverse=True) if step <= newest)
+
+
+def _numbered(cfg: Config) -> tuple[Path, re.Pattern, dict[int, Path]]:
+    """Where the run writes checkpoints, under which names, and which are there by epoch or iteration."""
     hook = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
     folder = Path(checkpoint_folder(str(cfg.work_dir), hook.get("out_dir")))
     kind = "epoch" if hook.get("by_epoch", True) else "iter"
     before, after = (hook.get("filename_tmpl") or f"{kind}_{{}}.pth").split("{}", 1)
-    numbered = re.compile(rf"{re.escape(before)}(\d+){re.escape(after)}")
-    steps = {
-        int(match[1]): folder / match[0]
-        for match in map(numbered.fullmatch, os.listdir(folder) if folder.is_dir() else ())
-        if match
-    }
-    newest = max(steps, default=0)
-    record = Path(cfg.work_dir) / "last_checkpoint"
-    if record.is_file() and (name := os.path.basename(record.read_text().strip())):
-        yield folder / name
-        match = numbered.fullmatch(name)
-        newest = int(match[1]) - 1 if match else newest
-    yield from (steps[step] for step in sorted(steps, reverse=True) if step <= newest)
+    name = re.compile(rf"{re.escape(before)}(\d+){re.escape(after)}")
+    matches = map(name.fullmatch, os.listdir(folder) if folder.is_dir() else ())
+    return folder, name, {int(match[1]): folder / match[0] for match in matches if match}
 
 
 def _normal(value: Any) -> Any:

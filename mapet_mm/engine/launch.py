@@ -16,6 +16,7 @@ from mapet_mm.engine.checkpoints import (
     LaunchError,
     differences,
     find_checkpoint,
+    later_checkpoints,
     recipe,
     require_checkpoint,
     require_file,
@@ -125,6 +126,8 @@ def _configure_start(cfg: Config, resume: str | None, trust: bool) -> None:
         require_checkpoint("checkpoint to resume from:", checkpoint, trust)
     cfg.resume = bool(checkpoint)
     if checkpoint:
+        if later := later_checkpoints(cfg, checkpoint):
+            say(f"warning: {cfg.work_dir} holds {', '.join(later)}, which this run writes again")
         cfg.load_from = checkpoint
     elif cfg.get("load_from"):
         require_checkpoint("`load_from`:", cfg.load_from, trust)

@@ -285,6 +285,27 @@ def test_where_it_runs_and_how_it_loads_make_no_other_config(trained, copy):
     assert (cfg.resume, cfg.load_from) == (True, str(copy / "epoch_2.pth"))
 
 
+def test_weights_to_start_from_make_another_config(trained, copy, tmp_path):
+    torch.save({"state_dict": {}}, tmp_path / "weights.pth")
+    options = {"load_from": str(tmp_path / "weights.pth"), BEST[0].split("=")[0]: "auto"}
+    with pytest.raises(LaunchError, match=r"\(`load_from` differ\)"):
+        configure_training(load_config(str(trained[0]), options, str(copy)))
+
+
+def test_checkpoints_that_a_run_will_write_again_are_named(trained, copy, tmp_path, capsys):
+    """From an earlier one of its own, and from one of another folder; not from its own last."""
+    for work, resume, expected in (
+        (copy, copy / "epoch_1.pth", "epoch_2.pth"),
+        (copy, trained[1] / "epoch_2.pth", "epoch_1.pth, epoch_2.pth"),
+        (copy, copy / "epoch_2.pth", None),
+        (tmp_path / "new", copy / "epoch_2.pth", None),
+    ):
+        configure_training(load_config(str(trained[0]), None, str(work)), resume=str(resume))
+        said = capsys.readouterr().err
+        assert (f"holds {expected}, which this run writes again" if expected else "") in said
+        assert ("again" in said) == bool(expected)
+
+
 @pytest.mark.parametrize("resume", ["True", "path"])
 def test_resume_in_the_config_is_the_option(trained, copy, resume):
     """`resume = True` alone is MMEngine's way to go on from the last; with `load_from`, from that one."""

@@ -5,13 +5,14 @@ same command as often as you like, under torchrun, under srun or by hand, at any
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from mmengine.config import Config, DictAction
 
 from mapet_mm.engine.freed_memory import keep_freed_memory
+from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.processes import choose_device
+from mapet_mm.errors import one_line_errors
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.tokenizers.from_config import run_extract_tokens, run_verify_tokens
 from mapet_mm.tokenizers.sharing import process_number
@@ -45,25 +46,22 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@one_line_errors
 def main() -> None:
     """Extract or verify, and say what comes next."""
     args = parse_args()
-    try:
-        cfg = Config.fromfile(args.config)
-        cfg.merge_from_dict(args.cfg_options or {})
-        if args.out:
-            cfg.token_store = args.out
-        if args.on_error:
-            cfg.on_error = args.on_error
-        choose_device()
-        if args.verify is not None:
-            store, verification = run_verify_tokens(cfg, args.verify)
-            print(f"{store.path}: checksums hold, {verification}")
-            return
-        keep_freed_memory()
-        store, extraction = run_extract_tokens(cfg, args.retry_skipped)
-    except (OSError, ValueError, RuntimeError) as error:
-        sys.exit(f"error: {error}")
+    cfg = read_config(args.config, args.cfg_options)
+    if args.out:
+        cfg.token_store = args.out
+    if args.on_error:
+        cfg.on_error = args.on_error
+    choose_device()
+    if args.verify is not None:
+        store, verification = run_verify_tokens(cfg, args.verify)
+        print(f"{store.path}: checksums hold, {verification}")
+        return
+    keep_freed_memory()
+    store, extraction = run_extract_tokens(cfg, args.retry_skipped)
     if process_number()[0] == 0:
         rows, columns = store.grid
         print(extraction)

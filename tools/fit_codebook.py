@@ -5,15 +5,16 @@ the images and the clustering; the codebook is the same for any number of them.
 """
 
 import argparse
-import sys
 from functools import partial
 from pathlib import Path
 
-from mmengine.config import Config, DictAction
+from mmengine.config import DictAction
 from mmengine.dist import is_main_process
 
 from mapet_mm.engine.freed_memory import keep_freed_memory
+from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.processes import choose_device, start_processes, stop_processes
+from mapet_mm.errors import one_line_errors
 from mapet_mm.tokenizers import Codebook
 from mapet_mm.tokenizers.from_config import features_folder, run_fit_codebook
 
@@ -38,20 +39,17 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@one_line_errors
 def main() -> None:
     """Fit, save, and say what comes next."""
     args = parse_args()
-    try:
-        cfg = Config.fromfile(args.config)
-        cfg.merge_from_dict(args.cfg_options or {})
-        if args.on_error:
-            cfg.on_error = args.on_error
-        keep_freed_memory()
-        choose_device()
-        join = partial(start_processes, args.launcher)
-        path, codebook = run_fit_codebook(cfg, args.out, args.overwrite, join)
-    except (OSError, ValueError, RuntimeError) as error:
-        sys.exit(f"error: {error}")
+    cfg = read_config(args.config, args.cfg_options)
+    if args.on_error:
+        cfg.on_error = args.on_error
+    keep_freed_memory()
+    choose_device()
+    join = partial(start_processes, args.launcher)
+    path, codebook = run_fit_codebook(cfg, args.out, args.overwrite, join)
     if is_main_process():
         report(args, path, codebook)
     stop_processes()

@@ -8,7 +8,6 @@ processes share the work: `torchrun --nproc_per_node=8 tools/knn_probe.py ... --
 
 import argparse
 import os
-import sys
 
 from mmengine.config import Config, DictAction
 from mmengine.dist import is_main_process
@@ -16,8 +15,10 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS, init_default_scope
 from mmengine.runner import Runner
 
-from mapet_mm.engine.launch import LaunchError, build_runner, load_config, require_file
+from mapet_mm.engine.checkpoints import LaunchError, require_checkpoint
+from mapet_mm.engine.launch import build_runner, load_config
 from mapet_mm.engine.processes import stop_processes
+from mapet_mm.errors import one_line_errors
 
 
 def parse_args() -> argparse.Namespace:
@@ -28,6 +29,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("checkpoint", help="what it wrote")
     parser.add_argument("--k", type=int, help="neighbours that vote; the config's by default")
     parser.add_argument("--work-dir", help="folder for the log; work_dirs/<config> by default")
+    parser.add_argument(
+        "--trust-checkpoint",
+        action="store_true",
+        help="load a checkpoint that holds Python objects, which can run code: only a file you trust",
+    )
     parser.add_argument("--cfg-options", nargs="+", action=DictAction, metavar="KEY=VALUE")
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     args = parser.parse_args()
@@ -35,12 +41,14 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def build(cfg: Config, checkpoint: str, launcher: str = "none") -> tuple[Runner, Hook]:
+def build(
+    cfg: Config, checkpoint: str, launcher: str = "none", trust_checkpoint: bool = False
+) -> tuple[Runner, Hook]:
     """A runner with the model and the checkpoint, and the hook."""
     if "knn_probe" not in cfg:
         raise LaunchError(f"config {cfg.filename} has no `knn_probe`: see configs/_base_/datasets")
-    require_file("checkpoint", checkpoint)
-    cfg.load_from = checkpoint
+    require_checkpoint("checkpoint", checkpoint, trust_checkpoint)
+    cfg.load_from, cfg.resume = checkpoint, False
     for key in ("train", "val", "test"):
         cfg[f"{key}_dataloader"] = cfg[f"{key}_cfg"] = None
     cfg.optim_wrapper = cfg.val_evaluator = cfg.test_evaluator = None
@@ -53,16 +61,14 @@ def build(cfg: Config, checkpoint: str, launcher: str = "none") -> tuple[Runner,
     return runner, HOOKS.build(cfg.knn_probe)
 
 
+@one_line_errors
 def main() -> None:
     args = parse_args()
-    try:
-        cfg = load_config(args.config, args.cfg_options, args.work_dir)
-        if args.k is not None:
-            cfg.merge_from_dict({"knn_probe.k": args.k})
-        runner, hook = build(cfg, args.checkpoint, args.launcher)
-        top1 = hook.probe(runner)
-    except (LaunchError, ValueError) as error:
-        sys.exit(f"error: {error}")
+    cfg = load_config(args.config, args.cfg_options, args.work_dir)
+    if args.k is not None:
+        cfg.merge_from_dict({"knn_probe.k": args.k})
+    runner, hook = build(cfg, args.checkpoint, args.launcher, args.trust_checkpoint)
+    top1 = hook.probe(runner)
     if is_main_process():
         print(f"top-1 of {hook.k} nearest neighbours: {top1:.2f} % ({args.checkpoint})")
     del runner

@@ -8,6 +8,8 @@ import torch
 from mmengine.device import get_device
 from mmengine.dist import barrier, init_dist, is_distributed
 
+from mapet_mm.errors import UserError
+
 TIMEOUT_SECONDS = 1800
 
 
@@ -19,7 +21,7 @@ def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS)
         timeout: seconds that processes wait for each other.
 
     Raises:
-        ValueError: a launcher that needs GPUs, without them.
+        UserError: a launcher that needs GPUs, without them.
     """
     launcher = launcher or ("pytorch" if torch.distributed.is_torchelastic_launched() else "none")
     if launcher == "none" or is_distributed():
@@ -30,7 +32,12 @@ def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS)
         # MMEngine's own start sets a CUDA device.
         torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
     else:
-        raise ValueError(f"launcher {launcher} needs CUDA devices: without them use launcher pytorch")
+        raise UserError(f"launcher {launcher} needs CUDA devices: without them use launcher pytorch")
+
+
+def is_first_process() -> bool:
+    """Whether this is the run's first process, known before the processes have joined."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def choose_device() -> None:

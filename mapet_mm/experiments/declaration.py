@@ -17,11 +17,13 @@ from typing import Any
 
 from mmengine.config import Config
 
+from mapet_mm.errors import UserError
+
 TABLES = Path("configs/tables")
 DATASETS = ("digits", "imagenet")
 
 
-class DeclarationError(ValueError):
+class DeclarationError(UserError, ValueError):
     """A table that does not exist or whose declaration is wrong; the message is one line."""
 
 

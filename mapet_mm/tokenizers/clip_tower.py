@@ -12,6 +12,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor, nn
 
+from mapet_mm.errors import UserError
 from mapet_mm.weight_files import WeightFileError, read_weights
 
 if TYPE_CHECKING:  # open_clip is imported where a tower is built: whoever has no tokenizer needs none of it
@@ -20,7 +21,7 @@ if TYPE_CHECKING:  # open_clip is imported where a tower is built: whoever has n
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 
 
-class TowerError(ValueError):
+class TowerError(UserError, ValueError):
     """A tower that cannot be built or loaded; the message is one line that says what to do."""
 
 

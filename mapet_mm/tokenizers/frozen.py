@@ -16,6 +16,7 @@ from jaxtyping import Float, Int64
 from mmengine.config import ConfigDict
 from torch import Tensor, nn
 
+from mapet_mm.errors import UserError
 from mapet_mm.models.targets import token_ids
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.base import Tokenizer, full_float32
@@ -26,7 +27,7 @@ STATISTICS = ("cluster_size",)
 OPTION = "init_cfg.checkpoint"
 
 
-class TokenizerError(ValueError):
+class TokenizerError(UserError, ValueError):
     """A tokenizer whose weights cannot be had or do not fit; the message is one line."""
 
 

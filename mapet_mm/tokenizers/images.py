@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from mapet_mm.errors import UserError
 from mapet_mm.registry import DATASETS
 
 
-class UnreadableImagesError(RuntimeError):
+class UnreadableImagesError(UserError, RuntimeError):
     """Images that could not be decoded; everything else was computed and written."""
 
     def __init__(self, unreadable: Mapping[str, str], kept: str) -> None:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import replace_file
 
 FORMAT = "mapet_mm.codebook"
@@ -25,7 +26,7 @@ FORMAT = "mapet_mm.codebook"
 BLOCK_ELEMENTS = 2**24
 
 
-class CodebookError(ValueError):
+class CodebookError(UserError, ValueError):
     """A codebook that cannot be made, read or used; the message is one line that says what to do."""
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float16, Float32, Int64
 from safetensors.numpy import save
 
+from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import replace_file, replace_json
 from mapet_mm.tokenizers.tensor_files import TensorFile
 
@@ -22,7 +23,7 @@ MANIFEST = "manifest.json"
 IMAGES_PER_SHARD = 256
 
 
-class FeatureError(ValueError):
+class FeatureError(UserError, ValueError):
     """Features that cannot be written or read; the message is one line that says what to do."""
 
 

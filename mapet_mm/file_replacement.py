@@ -1,18 +1,74 @@
-"""Files that are there whole or not at all."""
+"""Files and folders that are there whole or not at all, whoever else writes beside them."""
 
+from __future__ import annotations
+
+import contextlib
+import json
 import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file in one step, on disk when this returns; a killed run leaves the old file or the new."""
-    # Several processes may write the same: each by a file of its own.
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+def replace_file(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Write a file in one step, on disk when this returns; a killed run leaves the old file or the new.
+
+    Args:
+        path: the file; its folder exists.
+        content: the bytes, or parts of them in order.
+    """
+    partial = partial_path(path)
     try:
         with open(partial, "wb") as file:
-            file.write(content)
+            for part in (content,) if isinstance(content, bytes) else content:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
+        sync_folder(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def replace_json(path: Path, content: Any) -> None:
+    """Write a value as indented JSON in one step."""
+    replace_file(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which appears at `path` when the block ends, whole, unless something is there.
+
+    Raises:
+        FileExistsError: something is at `path` by then; what was filled is gone.
+    """
+    partial = partial_path(path)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        sync_folder(partial)
+        try:
+            os.rename(partial, path)  # refuses any folder that is not empty, on every file system
+        except OSError:
+            if path.exists():
+                raise FileExistsError(f"`{path}` exists") from None
+            raise
+        sync_folder(path.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def partial_path(path: Path) -> Path:
+    """A name beside `path` that no other process has, on this machine or another."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+
+
+def sync_folder(path: Path) -> None:
+    """Have the names in a folder on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -8,12 +8,16 @@ config of any OpenMMLab library: MMEngine imports `mapet_mm.registry` when it me
 from mmengine.registry import DATASETS as MMENGINE_DATASETS
 from mmengine.registry import HOOKS as MMENGINE_HOOKS
 from mmengine.registry import METRICS as MMENGINE_METRICS
+from mmengine.registry import MODEL_WRAPPERS as MMENGINE_MODEL_WRAPPERS
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.registry import OPTIM_WRAPPERS as MMENGINE_OPTIM_WRAPPERS
 from mmengine.registry import STRATEGIES as MMENGINE_STRATEGIES
 from mmengine.registry import TRANSFORMS as MMENGINE_TRANSFORMS
 from mmengine.registry import Registry
+from torch.serialization import add_safe_globals
+
+from mapet_mm.weight_files import SAFE_GLOBALS
 
 SCOPE = "mapet_mm"
 
@@ -27,6 +31,9 @@ DATASETS = Registry("dataset", parent=MMENGINE_DATASETS, scope=SCOPE, locations=
 TRANSFORMS = Registry("transform", parent=MMENGINE_TRANSFORMS, scope=SCOPE, locations=["mapet_mm.datasets"])
 HOOKS = Registry("hook", parent=MMENGINE_HOOKS, scope=SCOPE, locations=["mapet_mm.engine"])
 METRICS = Registry("metric", parent=MMENGINE_METRICS, scope=SCOPE, locations=["mapet_mm.engine"])
+MODEL_WRAPPERS = Registry(
+    "model_wrapper", parent=MMENGINE_MODEL_WRAPPERS, scope=SCOPE, locations=["mapet_mm.engine"]
+)
 OPTIM_WRAPPERS = Registry(
     "optimizer wrapper",
     parent=MMENGINE_OPTIM_WRAPPERS,
@@ -42,4 +49,10 @@ OPTIM_WRAPPER_CONSTRUCTORS = Registry(
 # Not of mapet_mm.engine: few runs need what it imports.
 STRATEGIES = Registry(
     "strategy", parent=MMENGINE_STRATEGIES, scope=SCOPE, locations=["mapet_mm.engine.sharding"]
+)
+
+# Training checkpoints are read safely by whatever reads them with a model of this scope: MMEngine's own list
+# leaves out most of NumPy's types. It has `getattr` itself.
+add_safe_globals(
+    [one for one in SAFE_GLOBALS if not (isinstance(one, tuple) and one[1] == "builtins.getattr")]
 )

@@ -20,6 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.serialization import add_safe_globals, clear_safe_globals, get_safe_globals
 
+from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import replace_file
 
 # Where checkpoints keep the network's weights.
@@ -27,7 +28,7 @@ KEYS = ("state_dict", "model")
 _LOCK = threading.Lock()
 
 
-class WeightFileError(Exception):
+class WeightFileError(UserError):
     """A file that cannot be read as weights, or not be written; the message is one line."""
 
 

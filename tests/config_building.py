@@ -49,7 +49,7 @@ def build_model(cfg: Config) -> nn.Module:
         model.target_generator = dict(type="mapet_mm.PrecomputedTokens", vocab_size=8192)
     if "data_preprocessor" in cfg:
         model.setdefault("data_preprocessor", cfg.data_preprocessor)
-    with in_scope(cfg), torch.device("cpu" if model.type == "CAE" else "meta"):
+    with in_scope(cfg), torch.device("cpu" if "CAE" in model.type else "meta"):
         return MODELS.build(model)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 from skimage import data as photographs
 
-from mapet_mm.tokenizers.token_store import TokenStore
+from mapet_mm.tokenizers.store import TokenStore
 
 PHOTOGRAPH = photographs.chelsea()  # 300 x 451
 
@@ -19,5 +19,7 @@ def write_imagenet(root: Path) -> None:
         (root / "meta").mkdir(exist_ok=True)
         (root / "meta" / f"{split}.txt").write_text("cat.png 281\n")
     names = ["train/cat.png", "val/cat.png"]
-    store = TokenStore.create(root / "tokens", names, (14, 14), vocab_size=8192, tokenizer="test")
+    store = TokenStore.create(
+        root / "tokens", names, (14, 14), vocab_size=8192, tokenizer="test", data_root=str(root)
+    )
     store.write([0, 1], np.arange(2 * 196).reshape(2, 14, 14))

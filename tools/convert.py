@@ -12,14 +12,11 @@ take. IN is read without running what a pickle may hold.
 """
 
 import argparse
-import sys
 from pathlib import Path
-
-from mmengine.config import Config
 
 from mapet_mm.convert import FROM_MM, TO_MM
 from mapet_mm.export import write_export
-from mapet_mm.weight_files import WeightFileError, read_checkpoint, read_weights
+from mapet_mm.weight_files import read_checkpoint, read_weights
 
 
 def parse_args() -> argparse.Namespace:
@@ -40,21 +37,20 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@one_line_errors
 def main() -> None:
     args = parse_args()
+    weights, meta = read_checkpoint(args.input)
+    if args.config:
+        meta["cfg"] = read_config(args.config).pretty_text
     try:
-        weights, meta = read_checkpoint(args.input)
-        if args.config:
-            meta["cfg"] = Config.fromfile(args.config).pretty_text
         ours = TO_MM[args.source](weights)
         if args.backbone:
             ours = {name: value for name, value in ours.items() if name.startswith("backbone.")}
         told = write_export(args.output, args.target, ours, meta)
-        converted = read_weights(args.output)
-    except (WeightFileError, OSError) as error:
-        sys.exit(f"error: {error}")
     except ValueError as error:
-        sys.exit(f"error: {args.input}: {error}")
+        raise UserError(f"{args.input}: {error}") from error
+    converted = read_weights(args.output)
     count = sum(value.numel() for value in converted.values())
     print(f"wrote {args.output}: {len(converted)} tensors, {count:,} values, names of {args.target}")
     if told:

@@ -1,17 +1,21 @@
 """Tokenise a tokenizer config's images into its token store; run again to continue after an interruption.
 
-Under torchrun (or with `--launcher slurm`), the processes share the images.
+Any number of processes on any number of machines share the images through the token store's folder: start the
+same command as often as you like, under torchrun, under srun or by hand, at any time.
 """
 
 import argparse
-import sys
+from pathlib import Path
 
 from mmengine.config import Config, DictAction
-from mmengine.dist import is_main_process
 
 from mapet_mm.engine.freed_memory import keep_freed_memory
-from mapet_mm.engine.processes import start_processes, stop_processes
-from mapet_mm.tokenizers.recipe import run_extract_tokens, run_verify_tokens
+from mapet_mm.engine.launch import read_config
+from mapet_mm.engine.processes import choose_device
+from mapet_mm.errors import one_line_errors
+from mapet_mm.tokenizers import TokenStore
+from mapet_mm.tokenizers.from_config import run_extract_tokens, run_verify_tokens
+from mapet_mm.tokenizers.sharing import process_number
 
 
 def parse_args() -> argparse.Namespace:
@@ -29,39 +33,56 @@ def parse_args() -> argparse.Namespace:
         metavar="IMAGES",
         help="write nothing: check the store's files, and the tokens of so many random images (default 256)",
     )
-    parser.add_argument("--launcher", choices=("none", "pytorch", "slurm"), help="how processes are started")
+    parser.add_argument(
+        "--on-error",
+        choices=("raise", "skip"),
+        help="images that cannot be decoded: stop after all others (the default), or leave them out and "
+        "record them in the store",
+    )
+    parser.add_argument("--retry-skipped", action="store_true", help="try images that were left out again")
     parser.add_argument(
         "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."
     )
     return parser.parse_args()
 
 
+@one_line_errors
 def main() -> None:
     """Extract or verify, and say what comes next."""
     args = parse_args()
-    cfg = Config.fromfile(args.config)
-    cfg.merge_from_dict(args.cfg_options or {})
+    cfg = read_config(args.config, args.cfg_options)
     if args.out:
         cfg.token_store = args.out
-    try:
-        if args.verify is not None:
-            store, verification = run_verify_tokens(cfg, args.verify)
-            print(f"{store.path}: checksums hold, {verification}")
-            return
-        keep_freed_memory()
-        start_processes(args.launcher)
-        store, extraction = run_extract_tokens(cfg)
-    except (ValueError, RuntimeError) as error:
-        sys.exit(f"error: {error}")
-    if is_main_process():
+    if args.on_error:
+        cfg.on_error = args.on_error
+    choose_device()
+    if args.verify is not None:
+        store, verification = run_verify_tokens(cfg, args.verify)
+        print(f"{store.path}: checksums hold, {verification}")
+        return
+    keep_freed_memory()
+    store, extraction = run_extract_tokens(cfg, args.retry_skipped)
+    if process_number()[0] == 0:
         rows, columns = store.grid
         print(extraction)
         print(
             f"wrote {store.path}: {rows} x {columns} tokens of {len(store)} images, "
             f"{store.vocab_size} ids, tokenizer {store.tokenizer[:12]}"
         )
-        print(f"next: python tools/train.py {cfg.get('next_config', 'CONFIG')}")
-    stop_processes()
+        print(next_step(cfg, store))
+
+
+def next_step(cfg: Config, store: TokenStore) -> str:
+    """The training command if the config's `next_config` reads this store, else what a recipe needs."""
+    following = cfg.get("next_config")
+    if following and Path(following).is_file():
+        if str(store.path) in str(Config.fromfile(following).to_dict()):
+            return f"next: python tools/train.py {following}"
+        following = f"CONFIG (not {following}, which reads another store)"
+    return (
+        f"next: python tools/train.py {following or 'CONFIG'}, with dict(type='mapet_mm.LoadTokenGrid', "
+        f"store='{store.path}') in its pipeline and vocab_size={store.vocab_size} in its model"
+    )
 
 
 if __name__ == "__main__":

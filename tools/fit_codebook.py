@@ -5,16 +5,18 @@ the images and the clustering; the codebook is the same for any number of them.
 """
 
 import argparse
-import sys
+from functools import partial
 from pathlib import Path
 
-from mmengine.config import Config, DictAction
+from mmengine.config import DictAction
 from mmengine.dist import is_main_process
 
 from mapet_mm.engine.freed_memory import keep_freed_memory
-from mapet_mm.engine.processes import start_processes, stop_processes
-from mapet_mm.tokenizers.codebook import Codebook
-from mapet_mm.tokenizers.recipe import features_folder, run_fit_codebook
+from mapet_mm.engine.launch import read_config
+from mapet_mm.engine.processes import choose_device, start_processes, stop_processes
+from mapet_mm.errors import one_line_errors
+from mapet_mm.tokenizers import Codebook
+from mapet_mm.tokenizers.from_config import features_folder, run_fit_codebook
 
 
 def parse_args() -> argparse.Namespace:
@@ -25,6 +27,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("config", help="tokenizer config, for example configs/digits/kclip_digits.py")
     parser.add_argument("--out", help="codebook to write; default: the config's tokenizer.codebook")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing codebook")
+    parser.add_argument(
+        "--on-error",
+        choices=("raise", "skip"),
+        help="images that cannot be decoded: stop after all others (the default), or leave them out",
+    )
     parser.add_argument("--launcher", choices=("none", "pytorch", "slurm"), help="how processes are started")
     parser.add_argument(
         "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."
@@ -32,17 +39,17 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@one_line_errors
 def main() -> None:
     """Fit, save, and say what comes next."""
     args = parse_args()
-    cfg = Config.fromfile(args.config)
-    cfg.merge_from_dict(args.cfg_options or {})
-    try:
-        keep_freed_memory()
-        start_processes(args.launcher)
-        path, codebook = run_fit_codebook(cfg, args.out, args.overwrite)
-    except (ValueError, RuntimeError) as error:
-        sys.exit(f"error: {error}")
+    cfg = read_config(args.config, args.cfg_options)
+    if args.on_error:
+        cfg.on_error = args.on_error
+    keep_freed_memory()
+    choose_device()
+    join = partial(start_processes, args.launcher)
+    path, codebook = run_fit_codebook(cfg, args.out, args.overwrite, join)
     if is_main_process():
         report(args, path, codebook)
     stop_processes()
@@ -50,7 +57,7 @@ def main() -> None:
 
 def report(args: argparse.Namespace, path: Path, codebook: Codebook) -> None:
     features = features_folder(path)
-    size = sum(file.stat().st_size for file in features.iterdir()) / 2**20
+    size = sum(file.stat().st_size for file in features.rglob("*")) / 2**20
     print(f"wrote {path}: {codebook.k} centroids of {codebook.dim} channels, digest {codebook.digest[:12]}")
     print(f"kept {features} ({size:.0f} MiB of sampled features): delete it once the codebook is good")
     option = f" --cfg-options tokenizer.codebook={path}" if args.out else ""

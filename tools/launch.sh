@@ -20,7 +20,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SHARE}
 export MKL_NUM_THREADS=${MKL_NUM_THREADS:-$OMP_NUM_THREADS}
 export PYTHONPATH="$TOOLS/..${PYTHONPATH:+:$PYTHONPATH}"
 
-exec "$PYTHON" -m torch.distributed.run \
+exec "$PYTHON" "$TOOLS/torchrun.py" \
     --nnodes="${NNODES:-1}" \
     --node_rank="${NODE_RANK:-0}" \
     --master_addr="${MASTER_ADDR:-127.0.0.1}" \

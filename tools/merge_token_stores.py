@@ -1,10 +1,9 @@
 """Make one token store of several of one tokenizer, for example of parts extracted on several machines."""
 
 import argparse
-import sys
 
-from mapet_mm.tokenizers.token_store import TokenStore
-from mapet_mm.tokenizers.token_store_changes import merge_stores
+from mapet_mm.errors import one_line_errors
+from mapet_mm.tokenizers import TokenStore, merge_stores
 
 
 def parse_args() -> argparse.Namespace:
@@ -15,13 +14,11 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@one_line_errors
 def main() -> None:
     """Merge, and say what is left to do."""
     args = parse_args()
-    try:
-        merged = merge_stores(args.out, [TokenStore.open(path) for path in args.stores])
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    merged = merge_stores(args.out, [TokenStore.open(path) for path in args.stores])
     print(f"wrote {merged.path}: {len(merged)} images of {len(args.stores)} token stores")
     if missing := merged.missing().size:
         print(f"{missing} images have no tokens yet")

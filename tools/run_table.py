@@ -11,10 +11,10 @@ import shlex
 import sys
 from pathlib import Path
 
+from mapet_mm.errors import UserError, one_line_errors
 from mapet_mm.experiments.commands import command_line, hours_report
-from mapet_mm.experiments.declaration import DATASETS, DeclarationError, load_table
+from mapet_mm.experiments.declaration import DATASETS, load_table
 from mapet_mm.experiments.filling import TableFiller, describe
-from mapet_mm.experiments.stages import StageError
 
 
 def parse_args() -> argparse.Namespace:
@@ -38,6 +38,7 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@one_line_errors
 def main() -> None:
     args = parse_args()
     command = f"python tools/run_table.py {args.table} --dataset {args.dataset} --seeds {args.seeds}"
@@ -51,8 +52,6 @@ def main() -> None:
             require_folders(table.data.get("folders", ()))
             run(filler, args)
         print(f"wrote {' and '.join(map(str, filler.write()))}")
-    except (DeclarationError, StageError, FileNotFoundError, KeyError) as error:
-        sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("stopped; the same command resumes")
 
@@ -83,7 +82,7 @@ def require_folders(folders: list[str]) -> None:
     """Stop before anything is built if the data is not there."""
     for folder in folders:
         if not Path(folder).is_dir():
-            raise FileNotFoundError(f"folder {folder} is not there: this table needs it; put the data there")
+            raise UserError(f"folder {folder} is not there: this table needs it; put the data there")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,10 @@
 set -euo pipefail
 TOOLS="$(cd "$(dirname "$0")" && pwd)"
 PYTHON=${PYTHON:-python}
+if ! command -v srun >/dev/null; then
+    echo "error: srun is not here: start this where Slurm is, or take tools/dist_${3%.py}.sh" >&2
+    exit 1
+fi
 GPUS=${GPUS:-8}
 GPUS_PER_NODE=${GPUS_PER_NODE:-8}
 export PYTHONPATH="$TOOLS/..${PYTHONPATH:+:$PYTHONPATH}"

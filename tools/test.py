@@ -7,7 +7,6 @@ Several processes: tools/dist_test.sh, or tools/slurm_test.sh on a cluster.
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from mmengine.config import DictAction
@@ -15,14 +14,9 @@ from mmengine.dist import is_main_process
 from mmengine.evaluator import DumpResults
 from mmengine.fileio import dump
 
-from mapet_mm.engine.launch import (
-    LaunchError,
-    build_runner,
-    configure_drawing,
-    configure_test,
-    load_config,
-)
+from mapet_mm.engine.launch import build_runner, configure_drawing, configure_test, load_config
 from mapet_mm.engine.processes import stop_processes
+from mapet_mm.errors import one_line_errors
 
 PREDICTIONS, METRICS = (".pkl", ".pickle"), (".json", ".yml", ".yaml")
 
@@ -45,6 +39,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--show-dir", help="folder for drawn predictions")
     parser.add_argument("--wait-time", type=float, default=2, help="seconds that --show waits")
     parser.add_argument("--interval", type=int, default=1, help="draw one of this many images")
+    parser.add_argument(
+        "--trust-checkpoint",
+        action="store_true",
+        help="load a checkpoint that holds Python objects, which can run code: only a file you trust",
+    )
     parser.add_argument("--cfg-options", nargs="+", action=DictAction, metavar="KEY=VALUE")
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0)
@@ -53,18 +52,16 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
+@one_line_errors
 def main() -> None:
     args = parse_args()
     kind = Path(args.out).suffix if args.out else ""
     label_maps = args.out if kind not in PREDICTIONS + METRICS else None
-    try:
-        cfg = load_config(args.config, args.cfg_options, args.work_dir)
-        configure_test(cfg, args.checkpoint, args.amp, args.tta, label_maps)
-        if args.show or args.show_dir:
-            configure_drawing(cfg, args.show, args.show_dir, args.wait_time, args.interval)
-        runner = build_runner(cfg, args.launcher)
-    except LaunchError as error:
-        sys.exit(f"error: {error}")
+    cfg = load_config(args.config, args.cfg_options, args.work_dir)
+    configure_test(cfg, args.checkpoint, args.amp, args.tta, label_maps, args.trust_checkpoint)
+    if args.show or args.show_dir:
+        configure_drawing(cfg, args.show, args.show_dir, args.wait_time, args.interval)
+    runner = build_runner(cfg, args.launcher)
     if kind in PREDICTIONS:
         runner.test_evaluator.metrics.append(DumpResults(args.out))
     metrics = runner.test()
@@ -72,8 +69,6 @@ def main() -> None:
         if kind in METRICS:
             dump(metrics, args.out)
         print(f"wrote {', '.join(filter(None, [runner.log_dir, args.out, args.show_dir]))}")
-        if not args.out:
-            print(f"next: python tools/test.py {args.config} {args.checkpoint} --out predictions.pkl")
     del runner
     stop_processes()
 

@@ -7,19 +7,13 @@ Several processes: tools/dist_train.sh, or tools/slurm_train.sh on a cluster.
 
 import argparse
 import os
-import sys
 
 from mmengine.config import DictAction
 from mmengine.dist import is_main_process
 
-from mapet_mm.engine.launch import (
-    LaunchError,
-    build_runner,
-    configure_training,
-    load_config,
-    training_report,
-)
+from mapet_mm.engine.launch import build_runner, configure_training, load_config, training_report
 from mapet_mm.engine.processes import stop_processes
+from mapet_mm.errors import one_line_errors
 
 
 def parse_args() -> argparse.Namespace:
@@ -33,7 +27,13 @@ def parse_args() -> argparse.Namespace:
         nargs="?",
         const="auto",
         metavar="CHECKPOINT",
-        help="continue from a checkpoint; without one, from the work dir's last, if there is any",
+        help="go on from a checkpoint, or from the work dir's last one whatever it was trained with; without "
+        "this option a run goes on too, if its config is the same",
+    )
+    parser.add_argument(
+        "--trust-checkpoint",
+        action="store_true",
+        help="load checkpoints that hold Python objects, which can run code: only files you trust",
     )
     parser.add_argument("--amp", action="store_true", help="mixed precision, on GPU or CPU")
     parser.add_argument("--no-validate", action="store_true", help="train without validation")
@@ -56,14 +56,14 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
+@one_line_errors
 def main() -> None:
     args = parse_args()
-    try:
-        cfg = load_config(args.config, args.cfg_options, args.work_dir)
-        configure_training(cfg, args.resume, args.amp, args.no_validate, args.auto_scale_lr)
-        runner = build_runner(cfg, args.launcher)
-    except LaunchError as error:
-        sys.exit(f"error: {error}")
+    cfg = load_config(args.config, args.cfg_options, args.work_dir)
+    configure_training(
+        cfg, args.resume, args.amp, args.no_validate, args.auto_scale_lr, args.trust_checkpoint
+    )
+    runner = build_runner(cfg, args.launcher)
     runner.train()
     if is_main_process():
         print(training_report(cfg, args.config))

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from mmengine.config import Config, DictAction
 
+from mapet_mm.engine.launch import read_config
+from mapet_mm.errors import UserError, one_line_errors
+from mapet_mm.tokenizers import KCLIP
+from mapet_mm.tokenizers.from_config import build_images, build_tokenizer
 from mapet_mm.tokenizers.images import NamedImages
-from mapet_mm.tokenizers.kclip import KCLIP
-from mapet_mm.tokenizers.recipe import build_images, build_tokenizer
-from mapet_mm.tokenizers.token_store import TokenStore
+from mapet_mm.tokenizers.store import TokenStore
 from mapet_mm.visualization.codebook_report import CodebookPictures, Gallery, usage_table
 from mapet_mm.visualization.codebook_sheet import Patch, choose_members, find_members
 from mapet_mm.visualization.nearest_members import nearest_members
@@ -92,7 +94,7 @@ def find_nearest(
 ) -> dict[int, list[Patch]]:
     tokenizer, preprocessor = build_tokenizer(cfg)
     if not isinstance(tokenizer, KCLIP):
-        raise ValueError(
+        raise UserError(
             f"--nearest needs the centroids of k-CLIP, {cfg.tokenizer.type} has none: leave it out"
         )
     store.require_tokenizer(tokenizer.digest, "the config's tokenizer")
@@ -100,22 +102,19 @@ def find_nearest(
     return nearest_members(tokenizer, preprocessor, images, members, args.nearest, **loading)
 
 
+@one_line_errors
 def main() -> None:
     """Measure, draw, write, and say what was written."""
     args = parse_args()
-    cfg = Config.fromfile(args.config)
-    cfg.merge_from_dict(args.cfg_options or {})
+    cfg = read_config(args.config, args.cfg_options)
     out = args.out or Path(f"{cfg.get('token_store')}.codebook")
-    try:
-        images = build_images(cfg)
-        store = TokenStore.open(cfg.token_store)
-        usage = measure_usage(store, images.labels())
-        galleries = make_galleries(args, cfg, images, store, choose_tokens(args, usage))
-        names = images.class_names()
-        pictures = CodebookPictures(store, usage, galleries, images.data_root, args.context, names)
-        write(pictures, args.config, out)
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
+    images = build_images(cfg)
+    store = TokenStore.open(cfg.token_store)
+    usage = measure_usage(store, images.labels())
+    galleries = make_galleries(args, cfg, images, store, choose_tokens(args, usage))
+    names = images.class_names()
+    pictures = CodebookPictures(store, usage, galleries, images.data_root, args.context, names)
+    write(pictures, args.config, out)
     print(format_table(usage_table(usage)))
 
 

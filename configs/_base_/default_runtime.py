@@ -8,7 +8,9 @@ default_hooks = dict(
     checkpoint=dict(type="CheckpointHook", interval=1, max_keep_ckpts=3),
     sampler_seed=dict(type="DistSamplerSeedHook"),
     visualization=dict(type="VisualizationHook", enable=False),
+    portable_checkpoint=dict(type="mapet_mm.PortableCheckpointHook"),  # read by torch.load(weights_only=True)
     epoch_seed=dict(type="mapet_mm.EpochSeedHook"),  # a resumed run draws what an undisturbed one does
+    total_batch=dict(type="mapet_mm.TotalBatchHook"),  # says when the rate is meant for another batch
 )
 
 env_cfg = dict(

@@ -10,6 +10,8 @@ default_hooks = dict(
     ),
     sampler_seed=dict(type="DistSamplerSeedHook"),
     visualization=dict(type="SegVisualizationHook"),
+    total_batch=dict(type="mapet_mm.TotalBatchHook"),  # says when the rate is meant for another batch
+    portable_checkpoint=dict(type="mapet_mm.PortableCheckpointHook"),  # read by torch.load(weights_only=True)
 )
 
 env_cfg = dict(

@@ -2,7 +2,7 @@
 _base_ = ["_base_/vit-micro-p4.py", "_base_/digits_tokens_mask-18.py", "_base_/pretrain.py"]
 
 model = dict(
-    type="CAE",
+    type="mapet_mm.ProjectedCAE",
     backbone=dict(
         type="CAEPretrainViT",
         arch=_base_.arch,

@@ -1,4 +1,4 @@
 _base_ = "../mapet/mapet_vit-tiny-p16_vqkd_16xb128-amp-coslr-300e_in1k.py"
 
-# 78 of the 196 patches (40 %) are masked, at random.
-model = dict(backbone=dict(objective="mim", cutting_point=119))
+# 75 of the 196 patches are masked, as by BEiT, but at random.
+model = dict(backbone=dict(objective="mim", cutting_point=122))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,45 +19,64 @@ from mapet_mm.registry import MODELS
 class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
     """Normalise images and hand on `[images (B, 3, H, W), token_grids (B, h, w) int64]`.
 
-    MaPeT, and MMPretrain's BEiT and CAE, take the second as the target generator's input. Arguments are
-    MMPretrain's `SelfSupDataPreprocessor`'s.
+    MaPeT, and MMPretrain's BEiT and CAE, take the second as the target generator's input. Images, grids and,
+    where samples have them, masks go to the model's device in one copy each, while the host goes on. Labels
+    and whatever else the samples hold stay in the host's memory.
+
+    Args:
+        non_blocking: go on while the copies run.
+        **kwargs: those of MMPretrain's `SelfSupDataPreprocessor`.
 
     Raises:
-        ValueError: a sample has no token grid, or grids of one batch differ in shape.
+        ValueError: a sample has no token grid, or images, grids or masks of one batch differ in shape.
     """
+
+    def __init__(self, *args: Any, non_blocking: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, non_blocking=non_blocking, **kwargs)
 
     def forward(self, data: dict, training: bool = False) -> dict:
         """Preprocess a batch `dict(inputs=images, data_samples=[...])`, whichever way it was collated."""
-        data = super().forward({**data, "inputs": _stack_images(data["inputs"])}, training)
-        token_grids = _stack_grids(data["data_samples"]).to(data["inputs"].device, non_blocking=True)
-        return {**data, "inputs": [data["inputs"], token_grids]}
+        data_samples = data.get("data_samples") or ()
+        images = self._send(_one_view(data["inputs"]), "images")
+        token_grids = self._send(_token_grids(data_samples), "token grids")
+        if "mask" in data_samples[0] and self.device.type != "cpu":
+            masks = self._send([sample.mask for sample in data_samples], "masks")
+            for sample, mask in zip(data_samples, masks, strict=True):
+                sample.set_mask(mask)
+        images = super().forward({"inputs": images, "data_samples": None}, training)["inputs"]
+        return {**data, "inputs": [images, token_grids]}
+
+    def _send(self, batch: Tensor | Sequence[Tensor], what: str) -> Tensor:
+        """Copy a batch, or the members of one, to the device at once."""
+        if not isinstance(batch, Tensor):
+            # Stacked in page-locked memory, from which alone a GPU copies while the host goes on.
+            batch = _stack(batch, what, self.device.type == "cuda")
+        return batch.to(self.device, non_blocking=self._non_blocking)
 
 
-def _stack_images(images: Tensor | Sequence[Tensor]) -> Tensor:
-    """One `(B, 3, H, W)` tensor: MMEngine's default collate function leaves the images a list."""
-    if isinstance(images, Tensor):
-        return images
-    if any(image.ndim != 3 for image in images):
-        raise ValueError("TokenGridDataPreprocessor takes one view of each image, got several")
-    if len({image.shape for image in images}) > 1:
+def _stack(members: Sequence[Tensor], what: str, pinned: bool) -> Tensor:
+    if len({member.shape for member in members}) > 1:
         raise ValueError(
-            f"images of one batch differ in shape: {sorted({tuple(image.shape) for image in images})}; "
-            "resize or crop them to one size in the pipeline"
+            f"{what} of one batch differ in shape: {sorted({tuple(member.shape) for member in members})}; "
+            "resize or crop all images to one size in the pipeline"
         )
-    return torch.stack(list(images))
+    first = members[0]
+    stacked = first.new_empty((len(members), *first.shape), pin_memory=pinned and first.device.type == "cpu")
+    return torch.stack(list(members), out=stacked)
 
 
-def _stack_grids(data_samples: Sequence[DataSample] | None) -> Int[Tensor, "batch height width"]:
-    grids = [np.asarray(sample.get("token_grid")) for sample in data_samples or ()]
+def _one_view(images: Tensor | Sequence[Tensor]) -> Tensor | Sequence[Tensor]:
+    """MMEngine's default collate function leaves the images a list, and so do several views."""
+    if not isinstance(images, Tensor) and any(image.ndim != 3 for image in images):
+        raise ValueError("TokenGridDataPreprocessor takes one view of each image, got several")
+    return images
+
+
+def _token_grids(data_samples: Sequence[DataSample]) -> list[Int[Tensor, "height width"]]:
+    grids = [np.asarray(sample.get("token_grid")) for sample in data_samples]
     if not grids or any(grid.ndim != 2 for grid in grids):
         raise ValueError(
             "the batch has samples without token_grid: put LoadTokenGrid in the pipeline and "
             "algorithm_keys=['token_grid'] in its PackInputs"
         )
-    if len({grid.shape for grid in grids}) > 1:
-        raise ValueError(
-            f"token grids of one batch differ in shape: {sorted({grid.shape for grid in grids})}; "
-            "crop all images to one size"
-        )
-    # One transfer for the batch.
-    return torch.from_numpy(np.stack(grids).astype(np.int64))
+    return [torch.from_numpy(np.ascontiguousarray(grid, np.int64)) for grid in grids]

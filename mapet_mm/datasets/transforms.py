@@ -12,7 +12,7 @@ from mmcv.transforms import BaseTransform
 
 from mapet_mm.registry import TRANSFORMS
 from mapet_mm.tokenizers.codebook import Codebook
-from mapet_mm.tokenizers.token_store import MissingTokensError, TokenStore
+from mapet_mm.tokenizers.store import MissingTokensError, TokenStore
 
 
 @TRANSFORMS.register_module()
@@ -20,12 +20,12 @@ class LoadTokenGrid(BaseTransform):
     """Add `token_grid`, (H, W) int64, the stored tokens of the image at `img_path`.
 
     Pass it on with `PackInputs(algorithm_keys=["token_grid"])`. The image's name in the store is its path
-    relative to `data_root`; without one, relative to the data root that the store recorded, or else the
-    longest trailing part of the path that the store knows.
+    relative to `data_root`, and nothing else: an image elsewhere has no tokens, whatever it is called.
 
     Args:
         store: directory of the token store; opened when first used.
-        data_root: folder that the names in the store are relative to.
+        data_root: folder that the names in the store are relative to; by default the one that the store
+            recorded. Set it where the data set has moved since.
         codebook: path of the codebook whose tokens the store must hold; checked at once.
 
     Raises:
@@ -50,29 +50,22 @@ class LoadTokenGrid(BaseTransform):
         """Name in the store of the image at a path.
 
         Raises:
-            MissingTokensError: the path is not under `data_root`, or no part of it is known to the store.
+            MissingTokensError: the path is not under the data root, or there is none.
         """
-        if self.data_root is not None:
-            name = _relative_name(img_path, self.data_root)
-            if name is None:
-                raise MissingTokensError(
-                    f"image `{img_path}` is not under LoadTokenGrid's data_root `{self.data_root}`: set it "
-                    "to the folder that the names in the token store are relative to"
-                )
-            return name
-        if self.store.data_root is not None:
-            name = _relative_name(img_path, self.store.data_root)
-            if name is not None:
-                return name
-        parts = PurePath(img_path).parts
-        for start in range(len(parts)):
-            name = "/".join(parts[start:])
-            if name in self.store:
-                return name
-        raise MissingTokensError(
-            f"token store `{self.path}` knows no trailing part of `{img_path}`: run tools/extract_tokens.py "
-            "on that image, or set LoadTokenGrid's data_root"
-        )
+        root = self.data_root or self.store.data_root
+        if not root:
+            raise MissingTokensError(
+                f"token store `{self.path}` records no data root: set LoadTokenGrid's data_root to the "
+                f"folder that its names are relative to (the first is `{self.store.names[0]}`)"
+            )
+        name = relative_name(img_path, root)
+        if name is None:
+            whose = "LoadTokenGrid's data_root" if self.data_root else f"the data root of `{self.path}`,"
+            raise MissingTokensError(
+                f"image `{img_path}` is not under {whose} `{root}`: if the data set has moved, set "
+                "LoadTokenGrid's data_root to its folder here; if it is another one, extract its own tokens"
+            )
+        return name
 
     def transform(self, results: dict) -> dict:
         """Add `token_grid` to the results of an image loaded from `img_path`."""
@@ -176,12 +169,36 @@ def _token_grid(results: dict, transform: BaseTransform) -> np.ndarray:
     return results["token_grid"]
 
 
-def _relative_name(img_path: str, root: str) -> str | None:
-    path, folder = os.path.abspath(img_path), _folder(root, os.getcwd())
-    return path[len(folder) :].replace(os.sep, "/") if path.startswith(folder) else None
+def relative_name(img_path: str | os.PathLike, root: str | os.PathLike) -> str | None:
+    """Path of an image relative to a folder, '/'-separated, or None if it is not under it.
+
+    A folder may be spelled in several ways (relative, with `..`, through a symbolic link); what is below it
+    may consist of symbolic links, too, and keeps its name.
+    """
+    working_folder = os.getcwd()
+    path, folder = _absolute(img_path, working_folder), _folder(os.fspath(root), working_folder)
+    if not path.startswith(folder):
+        folder = _same_folder(os.path.dirname(path), folder)
+    return None if folder is None else path[len(folder) :].replace(os.sep, "/")
 
 
 @cache
 def _folder(root: str, working_folder: str) -> str:
     """A folder's absolute path with a separator at its end."""
-    return os.path.join(os.path.normpath(os.path.join(working_folder, root)), "")
+    return os.path.join(_absolute(os.path.join(root, ""), working_folder), "")
+
+
+def _absolute(path: str | os.PathLike, working_folder: str) -> str:
+    """A path from the root of the file system on, without `..`: the folder above a link is its target's."""
+    path = os.path.join(working_folder, path)
+    above, dots, rest = path.rpartition(f"{os.sep}{os.pardir}{os.sep}")
+    return os.path.normpath(os.path.join(os.path.realpath(above + dots), rest) if dots else path)
+
+
+@cache
+def _same_folder(path: str, root: str) -> str | None:
+    """The part of a path that leads to the root by another spelling, with a separator at its end, or None."""
+    for folder in (path, *map(str, PurePath(path).parents)):
+        if os.path.exists(root) and os.path.exists(folder) and os.path.samefile(folder, root):
+            return os.path.join(folder, "")
+    return None

@@ -3,9 +3,12 @@
 from mapet_mm.engine import (  # noqa: F401
     autocast,
     compilation,
+    cpu_processes,
     epoch_seed,
     knn,
     layer_decay,
     metrics,
+    portable_checkpoint,
     token_check,
+    total_batch,
 )

@@ -42,7 +42,7 @@ class AutocastOptimWrapper(OptimWrapper):
     ) -> None:
         super().__init__(optimizer, **kwargs)
         self.device_type = get_device()
-        self.dtype = _choose_dtype(self.device_type, dtype)
+        self.dtype = choose_dtype(self.device_type, dtype)
         self.fixed_scale = float(loss_scale) if isinstance(loss_scale, (int, float)) else None
         self.loss_scaler = torch.amp.GradScaler(
             self.device_type, enabled=self.dtype is torch.float16, **_scaler_options(loss_scale)
@@ -81,7 +81,8 @@ class AutocastOptimWrapper(OptimWrapper):
         super().load_state_dict(state_dict)
 
 
-def _choose_dtype(device_type: str, name: str | None) -> torch.dtype:
+def choose_dtype(device_type: str, name: str | None = None) -> torch.dtype:
+    """The dtype of autocast on a device: the named one, or the device's own."""
     if device_type not in ("cuda", "cpu"):
         raise ValueError(
             f"AutocastOptimWrapper knows cuda and cpu, not {device_type}: take MMEngine's AmpOptimWrapper"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
+import torch
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
@@ -22,11 +24,16 @@ class CompileHook(Hook):
     in which `torch.compile` breaks its graph dozens of times and recompiles for each learning rate. The
     backbone is one graph; `tools/train.py` puts this hook in where a config has `compile=True`.
 
+    Only training is compiled. Validation in between runs as it is written, because its batches come in many
+    shapes (whole images in segmentation and detection, each set's last batch), and each would be compiled
+    for minutes until PyTorch's limit of eight stops the run.
+
     Args:
         memory_budget: the share of what the compiler would keep for the backward pass that it may keep; the
             cheapest rest is computed again. It holds for everything that the process compiles.
         fullgraph: refuse a backbone that cannot be one graph, instead of breaking it silently.
-        dynamic: False compiles once for each batch size, with static shapes.
+        dynamic: False compiles once for each shape of a training batch, up to eight; None turns to one graph
+            for all at the second shape, for training at many image sizes.
         **options: other arguments of `torch.compile` (`backend`, `mode`, `options`).
     """
 
@@ -37,9 +44,20 @@ class CompileHook(Hook):
             raise ValueError(f"compile.memory_budget is {memory_budget}: a share, 0 to 1")
         self.memory_budget = memory_budget
         self.options = dict(fullgraph=fullgraph, dynamic=dynamic, **options)
+        self._eager = ExitStack()
+
+    def before_val(self, runner: Runner) -> None:
+        """Suspend compilation."""
+        self._eager.close()
+        self._eager.enter_context(torch.compiler.set_stance("force_eager"))
+
+    def after_val(self, runner: Runner) -> None:
+        """Go back to what is compiled."""
+        self._eager.close()
 
     def before_train(self, runner: Runner) -> None:
         """Compile; the first iterations then take minutes."""
+        self._eager.close()  # a validation before may have been interrupted
         self.compile(runner.model.module if is_model_wrapper(runner.model) else runner.model)
         runner.logger.info("The backbone is compiled in the first iterations, which takes minutes.")
 

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from mmengine.dist import all_gather, get_world_size
+from mmengine.dist import all_gather
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
 
+from mapet_mm.engine.features import (
+    POOLINGS,
+    all_rows,
+    build_loader,
+    check_sampler,
+    image_features,
+    own_rows,
+    undisturbed,
+)
 from mapet_mm.registry import HOOKS
 
-POOLINGS = ("mean", "class token")
-SIMILARITIES = 2**24  # kept at once: 64 MiB in float32
+Neighbours = tuple[Float[Tensor, "query k"], Int64[Tensor, "query k"]]  # similarities and labels
 
 
 def knn_predict(
@@ -49,16 +53,90 @@ def knn_predict(
     Raises:
         ValueError: fewer training images than neighbours.
     """
-    if not 1 <= k <= len(train_features):
-        raise ValueError(f"k={k} neighbours of {len(train_features)} training images: choose 1 to that many")
-    train = F.normalize(train_features, dim=1)
+    check_neighbours(k, len(train_features))
+    return _predict(train_features, train_labels, features, num_classes, k, temperature, lambda found: found)
+
+
+def knn_predict_shared(
+    train_features: Float[Tensor, "train dim"],
+    train_labels: Int64[Tensor, " train"],
+    features: Float[Tensor, "query dim"],
+    num_classes: int,
+    k: int = 20,
+    temperature: float = 0.07,
+) -> Int64[Tensor, " query"]:
+    """`knn_predict` with the training images divided among the processes.
+
+    Each process compares all queries, which it is given, with its own share of the training images; what
+    goes from process to process are each query's k nearest.
+    """
+    shares = all_gather(torch.tensor(len(train_features), device=features.device))
+    check_neighbours(k, sum(map(int, shares)))
+
+    def merged(found: Neighbours) -> Neighbours:
+        return _nearest_of(*(torch.cat(all_gather(part), dim=1) for part in found), k)
+
+    return _predict(train_features, train_labels, features, num_classes, k, temperature, merged)
+
+
+def check_neighbours(k: int, training_images: int) -> None:
+    """Raise ValueError unless there are k training images."""
+    if not 1 <= k <= training_images:
+        raise ValueError(f"k={k} neighbours of {training_images} training images: choose 1 to that many")
+
+
+def _predict(
+    train: Tensor,
+    labels: Tensor,
+    features: Tensor,
+    num_classes: int,
+    k: int,
+    temperature: float,
+    merge: Callable[[Neighbours], Neighbours],
+) -> Tensor:
+    train = F.normalize(train, dim=1)
+    rows, columns = tile(features.device)
     predictions = []
-    for chunk in F.normalize(features, dim=1).split(max(1, SIMILARITIES // len(train))):
-        similarity, neighbours = (chunk @ train.T).topk(k, dim=1)  # Q k
-        votes = torch.zeros(len(chunk), num_classes, device=features.device)
-        votes.scatter_add_(1, train_labels[neighbours], (similarity / temperature).exp())
+    for queries in F.normalize(features, dim=1).split(rows):
+        similarity, voters = merge(nearest(queries, train, labels, k, columns))
+        votes = torch.zeros(len(queries), num_classes, device=features.device)
+        votes.scatter_add_(1, voters, (similarity / temperature).exp())
         predictions.append(votes.argmax(1))
     return torch.cat(predictions)
+
+
+def nearest(
+    queries: Float[Tensor, "query dim"],
+    train: Float[Tensor, "train dim"],
+    labels: Int64[Tensor, " train"],
+    k: int,
+    columns: int,
+) -> Neighbours:
+    """Similarities and labels of the k most similar training images, compared `columns` at a time.
+
+    Where there are fewer than k, neighbours of similarity minus infinity fill up: they have no vote.
+    """
+    similarity = queries.new_full((len(queries), k), float("-inf"))
+    voters = labels.new_zeros(len(queries), k)
+    for block, names in zip(train.split(columns), labels.split(columns), strict=True):
+        found, places = (queries @ block.T).topk(min(k, len(block)), dim=1)
+        both = torch.cat([similarity, found], dim=1), torch.cat([voters, names[places]], dim=1)
+        similarity, voters = _nearest_of(*both, k)
+    return similarity, voters
+
+
+def _nearest_of(similarity: Tensor, voters: Tensor, k: int) -> Neighbours:
+    similarity, places = similarity.topk(k, dim=1)
+    return similarity, voters.gather(1, places)
+
+
+def tile(device: torch.device) -> tuple[int, int]:
+    """Queries and training images compared at once: 64 MiB of similarities, on a GPU 1/64 of its memory."""
+    if device.type != "cuda":
+        return 1024, 2**14
+    rows = 4096
+    similarities = torch.cuda.get_device_properties(device).total_memory // 64 // 4  # float32
+    return rows, max(rows, similarities // rows)
 
 
 @HOOKS.register_module()
@@ -66,15 +144,20 @@ class KNNProbeHook(Hook):
     """Log the top-1 of a k-NN classifier on the backbone's features during pre-training, as `knn/top1`.
 
     Works with any model whose `extract_feat(images)` gives features: MaPeT, MMPretrain's BEiT, CAE and
-    `ImageClassifier`. The training goes on as if the hook were not there.
+    `ImageClassifier`, on one process or several, sharded or not. The training goes on as if the hook were
+    not there.
 
     Args:
-        train_dataloader: as for MMEngine's Runner; images with `gt_label` that may vote.
+        train_dataloader: as for MMEngine's Runner; images with `gt_label` that may vote, each taken once.
         val_dataloader: images to classify.
         interval: epochs between two probes; there is always one at the end.
         k: neighbours that vote.
         temperature: of the votes.
         pooling: 'mean' of the patch tokens, or 'class token', where features are tokens `(B, N, D)`.
+        amp: take the features in autocast; by default on CUDA only. They are compared in float32.
+
+    Raises:
+        ValueError: another pooling, or a loader with a sampler other than MMEngine's `DefaultSampler`.
     """
 
     priority = "LOW"
@@ -87,11 +170,15 @@ class KNNProbeHook(Hook):
         k: int = 20,
         temperature: float = 0.07,
         pooling: str = "mean",
+        amp: bool | None = None,
     ) -> None:
         if pooling not in POOLINGS:
             raise ValueError(f"KNNProbeHook's pooling={pooling!r} is none of {', '.join(POOLINGS)}")
         self.loaders = (train_dataloader, val_dataloader)
-        self.interval, self.k, self.temperature, self.pooling = interval, k, temperature, pooling
+        for loader in self.loaders:
+            check_sampler(loader)
+        self.interval, self.k, self.temperature = interval, k, temperature
+        self.pooling, self.amp = pooling, amp
 
     def after_train_epoch(self, runner: Runner) -> None:
         """Probe every `interval` epochs and after the last."""
@@ -106,68 +193,18 @@ class KNNProbeHook(Hook):
         """Top-1 in percent of the runner's model as it is."""
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         with undisturbed(model):
-            loaders = [self._build(runner, config) for config in self.loaders]
-            (train, train_labels), (val, labels) = (self._features(model, loader) for loader in loaders)
-        num_classes = int(max(train_labels.max(), labels.max())) + 1
-        predicted = knn_predict(train, train_labels, val, num_classes, self.k, self.temperature)
+            loaders = [build_loader(config, runner.seed) for config in self.loaders]
+            sizes = [len(loader.dataset) for loader in loaders]
+            check_neighbours(self.k, sizes[0])  # before the set's features are taken
+            train, val = (image_features(model, loader, self.pooling, self.amp) for loader in loaders)
+            return self._top1(
+                [own_rows(part, sizes[0]) for part in train], [all_rows(part, sizes[1]) for part in val]
+            )
+
+    def _top1(self, train: list[Tensor], val: list[Tensor]) -> float:
+        (train_features, train_labels), (features, labels) = train, val
+        num_classes = 1 + max(map(int, all_gather(torch.cat([train_labels, labels]).max())))
+        predicted = knn_predict_shared(
+            train_features, train_labels, features, num_classes, self.k, self.temperature
+        )
         return 100 * (predicted == labels).float().mean().item()
-
-    def _build(self, runner: Runner, config: Mapping[str, Any]) -> DataLoader:
-        options = {
-            "sampler": dict(type="DefaultSampler", shuffle=False, round_up=False),
-            "collate_fn": dict(type="default_collate"),
-            **config,
-        }
-        return runner.build_dataloader(options, seed=runner.seed)
-
-    def _features(self, model: nn.Module, loader: DataLoader) -> tuple[Tensor, Tensor]:
-        """Features `(I, D)` and labels `(I,)` of all images, from all processes."""
-        features, labels = [], []
-        for batch in loader:
-            images = normalise(model.data_preprocessor, batch["inputs"])
-            features.append(pool(model.extract_feat(images)[-1], self.pooling).float())
-            labels += [int(sample.gt_label) for sample in batch["data_samples"]]
-        device = features[0].device if features else next(model.parameters()).device
-        return gather(torch.cat(features)), gather(torch.tensor(labels, device=device))
-
-
-def pool(features: Tensor, pooling: str) -> Float[Tensor, "batch dim"]:
-    """Image features `(B, D)`: of tokens `(B, N, D)` the patches' mean or the class token; others as is."""
-    if features.ndim == 2:
-        return features
-    return features[:, 0] if pooling == "class token" else features[:, 1:].mean(1)
-
-
-def normalise(preprocessor: nn.Module, images: Tensor) -> Float[Tensor, "batch 3 height width"]:
-    """Images as the model's data preprocessor would hand them on, whatever else it wants of a batch."""
-    images = images.to(preprocessor.mean.device).float()
-    if getattr(preprocessor, "_channel_conversion", getattr(preprocessor, "to_rgb", False)):
-        images = images.flip(1)
-    return (images - preprocessor.mean) / preprocessor.std
-
-
-def gather(values: Tensor) -> Tensor:
-    """The rows of all processes, in the order of the processes; they may differ in number."""
-    if get_world_size() == 1:
-        return values
-    counts = [int(count) for count in all_gather(torch.tensor([len(values)], device=values.device))]
-    padded = values.new_zeros((max(counts), *values.shape[1:]))
-    padded[: len(values)] = values
-    return torch.cat([part[:count] for part, count in zip(all_gather(padded), counts, strict=True)])
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradient; modes and random generators are as before when it ends."""
-    modes = {module: module.training for module in model.modules()}
-    states = random.getstate(), np.random.get_state()
-    devices: Sequence[int] = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
-    try:
-        with torch.random.fork_rng(devices), torch.no_grad():
-            model.eval()
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-        random.setstate(states[0])
-        np.random.set_state(states[1])

@@ -7,17 +7,43 @@ from typing import Any
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
-from mmengine.registry import RUNNERS
-from mmengine.runner import Runner, find_latest_checkpoint
+from mmengine.model import PretrainedInit
+from mmengine.registry import RUNNERS, WEIGHT_INITIALIZERS
+from mmengine.runner import Runner
 
+from mapet_mm.engine.batch_size import check_scaling, describe_scaling, scaling_with_accumulation
+from mapet_mm.engine.checkpoints import (
+    LaunchError,
+    differences,
+    find_checkpoint,
+    later_checkpoints,
+    recipe,
+    require_checkpoint,
+    require_file,
+    say,
+)
 from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.processes import TIMEOUT_SECONDS, start_processes
 
 DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
 
-class LaunchError(Exception):
-    """Something that the user can put right before a run starts; the message is one line."""
+def read_config(path: str, cfg_options: dict | None = None) -> Config:
+    """Read a config and merge `--cfg-options` into it.
+
+    Raises:
+        LaunchError: whatever goes wrong in the file or with the options.
+    """
+    require_file("config", path)
+    try:
+        cfg = Config.fromfile(path)
+    except Exception as error:  # a config is Python, so it can raise anything
+        raise LaunchError(f"config {path}: {type(error).__name__}: {error}") from error
+    try:
+        cfg.merge_from_dict(cfg_options or {})
+    except (KeyError, TypeError, AssertionError, AttributeError) as error:
+        raise LaunchError(f"--cfg-options: {error}") from error
+    return cfg
 
 
 def load_config(path: str, cfg_options: dict | None = None, work_dir: str | None = None) -> Config:
@@ -25,18 +51,10 @@ def load_config(path: str, cfg_options: dict | None = None, work_dir: str | None
 
     The work dir is, in this order: `work_dir`, the config's own, `work_dirs/<name of the config>`.
     """
-    require_file("config", path)
-    cfg = Config.fromfile(path)
-    cfg.merge_from_dict(cfg_options or {})
+    cfg = read_config(path, cfg_options)
     cfg.work_dir = work_dir or cfg.get("work_dir") or str(Path("work_dirs") / Path(path).stem)
     _complete_dataloaders(cfg)
     return cfg
-
-
-def require_file(what: str, path: str) -> None:
-    """Raise LaunchError unless `path` is a file, or an address that MMEngine can load from."""
-    if "://" not in path and not Path(path).is_file():
-        raise LaunchError(f"{what} {path} does not exist")
 
 
 def _complete_dataloaders(cfg: Config) -> None:
@@ -55,15 +73,21 @@ def configure_training(
     amp: bool = False,
     no_validate: bool = False,
     auto_scale_lr: bool = False,
+    trust_checkpoint: bool = False,
 ) -> None:
     """Apply the options of `tools/train.py` to a config and check what it needs.
 
     Args:
         cfg: a config of `load_config`, changed in place.
-        resume: 'auto' (the work dir's last checkpoint, or a start from the beginning), or a checkpoint.
+        resume: 'auto' (the work dir's last checkpoint, or a start from the beginning), or a checkpoint. None
+            goes on from the work dir's last one if that is of the same config, and refuses another's.
         amp: train with `AutocastOptimWrapper`.
         no_validate: leave validation out.
         auto_scale_lr: scale the learning rate to the batch size; the config says which one it is meant for.
+        trust_checkpoint: load checkpoints whatever they hold, which can run code of theirs.
+
+    Raises:
+        LaunchError: the run cannot start like this.
     """
     for key in ("model", "train_dataloader", "train_cfg", "optim_wrapper"):
         if not cfg.get(key):
@@ -73,14 +97,13 @@ def configure_training(
     if amp:
         cfg.optim_wrapper.type = "mapet_mm.AutocastOptimWrapper"
     if auto_scale_lr:
-        if "base_batch_size" not in (cfg.get("auto_scale_lr") or {}):
-            raise LaunchError(
-                "--auto-scale-lr: the config has no `auto_scale_lr = dict(base_batch_size=...)`"
-            )
-        cfg.auto_scale_lr.enable = True
-    _configure_start(cfg, resume)
-    _check_pretrained(cfg)
+        cfg.auto_scale_lr = ConfigDict(cfg.get("auto_scale_lr") or {}, enable=True)
+    check_scaling(cfg)
     _configure_compilation(cfg)
+    hook = dict(type="mapet_mm.PortableCheckpointHook", recipe=recipe(cfg))
+    cfg.default_hooks = ConfigDict(cfg.get("default_hooks") or {}, portable_checkpoint=hook)
+    _configure_start(cfg, resume, trust_checkpoint)
+    _check_pretrained(cfg, trust_checkpoint)
 
 
 def _configure_compilation(cfg: Config) -> None:
@@ -90,11 +113,43 @@ def _configure_compilation(cfg: Config) -> None:
         cfg.custom_hooks = [*(cfg.get("custom_hooks") or []), dict(type="mapet_mm.CompileHook", **options)]
 
 
-def _check_pretrained(cfg: Config) -> None:
+def _configure_start(cfg: Config, resume: str | None, trust: bool) -> None:
+    """Go on from a checkpoint, take the weights of one, or start from the beginning."""
+    if resume is None and cfg.get("resume"):  # True, or a checkpoint
+        resume = cfg.resume if isinstance(cfg.resume, str) else cfg.get("load_from") or "auto"
+    if resume in (None, "auto"):
+        checkpoint = find_checkpoint(cfg, trust)
+        if checkpoint:
+            _announce(cfg, checkpoint, asked=resume == "auto")
+    else:
+        checkpoint = resume
+        require_checkpoint("checkpoint to resume from:", checkpoint, trust)
+    cfg.resume = bool(checkpoint)
+    if checkpoint:
+        if later := later_checkpoints(cfg, checkpoint):
+            say(f"warning: {cfg.work_dir} holds {', '.join(later)}, which this run writes again")
+        cfg.load_from = checkpoint
+    elif cfg.get("load_from"):
+        require_checkpoint("`load_from`:", cfg.load_from, trust)
+
+
+def _announce(cfg: Config, checkpoint: str, asked: bool) -> None:
+    """Say that the run goes on; refuse to, unless asked, with a config that is not the checkpoint's."""
+    changed = ", ".join(f"`{name}`" for name in differences(recipe(cfg), checkpoint))
+    if changed and not asked:
+        raise LaunchError(
+            f"{cfg.work_dir} holds a training with another config ({changed} differ): another --work-dir "
+            f"starts a new one, --resume goes on from {checkpoint} all the same"
+        )
+    note = f"; {changed} of the config differ from what it was trained with" if changed else ""
+    say(f"going on from {checkpoint}{note} (another --work-dir starts a new training)")
+
+
+def _check_pretrained(cfg: Config, trust: bool) -> None:
     """Each `init_cfg=dict(type="Pretrained")` names a file, unless `load_from` brings the weights."""
     for key, init_cfg in list(_pretrained(cfg.model, "model")):
         if init_cfg.checkpoint:
-            require_file(f"`{key}.checkpoint`", init_cfg.checkpoint)
+            require_checkpoint(f"`{key}.checkpoint`", init_cfg.checkpoint, trust)
         elif cfg.get("load_from"):
             cfg.merge_from_dict({key: None})
         else:
@@ -104,19 +159,10 @@ def _check_pretrained(cfg: Config) -> None:
             )
 
 
-def _configure_start(cfg: Config, resume: str | None) -> None:
-    checkpoint = find_latest_checkpoint(cfg.work_dir) if resume == "auto" else resume
-    if checkpoint:
-        require_file("checkpoint to resume from:", checkpoint)
-        cfg.resume, cfg.load_from = True, checkpoint
-    elif cfg.get("load_from"):
-        require_file("`load_from`:", cfg.load_from)
-
-
 def _pretrained(node: Any, key: str) -> Iterator[tuple[str, ConfigDict]]:
     """Yield each `init_cfg=dict(type="Pretrained")` inside a part of a config, with its key."""
     if isinstance(node, dict):
-        if node.get("type") == "Pretrained" and "checkpoint" in node:
+        if "checkpoint" in node and _initializer(node.get("type")) is PretrainedInit:
             yield key, node
         for name, child in node.items():
             yield from _pretrained(child, f"{key}.{name}")
@@ -125,12 +171,17 @@ def _pretrained(node: Any, key: str) -> Iterator[tuple[str, ConfigDict]]:
             yield from _pretrained(child, f"{key}.{index}")
 
 
+def _initializer(kind: Any) -> Any:
+    return WEIGHT_INITIALIZERS.get(kind) if isinstance(kind, str) else kind
+
+
 def configure_test(
     cfg: Config,
     checkpoint: str,
     amp: bool = False,
     tta: bool = False,
     label_maps: str | None = None,
+    trust_checkpoint: bool = False,
 ) -> None:
     """Apply the options of `tools/test.py` to a config and check what it needs.
 
@@ -140,9 +191,13 @@ def configure_test(
         amp: autocast the forward pass.
         tta: test-time augmentation with the config's `tta_model` and `tta_pipeline`.
         label_maps: folder for predicted label maps (segmentation).
+        trust_checkpoint: load it whatever it holds, which can run code of its own.
+
+    Raises:
+        LaunchError: the test cannot start like this.
     """
-    require_file("checkpoint", checkpoint)
-    cfg.load_from = checkpoint
+    require_checkpoint("checkpoint", checkpoint, trust_checkpoint)
+    cfg.load_from, cfg.resume = checkpoint, False
     if not cfg.get("test_dataloader"):
         raise LaunchError(f"config {cfg.filename} has no `test_dataloader`: it cannot be tested")
     if amp:
@@ -174,23 +229,31 @@ def configure_drawing(cfg: Config, show: bool, show_dir: str | None, wait_time: 
 def build_runner(cfg: Config, launcher: str) -> Runner:
     """Build the config's runner, for one process ('none') or several, with or without GPUs."""
     cfg.launcher = launcher
-    if launcher == "none" and "FullyShardedStrategy" in (cfg.get("strategy") or {}).get("type", ""):
+    if launcher == "none" and "FullyShardedStrategy" in str((cfg.get("strategy") or {}).get("type")):
         raise LaunchError("`strategy`: FullyShardedStrategy needs several processes: tools/dist_train.sh")
     keep_freed_memory()
     if launcher != "none" and get_device() == "cpu":
         _distribute_on_cpu(cfg, launcher)
-    return RUNNERS.build(cfg) if "runner_type" in cfg else Runner.from_cfg(cfg)
+    scaling = scaling_with_accumulation(cfg)
+    if "runner_type" in cfg:
+        if scaling:
+            default = dict(type="SingleDeviceStrategy" if launcher == "none" else "DDPStrategy")
+            cfg.strategy = ConfigDict(cfg.get("strategy") or default, auto_scale_lr=scaling)
+        runner = RUNNERS.build(cfg)
+    else:
+        runner = Runner.from_cfg(cfg)
+        runner.auto_scale_lr = scaling
+    if scaling and scaling.get("enable", False) and cfg.get("train_dataloader"):
+        runner.logger.info(describe_scaling(cfg, runner.world_size))
+    return runner
 
 
 def _distribute_on_cpu(cfg: Config, launcher: str) -> None:
     """Start gloo and wrap the model without device ids: MMEngine's own start sets a CUDA device for both."""
     timeout = cfg.get("env_cfg", {}).get("dist_cfg", {}).get("timeout", TIMEOUT_SECONDS)
-    try:
-        start_processes(launcher, timeout)
-    except ValueError as error:
-        raise LaunchError(str(error)) from None
+    start_processes(launcher, timeout)
     wrapper = dict(
-        type="MMDistributedDataParallel",
+        type="mapet_mm.CPUDistributedDataParallel",
         broadcast_buffers=False,
         find_unused_parameters=cfg.get("find_unused_parameters", False),
     )
@@ -199,7 +262,7 @@ def _distribute_on_cpu(cfg: Config, launcher: str) -> None:
 
 def training_report(cfg: Config, config_path: str) -> str:
     """Two lines for the end of a training run: what it wrote, and the next command."""
-    checkpoint = find_latest_checkpoint(cfg.work_dir)
+    checkpoint = find_checkpoint(cfg, trust=True)
     if checkpoint is None:
         return f"wrote {cfg.work_dir} (no checkpoint: the config's CheckpointHook saved none)"
     return (

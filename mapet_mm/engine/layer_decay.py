@@ -9,6 +9,7 @@ from mmengine.optim import DefaultOptimWrapperConstructor
 from mmengine.utils.dl_utils.parrots_wrapper import _BatchNorm, _InstanceNorm
 from torch import nn
 
+from mapet_mm.engine.wrappers import find_backbones, plain_names
 from mapet_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm)
@@ -27,6 +28,10 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     full rate. Without a rate (or with 1) only the weight decay differs, which is what pre-training needs.
     The paper's tables of hyper-parameters give both.
 
+    The backbone may be anywhere in the model and, like its parts, inside wrappers (`torch.compile`, DDP,
+    activation checkpointing). MMPretrain's constructor wants `model.get_layer_depth`, which MMSegmentation's
+    models do not have; MMSegmentation's wants a backbone whose class name has BEiT, MAE or ConvNeXt in it.
+
     Args:
         optim_wrapper_cfg: as for MMEngine's constructor; `optimizer` has to give `lr` and `weight_decay`.
         paramwise_cfg: the options, all optional:
@@ -38,8 +43,9 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
               that fits counts and changes only what it names; `lr_mult` comes on top of the depth's factor.
 
     Raises:
-        ValueError: an unknown option, a rate outside (0, 1], `lr` or `weight_decay` missing, or a model
-            without `backbone.get_layer_depth` when the rate is not 1.
+        ValueError: an unknown option, a rate outside (0, 1], `lr` or `weight_decay` missing, parameters
+            flattened by PyTorch's first FSDP, or, when the rate is not 1, a model without
+            `backbone.get_layer_depth` or with one that places no parameter below the top.
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
@@ -69,16 +75,18 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = "", **kwargs: Any) -> None:
         """Append the model's parameter groups to `params`: one per depth, weight decay and rate."""
-        depth_of = self._depth_function(module)
+        names = plain_names(module)
+        depth_of = self._depth_function(module, names)
         groups: dict[tuple, dict] = {}
-        for name, param in module.named_parameters():
+        for path, param in module.named_parameters():
             if not param.requires_grad:
                 continue
+            name = names[path]
             depth, depths = depth_of(name)
             custom = self._custom_options(name)
             scale = self.rate ** (depths - 1 - depth)
             lr = self.base_lr * scale * custom.get("lr_mult", 1.0)
-            decay = self.base_wd * custom.get("decay_mult", self._decay_mult(module, name, param.ndim))
+            decay = self.base_wd * custom.get("decay_mult", self._decay_mult(module, path, param))
             group = groups.setdefault(
                 (depth, lr, decay),
                 dict(params=[], lr=lr, weight_decay=decay, lr_scale=scale, layer_depth=depth, names=[]),
@@ -88,32 +96,57 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         params.extend(groups[key] for key in sorted(groups))
         _log_groups(params, self.rate)
 
-    def _depth_function(self, model: nn.Module) -> Callable[[str], tuple[int, int]]:
+    def _depth_function(self, model: nn.Module, names: dict[str, str]) -> Callable[[str], tuple[int, int]]:
+        """Depth and number of depths of a parameter, by its plain name."""
         if self.rate == 1:
             return lambda name: (0, 1)
-        get_layer_depth = getattr(getattr(model, "backbone", None), "get_layer_depth", None)
-        if get_layer_depth is None:
+        backbones = {f"{names[path]}.": backbone for path, backbone in find_backbones(model).items()}
+        if not backbones:
             raise ValueError(
                 f"layer_decay_rate is {self.rate}, but {type(model).__name__} has no "
                 "`backbone.get_layer_depth`: take a backbone that has it (MaPeTViT, most of MMPretrain) "
                 "or leave the rate out"
             )
-        return lambda name: get_layer_depth(name, BACKBONE)
+        for prefix, backbone in backbones.items():
+            inside = (names[path] for path, _ in model.named_parameters() if names[path].startswith(prefix))
+            if all(depth == depths - 1 for depth, depths in (_depth_in(backbones, name) for name in inside)):
+                raise ValueError(
+                    f"layer_decay_rate={self.rate}, but get_layer_depth of {type(backbone).__name__} finds "
+                    f"no parameter of `{prefix[:-1]}` below the top, so all would learn at the full rate: "
+                    "check what wraps or renames its layers"
+                )
+        return lambda name: _depth_in(backbones, name)
 
     def _custom_options(self, name: str) -> dict:
         custom_keys = self.paramwise_cfg.get("custom_keys", {})
         fitting = [key for key in sorted(custom_keys) if key in name]
         return custom_keys[max(fitting, key=len)] if fitting else {}
 
-    def _decay_mult(self, model: nn.Module, name: str, ndim: int) -> float:
-        owner, _, own_name = name.rpartition(".")
+    def _decay_mult(self, model: nn.Module, path: str, param: nn.Parameter) -> float:
+        if getattr(param, "_fsdp_flattened", False):
+            raise ValueError(
+                f"`{path}` is flattened by FullyShardedDataParallel, which hides what is decayed and what is "
+                "not: use strategy mapet_mm.FullyShardedStrategy"
+            )
+        owner, _, own_name = path.rpartition(".")
         if own_name in UNDECAYED:
             return 0.0
         if isinstance(model.get_submodule(owner), NORMS):
             return self.paramwise_cfg.get("norm_decay_mult", 0.0)
         if own_name == "bias":
             return self.paramwise_cfg.get("bias_decay_mult", 0.0)
-        return self.paramwise_cfg.get("flat_decay_mult", 0.0) if ndim == 1 else 1.0
+        return self.paramwise_cfg.get("flat_decay_mult", 0.0) if param.ndim == 1 else 1.0
+
+
+def _depth_in(backbones: dict[str, nn.Module], name: str) -> tuple[int, int]:
+    """What the parameter's backbone says of it, or the first one of a parameter outside all of them."""
+    prefix = next((prefix for prefix in backbones if name.startswith(prefix)), None)
+    if prefix is not None:
+        # Always as `backbone.`: MMPretrain's ResNet knows no other prefix.
+        return backbones[prefix].get_layer_depth(BACKBONE + name[len(prefix) :], BACKBONE)
+    first = next(iter(backbones))
+    owner = first[: first.rindex(BACKBONE)]
+    return backbones[first].get_layer_depth(name.removeprefix(owner), BACKBONE)
 
 
 def _log_groups(groups: list[dict], rate: float) -> None:

@@ -2,10 +2,13 @@
 
 import datetime
 import gc
+import os
 
 import torch
 from mmengine.device import get_device
 from mmengine.dist import barrier, init_dist, is_distributed
+
+from mapet_mm.errors import UserError
 
 TIMEOUT_SECONDS = 1800
 
@@ -18,7 +21,7 @@ def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS)
         timeout: seconds that processes wait for each other.
 
     Raises:
-        ValueError: a launcher that needs GPUs, without them.
+        UserError: a launcher that needs GPUs, without them.
     """
     launcher = launcher or ("pytorch" if torch.distributed.is_torchelastic_launched() else "none")
     if launcher == "none" or is_distributed():
@@ -29,7 +32,19 @@ def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS)
         # MMEngine's own start sets a CUDA device.
         torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
     else:
-        raise ValueError(f"launcher {launcher} needs CUDA devices: without them use launcher pytorch")
+        raise UserError(f"launcher {launcher} needs CUDA devices: without them use launcher pytorch")
+
+
+def is_first_process() -> bool:
+    """Whether this is the run's first process, known before the processes have joined."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+
+
+def choose_device() -> None:
+    """Take the GPU of this process's number on its machine, where there are any; nobody is waited for."""
+    if torch.cuda.is_available():
+        number = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
+        torch.cuda.set_device(number % torch.cuda.device_count())
 
 
 def stop_processes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,26 +15,13 @@ from mmengine.runner import Runner
 from torch import nn
 from torch.utils.data import Dataset
 
+from mapet_mm.datasets.preprocessor import TokenGridDataPreprocessor
 from mapet_mm.datasets.transforms import LoadTokenGrid, RandomCropTokenGrid
+from mapet_mm.engine.alignment import check_alignment, pipeline_transforms
 from mapet_mm.registry import HOOKS
 from mapet_mm.tokenizers.codebook import Codebook
 from mapet_mm.tokenizers.precomputed import PrecomputedTokens
-from mapet_mm.tokenizers.token_store import MissingTokensError, TokenStore, TokenStoreError
-
-# Transforms of MMPretrain and mmcv that move pixels at random and would leave the token grid behind.
-MOVES_PIXELS = {
-    "AutoAugment",
-    "EfficientNetRandomCrop",
-    "RandAugment",
-    "RandomAffine",
-    "RandomCrop",
-    "RandomFlip",
-    "RandomResize",
-    "RandomResizedCrop",
-    "Rotate",
-    "Shear",
-    "Translate",
-}
+from mapet_mm.tokenizers.store import MissingTokensError, TokenStore, TokenStoreError
 
 
 @HOOKS.register_module()
@@ -41,22 +29,25 @@ class TokenStoreCheckHook(Hook):
     """Stop before the first iteration if stored tokens do not fit the model or images lack tokens.
 
     Looks at every `LoadTokenGrid` in the pipelines of the training and validation sets, also inside dataset
-    wrappers. With several processes each looks at its share of the images.
+    wrappers. With several processes each looks at its share of the images. Probe images show whether the
+    images that arrive are those that the tokens stand for (see `check_alignment`).
 
     Args:
         codebook: path of the codebook whose tokens the stores must hold; None only requires that all stores
             were made by the same one.
+        alignment: send probe images through the pipelines; False for a pipeline that takes none.
 
     Raises:
         TokenStoreError: another grid than the backbone's, ids past the head's vocabulary, another tokenizer,
-            no token grids although the target generator needs them, or a transform that breaks the alignment.
+            no token grids although the target generator needs them, or images that are not aligned with them.
         MissingTokensError: images without tokens, with their number and the first one's path.
     """
 
     priority = "VERY_HIGH"
 
-    def __init__(self, codebook: str | None = None) -> None:
+    def __init__(self, codebook: str | None = None, alignment: bool = True) -> None:
         self.codebook = codebook
+        self.alignment = alignment
         self.checked = False
 
     def before_train(self, runner: Runner) -> None:
@@ -81,18 +72,29 @@ class TokenStoreCheckHook(Hook):
         if self.codebook is not None:
             digest = Codebook.load(self.codebook).digest
             whose = f"TokenStoreCheckHook's codebook `{self.codebook}`"
+        probed: set[tuple[str, str]] = set()
         for dataset in (leaf for top in datasets for leaf in leaf_datasets(top)):
             transforms = list(pipeline_transforms(dataset))
             load = next((step for step in transforms if isinstance(step, LoadTokenGrid)), None)
             if load is None:
                 _check_none_needed(model, dataset)
                 continue
-            _check_alignment(transforms, load.store)
             _check_fits(model, transforms, load.store)
             digest = digest or load.store.tokenizer
             load.store.require_tokenizer(digest, whose)
             _check_images(dataset, load)
+            if not probed:
+                _say_unused_outputs(model, load.store)
+            key = (repr(dataset.pipeline), str(load.path))
+            if self.alignment and key not in probed:
+                check_alignment(dataset, load.store, _preprocessor(model))
+            probed.add(key)
         self.checked = True
+
+
+def _preprocessor(model: nn.Module) -> TokenGridDataPreprocessor | None:
+    preprocessor = getattr(model, "data_preprocessor", None)
+    return preprocessor if isinstance(preprocessor, TokenGridDataPreprocessor) else None
 
 
 def leaf_datasets(dataset: Dataset) -> Iterator[Dataset]:
@@ -106,35 +108,12 @@ def leaf_datasets(dataset: Dataset) -> Iterator[Dataset]:
         yield from leaf_datasets(dataset.dataset)
 
 
-def pipeline_transforms(step: Any) -> Iterator[Any]:
-    """Every transform of a dataset's pipeline in order, also those inside compositions and random choices."""
-    step = getattr(step, "pipeline", step)
-    inner = getattr(step, "transforms", None)
-    if isinstance(step, list | tuple):
-        inner = step
-    elif inner is None:
-        yield step
-        return
-    for transform in inner:
-        yield from pipeline_transforms(transform)
-
-
 def _check_none_needed(model: nn.Module, dataset: Dataset) -> None:
     if isinstance(getattr(model, "target_generator", None), PrecomputedTokens):
         raise TokenStoreError(
             f"the model trains on stored tokens, but the pipeline of {type(dataset).__name__} has no "
             "LoadTokenGrid: add dict(type='mapet_mm.LoadTokenGrid', store=...) before PackInputs"
         )
-
-
-def _check_alignment(transforms: list[Any], store: TokenStore) -> None:
-    for transform in transforms:
-        name = type(transform).__name__
-        if name in MOVES_PIXELS:
-            raise TokenStoreError(
-                f"{name} in the pipeline moves pixels but not the grid of token store `{store.path}`: use "
-                "RandomFlipTokenGrid or RandomCropTokenGrid after LoadTokenGrid, or none"
-            )
 
 
 def _check_fits(model: nn.Module, transforms: list[Any], store: TokenStore) -> None:
@@ -147,13 +126,30 @@ def _check_fits(model: nn.Module, transforms: list[Any], store: TokenStore) -> N
             f"{patches[0]} x {patches[1]} patches: change `backbone.img_size` or `backbone.patch_size`, or "
             "re-extract at another image size"
         )
-    for part in ("target_generator", "backbone", "neck", "head"):
-        vocab_size = getattr(getattr(model, part, None), "vocab_size", None)
-        if vocab_size is not None and store.vocab_size > vocab_size:
+    for option, vocab_size in _vocabularies(model):
+        if store.vocab_size > vocab_size:
             raise TokenStoreError(
-                f"token store `{store.path}` has {store.vocab_size} token ids, `model.{part}.vocab_size` is "
+                f"token store `{store.path}` has {store.vocab_size} token ids, `{option}` is "
                 f"{vocab_size}: set it to {store.vocab_size}"
             )
+
+
+def _vocabularies(model: nn.Module) -> Iterator[tuple[str, int]]:
+    """The model's options that say how many token ids there are."""
+    for part in ("target_generator", "backbone", "neck", "head"):
+        vocab_size = getattr(getattr(model, part, None), "vocab_size", None)
+        if vocab_size is not None:
+            yield f"model.{part}.vocab_size", vocab_size
+
+
+def _say_unused_outputs(model: nn.Module, store: TokenStore) -> None:
+    if larger := [f"`{name}` ({size})" for name, size in _vocabularies(model) if size > store.vocab_size]:
+        print_log(
+            f"token store `{store.path}` has {store.vocab_size} ids, fewer than {', '.join(larger)}: the "
+            f"others are never a target; set {store.vocab_size} unless that is meant",
+            logger="current",
+            level=logging.WARNING,
+        )
 
 
 def _check_images(dataset: Dataset, load: LoadTokenGrid) -> None:
@@ -174,8 +170,5 @@ def _check_images(dataset: Dataset, load: LoadTokenGrid) -> None:
 
 
 def _has_tokens(load: LoadTokenGrid, img_path: str, written: np.ndarray) -> bool:
-    try:
-        row = load.store.row(load.name_of(img_path))
-    except MissingTokensError:
-        return False
+    row = load.store.row(load.name_of(img_path))
     return row is not None and bool(written[row])

@@ -17,11 +17,13 @@ from typing import Any
 
 from mmengine.config import Config
 
+from mapet_mm.errors import UserError
+
 TABLES = Path("configs/tables")
 DATASETS = ("digits", "imagenet")
 
 
-class DeclarationError(ValueError):
+class DeclarationError(UserError, ValueError):
     """A table that does not exist or whose declaration is wrong; the message is one line."""
 
 
@@ -34,13 +36,15 @@ class Row:
         pretrain: config of the pre-training, None for none.
         tokenizer: tokenizer config whose tokens pre-training or evaluation read, None for none.
         options: changes to the pre-training config, as in --cfg-options.
-        values: what the braces of configs stand for.
+        columns: names of the columns that it is evaluated in, all if None; [] for numbers of the literature.
+        values: what the braces of configs stand for, before those of the column.
     """
 
     name: str
     pretrain: str | None = None
     tokenizer: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    columns: Sequence[str] | None = None
     values: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -158,6 +162,13 @@ def _check_names(rows: Sequence[Row], columns: Sequence[Column], path: Path) -> 
     for what, names in (("row", [row.name for row in rows]), ("column", headings)):
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise DeclarationError(f"table `{path}` has two {what}s named {repeated[0]!r}")
+    names = {column.name for column in columns}
+    for row in rows:
+        if unknown := sorted(set(row.columns or ()) - names):
+            raise DeclarationError(
+                f"table `{path}`: row {row.name!r} names {unknown[0]!r}, which is no column; columns are "
+                f"{', '.join(sorted(names))}"
+            )
     known = {row.name for row in rows}
     for column in columns:
         if unknown := sorted(set(column.paper) - known):

@@ -14,7 +14,7 @@ from mmengine.config import Config
 from mapet_mm.experiments.benchmark import processor
 from mapet_mm.experiments.stages import StageRunner
 from mapet_mm.models.objectives import OBJECTIVES
-from mapet_mm.tokenizers.token_store import TokenStore
+from mapet_mm.tokenizers.store import TokenStore
 from mapet_mm.visualization.attention_masks import GROUP_NAMES, attention_mask_figure
 from mapet_mm.visualization.codebook_sheet import (
     SheetRow,

@@ -122,7 +122,7 @@ class TableFiller:
         return markdown, sheet
 
     def cells(self) -> Grid:
-        """Each cell over its seeds, or why it is empty."""
+        """Each cell over its seeds, or why it is empty; a dash where its row is not evaluated."""
         grid = {}
         for row in self.table.rows:
             for column in self.table.columns:
@@ -130,7 +130,8 @@ class TableFiller:
                 values = [self.results.value(cell, self.runner.keys) for cell in of_cell]
                 measured = summarise(value for value in values if value is not None)
                 failed = any(cell.run in self.runner.failed for cell in of_cell)
-                grid[row.name, column.heading] = measured or ("failed" if failed else "not run")
+                empty = ("failed" if failed else "not run") if of_cell else "-"
+                grid[row.name, column.heading] = measured or empty
         return grid
 
     def facts(self) -> list[str]:

@@ -94,6 +94,8 @@ def plan_table(table: TableDeclaration, seeds: Iterable[int], out: str | os.Path
     for seed in seeds:
         for row in table.rows:
             for column in table.columns:
+                if row.columns is not None and column.name not in row.columns:
+                    continue
                 if chain := _chain(table, row, column, seed, Path(out)):
                     runs.update((run.name, run) for run in chain)
                     cells.append(Cell(row.name, column.heading, seed, chain[-1].name, column.metric))

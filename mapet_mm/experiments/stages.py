@@ -24,6 +24,7 @@ from pathlib import Path
 from mmengine.config import Config
 
 from mapet_mm import __version__
+from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import replace_file
 
 TAIL_LINES = 20
@@ -31,7 +32,7 @@ POLL_SECONDS = 0.2
 REPORT_SECONDS = 30
 
 
-class StageError(RuntimeError):
+class StageError(UserError, RuntimeError):
     """A stage that failed or stages that cannot be run; the message says where the log is."""
 
 

@@ -1,5 +1,6 @@
 """Models: backbones, heads and the MaPeT algorithm."""
 
+from mapet_mm.models.cae import ProjectedCAE
 from mapet_mm.models.heads import BEiTTokenHead, CAETokenHead, TokenPredictionHead
 from mapet_mm.models.mapet import MaPeT
 from mapet_mm.models.necks import ProjectedCAENeck
@@ -15,6 +16,7 @@ __all__ = [
     "MaPeTPretrainViT",
     "MaPeTViT",
     "Objective",
+    "ProjectedCAE",
     "ProjectedCAENeck",
     "TokenMLP",
     "TokenPredictionHead",

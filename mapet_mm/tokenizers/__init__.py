@@ -1,10 +1,17 @@
-"""Visual tokens: the k-CLIP tokenizer, its codebook, and the store of what it computed."""
+"""Visual tokens: what makes them (`kclip`, `frozen`, `precomputed`), codebooks, and where tokens rest."""
 
+from mapet_mm.tokenizers.base import Tokenizer, full_float32
 from mapet_mm.tokenizers.codebook import Codebook, CodebookError
 from mapet_mm.tokenizers.frozen import FrozenTokenizer, TokenizerError
 from mapet_mm.tokenizers.kclip import KCLIP, grid_features
 from mapet_mm.tokenizers.precomputed import PrecomputedTokens
-from mapet_mm.tokenizers.token_store import MissingTokensError, TokenStore, TokenStoreError
+from mapet_mm.tokenizers.store import (
+    MissingTokensError,
+    TokenStore,
+    TokenStoreError,
+    extend_store,
+    merge_stores,
+)
 
 __all__ = [
     "KCLIP",
@@ -15,6 +22,10 @@ __all__ = [
     "PrecomputedTokens",
     "TokenStore",
     "TokenStoreError",
+    "Tokenizer",
     "TokenizerError",
+    "extend_store",
+    "full_float32",
     "grid_features",
+    "merge_stores",
 ]

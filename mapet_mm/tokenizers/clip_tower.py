@@ -6,20 +6,22 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import open_clip
 import torch
-from open_clip.modified_resnet import Bottleneck, ModifiedResNet
-from open_clip.pretrained import download_pretrained, get_pretrained_cfg, list_pretrained_tags_by_model
+from filelock import FileLock
 from torch import Tensor, nn
 
+from mapet_mm.errors import UserError
 from mapet_mm.weight_files import WeightFileError, read_weights
+
+if TYPE_CHECKING:  # open_clip is imported where a tower is built: whoever has no tokenizer needs none of it
+    from open_clip.modified_resnet import ModifiedResNet
 
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 
 
-class TowerError(ValueError):
+class TowerError(UserError, ValueError):
     """A tower that cannot be built or loaded; the message is one line that says what to do."""
 
 
@@ -34,6 +36,8 @@ def tower_config(clip_model: str | Mapping[str, Any]) -> dict[str, Any]:
         TowerError: unknown name, or a model whose visual tower is no ResNet.
     """
     if isinstance(clip_model, str):
+        import open_clip
+
         config = open_clip.get_model_config(clip_model)
         vision = dict(config["vision_cfg"]) if config else {}
         if not isinstance(vision.get("layers"), list) or "timm_model_name" in vision:
@@ -104,10 +108,14 @@ def describe(clip_model: str | Mapping[str, Any], pretrained: str | Mapping[str,
 
 
 def _resnet_names() -> list[str]:
+    import open_clip
+
     return [name for name in open_clip.list_models() if name.startswith("RN")]
 
 
 def _bare_tower(config: Mapping[str, Any]) -> ModifiedResNet:
+    from open_clip.modified_resnet import ModifiedResNet
+
     tower = ModifiedResNet(**config)
     tower.attnpool = nn.Identity()
     return tower
@@ -117,6 +125,8 @@ def _random_tower(config: Mapping[str, Any], options: dict[str, Any]) -> Modifie
     seed = options.pop("seed", 0)
     if options.pop("type", "random") != "random" or options:
         raise TowerError("option `pretrained` as a dict is dict(type='random', seed=<int>) and nothing else")
+    from open_clip.modified_resnet import Bottleneck
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tower = _bare_tower(config)
@@ -131,13 +141,16 @@ def _random_tower(config: Mapping[str, Any], options: dict[str, Any]) -> Modifie
 
 def _weights_file(clip_model: str | Mapping[str, Any], pretrained: str) -> str:
     options = (
-        "give a local weights file (pretrained='/path/to/weights.pt' or .safetensors), or use the small "
-        "offline encoder of configs/digits (pretrained=dict(type='random', seed=0))"
+        "give a local weights file (pretrained='/path/to/weights.pt' or .safetensors), or try it with "
+        "random weights: tokenizer=dict(_delete_=True, type='mapet_mm.KCLIP', codebook=..., clip_model=dict("
+        "layers=[1, 1, 1, 1], width=8, image_size=448), pretrained=dict(type='random', seed=0))"
     )
     if os.path.isfile(pretrained):
         return pretrained
     if os.sep in pretrained or pretrained.endswith(WEIGHTS_SUFFIXES):
         raise TowerError(f"weights file `{pretrained}` (option `pretrained`) does not exist: {options}")
+    from open_clip.pretrained import list_pretrained_tags_by_model
+
     tags = list_pretrained_tags_by_model(clip_model) if isinstance(clip_model, str) else []
     if pretrained not in tags:
         known = f"open_clip has {', '.join(tags)}" if tags else "it has none in open_clip"
@@ -145,14 +158,24 @@ def _weights_file(clip_model: str | Mapping[str, Any], pretrained: str) -> str:
             f"no weights '{pretrained}' for {describe(clip_model, '')['encoder']}: {known}; {options}"
         )
     try:
-        # From the publisher's address, whose files open_clip verifies by checksum.
-        return download_pretrained(get_pretrained_cfg(clip_model, pretrained), prefer_hf_hub=False)
+        return _download(clip_model, pretrained)
     except Exception as error:  # whatever the hub, the proxy or the socket raises, the remedy is the same
         reason = str(error).split("\n", 1)[0][:160]
         raise TowerError(
             f"could not download the '{pretrained}' weights of {clip_model} "
             f"({type(error).__name__}: {reason}): check the network, {options}"
         ) from None
+
+
+def _download(clip_model: str, tag: str) -> str:
+    """Fetch weights into open_clip's cache, by one process of all that share it; the file."""
+    from open_clip.pretrained import download_pretrained, get_pretrained_cfg
+
+    cache = os.path.expanduser("~/.cache/clip")  # open_clip's own, given so that the lock is beside the file
+    os.makedirs(cache, exist_ok=True)
+    with FileLock(os.path.join(cache, f"{clip_model}-{tag}.lock")):
+        # From the publisher's address, whose files open_clip verifies by checksum.
+        return download_pretrained(get_pretrained_cfg(clip_model, tag), prefer_hf_hub=False, cache_dir=cache)
 
 
 def _load(tower: ModifiedResNet, file: str) -> None:

@@ -1,88 +1,140 @@
-"""Tokenise images into a token store, by any number of processes, continuing where an earlier run stopped."""
+"""Tokenise images into a token store, by any number of processes, going on where earlier ones stopped."""
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from mmengine.dist import all_gather_object, barrier, get_rank, get_world_size, is_main_process
+import torch
+from jaxtyping import Int64
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from mapet_mm.tokenizers.encoding import GROUP_SIZE, GroupedImages, ImageGroup, split
-from mapet_mm.tokenizers.frozen import FrozenTokenizer
+from mapet_mm.tokenizers.base import Tokenizer
+from mapet_mm.tokenizers.image_groups import GROUP_SIZE, GroupLoader, ImageGroup, split
 from mapet_mm.tokenizers.images import NamedImages, UnreadableImagesError
-from mapet_mm.tokenizers.kclip import KCLIP
-from mapet_mm.tokenizers.token_store import TokenStore, TokenStoreError
-from mapet_mm.tokenizers.token_store_changes import extend_store
+from mapet_mm.tokenizers.sharing import SharedTasks, process_number
+from mapet_mm.tokenizers.store import TokenStore, TokenStoreError, extend_store
 
-Tokenizer = KCLIP | FrozenTokenizer
-# Groups computed and not yet on disk: enough to keep the device busy through a slow write.
-QUEUED_GROUPS = 4
+CLAIMS = "claims"
+# A block has at most so many images, and a data set at least so many blocks, in whole groups.
+BLOCK_IMAGES, LEAST_BLOCKS = 1024, 64
+ON_ERROR = ("raise", "skip")
 
 
 @dataclass
 class Extraction:
-    """What a run of `extract_tokens` did, over all processes.
+    """What a run of `extract_tokens` did, in this process.
 
     Args:
         images: images tokenised.
         seconds: from the first image on.
-        waited: seconds, of the mean process, spent waiting for decoded images.
+        waited: seconds spent waiting for decoded images.
+        skipped: images that could not be decoded and were left out.
     """
 
     images: int
     seconds: float
     waited: float
+    skipped: int = 0
 
     def __str__(self) -> str:
         if not self.images:
-            return "all images had their tokens"
+            return "all images had their tokens" + self._skips()
         return (
             f"tokenised {self.images} images in {self.seconds:.0f} s: {self.images / self.seconds:.1f} "
-            f"images/s, {self.waited / self.seconds:.0%} of the time waiting for data"
+            f"images/s, {self.waited / self.seconds:.0%} of the time waiting for data{self._skips()}"
         )
 
+    def _skips(self) -> str:
+        return f"; left {self.skipped} out that could not be decoded" if self.skipped else ""
 
-def open_or_create(path: str | os.PathLike, tokenizer: Tokenizer, images: NamedImages) -> TokenStore:
-    """The token store at a path, made if absent, extended if images are new; by the main process for all.
+
+def open_or_create(
+    path: str | os.PathLike, tokenizer: Tokenizer, images: NamedImages, preprocessing: Mapping[str, Any]
+) -> tuple[TokenStore, np.ndarray]:
+    """The token store at a path, made if absent, extended if images are new; and where its images are.
+
+    Any number of processes may do this at a time.
+
+    Returns:
+        The store, and for each of its rows the place of the image in `images`, -1 where it is not in them.
 
     Raises:
-        TokenStoreError: it was made by another tokenizer or for another grid, or new images are in
-            another folder.
+        TokenStoreError: it was made by another tokenizer, for another grid, of other preprocessing or of
+            images in another folder.
     """
-    if is_main_process():
-        _prepare(path, tokenizer, images)
-    barrier()
-    return TokenStore.open(path)
-
-
-def _prepare(path: str | os.PathLike, tokenizer: Tokenizer, images: NamedImages) -> None:
     if not Path(path).exists():
-        TokenStore.create(
-            path, images.names, tokenizer.grid, tokenizer.vocab_size, tokenizer.digest, images.data_root
-        )
-        return
+        names = images.places("reading names")
+        identity = (tokenizer.grid, tokenizer.vocab_size, tokenizer.digest, images.data_root, preprocessing)
+        try:
+            TokenStore.create(path, names, *identity)
+        except TokenStoreError:
+            if not Path(path).exists():
+                raise  # else another process was faster
     store = TokenStore.open(path)
+    _check_identity(store, tokenizer, images, preprocessing)
+    place_of_row = np.full(len(store), -1, dtype=np.int64)
+    new: dict[str, None] = {}
+    for place, name in images.numbered_names("looking names up"):
+        row = store.row(name)
+        if row is None:
+            new[name] = None
+        elif place_of_row[row] < 0:
+            place_of_row[row] = place
+    if not new:
+        return store, place_of_row
+    try:
+        extend_store(path, sorted(new))
+    except TokenStoreError:
+        if all(name not in TokenStore.open(path) for name in new):
+            raise  # else another process was faster
+    return open_or_create(path, tokenizer, images, preprocessing)
+
+
+def _check_identity(
+    store: TokenStore, tokenizer: Tokenizer, images: NamedImages, preprocessing: Mapping[str, Any]
+) -> None:
     store.require_tokenizer(tokenizer.digest, "the config's tokenizer")
     if store.grid != tokenizer.grid:
         raise TokenStoreError(
-            f"token store `{path}` has grids of {store.grid}, the tokenizer gives {tokenizer.grid}: choose "
+            f"token store `{store.path}` has grids of {store.grid}, the tokenizer gives {tokenizer.grid}: "
+            "choose another `token_store`"
+        )
+    if different := differences(store.preprocessing, preprocessing):
+        raise TokenStoreError(
+            f"token store `{store.path}` is of images preprocessed in another way ({different}): choose "
             "another `token_store`"
         )
-    if new := [name for name in images.names if name not in store]:
-        if store.data_root != images.data_root:
-            raise TokenStoreError(
-                f"token store `{path}` is of images in `{store.data_root}`, the config's are in "
-                f"`{images.data_root}`: choose another `token_store`"
-            )
-        extend_store(path, new)
+    if not _same_folder(store.data_root, images.data_root):
+        raise TokenStoreError(
+            f"token store `{store.path}` is of images in `{store.data_root}`, the config's are in "
+            f"`{images.data_root}`: choose another `token_store`"
+        )
+
+
+def differences(recorded: Any, found: Any, where: str = "") -> str:
+    """Where two values of a config differ first, in words; empty if they do not."""
+    if isinstance(recorded, Mapping) and isinstance(found, Mapping):
+        pairs = [(key, recorded.get(key), found.get(key)) for key in {**recorded, **found}]
+    elif (
+        isinstance(recorded, list | tuple) and isinstance(found, list | tuple) and len(recorded) == len(found)
+    ):
+        pairs = [(index, *pair) for index, pair in enumerate(zip(recorded, found, strict=True))]
+    else:
+        return "" if recorded == found else f"{where}: {recorded}, now {found}"
+    inner = (differences(one, other, f"{where}.{key}".lstrip(".")) for key, one, other in pairs)
+    return next(filter(None, inner), "")
+
+
+def _same_folder(recorded: str | None, found: str) -> bool:
+    return recorded is None or recorded == found or os.path.realpath(recorded) == os.path.realpath(found)
 
 
 def extract_tokens(
@@ -90,83 +142,115 @@ def extract_tokens(
     preprocessor: nn.Module,
     images: NamedImages,
     store: TokenStore,
+    place_of_row: np.ndarray,
+    on_error: str = "raise",
+    retry_skipped: bool = False,
     group_size: int = GROUP_SIZE,
-    batch_size: int = 32,
     num_workers: int = 2,
 ) -> Extraction:
     """Write the token grids of the images that the store misses, and seal it once it misses none.
 
-    Processes take images in turn and write rows of their own. Tokens are copied from the device and written
-    by a thread, while the encoder goes on.
+    Any number of processes and machines may do this at a time: each takes blocks of rows that nobody has
+    taken, and in the end those that nobody has finished.
 
     Args:
         tokenizer: gives the tokens, on its own device.
         preprocessor: MMPretrain data preprocessor with the tokenizer's mean and standard deviation.
-        images: the images; all have a row in the store.
+        images: the images.
         store: where the tokens go; all processes must see it.
+        place_of_row: the place of each row's image, -1 where it is not in `images`.
+        on_error: 'raise' leaves images that cannot be decoded missing and says so in the end; 'skip' records
+            them in the store, which can then be sealed.
+        retry_skipped: try the images that were skipped again.
         group_size: images of one pass of the tokenizer.
-        batch_size: images that a loader's worker hands over at a time.
-        num_workers: of the loader, in each process.
+        num_workers: of the loader.
 
     Raises:
         UnreadableImagesError: after the tokens of all other images are written.
     """
-    rows = np.array([store.row(name) for name in images.names], dtype=np.int64)
-    missing = np.flatnonzero(~store.written()[rows])
-    # No process looks for what is missing when another is writing already.
-    barrier()
-    mine = missing[get_rank() :: get_world_size()]
-    groups = split(mine.tolist(), group_size)
-    # As many in each process, because a tokenizer may talk to the others in its forward (VQ-KD does).
-    most = math.ceil(math.ceil(len(missing) / get_world_size()) / group_size)
-    groups += [[]] * (most - len(groups))
-    encoded = GroupedImages(
-        images, groups, group_size, tokenizer.image_size, preprocessor, batch_size, num_workers
-    )
-    start = time.perf_counter()
-    unreadable = _write_groups(tokenizer, encoded, rows, store, len(mine))
+    if on_error not in ON_ERROR:
+        raise ValueError(f"on_error is {on_error!r}: one of {', '.join(ON_ERROR)}")
+    work = _Rows(store, place_of_row, retry_skipped, group_size)
+    loader = GroupLoader(images, tokenizer.image_size, preprocessor, group_size, num_workers)
+    unreadable: dict[int, str] = {}
+    total, start = len(work.todo), time.perf_counter()
+    bar = tqdm(total=total, desc="extracting tokens", unit="image", disable=process_number()[0] > 0)
+    with bar:
+        for task, groups in groupby(loader.load(work.groups()), key=lambda group: group.task):
+            unreadable |= work.do(task, groups, tokenizer, on_error == "skip")
+            waiting = loader.waited / (time.perf_counter() - start)
+            bar.set_postfix_str(f"{waiting:.0%} of the time waiting for data", refresh=False)
+            bar.update(total - len(work.left()) - bar.n)
     seconds = time.perf_counter() - start
-    unreadable = [(images.path(position), reason) for position, reason in unreadable]
-    gathered = all_gather_object((seconds, encoded.waited, unreadable))
-    if unreadable := [image for _, _, images_of_rank in gathered for image in images_of_rank]:
-        raise UnreadableImagesError(unreadable, f"the tokens of all others are in `{store.path}`")
-    if is_main_process() and not store.missing().size:
+    if unreadable and on_error == "raise":
+        reasons = {images.path(int(place_of_row[row])): reason for row, reason in unreadable.items()}
+        raise UnreadableImagesError(reasons, f"the tokens of all others are in `{store.path}`")
+    if not store.missing().size:
         store.seal()
-    barrier()
-    slowest = max(seconds for seconds, _, _ in gathered)
-    waited = sum(waited for _, waited, _ in gathered) / len(gathered)
-    return Extraction(len(missing), slowest, waited)
+        work.tasks.clear()
+    return Extraction(total - len(unreadable), seconds, loader.waited, len(store.skipped))
 
 
-def _write_groups(
-    tokenizer: Tokenizer, encoded: GroupedImages, rows: np.ndarray, store: TokenStore, total: int
-) -> list[tuple[int, str]]:
-    """Tokenise and write all groups; positions of the images that could not be read."""
-    unreadable: list[tuple[int, str]] = []
-    queue: deque[Future] = deque()
-    start = time.perf_counter()
-    bar = tqdm(total=total, desc=_describe(), unit="image", disable=not is_main_process())
-    with bar, ThreadPoolExecutor(1) as writer:
-        for group in encoded:
-            queue.append(writer.submit(_write, store, rows, group, tokenizer(group.inputs)))
-            while len(queue) > QUEUED_GROUPS or (queue and queue[0].done()):
-                bar.update(queue.popleft().result())
-            unreadable += group.unreadable
-            share = encoded.waited / (time.perf_counter() - start)
-            bar.set_postfix_str(f"{share:.0%} of the time waiting for data", refresh=False)
-        while queue:
-            bar.update(queue.popleft().result())
-    return unreadable
+class _Rows:
+    """The rows that an extraction has to write, in tasks of a block each.
 
+    Args:
+        store: the token store.
+        place_of_row: the place of each row's image, -1 where there is none.
+        retry_skipped: whether rows that were skipped count as missing.
+        group_size: images of one pass; a block is made of whole groups.
+    """
 
-def _write(store: TokenStore, rows: np.ndarray, group: ImageGroup, tokens: Tensor) -> int:
-    """Copy a group's tokens from the device and write them; the number of images done with."""
-    if group.positions.size:
-        grids = tokens.cpu().numpy()[group.slots].reshape(-1, *store.grid)
-        store.write(rows[group.positions], grids)
-    return len(group.positions) + len(group.unreadable)
+    def __init__(
+        self, store: TokenStore, place_of_row: np.ndarray, retry_skipped: bool, group_size: int
+    ) -> None:
+        self.store, self.place_of_row, self.group_size = store, place_of_row, group_size
+        self.retry_skipped = retry_skipped
+        self.todo = np.flatnonzero(place_of_row >= 0)
+        self.todo = self.left()
+        groups = max(1, min(BLOCK_IMAGES, len(place_of_row) // LEAST_BLOCKS) // group_size)
+        self.block = groups * group_size
+        numbers = np.unique(self.todo // self.block).tolist()
+        self.tasks = SharedTasks(store.path / CLAIMS, numbers, self._done)
 
+    def left(self) -> Int64[np.ndarray, " rows"]:
+        """Rows that nobody has written yet."""
+        missing = self.store.missing(with_skipped=self.retry_skipped)
+        return np.intersect1d(self.todo, missing, assume_unique=True)
 
-def _describe() -> str:
-    others = f" (first of {get_world_size()} processes)" if get_world_size() > 1 else ""
-    return f"extracting tokens{others}"
+    def _done(self, tasks: Sequence[int]) -> set[int]:
+        return set(tasks) - set((self.left() // self.block).tolist())
+
+    def groups(self) -> Iterator[tuple[int, Int64[np.ndarray, " group"]]]:
+        """Places of the images of tasks that nobody has done, a group at a time."""
+        for task in self.tasks:
+            for rows in split(self._rows(task), self.group_size):
+                if self.tasks.is_lost(task):
+                    break
+                yield task, self.place_of_row[rows]
+
+    def _rows(self, task: int) -> Int64[np.ndarray, " rows"]:
+        left = self.left()
+        return left[left // self.block == task]
+
+    def do(self, task: int, groups: Iterable[ImageGroup], tokenizer: Tokenizer, skip: bool) -> dict[int, str]:
+        """Tokenise a task's groups and write them as a block; rows that could not be read, with reasons."""
+        places: list[int] = []
+        tokens: list[Tensor] = []
+        unreadable: dict[int, str] = {}
+        for group in groups:
+            if not self.tasks.is_lost(task):
+                places += group.places
+                # On their device until all are there: copying waits for it.
+                tokens.append(tokenizer(group.inputs)[: len(group.places)])
+                unreadable |= group.unreadable
+        row_of_place = {int(self.place_of_row[row]): int(row) for row in self._rows(task)}
+        mine = [index for index, place in enumerate(places) if place in row_of_place]
+        reasons = {
+            row_of_place[place]: reason for place, reason in unreadable.items() if place in row_of_place
+        }
+        if mine or (skip and reasons):
+            grids = torch.cat(tokens).cpu().numpy().reshape(-1, *self.store.grid)
+            rows = [row_of_place[places[index]] for index in mine]
+            self.store.write(rows, grids[mine], reasons if skip else {})
+        return reasons

@@ -5,37 +5,37 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
+from urllib.parse import urlparse
 
 import torch
+from filelock import FileLock
 from jaxtyping import Float, Int64
 from mmengine.config import ConfigDict
-from mmengine.dist import barrier, is_main_process
-from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from mapet_mm.errors import UserError
 from mapet_mm.models.targets import token_ids
 from mapet_mm.registry import MODELS
-from mapet_mm.tokenizers.kclip import full_float32
+from mapet_mm.tokenizers.base import Tokenizer, full_float32
+from mapet_mm.weight_files import read_weights
 
 # Running statistics that decide no token.
 STATISTICS = ("cluster_size",)
 OPTION = "init_cfg.checkpoint"
 
 
-class TokenizerError(ValueError):
+class TokenizerError(UserError, ValueError):
     """A tokenizer whose weights cannot be had or do not fit; the message is one line."""
 
 
 @MODELS.register_module()
-class FrozenTokenizer(BaseModule):
+class FrozenTokenizer(Tokenizer):
     """Target generator: any module that maps images to token ids or to logits over a vocabulary.
 
-    Always in evaluation mode (MMPretrain's VQ-KD would go on learning its codebook in training), in true
-    float32, without gradient, and no submodule of the model that it gives targets to, so that checkpoints,
-    optimizer and gradient buckets have none of it.
+    Never in training mode, where MMPretrain's VQ-KD would go on learning its codebook.
 
     Args:
         tokenizer: its config, for example `dict(type="VQKD", ..., init_cfg=dict(type="Pretrained",
@@ -57,11 +57,8 @@ class FrozenTokenizer(BaseModule):
         random_seed: int | None = None,
         init_cfg: dict | None = None,
     ) -> None:
-        super().__init__(init_cfg)
-        self.image_size, self.vocab_size = image_size, vocab_size
         config = ConfigDict(tokenizer).to_dict()
         pretrained = config.pop("init_cfg", None) or {}
-        self.description = {"tokenizer": config, "image_size": image_size, "vocab_size": vocab_size}
         if pretrained.get("type") == "Pretrained":
             model = MODELS.build(config)
             _load(model, pretrained["checkpoint"], pretrained.get("prefix", ""))
@@ -73,14 +70,15 @@ class FrozenTokenizer(BaseModule):
                 "checkpoint=<address or file>), or random_seed=<int> for fixed random weights"
             )
         _check_initialised(model)
-        # In a tuple, out of nn.Module's sight.
-        self._model = (model.float().eval().requires_grad_(False),)
-        self.eval()
+        super().__init__(model, image_size, init_cfg)
+        self.vocab_size = vocab_size
+        self.description = {"tokenizer": config, "image_size": image_size, "vocab_size": vocab_size}
+        self._checked = False
 
     @property
     def model(self) -> nn.Module:
         """The tokenizer itself."""
-        return self._model[0]
+        return self._network[0]
 
     @cached_property
     def grid(self) -> tuple[int, int]:
@@ -109,28 +107,17 @@ class FrozenTokenizer(BaseModule):
         Raises:
             ValueError: images of another size, or ids outside the vocabulary.
         """
-        if images.shape[-2:] != (self.image_size, self.image_size):
-            raise ValueError(
-                f"the tokenizer takes images of {self.image_size} x {self.image_size} px, got "
-                f"{images.shape[-2]} x {images.shape[-1]}: resize in the pipeline or set `image_size`"
-            )
+        self.check_size(images)
         with full_float32(images.device):
             tokens = token_ids(self.model(images.float()))
-        if (highest := int(tokens.max())) >= self.vocab_size:
+        # Looking at the ids waits for the device: on a GPU the first batch has to do.
+        if (tokens.device.type == "cpu" or not self._checked) and int(tokens.max()) >= self.vocab_size:
             raise ValueError(
-                f"the tokenizer gives token id {highest}, but `vocab_size` is {self.vocab_size}: set it to "
-                "the size of the tokenizer's codebook"
+                f"the tokenizer gives token id {int(tokens.max())}, but `vocab_size` is {self.vocab_size}: "
+                "set it to the size of the tokenizer's codebook"
             )
+        self._checked = True
         return tokens
-
-    def train(self, mode: bool = True) -> FrozenTokenizer:
-        """Stay in evaluation mode whatever is asked."""
-        return super().train(False)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FrozenTokenizer:
-        # What .to(), .cuda() and .half() call: the tokenizer follows the model without being part of it.
-        self.model._apply(fn, recurse)
-        return super()._apply(fn, recurse)
 
 
 def _random(config: Mapping[str, Any], seed: int) -> nn.Module:
@@ -164,27 +151,23 @@ def _read(checkpoint: str) -> dict[str, Tensor]:
     if "://" not in checkpoint and not os.path.isfile(checkpoint):
         raise TokenizerError(f"the tokenizer's weights `{checkpoint}` do not exist: {remedy}")
     try:
-        if "://" in checkpoint:
-            content = _download(checkpoint)
-        else:
-            content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        return read_weights(_download(checkpoint) if "://" in checkpoint else checkpoint)
     except Exception as error:  # whatever the network or the file raises, the remedy is the same
         reason = f"{type(error).__name__}: {error}".split("\n", 1)[0][:160]
         raise TokenizerError(
             f"could not read the tokenizer's weights `{checkpoint}` ({reason}): {remedy}"
         ) from None
-    return content.get("state_dict", content)
 
 
-def _download(address: str) -> dict:
-    """Fetch into PyTorch's cache, by one process for all of a machine's."""
-    if not is_main_process():
-        barrier()
-    try:
-        return torch.hub.load_state_dict_from_url(address, map_location="cpu", weights_only=True)
-    finally:
-        if is_main_process():
-            barrier()
+def _download(address: str) -> str:
+    """Fetch into PyTorch's cache, by one process of all that share it; the file."""
+    folder = os.path.join(torch.hub.get_dir(), "checkpoints")
+    os.makedirs(folder, exist_ok=True)
+    file = os.path.join(folder, os.path.basename(urlparse(address).path))
+    with FileLock(f"{file}.lock"):
+        if not os.path.isfile(file):
+            torch.hub.download_url_to_file(address, file)
+    return file
 
 
 def _check_initialised(model: nn.Module) -> None:

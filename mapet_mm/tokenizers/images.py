@@ -1,52 +1,46 @@
-"""The images that a tokenizer reads: those of any MMPretrain datasets, each once, by name."""
+"""The images that a tokenizer reads: those of any MMPretrain datasets, each known by its name."""
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import torch
-from jaxtyping import Float, Shaped
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch import Tensor
+from torch.utils.data import Dataset
+from tqdm import tqdm
 
+from mapet_mm.errors import UserError
 from mapet_mm.registry import DATASETS
 
 
-class UnreadableImagesError(RuntimeError):
+class UnreadableImagesError(UserError, RuntimeError):
     """Images that could not be decoded; everything else was computed and written."""
 
-    def __init__(self, unreadable: Sequence[tuple[str, str]], kept: str) -> None:
-        path, reason = unreadable[0]
-        others = f" and {len(unreadable) - 1} more ({_listing(unreadable[1:])})" if unreadable[1:] else ""
+    def __init__(self, unreadable: Mapping[str, str], kept: str) -> None:
+        (path, reason), *others = unreadable.items()
+        listing = ", ".join(f"`{path}`" for path, _ in others[:5]) + (", ..." if len(others) > 5 else "")
+        more = f" and {len(others)} more ({listing})" if others else ""
         super().__init__(
-            f"image `{path}` could not be decoded ({reason}){others}: replace or remove it and run the same "
-            f"command again; {kept}"
+            f"image `{path}` could not be decoded ({reason}){more}: repair or remove it, or leave such "
+            f"images out with --on-error skip, and run the same command again; {kept}"
         )
 
 
-class ImageBatch(NamedTuple):
-    """Images of one batch, and those that could not be decoded."""
-
-    positions: np.ndarray
-    images: Shaped[Tensor, "batch 3 height width"] | None
-    unreadable: list[tuple[int, str]]
-
-
 class NamedImages(Dataset):
-    """The images of several datasets, each once, sorted by name.
+    """The images of several datasets, by their place in all of them.
+
+    An image's name is its path relative to the data root, '/'-separated. The same image may be in several
+    datasets.
 
     Args:
-        configs: a dataset config of MMPretrain, or a list of them; an image in several is read once.
+        configs: a dataset config of MMPretrain, or a list of them.
         data_root: folder that names are relative to; None takes the datasets' own.
 
     Raises:
-        ValueError: no data root, several different ones, or images outside it.
+        ValueError: no data root, or several different ones; an image outside it, when it is named.
     """
 
     def __init__(
@@ -56,87 +50,66 @@ class NamedImages(Dataset):
         self._datasets = [DATASETS.build(config) for config in configs]
         self._ends = list(accumulate(map(len, self._datasets)))
         self.data_root = data_root or _common_root(self._datasets)
-        found: dict[str, int] = {}
-        for index in range(self._ends[-1]):
-            found.setdefault(_name(self._info(index)["img_path"], self.data_root), index)
-        self.names = sorted(found)
-        self._indices = np.array([found[name] for name in self.names], dtype=np.int64)
+        self._prefix = os.path.join(os.path.abspath(self.data_root), "")
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return self._ends[-1] if self._ends else 0
 
-    def path(self, position: int) -> str:
-        """Path of the image at a position."""
-        return self._info(int(self._indices[position]))["img_path"]
+    def path(self, index: int) -> str:
+        """Path of an image."""
+        return self._info(index)["img_path"]
+
+    def name(self, index: int) -> str:
+        """Name of an image."""
+        path = self.path(index)
+        absolute = os.path.abspath(path)
+        if not absolute.startswith(self._prefix):
+            raise ValueError(f"image `{path}` is not under data_root `{self.data_root}`: correct `data_root`")
+        return absolute[len(self._prefix) :].replace(os.sep, "/")
+
+    def places(self, what: str) -> dict[str, int]:
+        """Where each name is first found, in the order of names; with a progress bar called `what`."""
+        found: dict[str, int] = {}
+        for index, name in self.numbered_names(what):
+            found.setdefault(name, index)
+        return {name: found[name] for name in sorted(found)}
+
+    def numbered_names(self, what: str) -> Iterator[tuple[int, str]]:
+        """All names with their places; with a progress bar where that takes longer than a moment."""
+        for index in tqdm(range(len(self)), desc=what, unit="image", delay=2):
+            yield index, self.name(index)
 
     def labels(self) -> dict[str, int] | None:
         """Class index of each image by its name, or None where a dataset has no labels."""
-        infos = (
-            (name, self._info(int(index))) for name, index in zip(self.names, self._indices, strict=True)
-        )
-        found = {name: info.get("gt_label") for name, info in infos}
-        return None if None in found.values() else {name: int(label) for name, label in found.items()}
+        labels = {name: self._info(index).get("gt_label") for name, index in self.places("labels").items()}
+        return None if None in labels.values() else {name: int(label) for name, label in labels.items()}
 
     def class_names(self) -> list[str] | None:
         """Names of the classes by index, or None where the first dataset has none."""
         classes = self._datasets[0].metainfo.get("classes")
         return None if classes is None else list(classes)
 
-    def __getitem__(self, position: int) -> tuple[int, Tensor | str]:
-        """Position and pipeline output `inputs` (3, H, W), or why the image could not be decoded."""
-        index = int(self._indices[position])
+    def __getitem__(self, index: int) -> tuple[int, Tensor | str]:
+        """Place and pipeline output `inputs` (3, H, W), or why the image could not be decoded."""
         load, *steps = self._datasets[bisect_right(self._ends, index)].pipeline.transforms
         results = self._info(index)
         # Only loading may fail for an image's own fault; a mistake in the pipeline stops the run at once.
         try:
             results = load(results)
         except Exception as error:
-            return position, f"{type(error).__name__}: {error}".split("\n", 1)[0]
+            return index, f"{type(error).__name__}: {error}".split("\n", 1)[0]
         if results is None:
-            return position, "the pipeline's first step returned nothing"
+            return index, "the pipeline's first step returned nothing"
         for step in steps:
             results = step(results)
-        return position, results["inputs"]
+        return index, results["inputs"]
 
     def _info(self, index: int) -> dict[str, Any]:
         which = bisect_right(self._ends, index)
         return self._datasets[which].get_data_info(index - (self._ends[which - 1] if which else 0))
 
 
-def image_loader(
-    images: NamedImages, batches: Iterable[Sequence[int]], num_workers: int, pin_memory: bool
-) -> DataLoader:
-    """Loader of `ImageBatch`es that reads exactly the given positions, in order."""
-    return DataLoader(
-        images,
-        batch_sampler=[list(map(int, batch)) for batch in batches],
-        num_workers=num_workers,
-        collate_fn=_collate,
-        pin_memory=pin_memory,
-    )
-
-
-def normalise(
-    preprocessor: nn.Module, images: Shaped[Tensor, "batch 3 height width"]
-) -> Float[Tensor, "batch 3 height width"]:
-    """Images on the data preprocessor's device, in its channel order, mean and standard deviation."""
-    return preprocessor({"inputs": images, "data_samples": None})["inputs"]
-
-
-def _collate(samples: Sequence[tuple[int, Tensor | str]]) -> ImageBatch:
-    read = [(position, image) for position, image in samples if isinstance(image, Tensor)]
-    unreadable = [(position, reason) for position, reason in samples if isinstance(reason, str)]
-    shapes = {tuple(image.shape) for _, image in read}
-    if len(shapes) > 1:
-        raise ValueError(
-            f"images of one batch differ in shape ({', '.join(map(str, sorted(shapes)))}): end the dataset's "
-            "pipeline with a crop to one size before PackInputs"
-        )
-    positions = np.array([position for position, _ in read], dtype=np.int64)
-    return ImageBatch(positions, torch.stack([image for _, image in read]) if read else None, unreadable)
-
-
-def _common_root(datasets: Sequence[Dataset]) -> str:
+def _common_root(datasets: Iterable[Dataset]) -> str:
     roots = sorted({str(getattr(dataset, "data_root", "") or "") for dataset in datasets})
     if len(roots) != 1 or not roots[0]:
         raise ValueError(
@@ -144,15 +117,3 @@ def _common_root(datasets: Sequence[Dataset]) -> str:
             "image names shall be relative to"
         )
     return roots[0]
-
-
-def _name(img_path: str, data_root: str) -> str:
-    name = PurePath(os.path.relpath(img_path, data_root)).as_posix()
-    if name.startswith("../"):
-        raise ValueError(f"image `{img_path}` is not under data_root `{data_root}`: correct `data_root`")
-    return name
-
-
-def _listing(unreadable: Sequence[tuple[str, str]]) -> str:
-    paths = ", ".join(f"`{path}`" for path, _ in unreadable[:5])
-    return paths + (", ..." if len(unreadable) > 5 else "")

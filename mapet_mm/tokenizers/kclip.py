@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
-from mmengine.model import BaseModule
-from open_clip.modified_resnet import ModifiedResNet
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from mapet_mm.registry import MODELS
+from mapet_mm.tokenizers.base import Tokenizer, full_float32
 from mapet_mm.tokenizers.clip_tower import build_tower, describe, tower_config, weights_digest
-from mapet_mm.tokenizers.codebook import Codebook, CodebookError
+from mapet_mm.tokenizers.codebook.codebook import Codebook, CodebookError
 
 # Stem (two strides), then three stages with a stride each.
 STRIDE = 32
@@ -40,11 +38,8 @@ def grid_features(
 
 
 @MODELS.register_module()
-class KCLIP(BaseModule):
+class KCLIP(Tokenizer):
     """Target generator: the grid of CLIP features of an image, as indices of their nearest centroids.
-
-    Frozen and always in eval mode. The tower is not a submodule, so that a model which tokenises on the fly
-    has none of it in its checkpoint, optimizer or gradient buckets; it moves between devices all the same.
 
     Args:
         clip_model: a CLIP ResNet of open_clip, or `dict(layers, width, image_size)` for a small one.
@@ -65,26 +60,23 @@ class KCLIP(BaseModule):
         image_size: int | None = None,
         init_cfg: dict | None = None,
     ) -> None:
-        super().__init__(init_cfg)
         # Read first: a wrong path should not cost the minutes of a weights download.
         if codebook is not None and not isinstance(codebook, Codebook):
             codebook = Codebook.load(codebook)
+        image_size = image_size or tower_config(clip_model)["image_size"]
+        if image_size % STRIDE:
+            raise ValueError(f"KCLIP's image_size must be a multiple of {STRIDE} px, got {image_size}")
+        super().__init__(build_tower(clip_model, pretrained), image_size, init_cfg)
         self.codebook = codebook
-        self.image_size = image_size or tower_config(clip_model)["image_size"]
         self.description = describe(clip_model, pretrained)
-        if self.image_size % STRIDE:
-            raise ValueError(f"KCLIP's image_size must be a multiple of {STRIDE} px, got {self.image_size}")
-        # In a tuple, out of nn.Module's sight.
-        self._tower = (build_tower(clip_model, pretrained),)
         self.encoder_digest = weights_digest(self.visual)
         if codebook is not None:
             self._check_codebook(codebook)
-        self.eval()
 
     @property
-    def visual(self) -> ModifiedResNet:
+    def visual(self) -> nn.Module:
         """The CLIP ResNet tower, without attention pooling."""
-        return self._tower[0]
+        return self._network[0]
 
     @property
     def dim(self) -> int:
@@ -114,30 +106,17 @@ class KCLIP(BaseModule):
     @torch.no_grad()
     def features(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch grid dim"]:
         """Grid features (B, HW, D) in float32 of normalised images (B, 3, H, W)."""
-        if images.shape[-2:] != (self.image_size, self.image_size):
-            raise ValueError(
-                f"KCLIP takes images of {self.image_size} x {self.image_size} px, got "
-                f"{images.shape[-2]} x {images.shape[-1]}: resize in the pipeline or set `image_size`"
-            )
+        self.check_size(images)
         with full_float32(images.device):
             return grid_features(self.visual, images.float())
 
     @torch.no_grad()
-    def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Int[Tensor, "batch grid"]:
+    def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Int64[Tensor, "batch grid"]:
         """Token ids (B, HW), int64, in raster order, of normalised images (B, 3, H, W)."""
         codebook = self._need_codebook()
         features = self.features(images)
         with full_float32(images.device):
             return codebook.assign(features)
-
-    def train(self, mode: bool = True) -> KCLIP:
-        """Stay in eval mode whatever is asked: a tokenizer's BatchNorm must not follow the batch."""
-        return super().train(False)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> KCLIP:
-        # What .to(), .cuda() and .half() call: the tower follows the model without being part of it.
-        self.visual._apply(fn, recurse)
-        return super()._apply(fn, recurse)
 
     def _need_codebook(self) -> Codebook:
         if self.codebook is None:
@@ -168,16 +147,3 @@ class KCLIP(BaseModule):
 
 def _short(value: object) -> str:
     return value[:12] if isinstance(value, str) else str(value)
-
-
-@contextmanager
-def full_float32(device: torch.device) -> Iterator[None]:
-    """Compute in true float32, neither autocast nor TF32: an image gets the same tokens on any device."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.allow_tf32, matmul.allow_tf32
-    cudnn.allow_tf32 = matmul.allow_tf32 = False
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        cudnn.allow_tf32, matmul.allow_tf32 = before

@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 from torch import nn
-from tqdm import tqdm
 
-from mapet_mm.tokenizers.encoding import GROUP_SIZE, GroupedImages, split
-from mapet_mm.tokenizers.extraction import Tokenizer
+from mapet_mm.tokenizers.base import Tokenizer
+from mapet_mm.tokenizers.image_groups import GROUP_SIZE, GroupLoader, split
 from mapet_mm.tokenizers.images import NamedImages
-from mapet_mm.tokenizers.token_store import TokenStore, TokenStoreError
+from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
 
 # Another device may round a feature between two centroids to the other one; a wrong image, weights file or
 # pipeline changes most of its tokens.
@@ -37,7 +36,6 @@ def verify_store(
     count: int = 256,
     seed: int = 0,
     group_size: int = GROUP_SIZE,
-    batch_size: int = 32,
     num_workers: int = 2,
 ) -> Verification:
     """Compare a sealed store with its checksums, and the tokens of `count` random images with fresh ones.
@@ -48,23 +46,22 @@ def verify_store(
     """
     store.require_tokenizer(tokenizer.digest, "the config's tokenizer")
     store.verify_checksums()
-    drawn = np.random.default_rng(seed).choice(len(images), size=min(count, len(images)), replace=False)
-    groups = split(np.sort(drawn).tolist(), group_size)
-    encoded = GroupedImages(
-        images, groups, group_size, tokenizer.image_size, preprocessor, batch_size, num_workers
-    )
+    skipped = store.skipped
+    places = [place for name, place in images.places("reading names").items() if name not in skipped]
+    drawn = np.random.default_rng(seed).choice(places, size=min(count, len(places)), replace=False)
+    groups = ((0, group) for group in split(np.sort(drawn).tolist(), group_size))
+    loader = GroupLoader(images, tokenizer.image_size, preprocessor, group_size, num_workers)
     different, tokens = 0, 0
-    for group in tqdm(encoded, desc="verifying", unit="group"):
-        if group.unreadable:
-            position, reason = group.unreadable[0]
-            raise TokenStoreError(f"image `{images.path(position)}` could not be decoded ({reason})")
-        fresh = tokenizer(group.inputs).cpu().numpy()[group.slots]
-        for position, grid in zip(group.positions, fresh, strict=True):
-            wrong = int((store[images.names[position]].ravel() != grid).sum())
+    for group in loader.load(groups):
+        for place, reason in group.unreadable.items():
+            raise TokenStoreError(f"image `{images.path(place)}` could not be decoded ({reason})")
+        fresh = tokenizer(group.inputs).cpu().numpy()
+        for place, grid in zip(group.places, fresh, strict=False):
+            wrong = int((store[images.name(place)].ravel() != grid).sum())
             if wrong > LARGEST_SHARE * grid.size:
                 raise TokenStoreError(
                     f"token store `{store.path}`: {wrong} of {grid.size} tokens of image "
-                    f"`{images.path(position)}` differ from fresh ones: the image or the pipeline has "
+                    f"`{images.path(place)}` differ from fresh ones: the image or the pipeline has "
                     "changed since; extract into another store"
                 )
             different, tokens = different + wrong, tokens + grid.size

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from mapet_mm.tokenizers.token_store import TokenStore
+from mapet_mm.tokenizers import TokenStore
 
 CELL_INCHES, GAP_INCHES, TITLE_INCHES = 0.72, 0.06, 0.26
 FRAME_COLOUR = "#e6252f"
@@ -61,16 +61,17 @@ def find_members(
             )
     seen = dict.fromkeys(members, 0)
     draw = random.Random(seed)
-    for name, grid in store.written_grids():
-        for row, col in np.argwhere(np.isin(grid, list(members))).tolist():
-            token = int(grid[row, col])
+    for rows, grids in store.chunks():
+        for image, row, col in np.argwhere(np.isin(grids, list(members))).tolist():
+            token = int(grids[image, row, col])
+            patch = Patch(store.names[int(rows[image])], row, col)
             seen[token] += 1
             kept = members[token]
             if limit is None or len(kept) < limit:
-                kept.append(Patch(name, row, col))
+                kept.append(patch)
             # Reservoir sampling: each of the patches seen so far is kept with the same probability.
             elif (place := draw.randrange(seen[token])) < limit:
-                kept[place] = Patch(name, row, col)
+                kept[place] = patch
     return members
 
 

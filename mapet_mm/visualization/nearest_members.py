@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from mapet_mm.tokenizers.encoding import GROUP_SIZE, GroupedImages, split
+from mapet_mm.tokenizers import KCLIP
+from mapet_mm.tokenizers.image_groups import GROUP_SIZE, GroupLoader, split
 from mapet_mm.tokenizers.images import NamedImages
-from mapet_mm.tokenizers.kclip import KCLIP
 from mapet_mm.visualization.codebook_sheet import Patch
 
 
@@ -22,7 +22,6 @@ def nearest_members(
     candidates: Mapping[int, Sequence[Patch]],
     count: int,
     group_size: int = GROUP_SIZE,
-    batch_size: int = 32,
     num_workers: int = 2,
 ) -> dict[int, list[Patch]]:
     """The `count` candidates of each token that are nearest to its centroid (L2), nearest first.
@@ -40,17 +39,16 @@ def nearest_members(
     wanted: dict[str, list[tuple[int, Patch]]] = {}
     for token, patch in patches:
         wanted.setdefault(patch.name, []).append((token, patch))
-    position_of = {name: position for position, name in enumerate(images.names) if name in wanted}
-    groups = split(sorted(position_of.values()), group_size)
-    encoded = GroupedImages(
-        images, groups, group_size, tokenizer.image_size, preprocessor, batch_size, num_workers
-    )
+    name_of_place = {place: name for name, place in images.places("reading names").items() if name in wanted}
+    groups = split(sorted(name_of_place), group_size)
+    loader = GroupLoader(images, tokenizer.image_size, preprocessor, group_size, num_workers)
     centroids = tokenizer.codebook.centroids
     distances: dict[tuple[int, Patch], float] = {}
-    for group in tqdm(encoded, desc="nearest members", unit="group"):
-        features = tokenizer.features(group.inputs).cpu()[group.slots]
-        for position, grid in zip(group.positions, features, strict=True):
-            for token, patch in wanted[images.names[position]]:
+    loaded = loader.load((0, group) for group in groups)
+    for group in tqdm(loaded, desc="nearest members", unit="group", total=len(groups)):
+        features = tokenizer.features(group.inputs).cpu()
+        for place, grid in zip(group.places, features, strict=False):
+            for token, patch in wanted[name_of_place[place]]:
                 feature = grid[patch.row * tokenizer.grid[1] + patch.col]
                 distances[token, patch] = float(torch.dist(feature, centroids[token]))
     return {token: _smallest(token, members, distances, count) for token, members in candidates.items()}

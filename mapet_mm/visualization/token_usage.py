@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
+from tqdm import tqdm
 
-from mapet_mm.tokenizers.token_store import TokenStore
+from mapet_mm.tokenizers import TokenStore
 
 BAR_COLOUR = "#2f6fb0"
 
@@ -80,12 +81,16 @@ def measure_usage(store: TokenStore, labels: Mapping[str, int] | None = None) ->
         ValueError: no image that counts has tokens.
     """
     classes = 1 + max(labels.values()) if labels else 1
-    counts = np.zeros((store.vocab_size, classes), dtype=np.int64)
-    for name, grid in store.written_grids():
-        if labels is None:
-            counts[:, 0] += np.bincount(grid.ravel(), minlength=store.vocab_size)
-        elif name in labels:
-            counts[:, labels[name]] += np.bincount(grid.ravel(), minlength=store.vocab_size)
+    label_of_row = np.zeros(len(store), dtype=np.int64)
+    if labels is not None:
+        label_of_row = np.array([labels.get(name, -1) for name in store.names])
+    counts = np.zeros(store.vocab_size * classes, dtype=np.int64)
+    for rows, grids in tqdm(store.chunks(), desc="counting tokens", unit="chunk", delay=2):
+        of_image = label_of_row[rows]
+        counted = of_image >= 0
+        keys = grids[counted].reshape(counted.sum(), -1) * np.int64(classes) + of_image[counted, None]
+        counts += np.bincount(keys.ravel(), minlength=len(counts))
+    counts = counts.reshape(store.vocab_size, classes)
     if not counts.any():
         raise ValueError(f"token store `{store.path}` holds no tokens yet: run tools/extract_tokens.py first")
     return TokenUsage(counts.sum(axis=1), counts if labels else None)

@@ -1,6 +1,8 @@
 """Every config under configs/ parses, builds its model, and its pipelines work on a real photograph."""
 
+import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +27,8 @@ from PIL import Image
 
 METHODS = ("mapet", "pim", "mim", "beit", "cae")
 PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS and "-online_" not in path.stem]
-ON_IMAGENET = PRETRAINING + [path for path in RECIPES if path.match("configs/mapet/benchmarks/*_in1k.py")]
+CLASSIFYING = ("configs/mapet/benchmarks/*_in1k.py", "configs/scratch/*_in1k.py")
+ON_IMAGENET = PRETRAINING + [path for path in RECIPES if any(map(path.match, CLASSIFYING))]
 
 
 @pytest.fixture
@@ -49,8 +52,8 @@ def first_sample(cfg, loader: str, root):
 
 def test_there_are_configs_of_every_kind():
     assert len(TOKENIZERS) >= 1
-    methods = [(method, 6) for method in METHODS]
-    for folder, count in (*methods, ("mapet/benchmarks", 6), ("segmentation", 3), ("digits", 8)):
+    others = [("mapet/benchmarks", 6), ("scratch", 3), ("segmentation", 3), ("digits", 8)]
+    for folder, count in [*((method, 6) for method in METHODS), *others]:
         assert sum(path.parent == ROOT / "configs" / folder for path in RECIPES) >= count, folder
 
 
@@ -121,13 +124,13 @@ def test_imagenet_recipe_reads_a_photograph(path, loader, imagenet):
     """224 x 224 pixels with the class, and in pre-training with the 14 x 14 stored tokens of that image."""
     cfg = load(path)
     if cfg[loader] is None:
-        assert cfg.model.type in ("BEiT", "CAE")  # they have no validation
+        assert cfg.model.type in ("BEiT", "mapet_mm.ProjectedCAE")  # they have no validation
         return
     sample = first_sample(cfg, loader, imagenet)
     assert tuple(sample["inputs"].shape) == (3, 224, 224)
     assert sample["data_samples"].gt_label.tolist() == [281]
     if path in PRETRAINING:
-        assert ("mask" in sample["data_samples"]) == (cfg.model.type in ("BEiT", "CAE"))
+        assert ("mask" in sample["data_samples"]) == (cfg.model.type in ("BEiT", "mapet_mm.ProjectedCAE"))
         row = 0 if loader == "train_dataloader" else 1
         tokens = np.asarray(sample["data_samples"].token_grid)
         np.testing.assert_array_equal(tokens, np.arange(row * 196, (row + 1) * 196).reshape(14, 14))
@@ -180,3 +183,22 @@ def test_tokenizer_config_leads_to_a_recipe_that_reads_its_tokens(path):
         assert recipe.model.target_generator.vocab_size == recipe.model.head.vocab_size == vocab_size
     else:
         assert recipe.model.backbone.vocab_size == vocab_size
+
+
+@pytest.mark.parametrize("path", TOKENIZERS, ids=label)
+def test_tokenizer_resizes_bicubic_to_its_square(path):
+    """As the authors do for all three, and then cuts the centre out of an image that is not square."""
+    steps = load(path).dataset[0].pipeline
+    assert [step.interpolation for step in steps if step.type == "ResizeEdge"] == ["bicubic"]
+
+
+def test_every_base_is_used_by_a_recipe():
+    """What nothing inherits is deleted."""
+    parsed = {str(path): path.read_text() for path in (ROOT / "configs").rglob("*.py")}
+    inherited = {
+        os.path.normpath(Path(path).parent / base)
+        for path, text in parsed.items()
+        for base in re.findall(r'"([^"]+\.py)"', text)
+    }
+    bases = [path for path in parsed if "_base_" in Path(path).parts]
+    assert not [path for path in bases if os.path.normpath(path) not in inherited]

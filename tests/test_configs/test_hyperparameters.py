@@ -1,15 +1,22 @@
 """The recipes hold the paper's hyper-parameters: its tables against real optimizers and schedulers."""
 
+import numpy as np
 import pytest
 import torch
 from config_building import (
     RECIPES,
     build_model,
     gpus_and_batch,
+    in_scope,
+    label,
     learning_rates,
     load,
     optim_wrapper_of,
 )
+from imagenet_folder import PHOTOGRAPH
+from mmcv.transforms import Compose
+from PIL import Image
+from timm.data import create_transform
 from torch import nn
 
 SIZES = ["tiny", "small", "base"]
@@ -30,6 +37,10 @@ def pretraining(size: str):
 
 def fine_tuning(size: str):
     return recipe(f"configs/mapet/benchmarks/vit-{size}-p16_*b*-amp-coslr-[123]00e_in1k.py")
+
+
+def from_scratch(size: str):
+    return recipe(f"configs/scratch/vit-{size}-p16_*")
 
 
 def linear_probe(size: str):
@@ -95,6 +106,47 @@ def test_pretraining_schedule_is_the_papers(size):
     assert rates[-1] == pytest.approx(1e-5, rel=1e-3)
 
 
+@pytest.mark.parametrize("path", [p for p in RECIPES if p.parent.name in ("mim", "beit", "cae")], ids=label)
+def test_masking_hides_as_many_patches_as_the_authors_do(path):
+    """MIM 75 of 196 at random, BEiT 75 in blocks of at least 16, CAE 98, half of them."""
+    cfg = load(path)
+    if path.parent.name == "mim":
+        vit = build_model(cfg).backbone
+        assert (vit.objective.name, vit.num_targets, vit.cutting_point) == ("mim", 75, 122)
+        assert not [s for s in cfg.train_dataloader.dataset.pipeline if s.type == "mapet_mm.BlockwiseMask"]
+        return
+    masked = dict(beit=75, cae=98)[path.parent.name]
+    mask = step_of(cfg, "mapet_mm.BlockwiseMask")
+    assert (mask.input_size, mask.num_masking_patches, mask.min_num_patches) == (14, masked, 16)
+    assert path.parent.name == "beit" or cfg.model.neck.mask_tokens_num == masked
+
+
+def test_cae_is_the_authors():
+    """Width 384, 6 heads, 4 + 4 layers at every size, with the encoder's drop rates; twice the alignment."""
+    tiny, *others = (recipe(f"configs/cae/cae_vit-{size}-p16_kclip_*")[1] for size in SIZES)
+    for cfg, width in zip(others, (384, 768), strict=True):
+        assert cfg.model.neck == dict(tiny.model.neck, encoder_dims=width)
+    model = build_model(tiny)
+    neck, rates = model.neck, [0.0, 0.1 / 3, 0.2 / 3, 0.1]
+    assert (neck.embed_dim, neck.regressors[0].cross_attn.num_heads) == (384, 6)
+    assert [layer.drop_path.drop_prob for layer in neck.regressors] == pytest.approx(rates)
+    assert [layer.drop_path.drop_prob for layer in neck.decoders] == pytest.approx(rates)
+    assert model.backbone.layers[-1].drop_path.drop_prob == pytest.approx(0.1)
+    assert neck.regressors[0].gamma_1_cross.unique().tolist() == pytest.approx([0.1])
+    assert (model.head.loss_module.lambd, model.momentum) == (2, 0.0)
+    assert model.neck_positions.shape == (1, 196, 384)
+    assert not model.backbone.pos_embed.requires_grad
+
+
+def test_digits_mask_the_share_that_imagenet_does():
+    """14 of 36 is nearest to 75 of 196, 18 is half; MIM's context is the others and the class token."""
+    assert min(range(37), key=lambda masked: abs(masked / 36 - 75 / 196)) == 14
+    assert recipe("configs/digits/mim_*")[1].model.backbone.cutting_point == 37 - 14
+    for method, masked in (("beit", 14), ("cae", 18)):
+        mask = step_of(recipe(f"configs/digits/{method}_*")[1], "mapet_mm.BlockwiseMask")
+        assert mask.num_masking_patches == masked
+
+
 def test_pretraining_decays_no_bias_norm_class_token_or_position():
     """No decay on any 1-D parameter, class token and position embedding; the mask token is decayed."""
     _, cfg = pretraining("tiny")
@@ -156,8 +208,64 @@ def test_fine_tuning_model_and_augmentation_are_the_papers(size):
     augment = step_of(cfg, "RandAugment")
     assert (augment.magnitude_level, augment.magnitude_std, augment.num_policies) == (9, 0.5, 2)
     assert step_of(cfg, "RandomResizedCrop").scale == 224
-    assert step_of(cfg, "ResizeEdge", "val_dataloader").scale == 256
-    assert step_of(cfg, "CenterCrop", "val_dataloader").crop_size == 224
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_no_pretraining_has_deits_schedule_and_one_rate_for_all_layers(size):
+    """300 epochs at 1e-3 for a batch of 1024, five of them warm-up, down to 1e-5."""
+    path, cfg = from_scratch(size)
+    assert_adamw(cfg, weight_decay=0.05)
+    assert_batch(path, cfg, 1024)
+    model = build_model(cfg)
+    assert cfg.model.backbone.init_cfg is None
+    optimizer = optim_wrapper_of(cfg, model)
+    assert {group["lr"] for group in optimizer.param_groups} == {1e-3}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = optimizer.optimizer.param_groups
+    free = {names[id(p)] for group in groups if group["weight_decay"] == 0 for p in group["params"]}
+    assert {"backbone.cls_token", "backbone.pos_embed", "head.fc.bias"} <= free
+    assert not {"head.fc.weight", "backbone.patch_embed.projection.weight"} & free
+    rates = learning_rates(cfg, one_group(1e-3), STEPS)[:, 0]
+    assert len(rates) == 300 * STEPS
+    assert (rates[0], rates[5 * STEPS - 1]) == pytest.approx((1e-6, 1e-3))
+    assert rates[-1] == pytest.approx(1e-5, rel=1e-2)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_no_pretraining_has_deits_network_and_augmentation(size):
+    """The class token is classified, there is no LayerScale; RandAugment is `inc1`, images come in threes."""
+    _, cfg = from_scratch(size)
+    model = build_model(cfg)
+    vit = model.backbone
+    assert (vit.out_type, vit.final_norm, vit.num_extra_tokens) == ("cls_token", True, 1)
+    parameters = sum(p.numel() for p in model.parameters())
+    assert parameters == dict(tiny=5_717_416, small=22_050_664, base=86_567_656)[size]  # DeiT's
+    assert stochastic_depth(vit)[-1] == pytest.approx(0.1)
+    _, tuned = fine_tuning(size)
+    assert (cfg.model.head, cfg.model.train_cfg) == (tuned.model.head, tuned.model.train_cfg)
+    sampler = cfg.train_dataloader.sampler
+    assert sampler == dict(type="RepeatAugSampler", num_repeats=3, shuffle=True)
+    augment = step_of(cfg, "RandAugment")
+    assert augment == dict(step_of(tuned, "RandAugment"), policies="timm_increasing")
+    steps, others = cfg.train_dataloader.dataset.pipeline, tuned.train_dataloader.dataset.pipeline
+    assert [one for one in steps if one not in others] == [augment]
+
+
+TASKS = [(fine_tuning, 0.9), (from_scratch, 0.875), (linear_probe, 0.875)]
+
+
+@pytest.mark.parametrize(("task", "crop"), TASKS)
+@pytest.mark.parametrize("size", SIZES)
+def test_evaluation_sees_the_share_of_the_image_that_timm_crops(size, task, crop):
+    """Fine-tuning 248 -> 224, as the authors' `validate.py`; DeiT and BEiT's linear probe 256 -> 224."""
+    _, cfg = task(size)
+    assert cfg.val_dataloader.dataset.pipeline == cfg.test_dataloader.dataset.pipeline
+    transform = create_transform(224, crop_pct=crop, interpolation="bicubic", mean=(0, 0, 0), std=(1, 1, 1))
+    expected = 255 * transform(Image.fromarray(PHOTOGRAPH)).numpy().transpose(1, 2, 0)
+    image = dict(img=np.ascontiguousarray(PHOTOGRAPH[..., ::-1]))
+    with in_scope(cfg):
+        seen = Compose(cfg.val_dataloader.dataset.pipeline[1:-1])(image)["img"][..., ::-1]
+    np.testing.assert_allclose(seen, expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from mmengine.dataset import default_collate, pseudo_collate
 from mmpretrain.structures import DataSample
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mapet_mm.registry import MODELS
 
@@ -42,7 +43,7 @@ def test_samples_without_a_grid_are_refused(preprocessor):
 
 
 def test_grids_of_different_shapes_are_refused(preprocessor):
-    with pytest.raises(ValueError, match=r"differ in shape: \[\(2, 2\), \(2, 3\)\]"):
+    with pytest.raises(ValueError, match=r"token grids of one batch differ in shape: \[\(2, 2\), \(2, 3\)\]"):
         preprocessor(default_collate([sample(1), sample(2, (2, 3))]))
 
 
@@ -50,3 +51,64 @@ def test_several_views_are_refused(preprocessor):
     batch = {"inputs": [torch.zeros(2, 3, 8, 8)] * 2, "data_samples": [DataSample(), DataSample()]}
     with pytest.raises(ValueError, match="one view of each image"):
         preprocessor(batch)
+
+
+class CopiesToDevice(TorchDispatchMode):
+    """Counts what is copied from the host to the meta device: shape, and whether the host waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies: list[tuple[tuple, bool]] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        source = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if source is not None and source.device.type == "cpu" and result.device.type == "meta":
+            self.copies.append((tuple(source.shape), not (kwargs or {}).get("non_blocking", False)))
+        return result
+
+
+@pytest.mark.parametrize("collate", [default_collate, pseudo_collate])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_batch_goes_to_the_device_in_one_copy_of_each_kind(preprocessor, collate, masked):
+    """Whatever the number of images, unattended; labels stay, and masks arrive, which BEiT and CAE stack."""
+    samples = [sample(value) for value in range(6)]
+    for each in samples:
+        each["data_samples"].set_gt_label(3)
+        if masked:
+            each["data_samples"].set_mask(torch.ones(2, 2))
+    batch = collate(samples)
+    preprocessor.to("meta")
+    with CopiesToDevice() as counted:
+        images, grids = preprocessor(batch)["inputs"]
+    expected = [(6, 3, 8, 8), (6, 2, 2)] + [(6, 2, 2)] * masked
+    assert counted.copies == [(shape, False) for shape in expected]
+    assert images.device.type == grids.device.type == "meta"
+    assert all(each.gt_label.device.type == "cpu" for each in batch["data_samples"])
+    if masked:
+        assert torch.stack([each.mask for each in batch["data_samples"]]).device.type == "meta"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("collate", [default_collate, pseudo_collate])
+def test_a_gpu_gets_the_same_batch(preprocessor, collate):
+    batch = [sample(40), sample(7)]
+    expected = preprocessor(collate(batch))["inputs"]
+    for found, value in zip(preprocessor.to("cuda")(collate(batch))["inputs"], expected, strict=True):
+        assert found.is_cuda
+        torch.testing.assert_close(found.cpu(), value)
+
+
+def test_a_blocking_copy_can_be_asked_for():
+    preprocessor = MODELS.build(dict(type="mapet_mm.TokenGridDataPreprocessor", non_blocking=False))
+    with CopiesToDevice() as counted:
+        preprocessor.to("meta")(default_collate([sample(1)]))
+    assert [waits for _, waits in counted.copies] == [True, True]
+
+
+def test_images_of_different_shapes_are_refused(preprocessor):
+    other = {**sample(1), "inputs": torch.zeros(3, 8, 9)}
+    with pytest.raises(
+        ValueError, match=r"images of one batch differ in shape: \[\(3, 8, 8\), \(3, 8, 9\)\]"
+    ):
+        preprocessor(pseudo_collate([sample(1), other]))

@@ -1,15 +1,23 @@
 """`compile=True` compiles the backbone as one graph, by a hook."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
+from mmengine.runner import Runner
+from mmpretrain.structures import DataSample
 from torch import nn
+from torch.utils.data import Dataset
 
 from mapet_mm.engine.compilation import CompileHook
 from mapet_mm.engine.launch import configure_training
+from mapet_mm.registry import DATASETS
+
+ARCH = dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=48)
 
 
 class Doubling(nn.Module):
@@ -105,3 +113,123 @@ def test_the_compiler_keeps_no_more_than_its_budget(budget, expected):
 def test_a_budget_beyond_all_is_refused():
     with pytest.raises(ValueError, match=r"compile.memory_budget is 2: a share, 0 to 1"):
         CompileHook(memory_budget=2)
+
+
+@DATASETS.register_module()
+class Sizes(Dataset):
+    """Images of a size each, from 16 x 16 on."""
+
+    def __init__(self, number: int, step: int) -> None:
+        self.number, self.step = number, step
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, index: int) -> dict:
+        torch.manual_seed(index)
+        side = 16 + self.step * index
+        return dict(inputs=torch.rand(3, side, side), data_samples=DataSample().set_gt_label(index % 2))
+
+
+class Recorder(Hook):
+    """Counts the graphs after each epoch of training and of validation."""
+
+    priority = "LOWEST"
+
+    def __init__(self, graphs: list) -> None:
+        self.graphs, self.counts = graphs, []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
+        self.counts.append(("train", len(self.graphs)))
+
+    def after_val(self, runner) -> None:
+        self.counts.append(("val", len(self.graphs)))
+
+
+def train_classifier(folder: Path, hooks: list, shapes: int = 12) -> Runner:
+    loader = dict(batch_size=1, num_workers=0, collate_fn=dict(type="default_collate"))
+    runner = Runner(
+        model=dict(
+            type="ImageClassifier",
+            backbone=dict(
+                type="mapet_mm.MaPeTViT", arch=ARCH, img_size=16, patch_size=4, out_type="avg_featmap"
+            ),
+            head=dict(type="LinearClsHead", num_classes=2, in_channels=24),
+        ),
+        work_dir=str(folder),
+        train_dataloader=dict(
+            dataset=dict(type="mapet_mm.Sizes", number=2, step=0),
+            sampler=dict(type="DefaultSampler", shuffle=False),
+            **loader,
+        ),
+        val_dataloader=dict(
+            dataset=dict(type="mapet_mm.Sizes", number=shapes, step=4),
+            sampler=dict(type="DefaultSampler", shuffle=False),
+            **loader,
+        ),
+        val_evaluator=dict(type="Accuracy"),
+        train_cfg=dict(by_epoch=True, max_epochs=2),
+        val_cfg=dict(),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+        default_hooks=dict(checkpoint=None),
+        custom_hooks=hooks,
+        default_scope="mmpretrain",
+        randomness=dict(seed=0),
+        experiment_name=folder.name,
+    )
+    runner.train()
+    return runner
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_validation_at_more_shapes_than_can_be_compiled_leaves_training_compiled(tmp_path, backend):
+    """12 shapes, past PyTorch's limit of 8, twice; the training step has one graph from first to last."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def counted(graph, inputs):
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend(backend)(graph, inputs)
+
+    recorder = Recorder(graphs)
+    compiled = train_classifier(tmp_path / "compiled", [CompileHook(backend=counted), recorder])
+    assert recorder.counts == [("train", 1), ("train", 1), ("val", 1)] * 2
+    plain = train_classifier(tmp_path / "plain", [])
+    for one, two in zip(compiled.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=0 if backend == "eager" else 1e-5)
+    # What is compiled after the run is so again.
+    compiled.model.train().backbone(torch.rand(3, 3, 16, 16))
+    assert len(graphs) == 2
+
+
+def test_training_at_more_shapes_than_can_be_compiled_takes_one_dynamic_graph():
+    torch._dynamo.reset()
+    graphs = []
+
+    def counted(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    backbone = Doubling()
+    CompileHook(dynamic=None, backend=counted).compile(runner_of(backbone=backbone).model)
+    for side in range(2, 14):
+        assert torch.equal(backbone(torch.ones(side)), torch.full((side,), 2.0))
+    assert len(graphs) == 2
+
+
+def test_an_interrupted_validation_does_not_end_compilation():
+    torch._dynamo.reset()
+    graphs = []
+
+    def counted(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    backbone = Doubling()
+    runner = runner_of(backbone=backbone)
+    hook = CompileHook(backend=counted)
+    hook.before_val(runner)  # no `after_val`: its loop raised
+    hook.before_val(runner)
+    hook.before_train(runner)
+    backbone(torch.ones(3))
+    assert len(graphs) == 1

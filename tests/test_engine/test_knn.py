@@ -1,18 +1,25 @@
 """k-NN probe: votes by hand and by scikit-learn, any model's features, a training that does not notice it."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.multiprocessing as mp
+from mmengine.dataset import DefaultSampler
+from mmengine.dist import get_rank
 from mmengine.runner import Runner
 from mmpretrain.registry import MODELS
 from mmpretrain.structures import DataSample
 from sklearn.neighbors import KNeighborsClassifier
+from torch import nn
 from torch.utils.data import Dataset
 
 from mapet_mm.engine import knn
-from mapet_mm.engine.knn import KNNProbeHook, knn_predict, normalise, pool
+from mapet_mm.engine.features import build_loader, image_features, normalise, pool, undisturbed
+from mapet_mm.engine.knn import KNNProbeHook, knn_predict, knn_predict_shared
 from mapet_mm.registry import DATASETS
 
 ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
@@ -42,8 +49,9 @@ def test_equals_scikit_learns_classifier_with_the_same_weights(monkeypatch):
     expected = reference.fit(unit(train), labels).predict(unit(queries))
     arguments = torch.from_numpy(train), torch.from_numpy(labels), torch.from_numpy(queries), 5
     np.testing.assert_array_equal(knn_predict(*arguments, k=7).numpy(), expected)
-    monkeypatch.setattr(knn, "SIMILARITIES", 200 * 7)
-    np.testing.assert_array_equal(knn_predict(*arguments, k=7).numpy(), expected)
+    for rows, columns in ((7, 200), (90, 64), (13, 5)):
+        monkeypatch.setattr(knn, "tile", lambda device, rows=rows, columns=columns: (rows, columns))
+        np.testing.assert_array_equal(knn_predict(*arguments, k=7).numpy(), expected)
 
 
 def test_more_neighbours_than_images_are_refused():
@@ -75,12 +83,15 @@ def test_images_are_normalised_as_the_model_does(kind):
 class TwoColours(Dataset):
     """Noise that is brighter in class 1, with token grids."""
 
+    def __init__(self, number: int = 24, contrast: int = 120) -> None:
+        self.number, self.contrast = number, contrast
+
     def __len__(self) -> int:
-        return 24
+        return self.number
 
     def __getitem__(self, index: int) -> dict:
         rng = np.random.default_rng(index)
-        image = rng.integers(0, 120, (3, 16, 16)) + 120 * (index % 2)
+        image = rng.integers(0, 120, (3, 16, 16)) + self.contrast * (index % 2)
         sample = DataSample(token_grid=rng.integers(0, 8, (4, 4))).set_gt_label(index % 2)
         return dict(inputs=torch.from_numpy(image.astype(np.uint8)), data_samples=sample)
 
@@ -138,12 +149,144 @@ def test_training_goes_on_as_if_there_were_no_probe(tmp_path):
     assert probes == {2: 100.0, 3: 100.0}
 
 
-def test_features_are_those_of_the_plain_vit_in_evaluation_mode(tmp_path):
-    runner = train(tmp_path / "run", [])
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory) -> Runner:
+    return train(tmp_path_factory.mktemp("run"), [])
+
+
+def test_features_are_those_of_the_plain_vit_in_evaluation_mode(runner):
     hook = KNNProbeHook(**{key: value for key, value in PROBE.items() if key != "type"})
-    with knn.undisturbed(runner.model):
-        features, labels = hook._features(runner.model, hook._build(runner, PROBE["train_dataloader"]))
+    with undisturbed(runner.model):
+        features, labels = image_features(runner.model, build_loader(hook.loaders[0]))
         images = torch.stack([TwoColours()[i]["inputs"] for i in range(24)]).float()
         expected = runner.model.extract_feat((images - 128) / 64)[-1][:, 1:].mean(1)
     torch.testing.assert_close(features, expected, rtol=1e-5, atol=1e-5)
     assert labels.tolist() == [0, 1] * 12
+
+
+def in_processes(number: int, function: Callable, folder: Path) -> list:
+    """Results of `function` in the processes of a group. Forked: nothing of it takes a gradient."""
+
+    def run(rank: int) -> None:
+        torch.set_num_threads(1)
+        meeting = f"file://{folder}/meeting of {number}"
+        torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=number)
+        torch.save(function(), folder / f"result_{rank}.pt")
+
+    mp.start_processes(run, nprocs=number, start_method="fork")
+    return [torch.load(folder / f"result_{rank}.pt") for rank in range(number)]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("k", [1, 7, 20])
+def test_neighbours_divided_among_processes_predict_the_same(number, k, monkeypatch, tmp_path):
+    """200 training images in ragged shares, one of which has fewer than k."""
+    generator = torch.Generator().manual_seed(0)
+    train, queries = (torch.randn(size, 8, generator=generator) for size in (200, 90))
+    labels = torch.randint(5, (200,), generator=generator)
+    expected = knn_predict(train, labels, queries, 5, k)
+    cuts = {1: [200], 2: [195, 5], 3: [100, 97, 3]}[number]
+    monkeypatch.setattr(knn, "tile", lambda device: (31, 64))
+
+    def predict() -> torch.Tensor:
+        shares = zip(train.split(cuts), labels.split(cuts), strict=True)
+        features, own = list(shares)[get_rank()]
+        return knn_predict_shared(features, own, queries, 5, k).tolist()
+
+    assert in_processes(number, predict, tmp_path) == [expected.tolist()] * number
+
+
+@pytest.mark.parametrize(("images", "queries"), [(24, 23), (11, 2), (5, 1)])
+def test_a_probe_in_several_processes_equals_one_process(runner, tmp_path, images, queries):
+    """As many images as processes, more, or fewer: each counts once."""
+    sets = [dict(type="mapet_mm.TwoColours", number=number, contrast=2) for number in (images, queries)]
+    loaders = [dict(batch_size=2, num_workers=0, dataset=dataset) for dataset in sets]
+
+    def probe() -> float:
+        return KNNProbeHook(*loaders, k=3).probe(runner)
+
+    with undisturbed(runner.model):
+        (features, labels), (others, truth) = (
+            image_features(runner.model, build_loader(loader)) for loader in loaders
+        )
+    assert len(features) == images
+    expected = 100 * (knn_predict(features, labels, others, 2, 3) == truth).float().mean().item()
+    for number in (1, 2, 3):
+        assert in_processes(number, probe, tmp_path) == [pytest.approx(expected)] * number
+
+
+def test_samplers_that_leave_images_out_or_repeat_them_are_refused():
+    for sampler in (dict(type="DefaultSampler", shuffle=True), dict(type=DefaultSampler), None):
+        loader = dict(PROBE["val_dataloader"], sampler=sampler)
+        KNNProbeHook(loader, loader)
+    loader = dict(PROBE["val_dataloader"], sampler=dict(type="InfiniteSampler"))
+    with pytest.raises(ValueError, match=r"each image once: leave `sampler` \(InfiniteSampler\)"):
+        KNNProbeHook(PROBE["val_dataloader"], loader)
+
+
+def test_shuffled_loaders_that_drop_the_last_batch_still_count_each_image_once():
+    loader = dict(PROBE["val_dataloader"], drop_last=True, sampler=dict(type="DefaultSampler", shuffle=True))
+    built = build_loader(loader)
+    assert [int(sample.gt_label) for batch in built for sample in batch["data_samples"]] == [0, 1] * 12
+
+
+@pytest.mark.parametrize("amp", [None, True])
+def test_features_are_taken_in_autocast_where_asked_for(amp):
+    """On CPU by default in float32; in float32 they arrive, and are compared."""
+    seen = []
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.data_preprocessor = nn.Identity()  # which normalises nothing
+            self.linear = nn.Linear(16, 4)
+
+        def extract_feat(self, images: torch.Tensor) -> list[torch.Tensor]:
+            seen.append(self.linear(images[:, 0, 0]))
+            return seen[-1:]
+
+    features, _ = image_features(Model(), build_loader(PROBE["val_dataloader"]), amp=amp)
+    assert {output.dtype for output in seen} == {torch.bfloat16 if amp else torch.float32}
+    assert features.dtype == torch.float32
+
+
+def test_images_without_a_label_or_with_several_are_refused(monkeypatch):
+    model = nn.Module()
+    model.weight, model.data_preprocessor = nn.Parameter(torch.zeros(1)), nn.Module()
+    model.extract_feat = lambda images: [images.flatten(1)]
+    for label in (None, [0, 1]):
+        sample = DataSample() if label is None else DataSample().set_gt_label(label)
+        monkeypatch.setattr(
+            TwoColours, "__getitem__", lambda *_, s=sample: dict(inputs=torch.zeros(3, 4, 4), data_samples=s)
+        )
+        with pytest.raises(ValueError, match="one label an image is needed"):
+            image_features(model, build_loader(PROBE["val_dataloader"]))
+
+
+def test_an_empty_set_is_refused():
+    loader = dict(batch_size=2, num_workers=0, dataset=dict(type="mapet_mm.TwoColours", number=0))
+    with pytest.raises(ValueError, match="TwoColours has no images"):
+        build_loader(loader)
+
+
+def test_a_probe_compiles_nothing():
+    """Its batches' shapes would count against PyTorch's limit, and take minutes each."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def counted(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    class Doubling(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    model = Doubling()
+    model.compile(backend=counted, fullgraph=True, dynamic=False)
+    with undisturbed(model):
+        for size in range(2, 14):
+            model(torch.ones(size))
+    assert not graphs
+    model(torch.ones(2))
+    assert len(graphs) == 1

@@ -1,6 +1,5 @@
 """tools/train.py, tools/test.py and their distributed forms, on a tiny classifier of MMPretrain."""
 
-import importlib.util
 import json
 import os
 import pickle
@@ -9,13 +8,11 @@ import shutil
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from PIL import Image
+from tiny_training import TOOLS, read_checkpoint, read_scalars, run_tool
 
 from mapet_mm.engine.launch import (
     LaunchError,
@@ -25,96 +22,9 @@ from mapet_mm.engine.launch import (
     load_config,
     next_command,
 )
+from mapet_mm.errors import UserError
 
-TOOLS = Path(__file__).parents[2] / "tools"
-CONFIG = """
-default_scope = "mmpretrain"
-arch = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
-model = dict(
-    type="ImageClassifier",
-    backbone=dict(type="VisionTransformer", arch=arch, img_size=16, patch_size=4),
-    head=dict(type="LinearClsHead", num_classes=2, in_channels=16, loss=dict(type="CrossEntropyLoss")),
-)
-data_preprocessor = dict(num_classes=2, mean=[127.5] * 3, std=[127.5] * 3)
-train_dataloader = dict(
-    batch_size=2,
-    num_workers=0,
-    sampler=dict(type="DefaultSampler", shuffle=True),
-    dataset=dict(
-        type="CustomDataset",
-        data_root="DATA",
-        pipeline=[dict(type="LoadImageFromFile"), dict(type="PackInputs")],
-    ),
-)
-val_dataloader = dict(train_dataloader, sampler=dict(type="DefaultSampler", shuffle=False))
-test_dataloader = val_dataloader
-val_evaluator = test_evaluator = dict(type="Accuracy", topk=(1,))
-optim_wrapper = dict(
-    optimizer=dict(type="AdamW", lr=1e-2, weight_decay=0.05),
-    constructor="mapet_mm.LayerDecayOptimWrapperConstructor",
-    paramwise_cfg=dict(layer_decay_rate=0.5),
-)
-param_scheduler = [dict(type="CosineAnnealingLR", T_max=4, by_epoch=True)]
-train_cfg = dict(by_epoch=True, max_epochs=2)
-val_cfg = test_cfg = dict()
-auto_scale_lr = dict(base_batch_size=1)
-randomness = dict(seed=0)
-default_hooks = dict(
-    checkpoint=dict(type="CheckpointHook", interval=1),
-    logger=dict(type="LoggerHook", interval=1),
-    visualization=dict(type="VisualizationHook"),
-)
-visualizer = dict(type="UniversalVisualizer", vis_backends=[dict(type="LocalVisBackend")])
-"""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The model is far too small for more, and threads that wait for each other are slow on busy machines."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory) -> Path:
-    """Four images of each of two classes, dark and bright."""
-    folder, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
-    for label, low in enumerate((0, 128)):
-        (folder / str(label)).mkdir()
-        for index in range(4):
-            pixels = rng.integers(low, low + 128, (16, 16, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / str(label) / f"{label}{index}.png")
-    return folder
-
-
-@pytest.fixture
-def config(tmp_path, images) -> Path:
-    """The config, under a name of its own: MMEngine keeps loggers by the name of the experiment."""
-    path = tmp_path / f"{tmp_path.name}.py"
-    path.write_text(CONFIG.replace("DATA", str(images)))
-    return path
-
-
-def run_tool(monkeypatch, name: str, *arguments: object) -> None:
-    """Run the main function of a tool, here and not in another process, which would take 10 s to start."""
-    spec = importlib.util.spec_from_file_location(f"tool_{name}", TOOLS / f"{name}.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
-    tool.main()
-
-
-def read_checkpoint(work: Path, epoch: int) -> dict:
-    return torch.load(work / f"epoch_{epoch}.pth", weights_only=False, map_location="cpu")
-
-
-def read_scalars(work: Path) -> list[dict]:
-    """What the last run logged, one dict per line."""
-    (path, *_) = sorted(work.glob("*/vis_data/scalars.json"), reverse=True)
-    return [json.loads(line) for line in path.read_text().splitlines()]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_train_writes_checkpoints_and_says_what_and_what_next(config, tmp_path, monkeypatch, capsys):
@@ -148,7 +58,7 @@ def test_resume_continues_to_the_same_weights_as_an_unbroken_run(config, tmp_pat
 
 def test_resume_without_a_checkpoint_keeps_the_configs_load_from(config, tmp_path):
     weights = tmp_path / "weights.pth"
-    weights.touch()
+    torch.save({"state_dict": {}}, weights)
     cfg = load_config(str(config), dict(load_from=str(weights)), str(tmp_path / "empty"))
     configure_training(cfg, resume="auto")
     assert (cfg.get("resume", False), cfg.load_from) == (False, str(weights))
@@ -164,18 +74,6 @@ def test_amp_computes_in_half_precision_and_keeps_float32_weights(config, tmp_pa
     assert seen == {runner.optim_wrapper.dtype, torch.float32}, "training in half precision, validation not"
     assert seen & {torch.bfloat16, torch.float16}
     assert {value.dtype for value in runner.model.state_dict().values()} == {torch.float32}
-
-
-def test_auto_scale_lr_follows_the_batch_size(config, tmp_path):
-    """Batch 2, meant for 1: every group learns at twice its rate."""
-    cfg = load_config(str(config), None, str(tmp_path / "work"))
-    configure_training(cfg, auto_scale_lr=True)
-    runner = build_runner(cfg, "none")
-    runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
-    runner.scale_lr(runner.optim_wrapper, runner.auto_scale_lr)
-    assert {round(group["lr"], 6) for group in runner.optim_wrapper.param_groups} == {
-        0.02, 0.01, 0.005, 0.0025,
-    }  # fmt: skip
 
 
 def test_no_validate_runs_without_validation(config, tmp_path, monkeypatch):
@@ -203,13 +101,18 @@ def test_test_reports_and_keeps_metrics_predictions_and_drawings(config, tmp_pat
 
 
 def test_two_processes_train_together_on_cpu(config, tmp_path):
-    """gloo through dist_train.sh: half the iterations each, one set of weights, whole arguments passed on."""
+    """gloo through dist_train.sh: half the iterations each, one set of weights, whole arguments passed on.
+
+    The neck's SyncBN, which needs CUDA, is BatchNorm.
+    """
     work = tmp_path / "work dir"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     environment = {**os.environ, "PYTHON": sys.executable, "PORT": port, "CUDA_VISIBLE_DEVICES": "-1"}
-    options = ["--cfg-options", "train_cfg.max_epochs=1", "--work-dir", str(work)]
+    neck = ["type=LinearNeck", "in_channels=16", "out_channels=16", "gap_dim=0", "norm_cfg.type=SyncBN"]
+    options = ["--cfg-options", "train_cfg.max_epochs=1", *(f"model.neck.{option}" for option in neck)]
+    options += ["--work-dir", str(work)]
     done = subprocess.run(
         ["bash", str(TOOLS / "dist_train.sh"), str(config), "2", *options],
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300,
@@ -219,6 +122,7 @@ def test_two_processes_train_together_on_cpu(config, tmp_path):
     assert done.stdout.count("next: python tools/test.py") == 1, "every process reports, not the first alone"
     assert read_checkpoint(work, 1)["meta"]["iter"] == 2
     assert re.search(r"Distributed launcher: pytorch\s", done.stdout + done.stderr)
+    assert "1 SyncBN layers need CUDA devices and are BatchNorm in this run" in done.stdout + done.stderr
     assert re.search(r"GPU number: 2\s", done.stdout + done.stderr)
 
 
@@ -233,7 +137,7 @@ def test_cpu_processes_start_gloo_and_keep_the_configs_wrapper_options(config, t
     assert started[0][0] == ("gloo",)
     assert started[0][1]["timeout"].total_seconds() == 60
     assert cfg.model_wrapper_cfg == dict(
-        type="MMDistributedDataParallel",
+        type="mapet_mm.CPUDistributedDataParallel",
         broadcast_buffers=False,
         find_unused_parameters=False,
         static_graph=True,
@@ -284,9 +188,40 @@ def test_missing_config_is_one_line_and_not_a_traceback(monkeypatch):
         run_tool(monkeypatch, "train", "gone.py")
 
 
+def test_a_config_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
+    path = tmp_path / "wrong.py"
+    path.write_text("model = dict(")
+    with pytest.raises(SystemExit, match=rf"^error: config {path}: SyntaxError: .*'\(' was never closed"):
+        run_tool(monkeypatch, "train", path)
+    path.write_text("model = dict(type='x')")
+    with pytest.raises(SystemExit, match=r"^error: --cfg-options: "):
+        run_tool(monkeypatch, "train", path, "--cfg-options", "model.type.name=1")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_suites_own_errors_while_training_are_one_line(config, tmp_path, monkeypatch, workers):
+    """A token store that does not exist, met by the first image, in this process or in a worker."""
+    step = "train_dataloader.dataset.pipeline.0"
+    options = [f"{step}.type=mapet_mm.LoadTokenGrid", f"{step}.store={tmp_path}/gone"]
+    options += [f"train_dataloader.num_workers={workers}"]
+    with pytest.raises(SystemExit) as ended:
+        run_tool(monkeypatch, "train", config, "--work-dir", tmp_path / "w", "--cfg-options", *options)
+    assert ended.value.code.startswith(f"error: token store `{tmp_path}/gone` does not exist: run tools/")
+    assert "\n" not in ended.value.code
+
+
+def test_tensorboard_without_its_package_is_one_line(config, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    backend = "visualizer.vis_backends.0.type=TensorboardVisBackend"
+    with pytest.raises(SystemExit, match=r"^error: .*tensorboard") as ended:
+        run_tool(monkeypatch, "train", config, "--work-dir", tmp_path / "work", "--cfg-options", backend)
+    assert "\n" not in ended.value.code
+
+
 def test_launcher_without_cuda_devices_says_which_one_to_use(config, monkeypatch):
     monkeypatch.setattr("mapet_mm.engine.launch.get_device", lambda: "cpu")
-    with pytest.raises(LaunchError, match="slurm needs CUDA devices"):
+    with pytest.raises(UserError, match="slurm needs CUDA devices"):
         build_runner(load_config(str(config)), "slurm")
 
 
@@ -295,6 +230,18 @@ def test_shell_tools_print_their_usage_when_arguments_are_missing(script):
     done = subprocess.run(["bash", str(TOOLS / script), "config.py"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith(f"usage: bash tools/{script} ")
+
+
+@pytest.mark.parametrize("script", ["slurm_train.sh", "slurm_test.sh"])
+def test_slurm_tools_without_slurm_are_one_line(tmp_path, script):
+    (tmp_path / "dirname").symlink_to(shutil.which("dirname"))
+    bash, environment = shutil.which("bash"), {"PATH": str(tmp_path)}
+    (tmp_path / "bash").symlink_to(bash)
+    command = [bash, str(TOOLS / script), "part", "job", "config.py", "work"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    other = script.replace("slurm", "dist")
+    assert done.stderr == f"error: srun is not here: start this where Slurm is, or take tools/{other}\n"
 
 
 def test_slurm_tool_starts_srun_with_gpus_and_passes_arguments_on(tmp_path):

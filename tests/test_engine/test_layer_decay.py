@@ -1,11 +1,18 @@
 """Learning rates and weight decays of LayerDecayOptimWrapperConstructor, by value."""
 
+import copy
+from collections.abc import Callable
+
 import pytest
 import torch
+from mmengine.model import ExponentialMovingAverage, MMDistributedDataParallel
 from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 from mmpretrain.models import ImageClassifier, VisionTransformer
-from mmseg.models import EncoderDecoder
+from mmseg.models import EncoderDecoder, SegTTAModel
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import mapet_mm.registry  # noqa: F401
 
@@ -35,11 +42,25 @@ def segmentor() -> nn.Module:
     return model
 
 
-def build(model: nn.Module, paramwise_cfg: dict | None, optimizer: dict | None = None):
+@pytest.fixture
+def gloo(tmp_path):
+    """A process group of this process alone, for the wrappers that want one."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def build(
+    model: nn.Module,
+    paramwise_cfg: dict | None,
+    optimizer: dict | None = None,
+    constructor: str = "mapet_mm.LayerDecayOptimWrapperConstructor",
+):
     optimizer = optimizer or dict(type="AdamW", lr=LR, weight_decay=DECAY)
     return OPTIM_WRAPPER_CONSTRUCTORS.build(
         dict(
-            type="mapet_mm.LayerDecayOptimWrapperConstructor",
+            type=constructor,
             optim_wrapper_cfg=dict(type="OptimWrapper", optimizer=optimizer),
             paramwise_cfg=paramwise_cfg,
         )
@@ -67,6 +88,154 @@ def test_rate_falls_by_the_factor_per_depth_and_the_head_learns_at_full_rate(nam
     for parameter, (lr, _) in options.items():
         (power,) = [power for start, power in scales.items() if parameter.startswith(start)]
         assert lr == pytest.approx(LR * RATE**power), parameter
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    model.backbone = torch.compile(model.backbone)
+    return model
+
+
+def compiled_layers(model: nn.Module) -> nn.Module:
+    layers = model.backbone.layers
+    for i, layer in enumerate(layers):
+        layers[i] = torch.compile(layer)
+    return model
+
+
+def compiled_in_place(model: nn.Module) -> nn.Module:
+    model.backbone.compile()
+    return model
+
+
+def checkpointed(model: nn.Module) -> nn.Module:
+    for i, layer in enumerate(model.backbone.layers):
+        layer.attn = checkpoint_wrapper(layer.attn)
+        model.backbone.layers[i] = checkpoint_wrapper(layer)
+    model.backbone = torch.compile(checkpoint_wrapper(model.backbone))
+    return model
+
+
+def parts_in_ddp(model: nn.Module) -> nn.Module:
+    model.backbone = MMDistributedDataParallel(model.backbone)  # as MMSeparateDistributedDataParallel does
+    return model
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    for layer in model.backbone.layers:
+        fully_shard(layer, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+    return model
+
+
+def with_frozen_teacher(model: nn.Module) -> nn.Module:
+    teacher = copy.deepcopy(model).requires_grad_(False)
+    return nn.ModuleDict(dict(student=model, teacher=teacher))
+
+
+class Detector(nn.Module):
+    """A backbone behind an adapter that knows nothing of depths, as detectors have them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.backbone = nn.ModuleDict(dict(body=model.backbone, adapter=nn.Linear(16, 16)))
+        self.roi_head = nn.Linear(16, 4)
+
+
+WRAPPERS = [
+    compiled, compiled_layers, compiled_in_place, checkpointed, parts_in_ddp, sharded, with_frozen_teacher,
+    torch.compile, checkpoint_wrapper, DistributedDataParallel, Detector, ExponentialMovingAverage,
+    lambda model: SegTTAModel(module=model), lambda model: nn.ModuleDict(dict(inner=nn.Sequential(model))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS, ids=lambda wrap: wrap.__name__.strip("<>"))
+def test_wrappers_change_no_parameters_rate_or_decay(gloo, classifier, wrap: Callable):
+    """Each parameter, found by its values, learns as in the plain model, with custom keys too."""
+    model = copy.deepcopy(classifier)
+    for i, param in enumerate(model.parameters(), 1):
+        nn.init.constant_(param, i)
+    body = "backbone.body." if wrap is Detector else "backbone."
+    keys = {name + "layers.1.attn": dict(lr_mult=3.0) for name in ("backbone.", body)}
+    paramwise_cfg = dict(layer_decay_rate=RATE, custom_keys=keys)
+    plain = {int(param.flatten()[0]): name for name, param in model.named_parameters()}
+    expected = options_by_name(model, paramwise_cfg)
+    expected = {number: expected[name] for number, name in plain.items()}
+    wrapped = wrap(model)
+    if wrap is ExponentialMovingAverage:
+        wrapped.requires_grad_()
+    found = {}
+    for group in build(wrapped, paramwise_cfg).optimizer.param_groups:
+        for param in group["params"]:
+            values = param.to_local() if hasattr(param, "to_local") else param
+            found[int(values.flatten()[0])] = (group["lr"], group["weight_decay"])
+    for number, name in plain.items():
+        if wrap is not Detector or name.startswith("backbone."):  # it has another head
+            assert found[number] == expected[number], name
+
+
+def test_parameters_beside_the_backbone_learn_at_the_full_rate(classifier):
+    options = options_by_name(Detector(classifier), dict(layer_decay_rate=RATE))
+    others = ("roi_head.weight", "backbone.adapter.weight")
+    assert [options[name] for name in others] == [(LR, DECAY)] * 2
+
+
+def test_depths_that_do_not_fit_the_names_are_refused(classifier):
+    """Renamed layers would all learn at the full rate; a frozen backbone's depths are still known."""
+    model = copy.deepcopy(classifier)
+    model.backbone.requires_grad_(False)
+    assert len(build(model, dict(layer_decay_rate=RATE)).optimizer.param_groups) == 2
+    renamed = nn.Module()
+    renamed.backbone = nn.Module()
+    renamed.backbone.blocks = model.backbone.layers
+    renamed.backbone.get_layer_depth = model.backbone.get_layer_depth
+    with pytest.raises(
+        ValueError, match=r"get_layer_depth of Module finds no parameter of `backbone` below the"
+    ):
+        build(renamed, dict(layer_decay_rate=RATE))
+
+
+@pytest.mark.parametrize("original", [True, False])
+def test_flattened_parameters_are_refused(gloo, classifier, original):
+    """The first FSDP's have one dimension, so that none would be decayed."""
+    model = FullyShardedDataParallel(copy.deepcopy(classifier), use_orig_params=original, device_id="cpu")
+    with pytest.raises(ValueError, match="is flattened by FullyShardedDataParallel"):
+        build(model, None)
+
+
+def test_resnets_depths_which_know_only_one_prefix():
+    """MMPretrain's ResNet tells depths by names that start with `backbone.`, wherever it is."""
+    resnet = MODELS.build(dict(type="mmpretrain.ResNet", depth=50, base_channels=4))
+    for wrapped in (resnet, torch.compile(resnet)):
+        model = nn.ModuleDict(dict(net=nn.ModuleDict(dict(backbone=wrapped))))
+        options = options_by_name(model, dict(layer_decay_rate=RATE))
+        assert {lr for lr, _ in options.values()} == {LR * RATE**power for power in range(1, 8)}
+
+
+class BEiTByName(VisionTransformer):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("constructor", "name", "works"),
+    [
+        ("mmpretrain.LearningRateDecayOptimWrapperConstructor", "classifier", True),
+        ("mmpretrain.LearningRateDecayOptimWrapperConstructor", "segmentor", False),
+        ("mmseg.LearningRateDecayOptimizerConstructor", "segmentor", False),
+        ("mmseg.LearningRateDecayOptimizerConstructor", "segmentor of BEiT", True),
+    ],
+)
+def test_where_the_libraries_own_constructors_work(constructor, name, works, request):
+    paramwise_cfg = dict(layer_decay_rate=RATE, decay_rate=RATE, num_layers=3)
+    model = copy.deepcopy(request.getfixturevalue(name.split()[0]))
+    if name.endswith("BEiT"):
+        model.backbone.__class__ = BEiTByName
+    if works:
+        rates = {
+            group["lr"] for group in build(model, paramwise_cfg, None, constructor).optimizer.param_groups
+        }
+        assert rates == {LR * RATE**power for power in range(5)}
+    else:
+        with pytest.raises(NotImplementedError):
+            build(model, paramwise_cfg, None, constructor)
 
 
 @pytest.mark.parametrize("name", ["classifier", "segmentor"])

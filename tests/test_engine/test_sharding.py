@@ -1,5 +1,6 @@
 """The sharded strategy trains as plain data parallel does, and its checkpoints are whole ones."""
 
+import json
 import os
 import socket
 import subprocess
@@ -13,8 +14,15 @@ from config_building import ROOT
 from imagenet_folder import write_imagenet
 from mmengine.config import Config
 from mmengine.dist import get_rank
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+from mmengine.runner import set_random_seed
+from mmpretrain.registry import MODELS
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
+from mapet_mm.engine import sharding
+from mapet_mm.engine.autocast import AutocastOptimWrapper
 from mapet_mm.engine.launch import LaunchError, build_runner, configure_training, load_config
 from mapet_mm.engine.processes import start_processes, stop_processes
 from mapet_mm.engine.sharding import FullyShardedStrategy
@@ -39,7 +47,42 @@ def small_recipe(folder: Path, work: str) -> Config:
     cfg.optim_wrapper.clip_grad.max_norm = 0.1
     cfg.default_hooks.checkpoint = dict(type="CheckpointHook", interval=1)
     cfg.experiment_name = work
+    cfg.custom_hooks.append(dict(type="Losses"))
     return cfg
+
+
+@HOOKS.register_module()
+class Losses(Hook):
+    """Writes the losses of the iterations down."""
+
+    def before_train(self, runner) -> None:
+        self.losses = []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
+        self.losses.append(float(outputs["loss"]))
+
+    def after_train(self, runner) -> None:
+        torch.save(self.losses, Path(runner.work_dir) / f"losses_{get_rank()}.pt")
+
+
+def with_probe(cfg: Config, folder: Path) -> Config:
+    """One image votes for one, which is fewer than there are processes."""
+    probe = dict(cfg.knn_probe, interval=2, k=1)
+    for loader in (probe["train_dataloader"], probe["val_dataloader"]):
+        loader.update(num_workers=0, persistent_workers=False)
+        loader.dataset.data_root = str(folder)
+    cfg.custom_hooks.append(probe)
+    return cfg
+
+
+def gathered(cfg: Config, load: bool = False) -> dict:
+    """The weights that the config's strategy starts with, read by all processes' shares."""
+    configure_training(cfg)
+    runner = build_runner(cfg, "pytorch")
+    runner.strategy.prepare(runner.model)
+    if load:
+        runner.strategy.load_checkpoint(cfg.load_from, map_location="default")
+    return runner.strategy.model_state_dict()
 
 
 def train(cfg: Config, resume: str | None = None):
@@ -55,14 +98,26 @@ def run_process(folder: Path) -> None:
     plain = small_recipe(folder, "plain")
     plain.pop("runner_type"), plain.pop("strategy")
     train(plain)
-    runner = train(small_recipe(folder, "sharded"))
+    exact = small_recipe(folder, "sharded")
+    exact.strategy.param_dtype = "float32"
+    runner = train(exact)
     runner.model.reshard()  # validation leaves some gathered
     parameters = dict(runner.model.named_parameters())
     held = sum(parameter.to_local().numel() for parameter in parameters.values())
     torch.save([held, sum(p.numel() for p in parameters.values())], folder / f"held_{get_rank()}.pt")
     assert all(isinstance(parameter, DTensor) for parameter in parameters.values())
-    train(small_recipe(folder, "resumed"), resume=str(folder / "sharded" / "epoch_2.pth"))
-    del runner, parameters
+    resumed = small_recipe(folder, "resumed")
+    resumed.strategy.param_dtype = "float32"
+    train(resumed, resume=str(folder / "sharded" / "epoch_2.pth"))
+    runner = train(with_probe(small_recipe(folder, "bfloat16"), folder))
+    layer = runner.model.backbone.layers[0]
+    layer.unshard()
+    torch.save(layer.attn.qkv.weight.dtype, folder / f"dtype_{get_rank()}.pt")
+    torch.save(gathered(small_recipe(folder, "start")), folder / f"start_{get_rank()}.pt")
+    loading = small_recipe(folder, "loading")
+    loading.load_from = str(folder / "plain" / "epoch_1.pth")
+    torch.save(gathered(loading, load=True), folder / f"loaded_{get_rank()}.pt")
+    del runner, parameters, layer
     stop_processes()
 
 
@@ -77,7 +132,7 @@ def folder(tmp_path_factory) -> Path:
         port = free.getsockname()[1]
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc_per_node=2"]
     command += [f"--master_port={port}", __file__, str(folder)]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(ROOT / "tests")}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
@@ -96,6 +151,112 @@ def test_weights_are_those_of_plain_data_parallel(folder):
         torch.testing.assert_close(sharded[name], weight, rtol=0, atol=1e-5, msg=name)
     name = "backbone.layers.0.attn.qkv.weight"
     assert (plain[name] - before[name]).abs().mean() > 5e-4
+
+
+def losses_of(folder: Path, work: str) -> list[float]:
+    """Of the iterations, the mean over the processes."""
+    both = [torch.load(folder / work / f"losses_{rank}.pt") for rank in (0, 1)]
+    return [sum(pair) / 2 for pair in zip(*both, strict=True)]
+
+
+def test_layers_gathered_in_bfloat16_give_the_losses_of_plain_autocast(folder):
+    """By default with autocast, which rounds the layers' weights too, but for LayerScales."""
+    assert [torch.load(folder / f"dtype_{rank}.pt") for rank in (0, 1)] == [torch.bfloat16] * 2
+    plain, exact, half = (losses_of(folder, work) for work in ("plain", "sharded", "bfloat16"))
+    assert len(plain) == EPOCHS
+    assert abs(plain[0] - plain[2]) > 0.01  # it trains
+    assert exact == pytest.approx(plain, rel=1e-5)
+    assert half == pytest.approx(plain, rel=1e-5)
+    weights = read(folder, "bfloat16")["state_dict"]
+    assert all(weight.dtype == torch.float32 for weight in weights.values())
+    assert list(weights) == list(read(folder, "plain")["state_dict"])
+
+
+def test_a_probe_runs_in_the_middle_of_a_sharded_training(folder):
+    """With fewer images than processes; the two splits' photograph is the same."""
+    (file,) = (folder / "bfloat16").glob("*/vis_data/scalars.json")
+    logged = [json.loads(line) for line in file.read_text().splitlines()]
+    probes = {record["step"]: record["knn/top1"] for record in logged if "knn/top1" in record}
+    assert probes == {2: 100.0, 3: 100.0}
+
+
+def test_a_sharded_model_starts_with_the_weights_of_an_unsharded_one(folder):
+    """Those that the first process has drawn, and those of a checkpoint, bit for bit."""
+    start, loaded = (torch.load(folder / f"{name}_0.pt") for name in ("start", "loaded"))
+    assert [torch.load(folder / f"{name}_1.pt") for name in ("start", "loaded")] == [{}, {}]
+    cfg = small_recipe(folder, "unsharded")
+    set_random_seed(cfg.randomness.seed)
+    model = MODELS.build(cfg.model)
+    model.init_weights()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(start[name], weight), name
+    for name, weight in read(folder, "plain", 1)["state_dict"].items():
+        assert torch.equal(loaded[name], weight), name
+
+
+class Spied:
+    """Stands for `fully_shard`: notes where the model's parameters are when a part of it is sharded."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model, self.devices, self.policies = model, [], {}
+
+    def __call__(self, module, mesh, mp_policy=None):
+        self.devices.append({parameter.device.type for parameter in self.model.parameters()})
+        self.policies[module] = mp_policy or MixedPrecisionPolicy()
+        module.set_modules_to_backward_prefetch = lambda modules: None
+        return module
+
+
+def wrap_with_spy(monkeypatch, optim_wrapper: dict | None, **options) -> Spied:
+    model = torch.nn.Module()
+    model.backbone = MaPeTViT(ARCH, 32, 16)
+    spied = Spied(model)
+    monkeypatch.setattr(sharding, "fully_shard", spied)
+    monkeypatch.setattr(sharding, "is_distributed", lambda: True)
+    monkeypatch.setattr(sharding, "get_device", lambda: "meta")
+    mesh = SimpleNamespace(device_type="cpu")
+    monkeypatch.setattr(sharding, "init_device_mesh", lambda *_: mesh)
+    monkeypatch.setattr(sharding, "choose_dtype", lambda _, name: sharding.DTYPES.get(name, torch.bfloat16))
+    strategy = FullyShardedStrategy(**options)
+    strategy.autocast_dtype = sharding._autocast_dtype(optim_wrapper)
+    strategy._wrap_model(model)
+    return spied
+
+
+def test_no_device_ever_holds_the_whole_model(monkeypatch):
+    """Each layer goes there to be sharded; before that, everything is in the host's memory."""
+    assert wrap_with_spy(monkeypatch, None).devices == [{"cpu"}] * 3
+
+
+@pytest.mark.parametrize(
+    ("optim_wrapper", "options", "expected"),
+    [
+        (None, {}, None),
+        (dict(optimizer={}), {}, None),
+        (dict(type="mapet_mm.AutocastOptimWrapper"), {}, "bfloat16"),
+        (dict(type=AutocastOptimWrapper), {}, "bfloat16"),
+        (dict(type="AmpOptimWrapper", dtype="bfloat16"), {}, "bfloat16"),
+        (dict(type="AmpOptimWrapper"), {}, None),  # float16: small gradients are not summed in it
+        (dict(type="mapet_mm.AutocastOptimWrapper"), dict(param_dtype="float32"), None),
+        (None, dict(param_dtype="bfloat16"), "bfloat16"),
+    ],
+)
+def test_layers_are_gathered_in_what_they_are_computed_in(monkeypatch, optim_wrapper, options, expected):
+    spied = wrap_with_spy(monkeypatch, optim_wrapper, **options)
+    layers = spied.model.backbone.layers
+    for module, policy in spied.policies.items():
+        half = expected and module in list(layers)  # norms and what is outside the layers stay in float32
+        assert policy.param_dtype == (torch.bfloat16 if half else None)
+        assert policy.reduce_dtype == (torch.float32 if half else None)
+    norms = [layer.ln1 for layer in layers] if expected else []
+    assert set(spied.policies) >= {spied.model, *layers, *norms}
+
+
+def test_an_unknown_precision_is_one_clear_line():
+    with pytest.raises(ValueError, match=r"strategy.param_dtype is 'half': one of float32, bfloat16, auto"):
+        FullyShardedStrategy(param_dtype="half")
+    with pytest.raises(ValueError, match=r"strategy.reduce_dtype is 'auto': one of float32, bfloat16"):
+        FullyShardedStrategy(reduce_dtype="auto")
 
 
 def test_each_process_holds_its_share_only(folder):

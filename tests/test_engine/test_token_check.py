@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from mmcv.transforms import RandomFlip
 from mmengine.dataset import BaseDataset, Compose, ConcatDataset, RepeatDataset
 
 from mapet_mm.datasets.transforms import LoadTokenGrid, RandomCropTokenGrid
@@ -13,7 +12,7 @@ from mapet_mm.engine.token_check import TokenStoreCheckHook, leaf_datasets, pipe
 from mapet_mm.registry import HOOKS
 from mapet_mm.tokenizers.codebook import Codebook
 from mapet_mm.tokenizers.precomputed import PrecomputedTokens
-from mapet_mm.tokenizers.token_store import MissingTokensError, TokenStore, TokenStoreError
+from mapet_mm.tokenizers.store import MissingTokensError, TokenStore, TokenStoreError
 
 NAMES = [f"train/{i}.png" for i in range(6)]
 
@@ -30,9 +29,14 @@ class Images(BaseDataset):
         return [{"img_path": f"/copy/{name}"} for name in self.names]
 
 
+def with_image(results):
+    """A step that loads an image of 4 x 4 patches of 8 px."""
+    return {**results, "img": np.zeros((32, 32, 3), np.uint8)}
+
+
 @pytest.fixture
 def store(tmp_path) -> TokenStore:
-    store = TokenStore.create(tmp_path / "tokens", NAMES, (4, 4), 128, "ab" * 32)
+    store = TokenStore.create(tmp_path / "tokens", NAMES, (4, 4), 128, "ab" * 32, data_root="/copy")
     store.write(range(6), np.zeros((6, 4, 4), dtype=int))
     return store
 
@@ -69,7 +73,7 @@ def test_another_grid_than_the_backbones_is_refused(store):
 
 
 def test_a_crop_sets_the_grid_that_the_backbone_must_have(store):
-    dataset = Images(NAMES, [LoadTokenGrid(store.path), RandomCropTokenGrid(24, 8)])
+    dataset = Images(NAMES, [with_image, LoadTokenGrid(store.path), RandomCropTokenGrid(24, 8)])
     assert check(dataset, patches=(3, 3)).checked
     with pytest.raises(TokenStoreError, match="grids of 3 x 3 tokens, the backbone has 4 x 4"):
         check(dataset)
@@ -85,7 +89,7 @@ def test_ids_past_the_vocabulary_are_refused_naming_the_option(store, part):
 
 
 def test_images_without_tokens_are_counted_and_the_first_is_named(tmp_path, store):
-    partial = TokenStore.create(tmp_path / "partial", NAMES, (4, 4), 128, "ab" * 32)
+    partial = TokenStore.create(tmp_path / "partial", NAMES, (4, 4), 128, "ab" * 32, "/copy")
     partial.write([0, 1, 3], np.zeros((3, 4, 4), dtype=int))
     with pytest.raises(
         MissingTokensError, match=r"no tokens for 3 of 6 images of Images, the first `/copy/train/2.png`"
@@ -109,7 +113,7 @@ def test_a_run_that_only_validates_is_checked_once(store):
 
 
 def test_stores_of_two_tokenizers_are_refused(tmp_path, store):
-    other = TokenStore.create(tmp_path / "other", NAMES, (4, 4), 128, "cd" * 32)
+    other = TokenStore.create(tmp_path / "other", NAMES, (4, 4), 128, "cd" * 32, "/copy")
     other.write(range(6), np.zeros((6, 4, 4), dtype=int))
     with pytest.raises(
         TokenStoreError, match=r"other` was made by tokenizer cdcdcdcdcdcd, .* is abababababab"
@@ -129,9 +133,19 @@ def test_a_pipeline_without_tokens_is_refused_when_the_model_needs_them(store):
         check(Images(NAMES, []))
 
 
-def test_transforms_that_leave_the_grid_behind_are_refused(store):
-    with pytest.raises(TokenStoreError, match="RandomFlip in the pipeline moves pixels but not the grid"):
-        check(Images(NAMES, [RandomFlip(prob=0.5), LoadTokenGrid(store.path)]))
+def test_images_elsewhere_than_under_the_data_root_are_named_at_once(store):
+    with pytest.raises(TokenStoreError, match=r"`/copy/train/0.png` is not under LoadTokenGrid's data_root"):
+        check(Images(NAMES, [LoadTokenGrid(store.path, data_root="/data")]))
+
+
+def test_outputs_that_no_token_id_reaches_are_said_in_one_line(store, capture_log):
+    dataset = Images(NAMES, [LoadTokenGrid(store.path)])
+    check(dataset, dataset)
+    assert "never a target" not in capture_log()
+    check(dataset, dataset, head=8192)
+    (line,) = (line for line in capture_log().splitlines() if "never a target" in line)
+    assert "has 128 ids, fewer than `model.head.vocab_size` (8192)" in line
+    assert "set 128" in line
 
 
 def test_a_missing_store_is_found_before_training(tmp_path):

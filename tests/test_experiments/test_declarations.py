@@ -9,6 +9,7 @@ from mapet_mm.experiments.declaration import DeclarationError, list_tables, load
 from mapet_mm.experiments.plan import plan_table
 
 NAMES = ["comparison", "cutting_point", "objectives", "segmentation", "tokenizers", "transfer"]
+TABLES = [*((name, dataset) for name in NAMES for dataset in ("imagenet", "digits")), ("sota", "imagenet")]
 
 # Column by column, rows in the paper's order; None where the paper has a dash.
 PAPER = {
@@ -35,6 +36,10 @@ PAPER = {
     ],
     "transfer": [[53.6, 64.5, 68.5], [81.4, 86.9, 86.9], [40.5, 44.9, 46.8]],
     "cutting_point": [[84.2, 84.3, 84.3, 84.4, 84.1]],
+    "sota": [
+        [81.7, 82.0, None, None, None, None, None, 82.1, 82.2, None, None, None, None],
+        [82.9, 83.6, 83.6, 83.6, 84.1, 84.4, 85.0, 83.6, 84.4, 83.2, 83.8, 83.9, 85.5],
+    ],
     "tokenizers": [[4.1, 68.1, 72.8], [11.7, 89.8, 93.2], [9.1, 72.3, 76.2], [21.9, 92.2, 94.9]],
 }
 
@@ -46,15 +51,18 @@ def _in_the_repository(monkeypatch):
 
 
 def test_every_table_of_the_paper_is_declared_for_both_data_sets():
-    assert list_tables("imagenet") == list_tables("digits") == NAMES
+    """But for the numbers of the literature, which no digits run stands beside."""
+    assert list_tables("digits") == NAMES
+    assert list_tables("imagenet") == sorted([*NAMES, "sota"])
 
 
-@pytest.mark.parametrize("dataset", ["imagenet", "digits"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "dataset"), TABLES)
 def test_every_cell_resolves_to_existing_configs(name, dataset):
     table = load_table(name, dataset)
     plan = plan_table(table, [0, 1], "out")
-    assert len(plan.cells) == 2 * len(table.rows) * len(table.columns)
+    columns = [column.name for column in table.columns]
+    evaluated = [name for row in table.rows for name in columns if row.columns is None or name in row.columns]
+    assert len(plan.cells) == 2 * len(evaluated)
     names = [run.name for run in plan.runs]
     assert len(set(names)) == len(names)
     for i, run in enumerate(plan.runs):
@@ -64,7 +72,7 @@ def test_every_cell_resolves_to_existing_configs(name, dataset):
             assert os.path.isfile(run.config)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "sota"])
 def test_the_papers_numbers_are_the_papers(name):
     table = load_table(name, "imagenet")
     declared = [[column.paper.get(row.name) for row in table.rows] for column in table.columns]
@@ -95,6 +103,35 @@ def test_tables_share_what_they_have_in_common():
     assert (len(trainings), len(evaluations)) == (6, 12)
     study = plan_table(load_table("tokenizers", "imagenet"), [0], "out")
     assert (len(study.cells), len({cell.run for cell in study.cells})) == (12, 6)
+
+
+def test_no_pretraining_is_trained_as_deit_and_not_probed():
+    """73.7, 79.8 and 81.8 beside a recipe of its own; the paper has no linear probe in that row."""
+    table = load_table("comparison", "imagenet").only(["ViT, no pre-training"])
+    plan = plan_table(table, [0], "out")
+    assert [cell.column for cell in plan.cells] == [f"ViT-{size}, fine-tuning (top-1, %)" for size in "TSB"]
+    assert [run.config for run in plan.runs] == [
+        f"configs/scratch/vit-{name}-scratch-amp-coslr-300e_in1k.py"
+        for name in ("tiny-p16_4xb256", "small-p16_4xb256", "base-p16_16xb64")
+    ]
+
+
+def test_no_pretraining_on_digits_has_its_own_recipe_where_everything_is_trained():
+    table = load_table("objectives", "digits").only(["no pre-training", "MaPeT"])
+    configs = [run.config for run in plan_table(table, [0], "out").runs if run.kind == "evaluation"]
+    scratch, mapet = configs[:4], configs[4:]
+    assert [a == b for a, b in zip(scratch, mapet, strict=True)] == [True, True, False, True]
+    assert scratch[2] == "configs/digits/vit-micro-p4_1xb64-scratch-coslr-36e_digits.py"
+
+
+def test_numbers_of_the_literature_are_marked_and_not_run():
+    table = load_table("sota", "imagenet")
+    plan = plan_table(table, [0], "out")
+    assert {cell.row for cell in plan.cells} == {"MaPeT, k-CLIP", "MaPeT, VQ-KD"}
+    assert len(plan.cells) == 4
+    others = [row for row in table.rows if row.columns is not None]
+    assert len(others) == 11
+    assert all("(literature)" in row.name and not row.columns and row.pretrain is None for row in others)
 
 
 def test_the_objectives_table_on_digits_is_the_one_that_is_asked_for():
@@ -139,6 +176,7 @@ GOOD = (
         ("rows = []\ncolumns = []\n", "has no `title`"),
         (GOOD.replace("dict(name='a')", "dict(name='a'), dict(name='a')"), "two rows named 'a'"),
         (GOOD.replace("metric='m'", "metric='m', paper={'c': 1.0}"), "name 'c', which is no row; rows are a"),
+        (GOOD.replace("name='a'", "name='a', columns=['c']"), "row 'a' names 'c', which is no column"),
         (GOOD.replace("name='a'", "name='a', pretrian=3"), "`pretrian` of 'a' has to be a string"),
         (GOOD.replace("metric='m'", ""), "missing 1 required positional argument: 'metric'"),
     ],

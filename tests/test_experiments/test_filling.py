@@ -124,6 +124,24 @@ def test_every_run_is_done_once_and_the_table_says_mean_and_spread(project):
     assert "Command: `the command`" in lines[-2]
 
 
+def test_a_row_is_evaluated_in_its_columns_only(project):
+    """A dash in the others, in the table and in the CSV, and nothing is missing."""
+    text = (project / "configs/tables/digits/small.py").read_text()
+    declared = text.replace('dict(name="scratch")', 'dict(name="scratch", columns=["tuned"])')
+    (project / "configs/tables/digits/small.py").write_text(declared)
+    one = filler(seeds=1)
+    one.run(preload=())
+    assert not one.missing
+    assert not [name for name in starts() if "probe" in name and "scratch" in name]
+    rows = cells()
+    assert (rows["scratch", "probe"]["missing"], rows["scratch", "probe"]["seeds"]) == ("-", "0")
+    assert rows["scratch", "tuned"]["seeds"] == "1"
+    (line,) = (
+        line for line in Path("out/digits/small.md").read_text().splitlines() if line.startswith("| scratch ")
+    )
+    assert line.startswith("| scratch | - |  | ")
+
+
 def test_a_second_run_does_nothing_and_another_seed_only_its_own(project):
     filler().run(preload=())
     before, written = starts(), tables()

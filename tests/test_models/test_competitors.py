@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 import torch
 from mmpretrain.models.heads import BEiTV1Head, CAEHead
-from mmpretrain.models.necks import CAENeck
 from mmpretrain.registry import MODELS
 from mmpretrain.structures import DataSample
 from torch.nn import functional as F
 
 from mapet_mm.datasets.masking import BlockwiseMask
-from mapet_mm.models import BEiTTokenHead, CAETokenHead, ProjectedCAENeck
+from mapet_mm.models import BEiTTokenHead, CAETokenHead
 from mapet_mm.models.targets import token_ids
 
 ARCH = dict(embed_dims=48, num_layers=2, num_heads=3, feedforward_channels=96)
@@ -28,9 +27,9 @@ def build_beit() -> torch.nn.Module:
     )
 
 
-def build_cae(width: int = 32) -> torch.nn.Module:
+def build_cae(width: int = 32, type: str = "mapet_mm.ProjectedCAE") -> torch.nn.Module:
     return build(
-        type="CAE",
+        type=type,
         backbone=dict(type="CAEPretrainViT", bias=True, **BACKBONE),
         neck=neck_config(width),
         head=dict(type="mapet_mm.CAETokenHead", loss=dict(type="CAELoss", lambd=2)),
@@ -116,27 +115,70 @@ def test_cae_head_equals_mmpretrains_on_the_same_tokens():
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
 
 
-def test_cae_neck_of_the_encoders_width_is_mmpretrains():
-    config = {key: value for key, value in neck_config(48).items() if key != "type"}
-    ours = ProjectedCAENeck(**config)
-    theirs = CAENeck(**{key: value for key, value in config.items() if key != "encoder_dims"})
+def test_cae_of_the_encoders_width_is_mmpretrains():
+    """Same losses and gradients from the same weights: nothing is projected, the positions are the same."""
+    ours, theirs = build_cae(48), build_cae(48, type="CAE")
     theirs.load_state_dict(ours.state_dict())
-    inputs = torch.randn(2, 22, 48), torch.randn(2, MASKED, 48), torch.randn(2, 22, 48)
-    torch.testing.assert_close(ours(*inputs), theirs(*inputs), rtol=0, atol=0)
+    images, tokens, samples = batch()
+    for model in (ours, theirs):
+        model.loss([images, tokens], samples)["loss"].backward()
+    gradients = [{name: p.grad for name, p in model.named_parameters()} for model in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
 
 
-def test_cae_neck_predicts_at_the_encoders_width():
-    logits, latents = ProjectedCAENeck(**{k: v for k, v in neck_config(32).items() if k != "type"})(
-        torch.randn(2, 22, 48), torch.randn(2, MASKED, 48), torch.randn(2, 22, 48)
-    )
-    assert logits.shape == (2, MASKED, VOCAB)
-    assert latents.shape == (2, MASKED, 48)
+def test_cae_positions_are_sines_and_cosines_at_the_necks_width():
+    """Fixed: of row and column, with wavelengths from 2 pi to almost 2 pi 10,000; not in the checkpoint."""
+    model = build_cae(32)
+    place = torch.arange(36)
+    waves = 10000 ** -(torch.arange(8) / 8)
+    row, column = ((at[:, None] * waves) for at in (place // 6, place % 6))
+    expected = torch.cat([row.sin(), row.cos(), column.sin(), column.cos()], 1)
+    torch.testing.assert_close(model.neck_positions[0], expected, rtol=0, atol=1e-6)
+    assert not model.neck_positions.requires_grad
+    assert "neck_positions" not in model.state_dict()
+
+
+def losses_by_hand(model, images, tokens, mask) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross-entropy and alignment, image by image; the true latents are constants."""
+    project, positions = model.neck.encoder_to_neck, model.neck_positions[0]
+    logits, predicted, true = [], [], []
+    for image, hidden in zip(images, mask, strict=True):
+        visible = project(model.backbone(image[None], hidden[None])[:, 1:])
+        one, latents = model.neck(visible, positions[hidden][None], positions[~hidden][None])
+        logits.append(one[0])
+        predicted.append(latents[0])
+        with torch.no_grad():
+            true.append(project(model.teacher(image[None], ~hidden[None])[0, 1:]))
+    assert predicted[0].shape == (MASKED, model.neck.embed_dim)
+    main = F.cross_entropy(torch.cat(logits), tokens.flatten(1)[mask])
+    return main, 2 * F.mse_loss(torch.stack(predicted), torch.stack(true))
+
+
+def test_cae_aligns_at_the_necks_width():
+    """Losses and the projection's gradient are those by hand: the true latents are constants."""
+    model = build_cae(32)
+    images, tokens, samples = batch()
+    weight = model.neck.encoder_to_neck[0].weight
+    losses = model.loss([images, tokens], samples)
+    main, align = losses_by_hand(model, images, tokens, masks_of(samples).flatten(1).bool())
+    torch.testing.assert_close(losses["main"], main, rtol=1e-5, atol=0)
+    torch.testing.assert_close(losses["align"], align, rtol=1e-5, atol=0)
+    torch.testing.assert_close(losses["loss"], main + align, rtol=1e-5, atol=0)
+    (actual,), (expected,) = (torch.autograd.grad(loss, weight) for loss in (losses["align"], align))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_cae_neck_refuses_latents_that_nobody_projected():
+    """MMPretrain's CAE around it, at two widths."""
+    images, tokens, samples = batch()
+    with pytest.raises(ValueError, match=r'48 wide, the neck 32: .*`model\.type="mapet_mm\.ProjectedCAE"`'):
+        build_cae(32, type="CAE").loss([images, tokens], samples)
 
 
 def test_cae_neck_refuses_masks_of_another_size():
     neck = MODELS.build(neck_config(32))
     with pytest.raises(ValueError, match="hide 15 patches, the neck was built for `mask_tokens_num`=14"):
-        neck(torch.randn(2, 21, 48), torch.randn(2, 15, 48), torch.randn(2, 21, 48))
+        neck(torch.randn(2, 21, 32), torch.randn(2, 15, 32), torch.randn(2, 21, 32))
 
 
 @pytest.mark.parametrize("make", [build_beit, build_cae])

@@ -27,7 +27,7 @@ def test_assign_is_the_nearest_centroid_in_float64():
 def test_assign_gives_the_same_tokens_in_blocks(monkeypatch, rows):
     codebook = Codebook(rows[:40])
     whole = codebook.assign(torch.from_numpy(rows))
-    monkeypatch.setattr("mapet_mm.tokenizers.codebook.BLOCK_ELEMENTS", 40 * 7)
+    monkeypatch.setattr("mapet_mm.tokenizers.codebook.codebook.BLOCK_ELEMENTS", 40 * 7)
     assert torch.equal(codebook.assign(torch.from_numpy(rows)), whole)
     assert torch.equal(whole[:40], torch.arange(40))
 
@@ -110,7 +110,7 @@ def test_a_failed_save_leaves_the_old_codebook(tmp_path, rows, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mapet_mm.tokenizers.codebook.os.replace", killed)
+    monkeypatch.setattr("mapet_mm.file_replacement.os.replace", killed)
     with pytest.raises(KeyboardInterrupt):
         Codebook(rows[:20]).save(path)
     assert path.read_bytes() == before

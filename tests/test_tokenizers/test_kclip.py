@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_sample_image
 
 from mapet_mm.registry import MODELS
+from mapet_mm.tokenizers import KCLIP, grid_features
 from mapet_mm.tokenizers.clip_tower import TowerError, build_tower, tower_config, weights_digest
 from mapet_mm.tokenizers.codebook import Codebook, CodebookError
-from mapet_mm.tokenizers.kclip import KCLIP, grid_features
 
 SMALL = {"layers": [1, 1, 1, 1], "width": 8, "image_size": 64}
 RANDOM = {"type": "random", "seed": 0}

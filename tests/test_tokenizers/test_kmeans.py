@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from mapet_mm.tokenizers import kmeans
-from mapet_mm.tokenizers.codebook import Codebook, CodebookError
-from mapet_mm.tokenizers.feature_shards import FeatureShards
-from mapet_mm.tokenizers.kmeans import KMeansOptions, fit_shards
+from mapet_mm.tokenizers.codebook import Codebook, CodebookError, KMeansOptions, kmeans
+from mapet_mm.tokenizers.codebook.feature_shards import FeatureError, FeatureShards
+from mapet_mm.tokenizers.codebook.fitting import fit_shards
+from mapet_mm.tokenizers.codebook.kmeans import cluster_shards
 
 DIM = 24
 
@@ -20,10 +20,12 @@ def make_shards(folder: Path, images: int = 3000, positions: int = 2, clusters: 
     """Rows around random centres, as an encoder's after its ReLU."""
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(clusters, DIM)) * 2
-    shards = FeatureShards(folder, dict(images=images, positions_per_image=positions, dim=DIM))
-    for number, rows in enumerate(shards.rows()):
-        features = centres[rng.integers(clusters, size=len(rows))] + rng.normal(size=(len(rows), DIM))
-        shards.write(number, np.maximum(features, 0).astype(np.float16))
+    names = [f"{index:05d}.png" for index in range(images)]
+    shards = FeatureShards(folder, dict(positions_per_image=positions, dim=DIM), names)
+    for number, lacking in enumerate(shards.names):
+        rows = len(lacking) * positions
+        features = centres[rng.integers(clusters, size=rows)] + rng.normal(size=(rows, DIM))
+        shards.write(number, lacking, np.maximum(features, 0).astype(np.float16), {})
     return shards
 
 
@@ -34,7 +36,7 @@ def all_rows(shards: FeatureShards) -> np.ndarray:
 @pytest.mark.parametrize("options", [KMeansOptions(50, 12, 3), KMeansOptions(16, 8, 2, 100, seed=3)])
 def test_rows_starts_and_inertia_are_those_of_faiss_in_memory(tmp_path, options):
     shards = make_shards(tmp_path)
-    centroids, inertia = fit_shards(shards, options, tmp_path / "state")
+    centroids, inertia = cluster_shards(shards, options, tmp_path / "state")
     # The second case clusters 1,600 of the 6,000 rows, drawn by the seed.
     reference = faiss.Kmeans(
         DIM,
@@ -58,7 +60,7 @@ def test_rows_are_taken_in_the_order_asked_for(tmp_path):
 
 def test_killed_in_any_iteration_the_codebook_is_the_same(tmp_path, monkeypatch):
     shards, options = make_shards(tmp_path / "shards"), KMeansOptions(30, 6, 3)
-    undisturbed = Codebook.fit_shards(shards, options, tmp_path / "undisturbed")
+    undisturbed = fit_shards(shards, options, tmp_path / "undisturbed")
     save, calls = kmeans._save_progress, []
 
     def killed(*args):
@@ -71,7 +73,7 @@ def test_killed_in_any_iteration_the_codebook_is_the_same(tmp_path, monkeypatch)
     interruptions = 0
     while True:
         try:
-            resumed = Codebook.fit_shards(shards, options, tmp_path / "killed")
+            resumed = fit_shards(shards, options, tmp_path / "killed")
             break
         except KeyboardInterrupt:
             interruptions += 1
@@ -83,19 +85,20 @@ def test_killed_in_any_iteration_the_codebook_is_the_same(tmp_path, monkeypatch)
 
 def test_a_checkpoint_of_other_settings_is_not_continued(tmp_path):
     shards = make_shards(tmp_path / "shards")
-    fit_shards(shards, KMeansOptions(30, 4, 2, seed=1), tmp_path / "state")
-    centroids, _ = fit_shards(shards, KMeansOptions(30, 4, 2, seed=2), tmp_path / "state")
-    fresh, _ = fit_shards(shards, KMeansOptions(30, 4, 2, seed=2), tmp_path / "other")
+    cluster_shards(shards, KMeansOptions(30, 4, 2, seed=1), tmp_path / "state")
+    centroids, _ = cluster_shards(shards, KMeansOptions(30, 4, 2, seed=2), tmp_path / "state")
+    fresh, _ = cluster_shards(shards, KMeansOptions(30, 4, 2, seed=2), tmp_path / "other")
     assert (centroids == fresh).all()
 
 
 def test_empty_clusters_are_split(tmp_path):
-    shards = FeatureShards(tmp_path, dict(images=600, positions_per_image=1, dim=DIM))
+    names = [f"{index:03d}" for index in range(600)]
+    shards = FeatureShards(tmp_path, dict(positions_per_image=1, dim=DIM), names)
     # Four distinct rows and eight starts: some clusters are empty in the first iteration.
     rows = np.random.default_rng(0).normal(size=(4, DIM)).astype(np.float16)
-    for number, part in enumerate(shards.rows()):
-        shards.write(number, rows[np.asarray(part) % 4])
-    centroids, inertia = fit_shards(shards, KMeansOptions(8, 10, 1), tmp_path / "state")
+    for number, part in enumerate(shards.names):
+        shards.write(number, part, rows[[int(name) % 4 for name in part]], {})
+    centroids, inertia = cluster_shards(shards, KMeansOptions(8, 10, 1), tmp_path / "state")
     assert np.isfinite(centroids).all()
     assert len(np.unique(centroids, axis=0)) == 8
     assert inertia[-1] < 0.01
@@ -103,7 +106,7 @@ def test_empty_clusters_are_split(tmp_path):
 
 def test_an_iteration_that_changes_nothing_ends_the_start(tmp_path):
     shards = make_shards(tmp_path, images=200)
-    _, inertia = fit_shards(shards, KMeansOptions(3, 200, 1), tmp_path / "state")
+    _, inertia = cluster_shards(shards, KMeansOptions(3, 200, 1), tmp_path / "state")
     assert len(inertia) < 200
     assert inertia[-1] == inertia[-2] < inertia[-3]
 
@@ -111,15 +114,70 @@ def test_an_iteration_that_changes_nothing_ends_the_start(tmp_path):
 def test_fewer_rows_than_centroids_are_refused(tmp_path):
     shards = make_shards(tmp_path, images=20)
     with pytest.raises(CodebookError, match="40 rows, k = 41"):
-        Codebook.fit_shards(shards, KMeansOptions(41), tmp_path / "state")
+        fit_shards(shards, KMeansOptions(41), tmp_path / "state")
 
 
 def test_features_beyond_float16_are_refused_where_they_are_written(tmp_path):
-    shards = FeatureShards(tmp_path, dict(images=2, positions_per_image=1, dim=2))
+    shards = FeatureShards(tmp_path, dict(positions_per_image=1, dim=2), ["a", "b"])
     features = np.array([[1.0, 2.0], [7e4, 0.0]])
-    with np.errstate(over="ignore"), pytest.raises(ValueError, match="beyond float16"):
-        shards.write(0, features.astype(np.float16))
-    assert shards.missing() == [0]
+    with np.errstate(over="ignore"), pytest.raises(FeatureError, match="beyond float16"):
+        shards.write(0, ["a", "b"], features.astype(np.float16), {})
+    assert shards.lacking(0) == ["a", "b"]
+
+
+def rows_of(name: str) -> np.ndarray:
+    return np.random.default_rng(list(name.encode())).normal(size=(2, DIM)).astype(np.float16)
+
+
+def complete(shards: FeatureShards, skipped: tuple[str, ...] = ()) -> list[str]:
+    """Write what lacks; the names of it."""
+    written = []
+    for number in range(len(shards.names)):
+        names = [name for name in shards.lacking(number) if name not in skipped]
+        reasons = {name: "broken" for name in shards.lacking(number) if name in skipped}
+        if names or reasons:
+            features = (
+                np.concatenate([rows_of(name) for name in names]) if names else np.empty((0, DIM), "f2")
+            )
+            shards.write(number, names, features, reasons)
+            written += names
+    return written
+
+
+def test_adding_an_image_costs_one_and_removing_one_costs_none(tmp_path, monkeypatch):
+    monkeypatch.setattr("mapet_mm.tokenizers.codebook.feature_shards.IMAGES_PER_SHARD", 10)
+    names = [f"{index:03d}" for index in range(50)]
+
+    def shards_of(names):
+        return FeatureShards(tmp_path / "features", dict(positions_per_image=2, dim=DIM), names)
+
+    assert sorted(complete(shards_of(names))) == names
+    assert complete(shards_of([*names, "new"])) == ["new"]
+    less = shards_of([name for name in [*names, "new"] if name != "007"])
+    assert complete(less) == []
+    held = np.concatenate([[rows_of(name) for name in of_shard] for of_shard in less.names]).reshape(-1, DIM)
+    assert len(less) == 100
+    assert (all_rows(less) == held).all()
+    assert less.digest != shards_of(names).digest == shards_of(reversed(names)).digest
+
+
+def test_images_that_cannot_be_decoded_have_no_rows_and_are_not_tried_again(tmp_path):
+    names = [f"{index:03d}" for index in range(20)]
+    identity = dict(positions_per_image=2, dim=DIM)
+    complete(FeatureShards(tmp_path, identity, names), skipped=("003", "011"))
+    again = FeatureShards(tmp_path, identity, names)
+    assert complete(again) == []
+    assert len(again) == 36
+    assert (all_rows(again)[6:8] == rows_of("004")).all()
+
+
+def test_features_of_another_encoder_or_preprocessing_are_kept_apart(tmp_path):
+    names = ["a", "b"]
+    identity = dict(positions_per_image=2, dim=DIM, preprocessing=dict(mean=[1.0]))
+    complete(FeatureShards(tmp_path, identity, names))
+    other = FeatureShards(tmp_path, {**identity, "preprocessing": dict(mean=[2.0])}, names)
+    assert other.lacking(0) == names
+    assert FeatureShards(tmp_path, dict(reversed(identity.items())), names).lacking(0) == []
 
 
 def _fit(rank: int, world_size: int, folder: str) -> None:
@@ -130,7 +188,7 @@ def _fit(rank: int, world_size: int, folder: str) -> None:
             "gloo", f"file://{folder}/meeting_{world_size}", rank=rank, world_size=world_size
         )
     shards = make_shards(Path(folder) / f"shards_{world_size}_{rank}")
-    codebook = Codebook.fit_shards(shards, KMeansOptions(50, 6, 2), Path(folder) / f"state_{world_size}")
+    codebook = fit_shards(shards, KMeansOptions(50, 6, 2), Path(folder) / f"state_{world_size}")
     if rank == world_size - 1:
         codebook.save(Path(folder) / f"codebook_{world_size}.safetensors")
 

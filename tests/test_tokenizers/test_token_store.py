@@ -8,8 +8,9 @@ import time
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 
-from mapet_mm.tokenizers.token_store import MissingTokensError, TokenStore, TokenStoreError
+from mapet_mm.tokenizers.store import MissingTokensError, TokenStore, TokenStoreError
 
 DIGEST = "3fa2" * 16
 
@@ -39,7 +40,8 @@ def resident_kib() -> int:
 def test_every_grid_is_read_back_under_its_name(tmp_path, in_order):
     """Row i is the i-th name given; names in byte order cost no file of their own."""
     store = make(tmp_path / "tokens", in_order=in_order, data_root="data/digits")
-    assert (tmp_path / "tokens" / "order.bin").exists() != in_order
+    with safe_open(tmp_path / "tokens" / "generation-0001" / "names.safetensors", "np") as file:
+        assert ("order" in file.keys()) != in_order  # noqa: SIM118, no mapping
     rows = np.random.default_rng(0).permutation(len(store))
     for part in np.array_split(rows, 9):
         store.write(part, grids_of(part))
@@ -137,21 +139,12 @@ def test_write_refuses_what_does_not_fit(tmp_path):
     assert store.missing().tolist() == [0, 1, 2, 3]
 
 
-def test_killed_between_rows_and_marks_the_rows_are_missing_and_the_rest_is_kept(tmp_path):
+def test_killed_before_its_block_has_its_name_the_rows_are_missing_and_the_rest_is_kept(tmp_path):
     store = make(tmp_path / "tokens", count=8)
     store.write([0, 1], grids_of([0, 1]))
 
     def write_and_die():
-        flushed = []
-        original = np.memmap.flush
-
-        def flush(self):
-            original(self)
-            flushed.append(self.shape)
-            if self.ndim == 3:  # the ids are on disk, the marks are next
-                os._exit(9)
-
-        np.memmap.flush = flush
+        os.replace = lambda *_: os._exit(9)  # all bytes are on disk, the name is next
         TokenStore.open(tmp_path / "tokens").write([2, 3], grids_of([2, 3]))
 
     process = multiprocessing.get_context("fork").Process(target=write_and_die)
@@ -169,13 +162,28 @@ def test_killed_between_rows_and_marks_the_rows_are_missing_and_the_rest_is_kept
 
 def test_a_killed_creation_leaves_no_store_and_does_not_block_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "mapet_mm.tokenizers.token_store.os.rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        "mapet_mm.file_replacement.os.rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "tokens", count=5)
-    assert not (tmp_path / "tokens").exists()
+    assert not list(tmp_path.iterdir())
     monkeypatch.undo()
     assert len(make(tmp_path / "tokens", count=5)) == 5
+
+
+def test_a_full_disk_is_an_error_and_costs_nothing_that_was_written(tmp_path, monkeypatch):
+    store = make(tmp_path / "tokens", count=4)
+    store.write([0], grids_of([0]))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mapet_mm.file_replacement.os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.write([1], grids_of([1]))
+    monkeypatch.undo()
+    assert TokenStore.open(tmp_path / "tokens").missing().tolist() == [1, 2, 3]
+    assert len(list((tmp_path / "tokens" / "blocks").iterdir())) == 1
 
 
 def test_creating_over_a_store_is_refused_and_says_how_to_go_on(tmp_path):
@@ -187,34 +195,82 @@ def test_creating_over_a_store_is_refused_and_says_how_to_go_on(tmp_path):
     with pytest.raises(TokenStoreError, match="exists with other grid, names"):
         make(tmp_path / "tokens", count=6, grid=(2, 2))
     (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "notes.txt").write_text("mine")
     with pytest.raises(TokenStoreError, match="folder` exists and is not a token store"):
         make(tmp_path / "folder")
+    (tmp_path / "empty").mkdir()
+    assert len(make(tmp_path / "empty", count=5)) == 5
     assert TokenStore.open(tmp_path / "tokens").missing().tolist() == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("name", ["grids.bin", "marks.bin", "names.txt", "blocks.txt"])
-def test_a_truncated_file_is_named_with_both_sizes(tmp_path, name):
-    make(tmp_path / "tokens", count=300)
+@pytest.mark.parametrize("name", ["generation-0001/names.safetensors", "generation-0002/grids-0.safetensors"])
+@pytest.mark.parametrize("cut", [3, 10**9])
+def test_a_truncated_file_is_named(tmp_path, name, cut):
+    store = make(tmp_path / "tokens", count=300)
+    store.write(range(300), grids_of(range(300)))
+    store.seal()
     file = tmp_path / "tokens" / name
     size = file.stat().st_size
-    os.truncate(file, size - 3)
-    with pytest.raises(
-        TokenStoreError, match=rf"{name}` is truncated.*expected {size} bytes, found {size - 3}"
-    ):
+    os.truncate(file, max(0, size - cut))
+    message = rf"{name}` is damaged \(.*\): restore it from a copy"
+    with pytest.raises(TokenStoreError, match=message):
         TokenStore.open(tmp_path / "tokens")
     file.unlink()
-    with pytest.raises(TokenStoreError, match=rf"{name}` is truncated.*found 0"):
+    with pytest.raises(TokenStoreError, match=rf"{name}` does not exist: restore it"):
         TokenStore.open(tmp_path / "tokens")
+
+
+def test_a_damaged_block_is_named_and_can_be_removed(tmp_path):
+    store = make(tmp_path / "tokens", count=8)
+    store.write(range(4), grids_of(range(4)))
+    store.write(range(4, 8), grids_of(range(4, 8)))
+    block = min((tmp_path / "tokens" / "blocks").iterdir())
+    os.truncate(block, block.stat().st_size - 3)
+    with pytest.raises(TokenStoreError, match=rf"{block.name}` is damaged .*: remove it and run"):
+        TokenStore.open(tmp_path / "tokens").missing()
+    block.unlink()
+    assert TokenStore.open(tmp_path / "tokens").missing().tolist() == [0, 1, 2, 3]
+
+
+def test_a_block_that_changed_after_it_was_written_is_not_sealed(tmp_path):
+    store = make(tmp_path / "tokens", count=8)
+    store.write(range(8), grids_of(range(8)))
+    block = next((tmp_path / "tokens" / "blocks").iterdir())
+    content = bytearray(block.read_bytes())
+    content[content.index(grids_of(range(8)).astype("<u2").tobytes()) + 2] ^= 1
+    block.write_bytes(content)
+    with pytest.raises(TokenStoreError, match=r"has changed since it was written \(its checksum differs\)"):
+        TokenStore.open(tmp_path / "tokens").seal()
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_file_truncated_after_it_was_opened_gives_an_error_not_memory(tmp_path, sealed):
+    store = make(tmp_path / "tokens", count=50)
+    store.write(range(50), grids_of(range(50)))
+    if sealed:
+        store.seal()
+    reader = TokenStore.open(tmp_path / "tokens")
+    last = reader.names[49]
+    reader[last]
+    (file,) = (tmp_path / "tokens").glob("generation-0002/grids*" if sealed else "blocks/*")
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(TokenStoreError, match=r"is damaged \(truncated since it was opened\)"):
+        reader[last]
 
 
 def test_what_is_no_token_store_is_refused(tmp_path):
     with pytest.raises(TokenStoreError, match=r"none` does not exist: run tools/extract_tokens\.py"):
         TokenStore.open(tmp_path / "none")
-    with pytest.raises(TokenStoreError, match=r"is not a token store \(no meta.json\)"):
+    with pytest.raises(TokenStoreError, match=r"is not a token store \(no generation-0001\)"):
         TokenStore.open(tmp_path)
     make(tmp_path / "tokens")
-    os.truncate(tmp_path / "tokens" / "meta.json", 20)
-    with pytest.raises(TokenStoreError, match=r"meta.json` is damaged"):
+    manifest = tmp_path / "tokens" / "generation-0001" / "manifest.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"version": 2', '"version": 3'))
+    with pytest.raises(TokenStoreError, match="is not a token store of version 2"):
+        TokenStore.open(tmp_path / "tokens")
+    os.truncate(manifest, 20)
+    with pytest.raises(TokenStoreError, match=r"manifest.json` is damaged"):
         TokenStore.open(tmp_path / "tokens")
 
 
@@ -246,10 +302,14 @@ class _Sum:
         return int(self.store[name].sum())
 
 
-def test_two_hundred_thousand_images_open_at_once_and_cost_no_memory_per_name(tmp_path):
+@pytest.mark.parametrize("sealed", [False, True])
+def test_two_hundred_thousand_images_open_at_once_and_cost_no_memory_per_name(tmp_path, sealed):
     count = 200_000
-    make(tmp_path / "tokens", count=count, grid=(14, 14)).write([5], np.ones((1, 14, 14), dtype=int))
-    np.memmap(tmp_path / "tokens" / "marks.bin", "uint8", "r+")[:] = 1
+    store = make(tmp_path / "tokens", count=count, grid=(14, 14))
+    for rows in np.array_split(np.arange(count), 20):
+        store.write(rows, np.ones((len(rows), 14, 14), dtype=np.uint16))
+    if sealed:
+        store.seal()
     results = multiprocessing.get_context("fork").SimpleQueue()
     process = multiprocessing.get_context("fork").Process(
         target=_measure, args=(tmp_path / "tokens", results)

@@ -10,8 +10,8 @@ import pytest
 from digits_tokenizer import kclip_config, write_few_digits
 from mmengine.config import Config
 
-from mapet_mm.tokenizers.recipe import run_extract_tokens, run_fit_codebook, run_verify_tokens
-from mapet_mm.tokenizers.token_store import TokenStore, TokenStoreError
+from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook, run_verify_tokens
+from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +38,8 @@ def single(folder) -> Config:
 
 
 def files_of(path: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in Path(path).iterdir()}
+    path = Path(path)
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 def torchrun(processes: int, tool: str, config_file: Path) -> str:
@@ -51,7 +52,7 @@ def torchrun(processes: int, tool: str, config_file: Path) -> str:
 
 
 def test_two_processes_make_the_same_codebook_and_store(folder, single):
-    cfg = config(folder, "double", **{"dataloader.batch_size": 7, "dataloader.num_workers": 1})
+    cfg = config(folder, "double", **{"dataloader.num_workers": 1})
     said = torchrun(2, "fit_codebook.py", folder / "double.py")
     assert said.count("wrote") == 1
     digest = TokenStore.open(single.token_store).tokenizer
@@ -75,10 +76,11 @@ def test_tokens_that_are_not_the_images_are_found(folder, single):
     store.seal()
     with pytest.raises(TokenStoreError, match=rf"36 of 36 tokens of image `.*{name}` differ from fresh ones"):
         run_verify_tokens(cfg, 120)
-    grids = bytearray((Path(cfg.token_store) / "grids.bin").read_bytes())
-    grids[100] ^= 1
-    (Path(cfg.token_store) / "grids.bin").write_bytes(grids)
-    with pytest.raises(TokenStoreError, match=r"grids\.bin` has changed since it was written"):
+    file = Path(cfg.token_store) / "generation-0003" / "grids-0.safetensors"
+    grids = bytearray(file.read_bytes())
+    grids[-100] ^= 1
+    file.write_bytes(grids)
+    with pytest.raises(TokenStoreError, match=r"grids-0\.safetensors` has changed since it was written"):
         run_verify_tokens(cfg, 0)
 
 
@@ -104,7 +106,21 @@ def test_a_part_of_the_images_leaves_the_store_open(folder, single):
     cfg = config(folder, "part", **{"tokenizer.codebook": single.tokenizer.codebook})
     names = list(TokenStore.open(single.token_store).names)
     whole = TokenStore.open(single.token_store)
-    TokenStore.create(cfg.token_store, [*names, "zzz.png"], (6, 6), 12, whole.tokenizer, whole.data_root)
+    identity = (whole.tokenizer, whole.data_root, whole.preprocessing)
+    TokenStore.create(cfg.token_store, [*names, "zzz.png"], (6, 6), 12, *identity)
     store, extraction = run_extract_tokens(cfg)
     assert (extraction.images, store.sealed, store.missing().tolist()) == (120, False, [120])
     assert all(np.array_equal(store[name], whole[name]) for name in names)
+
+
+def test_processes_of_a_tokenizer_that_talks_to_others_do_not_wait_for_each_other(folder):
+    """MMPretrain's VQ-KD reduces over all processes of a group; extraction makes no group."""
+    cfg = Config.fromfile(ROOT / "configs" / "digits" / "vqkd_digits.py")
+    for dataset in cfg.dataset:
+        dataset.update(data_root=str(folder / "digits"), indices=40)
+    cfg.merge_from_dict({"data_root": str(folder / "digits"), "token_store": str(folder / "vqkd")})
+    cfg.dataloader = dict(num_workers=0)
+    cfg.dump(str(folder / "vqkd.py"))
+    assert "wrote" in torchrun(2, "extract_tokens.py", folder / "vqkd.py")
+    alone, _ = run_extract_tokens(Config({**cfg, "token_store": str(folder / "vqkd_alone")}))
+    assert files_of(folder / "vqkd") == files_of(alone.path)

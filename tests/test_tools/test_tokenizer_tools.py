@@ -16,11 +16,10 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from mapet_mm.registry import MODELS
-from mapet_mm.tokenizers.codebook import Codebook, CodebookError
-from mapet_mm.tokenizers.images import NamedImages, UnreadableImagesError, normalise
-from mapet_mm.tokenizers.recipe import features_folder, run_extract_tokens, run_fit_codebook
-from mapet_mm.tokenizers.sampling import sample_positions
-from mapet_mm.tokenizers.token_store import TokenStore, TokenStoreError
+from mapet_mm.tokenizers import Codebook, CodebookError, TokenStore, TokenStoreError
+from mapet_mm.tokenizers.codebook.sampling import sample_positions
+from mapet_mm.tokenizers.from_config import features_folder, run_extract_tokens, run_fit_codebook
+from mapet_mm.tokenizers.images import NamedImages, UnreadableImagesError
 
 ROOT = Path(__file__).parents[2]
 SIZE = 64
@@ -78,7 +77,7 @@ def cfg(tmp_path) -> Config:
                 type="SelfSupDataPreprocessor", mean=[120.0] * 3, std=[70.0] * 3, to_rgb=True
             ),
             dataset=[train, val],
-            dataloader=dict(batch_size=4, num_workers=0, group_size=4),
+            dataloader=dict(num_workers=0, group_size=4),
             codebook=dict(dataset=train, positions_per_image=2, k=6, niter=5, nredo=2, seed=0),
             token_store=str(tmp_path / "out" / "tokens"),
         )
@@ -117,10 +116,9 @@ def test_the_codebook_records_what_it_was_made_from(cfg):
     assert len(recorded["encoder_digest"]) == 64
 
 
-def test_the_sample_depends_on_neither_batches_nor_workers_nor_order(cfg, monkeypatch, tmp_path):
+def test_the_sample_depends_on_neither_workers_nor_order(cfg, tmp_path):
     _, codebook = run_fit_codebook(cfg)
-    monkeypatch.setattr("mapet_mm.tokenizers.feature_shards.IMAGES_PER_SHARD", 5)
-    cfg.dataloader = dict(batch_size=3, num_workers=1, group_size=4)
+    cfg.dataloader = dict(num_workers=1, group_size=4)
     lines = (tmp_path / "data" / "train.txt").read_text().splitlines()
     (tmp_path / "data" / "train.txt").write_text("\n".join(reversed(lines)))
     _, again = run_fit_codebook(cfg, out=str(tmp_path / "other" / "codebook.safetensors"))
@@ -139,42 +137,50 @@ def test_sampled_positions_are_distinct_seeded_and_spread_over_the_grid():
 
 
 def test_a_killed_sampling_goes_on_with_the_shards_that_are_left(cfg, monkeypatch):
-    monkeypatch.setattr("mapet_mm.tokenizers.feature_shards.IMAGES_PER_SHARD", 5)
+    monkeypatch.setattr("mapet_mm.tokenizers.codebook.feature_shards.IMAGES_PER_SHARD", 4)
     encoded = []
     features = MODELS.get("KCLIP").features
 
     def counted(self, images):
-        if len(encoded) == 3:
+        if len(encoded) == 2:
             raise KeyboardInterrupt
         encoded.append(len(images))
         return features(self, images)
 
-    monkeypatch.setattr(MODELS.get("KCLIP"), "features", counted)
-    with pytest.raises(KeyboardInterrupt):
-        run_fit_codebook(cfg)
-    assert encoded == [4, 4, 4]  # two groups of the first shard, one of the second
-    encoded[:] = [0, 0]
-    with pytest.raises(KeyboardInterrupt):
-        run_fit_codebook(cfg)
-    encoded.clear()
-    run_fit_codebook(cfg)
-    assert encoded == [4, 4, 4]  # the rest: two groups of the second shard, one of the third
+    with monkeypatch.context() as patch:
+        patch.setattr(MODELS.get("KCLIP"), "features", counted)
+        with pytest.raises(KeyboardInterrupt):
+            run_fit_codebook(cfg)
+    kept = list(features_folder(Path(cfg.tokenizer.codebook)).rglob("features-*.safetensors"))
+    assert kept
+    before = {file: file.stat().st_mtime_ns for file in kept}
+    _, codebook = run_fit_codebook(cfg)
+    assert {file: file.stat().st_mtime_ns for file in kept} == before
+    _, undisturbed = run_fit_codebook(cfg, out=f"{cfg.tokenizer.codebook}.other")
+    assert codebook.digest == undisturbed.digest
 
 
-def test_features_of_another_sample_and_truncated_shards_are_refused(cfg):
+def test_a_truncated_shard_is_named(cfg):
     run_fit_codebook(cfg)
-    folder = features_folder(Path(cfg.tokenizer.codebook))
-    shard = folder / "features_00000.f16"
+    (shard,) = features_folder(Path(cfg.tokenizer.codebook)).rglob("features-*.safetensors")
     os.truncate(shard, 100)
     with pytest.raises(
-        ValueError, match=r"features_00000\.f16` is truncated: expected 12288 bytes, found 100"
+        ValueError, match=rf"{shard.name}` is damaged .*: remove it and run tools/fit_codebook"
     ):
         run_fit_codebook(cfg, overwrite=True)
-    cfg.codebook.positions_per_image = 3
-    with pytest.raises(
-        ValueError, match=r"\.features` was sampled with other positions_per_image: remove it"
-    ):
-        run_fit_codebook(cfg, overwrite=True)
+    shard.unlink()
+    run_fit_codebook(cfg, overwrite=True)
+
+
+def test_features_of_other_preprocessing_are_not_used_again(cfg):
+    """With another mean the same images give other features, and the codebook says which."""
+    _, codebook = run_fit_codebook(cfg)
+    cfg.data_preprocessor.mean = [90.0] * 3
+    _, other = run_fit_codebook(cfg, overwrite=True)
+    assert other.digest != codebook.digest
+    assert other.metadata["preprocessing"]["data_preprocessor"]["mean"] == [90.0] * 3
+    cfg.data_preprocessor.mean = [120.0] * 3
+    assert run_fit_codebook(cfg, overwrite=True)[1].digest == codebook.digest
 
 
 def test_an_existing_codebook_is_not_overwritten_unasked(cfg):
@@ -190,6 +196,7 @@ def test_too_few_rows_and_too_many_positions_are_refused(cfg):
     cfg.codebook.k = 25
     with pytest.raises(CodebookError, match="24 rows, k = 25"):
         run_fit_codebook(cfg)
+    assert not features_folder(Path(cfg.tokenizer.codebook)).exists()  # nothing was sampled for nothing
     cfg.codebook.positions_per_image = 5
     with pytest.raises(ValueError, match=r"positions_per_image is 5, an image has 4 grid positions"):
         run_fit_codebook(cfg)
@@ -197,18 +204,18 @@ def test_too_few_rows_and_too_many_positions_are_refused(cfg):
 
 def test_an_interrupted_extraction_reads_only_what_is_left(cfg, monkeypatch):
     run_fit_codebook(cfg)
-    forward, write, seen = MODELS.get("KCLIP").forward, TokenStore.write, []
+    write, seen = TokenStore.write, []
 
-    def stop_at_third(self, rows, grids):
+    def stop_at_third(self, rows, grids, skipped):
         if len(seen) == 2:
             raise KeyboardInterrupt
         seen.append(list(rows))
-        write(self, rows, grids)
+        write(self, rows, grids, skipped)
 
-    monkeypatch.setattr(TokenStore, "write", stop_at_third)
-    with pytest.raises(KeyboardInterrupt):
-        run_extract_tokens(cfg)
-    monkeypatch.setattr(TokenStore, "write", write)
+    with monkeypatch.context() as patch:
+        patch.setattr(TokenStore, "write", stop_at_third)
+        with pytest.raises(KeyboardInterrupt):
+            run_extract_tokens(cfg)
     partial = TokenStore.open(cfg.token_store)
     assert partial.missing().tolist() == sorted(set(range(17)) - {row for rows in seen for row in rows})
     kept = {name: partial[name] for row, name in enumerate(partial.names) if partial.written()[row]}
@@ -217,9 +224,8 @@ def test_an_interrupted_extraction_reads_only_what_is_left(cfg, monkeypatch):
     read = []
     getitem = NamedImages.__getitem__
     monkeypatch.setattr(
-        NamedImages, "__getitem__", lambda self, i: (read.append(self.names[i]), getitem(self, i))[1]
+        NamedImages, "__getitem__", lambda self, i: (read.append(self.name(i)), getitem(self, i))[1]
     )
-    monkeypatch.setattr(MODELS.get("KCLIP"), "forward", forward)
     store, extraction = run_extract_tokens(cfg)
     assert extraction.images == len(read) == 9
     assert not set(read) & set(kept)
@@ -228,17 +234,61 @@ def test_an_interrupted_extraction_reads_only_what_is_left(cfg, monkeypatch):
     assert run_extract_tokens(cfg)[1].images == 0
 
 
+def test_a_half_filled_store_is_not_completed_with_other_preprocessing(cfg, monkeypatch):
+    run_fit_codebook(cfg)
+    whole, _ = run_extract_tokens(cfg)
+    names = list(whole.names)
+    cfg.token_store += "_half"
+    preprocessing, root = whole.preprocessing, whole.data_root
+    half = TokenStore.create(cfg.token_store, names, (2, 2), 6, whole.tokenizer, root, preprocessing)
+    half.write(range(8), np.array([whole[name] for name in names[:8]]))
+    for dataset in cfg.dataset:
+        dataset.pipeline[1].interpolation = "bilinear"
+    message = r"preprocessed in another way \(pipeline\.1\.interpolation: bicubic, now bilinear\): choose"
+    with pytest.raises(TokenStoreError, match=message):
+        run_extract_tokens(cfg)
+    cfg.dataset[0].pipeline[1].interpolation = "bicubic"
+    with pytest.raises(ValueError, match="have different pipelines: give them the same"):
+        run_extract_tokens(cfg)
+    cfg.dataset[1].pipeline[1].interpolation = "bicubic"
+    cfg.data_preprocessor.std = [60.0] * 3
+    with pytest.raises(TokenStoreError, match=r"\(data_preprocessor\.std\.0: 70\.0, now 60\.0\)"):
+        run_extract_tokens(cfg)
+    cfg.data_preprocessor.std = [70.0] * 3
+    assert run_extract_tokens(cfg)[1].images == 9
+
+
+def test_the_same_names_of_another_folder_do_not_complete_a_store(cfg, tmp_path):
+    run_fit_codebook(cfg)
+    whole, _ = run_extract_tokens(cfg)
+    names = list(whole.names)
+    cfg.token_store += "_half"
+    root, preprocessing = str(tmp_path / "data"), whole.preprocessing
+    TokenStore.create(cfg.token_store, names, (2, 2), 6, whole.tokenizer, root, preprocessing)
+    shutil.copytree(tmp_path / "data", tmp_path / "other")
+    os.symlink(tmp_path / "data", tmp_path / "link")
+    for folder in ("other", "link"):
+        for dataset in cfg.dataset:
+            dataset.data_root = str(tmp_path / folder)
+        if folder == "other":
+            with pytest.raises(
+                TokenStoreError, match=r"is of images in `.*/data`, the config's are in `.*/oth"
+            ):
+                run_extract_tokens(cfg)
+    assert run_extract_tokens(cfg)[1].images == 17
+
+
 def test_a_store_of_another_codebook_is_not_continued(cfg):
     run_fit_codebook(cfg)
     store, _ = run_extract_tokens(cfg)
-    before = (store.path / "grids.bin").read_bytes()
+    before = {file: file.read_bytes() for file in store.path.rglob("*.safetensors")}
     cfg.codebook.k = 5
     run_fit_codebook(cfg, overwrite=True)
     with pytest.raises(
         TokenStoreError, match=r"was made by tokenizer .*, but the config's tokenizer is .*: re-extract"
     ):
         run_extract_tokens(cfg)
-    assert (store.path / "grids.bin").read_bytes() == before
+    assert {file: file.read_bytes() for file in store.path.rglob("*.safetensors")} == before
 
 
 def test_new_images_extend_a_store(cfg, tmp_path):
@@ -250,7 +300,7 @@ def test_new_images_extend_a_store(cfg, tmp_path):
         lines.write("0/new.png 0\n")
     store, extraction = run_extract_tokens(cfg)
     assert (extraction.images, len(store), store.sealed) == (1, 18, True)
-    assert list(store.names) == sorted([*old, "val/0/new.png"])
+    assert list(store.names) == [*sorted(old), "val/0/new.png"]
     assert all((store[name] == grid).all() for name, grid in old.items())
     assert (store["val/0/new.png"] == by_hand(cfg, tmp_path / "data" / "val/0/new.png")).all()
 
@@ -268,8 +318,9 @@ def test_new_images_of_another_folder_are_refused(cfg, tmp_path):
         run_extract_tokens(cfg)
 
 
-@pytest.mark.parametrize("damage", ["garbage", "truncated", "gone"])
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("damage", "num_workers"), [("garbage", 0), ("truncated", 0), ("gone", 0), ("garbage", 1)]
+)
 def test_an_undecodable_image_is_named_after_all_others_are_written(cfg, tmp_path, damage, num_workers):
     run_fit_codebook(cfg)
     cfg.dataloader.num_workers = num_workers
@@ -288,6 +339,41 @@ def test_an_undecodable_image_is_named_after_all_others_are_written(cfg, tmp_pat
     broken.write_bytes(whole)
     assert run_extract_tokens(cfg)[1].images == 1
     assert (store["train/1/004.png"] == by_hand(cfg, broken)).all()
+
+
+def test_an_undecodable_image_is_left_out_if_asked_and_costs_nobody_else(cfg, tmp_path):
+    """In the sample and in the store, which is complete then; repaired, it is tried again if asked."""
+    broken = tmp_path / "data" / "train" / "1" / "004.png"
+    whole = broken.read_bytes()
+    broken.write_bytes(b"no image")
+    cfg.on_error = "skip"
+    _, codebook = run_fit_codebook(cfg)
+    assert (codebook.metadata["images"], codebook.metadata["rows"]) == (11, 22)
+    store, extraction = run_extract_tokens(cfg)
+    assert (extraction.images, extraction.skipped, store.sealed) == (16, 1, True)
+    assert list(store.skipped) == ["train/1/004.png"]
+    assert "UnidentifiedImage" in store.skipped["train/1/004.png"] or store.skipped["train/1/004.png"]
+    assert "left 1 out that could not be decoded" in str(extraction)
+    broken.write_bytes(whole)
+    assert run_extract_tokens(cfg)[1].images == 0
+    store, extraction = run_extract_tokens(cfg, retry_skipped=True)
+    assert (extraction.images, extraction.skipped, store.sealed) == (1, 0, True)
+    assert (store["train/1/004.png"] == by_hand(cfg, broken)).all()
+
+
+def test_an_image_that_is_removed_after_it_stopped_the_sampling_costs_nothing_else(
+    cfg, tmp_path, monkeypatch
+):
+    broken = tmp_path / "data" / "train" / "1" / "004.png"
+    broken.write_bytes(b"no image")
+    with pytest.raises(
+        UnreadableImagesError, match=r"remove it, or leave such images out with --on-error skip"
+    ):
+        run_fit_codebook(cfg)
+    lines = (tmp_path / "data" / "train.txt").read_text().replace("1/004.png 1\n", "")
+    (tmp_path / "data" / "train.txt").write_text(lines)
+    monkeypatch.setattr(MODELS.get("KCLIP"), "features", None)  # nothing is encoded again
+    assert run_fit_codebook(cfg)[1].metadata["images"] == 11
 
 
 def test_fitting_names_the_undecodable_images_too(cfg, tmp_path):
@@ -339,7 +425,8 @@ def test_the_papers_preprocessing_is_clips_own_on_a_photograph(tmp_path):
     images = NamedImages(
         dict(type="CustomDataset", data_root=str(tmp_path), with_label=False, pipeline=cfg.pipeline), None
     )
-    mine = normalise(MODELS.build(cfg.data_preprocessor), images[0][1][None])[0]
+    preprocessor = MODELS.build(cfg.data_preprocessor)
+    mine = preprocessor(dict(inputs=images[0][1][None], data_samples=None))["inputs"][0]
     clips = open_clip.image_transform(448, is_train=False)(Image.open(tmp_path / "a.png"))
     assert mine.shape == (3, 448, 448)
     # Less than one of 255 grey levels apart: 1 / 255 / 0.26 = 0.015.
@@ -359,7 +446,7 @@ def test_the_command_lines_say_what_was_written_and_what_comes_next(cfg, tmp_pat
     assert f"wrote {cfg.tokenizer.codebook}: 6 centroids of 256 channels" in out
     assert f"next: python tools/extract_tokens.py {config}" in out
     assert "12/12" in err
-    run_tool(monkeypatch, "extract_tokens.py", config, "--cfg-options", "dataloader.batch_size=5")
+    run_tool(monkeypatch, "extract_tokens.py", config, "--cfg-options", "dataloader.num_workers=1")
     out, err = capsys.readouterr()
     assert f"wrote {cfg.token_store}: 2 x 2 tokens of 17 images, 6 ids" in out
     assert "tokenised 17 images in" in out

@@ -12,9 +12,13 @@ from digits_tokenizer import kclip_config, write_few_digits
 from mmengine.config import Config
 from PIL import Image
 
-from mapet_mm.tokenizers.images import normalise
-from mapet_mm.tokenizers.recipe import build_images, build_tokenizer, run_extract_tokens, run_fit_codebook
-from mapet_mm.tokenizers.token_store import TokenStore
+from mapet_mm.tokenizers.from_config import (
+    build_images,
+    build_tokenizer,
+    run_extract_tokens,
+    run_fit_codebook,
+)
+from mapet_mm.tokenizers.store import TokenStore
 from mapet_mm.visualization.codebook_sheet import find_members
 from mapet_mm.visualization.nearest_members import nearest_members
 
@@ -53,8 +57,9 @@ def test_nearest_members_are_those_of_smallest_distance(cfg):
     members = find_members(TokenStore.open(cfg.token_store), [0, 5])
     found = nearest_members(kclip, preprocessor, images, members, count=4, num_workers=0)
     features = {}
-    for position, name in enumerate(images.names):
-        features[name] = kclip.features(normalise(preprocessor, images[position][1][None]))[0]
+    for place, name in images.numbered_names("names"):
+        inputs = preprocessor(dict(inputs=images[place][1][None], data_samples=None))["inputs"]
+        features[name] = kclip.features(inputs)[0]
     for token, patches in found.items():
         centroid = kclip.codebook.centroids[token]
 
@@ -69,7 +74,7 @@ def test_nearest_members_are_those_of_smallest_distance(cfg):
 def test_page_has_statistics_and_a_picture_of_each_token(cfg, tmp_path):
     done = visualize(cfg, "--count", "9", "--random", "3", "--nearest", "2", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr[-2000:]
-    grids = np.stack([grid for _, grid in TokenStore.open(cfg.token_store).written_grids()])
+    grids = np.concatenate([grids for _, grids in TokenStore.open(cfg.token_store).chunks()])
     counts = np.bincount(grids.ravel(), minlength=12)
     page = (tmp_path / "index.html").read_text()
     titles = [int(token) for token in re.findall(r"<h2>Token (\d+)</h2>", page)]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mapet_mm.tokenizers.token_store import TokenStore
+from mapet_mm.tokenizers.store import TokenStore
 from mapet_mm.visualization.token_usage import TokenUsage, draw_usage, measure_usage
 
 NAMES = ["a.png", "b.png", "c.png"]

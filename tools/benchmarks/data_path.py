@@ -27,7 +27,7 @@ from torchvision.transforms import v2
 
 from mapet_mm.datasets.preprocessor import TokenGridDataPreprocessor
 from mapet_mm.experiments.benchmark import machine, table
-from mapet_mm.tokenizers.token_store import TokenStore
+from mapet_mm.tokenizers.store import TokenStore
 
 ROOT = Path(__file__).parents[2]
 PHOTOGRAPHS = ("astronaut", "cat", "coffee", "rocket", "retina")

@@ -20,8 +20,8 @@ from mmengine.config import Config
 
 from mapet_mm.datasets.digits import DigitsOptions, write_digits
 from mapet_mm.experiments.benchmark import machine
-from mapet_mm.tokenizers.recipe import run_fit_codebook
-from mapet_mm.tokenizers.token_store import TokenStore, TokenStoreError
+from mapet_mm.tokenizers import TokenStore, TokenStoreError
+from mapet_mm.tokenizers.from_config import run_fit_codebook
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "configs/digits/kclip_digits.py"
@@ -51,7 +51,7 @@ def make_config(folder: Path) -> Path:
     cfg.dataset, cfg.data_root = datasets, str(folder)
     cfg.codebook.update(dataset=datasets[0], nredo=1)
     cfg.tokenizer.codebook = str(folder / "codebook.safetensors")
-    cfg.dataloader = dict(batch_size=32, num_workers=0)
+    cfg.dataloader = dict(num_workers=0)
     run_fit_codebook(cfg)
     path = folder / "tokenizer.py"
     cfg.dump(str(path))
@@ -106,7 +106,7 @@ def finish(process: subprocess.Popen) -> None:
 
 def files_of(store: Path) -> dict[str, bytes]:
     """Content of all of a store's files."""
-    return {file.name: file.read_bytes() for file in sorted(store.iterdir())}
+    return {str(file.relative_to(store)): file.read_bytes() for file in store.rglob("*") if file.is_file()}
 
 
 def main() -> None:

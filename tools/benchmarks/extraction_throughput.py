@@ -19,11 +19,10 @@ from PIL import Image
 from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.experiments.benchmark import machine, table
 from mapet_mm.registry import MODELS
-from mapet_mm.tokenizers.codebook import Codebook
-from mapet_mm.tokenizers.encoding import GROUP_SIZE
+from mapet_mm.tokenizers import KCLIP, Codebook
 from mapet_mm.tokenizers.extraction import extract_tokens, open_or_create
+from mapet_mm.tokenizers.image_groups import GROUP_SIZE
 from mapet_mm.tokenizers.images import NamedImages
-from mapet_mm.tokenizers.kclip import KCLIP
 
 
 def parse_args() -> argparse.Namespace:
@@ -95,8 +94,8 @@ def main() -> None:
         bare_seconds(tokenizer, GROUP_SIZE, device)
         for number in range(args.rounds):
             bare.append(images / bare_seconds(tokenizer, images, device))
-            store = open_or_create(folder / f"tokens_{number}", tokenizer, named)
-            done = extract_tokens(tokenizer, preprocessor, named, store, num_workers=args.workers)
+            opened = open_or_create(folder / f"tokens_{number}", tokenizer, named, {})
+            done = extract_tokens(tokenizer, preprocessor, named, *opened, num_workers=args.workers)
             whole.append(done.images / done.seconds)
             waited.append(done.waited / done.seconds)
     rows = [

@@ -19,8 +19,8 @@ import torch
 from mmengine.logging import MMLogger
 
 from mapet_mm.experiments.benchmark import machine, table
-from mapet_mm.tokenizers.feature_shards import FeatureShards
-from mapet_mm.tokenizers.kmeans import KMeansOptions, fit_shards
+from mapet_mm.tokenizers.codebook.feature_shards import FeatureShards
+from mapet_mm.tokenizers.codebook.kmeans import KMeansOptions, cluster_shards
 
 POSITIONS_PER_IMAGE = 4
 CENTRES = 4096
@@ -43,25 +43,25 @@ def parse_args() -> argparse.Namespace:
 def make_features(folder: Path, gigabytes: float, dim: int) -> FeatureShards:
     """Write the shards that are not there yet."""
     images = round(gigabytes * 1e9 / 2 / dim / POSITIONS_PER_IMAGE)
-    manifest = dict(images=images, positions_per_image=POSITIONS_PER_IMAGE, dim=dim)
-    shards = FeatureShards(folder, manifest)
-    if not shards.missing():
-        return shards
+    names = [f"{index:08d}" for index in range(images)]
+    shards = FeatureShards(folder, dict(positions_per_image=POSITIONS_PER_IMAGE, dim=dim), names)
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(CENTRES, dim, generator=generator)
-    for number in shards.missing():
+    for number, lacking in enumerate(map(shards.lacking, range(len(shards.names)))):
+        if not lacking:
+            continue
         generator.manual_seed(number + 1)
-        rows = len(shards.rows()[number])
+        rows = len(lacking) * POSITIONS_PER_IMAGE
         picked = centres[torch.randint(CENTRES, (rows,), generator=generator)]
         noise = torch.randn(rows, dim, generator=generator)
-        shards.write(number, (picked + noise).relu_().half().numpy())
+        shards.write(number, lacking, (picked + noise).relu_().half().numpy(), {})
     return shards
 
 
 def fit_on_disk(shards: FeatureShards, options: KMeansOptions) -> list[float]:
     """Ours."""
     with tempfile.TemporaryDirectory() as folder:
-        return fit_shards(shards, options, Path(folder) / "state")[1]
+        return cluster_shards(shards, options, Path(folder) / "state")[1]
 
 
 def fit_in_memory(shards: FeatureShards, options: KMeansOptions) -> list[float]:

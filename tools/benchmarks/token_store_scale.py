@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mapet_mm.experiments.benchmark import machine, table
-from mapet_mm.tokenizers.token_store import TokenStore
+from mapet_mm.tokenizers import TokenStore
 
 GRID = (14, 14)
 WRITTEN_AT_A_TIME = 8192
@@ -71,7 +71,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         path = (args.folder or Path(temporary)) / "tokens"
         make_store(path, args.images)
-        sizes = {file.name: file.stat().st_size for file in path.iterdir()}
+        sizes = {file.name: file.stat().st_size for file in path.rglob("*.safetensors")}
         context = multiprocessing.get_context("fork")
         results = context.SimpleQueue()
         worker = context.Process(target=look_up, args=(path, args.images, args.lookups, results))
@@ -79,12 +79,12 @@ def main() -> None:
         worker.join()
         seconds, rate, memory = results.get()
     names = sum(len(name_of(index)) + 1 for index in range(args.images))
-    other = sum(sizes.values()) - sizes["grids.bin"] - names
+    other = sum(sizes.values()) - sizes["grids-0.safetensors"] - names
     rows = [
         ["opening and the first look-up", f"{seconds * 1e3:.1f} ms"],
         ["random look-ups, one process", f"{rate:,.0f}/s"],
         ["resident memory of a worker", f"{memory / 1e6:.1f} MB"],
-        ["bytes a token", f"{sizes['grids.bin'] / args.images / np.prod(GRID):.3f}"],
+        ["bytes a token", f"{sizes['grids-0.safetensors'] / args.images / np.prod(GRID):.3f}"],
         ["bytes an image beside tokens and name", f"{other / args.images:.3f}"],
     ]
     print(f"{args.images} images, {GRID[0]} x {GRID[1]} tokens; {machine()}\n")

@@ -9,12 +9,12 @@ Nothing is downloaded, the same options give the same files, and a second run le
 """
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from mapet_mm.datasets.digits import DOMAINS, DigitsOptions, write_digits
 from mapet_mm.datasets.digits_scenes import ScenesOptions, write_scenes
+from mapet_mm.errors import one_line_errors
 
 
 def parse_args() -> argparse.Namespace:
@@ -36,24 +36,22 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@one_line_errors
 def main() -> None:
     args = parse_args()
-    try:
-        digits = DigitsOptions(args.image_size, args.val_per_class, args.few_per_class, args.seed)
-        folders = {domain: args.out / f"digits_{domain}" for domain in DOMAINS}
-        folders["plain"] = args.out / "digits"
-        scenes = ScenesOptions(
-            image_size=args.scene_size,
-            training=args.train_scenes,
-            validation=args.val_scenes,
-            val_per_class=args.val_per_class,
-            seed=args.seed,
-        )
-        for domain, folder in folders.items():
-            report(folder, write_digits(folder, replace(digits, domain=domain), args.overwrite))
-        report(args.out / "digits_scenes", write_scenes(args.out / "digits_scenes", scenes, args.overwrite))
-    except (ValueError, OSError, ImportError) as error:
-        sys.exit(f"error: {error}")
+    digits = DigitsOptions(args.image_size, args.val_per_class, args.few_per_class, args.seed)
+    folders = {domain: args.out / f"digits_{domain}" for domain in DOMAINS}
+    folders["plain"] = args.out / "digits"
+    scenes = ScenesOptions(
+        image_size=args.scene_size,
+        training=args.train_scenes,
+        validation=args.val_scenes,
+        val_per_class=args.val_per_class,
+        seed=args.seed,
+    )
+    for domain, folder in folders.items():
+        report(folder, write_digits(folder, replace(digits, domain=domain), args.overwrite))
+    report(args.out / "digits_scenes", write_scenes(args.out / "digits_scenes", scenes, args.overwrite))
     print("next: python tools/fit_codebook.py configs/digits/kclip_digits.py")
 
 

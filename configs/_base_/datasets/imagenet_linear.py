@@ -1,5 +1,5 @@
 # ImageNet-1k for the linear probe: random resized crop and flip, nothing else; centre crop in evaluation.
-_base_ = "imagenet_finetune.py"
+_base_ = "imagenet_labels.py"
 
 train_pipeline = [
     dict(type="LoadImageFromFile"),

@@ -1,7 +1,7 @@
 # MMPretrain's CAE on a plain ViT-B/16 (fixed sine-cosine positions, biases for q, k and v). Regressor and
 # decoder have the size that the authors of MaPeT give them for every encoder: width 384, 6 heads.
 model = dict(
-    type="CAE",
+    type="mapet_mm.ProjectedCAE",
     backbone=dict(
         type="CAEPretrainViT",
         arch="deit-base",
@@ -18,6 +18,7 @@ model = dict(
         num_heads=6,
         regressor_depth=4,
         decoder_depth=4,
+        drop_path_rate=0.1,
         layer_scale_init_value=0.1,
         mask_tokens_num=98,
         num_classes=8192,

@@ -1,5 +1,6 @@
-# DALL-E's encoder as MMPretrain has it, at 112 px. Published weights; a local file goes into
-# `tokenizer.tokenizer.init_cfg.checkpoint` (for one in the model, below `model.target_generator`).
+# DALL-E's encoder as MMPretrain has it, at 112 px, resized bicubic as by the authors. Published weights; a
+# local file goes into `tokenizer.tokenizer.init_cfg.checkpoint` (for one in the model, below
+# `model.target_generator`).
 tokenizer = dict(
     type="mapet_mm.FrozenTokenizer",
     image_size=112,
@@ -17,6 +18,6 @@ tokenizer = dict(
 tokenizer_mean = [-31.875, -31.875, -31.875]
 tokenizer_std = [318.75, 318.75, 318.75]
 tokenizer_square = [
-    dict(type="ResizeEdge", scale=112, edge="short", backend="pillow", interpolation="lanczos"),
+    dict(type="ResizeEdge", scale=112, edge="short", backend="pillow", interpolation="bicubic"),
     dict(type="CenterCrop", crop_size=112),
 ]

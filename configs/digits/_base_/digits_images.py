@@ -6,4 +6,4 @@ train_images = dict(type="CustomDataset", data_root=data_root, data_prefix="trai
 val_images = dict(type="CustomDataset", data_root=data_root, data_prefix="val", ann_file="meta/val.txt")
 load = dict(type="LoadImageFromFile")
 pack = dict(type="PackInputs")
-dataloader = dict(batch_size=64, num_workers=2)
+dataloader = dict(num_workers=2)

@@ -10,6 +10,6 @@ param_scheduler = [
     dict(type="LinearLR", start_factor=1e-3, begin=0, end=2, by_epoch=True, convert_to_iter_based=True),
     dict(type="CosineAnnealingLR", eta_min=1e-5, begin=2, end=16, by_epoch=True, convert_to_iter_based=True),
 ]
-default_hooks = dict(checkpoint=dict(interval=4, max_keep_ckpts=1))
+default_hooks = dict(checkpoint=dict(interval=4, max_keep_ckpts=2))
 train_cfg = dict(by_epoch=True, max_epochs=16, val_interval=2)
 auto_scale_lr = dict(base_batch_size=32)

@@ -18,16 +18,21 @@ gpu_hours = {
 }
 
 pretrain = "configs/{method}/{method}_vit-{size}-p16_{tokens}_{batch}-amp-coslr-300e_in1k.py"
-tiny = dict(size="tiny", batch="16xb128")
-small = dict(size="small", batch="32xb64")
-base = dict(size="base", batch="64xb32")
+tuned = dict(folder="mapet/benchmarks")
+tiny = dict(size="tiny", batch="16xb128", gpus="4xb256", recipe="amp-coslr-300e", **tuned)
+small = dict(size="small", batch="32xb64", gpus="4xb256", recipe="amp-coslr-200e", **tuned)
+base = dict(size="base", batch="64xb32", gpus="16xb64", recipe="amp-coslr-100e", **tuned)
 benchmarks = "configs/mapet/benchmarks/"
-finetune_tiny = benchmarks + "vit-tiny-p16_4xb256-amp-coslr-300e_in1k.py"
-finetune_small = benchmarks + "vit-small-p16_4xb256-amp-coslr-200e_in1k.py"
-finetune_base = benchmarks + "vit-base-p16_16xb64-amp-coslr-100e_in1k.py"
+finetune = "configs/{folder}/vit-{size}-p16_{gpus}-{recipe}_in1k.py"
 probe = benchmarks + "vit-{size}-p16_8xb128-linear-amp-coslr-50e_in1k.py"
 
-scratch = dict(name="ViT, no pre-training")
+# DeiT's recipe in place of fine-tuning's; the paper has no linear probe of it.
+scratch = dict(
+    name="ViT, no pre-training",
+    folder="scratch",
+    recipe="scratch-amp-coslr-300e",
+    columns=["ViT-T, fine-tuning", "ViT-S, fine-tuning", "ViT-B, fine-tuning"],
+)
 mim_vqkd = dict(name="MIM, VQ-KD", method="mim", tokens="vqkd", tokenizer=vqkd, pretrain=pretrain)
 pim_vqkd = dict(name="PIM, VQ-KD", method="pim", tokens="vqkd", tokenizer=vqkd, pretrain=pretrain)
 mapet_vqkd = dict(name="MaPeT, VQ-KD", method="mapet", tokens="vqkd", tokenizer=vqkd, pretrain=pretrain)

@@ -8,6 +8,7 @@ columns = [
         name="fine-tuning, all labels",
         unit="top-1, %",
         config=_base_.finetune,
+        recipe="coslr-20e",
         metric="accuracy/top1",
         paper={"no pre-training": 73.7, "CAE": 73.7, "BEiT": 74.8, "MaPeT": 75.5},
     ),

@@ -21,6 +21,7 @@ columns = [
         name="fine-tuning, all labels",
         unit="top-1, %",
         config=_base_.finetune,
+        recipe="coslr-20e",
         metric="accuracy/top1",
         paper={
             "c = 6 (85 % targets)": 84.2,

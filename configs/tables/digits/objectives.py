@@ -22,6 +22,7 @@ columns = [
         name="fine-tuning, all labels",
         unit="top-1, %",
         config=_base_.finetune,
+        recipe="coslr-20e",
         metric="accuracy/top1",
         paper={"no pre-training": 73.7, "MIM": 74.9, "PIM": 75.3, "MaPeT": 75.5, "BEiT": 74.8, "CAE": 73.7},
     ),

@@ -15,7 +15,7 @@ columns = [
     dict(
         name="ViT-T, fine-tuning",
         unit="top-1, %",
-        config=_base_.finetune_tiny,
+        config=_base_.finetune,
         metric="accuracy/top1",
         paper={
             "ViT, no pre-training": 73.7,
@@ -46,7 +46,7 @@ columns = [
     dict(
         name="ViT-S, fine-tuning",
         unit="top-1, %",
-        config=_base_.finetune_small,
+        config=_base_.finetune,
         metric="accuracy/top1",
         paper={
             "ViT, no pre-training": 79.8,
@@ -77,7 +77,7 @@ columns = [
     dict(
         name="ViT-B, fine-tuning",
         unit="top-1, %",
-        config=_base_.finetune_base,
+        config=_base_.finetune,
         metric="accuracy/top1",
         paper={
             "ViT, no pre-training": 81.8,

@@ -15,7 +15,7 @@ columns = [
     dict(
         name="ViT-B, fine-tuning",
         unit="top-1, %",
-        config=_base_.finetune_base,
+        config=_base_.finetune,
         metric="accuracy/top1",
         paper={"c = 30": 84.2, "c = 40": 84.3, "c = 50": 84.3, "c = 60": 84.4, "c = 98": 84.1},
         **_base_.base,

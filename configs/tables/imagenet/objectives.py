@@ -14,7 +14,7 @@ columns = [
     dict(
         name="ViT-T, fine-tuning",
         unit="top-1, %",
-        config=_base_.finetune_tiny,
+        config=_base_.finetune,
         metric="accuracy/top1",
         paper={
             "MIM, VQ-KD": 74.6,
@@ -44,7 +44,7 @@ columns = [
     dict(
         name="ViT-S, fine-tuning",
         unit="top-1, %",
-        config=_base_.finetune_small,
+        config=_base_.finetune,
         metric="accuracy/top1",
         paper={
             "MIM, VQ-KD": 82.0,
@@ -74,7 +74,7 @@ columns = [
     dict(
         name="ViT-B, fine-tuning",
         unit="top-1, %",
-        config=_base_.finetune_base,
+        config=_base_.finetune,
         metric="accuracy/top1",
         paper={
             "MIM, VQ-KD": 83.8,

@@ -1,8 +1,9 @@
 """k-means on feature shards, out of memory, over any number of processes, resumable in every iteration.
 
-faiss searches the nearest centroids, splits empty clusters and gives the random numbers: the same rows and
-the same starts as `faiss.Kmeans` on the same seed. Its own loops hold all rows in memory (`faiss.Kmeans`) or
-neither redo nor resume (`faiss.contrib.clustering.kmeans`), so the loop over them is here.
+Nearest centroids are a product on the device, as in `Codebook.assign`; faiss splits empty clusters and gives
+the random numbers: the same rows and the same starts as `faiss.Kmeans` on the same seed. Its own loops hold
+all rows in memory (`faiss.Kmeans`) or neither redo nor resume (`faiss.contrib.clustering.kmeans`), hence one
+here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from faiss.contrib.clustering import imbalance_factor, reassign_centroids
 from jaxtyping import Float32, Float64, Int64
+from mmengine.device import get_device
 from mmengine.dist import all_reduce, get_rank, get_world_size, is_main_process
 from mmengine.logging import print_log
 from safetensors import safe_open
@@ -26,30 +28,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mapet_mm.file_replacement import replace_file
-from mapet_mm.tokenizers.feature_shards import FeatureShards
+from mapet_mm.tokenizers.base import full_float32
+from mapet_mm.tokenizers.codebook.codebook import Codebook, KMeansOptions
+from mapet_mm.tokenizers.codebook.feature_shards import FeatureShards
 
 # Rows assigned at a time: 64 MiB of float32 at 4096 channels. Fixed, because the last bits of a matrix
 # product may depend on its shape, and the codebook shall not depend on the number of processes.
 BLOCK_ROWS = 4096
-
-
-@dataclass(frozen=True)
-class KMeansOptions:
-    """Settings of k-means, with faiss's meaning and defaults but for the redos.
-
-    Args:
-        k: number of centroids.
-        niter: iterations of each redo; fewer where an iteration changes nothing.
-        nredo: random starts, of which the one with the lowest inertia is kept.
-        max_points_per_centroid: k times this many rows are drawn when there are more.
-        seed: of that draw, of the starts and of the splits.
-    """
-
-    k: int
-    niter: int = 20
-    nredo: int = 5
-    max_points_per_centroid: int = 512
-    seed: int = 0
 
 
 class Assignment(NamedTuple):
@@ -76,7 +61,7 @@ class Progress:
     best_inertias: tuple[float, ...] = ()
 
 
-def fit_shards(
+def cluster_shards(
     shards: FeatureShards, options: KMeansOptions, checkpoint: Path
 ) -> tuple[Float32[np.ndarray, "k dim"], list[float]]:
     """Centroids of all rows of the shards, and their inertia per iteration (sum of squared L2 distances).
@@ -90,7 +75,7 @@ def fit_shards(
         options: settings of k-means.
         checkpoint: written by the main process after every iteration; remove it when the result is kept.
     """
-    key = {**asdict(options), "features": shards.manifest}
+    key = {**asdict(options), "features": shards.digest}
     chosen = _chosen_rows(len(shards), options)
     progress = _load_progress(checkpoint, key)
     assigner = _Assigner(shards, chosen)
@@ -143,44 +128,40 @@ def _iterate(progress: Progress, assigner: _Assigner, options: KMeansOptions) ->
 
 
 class _Assigner:
-    """Nearest centroids by faiss, on a GPU where it has one, of this process's shards; summed over all."""
+    """Nearest centroids of this process's shards, on its device; summed over all processes."""
 
     def __init__(self, shards: FeatureShards, chosen: Int64[np.ndarray, " count"] | None) -> None:
-        self.shards = shards
+        self.shards, self.rows = shards, shards.rows()
         self.chosen = None if chosen is None else np.sort(chosen)
-        self.mine = range(get_rank(), len(shards.images()), get_world_size())
-        self.index = faiss.IndexFlatL2(shards.dim)
-        if faiss.get_num_gpus():
-            self.resources = faiss.StandardGpuResources()
-            self.index = faiss.index_cpu_to_gpu(self.resources, torch.cuda.current_device(), self.index)
+        self.mine = range(get_rank(), len(self.rows), get_world_size())
+        self.device = torch.device(get_device())
 
     def assign(self, centroids: Float32[np.ndarray, "k dim"]) -> Assignment:
-        k = len(centroids)
-        self.index.reset()
-        self.index.add(centroids)
-        sums = torch.zeros(centroids.shape, dtype=torch.float64)
-        counts = torch.zeros(k, dtype=torch.int64)
-        inertias = torch.zeros(len(self.shards.images()), dtype=torch.float64)
+        codebook, k = Codebook(centroids), len(centroids)
+        sums = torch.zeros(centroids.shape, dtype=torch.float64, device=self.device)
+        counts = torch.zeros(k, dtype=torch.int64, device=self.device)
+        inertias = torch.zeros(len(self.rows), dtype=torch.float64, device=self.device)
         for number in self.mine:
             for block in self._blocks(number):
-                distances, ids = self.index.search(block.numpy(), 1)
-                ids = torch.from_numpy(ids.ravel())
+                with full_float32(self.device):
+                    distances, ids = codebook.nearest(block)
+                # Of the ways to add rows up exactly, the fastest on CPU (measured).
                 sums.index_add_(0, ids, block.double())
                 counts += torch.bincount(ids, minlength=k)
-                inertias[number] += distances.sum(dtype=np.float64)
+                inertias[number] += distances.sum()
         for total in (sums, counts, inertias):
             all_reduce(total)
-        return Assignment(sums, counts.numpy(), float(inertias.sum()))
+        return Assignment(sums.cpu(), counts.cpu().numpy(), float(inertias.sum()))
 
     def _blocks(self, number: int) -> Iterator[Float32[Tensor, "rows dim"]]:
         """The chosen rows of a shard, some at a time, as float32."""
         features = self.shards.read(number)
         if self.chosen is not None:
-            rows = self.shards.rows()[number]
+            rows = self.rows[number]
             first, last = np.searchsorted(self.chosen, [rows.start, rows.stop])
             features = features[self.chosen[first:last] - rows.start]
         for start in range(0, len(features), BLOCK_ROWS):
-            yield torch.from_numpy(features[start : start + BLOCK_ROWS]).float()
+            yield torch.from_numpy(features[start : start + BLOCK_ROWS]).to(self.device).float()
 
 
 def _chosen_rows(rows: int, options: KMeansOptions) -> Int64[np.ndarray, " count"] | None:

@@ -6,31 +6,47 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from mmengine.logging import print_log
+from jaxtyping import Float, Float64, Int
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import replace_file
-from mapet_mm.tokenizers.feature_shards import FeatureShards
-from mapet_mm.tokenizers.kmeans import KMeansOptions, fit_shards
 
 FORMAT = "mapet_mm.codebook"
 # Rows times centroids of one distance block: 64 MiB in float32, small beside any encoder.
 BLOCK_ELEMENTS = 2**24
 
 
-class CodebookError(ValueError):
+class CodebookError(UserError, ValueError):
     """A codebook that cannot be made, read or used; the message is one line that says what to do."""
+
+
+@dataclass(frozen=True)
+class KMeansOptions:
+    """Settings of k-means, with faiss's meaning and defaults but for the redos.
+
+    Args:
+        k: number of centroids.
+        niter: iterations of each redo; fewer where an iteration changes nothing.
+        nredo: random starts, of which the one with the lowest inertia is kept.
+        max_points_per_centroid: k times this many rows are drawn when there are more.
+        seed: of that draw, of the starts and of the splits.
+    """
+
+    k: int
+    niter: int = 20
+    nredo: int = 5
+    max_points_per_centroid: int = 512
+    seed: int = 0
 
 
 class Codebook:
@@ -102,48 +118,11 @@ class Codebook:
         Raises:
             CodebookError: fewer rows than centroids, or features that are not a finite matrix.
         """
-        features = _as_rows(features, k)
-        kmeans = faiss.Kmeans(
-            features.shape[1],
-            k,
-            niter=niter,
-            nredo=nredo,
-            max_points_per_centroid=max_points_per_centroid,
-            seed=seed,
-            gpu=gpu,
-        )
-        kmeans.train(features)
-        inertia = _best_run(kmeans.obj, niter)
-        print_log(
-            f"k-means, best of {nredo}: inertia {inertia[0]:.6g} after iteration 1, "
-            f"{inertia[-1]:.6g} after iteration {len(inertia)}",
-            logger="current",
-        )
+        from mapet_mm.tokenizers.codebook.fitting import fit_in_memory  # needs faiss, the rest does not
+
         options = KMeansOptions(k, niter, nredo, max_points_per_centroid, seed)
-        return cls(kmeans.centroids, {**(metadata or {}), **_fitted(features, options, inertia)})
-
-    @classmethod
-    def fit_shards(
-        cls,
-        shards: FeatureShards,
-        options: KMeansOptions,
-        checkpoint: Path,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> Codebook:
-        """Find centroids of features on disk, out of memory, by all processes; resumable (see `fit_shards`).
-
-        Args:
-            shards: complete feature shards.
-            options: settings of k-means.
-            checkpoint: file that keeps the state of every iteration; remove it once the codebook is saved.
-            metadata: recorded as in `fit`.
-
-        Raises:
-            CodebookError: fewer rows than centroids.
-        """
-        _check_rows(len(shards), options.k)
-        centroids, inertia = fit_shards(shards, options, checkpoint)
-        return cls(centroids, {**(metadata or {}), **_fitted(shards, options, inertia)})
+        centroids, fitted = fit_in_memory(features, options, gpu)
+        return cls(centroids, {**(metadata or {}), **fitted})
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file in one step: a killed run leaves the old file or the new one."""
@@ -193,68 +172,23 @@ class Codebook:
             )
         rows = features.reshape(-1, self.dim)
         blocks = rows.split(max(1, BLOCK_ELEMENTS // self.k))
-        tokens = [self._nearest(block.float()) for block in blocks]
+        tokens = [self.nearest(block.float())[1] for block in blocks]
         return torch.cat(tokens).reshape(features.shape[:-1])
 
-    def _nearest(self, rows: Float[Tensor, "rows dim"]) -> Int[Tensor, " rows"]:
+    @torch.no_grad()
+    def nearest(
+        self, rows: Float[Tensor, "rows dim"]
+    ) -> tuple[Float64[Tensor, " rows"], Int[Tensor, " rows"]]:
+        """Squared L2 distance to the nearest centroid, and its index, of rows in float32 on any device."""
         # |x - c|^2 = |x|^2 + 2 (|c|^2 / 2 - x.c), and |x|^2 is the same for every centroid.
         transposed, half_norms = self._on(rows.device)
         with torch.autocast(rows.device.type, enabled=False):
-            return torch.addmm(half_norms, rows, transposed, alpha=-1).argmin(dim=1)
+            scores, ids = torch.addmm(half_norms, rows, transposed, alpha=-1).min(dim=1)
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
+        return (norms + 2 * scores.double()).clamp_min(0), ids
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if device not in self._operands:
             half_norms = self.centroids.double().square().sum(dim=1).div(2).float()
             self._operands[device] = (self.centroids.T.to(device), half_norms.to(device))
         return self._operands[device]
-
-
-def _best_run(objectives: np.ndarray, niter: int) -> list[float]:
-    """Inertia per iteration of the best redo, from faiss's list of all redos up to and with that one.
-
-    A redo may stop early, so its start is where the inertia last rose; within a redo it only falls (save
-    where faiss refills an empty cluster, and then the list starts there).
-    """
-    tail = [float(objective) for objective in objectives[-niter:]]
-    rises = [index for index in range(1, len(tail)) if tail[index] > tail[index - 1]]
-    return tail[rises[-1] :] if rises else tail
-
-
-def _as_rows(features: np.ndarray | Tensor, k: int) -> np.ndarray:
-    if isinstance(features, Tensor):
-        features = features.detach().cpu().numpy()
-    if features.ndim != 2:
-        raise CodebookError(f"features must be a (rows, D) matrix, got shape {tuple(features.shape)}")
-    _check_rows(len(features), k)
-    features = np.ascontiguousarray(features, dtype=np.float32)
-    if not np.isfinite(features).all():
-        raise CodebookError("features hold NaN or infinity: check the encoder's weights and the input images")
-    return features
-
-
-def _check_rows(rows: int, k: int) -> None:
-    if rows < k:
-        raise CodebookError(
-            f"k-means needs at least as many feature rows as centroids: {rows} rows, k = {k}; "
-            "sample more images or positions per image, or lower `codebook.k`"
-        )
-
-
-def _fitted(
-    features: np.ndarray | FeatureShards, options: KMeansOptions, inertia: list[float]
-) -> dict[str, Any]:
-    """What a fitted codebook records of its fit."""
-    dim = features.dim if isinstance(features, FeatureShards) else features.shape[1]
-    return {
-        **asdict(options),
-        "dim": dim,
-        "rows": len(features),
-        "rows_clustered": min(len(features), options.k * options.max_points_per_centroid),
-        "inertia": inertia[-1],
-        "inertia_per_iteration": inertia,
-        "versions": {
-            "faiss": faiss.__version__,
-            "torch": str(torch.__version__),
-            "numpy": np.__version__,
-        },
-    }

@@ -1,0 +1,142 @@
+"""Features of whole sets of images by the backbone of any model, each process its share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from mmengine.dataset import DefaultSampler
+from mmengine.dist import all_gather, get_dist_info
+from mmengine.runner import Runner
+from mmpretrain.structures import DataSample
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from mapet_mm.engine.autocast import choose_dtype
+
+POOLINGS = ("mean", "class token")
+
+
+def build_loader(config: Mapping[str, Any], seed: int | None = None) -> DataLoader:
+    """A loader that reads each image of a set once, in order, the processes taking turns.
+
+    All processes read equally many, because a sharded model computes in step: where they do not divide, the
+    set's first images come again at the end. `own_rows` and `all_rows` leave those out.
+
+    Args:
+        config: as for MMEngine's Runner; its sampler, if it has one, is only checked.
+        seed: the run's.
+
+    Raises:
+        ValueError: a sampler other than MMEngine's `DefaultSampler`, or a set without images.
+    """
+    check_sampler(config)
+    defaults = dict(collate_fn=dict(type="default_collate"), pin_memory=torch.cuda.is_available())
+    fixed = dict(sampler=dict(type="DefaultSampler", shuffle=False, round_up=True), drop_last=False)
+    loader = Runner.build_dataloader({**defaults, **config, **fixed}, seed=seed)
+    if not len(loader.dataset):
+        raise ValueError(f"{type(loader.dataset).__name__} has no images to take features of")
+    return loader
+
+
+def check_sampler(config: Mapping[str, Any]) -> None:
+    """Raise ValueError if a loader's config does not read each image once."""
+    kind = (config.get("sampler") or {}).get("type", DefaultSampler)
+    name = kind if isinstance(kind, str) else kind.__name__
+    if name.rpartition(".")[2] != "DefaultSampler" or config.get("batch_sampler"):
+        raise ValueError(
+            f"features are taken of each image once: leave `sampler` ({name}) and `batch_sampler` out"
+        )
+
+
+def image_features(
+    model: nn.Module, loader: DataLoader, pooling: str = "mean", amp: bool | None = None
+) -> tuple[Float[Tensor, "image dim"], Int64[Tensor, " image"]]:
+    """Features and labels of this process's images, in the loader's order.
+
+    Args:
+        model: has `extract_feat(images)`, whose last result counts, and a `data_preprocessor`.
+        loader: of `build_loader`.
+        pooling: see `pool`.
+        amp: autocast; by default on CUDA only.
+
+    Raises:
+        ValueError: an image without a label, or with several.
+    """
+    device = next(model.parameters()).device
+    amp = device.type == "cuda" if amp is None else amp
+    features, labels = [], []
+    with torch.autocast(device.type, choose_dtype(device.type) if amp else None, enabled=amp):
+        for batch in loader:
+            images = normalise(model.data_preprocessor, batch["inputs"], device)
+            features.append(pool(model.extract_feat(images)[-1], pooling).float())
+            labels += [_label(sample) for sample in batch["data_samples"]]
+    return torch.cat(features), torch.tensor(labels, device=device)
+
+
+def _label(sample: DataSample) -> int:
+    label = sample.get("gt_label")
+    if label is None or torch.as_tensor(label).numel() != 1:
+        raise ValueError(
+            f"image `{sample.get('img_path')}` has gt_label={label}: one label an image is needed"
+        )
+    return int(label)
+
+
+def pool(features: Tensor, pooling: str) -> Float[Tensor, "batch dim"]:
+    """Image features `(B, D)`: of tokens `(B, N, D)` the patches' mean or the class token; others as is."""
+    if features.ndim == 2:
+        return features
+    return features[:, 0] if pooling == "class token" else features[:, 1:].mean(1)
+
+
+def normalise(
+    preprocessor: nn.Module, images: Tensor | Sequence[Tensor], device: torch.device | None = None
+) -> Float[Tensor, "batch 3 height width"]:
+    """Images as the model's data preprocessor would hand them on, whatever else it wants of a batch."""
+    images = images if isinstance(images, Tensor) else torch.stack(list(images))
+    mean, std = getattr(preprocessor, "mean", None), getattr(preprocessor, "std", None)
+    if device is None:
+        device = images.device if mean is None else mean.device
+    images = images.to(device, non_blocking=True).float()
+    if getattr(preprocessor, "_channel_conversion", getattr(preprocessor, "to_rgb", False)):
+        images = images.flip(1)
+    return images if mean is None else (images - mean) / std
+
+
+def own_rows(values: Tensor, total: int) -> Tensor:
+    """This process's rows without those that come again; all processes' together are `total`."""
+    rank, world_size = get_dist_info()
+    return values[: len(range(rank, total, world_size))]
+
+
+def all_rows(values: Tensor, total: int) -> Tensor:
+    """The rows of all processes in the set's order, without those that come again."""
+    # The processes take turns: image i is row i // P of process i % P.
+    return torch.stack(all_gather(values), dim=1).flatten(0, 1)[:total]
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, uncompiled and without gradient; modes and random generators are then as before."""
+    modes = {module: module.training for module in model.modules()}
+    states = random.getstate(), np.random.get_state()
+    devices: Sequence[int] = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    try:
+        with (
+            torch.random.fork_rng(devices),
+            torch.no_grad(),
+            torch.compiler.set_stance("force_eager"),
+        ):
+            model.eval()
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        random.setstate(states[0])
+        np.random.set_state(states[1])

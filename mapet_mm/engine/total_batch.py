@@ -1,0 +1,36 @@
+"""Say when a run's total batch is another one than its learning rate is meant for."""
+
+from __future__ import annotations
+
+import logging
+
+from mmengine.dist import get_world_size
+from mmengine.hooks import Hook
+from mmengine.logging import print_log
+from mmengine.runner import Runner
+
+from mapet_mm.registry import HOOKS
+
+
+@HOOKS.register_module()
+class TotalBatchHook(Hook):
+    """Log one line if images per step differ from the config's `auto_scale_lr.base_batch_size`.
+
+    Nothing is said where `--auto-scale-lr` has scaled the rate already.
+    """
+
+    def before_train(self, runner: Runner) -> None:
+        """Compare processes x images per process x accumulated steps with what the rate is meant for."""
+        scaling = runner.cfg.get("auto_scale_lr") or {}
+        meant, batch = scaling.get("base_batch_size"), runner.train_dataloader.batch_size
+        if meant is None or batch is None or scaling.get("enable"):
+            return
+        accumulated = getattr(runner.optim_wrapper, "_accumulative_counts", 1)
+        if (total := get_world_size() * batch * accumulated) != meant:
+            print_log(
+                f"the learning rate is meant for a total batch of {meant}, this run's is {total} "
+                f"({get_world_size()} processes x {batch} images x {accumulated} accumulated steps): add "
+                "--auto-scale-lr, or set `optim_wrapper.optimizer.lr`",
+                logger="current",
+                level=logging.WARNING,
+            )

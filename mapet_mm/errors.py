@@ -1,0 +1,79 @@
+"""Errors that a user can put right, and the one place that decides how the tools show an error.
+
+A tool's `main` shows what a user can put right as one line, `error: ...`, with exit code 1: a `UserError`; an
+error of the file system; a package that is not installed; and whatever else a check of this package raises.
+Anything else is a bug and keeps its traceback; `MAPET_MM_TRACEBACK=1` shows it for the others too.
+"""
+
+import functools
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+TRACEBACK = "MAPET_MM_TRACEBACK"
+# What a check raises; an AssertionError or a NotImplementedError is a bug wherever it comes from.
+CHECKS = (ValueError, KeyError, RuntimeError, TypeError)
+PACKAGE = Path(__file__).parent
+# A process of torchrun waits before it speaks: if the first one has failed in the same way, torchrun ends it.
+PATIENCE_SECONDS = 10
+
+_FRAME = re.compile(r'^ *File "(.+?)", line \d+, in .+\n +(.+)$', re.MULTILINE)
+
+
+class UserError(Exception):
+    """Something that the user can put right; the message is one line: what, where, and what to do."""
+
+    # KeyError, which a subclass may have as its second base, would print the message in quotes.
+    __str__ = Exception.__str__
+
+
+def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
+    """Decorate a tool's `main`: errors that the user can put right end it with one line and exit code 1."""
+
+    @functools.wraps(main)
+    def run() -> None:
+        try:
+            main()
+        except Exception as error:
+            if os.environ.get(TRACEBACK) or not for_the_user(error):
+                raise
+            message = f"error: {what_it_says(error)}"
+            if os.environ.get("LOCAL_RANK", "0") != "0" and "TORCHELASTIC_RUN_ID" in os.environ:
+                time.sleep(PATIENCE_SECONDS)
+            sys.exit(message)
+
+    return run
+
+
+def for_the_user(error: Exception) -> bool:
+    """Whether the user can put the error right, rather than who wrote the code."""
+    if isinstance(error, (UserError, OSError, ImportError)):
+        return True
+    frames = _FRAME.findall(_text(error))
+    return isinstance(error, CHECKS) and bool(frames) and _is_check(*frames[-1])
+
+
+def what_it_says(error: Exception) -> str:
+    """The error's message; of an error in a worker process, the message there without its traceback."""
+    if (worker := _worker_text(error)) is None:
+        return str(error.args[0]) if type(error) is KeyError and error.args else str(error)
+    messages = re.split(rf"^(?:[\w.]+\.)?{type(error).__name__}: ", worker, flags=re.MULTILINE)
+    return messages[-1].strip()
+
+
+def _is_check(file: str, line: str) -> bool:
+    return Path(file).is_relative_to(PACKAGE) and line.startswith("raise ")
+
+
+def _text(error: Exception) -> str:
+    return _worker_text(error) or "".join(traceback.format_exception(error))
+
+
+def _worker_text(error: Exception) -> str | None:
+    """What a data loader raises for an error in a worker: its class, with the worker's traceback as text."""
+    text = str(error.args[0]) if error.args else ""
+    return text if re.match(r"Caught \w+ in .+\.\nOriginal Traceback", text) else None

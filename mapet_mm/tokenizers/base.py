@@ -1,0 +1,93 @@
+"""What all tokenizers that encode images have in common: frozen, in float32, outside the model's weights."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+
+
+class Tokenizer(BaseModule):
+    """Target generator that maps images to token ids with a frozen network.
+
+    The network is not a submodule, so that a model which tokenises on the fly has none of it in its
+    checkpoint, optimizer or gradient buckets. It moves between devices with the model; its precision stays
+    float32, whatever the model is converted to, and it stays in evaluation mode.
+
+    Args:
+        network: what encodes images.
+        image_size: side of the input images in pixels.
+    """
+
+    def __init__(self, network: nn.Module, image_size: int, init_cfg: dict | None = None) -> None:
+        super().__init__(init_cfg)
+        self.image_size = image_size
+        # In a tuple, out of nn.Module's sight.
+        self._network = (network.float().eval().requires_grad_(False),)
+        self.eval()
+
+    @property
+    @abstractmethod
+    def grid(self) -> tuple[int, int]:
+        """(H, W) tokens of an image of `image_size`."""
+
+    @property
+    @abstractmethod
+    def digest(self) -> str:
+        """Identity: what decides the tokens of an image that the tokenizer is shown."""
+
+    @abstractmethod
+    def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Int64[Tensor, "batch grid"]:
+        """Token ids (B, HW), int64, in raster order, of normalised images (B, 3, H, W)."""
+
+    def check_size(self, images: Tensor) -> None:
+        """Raise ValueError unless the images have the tokenizer's size."""
+        if images.shape[-2:] != (self.image_size, self.image_size):
+            raise ValueError(
+                f"{type(self).__name__} takes images of {self.image_size} x {self.image_size} px, got "
+                f"{images.shape[-2]} x {images.shape[-1]}: resize in the pipeline or set `image_size`"
+            )
+
+    def train(self, mode: bool = True) -> Tokenizer:
+        """Stay in evaluation mode whatever is asked: a tokenizer must not follow the batch."""
+        return super().train(False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Tokenizer:
+        # What .to(), .cuda() and .half() call. Only the device counts: rounded weights give other tokens.
+        self._network[0].to(fn(torch.empty(0)).device)
+        return super()._apply(fn, recurse)
+
+
+# The switches of PyTorch for products and convolutions of less than float32: the new ones where it has them.
+# Reading the old ones raises an error as soon as anything has set one of the new.
+if hasattr(torch.backends.cudnn, "conv"):
+    _SWITCH, _FULL = "fp32_precision", "ieee"
+    _BACKENDS: tuple[Any, ...] = (
+        torch.backends.cuda.matmul,
+        torch.backends.cudnn.conv,
+        torch.backends.mkldnn.matmul,
+        torch.backends.mkldnn.conv,
+    )
+else:
+    _SWITCH, _FULL = "allow_tf32", False
+    _BACKENDS = (torch.backends.cuda.matmul, torch.backends.cudnn)
+
+
+@contextmanager
+def full_float32(device: torch.device) -> Iterator[None]:
+    """Compute in true float32, neither autocast nor TF32: an image gets the same tokens on any device."""
+    before = [getattr(backend, _SWITCH) for backend in _BACKENDS]
+    for backend in _BACKENDS:
+        setattr(backend, _SWITCH, _FULL)
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        for backend, value in zip(_BACKENDS, before, strict=True):
+            setattr(backend, _SWITCH, value)

@@ -1,0 +1,5 @@
+"""Codebooks: centroids of encoder features, how they are fitted, and the features that they are fitted on."""
+
+from mapet_mm.tokenizers.codebook.codebook import Codebook, CodebookError, KMeansOptions
+
+__all__ = ["Codebook", "CodebookError", "KMeansOptions"]

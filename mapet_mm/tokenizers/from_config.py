@@ -1,0 +1,220 @@
+"""A tokenizer's config file, taken to a fitted codebook (k-CLIP) and to a filled token store (all)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmengine.dist import barrier, is_main_process
+from mmengine.logging import print_log
+from mmengine.registry import init_default_scope
+from torch import nn
+
+from mapet_mm.registry import MODELS
+from mapet_mm.tokenizers.base import Tokenizer
+from mapet_mm.tokenizers.codebook import Codebook, CodebookError, KMeansOptions
+from mapet_mm.tokenizers.extraction import Extraction, extract_tokens, open_or_create
+from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.tokenizers.store import TokenStore
+from mapet_mm.tokenizers.verification import Verification, verify_store
+
+REQUIRED = ("tokenizer", "data_preprocessor", "dataset", "token_store")
+
+
+def run_fit_codebook(
+    cfg: Config,
+    out: str | None = None,
+    overwrite: bool = False,
+    join_processes: Callable[[], None] | None = None,
+) -> tuple[Path, Codebook]:
+    """Sample features as the config says, cluster them and save the codebook.
+
+    Args:
+        cfg: a tokenizer config: `tokenizer`, `data_preprocessor`, `dataset`, `codebook`, `token_store`, and
+            optionally `data_root`, `dataloader`, `on_error`. `codebook` has `k`, `positions_per_image`,
+            `seed`, the settings of `KMeansOptions`, and optionally the `dataset` to sample instead of all.
+        out: where to save; the config's `tokenizer.codebook` if None.
+        overwrite: replace an existing codebook.
+        join_processes: called once the features are there. Sampling needs no process group, clustering does.
+
+    Raises:
+        CodebookError: the tokenizer has no codebook to fit, one exists already, or there are too few rows.
+        UnreadableImagesError: images that cannot be decoded; the features of all others are kept.
+    """
+    # Imported here because they need faiss.
+    from mapet_mm.tokenizers.codebook.fitting import fit_shards
+    from mapet_mm.tokenizers.codebook.sampling import sample_features
+
+    path, settings = _codebook_settings(cfg, out, overwrite)
+    dataset = settings.pop("dataset", cfg.dataset)
+    positions = settings.pop("positions_per_image", 4)
+    options = _kmeans_options(settings)
+    init_default_scope(cfg.get("default_scope", "mmpretrain"))
+    images = NamedImages(dataset, cfg.get("data_root"))
+    places = images.places("reading names")
+    _check_rows(len(places), positions, options.k)
+    tokenizer, preprocessor = build_tokenizer(cfg, {"codebook": None})
+    folder, preprocessing = features_folder(path), preprocessing_of(cfg, dataset)
+    shards = sample_features(
+        tokenizer,
+        preprocessor,
+        images,
+        places,
+        folder,
+        preprocessing,
+        positions,
+        options.seed,
+        **_loading(cfg),
+    )
+    if join_processes is not None:
+        join_processes()
+    print_log(f"clustering {len(shards)} rows of {tokenizer.dim} channels into {options.k}", "current")
+    metadata = {
+        **tokenizer.metadata,
+        "preprocessing": preprocessing,
+        "images": len(shards) // positions,
+        "positions_per_image": positions,
+    }
+    checkpoint = folder / "kmeans.safetensors"
+    codebook = fit_shards(shards, options, checkpoint, metadata)
+    if is_main_process():
+        codebook.save(path)
+        checkpoint.unlink(missing_ok=True)
+    barrier()
+    return path, codebook
+
+
+def run_extract_tokens(cfg: Config, retry_skipped: bool = False) -> tuple[TokenStore, Extraction]:
+    """Tokenise the config's images into its token store; returns it and what was done now.
+
+    Args:
+        cfg: a tokenizer config.
+        retry_skipped: try images that an earlier run could not decode again.
+    """
+    (tokenizer, preprocessor), images = build_tokenizer(cfg), build_images(cfg)
+    preprocessing = preprocessing_of(cfg, cfg.dataset)
+    store, place_of_row = open_or_create(cfg.token_store, tokenizer, images, preprocessing)
+    done = extract_tokens(
+        tokenizer,
+        preprocessor,
+        images,
+        store,
+        place_of_row,
+        retry_skipped=retry_skipped,
+        **_loading(cfg),
+    )
+    return TokenStore.open(cfg.token_store), done
+
+
+def run_verify_tokens(cfg: Config, count: int) -> tuple[TokenStore, Verification]:
+    """Check the config's token store, and the tokens of `count` of its images against fresh ones."""
+    (tokenizer, preprocessor), images = build_tokenizer(cfg), build_images(cfg)
+    store = TokenStore.open(cfg.token_store)
+    return store, verify_store(tokenizer, preprocessor, images, store, count, **cfg.get("dataloader", {}))
+
+
+def build_images(cfg: Config) -> NamedImages:
+    """The images of a tokenizer config."""
+    _check_config(cfg)
+    init_default_scope(cfg.get("default_scope", "mmpretrain"))
+    return NamedImages(cfg.dataset, cfg.get("data_root"))
+
+
+def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tuple[Tokenizer, nn.Module]:
+    """The tokenizer, with these changes to its config, and the data preprocessor, on the device."""
+    _check_config(cfg)
+    init_default_scope(cfg.get("default_scope", "mmpretrain"))
+    device = torch.device(get_device())
+    kind = MODELS.get(cfg.tokenizer.type)
+    if kind is None or not issubclass(kind, Tokenizer):
+        raise ValueError(
+            f"tokenizer type {cfg.tokenizer.type} of `{cfg.filename}` is neither mapet_mm.KCLIP nor "
+            "mapet_mm.FrozenTokenizer: put it into dict(type='mapet_mm.FrozenTokenizer', tokenizer=dict(type="
+            f"'{cfg.tokenizer.type}', ...), image_size=<pixels>, vocab_size=<ids>)"
+        )
+    tokenizer = MODELS.build({**cfg.tokenizer, **(changes or {})}).to(device)
+    return tokenizer, MODELS.build(cfg.data_preprocessor).to(device)
+
+
+def preprocessing_of(cfg: Config, dataset: Any) -> dict[str, Any]:
+    """What a tokenizer is shown: the pipeline of the datasets, and the data preprocessor.
+
+    Raises:
+        ValueError: the datasets have different pipelines, which gives tokens of two kinds.
+    """
+    datasets = [dataset] if isinstance(dataset, Mapping) else list(dataset)
+    pipeline, *others = (_plain(one["pipeline"]) for one in datasets)
+    if any(other != pipeline for other in others):
+        raise ValueError(f"the datasets of `{cfg.filename}` have different pipelines: give them the same")
+    return {"pipeline": pipeline, "data_preprocessor": _plain(cfg.data_preprocessor)}
+
+
+def _plain(part: Any) -> Any:
+    """A part of a config in what JSON has, in one order: the same from whichever file."""
+    content = Config(dict(part=part)).to_dict()["part"]
+    return json.loads(json.dumps(content, sort_keys=True, default=str))
+
+
+def features_folder(codebook: Path) -> Path:
+    """Where the sampled features of a codebook are kept."""
+    return codebook.with_name(f"{codebook.name}.features")
+
+
+def _loading(cfg: Config) -> dict[str, Any]:
+    return {"on_error": cfg.get("on_error", "raise"), **cfg.get("dataloader", {})}
+
+
+def _check_config(cfg: Config) -> None:
+    if missing := [key for key in REQUIRED if key not in cfg]:
+        raise ValueError(
+            f"config `{cfg.filename}` is no tokenizer config, it lacks {', '.join(missing)}: see "
+            "configs/tokenizers"
+        )
+    if unknown := sorted(set(cfg.get("dataloader", {})) - {"group_size", "num_workers"}):
+        raise ValueError(
+            f"the config's `dataloader` has {', '.join(unknown)}: it takes num_workers and group_size "
+            "(images of one pass of the encoder)"
+        )
+
+
+def _codebook_settings(cfg: Config, out: str | None, overwrite: bool) -> tuple[Path, dict[str, Any]]:
+    """Where the codebook goes, and the config's `codebook`."""
+    _check_config(cfg)
+    if "codebook" not in cfg or "codebook" not in cfg.tokenizer:
+        raise CodebookError(
+            f"tokenizer {cfg.tokenizer.type} of `{cfg.filename}` brings its own codebook, there is none to "
+            "fit: go on with tools/extract_tokens.py"
+        )
+    path = Path(out or cfg.tokenizer.codebook)
+    if path.exists() and not overwrite:
+        raise CodebookError(
+            f"codebook `{path}` exists: add --overwrite to replace it (token stores made by it then need a "
+            "new extraction), or give another --out"
+        )
+    return path, dict(cfg.codebook)
+
+
+def _kmeans_options(settings: dict[str, Any]) -> KMeansOptions:
+    known = [field.name for field in fields(KMeansOptions)]
+    if unknown := [name for name in settings if name not in known]:
+        raise CodebookError(
+            f"the config's `codebook` has unknown settings {', '.join(unknown)}: it takes dataset, "
+            f"positions_per_image, {', '.join(known)}"
+        )
+    return KMeansOptions(**settings)
+
+
+def _check_rows(images: int, positions: int, k: int) -> None:
+    """Known before weights are fetched and features sampled."""
+    if images * positions < k:
+        raise CodebookError(
+            "k-means needs at least as many feature rows as centroids: "
+            f"{images} images x {positions} positions give {images * positions} rows, k = {k}; lower "
+            "`codebook.k`, raise `codebook.positions_per_image`, or take more images"
+        )

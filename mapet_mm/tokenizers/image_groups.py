@@ -1,0 +1,112 @@
+"""Decoded and normalised images in groups of one size, each of them for one pass of an encoder.
+
+A convolution's last bits depend on the number of images that it is given; in groups of one size, an image has
+the same features whoever its neighbours are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from mapet_mm.tokenizers.images import NamedImages
+
+GROUP_SIZE = 32
+
+
+class ImageGroup(NamedTuple):
+    """Images for one pass of the encoder.
+
+    Args:
+        task: what the group is a part of.
+        places: in the images, of the first inputs; the other inputs are padding.
+        inputs: `(group, 3, H, W)`, normalised, on the preprocessor's device.
+        unreadable: places of the images that could not be decoded, with the reason.
+    """
+
+    task: int
+    places: list[int]
+    inputs: Float[Tensor, "group 3 height width"]
+    unreadable: dict[int, str]
+
+
+class GroupLoader:
+    """Loads groups of images in the order in which they are asked for.
+
+    Args:
+        images: the images.
+        image_size: side in pixels that the pipeline has to give.
+        preprocessor: MMPretrain data preprocessor with the tokenizer's mean and standard deviation.
+        group_size: images of a group; smaller ones are padded with black images.
+        num_workers: processes that decode.
+    """
+
+    def __init__(
+        self,
+        images: NamedImages,
+        image_size: int,
+        preprocessor: nn.Module,
+        group_size: int = GROUP_SIZE,
+        num_workers: int = 2,
+    ) -> None:
+        self.images, self.preprocessor = images, preprocessor
+        self.group_size, self.num_workers = group_size, num_workers
+        self._collate = partial(_collate, size=group_size, side=image_size)
+        self.waited = 0.0  # seconds, for decoded images
+
+    def load(self, groups: Iterable[tuple[int, Sequence[int]]]) -> Iterator[ImageGroup]:
+        """Load groups, which are taken as the workers need them.
+
+        Args:
+            groups: pairs of a task's number and the places of some of its images, at most `group_size`.
+        """
+        order: deque[int] = deque()
+
+        def batches() -> Iterator[list[int]]:
+            for task, places in groups:
+                order.append(task)
+                yield [int(place) for place in places]
+
+        loader = DataLoader(
+            self.images, batch_sampler=batches(), num_workers=self.num_workers, collate_fn=self._collate
+        )
+        loaded = iter(loader)
+        while True:
+            start = time.perf_counter()
+            batch = next(loaded, None)
+            self.waited += time.perf_counter() - start
+            if batch is None:
+                return
+            places, padded, unreadable = batch
+            inputs = self.preprocessor({"inputs": padded, "data_samples": None})["inputs"]
+            yield ImageGroup(order.popleft(), places, inputs, unreadable)
+
+
+def split(places: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Consecutive pieces of at most `size`."""
+    return [places[start : start + size] for start in range(0, len(places), size)]
+
+
+def _collate(
+    samples: Sequence[tuple[int, Tensor | str]], size: int, side: int
+) -> tuple[list[int], Tensor, dict[int, str]]:
+    """Places of the images that could be decoded, all of them padded to a group, and the others' reasons."""
+    read = [(place, image) for place, image in samples if isinstance(image, Tensor)]
+    padded = torch.zeros(size, 3, side, side, dtype=read[0][1].dtype if read else torch.uint8)
+    for slot, (_, image) in zip(padded, read, strict=False):
+        if image.shape != slot.shape:
+            raise ValueError(
+                f"the pipeline gives images of {image.shape[1]} x {image.shape[2]} px, the tokenizer takes "
+                f"{side} x {side}: end it with that size before PackInputs"
+            )
+        slot.copy_(image)
+    unreadable = {place: reason for place, reason in samples if isinstance(reason, str)}
+    return [place for place, _ in read], padded, unreadable

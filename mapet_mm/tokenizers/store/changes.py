@@ -1,0 +1,79 @@
+"""Token stores made of token stores: extended by further images, or merged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mapet_mm.file_replacement import new_folder
+from mapet_mm.tokenizers.store.errors import TokenStoreError
+from mapet_mm.tokenizers.store.manifest import Manifest, read_manifest
+from mapet_mm.tokenizers.store.names import encode_name
+from mapet_mm.tokenizers.store.token_store import TokenStore, add_names
+
+ALIKE = ("grid", "vocab_size", "tokenizer", "preprocessing", "data_root")
+
+
+def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
+    """Add rows for further images, behind the others and not written yet; the store changes in one step.
+
+    Who has the store open goes on reading the generation that he opened.
+
+    Args:
+        path: the token store.
+        names: image names that it does not have.
+
+    Raises:
+        TokenStoreError: a name is there already, is given twice or cannot be stored.
+    """
+    names = list(names)
+    while True:
+        store = TokenStore.open(path)
+        if known := [name for name in names if name in store]:
+            raise TokenStoreError(f"token store `{path}` has image {known[0]!r} already: add new images only")
+        try:
+            add_names(store.path, read_manifest(store.path).following(), names)
+        except FileExistsError:  # another process has changed the store: look again
+            continue
+        return TokenStore.open(path)
+
+
+def merge_stores(path: str | os.PathLike, stores: Sequence[TokenStore]) -> TokenStore:
+    """Make one store of several of the same tokenizer and data root; it appears complete or not at all.
+
+    Args:
+        path: directory to make.
+        stores: the stores to merge; no image in two of them. Rows that they miss, the new one misses too.
+
+    Raises:
+        TokenStoreError: something is at `path` already, or the stores do not fit together.
+    """
+    first = stores[0]
+    for store in stores:
+        if other := [key for key in ALIKE if getattr(store, key) != getattr(first, key)]:
+            raise TokenStoreError(
+                f"token stores `{first.path}` and `{store.path}` have different {other[0]} "
+                f"({getattr(first, other[0])}, {getattr(store, other[0])}): they cannot be merged"
+            )
+    names = sorted((name for store in stores for name in store.names), key=encode_name)
+    manifest = Manifest(**{key: getattr(first, key) for key in ALIKE}, parts=())
+    try:
+        with new_folder(Path(path)) as folder:
+            add_names(folder, manifest, names)
+            _fill(TokenStore.open(folder), stores)
+    except FileExistsError:
+        raise TokenStoreError(f"`{path}` exists: choose another path or remove it") from None
+    return TokenStore.open(path)
+
+
+def _fill(merged: TokenStore, stores: Sequence[TokenStore]) -> None:
+    for store in stores:
+        for rows, grids in store.chunks():
+            merged.write([merged.row(store.names[row]) for row in rows.tolist()], grids)
+        skipped = {merged.row(name): reason for name, reason in store.skipped.items()}
+        merged.write([], np.empty((0, *store.grid), np.int64), skipped)
+    if not merged.missing().size:
+        merged.seal()

@@ -1,0 +1,13 @@
+"""What a token store cannot do for its user."""
+
+from mapet_mm.errors import UserError
+
+REMEDY = "run tools/extract_tokens.py with the tokenizer's config"
+
+
+class TokenStoreError(UserError, ValueError):
+    """A token store that cannot be made, read or written; the message is one line that says what to do."""
+
+
+class MissingTokensError(TokenStoreError, KeyError):
+    """An image that the token store does not know, or whose tokens are not written yet."""

@@ -1,0 +1,111 @@
+"""The README's "Your own images", followed to the letter on a folder of photographs."""
+
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from PIL import Image
+from skimage import data as photographs
+
+from mapet_mm.tokenizers.codebook import Codebook
+from mapet_mm.tokenizers.store import TokenStore
+
+ROOT = Path(__file__).parents[2]
+IMAGES = 8
+# So small that it takes seconds: these are the only departures from the text.
+SMALLER = {
+    "fit_codebook.py": ["codebook.k=16", "codebook.niter=2", "codebook.nredo=1", "dataloader.num_workers=0"],
+    "extract_tokens.py": ["dataloader.num_workers=0"],
+    "train.py": [
+        "model.head.vocab_size=16",
+        "model.target_generator.vocab_size=16",
+        "model.backbone.arch._delete_=True",
+        "model.backbone.arch.embed_dims=24",
+        "model.backbone.arch.num_layers=1",
+        "model.backbone.arch.num_heads=3",
+        "model.backbone.arch.feedforward_channels=48",
+        "model.head.embed_dims=24",
+        "train_dataloader.num_workers=0",
+        "train_cfg.max_epochs=1",
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """The tools leave one thread behind; restore what the other tests had."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def blocks(language: str) -> list[str]:
+    """The section's blocks of code."""
+    section = (ROOT / "README.md").read_text().partition("## Your own images")[2].partition("\n## ")[0]
+    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch) -> Path:
+    """A working folder with the configs, the README's two files among them, and photographs."""
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    tokens, pretraining, offline = blocks("python")
+    tokens = re.sub(r"^tokenizer = .*\n", lambda _: offline, tokens, flags=re.MULTILINE)
+    assert "random" in tokens
+    for text in (tokens, pretraining):
+        (tmp_path / re.match(r"# (configs/\S+\.py)\n", text).group(1)).write_text(text)
+    for index in range(IMAGES):
+        path = tmp_path / "data/mine/images" / f"album {index % 2}" / f"{index}.{('png', 'jpg')[index % 2]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(photographs.chelsea()[20 * index :, :: index + 1]).save(path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(monkeypatch, command: str, options: list[str]) -> None:
+    python, tool, *arguments = shlex.split(command, comments=True)
+    assert python == "python"
+    monkeypatch.setattr(sys, "argv", [tool, *arguments, "--cfg-options", *options])
+    runpy.run_path(str(ROOT / tool), run_name="__main__")
+
+
+def test_your_own_images_lead_to_a_checkpoint_by_the_readme_alone(clone, monkeypatch, capsys):
+    commands = [line for line in blocks("bash")[0].splitlines() if line]
+    assert [Path(command.split()[1]).name for command in commands] == list(SMALLER)
+    out = []
+    for command, options in zip(commands, SMALLER.values(), strict=True):
+        run(monkeypatch, command, options)
+        out.append(capsys.readouterr().out)
+    assert Codebook.load("data/mine/codebook.safetensors").k == 16
+    store = TokenStore.open("data/mine/tokens")
+    assert (len(store), store.vocab_size, store.data_root) == (IMAGES, 16, "data/mine")
+    # Each tool names the next of the README's commands, and nothing but data and work folders was written.
+    for printed, command in zip(out[:2], commands[1:], strict=True):
+        assert f"next: {command.split('#')[0].strip().removesuffix(' --auto-scale-lr')}\n" in printed
+    assert {path.name for path in clone.iterdir()} == {"configs", "data", "work_dirs"}
+    (log,) = clone.glob("work_dirs/my_pretraining/*/*.log")
+    assert (log.parents[1] / "epoch_1.pth").exists()
+    said = log.read_text()
+    assert "has tokens for all 8 images" in said
+    assert "never a target" not in said
+    assert "is meant for a total batch" not in said
+
+
+def test_a_codebook_too_large_for_the_images_is_refused_before_anything_is_sampled(clone, monkeypatch):
+    with pytest.raises(SystemExit, match=r"8 images x 4 positions give 32 rows, k = 1024; lower"):
+        run(monkeypatch, blocks("bash")[0].splitlines()[0], ["dataloader.num_workers=0"])
+    assert [path.name for path in (clone / "data/mine").iterdir()] == ["images"]
+
+
+def test_a_recipe_of_another_store_is_not_named_as_the_next(clone):
+    next_step = runpy.run_path(str(ROOT / "tools" / "extract_tokens.py"))["next_step"]
+    store = TokenStore.create("data/mine/others", ["a.png"], (14, 14), 16, "test")
+    said = next_step(Config.fromfile("configs/tokenizers/my_kclip.py"), store)
+    assert said.startswith("next: python tools/train.py CONFIG (not configs/mapet/my_pretraining.py, which")
+    assert "store='data/mine/others') in its pipeline and vocab_size=16 in its model" in said

@@ -1,6 +1,11 @@
 """Shared fixtures, and shapes checked: jaxtyping's annotations of the models are enforced by beartype."""
 
+import os
 from pathlib import Path
+
+# One thread a process, here and in those that tests start: what is computed is small, and test processes run
+# side by side. PyTorch reads it when it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
@@ -9,6 +14,12 @@ from mmengine.logging import MMLogger
 from mmengine.registry import DefaultScope
 
 install_import_hook("mapet_mm.models", "beartype.beartype")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests of a GPU where there is none."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
 
 
 @pytest.fixture(scope="session")

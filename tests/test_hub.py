@@ -24,7 +24,8 @@ def test_the_index_lists_every_recipe_of_mmpretrain():
 
 def test_the_hub_finds_them():
     assert len(mmpretrain.list_models("mapet_vit-*-p16_kclip_*")) == 4
-    assert len(mmpretrain.list_models("mapet_vit-*-linear-*")) == 6
+    assert len(mmpretrain.list_models("mapet_vit-*-linear-amp-*")) == 6
+    assert len(mmpretrain.list_models("mapet_vit-*-linear-mean-*")) == 3
 
 
 DEIT_TINY = 5_524_416  # as published, without the classifier

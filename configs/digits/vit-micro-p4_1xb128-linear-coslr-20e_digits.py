@@ -1,4 +1,5 @@
-# Linear probe on all labels. The checkpoint goes into `model.backbone.init_cfg.checkpoint` (--cfg-options).
+# BEiT's linear probe on all labels. The checkpoint goes into `model.backbone.init_cfg.checkpoint`
+# (--cfg-options).
 _base_ = "vit-micro-p4_1xb100-linear-coslr-200e_digits-100.py"
 
 train_dataloader = dict(batch_size=128, dataset=dict(ann_file="meta/train.txt"))

@@ -1,6 +1,7 @@
 """Importing `mapet_mm.hub` makes the recipes models of MMPretrain, by name."""
 
 import mmpretrain
+import numpy as np
 import pytest
 import yaml
 from config_building import RECIPES, ROOT, read
@@ -20,6 +21,21 @@ def test_the_index_lists_every_recipe_of_mmpretrain():
     for path in recipes:
         prefix = "mapet_" if "benchmarks" in path.parts else ""
         assert listed[str(path)] == prefix + path.stem
+
+
+def test_the_index_says_which_recipes_classify():
+    """`mmpretrain.inference_model` needs it; pre-training gives features only."""
+    for entry in yaml.safe_load((ROOT / "model-index.yml").read_text())["Models"]:
+        tasks = [result["Task"] for result in entry.get("Results", [])]
+        classifies = "benchmarks" in entry["Config"]
+        assert tasks == (["Image Classification"] if classifies else []), entry["Name"]
+
+
+def test_a_recipe_classifies_by_its_name():
+    pixels = np.random.default_rng(0).integers(256, size=(40, 60, 3), dtype=np.uint8)
+    result = mmpretrain.inference_model("mapet_vit-tiny-p16_8xb128-linear-amp-coslr-50e_in1k", pixels)
+    assert result["pred_scores"].shape == (1000,)
+    assert isinstance(result["pred_class"], str)
 
 
 def test_the_hub_finds_them():

@@ -19,7 +19,8 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
     """Normalise images and hand on `[images (B, 3, H, W), token_grids (B, h, w) int64]`.
 
     MaPeT, and MMPretrain's BEiT and CAE, take the second as the target generator's input. Arguments are
-    MMPretrain's `SelfSupDataPreprocessor`'s.
+    MMPretrain's `SelfSupDataPreprocessor`'s. Outside of training, a batch without any token grid becomes
+    images alone, which `extract_feat` takes: MMPretrain's `FeatureExtractor` gives such batches.
 
     Raises:
         ValueError: a sample has no token grid, or grids of one batch differ in shape.
@@ -28,6 +29,8 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
     def forward(self, data: dict, training: bool = False) -> dict:
         """Preprocess a batch `dict(inputs=images, data_samples=[...])`, whichever way it was collated."""
         data = super().forward({**data, "inputs": _stack_images(data["inputs"])}, training)
+        if not training and not any("token_grid" in sample for sample in data["data_samples"] or ()):
+            return data
         token_grids = _stack_grids(data["data_samples"]).to(data["inputs"].device, non_blocking=True)
         return {**data, "inputs": [data["inputs"], token_grids]}
 

@@ -41,6 +41,11 @@ def shrunk(path: Path) -> Config:
         model.decode_head.update(in_channels=[WIDTH] * 4, channels=8)
         if "auxiliary_head" in model:
             model.auxiliary_head.update(in_channels=WIDTH, channels=8)
+        if model.test_cfg.mode == "slide":  # a quarter of the size
+            model.backbone.img_size = 128
+            model.test_cfg.update(crop_size=(128, 128), stride=(85, 85))
+            for pipeline in (cfg.test_pipeline, cfg.test_dataloader.dataset.pipeline):
+                pipeline[1].scale = (512, 128)
     elif "encoder_dims" in (model.get("neck") or {}):
         model.neck.update(encoder_dims=WIDTH, embed_dims=12, num_heads=3)
     if "tokenizer" in cfg:
@@ -64,7 +69,7 @@ def cases() -> dict[str, list[Path]]:
         ]
         head = {key: value for key, value in cfg.model.get("head", {}).items() if key != "num_classes"}
         preprocessor = {**cfg.get("data_preprocessor", {}), "num_classes": None}
-        seen = (cfg.model | dict(backbone=backbone, head=head), preprocessor, pipeline)
+        seen = ({**cfg.model, "backbone": backbone, "head": head}, preprocessor, pipeline)
         groups.setdefault(json.dumps(seen, sort_keys=True), []).append(path)
     return {paths[0].stem: paths for paths in groups.values()}
 

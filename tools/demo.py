@@ -39,7 +39,7 @@ DOWNSTREAM = (
         "probe",
         "linear probe, 100 labels: top-1 (%)",
         "accuracy/top1",
-        f"{CONFIGS}/vit-micro-p4_1xb100-linear-coslr-200e_digits-100.py",
+        f"{CONFIGS}/vit-micro-p4_1xb100-linear-mean-coslr-200e_digits-100.py",
     ),
     (
         "finetune-100",

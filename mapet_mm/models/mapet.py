@@ -24,7 +24,7 @@ class MaPeT(BaseSelfSupervisor):
         backbone: a :class:`mapet_mm.models.vit.MaPeTPretrainViT`.
         head: a :class:`mapet_mm.models.heads.TokenPredictionHead`.
         target_generator: gives the tokens: `PrecomputedTokens`, `KCLIP`, or MMPretrain's `VQKD` or
-            `DALL-E`; always in evaluation mode.
+            `DALL-E`; always in evaluation mode. None for a model that only gives features.
         data_preprocessor: hands on `inputs` as a list: `inputs[0]` the images `(B, 3, H, W)`, `inputs[1]`
             what the target generator takes (stored token grids, or a second view of the images).
         prediction_ratio: share of the targets that a training step predicts, in (0, 1]; the step's are drawn
@@ -41,7 +41,7 @@ class MaPeT(BaseSelfSupervisor):
         self,
         backbone: dict,
         head: dict,
-        target_generator: dict,
+        target_generator: dict | None,
         data_preprocessor: dict | None = None,
         prediction_ratio: float = 1.0,
         init_cfg: dict | None = None,
@@ -66,25 +66,35 @@ class MaPeT(BaseSelfSupervisor):
     def train(self, mode: bool = True) -> "MaPeT":
         """Set the mode; the target generator stays in evaluation mode, or VQ-KD would go on learning."""
         super().train(mode)
-        self.target_generator.eval()
+        if self.with_target_generator:
+            self.target_generator.eval()
         return self
 
     def forward(
         self,
-        inputs: list[Tensor],
+        inputs: Tensor | list[Tensor],
         data_samples: list[DataSample] | None = None,
         mode: str = "tensor",
     ) -> tuple | dict[str, Tensor] | list[DataSample]:
         """Run the model: MMPretrain's modes 'tensor' and 'loss', and 'predict' for validation."""
+        if mode == "tensor":
+            return self.backbone(images_of(inputs))
+        if isinstance(inputs, Tensor):
+            raise ValueError(
+                f"mode '{mode}' needs tokens, and the batch has images alone: put LoadTokenGrid in the "
+                "pipeline and algorithm_keys=['token_grid'] in its PackInputs, or a tokenizer's view"
+            )
         if mode == "predict":
             return self.predict(inputs, data_samples)
-        if mode == "tensor":
-            return self.backbone(inputs[0])
         return super().forward(inputs, data_samples, mode)
 
-    def extract_feat(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        """Features `(B, N, D)` of whole images, none masked: the backbone as a plain ViT."""
-        return VisionTransformer.forward(self.backbone, inputs)
+    def extract_feat(self, inputs: Tensor | list[Tensor]) -> tuple[Tensor, ...]:
+        """Features `(B, N, D)` of whole images, none masked: the backbone as a plain ViT.
+
+        Args:
+            inputs: `(B, 3, H, W)`, or a list that begins with it: whatever the data preprocessor hands on.
+        """
+        return VisionTransformer.forward(self.backbone, images_of(inputs))
 
     def loss(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> dict[str, Tensor]:
         """Loss and token accuracy of a batch, with a permutation drawn per image (see the class)."""
@@ -133,3 +143,8 @@ class MaPeT(BaseSelfSupervisor):
             )
         # Place c + i of the permutation holds token p, which is patch p - 1.
         return tokens.gather(1, permutation[:, self.backbone.cutting_point :] - 1)
+
+
+def images_of(inputs: Tensor | list[Tensor]) -> Tensor:
+    """The images of what a data preprocessor hands on: alone, or first in a list."""
+    return inputs if isinstance(inputs, Tensor) else inputs[0]

@@ -191,3 +191,25 @@ def test_training_predicts_the_share_asked_for():
 def test_prediction_ratio_outside_its_range_is_refused(ratio):
     with pytest.raises(ValueError, match=rf"prediction_ratio={ratio} is outside \(0, 1\]"):
         build(prediction_ratio=ratio)
+
+
+def test_features_come_from_whatever_the_preprocessor_hands_on():
+    """Images alone, or first of a list; also without a target generator, which features do not need."""
+    model = build().eval()
+    images, grids = torch.randn(2, 3, 20, 20), torch.randint(11, (2, 5, 5))
+    (alone,) = model.extract_feat(images)
+    (first,) = model.extract_feat([images, grids])
+    assert alone.shape == (2, 26, 24)
+    assert torch.equal(alone, first)
+    model.target_generator = None
+    assert torch.equal(model.train().eval().extract_feat(images)[0], alone)
+    torch.manual_seed(1)
+    latents, _ = model(images)
+    torch.manual_seed(1)
+    assert torch.equal(latents, model([images, grids])[0])
+
+
+@pytest.mark.parametrize("mode", ["loss", "predict"])
+def test_images_without_tokens_are_refused_where_tokens_are_needed(mode):
+    with pytest.raises(ValueError, match=f"mode '{mode}' needs tokens, .* put LoadTokenGrid in the pipeline"):
+        build()(torch.randn(2, 3, 20, 20), mode=mode)

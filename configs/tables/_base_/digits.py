@@ -18,3 +18,9 @@ pim = dict(name="PIM", method="pim", pretrain=pretrain)
 mapet = dict(name="MaPeT", method="mapet", pretrain=pretrain)
 beit = dict(name="BEiT", method="beit", pretrain=pretrain)
 cae = dict(name="CAE", method="cae", pretrain=pretrain)
+
+# A line below each table with a linear probe.
+probe_note = (
+    "Linear probe: BEiT's protocol, one linear layer behind each layer of the ViT; the figure is that of the "
+    "best layer, chosen on the validation images."
+)

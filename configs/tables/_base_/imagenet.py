@@ -43,3 +43,9 @@ pim_kclip = dict(name="PIM, k-CLIP", method="pim", tokens="kclip", tokenizer=kcl
 mapet_kclip = dict(name="MaPeT, k-CLIP", method="mapet", tokens="kclip", tokenizer=kclip, pretrain=pretrain)
 beit_kclip = dict(name="BEiT, k-CLIP", method="beit", tokens="kclip", tokenizer=kclip, pretrain=pretrain)
 cae_kclip = dict(name="CAE, k-CLIP", method="cae", tokens="kclip", tokenizer=kclip, pretrain=pretrain)
+
+# A line below each table with a linear probe.
+probe_note = (
+    "Linear probe: BEiT's protocol, one linear layer behind each layer of the ViT; the figure is that of the "
+    "best layer, chosen on the validation images."
+)

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
 
 TABLES = Path("configs/tables")
-DATASETS = ("digits", "imagenet")
+LAUNCHERS = ("local", "dist", "slurm")
 
 
 class DeclarationError(ValueError):
@@ -73,18 +73,41 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Runner:
+    """How a table's runs are started, and what each of them gets.
+
+    Args:
+        launcher: 'local' (runs side by side here, one process each), 'dist' (one after another, on this
+            machine's GPUs) or 'slurm' (a job each).
+        gpus_per_node: of the machines that are meant; 0 for runs on the CPU.
+        cpus_per_process: threads of a process, and CPUs that a job asks for.
+        sbatch: more arguments of sbatch, such as `--partition=gpu`, `--time=3-0`.
+    """
+
+    launcher: str = "local"
+    gpus_per_node: int = 0
+    cpus_per_process: int = 1
+    sbatch: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.launcher not in LAUNCHERS:
+            raise DeclarationError(f"launcher {self.launcher!r} is none of {', '.join(LAUNCHERS)}")
+
+
+@dataclass(frozen=True)
 class TableDeclaration:
     """A table.
 
     Args:
         name: the file's name.
-        dataset: 'digits' or 'imagenet'.
+        dataset: the data set, the name of the file's folder.
         title: heading.
         rows: its rows.
         columns: its columns.
         notes: what a reader has to know, a line each.
         data: what makes the data: `dict(command=[...], outputs=[...])`, or `dict(folders=[...])` that have to
             be there.
+        runner: how its runs are started.
         gpu_hours: the paper's, by the stem of a training's config.
     """
 
@@ -95,20 +118,28 @@ class TableDeclaration:
     columns: Sequence[Column]
     notes: Sequence[str] = ()
     data: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    runner: Runner = field(default_factory=Runner)
     gpu_hours: Mapping[str, float] = field(default_factory=dict)
 
-    def only(self, rows: Sequence[str] | None) -> TableDeclaration:
-        """This table with some of its rows, all if None.
-
-        Raises:
-            DeclarationError: there is no such row.
-        """
+    def require_rows(self, names: Sequence[str]) -> None:
+        """Raise DeclarationError unless all of these are rows of the table."""
         known = [row.name for row in self.rows]
-        if unknown := [name for name in rows or () if name not in known]:
+        if unknown := [name for name in names if name not in known]:
             raise DeclarationError(
                 f"table `{self.name}` has no row {unknown[0]!r}; its rows are: {', '.join(known)}"
             )
-        return self if rows is None else replace(self, rows=[row for row in self.rows if row.name in rows])
+
+    def require_folders(self) -> None:
+        """Raise DeclarationError unless the data that no command makes is there."""
+        if missing := [folder for folder in self.data.get("folders", ()) if not os.path.isdir(folder)]:
+            raise DeclarationError(
+                f"folder {missing[0]} is not there: this table needs it; put the data there"
+            )
+
+
+def list_datasets(root: str | os.PathLike = TABLES) -> list[str]:
+    """Names of the data sets that tables are declared for: the folders."""
+    return sorted(path.name for path in Path(root).glob("[!_]*/") if any(path.glob("*.py")))
 
 
 def list_tables(dataset: str, root: str | os.PathLike = TABLES) -> list[str]:
@@ -122,6 +153,10 @@ def load_table(name: str, dataset: str, root: str | os.PathLike = TABLES) -> Tab
     Raises:
         DeclarationError: there is no such table, an entry is missing or not known, or names repeat.
     """
+    if dataset not in (datasets := list_datasets(root)):
+        raise DeclarationError(
+            f"there is no data set `{dataset}` in {root}; there are: {', '.join(datasets)}"
+        )
     path = Path(root) / dataset / f"{name}.py"
     if not path.is_file():
         known = ", ".join(list_tables(dataset, root)) or "none"
@@ -132,6 +167,8 @@ def load_table(name: str, dataset: str, root: str | os.PathLike = TABLES) -> Tab
     columns = [_build(Column, column, path) for column in _entry(cfg, "columns", path)]
     _check_names(rows, columns, path)
     others = {key: cfg[key] for key in ("notes", "data", "gpu_hours") if key in cfg}
+    if "runner" in cfg:
+        others["runner"] = _make(Runner, cfg["runner"], path)
     return TableDeclaration(name, dataset, _entry(cfg, "title", path), rows, columns, **others)
 
 
@@ -147,8 +184,12 @@ def _build(kind: type, entries: Mapping[str, Any], path: Path) -> Row | Column:
     values = {key: value for key, value in entries.items() if key not in known}
     if wrong := [key for key, value in values.items() if not isinstance(value, str)]:
         raise DeclarationError(f"table `{path}`: `{wrong[0]}` of {entries.get('name')!r} has to be a string")
+    return _make(kind, {**known, "values": values}, path)
+
+
+def _make(kind: type, entries: Mapping[str, Any], path: Path) -> Any:
     try:
-        return kind(**known, values=values)
+        return kind(**entries)
     except TypeError as error:
         raise DeclarationError(f"table `{path}`, {kind.__name__.lower()} {entries}: {error}") from error
 

@@ -1,0 +1,146 @@
+"""A plan as jobs of Slurm, with dependencies; and the GPU-hours that the paper gives for it."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mapet_mm.experiments.local import log_of
+from mapet_mm.experiments.perform import StageError, claim, is_done, launch_words, perform_words
+from mapet_mm.experiments.plan import Run
+from mapet_mm.experiments.table import Runner
+from mapet_mm.file_replacement import replace_file
+
+# Takes the words of sbatch and the script for its standard input; returns the job's number.
+Send = Callable[[Sequence[str], str], str]
+
+
+def sbatch_words(run: Run, runner: Runner, after: Sequence[str] = ()) -> list[str]:
+    """The sbatch command of a run: its resources, its log, and the jobs that it waits for."""
+    per_node = min(run.processes, runner.gpus_per_node or run.processes)
+    words = [
+        "sbatch",
+        "--parsable",
+        f"--job-name={run.name}",
+        f"--output={log_of(run)}",
+        "--open-mode=append",
+    ]
+    words += ["--requeue", f"--nodes={math.ceil(run.processes / per_node)}", f"--ntasks-per-node={per_node}"]
+    words += [f"--cpus-per-task={runner.cpus_per_process}"]
+    if runner.gpus_per_node and run.kind != "data":
+        words += [f"--gres=gpu:{per_node}"]
+    if after:
+        words += [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"]
+    return [*words, *runner.sbatch]
+
+
+def job_script(run: Run, runner: Runner) -> str:
+    """What a job does: the run, through the module that claims it and keeps its result."""
+    return f"#!/bin/bash\nexec {shlex.join(perform_words(run, 'slurm', runner.cpus_per_process))}\n"
+
+
+def submit(runs: Sequence[Run], runner: Runner, send: Send | None = None) -> int:
+    """Submit what is neither done nor submitted, each after the jobs of what it needs; how many.
+
+    Args:
+        runs: each after the ones that it needs.
+        runner: the resources.
+        send: instead of sbatch, for a look; nothing is written then.
+
+    Raises:
+        StageError: there is no Slurm here, or it refuses a job.
+    """
+    if send is not None:
+        return _submit(runs, runner, send, {})
+    if not runs:
+        return 0
+    # Two people who submit at the same moment must not submit the same run.
+    with claim(os.path.dirname(runs[0].folder)):
+        return _submit(runs, runner, _sbatch, {folder: job for folder, (job, _) in live_jobs(runs).items()})
+
+
+def _submit(runs: Sequence[Run], runner: Runner, send: Send, jobs: dict[str, str]) -> int:
+    before = len(jobs)
+    for run in runs:
+        if run.folder in jobs or is_done(run):
+            continue
+        after = [jobs[need] for need in run.needs if need in jobs]
+        jobs[run.folder] = send(sbatch_words(run, runner, after), job_script(run, runner))
+        if send is _sbatch:
+            replace_file(Path(run.folder, "job"), jobs[run.folder].encode())
+    return len(jobs) - before
+
+
+def _sbatch(words: Sequence[str], script: str) -> str:
+    # Slurm does not make a log's folder.
+    log = next(word for word in words if word.startswith("--output="))
+    Path(log.removeprefix("--output=")).parent.mkdir(parents=True, exist_ok=True)
+    return _slurm(words, script).split(";")[0].strip()
+
+
+def live_jobs(runs: Sequence[Run]) -> dict[str, tuple[str, str]]:
+    """Number and state of the job of each run that has one waiting or running, by the run's folder."""
+    submitted = {run.folder: Path(run.folder, "job").read_text() for run in runs if _has_job(run)}
+    if not submitted:
+        return {}
+    listed = _slurm(["squeue", "--noheader", "--format=%A %T"]).splitlines()
+    states = dict(line.split() for line in listed)
+    return {folder: (job, states[job]) for folder, job in submitted.items() if job in states}
+
+
+def _has_job(run: Run) -> bool:
+    return Path(run.folder, "job").is_file() and not is_done(run)
+
+
+def _slurm(words: Sequence[str], script: str | None = None) -> str:
+    try:
+        done = subprocess.run(words, input=script, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise StageError(f"{words[0]} is not here: start this on a machine of the Slurm cluster") from None
+    if done.returncode:
+        raise StageError(f"`{shlex.join(words)}` failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def printed(words: Sequence[str], script: str, job: str) -> str:
+    """A submission as lines of a shell script that keeps the job's number as `$job`."""
+    line = " ".join(f'"{word}"' if "$" in word else shlex.quote(word) for word in words)
+    return f"{job}=$({line} <<'END'\n{script}END\n)"
+
+
+def dist_lines(run: Run, runner: Runner) -> list[str]:
+    """The command of a run without Slurm, for several machines where one has too few GPUs."""
+    per_node = runner.gpus_per_node or run.processes
+    words = launch_words(
+        replace(run, processes=min(run.processes, per_node)), "dist", runner.cpus_per_process
+    )
+    line = shlex.join(["python" if word == sys.executable else word for word in words])
+    if run.processes <= per_node:
+        return [line]
+    nodes = math.ceil(run.processes / per_node)
+    return [
+        f"# {run.processes} GPUs: the same on {nodes} machines, NODE_RANK 0 to {nodes - 1}, MASTER_ADDR the first",
+        f"NNODES={nodes} NODE_RANK=$NODE_RANK MASTER_ADDR=$MASTER_ADDR {line}",
+    ]
+
+
+def hours_report(runs: Sequence[Run], gpu_hours: Mapping[str, float]) -> list[str]:
+    """GPU-hours of each kind of training as far as the paper gives them, and their sum."""
+    lines, total, unknown = [], 0.0, 0
+    trained = [Path(run.config).stem for run in runs if run.kind in ("pre-training", "evaluation")]
+    for stem in dict.fromkeys(trained):
+        count = trained.count(stem)
+        if stem in gpu_hours:
+            total += count * gpu_hours[stem]
+            lines.append(f"{count} x {stem}: {gpu_hours[stem]:.0f} GPU-hours each (paper, V100)")
+        else:
+            unknown += count
+            lines.append(f"{count} x {stem}: the paper gives no time")
+    rest = f", and {unknown} trainings that the paper gives no time for" if unknown else ""
+    return [*lines, f"in all {total:.0f} GPU-hours (paper, V100){rest}"]

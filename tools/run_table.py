@@ -91,7 +91,7 @@ def require_gpus(runs: list, here: int) -> None:
     largest = max(runs, key=lambda run: run.processes, default=None)
     if largest and largest.processes > max(here, 1):
         raise StageError(
-            f"{largest.name} is meant for {largest.processes} GPUs, this machine has {here}: --launcher slurm "
+            f"{largest.name} is meant for {largest.processes} GPUs, here are {here}: --launcher slurm "
             "submits the runs as jobs, --dry-run prints the command for several machines"
         )
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from mapet_mm.experiments.cluster import live_jobs
-from mapet_mm.experiments.perform import is_claimed, is_done, record_of
+from mapet_mm.experiments.perform import StageError, is_claimed, is_done, record_of
 from mapet_mm.experiments.plan import Cell, Run, plan_table
-from mapet_mm.experiments.render import Grid, render_csv, render_markdown, summarise
+from mapet_mm.experiments.render import Grid, Measured, render_csv, render_markdown, summarise
 from mapet_mm.experiments.table import TableDeclaration
 from mapet_mm.file_replacement import replace_file
 
@@ -49,10 +50,12 @@ class TableFiller:
 
     def states(self) -> dict[str, str]:
         """Done, running, queued, failed or not started: each run, by its folder."""
-        jobs = live_jobs(self.plan.runs)
+        jobs = {}
+        with contextlib.suppress(StageError):  # no Slurm here
+            jobs = live_jobs(self.plan.runs)
         return {run.folder: self._state(run, *jobs.get(run.folder, ("", ""))) for run in self.plan.runs}
 
-    def _state(self, run: Run, job: str, state: str) -> str:
+    def _state(self, run: Run, _: str, state: str) -> str:
         if is_done(run) or record_of(run):
             return "done"
         if is_claimed(run) or state == "RUNNING":
@@ -93,15 +96,16 @@ class TableFiller:
         of_cell: dict[tuple[str, str], list[Cell]] = {}
         for cell in self.plan.cells:
             of_cell.setdefault((cell.row, cell.column), []).append(cell)
-        return {where: self._cell(cells, states) for where, cells in of_cell.items()}
+        return {where: self._measured(cells, states) for where, cells in of_cell.items()}
 
-    def _cell(self, cells: Sequence[Cell], states: dict[str, str]):
-        values = [record["metrics"].get(cell.metric) for cell in cells if (record := record_of(cell.run))]
-        measured = summarise(value for value in values if value is not None)
-        if values and not measured:
-            return f"no `{cells[0].metric}`"
-        failed = "failed" in {states[run.folder] for run in self.plan.closure(cell.run for cell in cells)}
-        return measured or ("failed" if failed else "not run")
+    def _measured(self, cells: Sequence[Cell], states: Mapping[str, str]) -> Measured | str:
+        logged = [record["metrics"] for cell in cells if (record := record_of(cell.run))]
+        metric = cells[0].metric
+        if measured := summarise(metrics[metric] for metrics in logged if metric in metrics):
+            return measured
+        runs = self.plan.closure(cell.run for cell in cells)
+        failed = any(states[run.folder] == "failed" for run in runs)
+        return f"no `{metric}`" if logged else "failed" if failed else "not run"
 
     def facts(self) -> list[str]:
         """How the numbers came about."""

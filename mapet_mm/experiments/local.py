@@ -8,8 +8,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 
 from mapet_mm.experiments.perform import StageError, is_claimed, is_done, perform_words, record_of
 from mapet_mm.experiments.plan import Run
@@ -17,13 +17,6 @@ from mapet_mm.experiments.plan import Run
 TAIL_LINES = 20
 POLL_SECONDS = 0.2
 REPORT_SECONDS = 30
-
-
-@dataclass
-class _Running:
-    run: Run
-    process: subprocess.Popen
-    reported: float = field(default_factory=time.monotonic)
 
 
 class LocalRunner:
@@ -52,12 +45,16 @@ class LocalRunner:
         launcher: str = "local",
         cpus: int = 1,
         tell: Callable[[str], None] = print,
-        on_done: Callable[[Run], None] = lambda run: None,
+        on_done: Callable[[Run], object] = lambda run: None,
     ) -> None:
         if jobs < 1:
             raise StageError(f"{jobs} runs at a time do nothing: 1 or more")
         self.runs, self.jobs, self.launcher, self.cpus = list(runs), jobs, launcher, cpus
         self.tell, self.on_done = tell, on_done
+        self.done = {run.folder for run in runs if is_done(run)}
+        self.waiting = [run for run in runs if run.folder not in self.done]
+        self.running: list[tuple[Run, subprocess.Popen]] = []
+        self.elsewhere: set[str] = set()
         self.failed: dict[str, str] = {}
 
     def run(self) -> None:
@@ -66,63 +63,59 @@ class LocalRunner:
         Raises:
             StageError: runs failed; raised after all others, with the ends of their logs.
         """
-        done = {run.folder for run in self.runs if is_done(run)}
-        waiting = [run for run in self.runs if run.folder not in done]
-        if done:
-            self.tell(f"{len(done)} of {len(self.runs)} runs were done before")
-        running: list[_Running] = []
-        elsewhere: set[str] = set()
+        if self.done:
+            self.tell(f"{len(self.done)} of {len(self.runs)} runs were done before")
+        reported = time.monotonic()
         try:
-            while waiting or running:
-                self._start(waiting, running, done, elsewhere)
+            while self.waiting or self.running:
+                self._start()
                 time.sleep(POLL_SECONDS)
-                self._collect(waiting, running, done)
-                self._report(running)
+                self._collect()
+                if time.monotonic() - reported >= REPORT_SECONDS:
+                    reported = time.monotonic()
+                    for run, _ in self.running:
+                        self._say(run, _last_words(run))
         finally:
-            _stop(running)
+            self._stop()
         if self.failed:
             raise StageError("\n".join(self.failed.values()))
 
-    def _start(
-        self, waiting: list[Run], running: list[_Running], done: set[str], elsewhere: set[str]
-    ) -> None:
-        for run in [run for run in waiting if done.issuperset(run.needs)]:
-            if len(running) == self.jobs:
+    def _start(self) -> None:
+        for run in [run for run in self.waiting if self.done.issuperset(run.needs)]:
+            if len(self.running) == self.jobs:
                 return
             if is_claimed(run):
-                if run.folder not in elsewhere:
+                if run.folder not in self.elsewhere:
                     self._say(run, "another runner is at it")
-                elsewhere.add(run.folder)
+                self.elsewhere.add(run.folder)
                 continue
-            waiting.remove(run)
-            if run.folder in elsewhere and is_done(run):
-                self._done(run, done, "done by another runner")
+            self.waiting.remove(run)
+            if run.folder in self.elsewhere and is_done(run):
+                self._done(run, "done by another runner")
                 continue
             self._say(run, run.line)
-            running.append(_Running(run, self._process(run)))
+            os.makedirs(run.folder, exist_ok=True)
+            with open(log_of(run), "a") as log:
+                words = perform_words(run, self.launcher, self.cpus)
+                # A session of its own: Ctrl-C reaches this process alone, which stops the run's workers too.
+                process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+            self.running.append((run, process))
 
-    def _process(self, run: Run) -> subprocess.Popen:
-        os.makedirs(run.folder, exist_ok=True)
-        with open(log_of(run), "a") as log:
-            words = perform_words(run, self.launcher, self.cpus)
-            # A session of its own: Ctrl-C reaches this process alone, which stops the run and its workers.
-            return subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
+    def _collect(self) -> None:
+        for run, process in [one for one in self.running if one[1].poll() is not None]:
+            self.running.remove((run, process))
+            if process.returncode:
+                self._fail(run, process.returncode)
+            else:
+                left = self._time_left([*self.waiting, *(other for other, _ in self.running)])
+                self._done(run, f"done in {record_of(run)['seconds']:.0f} s{left}")
 
-    def _collect(self, waiting: list[Run], running: list[_Running], done: set[str]) -> None:
-        for one in [one for one in running if one.process.poll() is not None]:
-            running.remove(one)
-            if one.process.returncode:
-                self._fail(one.run, one.process.returncode, waiting)
-                continue
-            left = self._seconds_left([*waiting, *(other.run for other in running)])
-            self._done(one.run, done, f"done in {record_of(one.run)['seconds']:.0f} s{left}")
-
-    def _done(self, run: Run, done: set[str], how: str) -> None:
-        done.add(run.folder)
+    def _done(self, run: Run, how: str) -> None:
+        self.done.add(run.folder)
         self._say(run, how)
         self.on_done(run)
 
-    def _fail(self, run: Run, code: int, waiting: list[Run]) -> None:
+    def _fail(self, run: Run, code: int) -> None:
         """Note a failure, and drop what needs the run."""
         tail = "\n".join(f"  | {line}" for line in _tail(run, TAIL_LINES))
         self.failed[run.folder] = (
@@ -131,34 +124,33 @@ class LocalRunner:
             "is not done again, this one resumes."
         )
         self._say(run, self.failed[run.folder])
-        for other in list(waiting):
-            if broken := [need for need in other.needs if need in self.failed]:
-                waiting.remove(other)
-                self.failed[other.folder] = (
-                    f"`{other.name}` was not done: it needs {os.path.basename(broken[0])}"
-                )
+        for other in list(self.waiting):
+            if broken := [os.path.basename(need) for need in other.needs if need in self.failed]:
+                self.waiting.remove(other)
+                self.failed[other.folder] = f"`{other.name}` was not done: it needs {broken[0]}"
 
-    def _seconds_left(self, runs: Sequence[Run]) -> str:
+    def _time_left(self, runs: Sequence[Run]) -> str:
         """How long these will take, from the mean of those of the same config, or of all, that are done."""
         taken: dict[str | None, list[float]] = {}
         for run in self.runs:
             if record := record_of(run):
-                for kind in (run.config or run.name, None):
+                for kind in (run.config, "all"):
                     taken.setdefault(kind, []).append(record["seconds"])
-        expected = [taken.get(run.config or run.name, taken[None]) for run in runs]
-        seconds = sum(sum(times) / len(times) for times in expected) / self.jobs
+        seconds = sum(mean(taken.get(run.config, taken["all"])) for run in runs) / self.jobs
         return f"; about {seconds / 60:.0f} min left for {len(runs)} more" if runs else ""
-
-    def _report(self, running: Sequence[_Running]) -> None:
-        for one in running:
-            if time.monotonic() - one.reported >= REPORT_SECONDS:
-                one.reported = time.monotonic()
-                # MMEngine puts time, logger and level before its message.
-                state = " ".join(_tail(one.run, 1)).rsplit(" - INFO - ", 1)[-1]
-                self._say(one.run, " ".join(state.split())[:90])
 
     def _say(self, run: Run, text: str) -> None:
         self.tell(f"[{self.runs.index(run) + 1:2d}/{len(self.runs)}] {run.name}: {text}")
+
+    def _stop(self) -> None:
+        for _, process in self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for _, process in self.running:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def log_of(run: Run) -> Path:
@@ -166,18 +158,12 @@ def log_of(run: Run) -> Path:
     return Path(run.folder, "run.log")
 
 
-def _stop(running: Sequence[_Running]) -> None:
-    for one in running:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(one.process.pid, signal.SIGTERM)
-    for one in running:
-        try:
-            one.process.wait(10)
-        except subprocess.TimeoutExpired:
-            os.killpg(one.process.pid, signal.SIGKILL)
-
-
 def _tail(run: Run, count: int) -> list[str]:
     text = log_of(run).read_text(errors="replace") if log_of(run).is_file() else ""
     # A progress bar redraws its line after carriage returns; the last state is the one to show.
     return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.rstrip("\n").split("\n")][-count:]
+
+
+def _last_words(run: Run) -> str:
+    """The end of a run's log without the time, logger and level that MMEngine puts before its message."""
+    return " ".join(_tail(run, 1)[0].rsplit(" - INFO - ", 1)[-1].split())[:90]

@@ -1,9 +1,9 @@
 """Do one run, wherever it is started: claim it, check what it is, start its tool, keep its result.
 
-    python -m mapet_mm.experiments.perform LAUNCHER CPUS '{"name": ..., "command": ["tools/train.py", ...], ...}'
+    python -m mapet_mm.experiments.perform LAUNCHER CPUS '{"command": ["tools/train.py", ...], ...}'
 
-This is what `tools/run_table.py` starts, here or as a job. A run is done once its record is there: one file in
-`results/`, beside the folder of runs, written once. A run that was killed goes on where its tool resumes.
+This is what `tools/run_table.py` starts, here or as a job. A run is done once its record is there: one file
+in `results/`, beside the folder of runs, written once. A run that was killed goes on where its tool resumes.
 """
 
 from __future__ import annotations
@@ -41,9 +41,18 @@ def record_of(run: Run) -> dict[str, Any] | None:
 
 
 def is_done(run: Run) -> bool:
-    """Whether the run was completed and what others need of it is there; evaluations are only measured."""
-    outputs = () if run.kind == "evaluation" else run.outputs
-    return _record_file(run).is_file() and all(map(os.path.exists, outputs))
+    """Whether the run was completed and what it made is there as it was; evaluations are only measured.
+
+    A codebook or store that was replaced since is looked at again, by the tool that makes it.
+    """
+    record = record_of(run)
+    return record is not None and (run.kind == "evaluation" or record["made"] == _made(run))
+
+
+def _made(run: Run) -> dict[str, int]:
+    """The outputs that are there; what is not in the run's own folder, and may be replaced, with its date."""
+    there = [output for output in run.outputs if os.path.exists(output)]
+    return {path: 0 if path.startswith(run.folder) else os.stat(path).st_mtime_ns for path in there}
 
 
 def is_claimed(run: Run) -> bool:
@@ -135,6 +144,7 @@ def _write_record(run: Run, seconds: float) -> None:
         "command": run.command,
         "needs": run.needs,
         "metrics": last_values(run.folder) if run.kind == "evaluation" else {},
+        "made": _made(run),
         "seconds": round(seconds, 1),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "version": __version__,
@@ -170,7 +180,7 @@ def _adopted(run: Run) -> bool:
     pipeline = (dataset if isinstance(dataset, dict) else dataset[0])["pipeline"]
     settings["preprocessing"] = {"pipeline": pipeline, "data_preprocessor": cfg["data_preprocessor"]}
     with safe_open(run.outputs[0], framework="np") as file:
-        recorded = {key: json.loads(text) for key, text in file.metadata().items() if key in settings}
+        recorded = {key: json.loads(text) for key, text in (file.metadata() or {}).items() if key in settings}
     settings = json.loads(json.dumps(settings))
     if other := [key for key, value in settings.items() if recorded.get(key) != value]:
         raise StageError(
@@ -182,7 +192,7 @@ def _adopted(run: Run) -> bool:
 
 
 def _end_with_parent() -> None:
-    """End, and the tool with it, when the runner is killed: a new runner must not find the old tool at work."""
+    """End, and the tool with it, when the runner is killed: nobody would see or stop it."""
     parent = os.getppid()
     while os.getppid() == parent:
         time.sleep(1)

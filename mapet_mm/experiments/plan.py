@@ -91,21 +91,20 @@ def plan_table(table: TableDeclaration, seeds: Iterable[int], out: str | os.Path
     Args:
         table: its declaration.
         seeds: a training of every cell each.
-        out: folder of the data set's runs.
+        out: folder of the data set's tables; the runs go below it.
 
     Raises:
         DeclarationError: a config that does not exist, braces that neither row nor column fill, or configs
             that do not fit together.
     """
-    runs: dict[str, Run] = {}
-    cells = []
-    for seed in seeds:
-        for row in table.rows:
-            for column in table.columns:
-                chain = _chain(table, row, column, seed, Path(out) / "runs")
-                runs.update((run.folder, run) for run in chain)
-                cells.append(Cell(row.name, column.heading, seed, chain[-1], column.metric))
-    return Plan(list(runs.values()), cells)
+    planner = _Planner(table, f"{out}/runs")
+    cells = [
+        Cell(row.name, column.heading, seed, planner.evaluation(row, column, seed), column.metric)
+        for seed in seeds
+        for row in table.rows
+        for column in table.columns
+    ]
+    return Plan(list(planner.runs.values()), cells)
 
 
 def identity(command: Sequence[str], needs: Sequence[str], folder: str) -> str:
@@ -130,101 +129,92 @@ def _read_version(path: str, modified: int) -> Config:
     return Config.fromfile(path)
 
 
-def _chain(table: TableDeclaration, row: Row, column: Column, seed: int, runs: Path) -> list[Run]:
-    """The runs of one cell, in order; the last one measures."""
-    values = {**column.values, **row.values}
-    config = _existing(column.config, values, column.name)
-    tokenizer = _existing(row.tokenizer, values, row.name) if row.tokenizer else None
-    data, gpus = _data(table, runs), max(1, table.runner.gpus_per_node)
-    chain, needs, start, options = [*data], data[-1:], "scratch", dict(column.options)
-    slots = _open_starts(_merged(config, options))
-    if row.pretrain:
-        pretrain = _existing(row.pretrain, values, row.name)
-        made = _tokens(tokenizer, _merged(pretrain, row.options), data, runs, gpus)
-        if tokenizer and not made:
-            raise DeclarationError(f"{row.name!r}: `{pretrain}` reads no tokens of `{tokenizer}`")
-        needs = [_training("pre-training", pretrain, row.options, {}, seed, [*data, *made][-1:], runs)]
-        chain += [*made, *needs]
-        if len(slots) != 1:
-            raise DeclarationError(
-                f"{column.name!r}: `{config}` leaves {len(slots)} `init_cfg.checkpoint` of its model open, and a "
-                "pre-training is handed on in one"
-            )
-        start = needs[0].name
-        handed_on = {f"{slots[0]}.checkpoint": needs[0].outputs[0]}
-    else:
-        handed_on = dict.fromkeys(slots)
-    read = [run for run in _tokens(tokenizer, _merged(config, options), data, runs, gpus) if run not in chain]
-    last = _training("evaluation", config, options, handed_on, seed, [*needs, *read[-1:]], runs, start)
-    return [*chain, *read, last]
+class _Planner:
+    """Makes the runs of a table; `runs` has each once, by its folder."""
 
+    def __init__(self, table: TableDeclaration, folder: str) -> None:
+        self.table, self.folder = table, folder
+        self.runs: dict[str, Run] = {}
 
-def _data(table: TableDeclaration, runs: Path) -> list[Run]:
-    command = table.data.get("command")
-    return [_run("data", "data", command, table.data["outputs"], [], runs)] if command else []
+    def evaluation(self, row: Row, column: Column, seed: int) -> Run:
+        """The run that measures a cell."""
+        values = {**column.values, **row.values}
+        config = _existing(column.config, values, column.name)
+        tokenizer = _existing(row.tokenizer, values, row.name) if row.tokenizer else None
+        cfg = _merged(config, column.options)
+        slots, start, needs = _open_starts(cfg), "scratch", []
+        handed_on: dict[str, Any] = dict.fromkeys(slots)
+        if row.pretrain:
+            needs = [self._pretraining(row, _existing(row.pretrain, values, row.name), tokenizer, seed)]
+            if len(slots) != 1:
+                raise DeclarationError(
+                    f"{column.name!r}: `{config}` leaves {len(slots)} `checkpoint` of its model open, "
+                    "and a pre-training is handed on in one"
+                )
+            handed_on, start = {f"{slots[0]}.checkpoint": needs[0].outputs[0]}, needs[0].name
+        needs += self._tokens(tokenizer, cfg)
+        name = f"{Path(config).stem}{_suffix(column.options)}--{start}"
+        name += "" if row.pretrain else f"_seed-{seed}"
+        changes = {**column.options, **handed_on, "randomness.seed": seed}
+        return self._training(name, "evaluation", config, cfg, changes, needs or self._data())
 
+    def _pretraining(self, row: Row, config: str, tokenizer: str | None, seed: int) -> Run:
+        cfg = _merged(config, row.options)
+        tokens = self._tokens(tokenizer, cfg)
+        if tokenizer and not tokens:
+            raise DeclarationError(f"{row.name!r}: `{config}` reads no tokens of `{tokenizer}`")
+        name = f"{Path(config).stem}{_suffix(row.options)}_seed-{seed}"
+        changes = {**row.options, "randomness.seed": seed}
+        return self._training(name, "pre-training", config, cfg, changes, tokens or self._data())
 
-def _tokens(
-    tokenizer: str | None, reader: Config, data: Sequence[Run], runs: Path, processes: int
-) -> list[Run]:
-    """What makes the codebook and the token store of a tokenizer, as far as a training's config reads them."""
-    if tokenizer is None:
-        return []
-    cfg, stem, made = read_config(tokenizer), Path(tokenizer).stem, list(data)
-    read = {os.path.normpath(text) for part in PARTS for text in _texts(reader.get(part))}
-    store, codebook = cfg.token_store, cfg.tokenizer.get("codebook")
-    reads_store = os.path.normpath(store) in read
-    if cfg.get("codebook") and (reads_store or os.path.normpath(codebook) in read):
-        command = ("tools/fit_codebook.py", tokenizer)
-        made.append(
-            _run(f"codebook_{stem}", "tokenizer", command, [codebook], made[-1:], runs, tokenizer, processes)
-        )
-    if reads_store:
-        command = ("tools/extract_tokens.py", tokenizer)
-        made.append(
-            _run(f"tokens_{stem}", "tokenizer", command, [store], made[-1:], runs, tokenizer, processes)
-        )
-    return made[len(data) :]
+    def _training(
+        self, name: str, kind: str, config: str, cfg: Config, changes: Mapping[str, Any], needs: Sequence[Run]
+    ) -> Run:
+        arguments = [f"{key}={value}" for key, value in changes.items()]
+        command = [TRAIN, config, "--work-dir", "{run}", "--resume", "--cfg-options", *arguments]
+        output = f"{{run}}/{final_checkpoint(cfg)}"
+        return self._add(name, kind, command, [output], needs, config, processes_of(cfg))
 
+    def _data(self) -> list[Run]:
+        data = self.table.data
+        return [self._add("data", "data", data["command"], data["outputs"])] if "command" in data else []
 
-def _training(
-    kind: str,
-    config: str,
-    options: Mapping[str, Any],
-    handed_on: Mapping[str, Any],
-    seed: int,
-    needs: Sequence[Run],
-    runs: Path,
-    start: str | None = None,
-) -> Run:
-    """A training named after its config, its options, where it starts from, and the seed."""
-    name = Path(config).stem + _suffix(options) + (f"--{start}" if start else "")
-    name += "" if start and start != "scratch" else f"_seed-{seed}"
-    changes = {**options, **handed_on, "randomness.seed": seed}
-    arguments = [f"{key}={value}" for key, value in changes.items()]
-    command = (TRAIN, config, "--work-dir", "{run}", "--resume", "--cfg-options", *arguments)
-    cfg = _merged(config, options)
-    outputs = [f"{{run}}/{final_checkpoint(cfg)}"]
-    return _run(name, kind, command, outputs, needs, runs, config, processes_of(cfg))
+    def _tokens(self, tokenizer: str | None, reader: Config) -> list[Run]:
+        """What makes the codebook and the token store of a tokenizer, as far as this config reads them."""
+        if tokenizer is None:
+            return []
+        cfg = read_config(tokenizer)
+        read = {os.path.normpath(text) for part in PARTS for text in _texts(reader.get(part))}
+        reads_store = os.path.normpath(cfg.token_store) in read
+        made: list[Run] = []
+        codebook = cfg.tokenizer.get("codebook") if cfg.get("codebook") else None
+        if codebook and (reads_store or os.path.normpath(codebook) in read):
+            made = [self._tool("fit_codebook", tokenizer, codebook, self._data())]
+        if reads_store:
+            made = [self._tool("extract_tokens", tokenizer, cfg.token_store, made or self._data())]
+        return made
 
+    def _tool(self, tool: str, config: str, output: str, needs: Sequence[Run]) -> Run:
+        name, gpus = f"{tool}_{Path(config).stem}", max(1, self.table.runner.gpus_per_node)
+        return self._add(name, "tokenizer", [f"tools/{tool}.py", config], [output], needs, config, gpus)
 
-def _run(
-    name: str,
-    kind: str,
-    command: Sequence[str],
-    outputs: Sequence[str],
-    needs: Sequence[Run],
-    runs: Path,
-    config: str | None = None,
-    processes: int = 1,
-) -> Run:
-    """A run with its folder, which stands for `{run}` in command and outputs."""
-    before = tuple(run.folder for run in needs)
-    folder = f"{runs}/{name}-{identity(command, before, f'{runs}/{{run}}')}"
-    command, outputs = (
-        tuple(text.replace("{run}", folder) for text in texts) for texts in (command, outputs)
-    )
-    return Run(name, kind, command, outputs, folder, before, config, processes)
+    def _add(
+        self,
+        name: str,
+        kind: str,
+        command: Sequence[str],
+        outputs: Sequence[str],
+        needs: Sequence[Run] = (),
+        config: str | None = None,
+        processes: int = 1,
+    ) -> Run:
+        """A run with its folder, which stands for `{run}` in command and outputs."""
+        before = tuple(run.folder for run in needs)
+        folder = f"{self.folder}/{name}-{identity(command, before, f'{self.folder}/{{run}}')}"
+        words = tuple(word.replace("{run}", folder) for word in command)
+        outputs = tuple(output.replace("{run}", folder) for output in outputs)
+        run = Run(name, kind, words, outputs, folder, before, config, processes)
+        return self.runs.setdefault(folder, run)
 
 
 def final_checkpoint(cfg: Config) -> str:
@@ -238,7 +228,7 @@ def final_checkpoint(cfg: Config) -> str:
 
 
 def processes_of(cfg: Config) -> int:
-    """Processes whose batches add up to the one that the recipe's learning rate is meant for, 1 if not said."""
+    """Processes whose batches add up to the batch that the learning rate is meant for, 1 if not said."""
     meant = (cfg.get("auto_scale_lr") or {}).get("base_batch_size", 0)
     batch = (cfg.get("train_dataloader") or {}).get("batch_size", 1)
     batch *= (cfg.get("optim_wrapper") or {}).get("accumulative_counts", 1)

@@ -80,7 +80,7 @@ def test_lines_without_slurm(runs, table):
         f"model.backbone.init_cfg.checkpoint={run.folder}/epoch_300.pth randomness.seed=0"
     ]
     assert dist_lines(run, table.runner) == [
-        "# 16 GPUs: the same on 2 machines, NODE_RANK 0 to 1, MASTER_ADDR the first",
+        "# 16 GPUs: on 2 machines, NODE_RANK 0 to 1, MASTER_ADDR the first",
         "NNODES=2 NODE_RANK=$NODE_RANK MASTER_ADDR=$MASTER_ADDR bash tools/dist_train.sh "
         f"{PRETRAIN} 8 --work-dir {run.folder} --resume --cfg-options randomness.seed=0",
     ]
@@ -124,7 +124,7 @@ def run_tool(monkeypatch, *arguments: str) -> None:
 def test_dry_run_prints_and_runs_nothing(repository, monkeypatch, capsys, tmp_path):
     run_tool(monkeypatch, "transfer", "--dataset", "imagenet", "--dry-run", "--out", str(tmp_path / "out"))
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("# 64 GPUs: the same on 8 machines") for line in lines)
+    assert any(line.startswith("# 64 GPUs: on 8 machines") for line in lines)
     assert "13 runs: 1 tokenizer, 3 pre-training, 9 evaluation" in lines
     assert not (tmp_path / "out").exists()
 
@@ -134,9 +134,7 @@ def test_dist_says_what_it_needs_instead_of_starting_64_processes(project, monke
     text = (project / "configs/one.py").read_text()
     more = "train_dataloader = dict(batch_size=2)\nauto_scale_lr = dict(base_batch_size=128)\n"
     (project / "configs/one.py").write_text(text + more)
-    with pytest.raises(
-        SystemExit, match=r"one_seed-0 is meant for 64 GPUs, this machine has \d: --launcher slurm"
-    ):
+    with pytest.raises(SystemExit, match=r"one_seed-0 is meant for 64 GPUs, here are \d: --launcher slurm"):
         run_tool(monkeypatch, "small", "--launcher", "dist", "--out", "out")
     assert not Path("starts.txt").exists()
 

@@ -203,7 +203,7 @@ def test_an_online_recipe_needs_the_codebook_and_no_store():
     online = "configs/mapet/mapet_vit-base-p16_kclip-online_64xb32-amp-coslr-300e_in1k.py"
     row = dataclasses.replace(table.rows[-1], pretrain=online)
     table = dataclasses.replace(table, rows=[row], columns=table.columns[-1:])
-    assert [run.name.split("_")[0] for run in plan_table(table, [0], "out").runs][:2] == ["codebook", "mapet"]
+    assert [run.name.split("_")[0] for run in plan_table(table, [0], "out").runs][:2] == ["fit", "mapet"]
 
 
 def test_where_an_evaluation_starts_is_said_by_its_config(tmp_path):

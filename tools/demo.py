@@ -53,6 +53,8 @@ TABLE = TableDeclaration(
     ],
     notes=(
         "One run each, seed 0. Validation after the last epoch, no selection.",
+        "The same digits come back on the same machine type only; docs/results.md has the spread of three "
+        "seeds.",
         "k-CLIP's encoder here is a small CLIP ResNet with fixed random weights.",
     ),
 )

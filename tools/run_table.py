@@ -1,7 +1,7 @@
 """Fill one of the paper's tables: run what has no result yet, write it beside the paper's numbers.
 
     python tools/run_table.py objectives --dataset digits --seeds 3
-    python tools/run_table.py objectives --dataset imagenet --launcher slurm --sbatch=--partition=gpu
+    python tools/run_table.py objectives --dataset imagenet --launcher slurm --partition gpu
     python tools/run_table.py objectives --dataset imagenet --dry-run
 
 Killed or failed, the same command resumes; pre-trainings, tokens and codebooks are shared between tables, and
@@ -19,7 +19,8 @@ from mapet_mm.experiments.cluster import dist_lines, hours_report, printed, subm
 from mapet_mm.experiments.fill import TableFiller, describe
 from mapet_mm.experiments.local import LocalRunner
 from mapet_mm.experiments.perform import StageError
-from mapet_mm.experiments.table import LAUNCHERS, DeclarationError, load_table
+from mapet_mm.experiments.plan import Run
+from mapet_mm.experiments.table import LAUNCHERS, DeclarationError, Runner, load_table
 
 
 def parse_args() -> argparse.Namespace:
@@ -35,6 +36,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--collect", action="store_true", help="run nothing, write what results there are")
     parser.add_argument("--dry-run", action="store_true", help="run nothing, print the commands in order")
     parser.add_argument("--launcher", choices=LAUNCHERS, help="how to start, instead of the table's own way")
+    parser.add_argument("--partition", help="launcher slurm: partition of the jobs")
     parser.add_argument(
         "--sbatch", action="append", default=[], metavar="=ARGUMENT", help="one more argument of sbatch"
     )
@@ -53,15 +55,15 @@ def main() -> None:
     command = f"python tools/run_table.py {args.table} --dataset {args.dataset} --seeds {args.seeds}"
     try:
         table = load_table(args.table, args.dataset)
-        runner = replace(table.runner, launcher=args.launcher or table.runner.launcher)
-        runner = replace(runner, sbatch=[*runner.sbatch, *args.sbatch])
-        filler = TableFiller(replace(table, runner=runner), range(args.seeds), args.out, command)
+        table = replace(table, runner=choose_runner(table.runner, args))
+        filler = TableFiller(table, range(args.seeds), args.out, command)
+        runs = filler.needed_runs(args.rows)
         if args.dry_run:
-            print_commands(filler, args.rows)
+            print_commands(filler, runs)
             return
         try:
             if not args.collect:
-                run(filler, args)
+                run(filler, runs, args.jobs)
         finally:
             report(filler)
     except (DeclarationError, StageError, OSError) as error:
@@ -70,29 +72,37 @@ def main() -> None:
         sys.exit("stopped; the same command resumes")
 
 
-def run(filler: TableFiller, args: argparse.Namespace) -> None:
+def choose_runner(runner: Runner, args: argparse.Namespace) -> Runner:
+    """How to start: the table's own way, changed by the options and by what is here."""
+    launcher = args.launcher or runner.launcher
+    gpus = 0 if launcher == "local" else runner.gpus_per_node
+    if launcher == "dist" and not args.dry_run:
+        gpus = torch.cuda.device_count()
+    partition = [f"--partition={args.partition}"] if args.partition else []
+    sbatch = [*runner.sbatch, *partition, *args.sbatch]
+    return replace(runner, launcher=launcher, gpus_per_node=gpus, sbatch=sbatch)
+
+
+def run(filler: TableFiller, runs: list[Run], jobs: int) -> None:
     """Start what is missing, the way that the table or `--launcher` says."""
     filler.table.require_folders()
-    runs, runner = filler.needed_runs(args.rows), filler.table.runner
+    runner = filler.table.runner
     print(f"{filler.status()}\n{len(runs)} runs are needed: {describe(runs) or 'none'}")
     if runner.launcher == "slurm":
-        print(
-            f"submitted {submit(runs, runner)} jobs; the same command with --collect shows how far they are"
-        )
+        print(f"submitted {submit(runs, runner)} jobs; the same command with --collect says how far they are")
         return
-    if runner.launcher == "dist":
-        require_gpus(runs, torch.cuda.device_count())
-    jobs = args.jobs if runner.launcher == "local" else 1
+    require_gpus(runs, runner.gpus_per_node)
+    jobs = jobs if runner.launcher == "local" else 1
     LocalRunner(runs, jobs, runner.launcher, runner.cpus_per_process, on_done=filler.write).run()
 
 
-def require_gpus(runs: list, here: int) -> None:
-    """Stop before anything is started if a training is meant for more GPUs than this machine has."""
+def require_gpus(runs: list[Run], here: int) -> None:
+    """Stop before anything is started if a training is meant for more GPUs than there are."""
     largest = max(runs, key=lambda run: run.processes, default=None)
     if largest and largest.processes > max(here, 1):
         raise StageError(
             f"{largest.name} is meant for {largest.processes} GPUs, here are {here}: --launcher slurm "
-            "submits the runs as jobs, --dry-run prints the command for several machines"
+            "submits the runs as jobs, --launcher dist --dry-run prints the commands for several machines"
         )
 
 
@@ -102,9 +112,9 @@ def report(filler: TableFiller) -> None:
     print("\n".join([filler.status(), *(f"warning: {line}" for line in filler.unknown_metrics())]))
 
 
-def print_commands(filler: TableFiller, rows: list[str] | None) -> None:
+def print_commands(filler: TableFiller, runs: list[Run]) -> None:
     """The commands of everything that is missing, in order, and what they take."""
-    runs, runner = filler.needed_runs(rows), filler.table.runner
+    runner = filler.table.runner
     if runner.launcher == "slurm":
         numbers = iter(range(1, len(runs) + 1))
 

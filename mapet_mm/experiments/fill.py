@@ -91,12 +91,13 @@ class TableFiller:
         return markdown, sheet
 
     def cells(self) -> Grid:
-        """Each cell over its seeds, or why it is empty."""
+        """Each cell over its seeds, or why it is empty; a dash where its row is not evaluated."""
         states = self.states()
-        of_cell: dict[tuple[str, str], list[Cell]] = {}
+        places = [(row.name, column.heading) for row in self.table.rows for column in self.table.columns]
+        of_cell: dict[tuple[str, str], list[Cell]] = {place: [] for place in places}
         for cell in self.plan.cells:
-            of_cell.setdefault((cell.row, cell.column), []).append(cell)
-        return {where: self._measured(cells, states) for where, cells in of_cell.items()}
+            of_cell[cell.row, cell.column].append(cell)
+        return {place: self._measured(cells, states) if cells else "-" for place, cells in of_cell.items()}
 
     def _measured(self, cells: Sequence[Cell], states: Mapping[str, str]) -> Measured | str:
         logged = [record["metrics"] for cell in cells if (record := record_of(cell.run))]

@@ -30,27 +30,16 @@ PARTS = ("model", "train_dataloader", "val_dataloader")
 
 @dataclass(frozen=True)
 class Run:
-    """One command of a plan.
+    """One command of a plan."""
 
-    Args:
-        name: what it is, for people.
-        kind: 'data', 'tokenizer', 'pre-training' or 'evaluation'.
-        command: a tool and its arguments, as typed after `python`.
-        outputs: what exists once it is done.
-        folder: `<folder of all runs>/<name>-<digest>`: its claim, its log and a training's work directory.
-        needs: folders of the runs before it.
-        config: the config that it trains or tokenises with, None for data.
-        processes: how many the recipe is meant for.
-    """
-
-    name: str
-    kind: str
-    command: tuple[str, ...]
-    outputs: tuple[str, ...]
-    folder: str
-    needs: tuple[str, ...] = ()
-    config: str | None = None
-    processes: int = 1
+    name: str  # what it is, for people
+    kind: str  # 'data', 'tokenizer', 'pre-training' or 'evaluation'
+    command: tuple[str, ...]  # a tool and its arguments, as typed after `python`
+    outputs: tuple[str, ...]  # what exists once it is done
+    folder: str  # <folder of all runs>/<name>-<digest>: its claim, its log, a training's work directory
+    needs: tuple[str, ...] = ()  # folders of the runs before it
+    config: str | None = None  # what it trains or tokenises with
+    processes: int = 1  # how many the recipe is meant for
 
     @property
     def line(self) -> str:
@@ -103,6 +92,7 @@ def plan_table(table: TableDeclaration, seeds: Iterable[int], out: str | os.Path
         for seed in seeds
         for row in table.rows
         for column in table.columns
+        if row.columns is None or column.name in row.columns
     ]
     return Plan(list(planner.runs.values()), cells)
 
@@ -177,7 +167,9 @@ class _Planner:
 
     def _data(self) -> list[Run]:
         data = self.table.data
-        return [self._add("data", "data", data["command"], data["outputs"])] if "command" in data else []
+        return (
+            [self._add("data", "data", data["command"], data.get("outputs", ()))] if "command" in data else []
+        )
 
     def _tokens(self, tokenizer: str | None, reader: Config) -> list[Run]:
         """What makes the codebook and the token store of a tokenizer, as far as this config reads them."""

@@ -32,13 +32,7 @@ def summarise(values: Iterable[float]) -> Measured | None:
 
 
 def render_markdown(table: TableDeclaration, cells: Grid, facts: Sequence[str]) -> str:
-    """Heading, one row a line, notes and facts.
-
-    Args:
-        table: the declaration.
-        cells: for every row and column what was measured, or why there is nothing.
-        facts: how the numbers came about: command, seeds, date, machine.
-    """
+    """Heading, one row a line, notes, and the facts of how the numbers came about."""
     headings = [""]
     for column in table.columns:
         headings.append(column.heading)

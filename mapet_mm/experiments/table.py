@@ -27,44 +27,27 @@ class DeclarationError(ValueError):
 
 @dataclass(frozen=True)
 class Row:
-    """One row: what is evaluated.
+    """One row: what is evaluated."""
 
-    Args:
-        name: as the paper writes it.
-        pretrain: config of the pre-training, None for none.
-        tokenizer: tokenizer config whose tokens pre-training or evaluation read, None for none.
-        options: changes to the pre-training config, as in --cfg-options.
-        values: what the braces of configs stand for.
-    """
-
-    name: str
-    pretrain: str | None = None
-    tokenizer: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    values: Mapping[str, str] = field(default_factory=dict)
+    name: str  # as the paper writes it
+    pretrain: str | None = None  # config of the pre-training, None for none
+    tokenizer: str | None = None  # config of the tokenizer whose tokens are read, None for none
+    options: Mapping[str, Any] = field(default_factory=dict)  # changes to `pretrain`, as in --cfg-options
+    columns: Sequence[str] | None = None  # names of those that it is evaluated in, None for all
+    values: Mapping[str, str] = field(default_factory=dict)  # for braces, before those of the column
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: how it is evaluated.
+    """One column: how it is evaluated."""
 
-    Args:
-        name: as the paper writes it.
-        unit: what is measured and its unit.
-        config: config of the evaluation's training.
-        metric: the metric as MMEngine logs it; its last value counts.
-        options: changes to the config, as in --cfg-options.
-        paper: the paper's numbers, by the row's name.
-        values: what the braces of configs stand for.
-    """
-
-    name: str
-    unit: str
-    config: str
-    metric: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    paper: Mapping[str, float] = field(default_factory=dict)
-    values: Mapping[str, str] = field(default_factory=dict)
+    name: str  # as the paper writes it
+    unit: str  # what is measured and its unit
+    config: str  # of the evaluation's training
+    metric: str  # as MMEngine logs it; its last value counts
+    options: Mapping[str, Any] = field(default_factory=dict)  # changes to `config`, as in --cfg-options
+    paper: Mapping[str, float] = field(default_factory=dict)  # the paper's numbers, by the row's name
+    values: Mapping[str, str] = field(default_factory=dict)  # what the braces of configs stand for
 
     @property
     def heading(self) -> str:
@@ -74,20 +57,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Runner:
-    """How a table's runs are started, and what each of them gets.
-
-    Args:
-        launcher: 'local' (runs side by side here, one process each), 'dist' (one after another, on this
-            machine's GPUs) or 'slurm' (a job each).
-        gpus_per_node: of the machines that are meant; 0 for runs on the CPU.
-        cpus_per_process: threads of a process, and CPUs that a job asks for.
-        sbatch: more arguments of sbatch, such as `--partition=gpu`, `--time=3-0`.
-    """
+    """How a table's runs are started: 'local' (side by side here, one process each), 'dist' (one after
+    another, on this machine's GPUs) or 'slurm' (a job each); and what each of them gets."""
 
     launcher: str = "local"
-    gpus_per_node: int = 0
-    cpus_per_process: int = 1
-    sbatch: Sequence[str] = ()
+    gpus_per_node: int = 0  # of the machines that are meant; 0 for runs on the CPU
+    cpus_per_process: int = 1  # threads of a process, and CPUs that a job asks for
+    sbatch: Sequence[str] = ()  # more arguments of sbatch, such as `--time=3-0`
 
     def __post_init__(self) -> None:
         if self.launcher not in LAUNCHERS:
@@ -96,30 +72,18 @@ class Runner:
 
 @dataclass(frozen=True)
 class TableDeclaration:
-    """A table.
-
-    Args:
-        name: the file's name.
-        dataset: the data set, the name of the file's folder.
-        title: heading.
-        rows: its rows.
-        columns: its columns.
-        notes: what a reader has to know, a line each.
-        data: what makes the data: `dict(command=[...], outputs=[...])`, or `dict(folders=[...])` that have to
-            be there.
-        runner: how its runs are started.
-        gpu_hours: the paper's, by the stem of a training's config.
-    """
+    """A table: a file of the folder that is named after its data set."""
 
     name: str
     dataset: str
     title: str
     rows: Sequence[Row]
     columns: Sequence[Column]
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # what a reader has to know, a line each
+    # What makes the data: dict(command=[...], outputs=[...]); or dict(folders=[...]) that have to be there.
     data: Mapping[str, Sequence[str]] = field(default_factory=dict)
     runner: Runner = field(default_factory=Runner)
-    gpu_hours: Mapping[str, float] = field(default_factory=dict)
+    gpu_hours: Mapping[str, float] = field(default_factory=dict)  # the paper's, by the stem of a config
 
     def require_rows(self, names: Sequence[str]) -> None:
         """Raise DeclarationError unless all of these are rows of the table."""
@@ -162,20 +126,16 @@ def load_table(name: str, dataset: str, root: str | os.PathLike = TABLES) -> Tab
         known = ", ".join(list_tables(dataset, root)) or "none"
         raise DeclarationError(f"there is no table `{name}` for {dataset}; there are: {known}")
     cfg = Config.fromfile(path).to_dict()
+    if missing := [key for key in ("rows", "columns", "title") if key not in cfg]:
+        raise DeclarationError(f"table `{path}` has no `{missing[0]}`")
     defaults = {"tokenizer": cfg.get("tokenizer")}
-    rows = [_build(Row, {**defaults, **row}, path) for row in _entry(cfg, "rows", path)]
-    columns = [_build(Column, column, path) for column in _entry(cfg, "columns", path)]
+    rows = [_build(Row, {**defaults, **row}, path) for row in cfg["rows"]]
+    columns = [_build(Column, column, path) for column in cfg["columns"]]
     _check_names(rows, columns, path)
     others = {key: cfg[key] for key in ("notes", "data", "gpu_hours") if key in cfg}
     if "runner" in cfg:
         others["runner"] = _make(Runner, cfg["runner"], path)
-    return TableDeclaration(name, dataset, _entry(cfg, "title", path), rows, columns, **others)
-
-
-def _entry(cfg: Mapping[str, Any], key: str, path: Path) -> Any:
-    if key not in cfg:
-        raise DeclarationError(f"table `{path}` has no `{key}`")
-    return cfg[key]
+    return TableDeclaration(name, dataset, cfg["title"], rows, columns, **others)
 
 
 def _build(kind: type, entries: Mapping[str, Any], path: Path) -> Row | Column:
@@ -199,6 +159,13 @@ def _check_names(rows: Sequence[Row], columns: Sequence[Column], path: Path) -> 
     for what, names in (("row", [row.name for row in rows]), ("column", headings)):
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise DeclarationError(f"table `{path}` has two {what}s named {repeated[0]!r}")
+    names = {column.name for column in columns}
+    for row in rows:
+        if unknown := sorted(set(row.columns or ()) - names):
+            raise DeclarationError(
+                f"table `{path}`: row {row.name!r} names {unknown[0]!r}, which is no column; columns are "
+                f"{', '.join(sorted(names))}"
+            )
     known = {row.name for row in rows}
     for column in columns:
         if unknown := sorted(set(column.paper) - known):

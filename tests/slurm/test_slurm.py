@@ -27,10 +27,11 @@ TABLE = """
 _base_ = "../_base_/digits.py"
 
 title = "Two rows and two seeds"
-rows = [dict(_base_.scratch), dict(_base_.mapet, options={"train_cfg.max_epochs": 8})]
+few = {"train_dataloader.dataset.indices": 256}
+rows = [dict(_base_.scratch), dict(_base_.mapet, options={"train_cfg.max_epochs": 8, **few})]
 columns = [
     dict(name="probe", unit="%", config=_base_.probe, metric="accuracy/top1",
-         options={"train_cfg.max_epochs": 3}),
+         options={"train_cfg.max_epochs": 3, **few}),
 ]
 """
 COMMAND = [sys.executable, "tools/run_table.py", "short", "--seeds", "2"]
@@ -117,9 +118,10 @@ def test_a_disturbed_cluster_fills_the_table_of_an_undisturbed_local_run(slurm, 
             ["squeue", "--noheader", "--format=%T", f"--jobs={job(part)}"], capture_output=True, text=True
         ).stdout.strip()
 
-    scratch_1 = "vit-micro-p4_1xb128-linear-coslr-20e_digits_max_epochs-3--scratch_seed-1"
+    scratch_1 = "vit-micro-p4_1xb128-linear-coslr-20e_digits_max_epochs-3_indices-256--scratch_seed-1"
     seed_0, seed_1 = (
-        f"mapet_vit-micro-p4_kclip_1xb32-coslr-16e_digits_max_epochs-8_seed-{seed}" for seed in "01"
+        f"mapet_vit-micro-p4_kclip_1xb32-coslr-16e_digits_max_epochs-8_indices-256_seed-{seed}"
+        for seed in "01"
     )
     run("scancel", job(scratch_1))
     say("one job is cancelled: a probe from random weights")
@@ -150,6 +152,9 @@ def test_a_disturbed_cluster_fills_the_table_of_an_undisturbed_local_run(slurm, 
     )
     assert "4 of 4 results are there; runs: 9 done" in run(*COMMAND, "--collect", folder=there)
 
+    for name in ("data", "work_dirs/digits"):
+        shutil.copytree(there / name, here / name)
+    say("a local run, which adopts a copy of the data, the codebook and the tokens")
     run(*COMMAND, folder=here)
     for name in ("short.csv", "short.md"):
         lines = [

@@ -250,3 +250,13 @@ def test_spread_is_the_sample_standard_deviation():
     assert measured.spread == pytest.approx(((16 + 1 + 25) / 9 / 2) ** 0.5)
     assert summarise([3.0]).spread is None
     assert summarise([]) is None
+
+
+def test_a_row_that_a_column_does_not_measure_has_a_dash(done):
+    text = (done / "configs/tables/digits/small.py").read_text()
+    text = text.replace('dict(name="scratch")', 'dict(name="scratch", columns=["tuned"])')
+    (done / "configs/tables/digits/small.py").write_text(text)
+    one = filler([0, 1])
+    assert {run.name.split("--")[0] for run in one.plan.runs if "scratch" in run.name} == {"tuned"}
+    one.write()
+    assert cells()["scratch", "probe"]["missing"] == "-"

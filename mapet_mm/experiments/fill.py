@@ -49,7 +49,7 @@ class TableFiller:
         return self.plan.closure(cell.run for cell in cells if not is_done(cell.run))
 
     def states(self) -> dict[str, str]:
-        """Done, running, queued, failed or not started: each run, by its folder."""
+        """Done, running, queued, failed, stopped or not run: each run, by its folder."""
         jobs = {}
         with contextlib.suppress(StageError):  # no Slurm here
             jobs = live_jobs(self.plan.runs)
@@ -62,7 +62,9 @@ class TableFiller:
             return "running"
         if state:
             return "queued"
-        return "failed" if os.path.exists(f"{run.folder}/failed") else "not run"
+        if os.path.exists(f"{run.folder}/failed"):
+            return "failed"
+        return "stopped" if os.path.exists(f"{run.folder}/run.log") else "not run"
 
     def status(self) -> str:
         """One line: how many results there are, and what the runs for the others are doing."""

@@ -45,7 +45,8 @@ def say(line: str) -> None:
 
 def run(*words: str, folder: Path | None = None) -> str:
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
-    say(f"$ {' '.join(word.replace(sys.executable, 'python') for word in words)}")
+    line = " ".join(words).replace(sys.executable, "python").replace(f"{ROOT}/", "")
+    say(f"$ {line}")
     for line in (done.stdout + done.stderr).splitlines()[-4:]:
         say(f"    {line.replace(str(folder), '.')}")
     assert done.returncode == 0

@@ -3,6 +3,7 @@ data = dict(
     command=["tools/dataset_converters/digits.py"],
     outputs=["data/digits", "data/digits_inverted", "data/digits_rotated", "data/digits_scenes"],
 )
+runner = dict(launcher="local", cpus_per_process=1)
 tokenizer = "configs/digits/kclip_digits.py"
 
 pretrain = "configs/digits/{method}_vit-micro-p4_kclip_1xb32-coslr-16e_digits.py"

@@ -1,5 +1,6 @@
 # ImageNet-1k: what every table on it stands on.
 data = dict(folders=["data/imagenet"])
+runner = dict(launcher="dist", gpus_per_node=8, cpus_per_process=5)
 kclip = "configs/tokenizers/kclip_rn50x64-448px_k8192_in1k.py"
 vqkd = "configs/tokenizers/vqkd_beit-base-224px_k8192_in1k.py"
 dalle = "configs/tokenizers/dalle_112px_k8192_in1k.py"

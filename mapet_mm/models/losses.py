@@ -5,6 +5,9 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mapet_mm.models.precision import product_dtype
 
 # Rows times classes of one block: 8 MiB in float32 on CPU (measured, docs/performance.md); on a GPU larger,
 # so that its products stay large.
@@ -38,7 +41,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any, latents: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
         device = latents.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else latents.dtype
+        dtype = product_dtype(latents)
         with torch.autocast(device, enabled=False):
             loss, hits, gradients = _by_blocks(
                 latents.to(dtype), weight.to(dtype), bias.to(dtype), targets, any(ctx.needs_input_grad)
@@ -49,6 +52,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss / len(targets), hits
 
     @staticmethod
+    @once_differentiable  # a second derivative would take the stored gradients for constants
     def backward(ctx: Any, loss_gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         # Only now divided by the number of targets: float16 would not hold gradients so small.
         scale = loss_gradient / ctx.num_targets

@@ -5,6 +5,7 @@ Both are MMPretrain's `VisionTransformer` and share its parameter names, so weig
 
 import operator
 from collections.abc import Iterable, Sequence
+from typing import SupportsIndex
 
 import torch
 from jaxtyping import Float, Int64
@@ -58,13 +59,13 @@ class MaPeTViT(VisionTransformer):
     def __init__(
         self,
         arch: str | dict = "deit-base",
-        img_size: int | Sequence[int] = 224,
-        patch_size: int | Sequence[int] = 16,
+        img_size: SupportsIndex | Iterable[SupportsIndex] = 224,
+        patch_size: SupportsIndex | Iterable[SupportsIndex] = 16,
         out_type: str = "cls_token",
-        out_indices: int | Sequence[int] = -1,
+        out_indices: SupportsIndex | Sequence[SupportsIndex] = -1,
         layer_scale_init_value: float = 0.1,
         with_cp: bool = False,
-        pretrained_grid: Sequence[int] | None = None,
+        pretrained_grid: Iterable[SupportsIndex] | None = None,
         **kwargs,
     ) -> None:
         super().__init__(
@@ -118,7 +119,7 @@ class MaPeTViT(VisionTransformer):
         """MMPretrain's hook on loading; its own takes every source for a square."""
         fit_positions(self, state_dict, prefix, local_metadata)
 
-    def _check_out_indices(self, given: int | Sequence[int]) -> None:
+    def _check_out_indices(self, given: SupportsIndex | Sequence[SupportsIndex]) -> None:
         """MMPretrain's own check lets the number of layers pass, and returns each layer once, in order."""
         indices = self.out_indices
         if not indices or indices != sorted(set(indices)) or indices[-1] >= self.num_layers:
@@ -128,14 +129,14 @@ class MaPeTViT(VisionTransformer):
             )
 
 
-def _own_list(indices: int | Sequence[int]) -> int | list[int]:
+def _own_list(indices: SupportsIndex | Sequence[SupportsIndex]) -> int | list[int]:
     """Output layers as MMPretrain takes them, which resolves negative ones in place; others it refuses."""
     if hasattr(indices, "__index__"):
         return operator.index(indices)
-    return list(indices) if isinstance(indices, Sequence) else indices
+    return [operator.index(i) for i in indices] if isinstance(indices, Sequence) else indices
 
 
-def _pair(option: str, size: int | Sequence[int]) -> tuple[int, int]:
+def _pair(option: str, size: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, int]:
     """(height, width) of one number or two, of any whole type."""
     try:
         pair = tuple(map(operator.index, size if isinstance(size, Iterable) else (size, size)))
@@ -171,7 +172,8 @@ class MaPeTPretrainViT(MaPeTViT):
             in `1 .. N-1` with `N` the number of patches plus one. The paper's: 50 for ViT-T and S, 60 for B.
         objective: 'mapet' | 'pim' | 'mim'.
         recompute: compute GELU again in the backward pass instead of keeping its result, and LayerNorm where
-            autocast would keep a copy of it: RECOMPUTE_DOC
+            autocast would keep a copy of it: a quarter less memory, a little slower (docs/performance.md).
+            Nothing of it where `with_cp` or a compiler settles what is kept.
         **kwargs: as for :class:`MaPeTViT`; `with_cp` and `drop_path_rate` among them.
 
     Raises:
@@ -184,9 +186,9 @@ class MaPeTPretrainViT(MaPeTViT):
     def __init__(
         self,
         arch: str | dict = "deit-base",
-        img_size: int | Sequence[int] = 224,
-        patch_size: int | Sequence[int] = 16,
-        cutting_point: int = 60,
+        img_size: SupportsIndex | Iterable[SupportsIndex] = 224,
+        patch_size: SupportsIndex | Iterable[SupportsIndex] = 16,
+        cutting_point: SupportsIndex = 60,
         objective: str = "mapet",
         recompute: bool = True,
         **kwargs,
@@ -194,8 +196,9 @@ class MaPeTPretrainViT(MaPeTViT):
         for option in ("with_cls_token", "final_norm"):
             if not kwargs.get(option, True):
                 raise ValueError(
-                    f"{option}={kwargs[option]}: pre-training needs the class token, which is always context, "
-                    "and the final norm before the head; leave it out here and switch it off downstream"
+                    f"{option}={kwargs[option]}: pre-training needs the class token, which is always "
+                    "context, and the final norm before the head; leave it out here and switch it off "
+                    "downstream"
                 )
         super().__init__(arch, img_size, patch_size, out_type="raw", **kwargs)
         self.objective = get_objective(objective)

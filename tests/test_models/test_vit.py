@@ -1,5 +1,7 @@
 """Backbones: initialisation, permutations, information flow, checkpoints going downstream."""
 
+import jaxtyping
+import numpy as np
 import pytest
 import torch
 from mmengine.runner.checkpoint import save_checkpoint
@@ -19,6 +21,14 @@ def pretrain_vit(cutting_point=8, objective="mapet", std=0.3, **kwargs) -> MaPeT
     for parameter in vit.parameters():
         torch.nn.init.normal_(parameter, std=std)
     return vit.eval()
+
+
+@pytest.fixture
+def unchecked_types():
+    """As outside the tests, where annotations are not enforced."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def assert_std(tensor: torch.Tensor, std: float) -> None:
@@ -140,6 +150,94 @@ def test_other_image_sizes_and_permutations_are_refused():
         vit(torch.randn(1, 3, 24, 20))
     with pytest.raises(ValueError, match=r"permutation has shape \(1, 25\), expected \(1, 26\)"):
         vit(torch.randn(1, 3, 20, 20), torch.arange(25)[None])
+
+
+SIZES = [[20, 20], (20, 20), [20], np.int64(20), np.array([20, 20]), torch.Size([20, 20])]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: type(size).__name__)
+def test_sizes_come_in_any_form(size):
+    """As JSON, YAML and NumPy give them: the same backbone, in a forward pass as well."""
+    patch = size // 5 if isinstance(size, np.generic) else [side // 5 for side in size]
+    images, permutation = torch.randn(1, 3, 20, 20), torch.arange(26)[None]
+    plain = pretrain_vit()
+    vit = MaPeTPretrainViT(ARCH, size, patch, np.int64(8)).eval()
+    vit.load_state_dict(plain.state_dict())
+    assert vit.img_size == (20, 20)
+    assert torch.equal(vit(images, permutation)[0], plain(images, permutation)[0])
+
+
+def test_patches_can_be_oblong():
+    vit = pretrain_vit(img_size=(20, 24), patch_size=[4, 8])
+    assert vit.patch_resolution == (5, 3)
+    assert vit(torch.randn(1, 3, 20, 24))[0].shape == (1, 8, 24)
+
+
+@pytest.mark.parametrize("size", [(20, 20, 20), 0, (20, -4), 22.5, "20", [], None])
+@pytest.mark.parametrize("option", ["img_size", "patch_size"])
+def test_what_is_no_size_is_refused(option, size, unchecked_types):
+    with pytest.raises(ValueError, match=f"{option}=.*: one whole number above 0, or two"):
+        MaPeTViT(**{**GEOMETRY, option: size})
+
+
+@pytest.mark.parametrize("option", ["with_cls_token", "final_norm"])
+def test_pretraining_refuses_to_go_without_class_token_or_final_norm(option):
+    with pytest.raises(ValueError, match=f"{option}=False: pre-training needs the class token"):
+        MaPeTPretrainViT(cutting_point=8, **GEOMETRY, **{option: False})
+    assert MaPeTPretrainViT(cutting_point=8, **GEOMETRY, **{option: True}).num_targets == 18
+
+
+@pytest.mark.parametrize("indices", [[3], (0, 3), [1, 1], [2, 0], (-1, 2), []])
+def test_output_layers_that_would_not_be_returned_are_refused(indices):
+    with pytest.raises(ValueError, match=r"out_indices=.*the layers 0\.\.2"):
+        MaPeTViT(out_indices=indices, **GEOMETRY)
+
+
+@pytest.mark.parametrize("indices", [{0, 2}, {0: 1}, [4], [-4]])
+def test_output_layers_that_mmpretrain_refuses_stay_refused(indices, unchecked_types):
+    with pytest.raises(AssertionError, match="out_indices"):
+        MaPeTViT(out_indices=indices, **GEOMETRY)
+
+
+@pytest.mark.parametrize(
+    ("indices", "layers"),
+    [(-1, [2]), (0, [0]), (np.int64(1), [1]), ((0, 2), [0, 2]), ([-3, -1], [0, 2]), ([0, 1, 2], [0, 1, 2])],
+)
+def test_output_layers_are_returned_in_order(indices, layers):
+    vit = MaPeTViT(out_indices=indices, out_type="raw", final_norm=False, **GEOMETRY).eval()
+    seen = []
+    for layer in vit.layers:
+        layer.register_forward_hook(lambda _, __, result: seen.append(result))
+    outputs = vit(torch.randn(1, 3, 20, 20))
+    assert len(outputs) == len(layers)
+    assert all(torch.equal(output, seen[i]) for output, i in zip(outputs, layers, strict=True))
+
+
+@pytest.mark.parametrize("build", [MaPeTViT, MaPeTPretrainViT])
+@pytest.mark.parametrize("with_cp", [False, True])
+def test_activation_checkpointing_runs_each_layer_again(build, with_cp):
+    """The same output and gradients; no layer keeps anything, so each runs twice, once without gradients."""
+    options = dict(cutting_point=8) if build is MaPeTPretrainViT else dict(out_type="raw")
+    torch.manual_seed(1)
+    plain = build(drop_path_rate=0.5, **GEOMETRY, **options)
+    vit = build(drop_path_rate=0.5, with_cp=with_cp, **GEOMETRY, **options)
+    plain.init_weights()
+    vit.load_state_dict(plain.state_dict())
+    runs = []
+    for layer in vit.layers:
+        layer.ln1.register_forward_hook(lambda *_: runs.append(1))
+    images, results = torch.randn(2, 3, 20, 20), []
+    for model in (plain, vit):
+        torch.manual_seed(2)
+        output = model(images)[0]
+        output.square().sum().backward()
+        results.append([output.detach(), *(parameter.grad for parameter in model.parameters())])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert len(runs) == 3 * (1 + with_cp)
+    with torch.no_grad():
+        vit(images)
+    assert len(runs) == 3 * (2 + with_cp)
 
 
 def test_mapet_vit_is_mmpretrains_vision_transformer():

@@ -35,7 +35,9 @@ def linear_cross_entropy(
         targets: `(R,)` classes.
         counted: `(R,)`, which of them count; all if None.
     """
-    return _LinearCrossEntropy.apply(latents, weight, bias, targets, counted)
+    # Inside, gradients are always off.
+    with_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (latents, weight, bias))
+    return _LinearCrossEntropy.apply(latents, weight, bias, targets, counted, with_gradients)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -47,6 +49,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: Tensor,
         targets: Tensor,
         counted: Tensor | None,
+        with_gradients: bool,
     ) -> tuple[Tensor, Tensor]:
         device = latents.device.type
         dtype = product_dtype(latents)
@@ -57,7 +60,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 bias.to(dtype),
                 targets,
                 counted,
-                any(ctx.needs_input_grad),
+                with_gradients,
             )
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(hits)
@@ -71,7 +74,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # Only now divided by the number of targets: float16 would not hold gradients so small.
         scale = loss_gradient / ctx.num_targets
         gradients = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        return *((gradient * scale).to(dtype) for gradient, dtype in gradients), None, None
+        return *((gradient * scale).to(dtype) for gradient, dtype in gradients), None, None, None
 
 
 def _by_blocks(

@@ -44,6 +44,7 @@ def test_keeping_queries_keeps_their_masks():
     assert kept.sizes == (4, 6, 6, 2)
     assert kept.num_rows == 18
     assert torch.equal(kept.bias, layout.bias[[0, 1, 2, 3, 4, 5, 7, 10]])
+    assert torch.equal(kept.keep(torch.tensor([1])).bias, layout.bias[[0, 1, 2, 3, 4, 5, 10]])
 
 
 @pytest.mark.parametrize("left_out", ["C", "M", "T", "Q"])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from mapet_mm.models import losses
 from mapet_mm.models.losses import linear_cross_entropy
@@ -44,6 +45,11 @@ def test_large_logits_neither_overflow_nor_lose_the_loss():
     assert hits == 0
 
 
+def test_blocks_are_of_8_mib_on_cpu_and_larger_elsewhere():
+    assert losses.BLOCK_ELEMENTS == {"cpu": 8 * 2**20 // 4}
+    assert losses.BLOCK_ELEMENTS_ELSEWHERE == 8192 * 8192
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_autocast_is_as_exact_as_pytorchs_own(device):
     """Against float64, the gradients' error is at most a half more than that of autocast linear and loss."""
@@ -71,9 +77,15 @@ def test_gradients_survive_float16_and_loss_scaling():
 
 
 def test_nothing_is_kept_where_no_gradient_is_asked_for():
+    """Nor computed: one product makes the logits, two more the gradients."""
     parameters, targets = operands()
-    with torch.no_grad():
+    product = 2 * 50 * 12 * 30
+    with FlopCounterMode(display=False) as counter:
+        linear_cross_entropy(*parameters, targets)
+    assert counter.get_total_flops() == 3 * product
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
         loss, _ = linear_cross_entropy(*parameters, targets)
+    assert counter.get_total_flops() == product
     assert not loss.requires_grad
     assert loss.item() == pytest.approx(reference(parameters, targets)[0].item(), rel=1e-6)
 

@@ -80,8 +80,21 @@ def test_the_rows_of_a_part_are_those_of_the_whole(objective, first_row):
     )
 
 
+@pytest.mark.parametrize(("objective", "masked", "calls"), [("mapet", 3, 5), ("pim", 3, 5), ("mim", 0, 3)])
+def test_attention_runs_for_the_rows_that_are_there_only(objective, masked, calls, monkeypatch):
+    """Densely for C and M in all layers but MaPeT's and PIM's last, masked for T and Q; no empty call."""
+    seen = attention_calls(build(objective), monkeypatch)
+    assert len(seen) == calls
+    assert sum(bias is not None for bias in seen) == masked
+
+
 def biases_of_a_pass(vit, monkeypatch, **options):
     """The masks that attention gets."""
+    return [bias for bias in attention_calls(vit, monkeypatch, **options) if bias is not None]
+
+
+def attention_calls(vit, monkeypatch, **options):
+    """The mask of each call of attention, None without one."""
     seen, plain = [], two_stream.attend
 
     def watch(queries, keys, values, bias=None, dropout=0.0):
@@ -91,7 +104,7 @@ def biases_of_a_pass(vit, monkeypatch, **options):
     with monkeypatch.context() as patch:
         patch.setattr(two_stream, "attend", watch)
         vit(torch.randn(1, 3, 20, 20, dtype=vit.pos_embed.dtype), **options)
-    return [bias for bias in seen if bias is not None]
+    return seen
 
 
 @pytest.mark.parametrize("predicted", [None, torch.tensor([0, 3, 16])])

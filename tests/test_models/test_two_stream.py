@@ -219,12 +219,13 @@ def test_equals_the_naive_reference(objective, cut, grid, drop_path_rate):
         assert (gradient - other).norm() < TOLERANCE * max(other.norm(), 1e-2 * scale), name
 
 
+@pytest.mark.parametrize("options", [{}, {"qkv_bias": False}, {"drop_rate": 0.3}], ids=str)
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
-def test_computing_again_changes_no_gradient(objective, autocast):
+def test_computing_again_changes_no_gradient(objective, autocast, options):
     """LayerNorm and GELU give the same values again: gradients are equal bit for bit."""
     arch = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
-    vit = MaPeTPretrainViT(arch, 20, 4, 8, objective, drop_path_rate=0.3)
+    vit = MaPeTPretrainViT(arch, 20, 4, 8, objective, drop_path_rate=0.3, **options).train()
     vit.init_weights()
     tokens = vit.embed(torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu")).detach()
     gradients = []
@@ -292,11 +293,21 @@ def test_each_layer_norm_runs_at_most_twice(recompute):
     assert len(runs) == 2 * len(vit.layers)
 
 
-@pytest.mark.parametrize("layer_cfgs", [{}, {"ffn_type": "swiglu_fused"}, {"num_fcs": 3}])
-def test_any_layer_of_mmpretrain_runs_as_it_does_there(layer_cfgs):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"layer_cfgs": {"ffn_type": "swiglu_fused"}},
+        {"layer_cfgs": {"num_fcs": 3}},
+        {"layer_scale_init_value": 0.0},
+        {"qkv_bias": False},
+    ],
+    ids=str,
+)
+def test_any_layer_of_mmpretrain_runs_as_it_does_there(options):
     """MIM's rows see each other in full: MMPretrain's own layer gives the same."""
     arch = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
-    vit = MaPeTPretrainViT(arch, 20, 4, 8, "mim", layer_cfgs=layer_cfgs)
+    vit = MaPeTPretrainViT(arch, 20, 4, 8, "mim", **options)
     tokens = vit.embed(torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu"))
     ours = vit.layers[0](tokens, vit.layout)
     torch.testing.assert_close(

@@ -258,6 +258,7 @@ def test_frozen_stages_stay_in_evaluation_mode(frozen_stages, training):
     vit = MaPeTViT(frozen_stages=frozen_stages, **GEOMETRY)
     assert vit.train() is vit
     assert [layer.attn.out_drop.training for layer in vit.layers] + [vit.training] == training
+    assert vit.pos_embed.requires_grad == vit.patch_embed.training == (frozen_stages == 0)
 
 
 def test_fully_frozen_backbone_is_in_evaluation_mode():

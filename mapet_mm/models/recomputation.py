@@ -36,7 +36,11 @@ def linears(
 class _RemadeLinears(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, make: Callable[[], Tensor], places: tuple[slice, ...], *parameters: Tensor
+        ctx: Any,
+        rows: Tensor,
+        make: Callable[[], Tensor],
+        places: tuple[slice, ...],
+        *parameters: Tensor | None | None,
     ) -> tuple[Tensor, ...]:
         weights, biases = parameters[: len(places)], parameters[len(places) :]
         ctx.make, ctx.places, ctx.biased = make, places, [bias is not None for bias in biases]

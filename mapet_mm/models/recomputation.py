@@ -40,7 +40,7 @@ class _RemadeLinears(torch.autograd.Function):
         rows: Tensor,
         make: Callable[[], Tensor],
         places: tuple[slice, ...],
-        *parameters: Tensor | None | None,
+        *parameters: Tensor | None,
     ) -> tuple[Tensor, ...]:
         weights, biases = parameters[: len(places)], parameters[len(places) :]
         ctx.make, ctx.places, ctx.biased = make, places, [bias is not None for bias in biases]

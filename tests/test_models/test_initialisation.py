@@ -93,6 +93,14 @@ def test_weights_are_drawn_once(kind):
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
+def test_a_backbone_without_class_token_or_biases_is_initialised():
+    vit = MaPeTViT(ARCH, 20, 4, out_type="featmap", with_cls_token=False, qkv_bias=False)
+    vit.init_weights()
+    assert vit.cls_token is None
+    assert vit.layers[0].attn.qkv.bias is None
+    assert vit.pos_embed.std().item() == pytest.approx(0.02, rel=0.2)
+
+
 @pytest.mark.parametrize("outside", [True, False])
 def test_pretrained_weights_of_a_model_around_the_backbone_stay(outside, tmp_path):
     """Named by the classifier as a whole, or by its backbone behind a prefix."""

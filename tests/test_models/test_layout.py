@@ -88,6 +88,18 @@ def test_attention_runs_for_the_rows_that_are_there_only(objective, masked, call
     assert sum(bias is not None for bias in seen) == masked
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_attention_drops_weights_in_training_only(training, monkeypatch):
+    rates, plain = [], two_stream.attend
+    monkeypatch.setattr(
+        two_stream,
+        "attend",
+        lambda *args, dropout=0.0: rates.append(args[4] if len(args) > 4 else dropout) or plain(*args[:4]),
+    )
+    build(layer_cfgs=dict(attn_drop_rate=0.25)).train(training)(torch.randn(1, 3, 20, 20))
+    assert rates == [0.25 * training] * 5
+
+
 def biases_of_a_pass(vit, monkeypatch, **options):
     """The masks that attention gets."""
     return [bias for bias in attention_calls(vit, monkeypatch, **options) if bias is not None]

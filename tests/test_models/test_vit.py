@@ -167,6 +167,25 @@ def test_sizes_come_in_any_form(size):
     assert torch.equal(vit(images, permutation)[0], plain(images, permutation)[0])
 
 
+def test_defaults_are_those_of_the_papers_largest_model():
+    """ViT-B/16 at 224 px, LayerScale 0.1, 60 tokens of context; recomputation on, checkpointing off."""
+    vit = MaPeTPretrainViT()
+    assert (vit.embed_dims, vit.num_layers, vit.img_size, vit.patch_resolution) == (
+        768,
+        12,
+        (224, 224),
+        (14, 14),
+    )
+    assert (vit.cutting_point, vit.objective.name, vit.out_type) == (60, "mapet", "raw")
+    assert vit.layers[0].attn.gamma1.weight.eq(0.1).all()
+    assert all(layer.recompute and not layer.with_cp for layer in vit.layers)
+    plain = MaPeTViT("deit-tiny")
+    assert (plain.img_size, plain.patch_resolution, plain.out_type) == ((224, 224), (14, 14), "cls_token")
+    assert list(plain.out_indices) == [11]
+    assert plain.layers[0].attn.gamma1.weight.eq(0.1).all()
+    assert not any(layer.with_cp for layer in plain.layers)
+
+
 def test_patches_can_be_oblong():
     vit = pretrain_vit(img_size=(20, 24), patch_size=[4, 8])
     assert vit.patch_resolution == (5, 3)

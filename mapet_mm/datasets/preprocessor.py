@@ -22,7 +22,8 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
     MaPeT, and MMPretrain's BEiT and CAE, take the second as the target generator's input. Images, grids and,
     where samples have them, masks go to the model's device in one copy each, while the host goes on. Labels
     and whatever else the samples hold stay in the host's memory. Outside of training, a batch without any
-    token grid becomes images alone, which `extract_feat` takes: MMPretrain's `FeatureExtractor` gives such batches.
+    token grid becomes images alone, which `extract_feat` takes: MMPretrain's `FeatureExtractor` gives such
+    batches.
 
     Args:
         non_blocking: go on while the copies run.

@@ -1,7 +1,7 @@
 """MaPeT, the pre-training algorithm."""
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int64, Shaped
 from mmpretrain.models.backbones import VisionTransformer
 from mmpretrain.models.selfsup.base import BaseSelfSupervisor
 from mmpretrain.structures import DataSample
@@ -10,8 +10,9 @@ from torch import Tensor
 from mapet_mm.models.targets import token_ids
 from mapet_mm.registry import MODELS
 
-# Validation draws the same permutations in every epoch, so that its figures can be compared.
+# Of the coefficients that turn an image into the seed of its permutation in validation.
 VALIDATION_SEED = 0
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
 
 
 @MODELS.register_module()
@@ -44,7 +45,7 @@ class MaPeT(BaseSelfSupervisor):
         target_generator: dict | None,
         data_preprocessor: dict | None = None,
         prediction_ratio: float = 1.0,
-        init_cfg: dict | None = None,
+        init_cfg: dict | list[dict] | None = None,
     ) -> None:
         super().__init__(
             backbone=backbone,
@@ -113,10 +114,12 @@ class MaPeT(BaseSelfSupervisor):
 
     @torch.no_grad()
     def predict(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> list[DataSample]:
-        """Evaluate a batch: `token_loss` (nats) and `token_accuracy` (percent) in each data sample."""
+        """Evaluate a batch: `token_loss` (nats) and `token_accuracy` (percent) in each data sample.
+
+        An image's permutation depends on nothing but the image, so neither do its figures.
+        """
         images = inputs[0]
-        generator = torch.Generator(images.device).manual_seed(VALIDATION_SEED)
-        permutation = self.backbone.sample_permutation(len(images), images.device, generator)
+        permutation = self.validation_permutation(images)
         latents, _ = self.backbone(images, permutation)
         losses, accuracies = self.head.evaluate(latents, self.target_tokens(inputs[1], permutation))
         data_samples = data_samples or [DataSample() for _ in images]
@@ -124,6 +127,16 @@ class MaPeT(BaseSelfSupervisor):
             sample.set_field(loss, "token_loss")
             sample.set_field(accuracy, "token_accuracy")
         return data_samples
+
+    def validation_permutation(
+        self, images: Shaped[Tensor, "batch channel height width"]
+    ) -> Int64[Tensor, "batch token"]:
+        """The permutation `(B, N)` that each image has in every validation, in whichever batch it comes."""
+        rows = [
+            self.backbone.sample_permutation(1, "cpu", torch.Generator().manual_seed(seed))
+            for seed in image_seeds(images).tolist()  # the only wait for the device, once per batch
+        ]
+        return torch.cat(rows).to(images.device)
 
     @torch.no_grad()
     def target_tokens(
@@ -139,7 +152,7 @@ class MaPeT(BaseSelfSupervisor):
         if tokens.shape != (len(permutation), num_patches):
             raise ValueError(
                 f"the target generator gives tokens of shape {tuple(tokens.shape)}, but the backbone has "
-                f"{num_patches} patches an image: both must cover the same grid"
+                f"{num_patches} patches per image: both must cover the same grid"
             )
         # Place c + i of the permutation holds token p, which is patch p - 1.
         return tokens.gather(1, permutation[:, self.backbone.cutting_point :] - 1)
@@ -148,3 +161,14 @@ class MaPeT(BaseSelfSupervisor):
 def images_of(inputs: Tensor | list[Tensor]) -> Tensor:
     """The images of what a data preprocessor hands on: alone, or first in a list."""
     return inputs if isinstance(inputs, Tensor) else inputs[0]
+
+
+def image_seeds(images: Shaped[Tensor, "batch channel height width"]) -> Int64[Tensor, " batch"]:
+    """A number below 2^32 for each image, which depends on all its values and on nothing else.
+
+    The upper half of a sum of products modulo 2^64: integers, so the same in any order of summation.
+    """
+    bits = images.contiguous().flatten(1).view(INTEGERS[images.element_size()]).long()  # B 3HW
+    generator = torch.Generator().manual_seed(VALIDATION_SEED)
+    coefficients = torch.randint(-(2**63), 2**63 - 1, bits.shape[1:], generator=generator).to(images.device)
+    return ((bits * coefficients).sum(1) >> 32) & 0xFFFFFFFF

@@ -1,6 +1,7 @@
 """Importing `mapet_mm.hub` makes the recipes models of MMPretrain, by name."""
 
 import mmpretrain
+import numpy as np
 import pytest
 import yaml
 from config_building import RECIPES, ROOT, read
@@ -22,9 +23,29 @@ def test_the_index_lists_every_recipe_of_mmpretrain():
         assert listed[str(path)] == prefix + path.stem
 
 
+def test_the_index_says_which_recipes_classify():
+    """`mmpretrain.inference_model` needs it; pre-training gives features only."""
+    for entry in yaml.safe_load((ROOT / "model-index.yml").read_text())["Models"]:
+        tasks = [result["Task"] for result in entry.get("Results", [])]
+        classifies = "benchmarks" in entry["Config"]
+        assert tasks == (["Image Classification"] if classifies else []), entry["Name"]
+
+
+def test_a_recipe_classifies_by_its_name():
+    pixels = np.random.default_rng(0).integers(256, size=(40, 60, 3), dtype=np.uint8)
+    small = dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=48)
+    model = mmpretrain.get_model(
+        "mapet_vit-tiny-p16_4xb256-amp-coslr-300e_in1k", backbone=dict(arch=small), head=dict(in_channels=24)
+    )
+    result = mmpretrain.inference_model(model, pixels)
+    assert result["pred_scores"].shape == (1000,)
+    assert isinstance(result["pred_class"], str)
+
+
 def test_the_hub_finds_them():
     assert len(mmpretrain.list_models("mapet_vit-*-p16_kclip_*")) == 4
-    assert len(mmpretrain.list_models("mapet_vit-*-linear-*")) == 6
+    assert len(mmpretrain.list_models("mapet_vit-*-linear-amp-*")) == 6
+    assert len(mmpretrain.list_models("mapet_vit-*-linear-mean-*")) == 3
 
 
 DEIT_TINY = 5_524_416  # as published, without the classifier

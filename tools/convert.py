@@ -15,6 +15,8 @@ import argparse
 from pathlib import Path
 
 from mapet_mm.convert import FROM_MM, TO_MM
+from mapet_mm.engine.launch import read_config
+from mapet_mm.errors import UserError, one_line_errors
 from mapet_mm.export import write_export
 from mapet_mm.weight_files import read_checkpoint, read_weights
 

@@ -1,20 +1,27 @@
 """Fill one of the paper's tables: run what has no result yet, write it beside the paper's numbers.
 
     python tools/run_table.py objectives --dataset digits --seeds 3
+    python tools/run_table.py objectives --dataset imagenet --launcher slurm --partition gpu
     python tools/run_table.py objectives --dataset imagenet --dry-run
 
-Killed or failed, the same command resumes; pre-trainings, tokens and codebooks are shared between tables.
+Killed or failed, the same command resumes; pre-trainings, tokens and codebooks are shared between tables, and
+several people may fill one table.
 """
 
 import argparse
-import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from mapet_mm.errors import UserError, one_line_errors
-from mapet_mm.experiments.commands import command_line, hours_report
-from mapet_mm.experiments.declaration import DATASETS, load_table
-from mapet_mm.experiments.filling import TableFiller, describe
+import torch
+
+from mapet_mm.errors import one_line_errors
+from mapet_mm.experiments.cluster import dist_lines, hours_report, printed, submit
+from mapet_mm.experiments.fill import TableFiller, describe
+from mapet_mm.experiments.local import LocalRunner
+from mapet_mm.experiments.perform import StageError
+from mapet_mm.experiments.plan import Run
+from mapet_mm.experiments.table import LAUNCHERS, Runner, load_table
 
 
 def parse_args() -> argparse.Namespace:
@@ -22,20 +29,26 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("table", help="name of a table, a file below configs/tables/<dataset>")
-    parser.add_argument("--dataset", choices=DATASETS, default="digits")
-    parser.add_argument(
-        "--seeds", type=int, default=1, help="trainings of each cell, with the seeds 0, 1, ..."
-    )
-    parser.add_argument("--jobs", type=int, default=2, help="digits: runs side by side, one thread each")
+    parser.add_argument("--dataset", default="digits", help="a folder of configs/tables")
+    parser.add_argument("--seeds", type=positive, default=1, help="trainings of each cell: seeds 0, 1, ...")
+    parser.add_argument("--jobs", type=positive, default=2, help="launcher local: runs side by side")
     parser.add_argument("--out", type=Path, default=Path("work_dirs/tables"), help="folder for all it writes")
-    parser.add_argument("--rows", nargs="+", metavar="ROW", help="only these rows")
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="run only these rows")
     parser.add_argument("--collect", action="store_true", help="run nothing, write what results there are")
     parser.add_argument("--dry-run", action="store_true", help="run nothing, print the commands in order")
+    parser.add_argument("--launcher", choices=LAUNCHERS, help="how to start, instead of the table's own way")
+    parser.add_argument("--partition", help="launcher slurm: partition of the jobs")
     parser.add_argument(
-        "--launcher", choices=["dist", "slurm"], default="dist", help="imagenet: how to start"
+        "--sbatch", action="append", default=[], metavar="=ARGUMENT", help="one more argument of sbatch"
     )
-    parser.add_argument("--partition", default="PARTITION", help="imagenet: Slurm's partition")
     return parser.parse_args()
+
+
+def positive(text: str) -> int:
+    """A number of one or more."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: one or more")
+    return number
 
 
 @one_line_errors
@@ -43,46 +56,80 @@ def main() -> None:
     args = parse_args()
     command = f"python tools/run_table.py {args.table} --dataset {args.dataset} --seeds {args.seeds}"
     try:
-        table = load_table(args.table, args.dataset).only(args.rows)
-        filler = TableFiller(table, range(args.seeds), args.out, args.jobs, command)
+        table = load_table(args.table, args.dataset)
+        table = replace(table, runner=choose_runner(table.runner, args))
+        filler = TableFiller(table, range(args.seeds), args.out, command)
+        runs = filler.needed_runs(args.rows)
         if args.dry_run:
-            print_commands(filler, args)
+            print_commands(filler, runs)
             return
-        if not args.collect:
-            require_folders(table.data.get("folders", ()))
-            run(filler, args)
-        print(f"wrote {' and '.join(map(str, filler.write()))}")
+        try:
+            if not args.collect:
+                run(filler, runs, args.jobs)
+        finally:
+            report(filler)
     except KeyboardInterrupt:
         sys.exit("stopped; the same command resumes")
 
 
-def run(filler: TableFiller, args: argparse.Namespace) -> None:
-    """On digits side by side in this process; on ImageNet one command after another, on all GPUs."""
-    if filler.table.dataset == "digits":
-        filler.run()
+def choose_runner(runner: Runner, args: argparse.Namespace) -> Runner:
+    """How to start: the table's own way, changed by the options and by what is here."""
+    launcher = args.launcher or runner.launcher
+    gpus = 0 if launcher == "local" else runner.gpus_per_node
+    if launcher == "dist" and not args.dry_run:
+        gpus = torch.cuda.device_count()
+    partition = [f"--partition={args.partition}"] if args.partition else []
+    sbatch = [*runner.sbatch, *partition, *args.sbatch]
+    return replace(runner, launcher=launcher, gpus_per_node=gpus, sbatch=sbatch)
+
+
+def run(filler: TableFiller, runs: list[Run], jobs: int) -> None:
+    """Start what is missing, the way that the table or `--launcher` says."""
+    filler.table.require_folders()
+    runner = filler.table.runner
+    print(f"{filler.status()}\n{len(runs)} runs are needed: {describe(runs) or 'none'}")
+    if runner.launcher == "slurm":
+        print(f"submitted {submit(runs, runner)} jobs; the same command with --collect says how far they are")
         return
-    for one in filler.needed_runs():
-        filler.run_command(one, command_line(one, args.launcher, args.partition))
+    require_gpus(runs, runner.gpus_per_node)
+    jobs = jobs if runner.launcher == "local" else 1
+    LocalRunner(runs, jobs, runner.launcher, runner.cpus_per_process, on_done=filler.write).run()
 
 
-def print_commands(filler: TableFiller, args: argparse.Namespace) -> None:
+def require_gpus(runs: list[Run], here: int) -> None:
+    """Stop before anything is started if a training is meant for more GPUs than there are."""
+    largest = max(runs, key=lambda run: run.processes, default=None)
+    if largest and largest.processes > max(here, 1):
+        raise StageError(
+            f"{largest.name} is meant for {largest.processes} GPUs, here are {here}: --launcher slurm "
+            "submits the runs as jobs, --launcher dist --dry-run prints the commands for several machines"
+        )
+
+
+def report(filler: TableFiller) -> None:
+    """Write the table, and say how far it is."""
+    print(f"wrote {' and '.join(map(str, filler.write()))}")
+    print("\n".join([filler.status(), *(f"warning: {line}" for line in filler.unknown_metrics())]))
+
+
+def print_commands(filler: TableFiller, runs: list[Run]) -> None:
     """The commands of everything that is missing, in order, and what they take."""
-    runs = filler.needed_runs()
-    for one in runs:
-        if filler.table.dataset == "digits":
-            print(shlex.join(["python", *one.command]))
-        else:
-            print(command_line(one, args.launcher, args.partition))
+    runner = filler.table.runner
+    if runner.launcher == "slurm":
+        numbers = iter(range(1, len(runs) + 1))
+
+        def send(words: list[str], script: str) -> str:
+            job = f"job_{next(numbers)}"
+            print(printed(words, script, job))
+            return f"${{{job}%%;*}}"  # a federation's sbatch says `number;cluster`
+
+        submit(runs, runner, send)
+    else:
+        for one in runs:
+            print("\n".join(dist_lines(one, runner)))
     print(f"\n{len(runs)} runs: {describe(runs)}")
-    if filler.table.dataset == "imagenet":
+    if filler.table.gpu_hours:
         print("\n".join(hours_report(runs, filler.table.gpu_hours)))
-
-
-def require_folders(folders: list[str]) -> None:
-    """Stop before anything is built if the data is not there."""
-    for folder in folders:
-        if not Path(folder).is_dir():
-            raise UserError(f"folder {folder} is not there: this table needs it; put the data there")
 
 
 if __name__ == "__main__":

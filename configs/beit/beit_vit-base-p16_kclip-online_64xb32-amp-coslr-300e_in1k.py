@@ -12,4 +12,5 @@ train_dataloader = dict(
     batch_size=32, dataset=dict(pipeline=[_base_.load, _base_.train_views, mask, _base_.pack])
 )
 val_dataloader = val_evaluator = val_cfg = None
-test_dataloader = test_evaluator = test_cfg = None
+test_dataloader = dict(dataset=dict(pipeline=[_base_.load, _base_.square, _base_.pack]))
+test_evaluator = []  # the images are for feature extraction

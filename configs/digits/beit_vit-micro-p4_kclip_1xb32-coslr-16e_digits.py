@@ -19,6 +19,6 @@ model = dict(
         ],
     ),
     neck=None,
-    head=dict(type="mapet_mm.BEiTTokenHead", embed_dims=96, vocab_size=128),
+    head=dict(type="mapet_mm.BEiTTokenHead", embed_dims=96, vocab_size=128, max_masked=14),
     target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=128),
 )

@@ -1,3 +1,3 @@
 """Data sets, transforms and preprocessors."""
 
-from mapet_mm.datasets import masking, preprocessor, transforms  # noqa: F401
+from mapet_mm.datasets import masking, preprocessor, transforms, two_views  # noqa: F401

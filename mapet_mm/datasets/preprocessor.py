@@ -21,7 +21,9 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
 
     MaPeT, and MMPretrain's BEiT and CAE, take the second as the target generator's input. Images, grids and,
     where samples have them, masks go to the model's device in one copy each, while the host goes on. Labels
-    and whatever else the samples hold stay in the host's memory.
+    and whatever else the samples hold stay in the host's memory. Outside of training, a batch without any
+    token grid becomes images alone, which `extract_feat` takes: MMPretrain's `FeatureExtractor` gives such
+    batches.
 
     Args:
         non_blocking: go on while the copies run.
@@ -38,13 +40,14 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
         """Preprocess a batch `dict(inputs=images, data_samples=[...])`, whichever way it was collated."""
         data_samples = data.get("data_samples") or ()
         images = self._send(_one_view(data["inputs"]), "images")
-        token_grids = self._send(_token_grids(data_samples), "token grids")
-        if "mask" in data_samples[0] and self.device.type != "cpu":
+        has_grids = any("token_grid" in sample for sample in data_samples)
+        token_grids = self._send(_token_grids(data_samples), "token grids") if training or has_grids else None
+        if data_samples and "mask" in data_samples[0] and self.device.type != "cpu":
             masks = self._send([sample.mask for sample in data_samples], "masks")
             for sample, mask in zip(data_samples, masks, strict=True):
                 sample.set_mask(mask)
         images = super().forward({"inputs": images, "data_samples": None}, training)["inputs"]
-        return {**data, "inputs": [images, token_grids]}
+        return {**data, "inputs": images if token_grids is None else [images, token_grids]}
 
     def _send(self, batch: Tensor | Sequence[Tensor], what: str) -> Tensor:
         """Copy a batch, or the members of one, to the device at once."""

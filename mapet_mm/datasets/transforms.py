@@ -27,15 +27,24 @@ class LoadTokenGrid(BaseTransform):
         data_root: folder that the names in the store are relative to; by default the one that the store
             recorded. Set it where the data set has moved since.
         codebook: path of the codebook whose tokens the store must hold; checked at once.
+        optional: let images without `img_path` through, without tokens: MMPretrain's inferencers hand over
+            pixels alone, which is enough for `FeatureExtractor`.
 
     Raises:
         TokenStoreError: the store is missing or damaged, or was made by another tokenizer than `codebook`.
-        MissingTokensError: the store has no tokens for an image.
+        MissingTokensError: the store has no tokens for an image, or an image comes without `img_path`.
     """
 
-    def __init__(self, store: str, data_root: str | None = None, codebook: str | None = None) -> None:
+    def __init__(
+        self,
+        store: str,
+        data_root: str | None = None,
+        codebook: str | None = None,
+        optional: bool = False,
+    ) -> None:
         self.path = store
         self.data_root = data_root
+        self.optional = optional
         if codebook is not None:
             self.store.require_tokenizer(
                 Codebook.load(codebook).digest, f"the config's codebook `{codebook}`"
@@ -69,6 +78,13 @@ class LoadTokenGrid(BaseTransform):
 
     def transform(self, results: dict) -> dict:
         """Add `token_grid` to the results of an image loaded from `img_path`."""
+        if "img_path" not in results:
+            if self.optional:
+                return results
+            raise MissingTokensError(
+                "LoadTokenGrid got an image without `img_path`, as inferencers hand them over: stored tokens "
+                "are found by an image's path, so only data sets have them"
+            )
         results["token_grid"] = self.store[self.name_of(results["img_path"])].astype(np.int64)
         return results
 

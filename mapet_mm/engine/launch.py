@@ -200,6 +200,11 @@ def configure_test(
     cfg.load_from, cfg.resume = checkpoint, False
     if not cfg.get("test_dataloader"):
         raise LaunchError(f"config {cfg.filename} has no `test_dataloader`: it cannot be tested")
+    if not cfg.get("test_evaluator"):
+        raise LaunchError(
+            f"config {cfg.filename} has no `test_evaluator`: its test set is for feature extraction; "
+            "tools/knn_probe.py and the recipes in configs/mapet/benchmarks evaluate the features"
+        )
     if amp:
         cfg.test_cfg.fp16 = True
     if tta:

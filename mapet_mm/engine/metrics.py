@@ -1,4 +1,4 @@
-"""Metrics of pre-training."""
+"""Metrics of pre-training and of probes."""
 
 from collections.abc import Sequence
 
@@ -35,3 +35,37 @@ class TokenAccuracy(BaseMetric):
         """Average over all images."""
         accuracies, losses = zip(*results, strict=True)
         return {"accuracy": sum(accuracies) / len(results), "loss": sum(losses) / len(results)}
+
+
+@METRICS.register_module()
+class LayerwiseAccuracy(BaseMetric):
+    """Top-1 (percent) of each layer's classifier, of a probe with `LayerwiseLinearHead`.
+
+    It gives `accuracy/layer-1`, `accuracy/layer-2`, ..., the highest of them as `accuracy/best` and, for
+    everything that reads a classifier's accuracy, as `accuracy/top1`, and the layer that has it as
+    `accuracy/best_layer`, the first of equals. The best layer is chosen on the images that it is measured on.
+
+    Args:
+        collect_device: 'cpu' or 'gpu', where several processes bring their results together.
+        prefix: first part of the names, `accuracy` by default.
+    """
+
+    default_prefix = "accuracy"
+
+    def process(self, data_batch: object, data_samples: Sequence[dict]) -> None:
+        """Keep for each image of a batch which layers are right."""
+        for sample in data_samples:
+            if "layer_labels" not in sample:
+                raise ValueError(
+                    "LayerwiseAccuracy found a data sample without `layer_labels`: it evaluates "
+                    "mapet_mm.LayerwiseLinearHead; other heads have MMPretrain's Accuracy"
+                )
+            truth = int(sample["gt_label"])
+            self.results.append({layer: label == truth for layer, label in sample["layer_labels"].items()})
+
+    def compute_metrics(self, results: list[dict[int, bool]]) -> dict[str, float]:
+        """Average over all images."""
+        top1 = {layer: 100 * sum(each[layer] for each in results) / len(results) for layer in results[0]}
+        best = max(top1, key=top1.get)
+        metrics = {f"layer-{layer}": value for layer, value in top1.items()}
+        return {**metrics, "best": top1[best], "best_layer": best, "top1": top1[best]}

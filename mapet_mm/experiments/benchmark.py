@@ -10,7 +10,7 @@ import faiss
 import torch
 from mmengine.dist import get_world_size
 
-from mapet_mm.experiments.rendering import table_line
+from mapet_mm.experiments.render import table_line
 
 
 def machine() -> str:

@@ -1,21 +1,112 @@
-"""From tables to the commands that fill them: each pre-training, token store and evaluation once."""
+"""From tables to the runs that fill them: each pre-training, token store and evaluation once.
+
+What a run is decides where it is: its folder ends in a digest of its command, the configs it names, the runs
+it needs and the package's version, so what another recipe has left is never found.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
 
-from mapet_mm.experiments.declaration import Column, DeclarationError, Row, TableDeclaration
-from mapet_mm.experiments.stages import Stage
+from mapet_mm import __version__
+from mapet_mm.experiments.table import Column, DeclarationError, Row, TableDeclaration
 
-INIT = "model.backbone.init_cfg"
+TRAIN = "tools/train.py"
+# What a training reads and starts from is said in these parts of its config.
+PARTS = ("model", "train_dataloader", "val_dataloader")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One command of a plan."""
+
+    name: str  # what it is, for people
+    kind: str  # 'data', 'tokenizer', 'pre-training' or 'evaluation'
+    command: tuple[str, ...]  # a tool and its arguments, as typed after `python`
+    outputs: tuple[str, ...]  # what exists once it is done
+    folder: str  # <folder of all runs>/<name>-<digest>: its claim, its log, a training's work directory
+    needs: tuple[str, ...] = ()  # folders of the runs before it
+    config: str | None = None  # what it trains or tokenises with
+    processes: int = 1  # how many the recipe is meant for
+
+    @property
+    def line(self) -> str:
+        """The command as it is typed, for one process."""
+        return shlex.join(["python", *self.command])
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table: row's name, column's heading, and the run that gives it, for one seed."""
+
+    row: str
+    column: str
+    seed: int
+    run: Run
+    metric: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of a table, each after those that it needs, and the cells that they fill."""
+
+    runs: Sequence[Run]
+    cells: Sequence[Cell]
+
+    def closure(self, wanted: Iterable[Run]) -> list[Run]:
+        """These runs and all that they need, in order."""
+        folders = {run.folder for run in wanted}
+        for run in reversed(self.runs):
+            if run.folder in folders:
+                folders.update(run.needs)
+        return [run for run in self.runs if run.folder in folders]
+
+
+def plan_table(table: TableDeclaration, seeds: Iterable[int], out: str | os.PathLike) -> Plan:
+    """Resolve a table.
+
+    Args:
+        table: its declaration.
+        seeds: a training of every cell each.
+        out: folder of the data set's tables; the runs go below it.
+
+    Raises:
+        DeclarationError: a config that does not exist, braces that neither row nor column fill, or configs
+            that do not fit together.
+    """
+    planner = _Planner(table, f"{out}/runs")
+    cells = [
+        Cell(row.name, column.heading, seed, planner.evaluation(row, column, seed), column.metric)
+        for seed in seeds
+        for row in table.rows
+        for column in table.columns
+        if row.columns is None or column.name in row.columns
+    ]
+    return Plan(list(planner.runs.values()), cells)
+
+
+def identity(command: Sequence[str], needs: Sequence[str], folder: str) -> str:
+    """Digest of what decides a run's outputs: command, configs in full, what it builds on, the version.
+
+    Where the folder of runs lies decides nothing, so it may be moved.
+    """
+    runs = os.path.dirname(folder)
+    words = [word.replace(folder, "{run}").replace(runs, "{runs}") for word in command]
+    configs = [read_config(word).to_dict() for word in command[1:] if word.endswith(".py")]
+    what = [__version__, words, configs, sorted(map(os.path.basename, needs))]
+    return hashlib.sha256(json.dumps(what, default=str, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def read_config(path: str) -> Config:
@@ -28,148 +119,136 @@ def _read_version(path: str, modified: int) -> Config:
     return Config.fromfile(path)
 
 
-@dataclass(frozen=True)
-class Run:
-    """One command of a plan.
+class _Planner:
+    """Makes the runs of a table; `runs` has each once, by its folder."""
 
-    Args:
-        name: what it is, unique over all tables: config, changes and seed, not the table.
-        kind: 'data', 'tokenizer', 'pre-training' or 'evaluation'.
-        command: a script and its arguments, as typed after `python`.
-        outputs: what exists once it is done.
-        needs: names of the runs before it.
-        config: the config that it trains, None for tools.
-        work_dir: where a training writes.
-        options: a training's changes to its config.
-    """
+    def __init__(self, table: TableDeclaration, folder: str) -> None:
+        self.table, self.folder = table, folder
+        self.runs: dict[str, Run] = {}
 
-    name: str
-    kind: str
-    command: tuple[str, ...]
-    outputs: tuple[str, ...]
-    needs: tuple[str, ...] = ()
-    config: str | None = None
-    work_dir: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    def evaluation(self, row: Row, column: Column, seed: int) -> Run:
+        """The run that measures a cell."""
+        values = {**column.values, **row.values}
+        config = _existing(column.config, values, column.name)
+        tokenizer = _existing(row.tokenizer, values, row.name) if row.tokenizer else None
+        cfg = _merged(config, column.options)
+        slots, start, needs = _open_starts(cfg), "scratch", []
+        handed_on: dict[str, Any] = dict.fromkeys(slots)
+        if row.pretrain:
+            needs = [self._pretraining(row, _existing(row.pretrain, values, row.name), tokenizer, seed)]
+            if len(slots) != 1:
+                raise DeclarationError(
+                    f"{column.name!r}: `{config}` leaves {len(slots)} `checkpoint` of its model open, "
+                    "and a pre-training is handed on in one"
+                )
+            handed_on, start = {f"{slots[0]}.checkpoint": needs[0].outputs[0]}, needs[0].name
+        needs += self._tokens(tokenizer, cfg)
+        name = f"{Path(config).stem}{_suffix(column.options)}--{start}"
+        name += "" if row.pretrain else f"_seed-{seed}"
+        changes = {**column.options, **handed_on, "randomness.seed": seed}
+        return self._training(name, "evaluation", config, cfg, changes, needs or self._data())
 
-    @property
-    def stage(self) -> Stage:
-        """This run for a `StageRunner`; the time of one says how long those of the same config will take."""
-        kind = self.config or self.name
-        return Stage(self.name, self.command, self.outputs, self.needs, self.kind != "data", kind)
+    def _pretraining(self, row: Row, config: str, tokenizer: str | None, seed: int) -> Run:
+        cfg = _merged(config, row.options)
+        tokens = self._tokens(tokenizer, cfg)
+        if tokenizer and not tokens:
+            raise DeclarationError(f"{row.name!r}: `{config}` reads no tokens of `{tokenizer}`")
+        name = f"{Path(config).stem}{_suffix(row.options)}_seed-{seed}"
+        changes = {**row.options, "randomness.seed": seed}
+        return self._training(name, "pre-training", config, cfg, changes, tokens or self._data())
 
+    def _training(
+        self, name: str, kind: str, config: str, cfg: Config, changes: Mapping[str, Any], needs: Sequence[Run]
+    ) -> Run:
+        arguments = [f"{key}={value}" for key, value in changes.items()]
+        command = [TRAIN, config, "--work-dir", "{run}", "--resume", "--cfg-options", *arguments]
+        output = f"{{run}}/{final_checkpoint(cfg)}"
+        return self._add(name, kind, command, [output], needs, config, processes_of(cfg))
 
-@dataclass(frozen=True)
-class Cell:
-    """One number of a table: row's name, column's heading, and the run that gives it, for one seed."""
+    def _data(self) -> list[Run]:
+        data = self.table.data
+        return (
+            [self._add("data", "data", data["command"], data.get("outputs", ()))] if "command" in data else []
+        )
 
-    row: str
-    column: str
-    seed: int
-    run: str
-    metric: str
+    def _tokens(self, tokenizer: str | None, reader: Config) -> list[Run]:
+        """What makes the codebook and the token store of a tokenizer, as far as this config reads them."""
+        if tokenizer is None:
+            return []
+        cfg = read_config(tokenizer)
+        read = {os.path.normpath(text) for part in PARTS for text in _texts(reader.get(part))}
+        reads_store = os.path.normpath(cfg.token_store) in read
+        made: list[Run] = []
+        codebook = cfg.tokenizer.get("codebook") if cfg.get("codebook") else None
+        if codebook and (reads_store or os.path.normpath(codebook) in read):
+            made = [self._tool("fit_codebook", tokenizer, codebook, self._data())]
+        if reads_store:
+            made = [self._tool("extract_tokens", tokenizer, cfg.token_store, made or self._data())]
+        return made
 
+    def _tool(self, tool: str, config: str, output: str, needs: Sequence[Run]) -> Run:
+        name, gpus = f"{tool}_{Path(config).stem}", max(1, self.table.runner.gpus_per_node)
+        return self._add(name, "tokenizer", [f"tools/{tool}.py", config], [output], needs, config, gpus)
 
-@dataclass(frozen=True)
-class Plan:
-    """The runs of some tables, each after those that it needs, and the cells that they fill."""
-
-    runs: Sequence[Run]
-    cells: Sequence[Cell]
-
-
-def plan_table(table: TableDeclaration, seeds: Iterable[int], out: str | os.PathLike) -> Plan:
-    """Resolve a table.
-
-    Args:
-        table: its declaration.
-        seeds: a training of every cell each.
-        out: folder of the data set's runs.
-
-    Raises:
-        DeclarationError: a config does not exist, or braces that neither row nor column fill.
-    """
-    runs: dict[str, Run] = {}
-    cells = []
-    for seed in seeds:
-        for row in table.rows:
-            for column in table.columns:
-                if row.columns is not None and column.name not in row.columns:
-                    continue
-                if chain := _chain(table, row, column, seed, Path(out)):
-                    runs.update((run.name, run) for run in chain)
-                    cells.append(Cell(row.name, column.heading, seed, chain[-1].name, column.metric))
-    return Plan(list(runs.values()), cells)
-
-
-def final_checkpoint(config: str, work_dir: str | os.PathLike, options: Mapping[str, Any] = {}) -> str:
-    """The checkpoint that a training with this config writes last."""
-    loop = {**read_config(config).train_cfg, **_below(options, "train_cfg")}
-    name = f"epoch_{loop['max_epochs']}.pth" if "max_epochs" in loop else f"iter_{loop['max_iters']}.pth"
-    return str(Path(work_dir) / name)
-
-
-def _chain(table: TableDeclaration, row: Row, column: Column, seed: int, out: Path) -> list[Run]:
-    """The runs of one cell, in order; the last one measures."""
-    values = {**column.values, **row.values}
-    config = _existing(column.config, values, column.name)
-    runs = _data(table)
-    tokens = _existing(row.tokenizer, values, row.name) if row.tokenizer else None
-    if row.pretrain is None:
-        # A classifier of tokens has no backbone that could be initialised, and reads a token store instead.
-        reads_tokens = "token" in Path(config).stem.split("_")[0]
-        runs += _tokens(tokens, runs) if tokens and reads_tokens else []
-        start, options = f"scratch_seed-{seed}", {} if reads_tokens else {INIT: None}
-    else:
-        runs += _tokens(tokens, runs) if tokens else []
-        pretrain = _existing(row.pretrain, values, row.name)
-        runs.append(_training(pretrain, row.options, seed, "pre-training", runs, out))
-        start = runs[-1].name
-        options = {f"{INIT}.checkpoint": runs[-1].outputs[0]}
-    changes = {**column.options, **options}
-    return [*runs, _training(config, column.options, seed, "evaluation", runs, out, start, changes)]
+    def _add(
+        self,
+        name: str,
+        kind: str,
+        command: Sequence[str],
+        outputs: Sequence[str],
+        needs: Sequence[Run] = (),
+        config: str | None = None,
+        processes: int = 1,
+    ) -> Run:
+        """A run with its folder, which stands for `{run}` in command and outputs."""
+        before = tuple(run.folder for run in needs)
+        folder = f"{self.folder}/{name}-{identity(command, before, f'{self.folder}/{{run}}')}"
+        words = tuple(word.replace("{run}", folder) for word in command)
+        outputs = tuple(output.replace("{run}", folder) for output in outputs)
+        run = Run(name, kind, words, outputs, folder, before, config, processes)
+        return self.runs.setdefault(folder, run)
 
 
-def _data(table: TableDeclaration) -> list[Run]:
-    if "command" not in table.data:
-        return []
-    return [Run("data", "data", tuple(table.data["command"]), tuple(table.data["outputs"]))]
+def final_checkpoint(cfg: Config) -> str:
+    """Name of the checkpoint that a training with this config writes last."""
+    loop = cfg.get("train_cfg") or {}
+    if not {"max_epochs", "max_iters"} & set(loop):
+        raise DeclarationError(
+            f"`{cfg.filename}` has no `train_cfg` that says how long: it cannot be trained"
+        )
+    return f"epoch_{loop['max_epochs']}.pth" if "max_epochs" in loop else f"iter_{loop['max_iters']}.pth"
 
 
-def _tokens(config: str, before: Sequence[Run]) -> list[Run]:
-    """Codebook (where the tokenizer has one to fit) and token store."""
-    cfg, stem = read_config(config), Path(config).stem
-    needs, runs = tuple(run.name for run in before), []
-    if cfg.get("codebook"):
-        command = ("tools/fit_codebook.py", config, "--overwrite")
-        runs.append(Run(f"codebook_{stem}", "tokenizer", command, (cfg.tokenizer.codebook,), needs))
-        needs = (runs[-1].name,)
-    runs.append(
-        Run(f"tokens_{stem}", "tokenizer", ("tools/extract_tokens.py", config), (cfg.token_store,), needs)
-    )
-    return runs
+def processes_of(cfg: Config) -> int:
+    """Processes whose batches add up to the batch that the learning rate is meant for, 1 if not said."""
+    meant = (cfg.get("auto_scale_lr") or {}).get("base_batch_size", 0)
+    batch = (cfg.get("train_dataloader") or {}).get("batch_size", 1)
+    batch *= (cfg.get("optim_wrapper") or {}).get("accumulative_counts", 1)
+    return max(1, meant // batch)
 
 
-def _training(
-    config: str,
-    options: Mapping[str, Any],
-    seed: int,
-    kind: str,
-    before: Sequence[Run],
-    out: Path,
-    start: str | None = None,
-    changes: Mapping[str, Any] | None = None,
-) -> Run:
-    """A training named after its config, its options, where it starts from, and the seed."""
-    name = "--".join([Path(config).stem + _suffix(options), *([start] if start else [])])
-    name += "" if start else f"_seed-{seed}"
-    work_dir = str(out / "runs" / name)
-    changes = {**(options if changes is None else changes), "randomness.seed": seed}
-    arguments = [f"{key}={value}" for key, value in changes.items()]
-    command = ("tools/train.py", config, "--work-dir", work_dir, "--resume", "--cfg-options", *arguments)
-    outputs = (final_checkpoint(config, work_dir, options), work_dir)
-    needs = tuple(run.name for run in before[-1:])
-    return Run(name, kind, command, outputs, needs, config, work_dir, changes)
+def _merged(config: str, options: Mapping[str, Any]) -> Config:
+    cfg = deepcopy(read_config(config))
+    cfg.merge_from_dict(dict(options))
+    return cfg
+
+
+def _nodes(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Each dict, list and leaf inside a part of a config, with its key."""
+    yield key, node
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for name, child in children:
+        yield from _nodes(child, f"{key}.{name}" if key else str(name))
+
+
+def _texts(part: Any) -> list[str]:
+    return [node for _, node in _nodes(part) if isinstance(node, str)]
+
+
+def _open_starts(cfg: Config) -> list[str]:
+    """Keys of the model's parts, each an `init_cfg`, that wait for a checkpoint."""
+    dicts = [(key, node) for key, node in _nodes(cfg.get("model"), "model") if isinstance(node, dict)]
+    return [key for key, node in dicts if "checkpoint" in node and not node["checkpoint"]]
 
 
 def _existing(template: str, values: Mapping[str, str], owner: str) -> str:
@@ -182,11 +261,6 @@ def _existing(template: str, values: Mapping[str, str], owner: str) -> str:
     if not Path(path).is_file():
         raise DeclarationError(f"{owner!r} names the config `{path}`, which does not exist")
     return path
-
-
-def _below(options: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The options of one section of a config, without its name."""
-    return {key[len(prefix) + 1 :]: value for key, value in options.items() if key.startswith(f"{prefix}.")}
 
 
 def _suffix(options: Mapping[str, Any]) -> str:

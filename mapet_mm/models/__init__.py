@@ -5,6 +5,7 @@ from mapet_mm.models.heads import BEiTTokenHead, CAETokenHead, TokenPredictionHe
 from mapet_mm.models.mapet import MaPeT
 from mapet_mm.models.necks import ProjectedCAENeck
 from mapet_mm.models.objectives import OBJECTIVES, Objective, visibility
+from mapet_mm.models.probe import LayerwiseLinearHead, LinearProbe
 from mapet_mm.models.token_classifiers import TokenMLP, TokenViT
 from mapet_mm.models.vit import MaPeTPretrainViT, MaPeTViT
 
@@ -12,6 +13,8 @@ __all__ = [
     "OBJECTIVES",
     "BEiTTokenHead",
     "CAETokenHead",
+    "LayerwiseLinearHead",
+    "LinearProbe",
     "MaPeT",
     "MaPeTPretrainViT",
     "MaPeTViT",

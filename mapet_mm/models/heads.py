@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from mapet_mm.models.init import init_truncated_normal
 from mapet_mm.models.losses import linear_cross_entropy
-from mapet_mm.models.targets import token_ids
+from mapet_mm.models.targets import is_due, token_ids
 from mapet_mm.registry import MODELS
 
 
@@ -23,15 +23,19 @@ class TokenPredictionHead(BaseModule):
         init_cfg: as for any MMEngine module.
     """
 
-    def __init__(self, embed_dims: int, vocab_size: int = 8192, init_cfg: dict | None = None) -> None:
+    def __init__(
+        self, embed_dims: int, vocab_size: int = 8192, init_cfg: dict | list[dict] | None = None
+    ) -> None:
         super().__init__(init_cfg)
         self.vocab_size = vocab_size
         self.projection = nn.Linear(embed_dims, vocab_size)
 
     def init_weights(self) -> None:
+        """Initialise as the authors do, and over it as `init_cfg` says; once, as MMEngine's modules do."""
+        if not self.is_init:
+            init_truncated_normal(self.projection.weight)
+            nn.init.zeros_(self.projection.bias)
         super().init_weights()
-        init_truncated_normal(self.projection.weight)
-        nn.init.zeros_(self.projection.bias)
 
     def forward(self, latents: Float[Tensor, "*target dim"]) -> Float[Tensor, "*target vocab"]:
         """Logits over the vocabulary: `(B, n, D) -> (B, n, V)`."""
@@ -69,8 +73,18 @@ class TokenPredictionHead(BaseModule):
 class BEiTTokenHead(TokenPredictionHead):
     """MaPeT's head for MMPretrain's `BEiT`: token ids as targets, where its own head takes DALL-E logits.
 
-    Arguments are those of :class:`TokenPredictionHead`.
+    Shapes are static: nothing waits for the device to count the masked patches.
+
+    Args:
+        max_masked: how many patches of an image are masked at most; the head then computes so many rows per
+            image. All patches if None, more arithmetic for the same loss.
+        **kwargs: those of :class:`TokenPredictionHead`.
     """
+
+    def __init__(self, *args, max_masked: int | None = None, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.max_masked = max_masked
+        self._checked = False
 
     def loss(
         self,
@@ -84,11 +98,31 @@ class BEiTTokenHead(TokenPredictionHead):
             latents: `(B, N, D)`, the class token first.
             targets: what the target generator gives for all patches, see :func:`token_ids`.
             mask: `(B, H, W)`, not zero where the patch is masked.
+
+        Raises:
+            ValueError: more patches are masked than `max_masked`; looked at in every batch on CPU, in the
+                first on other devices.
         """
         masked = mask.flatten(1).bool()  # B N-1
+        self._check(masked)
+        # The masked patches first.
+        places = masked.byte().argsort(dim=1, descending=True, stable=True)[:, : self.max_masked]  # B m
+        rows = latents[:, 1:].gather(1, places[..., None].expand(-1, -1, latents.shape[-1]))
+        tokens, counted = token_ids(targets).gather(1, places), masked.gather(1, places)
         weight, bias = self.projection.weight, self.projection.bias
-        loss, _ = linear_cross_entropy(latents[:, 1:][masked], weight, bias, token_ids(targets)[masked])
+        loss, _ = linear_cross_entropy(rows.flatten(0, 1), weight, bias, tokens.flatten(), counted.flatten())
         return loss
+
+    def _check(self, masked: Bool[Tensor, "batch patch"]) -> None:
+        if self.max_masked is None or not is_due(self, masked):
+            return
+        most = int(masked.sum(1).max())
+        if most > self.max_masked:
+            raise ValueError(
+                f"{most} patches of an image are masked, but the head's `max_masked` is {self.max_masked}: "
+                "set it to the `num_masking_patches` of the pipeline's masks"
+            )
+        self._checked = True
 
 
 @MODELS.register_module()

@@ -1,10 +1,14 @@
 """Linear layer and cross-entropy in one, without ever holding the logits of a whole batch."""
 
+from itertools import repeat
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mapet_mm.models.precision import product_dtype
 
 # Rows times classes of one block: 8 MiB in float32 on CPU (measured, docs/performance.md); on a GPU larger,
 # so that its products stay large.
@@ -17,6 +21,7 @@ def linear_cross_entropy(
     weight: Float[Tensor, "vocab dim"],
     bias: Float[Tensor, " vocab"],
     targets: Int64[Tensor, " target"],
+    counted: Bool[Tensor, " target"] | None = None,
 ) -> tuple[Float[Tensor, ""], Int64[Tensor, ""]]:
     """Mean cross-entropy (nats) of `latents @ weight.T + bias`, and how many targets have the largest logit.
 
@@ -28,36 +33,57 @@ def linear_cross_entropy(
         weight: `(V, D)`.
         bias: `(V,)`.
         targets: `(R,)` classes.
+        counted: `(R,)`, which of them count; all if None.
     """
-    return _LinearCrossEntropy.apply(latents, weight, bias, targets)
+    # Inside, gradients are always off.
+    with_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (latents, weight, bias))
+    return _LinearCrossEntropy.apply(latents, weight, bias, targets, counted, with_gradients)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, latents: Tensor, weight: Tensor, bias: Tensor, targets: Tensor
+        ctx: Any,
+        latents: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        targets: Tensor,
+        counted: Tensor | None,
+        with_gradients: bool,
     ) -> tuple[Tensor, Tensor]:
         device = latents.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else latents.dtype
+        dtype = product_dtype(latents)
         with torch.autocast(device, enabled=False):
             loss, hits, gradients = _by_blocks(
-                latents.to(dtype), weight.to(dtype), bias.to(dtype), targets, any(ctx.needs_input_grad)
+                latents.to(dtype),
+                weight.to(dtype),
+                bias.to(dtype),
+                targets,
+                counted,
+                with_gradients,
             )
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(hits)
-        ctx.num_targets, ctx.dtypes = len(targets), (latents.dtype, weight.dtype, bias.dtype)
-        return loss / len(targets), hits
+        ctx.num_targets = len(targets) if counted is None else counted.sum()
+        ctx.dtypes = latents.dtype, weight.dtype, bias.dtype
+        return loss / ctx.num_targets, hits
 
     @staticmethod
+    @once_differentiable  # a second derivative would take the stored gradients for constants
     def backward(ctx: Any, loss_gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         # Only now divided by the number of targets: float16 would not hold gradients so small.
         scale = loss_gradient / ctx.num_targets
         gradients = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        return *((gradient * scale).to(dtype) for gradient, dtype in gradients), None
+        return *((gradient * scale).to(dtype) for gradient, dtype in gradients), None, None, None
 
 
 def _by_blocks(
-    latents: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, with_gradients: bool
+    latents: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    targets: Tensor,
+    counted: Tensor | None,
+    with_gradients: bool,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Summed loss, hits, and the summed loss's gradients by latents, weight and bias (none if not asked)."""
     elements = BLOCK_ELEMENTS.get(latents.device.type, BLOCK_ELEMENTS_ELSEWHERE)
@@ -66,18 +92,24 @@ def _by_blocks(
     hits = torch.zeros((), dtype=torch.int64, device=latents.device)
     by_latents: list[Tensor] = []
     by_weight = by_bias = None
-    for block, target in zip(latents.split(rows), targets[:, None].split(rows), strict=True):
+    blocks = [latents.split(rows), targets[:, None].split(rows)]
+    blocks.append(repeat(None, len(blocks[0])) if counted is None else counted[:, None].split(rows))
+    for block, target, counts in zip(*blocks, strict=True):
         logits = torch.addmm(bias, block, weight.t()).float()  # R V
         largest, where = logits.max(1, keepdim=True)
         at_target = logits.gather(1, target)
         probabilities = logits.softmax(1)
         # log(sum(exp(logits))), by way of the largest probability, which is at least 1 / V.
         log_normaliser = largest - probabilities.gather(1, where).log()
-        loss = loss + (log_normaliser - at_target).sum()
-        hits = hits + (where == target).sum()
+        losses, hit = log_normaliser - at_target, where == target
+        if counts is not None:
+            losses, hit = losses.where(counts, 0), hit & counts
+        loss, hits = loss + losses.sum(), hits + hit.sum()
         if with_gradients:
             minus_one = probabilities.new_full((1, 1), -1.0).expand_as(target)
             by_logits = probabilities.scatter_add_(1, target, minus_one)
+            if counts is not None:
+                by_logits.mul_(counts)
             block_by_bias = by_logits.sum(0)
             by_logits = by_logits.to(latents.dtype)
             by_latents.append(by_logits @ weight)

@@ -1,7 +1,7 @@
 """MaPeT, the pre-training algorithm."""
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int64, Shaped
 from mmpretrain.models.backbones import VisionTransformer
 from mmpretrain.models.selfsup.base import BaseSelfSupervisor
 from mmpretrain.structures import DataSample
@@ -10,8 +10,9 @@ from torch import Tensor
 from mapet_mm.models.targets import token_ids
 from mapet_mm.registry import MODELS
 
-# Validation draws the same permutations in every epoch, so that its figures can be compared.
+# Of the coefficients that turn an image into the seed of its permutation in validation.
 VALIDATION_SEED = 0
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
 
 
 @MODELS.register_module()
@@ -24,7 +25,7 @@ class MaPeT(BaseSelfSupervisor):
         backbone: a :class:`mapet_mm.models.vit.MaPeTPretrainViT`.
         head: a :class:`mapet_mm.models.heads.TokenPredictionHead`.
         target_generator: gives the tokens: `PrecomputedTokens`, `KCLIP`, or MMPretrain's `VQKD` or
-            `DALL-E`; always in evaluation mode.
+            `DALL-E`; always in evaluation mode. None for a model that only gives features.
         data_preprocessor: hands on `inputs` as a list: `inputs[0]` the images `(B, 3, H, W)`, `inputs[1]`
             what the target generator takes (stored token grids, or a second view of the images).
         prediction_ratio: share of the targets that a training step predicts, in (0, 1]; the step's are drawn
@@ -41,10 +42,10 @@ class MaPeT(BaseSelfSupervisor):
         self,
         backbone: dict,
         head: dict,
-        target_generator: dict,
+        target_generator: dict | None,
         data_preprocessor: dict | None = None,
         prediction_ratio: float = 1.0,
-        init_cfg: dict | None = None,
+        init_cfg: dict | list[dict] | None = None,
     ) -> None:
         super().__init__(
             backbone=backbone,
@@ -66,25 +67,35 @@ class MaPeT(BaseSelfSupervisor):
     def train(self, mode: bool = True) -> "MaPeT":
         """Set the mode; the target generator stays in evaluation mode, or VQ-KD would go on learning."""
         super().train(mode)
-        self.target_generator.eval()
+        if self.with_target_generator:
+            self.target_generator.eval()
         return self
 
     def forward(
         self,
-        inputs: list[Tensor],
+        inputs: Tensor | list[Tensor],
         data_samples: list[DataSample] | None = None,
         mode: str = "tensor",
     ) -> tuple | dict[str, Tensor] | list[DataSample]:
         """Run the model: MMPretrain's modes 'tensor' and 'loss', and 'predict' for validation."""
+        if mode == "tensor":
+            return self.backbone(images_of(inputs))
+        if isinstance(inputs, Tensor):
+            raise ValueError(
+                f"mode '{mode}' needs tokens, and the batch has images alone: put LoadTokenGrid in the "
+                "pipeline and algorithm_keys=['token_grid'] in its PackInputs, or a tokenizer's view"
+            )
         if mode == "predict":
             return self.predict(inputs, data_samples)
-        if mode == "tensor":
-            return self.backbone(inputs[0])
         return super().forward(inputs, data_samples, mode)
 
-    def extract_feat(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        """Features `(B, N, D)` of whole images, none masked: the backbone as a plain ViT."""
-        return VisionTransformer.forward(self.backbone, inputs)
+    def extract_feat(self, inputs: Tensor | list[Tensor]) -> tuple[Tensor, ...]:
+        """Features `(B, N, D)` of whole images, none masked: the backbone as a plain ViT.
+
+        Args:
+            inputs: `(B, 3, H, W)`, or a list that begins with it: whatever the data preprocessor hands on.
+        """
+        return VisionTransformer.forward(self.backbone, images_of(inputs))
 
     def loss(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> dict[str, Tensor]:
         """Loss and token accuracy of a batch, with a permutation drawn per image (see the class)."""
@@ -103,10 +114,12 @@ class MaPeT(BaseSelfSupervisor):
 
     @torch.no_grad()
     def predict(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> list[DataSample]:
-        """Evaluate a batch: `token_loss` (nats) and `token_accuracy` (percent) in each data sample."""
+        """Evaluate a batch: `token_loss` (nats) and `token_accuracy` (percent) in each data sample.
+
+        An image's permutation depends on nothing but the image, so neither do its figures.
+        """
         images = inputs[0]
-        generator = torch.Generator(images.device).manual_seed(VALIDATION_SEED)
-        permutation = self.backbone.sample_permutation(len(images), images.device, generator)
+        permutation = self.validation_permutation(images)
         latents, _ = self.backbone(images, permutation)
         losses, accuracies = self.head.evaluate(latents, self.target_tokens(inputs[1], permutation))
         data_samples = data_samples or [DataSample() for _ in images]
@@ -114,6 +127,16 @@ class MaPeT(BaseSelfSupervisor):
             sample.set_field(loss, "token_loss")
             sample.set_field(accuracy, "token_accuracy")
         return data_samples
+
+    def validation_permutation(
+        self, images: Shaped[Tensor, "batch channel height width"]
+    ) -> Int64[Tensor, "batch token"]:
+        """The permutation `(B, N)` that each image has in every validation, in whichever batch it comes."""
+        rows = [
+            self.backbone.sample_permutation(1, "cpu", torch.Generator().manual_seed(seed))
+            for seed in image_seeds(images).tolist()  # the only wait for the device, once per batch
+        ]
+        return torch.cat(rows).to(images.device)
 
     @torch.no_grad()
     def target_tokens(
@@ -129,7 +152,23 @@ class MaPeT(BaseSelfSupervisor):
         if tokens.shape != (len(permutation), num_patches):
             raise ValueError(
                 f"the target generator gives tokens of shape {tuple(tokens.shape)}, but the backbone has "
-                f"{num_patches} patches an image: both must cover the same grid"
+                f"{num_patches} patches per image: both must cover the same grid"
             )
         # Place c + i of the permutation holds token p, which is patch p - 1.
         return tokens.gather(1, permutation[:, self.backbone.cutting_point :] - 1)
+
+
+def images_of(inputs: Tensor | list[Tensor]) -> Tensor:
+    """The images of what a data preprocessor hands on: alone, or first in a list."""
+    return inputs if isinstance(inputs, Tensor) else inputs[0]
+
+
+def image_seeds(images: Shaped[Tensor, "batch channel height width"]) -> Int64[Tensor, " batch"]:
+    """A number below 2^32 for each image, which depends on all its values and on nothing else.
+
+    The upper half of a sum of products modulo 2^64: integers, so the same in any order of summation.
+    """
+    bits = images.contiguous().flatten(1).view(INTEGERS[images.element_size()]).long()  # B 3HW
+    generator = torch.Generator().manual_seed(VALIDATION_SEED)
+    coefficients = torch.randint(-(2**63), 2**63 - 1, bits.shape[1:], generator=generator).to(images.device)
+    return ((bits * coefficients).sum(1) >> 32) & 0xFFFFFFFF

@@ -1,7 +1,8 @@
 """What target generators give, as token ids."""
 
+import torch
 from jaxtyping import Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def token_ids(outputs: Tensor) -> Int64[Tensor, "batch grid"]:
@@ -25,3 +26,11 @@ def token_ids(outputs: Tensor) -> Int64[Tensor, "batch grid"]:
         f"the target generator gives {outputs.dtype} of shape {tuple(outputs.shape)}: expected token ids "
         "(B, HW) as integers, or logits (B, V, H, W)"
     )
+
+
+def is_due(module: nn.Module, values: Tensor) -> bool:
+    """Whether a module looks at values that it checks: always on CPU, until `_checked` on other devices.
+
+    Looking at them waits for the device, and cannot be part of a compiled graph.
+    """
+    return not torch.compiler.is_compiling() and (values.device.type == "cpu" or not module._checked)

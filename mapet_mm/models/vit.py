@@ -3,7 +3,9 @@
 Both are MMPretrain's `VisionTransformer` and share its parameter names, so weights go back and forth.
 """
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
+from typing import SupportsIndex
 
 import torch
 from jaxtyping import Float, Int64
@@ -12,12 +14,15 @@ from mmengine.logging import print_log
 from mmpretrain.models.backbones import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from mapet_mm.models.beit_names import beit_to_vit
+from mapet_mm.models.encoder_layer import EncoderLayer
 from mapet_mm.models.init import init_truncated_normal
-from mapet_mm.models.objectives import get_objective, group_sizes, visibility
-from mapet_mm.models.two_stream import Layout, TwoStreamLayer
+from mapet_mm.models.layout import Layout, lay_out
+from mapet_mm.models.objectives import get_objective
+from mapet_mm.models.position_embedding import fit_positions, record_grid
+from mapet_mm.models.precision import product_dtype
+from mapet_mm.models.two_stream import TwoStreamLayer
 from mapet_mm.registry import MODELS
 
 
@@ -31,45 +36,66 @@ class MaPeTViT(VisionTransformer):
     Args:
         arch: 'deit-tiny' | 'deit-small' | 'deit-base' | 'large' | a dict, as in MMPretrain.
         img_size: side, or (height, width), of the images in pixels.
-        patch_size: side of a patch in pixels.
+        patch_size: side, or (height, width), of a patch in pixels.
         out_type: 'cls_token' | 'avg_featmap' (mean of the patch tokens, then LayerNorm: fine-tuning) |
             'featmap' `(B, D, h, w)` (segmentation) | 'raw' `(B, N, D)`.
-        out_indices: the layers whose output is returned, a tuple in their order.
+        out_indices: the layers whose output is returned, as a tuple; ascending, negative from the end.
         layer_scale_init_value: initial LayerScale (paper, hyper-parameters for pre-training).
+        with_cp: keep only the layers' inputs for the backward pass and run each layer again there: less
+            memory for a third more arithmetic (activation checkpointing).
+        pretrained_grid: the (rows, columns) of patches that a loaded checkpoint's position embeddings cover,
+            where it does not say so itself (those saved from here do, unless a prefix is cut off) and it is
+            not a square.
         **kwargs: those of MMPretrain's `VisionTransformer`: `drop_path_rate`, `final_norm`,
             `frozen_stages`, `init_cfg`, ...
+
+    Raises:
+        ValueError: a size that is not one or two whole numbers, or output layers that are not there, twice
+            there or not ascending.
     """
+
+    layer_type = EncoderLayer
 
     def __init__(
         self,
         arch: str | dict = "deit-base",
-        img_size: int | Sequence[int] = 224,
-        patch_size: int = 16,
+        img_size: SupportsIndex | Iterable[SupportsIndex] = 224,
+        patch_size: SupportsIndex | Iterable[SupportsIndex] = 16,
         out_type: str = "cls_token",
-        out_indices: int | Sequence[int] = -1,
+        out_indices: SupportsIndex | Sequence[SupportsIndex] = -1,
         layer_scale_init_value: float = 0.1,
+        with_cp: bool = False,
+        pretrained_grid: Iterable[SupportsIndex] | None = None,
         **kwargs,
     ) -> None:
         super().__init__(
             arch,
-            img_size=img_size,
-            patch_size=patch_size,
+            img_size=_pair("img_size", img_size),
+            patch_size=_pair("patch_size", patch_size),
             out_type=out_type,
-            # MMPretrain resolves negative indices in place: hand over a list of our own.
-            out_indices=out_indices if isinstance(out_indices, int) else list(out_indices),
+            out_indices=_own_list(out_indices),
             layer_scale_init_value=layer_scale_init_value,
             **kwargs,
         )
+        self._check_out_indices(out_indices)
+        self.pretrained_grid = None if pretrained_grid is None else _pair("pretrained_grid", pretrained_grid)
+        for layer in self.layers:
+            layer.__class__ = self.layer_type  # MMPretrain's constructor knows its own class only
+            layer.with_cp = with_cp
         for module in self.modules():
             if isinstance(module, DropPath):  # with a NumPy scalar, on which torch.compile breaks its graph
                 module.drop_prob = float(module.drop_prob)
         self.register_load_state_dict_pre_hook(_adapt_checkpoint)
+        self.register_state_dict_post_hook(record_grid)
 
     def init_weights(self) -> None:
-        """Initialise as the authors do; the patch convolution keeps the framework's default."""
-        super().init_weights()
-        if isinstance(self.init_cfg, dict) and self.init_cfg["type"] == "Pretrained":
-            return
+        """Initialise as the authors do, and over it as `init_cfg` says; once, as MMEngine's modules do."""
+        if not self.is_init:
+            self.draw_weights()
+        super(VisionTransformer, self).init_weights()  # MMPretrain's draws the positions over an `init_cfg`
+
+    def draw_weights(self) -> None:
+        """The authors' initialisation; the patch convolution keeps the framework's default."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 init_truncated_normal(module.weight)
@@ -88,6 +114,38 @@ class MaPeTViT(VisionTransformer):
         if self.frozen_stages > 0:
             self._freeze_stages()
         return self
+
+    def _prepare_pos_embed(self, state_dict: dict, prefix: str, local_metadata: dict, *_) -> None:
+        """MMPretrain's hook on loading; its own takes every source for a square."""
+        fit_positions(self, state_dict, prefix, local_metadata)
+
+    def _check_out_indices(self, given: SupportsIndex | Sequence[SupportsIndex]) -> None:
+        """MMPretrain's own check lets the number of layers pass, and returns each layer once, in order."""
+        indices = self.out_indices
+        if not indices or indices != sorted(set(indices)) or indices[-1] >= self.num_layers:
+            raise ValueError(
+                f"out_indices={given}: the backbone has the layers 0..{self.num_layers - 1}; name them in "
+                "ascending order, each once"
+            )
+
+
+def _own_list(indices: SupportsIndex | Sequence[SupportsIndex]) -> int | list[int]:
+    """Output layers as MMPretrain takes them, which resolves negative ones in place; others it refuses."""
+    if hasattr(indices, "__index__"):
+        return operator.index(indices)
+    return [operator.index(i) for i in indices] if isinstance(indices, Sequence) else indices
+
+
+def _pair(option: str, size: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, int]:
+    """(height, width) of one number or two, of any whole type."""
+    try:
+        pair = tuple(map(operator.index, size if isinstance(size, Iterable) else (size, size)))
+    except TypeError:
+        pair = ()
+    pair = pair * 2 if len(pair) == 1 else pair
+    if len(pair) != 2 or min(pair) < 1:
+        raise ValueError(f"{option}={size!r}: one whole number above 0, or two, (height, width)")
+    return pair
 
 
 def _adapt_checkpoint(vit: MaPeTViT, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
@@ -113,55 +171,64 @@ class MaPeTPretrainViT(MaPeTViT):
         cutting_point: how many tokens of the permuted sequence are visible context, the class token counted;
             in `1 .. N-1` with `N` the number of patches plus one. The paper's: 50 for ViT-T and S, 60 for B.
         objective: 'mapet' | 'pim' | 'mim'.
-        with_cp: keep only the layers' inputs for the backward pass and run each layer again there: less
-            memory for a third more arithmetic (activation checkpointing).
-        **kwargs: as for :class:`MaPeTViT`; `drop_path_rate` among them.
+        recompute: compute GELU again in the backward pass instead of keeping its result, and LayerNorm where
+            autocast would keep a copy of it: a quarter less memory, a little slower (docs/performance.md).
+            Nothing of it where `with_cp` or a compiler settles what is kept.
+        **kwargs: as for :class:`MaPeTViT`; `with_cp` and `drop_path_rate` among them.
 
     Raises:
-        ValueError: the objective is not known, or the cutting point is outside `1 .. N-1`.
+        ValueError: the objective is not known, the cutting point is outside `1 .. N-1`, or the class token or
+            the final norm, which the method needs, is switched off.
     """
+
+    layer_type = TwoStreamLayer
 
     def __init__(
         self,
         arch: str | dict = "deit-base",
-        img_size: int | Sequence[int] = 224,
-        patch_size: int = 16,
-        cutting_point: int = 60,
+        img_size: SupportsIndex | Iterable[SupportsIndex] = 224,
+        patch_size: SupportsIndex | Iterable[SupportsIndex] = 16,
+        cutting_point: SupportsIndex = 60,
         objective: str = "mapet",
-        with_cp: bool = False,
+        recompute: bool = True,
         **kwargs,
     ) -> None:
+        for option in ("with_cls_token", "final_norm"):
+            if not kwargs.get(option, True):
+                raise ValueError(
+                    f"{option}={kwargs[option]}: pre-training needs the class token, which is always "
+                    "context, and the final norm before the head; leave it out here and switch it off "
+                    "downstream"
+                )
         super().__init__(arch, img_size, patch_size, out_type="raw", **kwargs)
-        for layer in self.layers:
-            layer.__class__ = TwoStreamLayer  # MMPretrain's constructor knows its own class only
         self.objective = get_objective(objective)
         self.num_tokens = self.pos_embed.shape[1]
+        cutting_point = operator.index(cutting_point)
         if not 1 <= cutting_point <= self.num_tokens - 1:
             raise ValueError(
                 f"cutting_point={cutting_point} is outside 1..{self.num_tokens - 1}: an image of "
                 f"{self.img_size} has {self.num_tokens - 1} patches and a class token, of which at least one "
                 "must be context and one a target"
             )
-        self.cutting_point, self.with_cp = cutting_point, with_cp
+        self.cutting_point = cutting_point
         self.num_targets = self.num_tokens - cutting_point
-        self.num_dense = sum(group_sizes(self.objective.dense_groups, cutting_point, self.num_targets))
-        self.num_keys = sum(group_sizes(self.objective.key_groups, cutting_point, self.num_targets))
+        for layer in self.layers:
+            layer.recompute = recompute
 
         self.mask_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
-        # Rows of T and Q over the keys C | M | T: the only mask there is, 0 where a row sees a key.
-        sees = visibility(self.objective, cutting_point, self.num_targets)[self.num_dense :]
-        stream_bias = torch.zeros(sees.shape).masked_fill(~sees, float("-inf"))
-        self.register_buffer("stream_bias", stream_bias, persistent=False)
+        layout = lay_out(self.objective, cutting_point, self.num_targets)
+        self.group_sizes = layout.sizes
+        # The only mask there is: of the rows T and Q over the keys C | M | T.
+        self.register_buffer("stream_bias", layout.padded_bias, persistent=False)
 
-    def init_weights(self) -> None:
-        super().init_weights()
-        if not (isinstance(self.init_cfg, dict) and self.init_cfg["type"] == "Pretrained"):
-            init_truncated_normal(self.mask_token)
+    def draw_weights(self) -> None:
+        super().draw_weights()
+        init_truncated_normal(self.mask_token)
 
     @property
     def layout(self) -> Layout:
         """Where the groups are in the layout, and who of T and Q sees whom."""
-        return Layout(self.num_dense, self.num_keys, self.stream_bias)
+        return Layout(self.objective, self.group_sizes, self.stream_bias)
 
     def sample_permutation(
         self, batch_size: int, device: torch.device | str, generator: torch.Generator | None = None
@@ -203,18 +270,17 @@ class MaPeTPretrainViT(MaPeTViT):
         if permutation is None:
             permutation = self.sample_permutation(len(images), images.device)
         tokens = self.embed(images, permutation)  # B C|M|T|Q D
-        layout = self.layout
-        num_predictions = self.num_targets
-        if predicted is not None and "Q" in self.objective.groups:
+        layout = self.layout.to(product_dtype(tokens))  # once for all layers
+        queries_apart = "Q" in self.objective.groups  # MIM's mask tokens, which predict, are keys as well
+        if predicted is not None and queries_apart:
             tokens, layout = self._keep_queries(tokens, layout, predicted)
-            num_predictions = len(predicted)
         # A slice of a ModuleList would be a new module, which torch.compile refuses.
         *layers, last_layer = self.layers
         for layer in layers:
-            tokens = self._run_layer(layer, tokens, layout)
+            tokens = layer(tokens, layout)
         # Beyond the last layer only the predictions count; the other groups still give it keys and values.
-        latents = self._run_layer(last_layer, tokens, layout, tokens.shape[1] - num_predictions)
-        if predicted is not None and "Q" not in self.objective.groups:  # MIM's mask tokens are keys as well
+        latents = last_layer(tokens, layout, layout.slice_of(self.objective.predicting_group).start)
+        if predicted is not None and not queries_apart:
             latents = latents[:, predicted]
         return self.ln1(latents), permutation
 
@@ -225,10 +291,8 @@ class MaPeTPretrainViT(MaPeTViT):
         predicted: Int64[Tensor, " predicted"],
     ) -> tuple[Float[Tensor, "batch kept dim"], Layout]:
         """Tokens and layout with only these rows of the query stream."""
-        content, queries = tokens.split([self.num_keys, self.num_targets], dim=1)
-        tokens = torch.cat([content, queries[:, predicted]], dim=1)
-        content_bias, query_bias = layout.bias.tensor_split([len(layout.bias) - self.num_targets])
-        return tokens, layout._replace(bias=torch.cat([content_bias, query_bias[predicted]]))
+        content, queries = tokens.tensor_split([layout.slice_of("Q").start], dim=1)
+        return torch.cat([content, queries[:, predicted]], dim=1), layout.keep(predicted)
 
     def embed(
         self, images: Float[Tensor, "batch channel height width"], permutation: Int64[Tensor, "batch token"]
@@ -246,19 +310,6 @@ class MaPeTPretrainViT(MaPeTViT):
         tokens = torch.cat([start[group] for group in self.objective.groups], dim=1)  # B L D
         return self.pre_norm(self.drop_after_pos(tokens))
 
-    def _run_layer(
-        self,
-        layer: TwoStreamLayer,
-        tokens: Float[Tensor, "batch layout dim"],
-        layout: Layout,
-        first_row: int = 0,
-    ) -> Float[Tensor, "batch row dim"]:
-        """One layer; for the backward pass it keeps what is dear to compute again, with `with_cp` nothing."""
-        if self.with_cp and torch.is_grad_enabled():
-            return checkpoint(layer, tokens, layout, first_row, use_reentrant=False)
-        # A compiler settles by itself what to compute again.
-        return layer(tokens, layout, first_row, recompute=not torch.compiler.is_compiling())
-
     def _check_size(self, images: Tensor, permutation: Tensor | None) -> None:
         if tuple(images.shape[-2:]) != self.img_size:
             raise ValueError(
@@ -268,5 +319,5 @@ class MaPeTPretrainViT(MaPeTViT):
         if permutation is not None and permutation.shape != (len(images), self.num_tokens):
             raise ValueError(
                 f"permutation has shape {tuple(permutation.shape)}, expected "
-                f"{(len(images), self.num_tokens)}: one row an image, the class token (0) first"
+                f"{(len(images), self.num_tokens)}: one row per image, the class token (0) first"
             )

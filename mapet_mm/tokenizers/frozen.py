@@ -85,6 +85,7 @@ class FrozenTokenizer(Tokenizer):
         """(H, W) tokens of an image of `image_size`; the grid is square."""
         device = next(self.model.parameters()).device
         tokens = self(torch.zeros(1, 3, self.image_size, self.image_size, device=device))
+        self._checked = False  # a black image says little of the ids
         side = round(tokens.shape[1] ** 0.5)
         if side * side != tokens.shape[1]:
             raise TokenizerError(f"the tokenizer gives {tokens.shape[1]} tokens an image: no square grid")
@@ -110,14 +111,19 @@ class FrozenTokenizer(Tokenizer):
         self.check_size(images)
         with full_float32(images.device):
             tokens = token_ids(self.model(images.float()))
+        self._check_ids(tokens, tokens.device.type)
+        return tokens
+
+    def _check_ids(self, tokens: Tensor, device_type: str) -> None:
         # Looking at the ids waits for the device: on a GPU the first batch has to do.
-        if (tokens.device.type == "cpu" or not self._checked) and int(tokens.max()) >= self.vocab_size:
+        if device_type != "cpu" and self._checked:
+            return
+        if (highest := int(tokens.max())) >= self.vocab_size:
             raise ValueError(
-                f"the tokenizer gives token id {int(tokens.max())}, but `vocab_size` is {self.vocab_size}: "
-                "set it to the size of the tokenizer's codebook"
+                f"the tokenizer gives token id {highest}, but `vocab_size` is {self.vocab_size}: set it to "
+                "the size of the tokenizer's codebook"
             )
         self._checked = True
-        return tokens
 
 
 def _random(config: Mapping[str, Any], seed: int) -> nn.Module:

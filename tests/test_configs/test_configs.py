@@ -130,7 +130,8 @@ def test_imagenet_recipe_reads_a_photograph(path, loader, imagenet):
     assert tuple(sample["inputs"].shape) == (3, 224, 224)
     assert sample["data_samples"].gt_label.tolist() == [281]
     if path in PRETRAINING:
-        assert ("mask" in sample["data_samples"]) == (cfg.model.type in ("BEiT", "mapet_mm.ProjectedCAE"))
+        masked = cfg.model.type in ("BEiT", "mapet_mm.ProjectedCAE") and loader == "train_dataloader"
+        assert ("mask" in sample["data_samples"]) == masked
         row = 0 if loader == "train_dataloader" else 1
         tokens = np.asarray(sample["data_samples"].token_grid)
         np.testing.assert_array_equal(tokens, np.arange(row * 196, (row + 1) * 196).reshape(14, 14))
@@ -160,7 +161,7 @@ def test_segmentation_recipe_reads_a_scene(path, tmp_path):
     cfg = load(path)
     train, val = (first_sample(cfg, loader, tmp_path) for loader in LOADERS[:2])
     with in_scope(cfg):
-        preprocess = MODELS.build(cfg.data_preprocessor)
+        preprocess = MODELS.build(cfg.model.data_preprocessor)
     batch = preprocess(dict(inputs=[train["inputs"]], data_samples=[train["data_samples"]]), training=True)
     assert tuple(batch["inputs"].shape) == (1, 3, 512, 512)
     assert tuple(batch["data_samples"][0].gt_sem_seg.data.shape) == (1, 512, 512)

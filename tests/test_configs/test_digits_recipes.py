@@ -89,7 +89,7 @@ def test_recipe_trains_two_iterations(recipe, data, tmp_path):
     assert len(losses) == 2
     assert np.isfinite(losses).all()
     checkpoint = torch.load(tmp_path / "iter_2.pth", weights_only=False)["state_dict"]
-    frozen = config.model.backbone.get("frozen_stages", -1) > 0
+    frozen = config.model.type == "mapet_mm.LinearProbe"
     assert frozen <= any(name.startswith("backbone.layers.") for name in start.frozen)
     for name, value in start.weights.items():
         moved = not torch.equal(checkpoint[name], value)

@@ -43,8 +43,8 @@ def from_scratch(size: str):
     return recipe(f"configs/scratch/vit-{size}-p16_*")
 
 
-def linear_probe(size: str):
-    return recipe(f"configs/mapet/benchmarks/vit-{size}-p16_*-linear-*_in1k.py")
+def linear_probe(size: str, kind: str = "linear"):
+    return recipe(f"configs/mapet/benchmarks/vit-{size}-p16_*xb*-{kind}-amp-*_in1k.py")
 
 
 def segmentation(size: str):
@@ -268,29 +268,64 @@ def test_evaluation_sees_the_share_of_the_image_that_timm_crops(size, task, crop
     np.testing.assert_allclose(seen, expected, atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["linear", "linear-mean"])
 @pytest.mark.parametrize("size", SIZES)
-def test_linear_probe_is_the_papers(size):
-    path, cfg = linear_probe(size)
+def test_linear_probe_is_the_papers(size, kind):
+    """Rate, decay, epochs; one step of the cosine an epoch, as in BEiT's script; 256 -> 224 in the test."""
+    path, cfg = linear_probe(size, kind)
     assert_adamw(cfg, weight_decay=1e-4)
     assert_batch(path, cfg, 1024)
     rates = learning_rates(cfg, one_group(cfg.optim_wrapper.optimizer.lr), STEPS)[:, 0]
-    assert len(rates) == 50 * STEPS
-    assert rates[0] == pytest.approx(4e-3)
-    assert rates[25 * STEPS] == pytest.approx(2e-3)
-    assert rates[-1] < 4e-3 * 1e-4
+    expected = 2e-3 * (1 + np.cos(np.pi * np.arange(50) / 50))
+    np.testing.assert_allclose(rates, expected.repeat(STEPS), rtol=1e-6)
     kinds = [step.type for step in cfg.train_dataloader.dataset.pipeline]
     assert kinds == ["LoadImageFromFile", "RandomResizedCrop", "RandomFlip", "PackInputs"]
+    for loader in ("val_dataloader", "test_dataloader"):
+        kinds = [step.type for step in cfg[loader].dataset.pipeline]
+        assert kinds == ["LoadImageFromFile", "ResizeEdge", "CenterCrop", "PackInputs"]
+        assert step_of(cfg, "ResizeEdge", loader).scale == 256
+        assert step_of(cfg, "CenterCrop", loader).crop_size == 224
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_linear_probe_trains_the_linear_layer_only_and_its_backbone_stays_in_eval_mode(size):
-    model = build_model(linear_probe(size)[1]).train()
+def test_linear_probe_is_beits_on_all_twelve_layers(size):
+    """A linear layer per transformer layer, on class token and patch mean; all with one rate and decay."""
+    _, cfg = linear_probe(size)
+    model = build_model(cfg).train()
+    assert model.backbone.out_indices == list(range(12))
+    assert (model.backbone.out_type, model.backbone.final_norm) == ("raw", False)
+    assert model.head.layers == list(range(1, 13))
+    assert (model.head.pooling, model.head.inference_layer) == ("both", 12)
+    assert {classifier.weight.shape for classifier in model.head.classifiers} == {(1000, 2 * WIDTHS[size])}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    (group,) = optim_wrapper_of(cfg, model).optimizer.param_groups
+    assert (group["lr"], group["weight_decay"]) == (4e-3, 1e-4)
+    trained = {names[id(parameter)] for parameter in group["params"] if parameter.requires_grad}
+    assert trained == {f"head.classifiers.{i}.{kind}" for i in range(12) for kind in ("weight", "bias")}
+    assert cfg.val_evaluator == cfg.test_evaluator == dict(type="mapet_mm.LayerwiseAccuracy")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_simple_linear_probe_is_on_what_fine_tuning_classifies(size):
+    _, cfg = linear_probe(size, "linear-mean")
+    model = build_model(cfg).train()
+    assert (model.backbone.out_type, model.backbone.final_norm) == ("avg_featmap", False)
+    assert model.head.fc.weight.shape == (1000, WIDTHS[size])
     assert [name for name, p in model.named_parameters() if p.requires_grad] == [
         "head.fc.weight",
         "head.fc.bias",
     ]
+    assert cfg.val_evaluator == cfg.test_evaluator == dict(type="Accuracy", topk=(1, 5))
+
+
+@pytest.mark.parametrize("path", [path for path in RECIPES if "-linear-" in path.stem], ids=label)
+def test_linear_probe_moves_nothing_of_its_backbone(path):
+    """In training mode too: no gradient, evaluation mode, no batch statistics."""
+    model = build_model(load(path)).train()
     assert model.head.training
     assert not any(module.training for module in model.backbone.modules())
+    assert not any(parameter.requires_grad for parameter in model.backbone.parameters())
+    assert not any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules())
 
 
 @pytest.mark.parametrize("size", SIZES)

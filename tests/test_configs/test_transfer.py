@@ -11,7 +11,7 @@ from mmengine.registry import DATASETS
 from mmengine.runner import Runner
 from PIL import Image
 
-WIDTH = dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=48)
+WIDTH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
 
 
 def save(path: Path) -> None:
@@ -67,15 +67,19 @@ def test_probe_reads_the_data_set_and_trains(name, write, classes, train, test, 
     assert labels[1] == test
     assert len(splits[0].CLASSES) == cfg.model.head.num_classes == classes
 
-    cfg.model.backbone.update(arch=WIDTH, frozen_stages=1, init_cfg=None)
-    cfg.model.head.in_channels = 24
+    cfg.model.backbone.update(arch=WIDTH, out_indices=[0, 1], init_cfg=None)
+    cfg.model.head.update(in_channels=24, layers=2)
     cfg.train_cfg = dict(by_epoch=True, max_epochs=1)
     cfg.work_dir = str(tmp_path / "work")
     runner = Runner.from_cfg(cfg)
     runner.train()
     losses, _ = runner.message_hub.get_scalar("train/loss").data
-    assert losses[0] == pytest.approx(np.log(classes), abs=1.0)
+    assert losses[0] == pytest.approx(2 * np.log(classes), abs=2.0)
     assert not runner.model.backbone.training
+    metrics = {
+        name.removeprefix("val/accuracy/") for name in runner.message_hub.log_scalars if "accuracy" in name
+    }
+    assert metrics == {"layer-1", "layer-2", "best", "best_layer", "top1"}
 
 
 @pytest.mark.parametrize("name", [one[0] for one in SETS])

@@ -39,7 +39,18 @@ def test_samples_without_a_grid_are_refused(preprocessor):
     with pytest.raises(
         ValueError, match=r"without token_grid: put LoadTokenGrid .* algorithm_keys=\['token_grid'\]"
     ):
-        preprocessor(default_collate(batch))
+        preprocessor(default_collate(batch), training=True)
+
+
+@pytest.mark.parametrize("collate", [default_collate, pseudo_collate])
+def test_outside_of_training_a_batch_without_grids_is_its_images(preprocessor, collate):
+    """What MMPretrain's FeatureExtractor hands over; one grid missing among others is still refused."""
+    without = {"inputs": torch.full((3, 8, 8), 40, dtype=torch.uint8), "data_samples": DataSample()}
+    images = preprocessor(collate([without, without]))["inputs"]
+    assert images.shape == (2, 3, 8, 8)
+    assert images[0, :, 0, 0].tolist() == [15.0, 5.0, 1.25]
+    with pytest.raises(ValueError, match="without token_grid"):
+        preprocessor(collate([without, sample(7)]))
 
 
 def test_grids_of_different_shapes_are_refused(preprocessor):

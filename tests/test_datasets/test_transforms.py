@@ -124,6 +124,18 @@ def test_a_store_without_a_data_root_asks_for_one(tmp_path):
     assert grid_of(store, "train/0/a.png", ".") == [[0, 0, 0], [0, 0, 0]]
 
 
+def test_pixels_without_a_path_have_no_tokens(store):
+    """What an inferencer hands over: refused, or let through where tokens are optional."""
+    pixels = {"img": np.zeros((8, 12, 3), np.uint8)}
+    with pytest.raises(MissingTokensError, match="without `img_path`, as inferencers hand them over"):
+        LoadTokenGrid(str(store.path))(dict(pixels))
+    load = LoadTokenGrid(str(store.path), optional=True)
+    assert load(dict(pixels)).keys() == {"img"}
+    assert load(pixels | {"img_path": "train/0/a.png"})["token_grid"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(MissingTokensError):
+        load(pixels | {"img_path": "train/0/unknown.png"})
+
+
 def test_pack_inputs_hands_the_grid_on(store):
     results = LoadTokenGrid(str(store.path))(
         {"img_path": "data/digits/train/0/a.png", "img": np.zeros((8, 12, 3), np.uint8)}

@@ -1,6 +1,7 @@
-"""TokenAccuracy averages what the model reports for each image."""
+"""Metrics average what the model reports for each image."""
 
 import pytest
+import torch
 from mmengine.evaluator import Evaluator
 from mmengine.structures import BaseDataElement
 
@@ -28,3 +29,28 @@ def test_samples_of_another_model_are_refused():
     evaluator = Evaluator(dict(type="mapet_mm.TokenAccuracy"))
     with pytest.raises(ValueError, match="without `token_accuracy` and `token_loss`"):
         evaluator.process([BaseDataElement(pred_score=1)])
+
+
+def labels(truth: int, **layers: int) -> BaseDataElement:
+    layers = {int(name[1:]): label for name, label in layers.items()}
+    return BaseDataElement(gt_label=torch.tensor([truth]), layer_labels=layers)
+
+
+def test_every_layers_accuracy_and_the_best_of_them():
+    """Layer 9 is right 3 of 4 times; a tie goes to the first."""
+    evaluator = Evaluator(dict(type="mapet_mm.LayerwiseAccuracy"))
+    evaluator.process([labels(1, l3=1, l9=1, l12=0), labels(0, l3=2, l9=0, l12=0)])
+    evaluator.process([labels(4, l3=4, l9=2, l12=4), labels(2, l3=0, l9=2, l12=2)])
+    layers = {"accuracy/layer-3": 50.0, "accuracy/layer-9": 75.0, "accuracy/layer-12": 75.0}
+    best = {"accuracy/best": 75.0, "accuracy/best_layer": 9, "accuracy/top1": 75.0}
+    assert evaluator.evaluate(size=4) == layers | best
+    evaluator.process(
+        [labels(1, l3=1, l9=1, l12=0), labels(0, l3=2, l9=0, l12=0), labels(4, l3=4, l9=4, l12=4)]
+    )
+    assert evaluator.evaluate(size=2)["accuracy/layer-3"] == 50.0  # the third filled the last batch up
+
+
+def test_predictions_of_another_head_are_refused():
+    evaluator = Evaluator(dict(type="mapet_mm.LayerwiseAccuracy"))
+    with pytest.raises(ValueError, match="without `layer_labels`: it evaluates mapet_mm"):
+        evaluator.process([BaseDataElement(gt_label=torch.tensor([1]), pred_label=torch.tensor([1]))])

@@ -1,15 +1,21 @@
 """The declared tables: every config exists, the paper's numbers are the paper's, wrong ones are refused."""
 
+import dataclasses
 import os
+import re
 
 import pytest
 from config_building import ROOT
 
-from mapet_mm.experiments.declaration import DeclarationError, list_tables, load_table
 from mapet_mm.experiments.plan import plan_table
+from mapet_mm.experiments.table import DeclarationError, list_datasets, list_tables, load_table
 
+TABLES = [
+    (dataset, name)
+    for dataset in list_datasets(ROOT / "configs/tables")
+    for name in list_tables(dataset, ROOT / "configs/tables")
+]
 NAMES = ["comparison", "cutting_point", "objectives", "segmentation", "tokenizers", "transfer"]
-TABLES = [*((name, dataset) for name in NAMES for dataset in ("imagenet", "digits")), ("sota", "imagenet")]
 
 # Column by column, rows in the paper's order; None where the paper has a dash.
 PAPER = {
@@ -56,20 +62,27 @@ def test_every_table_of_the_paper_is_declared_for_both_data_sets():
     assert list_tables("imagenet") == sorted([*NAMES, "sota"])
 
 
-@pytest.mark.parametrize(("name", "dataset"), TABLES)
+@pytest.mark.parametrize(("dataset", "name"), TABLES)
 def test_every_cell_resolves_to_existing_configs(name, dataset):
     table = load_table(name, dataset)
     plan = plan_table(table, [0, 1], "out")
-    columns = [column.name for column in table.columns]
-    evaluated = [name for row in table.rows for name in columns if row.columns is None or name in row.columns]
-    assert len(plan.cells) == 2 * len(evaluated)
-    names = [run.name for run in plan.runs]
-    assert len(set(names)) == len(names)
+    evaluated = [len(table.columns) if row.columns is None else len(row.columns) for row in table.rows]
+    assert len(plan.cells) == 2 * sum(evaluated)
+    folders = [run.folder for run in plan.runs]
+    assert len(set(folders)) == len(folders)
     for i, run in enumerate(plan.runs):
-        assert set(run.needs) <= set(names[:i])
-        assert len(run.name) < 200
+        assert set(run.needs) <= set(folders[:i])
+        assert len(os.path.basename(run.folder)) < 220
+        assert run.processes == processes_in_the_name(run)
         if run.config:
             assert os.path.isfile(run.config)
+
+
+def processes_in_the_name(run) -> int:
+    """What the name of a recipe promises (16xb128) is what its entries say."""
+    if run.kind in ("data", "tokenizer"):
+        return run.processes
+    return int(re.search(r"_(\d+)xb\d+", run.config)[1])
 
 
 @pytest.mark.parametrize("name", [*NAMES, "sota"])
@@ -102,24 +115,24 @@ def test_tables_share_what_they_have_in_common():
     evaluations = [name for name in shared if "--mapet_" in name]
     assert (len(trainings), len(evaluations)) == (6, 12)
     study = plan_table(load_table("tokenizers", "imagenet"), [0], "out")
-    assert (len(study.cells), len({cell.run for cell in study.cells})) == (12, 6)
+    assert (len(study.cells), len({cell.run.folder for cell in study.cells})) == (12, 6)
 
 
 def test_no_pretraining_is_trained_as_deit_and_not_probed():
     """73.7, 79.8 and 81.8 beside a recipe of its own; the paper has no linear probe in that row."""
-    table = load_table("comparison", "imagenet").only(["ViT, no pre-training"])
-    plan = plan_table(table, [0], "out")
-    assert [cell.column for cell in plan.cells] == [f"ViT-{size}, fine-tuning (top-1, %)" for size in "TSB"]
-    assert [run.config for run in plan.runs] == [
+    plan = plan_table(load_table("comparison", "imagenet"), [0], "out")
+    cells = [cell for cell in plan.cells if cell.row == "ViT, no pre-training"]
+    assert [cell.column for cell in cells] == [f"ViT-{size}, fine-tuning (top-1, %)" for size in "TSB"]
+    assert [cell.run.config for cell in cells] == [
         f"configs/scratch/vit-{name}-scratch-amp-coslr-300e_in1k.py"
         for name in ("tiny-p16_4xb256", "small-p16_4xb256", "base-p16_16xb64")
     ]
 
 
 def test_no_pretraining_on_digits_has_its_own_recipe_where_everything_is_trained():
-    table = load_table("objectives", "digits").only(["no pre-training", "MaPeT"])
-    configs = [run.config for run in plan_table(table, [0], "out").runs if run.kind == "evaluation"]
-    scratch, mapet = configs[:4], configs[4:]
+    cells = plan_table(load_table("objectives", "digits"), [0], "out").cells
+    names = ("no pre-training", "MaPeT")
+    scratch, mapet = ([cell.run.config for cell in cells if cell.row == name] for name in names)
     assert [a == b for a, b in zip(scratch, mapet, strict=True)] == [True, True, False, True]
     assert scratch[2] == "configs/digits/vit-micro-p4_1xb64-scratch-coslr-36e_digits.py"
 
@@ -176,8 +189,11 @@ GOOD = (
         ("rows = []\ncolumns = []\n", "has no `title`"),
         (GOOD.replace("dict(name='a')", "dict(name='a'), dict(name='a')"), "two rows named 'a'"),
         (GOOD.replace("metric='m'", "metric='m', paper={'c': 1.0}"), "name 'c', which is no row; rows are a"),
-        (GOOD.replace("name='a'", "name='a', columns=['c']"), "row 'a' names 'c', which is no column"),
         (GOOD.replace("name='a'", "name='a', pretrian=3"), "`pretrian` of 'a' has to be a string"),
+        (
+            GOOD.replace("name='a'", "name='a', columns=['z']"),
+            "row 'a' names 'z', which is no column; columns are b",
+        ),
         (GOOD.replace("metric='m'", ""), "missing 1 required positional argument: 'metric'"),
     ],
 )
@@ -200,10 +216,56 @@ def test_a_config_that_is_not_there_is_named(config, message, tmp_path):
         plan_table(load_table("mine", "digits", tmp_path), [0], "out")
 
 
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("runner = dict(launcher='moon')", "launcher 'moon' is none of local, dist, slurm"),
+        ("runner = dict(gpus=8)", "unexpected keyword argument 'gpus'"),
+    ],
+)
+def test_a_wrong_runner_is_refused(entry, message, tmp_path):
+    write(tmp_path, GOOD + entry)
+    with pytest.raises(DeclarationError, match=message):
+        load_table("mine", "digits", tmp_path)
+
+
+def test_a_pretraining_that_does_not_read_the_rows_tokens_is_refused(tmp_path):
+    pretrain = "configs/digits/mapet_vit-micro-p4_kclip_1xb32-coslr-16e_digits.py"
+    row = f"dict(name='a', pretrain='{pretrain}', tokenizer='configs/digits/dalle_digits.py')"
+    probe = "configs/digits/vit-micro-p4_1xb128-linear-coslr-20e_digits.py"
+    write(tmp_path, GOOD.replace("dict(name='a')", row).replace("configs/digits/kclip_digits.py", probe))
+    with pytest.raises(DeclarationError, match=r"'a': `.*mapet.*` reads no tokens of `.*dalle_digits\.py`"):
+        plan_table(load_table("mine", "digits", tmp_path), [0], "out")
+
+
+def test_an_online_recipe_needs_the_codebook_and_no_store():
+    table = load_table("objectives", "imagenet")
+    online = "configs/mapet/mapet_vit-base-p16_kclip-online_64xb32-amp-coslr-300e_in1k.py"
+    row = dataclasses.replace(table.rows[-1], pretrain=online)
+    table = dataclasses.replace(table, rows=[row], columns=table.columns[-1:])
+    assert [run.name.split("_")[0] for run in plan_table(table, [0], "out").runs][:2] == ["fit", "mapet"]
+
+
+def test_where_an_evaluation_starts_is_said_by_its_config(tmp_path):
+    """Whatever part of the model waits for a checkpoint gets it, in a list of `init_cfg` as well."""
+    (tmp_path / "probe.py").write_text(
+        "train_cfg = dict(max_iters=5)\nmodel = dict(body=dict(init_cfg=[dict(type='Constant'),"
+        "dict(type='PretrainedInit', checkpoint=None)]), teacher=dict(init_cfg=dict(checkpoint='a.pth')))\n"
+    )
+    pretrain = "configs/digits/mapet_vit-micro-p4_kclip_1xb32-coslr-16e_digits.py"
+    text = GOOD.replace("dict(name='a')", f"dict(name='a', pretrain='{pretrain}')")
+    write(tmp_path, text.replace("configs/digits/kclip_digits.py", str(tmp_path / "probe.py")))
+    pretraining, evaluation = plan_table(load_table("mine", "digits", tmp_path), [0], "out").runs
+    assert f"model.body.init_cfg.1.checkpoint={pretraining.outputs[0]}" in evaluation.command
+    assert evaluation.outputs == (f"{evaluation.folder}/iter_5.pth",)
+
+
 def test_unknown_tables_and_rows_are_answered_with_those_that_are_there():
     with pytest.raises(
         DeclarationError, match="no table `sota` for digits; there are: comparison, cutting_point"
     ):
         load_table("sota", "digits")
+    with pytest.raises(DeclarationError, match=r"no data set `mnist` in .*; there are: digits, imagenet"):
+        load_table("objectives", "mnist")
     with pytest.raises(DeclarationError, match="no row 'DINO'; its rows are: no pre-training, MIM, PIM"):
-        load_table("objectives", "digits").only(["MIM", "DINO"])
+        load_table("objectives", "digits").require_rows(["MIM", "DINO"])

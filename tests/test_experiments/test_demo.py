@@ -1,60 +1,59 @@
 """The demo's table has the logged numbers, and its parts name what they show."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
+from config_building import ROOT
 
-from mapet_mm.experiments.demo import (
-    Comparison,
-    final_checkpoint,
-    machine_facts,
-    masks_section,
-    results_table,
-)
+from mapet_mm.experiments.fill import TableFiller
 
 
-def log(work_dir, *values):
-    file = work_dir / "20260101_000000/vis_data/scalars.json"
-    file.parent.mkdir(parents=True)
-    lines = [{"accuracy/top1": value, "step": step} for step, value in enumerate(values)]
-    file.write_text("\n".join(map(json.dumps, lines)))
-    return str(work_dir)
+@pytest.fixture
+def demo(monkeypatch):
+    """The demo and its report, as `python tools/demo.py` finds them, in the repository's root."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import demo
+
+    yield demo
+    for name in ("demo", "demo_report"):
+        sys.modules.pop(name)
 
 
-def test_results_are_the_last_validation_and_the_gain_in_points(tmp_path):
-    """The last, not the best: the scratch run was better before."""
-    scratch, pretrained = log(tmp_path / "a", 70.0, 63.0), log(tmp_path / "b", 60.0, 71.5)
-    table = results_table([Comparison("probe", "accuracy/top1", scratch, pretrained)], ["one seed"])
-    assert table.rows == [["probe", 63.0, 71.5, 8.5]]
-    assert table.texts() == [["probe", "63.0", "71.5", "+8.5"]]
+def test_the_road_is_planned_with_the_pretraining_as_early_as_it_can_start(demo, tmp_path):
+    runs = TableFiller(demo.TABLE, [0], tmp_path).plan.runs
+    assert [run.kind for run in runs] == ["data", *2 * ["tokenizer"], "pre-training", *8 * ["evaluation"]]
+    assert [len(run.needs) for run in runs] == [0, *11 * [1]]
 
 
-def test_unfinished_training_is_no_result(tmp_path):
-    scratch = log(tmp_path / "a", 63.0)
-    with pytest.raises(FileNotFoundError, match=r"`.*/b` does not exist: train with tools/train\.py"):
-        results_table([Comparison("probe", "accuracy/top1", scratch, str(tmp_path / "b"))])
+def test_results_are_what_was_recorded_and_the_gain_in_points(demo, tmp_path):
+    filler = TableFiller(demo.TABLE, [0], tmp_path)
+    results = tmp_path / "digits/results"
+    results.mkdir(parents=True)
+    for cell in filler.plan.cells:
+        value = 71.5 if cell.row == "MaPeT" else 63.0
+        record = {"metrics": {cell.metric: value}, "seconds": 2.0}
+        (results / f"{Path(cell.run.folder).name}.json").write_text(json.dumps(record))
+    table = demo.results_table(filler)
+    assert table.rows[0] == ["linear probe, 100 labels (top-1, %)", 63.0, 71.5, 8.5]
+    assert table.texts()[3] == ["UperNet, 50 labelled scenes (mIoU, %)", "63.0", "71.5", "+8.5"]
+    evaluations = [cell.run for cell in filler.plan.cells]
+    assert demo.stage_table(evaluations, [("set-up", 9.0)]).texts()[0] == ["set-up", "9"]
 
 
-@pytest.mark.parametrize(
-    ("loop", "name"),
-    [("dict(by_epoch=True, max_epochs=16)", "epoch_16.pth"), ("dict(max_iters=160)", "iter_160.pth")],
-)
-def test_final_checkpoint_is_named_by_the_training_loop(tmp_path, loop, name):
-    (tmp_path / "config.py").write_text(f"train_cfg = {loop}\n")
-    assert final_checkpoint(tmp_path / "config.py", "work") == f"work/{name}"
-
-
-def test_facts_name_the_versions_that_ran():
+def test_facts_name_the_versions_that_ran(demo):
     import mmengine
     import torch
 
-    facts = dict(machine_facts(jobs=2))
+    facts = dict(demo.machine_facts(jobs=2))
     assert facts["torch"] == torch.__version__
     assert facts["mmengine"] == mmengine.__version__
     assert facts["side by side"] == "2 stages with one thread each"
 
 
-def test_masks_section_draws_all_three_objectives():
-    section = masks_section()
+def test_masks_section_draws_all_three_objectives(demo):
+    section = demo.masks_section()
     titles = [axes.get_title() for figure in section.figures for axes in figure.axes]
     assert titles == ["MaPeT", "PIM", "MIM"]

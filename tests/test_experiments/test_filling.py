@@ -1,7 +1,9 @@
 """Filling a table: runs done once, killed and resumed, failed ones, results kept. The tools are fake ones."""
 
-import csv
+import json
 import os
+import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,96 +12,57 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+from config_building import ROOT
+from fake_project import cells, declare, fill, filler, named, starts, table, write_config, write_project
 
-from mapet_mm.experiments.declaration import load_table
-from mapet_mm.experiments.filling import TableFiller
-from mapet_mm.experiments.results import summarise
-from mapet_mm.experiments.stages import StageError
+from mapet_mm.experiments.local import LocalRunner
+from mapet_mm.experiments.perform import StageError, is_claimed
+from mapet_mm.experiments.render import summarise
 
-# Its "accuracy" follows from config, seed and start, like that of a training; it notes each start.
-TRAIN = """
-import hashlib, json, pathlib, sys, time
-config, work_dir = sys.argv[1], pathlib.Path(sys.argv[3])
-options = dict(option.split("=", 1) for option in sys.argv[6:])
-with open("starts.txt", "a") as starts:
-    starts.write(work_dir.name + "\\n")
-if options.get("fail"):
-    sys.exit("this one fails")
-start = options.get("model.backbone.init_cfg.checkpoint")
-text = pathlib.Path(start).read_text() if start else ""
-what = [pathlib.Path(config).stem, options["randomness.seed"], text]
-value = int(hashlib.sha256(json.dumps(what).encode()).hexdigest()[:4], 16) / 655.36
-(work_dir / "1" / "vis_data").mkdir(parents=True, exist_ok=True)
-(work_dir / "1" / "vis_data" / "scalars.json").write_text(json.dumps({"accuracy/top1": value, "step": 1}))
-time.sleep(0.15)
-(work_dir / "epoch_1.pth").write_text(str(value))
-"""
-TABLE = """
-title = "A small table"
-data = dict(command=["tools/data.py"], outputs=["data.txt"])
-rows = [
-    dict(name="scratch"),
-    dict(name="one", pretrain="configs/one.py"),
-    dict(name="two", pretrain="configs/two.py", options={OPTIONS}),
-]
-columns = [
-    dict(name="probe", unit="%", config="configs/probe.py", metric="accuracy/top1", paper={"one": 50.0}),
-    dict(name="tuned", unit="%", config="configs/tuned.py", metric="accuracy/top1"),
-]
-"""
-RUN = """
-import sys
-from mapet_mm.experiments.declaration import load_table
-from mapet_mm.experiments.filling import TableFiller
-TableFiller(load_table("small", "digits"), [0, 1], "out", jobs=2, command="the command").run(preload=())
-"""
+RUN = "import fake_project, sys; fake_project.fill(rows=sys.argv[1:] or None)"
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory) -> Path:
+    """A project whose table was filled with one seed and then with two; `first` keeps what the first left."""
+    folder = tmp_path_factory.mktemp("filled")
+    write_project(folder)
+    here = os.getcwd()
+    os.chdir(folder)
+    try:
+        fill([0])
+        Path("first.json").write_text(json.dumps([starts(), table()]))
+        fill([0, 1])
+    finally:
+        os.chdir(here)
+    return folder
+
+
+@pytest.fixture
+def done(filled, tmp_path, monkeypatch) -> Path:
+    """A copy of the filled project, and this process in it."""
+    shutil.copytree(filled, tmp_path / "project")
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path / "project"
 
 
 @pytest.fixture
 def project(tmp_path, monkeypatch) -> Path:
-    """A folder with tools, configs and a table, and this process in it."""
-    for folder in ("tools", "configs/tables/digits"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "tools/train.py").write_text(TRAIN)
-    (tmp_path / "tools/data.py").write_text("open('data.txt', 'w').write('data')")
-    for name in ("one", "two", "probe", "tuned"):
-        (tmp_path / f"configs/{name}.py").write_text("train_cfg = dict(max_epochs=1)\n")
-    declare(tmp_path)
+    """A project with nothing done, and this process in it."""
+    write_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def declare(project: Path, options: str = "") -> None:
-    (project / "configs/tables/digits/small.py").write_text(TABLE.replace("OPTIONS", options))
+def run_tool(monkeypatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["run_table.py", "small", "--out", "out", *arguments])
+    runpy.run_path(str(ROOT / "tools/run_table.py"), run_name="__main__")
 
 
-def filler(seeds: int = 2) -> TableFiller:
-    table = load_table("small", "digits")
-    return TableFiller(table, range(seeds), "out", jobs=2, command="the command", tell=lambda line: None)
-
-
-def starts() -> list[str]:
-    return sorted(Path("starts.txt").read_text().split())
-
-
-def cells() -> dict[tuple[str, str], dict[str, str]]:
-    """The lines of the CSV, by row and column."""
-    with open("out/digits/small.csv") as file:
-        return {(line["row"], line["column"]): line for line in csv.DictReader(file)}
-
-
-def tables() -> tuple[str, str]:
-    """Markdown without the line on the time it took, and CSV."""
-    markdown = Path("out/digits/small.md").read_text().splitlines()
-    return "\n".join(line for line in markdown if "Compute:" not in line), Path(
-        "out/digits/small.csv"
-    ).read_text()
-
-
-def test_every_run_is_done_once_and_the_table_says_mean_and_spread(project):
-    filler().run(preload=())
+def test_every_run_is_done_once_and_the_table_says_mean_and_spread(done):
     # Two seeds: two pre-trainings and three rows of two evaluations each.
-    assert len(starts()) == len(set(starts())) == 2 * (2 + 6)
+    assert starts() == named(filler([0, 1]).plan.runs)
+    assert len(starts()) == 2 * (2 + 6)
     rows = cells()
     cell = rows["one", "probe"]
     values = [float(value) for value in cell["values"].split()]
@@ -115,7 +78,6 @@ def test_every_run_is_done_once_and_the_table_says_mean_and_spread(project):
         "|  | probe (%) | paper | tuned (%) |",
         "| --- | ---: | ---: | ---: |",
     ]
-    assert len([line for line in lines if "**" in line]) in (1, 2)
     best = max(("scratch", "one", "two"), key=lambda row: float(rows[row, "probe"]["mean"]))
     line = next(line for line in lines if line.startswith(f"| {best} "))
     assert (
@@ -126,89 +88,174 @@ def test_every_run_is_done_once_and_the_table_says_mean_and_spread(project):
 
 def test_a_row_is_evaluated_in_its_columns_only(project):
     """A dash in the others, in the table and in the CSV, and nothing is missing."""
-    text = (project / "configs/tables/digits/small.py").read_text()
-    declared = text.replace('dict(name="scratch")', 'dict(name="scratch", columns=["tuned"])')
-    (project / "configs/tables/digits/small.py").write_text(declared)
-    one = filler(seeds=1)
-    one.run(preload=())
-    assert not one.missing
-    assert not [name for name in starts() if "probe" in name and "scratch" in name]
+    file = project / "configs/tables/digits/small.py"
+    file.write_text(
+        file.read_text().replace('dict(name="scratch")', 'dict(name="scratch", columns=["tuned"])')
+    )
+    fill(rows=["scratch"])
+    assert len([name for name in starts() if "scratch" in name]) == 1
     rows = cells()
     assert (rows["scratch", "probe"]["missing"], rows["scratch", "probe"]["seeds"]) == ("-", "0")
     assert rows["scratch", "tuned"]["seeds"] == "1"
-    (line,) = (
-        line for line in Path("out/digits/small.md").read_text().splitlines() if line.startswith("| scratch ")
-    )
-    assert line.startswith("| scratch | - |  | ")
+    assert any(line.startswith("| scratch | - |  | ") for line in table()[0].splitlines())
 
 
-def test_a_second_run_does_nothing_and_another_seed_only_its_own(project):
-    filler().run(preload=())
-    before, written = starts(), tables()
-    filler().run(preload=())
-    assert starts() == before
-    assert tables() == written
-    filler(seeds=3).run(preload=())
+def test_a_second_seed_does_only_its_own_runs_and_a_second_call_nothing(done):
+    first, _ = json.loads(Path("first.json").read_text())
     new = starts()
-    for name in before:
+    for name in first:
         new.remove(name)
     assert len(new) == 8
-    assert all(name.endswith("seed-2") for name in new)
+    assert all("seed-1" in name for name in new)
+    assert filler([0, 1]).needed_runs() == []
+    before = table()
+    fill([0, 1])
+    assert table() == before
 
 
-def test_killed_in_the_middle_and_started_again_ends_with_the_same_table(project):
-    """SIGKILL of the whole program, several times; nothing that was finished is done again."""
-    filler().run(preload=())
-    undisturbed = tables()
-    subprocess.run(["rm", "-r", "out", "starts.txt", "data.txt"], check=True)
-
-    kills = 0
-    while kills < 4:
-        process = subprocess.Popen([sys.executable, "-c", RUN], start_new_session=True)
-        target = 2 + 3 * kills
-        while process.poll() is None and len(starts() if Path("starts.txt").exists() else []) < target:
+def test_killed_in_the_middle_and_started_again_ends_with_the_same_table(project, filled):
+    """SIGKILL of the whole program, twice; nothing that was finished is done again."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "FAKE_SECONDS": "0.3"}
+    for kills in (0, 1):
+        process = subprocess.Popen([sys.executable, "-c", RUN], env=environment)
+        while process.poll() is None and len(starts()) < 2 + 3 * kills:
             time.sleep(0.02)
         assert process.poll() is None, "the run ended before it could be killed"
         process.send_signal(signal.SIGKILL)
         process.wait()
-        kills += 1
-        time.sleep(1.2)  # its children end when they notice
-    assert subprocess.run([sys.executable, "-c", RUN], env=os.environ).returncode == 0
-    assert tables() == undisturbed
-    assert len(set(starts())) == 16
+    # What it had started ends with it.
+    time.sleep(2)
+    assert not any(is_claimed(run) for run in filler().plan.runs)
+    fill()
+    assert list(table()) == json.loads((filled / "first.json").read_text())[1]
+    assert set(starts()) == set(named(filler().plan.runs))
     # At most the two that were running were started again after each kill.
-    assert len(starts()) <= 16 + 2 * kills
+    assert len(starts()) <= 8 + 2 * 2
+
+
+def test_two_runners_of_one_table_do_each_run_once(project):
+    """A second person starts the same table while the first is at it; both end with the whole table."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "FAKE_SECONDS": "0.2"}
+    runners = [subprocess.Popen([sys.executable, "-c", RUN, "one"], env=environment) for _ in range(2)]
+    assert [one.wait(120) for one in runners] == [0, 0]
+    assert starts() == named(filler().plan.closure(c.run for c in filler().plan.cells if c.row == "one"))
+    assert cells()["one", "tuned"]["mean"]
 
 
 def test_a_failed_run_costs_only_its_own_cells(project):
     declare(project, options="'fail': 'yes'")
-    with pytest.raises(StageError, match=r"this one fails(.|\n)*the whole log|The whole log"):
-        filler().run(preload=())
+    told = []
+    with pytest.raises(StageError, match=r"this one fails(.|\n)*The whole log"):
+        fill(rows=["two", "scratch"], tell=told.append)
     rows = cells()
-    assert {name: rows[name, "tuned"]["missing"] for name in ("scratch", "one", "two")} == {
-        "scratch": "",
-        "one": "",
-        "two": "failed",
-    }
-    assert "4 of 12 results are still missing" in tables()[0]
-    declare(project)
-    filler().run(preload=())
-    assert "missing" not in tables()[0]
+    missing = {name: rows[name, "tuned"]["missing"] for name in ("scratch", "one", "two")}
+    assert missing == {"scratch": "", "one": "not run", "two": "failed"}
+    assert "4 of 6 results are still missing" in table()[0]
+    # Whoever looks later sees it as well.
+    assert "1 failed" in filler().status()
+    assert any("ended with code 1" in line for line in told)
 
 
-def test_results_outlive_the_work_directories(project):
-    """Deleted runs are not done again: the results file has them; with another recipe they do not count."""
-    filler().run(preload=())
-    before, written = starts(), tables()
-    subprocess.run(["rm", "-r", "out/digits/runs"], check=True)
-    again = filler()
-    assert not again.missing
+def test_results_outlive_the_work_directories_and_do_not_count_for_another_recipe(done):
+    before = table()
+    shutil.rmtree("out/digits/runs")
+    again = filler([0, 1])
+    assert again.needed_runs() == []
     again.write()
-    assert tables() == written
+    assert table() == before
+    write_config(done, "probe", "lr = 2\n")
+    missing = {(cell.run.name, cell.column) for cell in again.plan.cells}
+    changed = {run.name for run in filler([0, 1]).needed_runs() if run.kind == "evaluation"}
+    assert changed == {name for name, column in missing if column == "probe (%)"}
+
+
+def test_a_moved_folder_of_tables_keeps_its_results(done):
+    os.rename("out", "elsewhere")
+    Path("out").symlink_to("elsewhere")
+    assert filler([0, 1]).needed_runs() == []
+
+
+@pytest.mark.parametrize("dataset", ["digits", "imagenet"])
+def test_a_stale_training_is_never_the_result_of_a_new_recipe(dataset, project, monkeypatch):
+    """The evaluation's config changes: it is trained again, although its last checkpoint is there."""
+    (project / "configs/tables/imagenet").mkdir()
+    for name in ("one", "probe", "tuned"):
+        (project / f"configs/{name}.py").rename(project / f"configs/{name}_1xb4.py")
+    text = (project / "configs/tables/digits/small.py").read_text()
+    for name in ("one", "probe", "tuned"):
+        text = text.replace(f"configs/{name}.py", f"configs/{name}_1xb4.py")
+    (project / f"configs/tables/{dataset}/small.py").write_text(text)
+    (project / "tools/dist_train.sh").write_text('python tools/train.py "$1" "${@:3}"\n')
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+    def value() -> str:
+        run_tool(monkeypatch, "--dataset", dataset, "--rows", "one")
+        lines = Path(f"out/{dataset}/small.csv").read_text().splitlines()
+        return next(line for line in lines if line.startswith("one,probe")).split(",")[3]
+
+    first = value()
+    write_config(project, "probe_1xb4", "rate = 2\n")
+    second = value()
+    assert second != first
+    write_config(project, "probe_1xb4")
+    assert value() == first
+
+
+def test_a_config_that_changes_while_a_table_is_filled_is_not_recorded_as_the_old_one(project):
+    planned = filler()
+    write_config(project, "one", "rate = 2\n")
+    with pytest.raises(StageError, match=r"configs/one\.py was changed after this run was planned"):
+        LocalRunner(planned.needed_runs(["one"]), tell=lambda line: None).run()
+    assert starts() == []
+
+
+def test_a_mistyped_metric_costs_its_column_and_says_what_there_is(project, monkeypatch, capsys):
+    """It neither ends the other runs nor makes later calls fail; the right name needs no new training."""
+    declare(project, metric="accuracy/top")
+    run_tool(monkeypatch, "--rows", "scratch", "one")
+    assert "warning: column 'tuned (%)': there is no `accuracy/top`; logged are accuracy/top1, step" in (
+        capsys.readouterr().out
+    )
+    assert cells()["one", "probe"]["missing"] == ""
+    assert cells()["one", "tuned"]["missing"] == "no `accuracy/top`"
+    before = starts()
+    for call in (["--dry-run"], ["--collect"], []):
+        run_tool(monkeypatch, "--rows", "scratch", "one", *call)
+    declare(project)
+    run_tool(monkeypatch, "--collect")
+    assert cells()["one", "tuned"]["missing"] == ""
     assert starts() == before
 
-    (project / "configs/probe.py").write_text("train_cfg = dict(max_epochs=1)\nlr = 2\n")
-    assert {cell.column for cell in filler().missing} == {"probe (%)"}
+
+@pytest.mark.parametrize("option", ["--jobs", "--seeds"])
+def test_none_at_a_time_and_no_seeds_are_refused_in_one_line(option, project, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run_tool(monkeypatch, option, "0")
+    assert f"argument {option}: 0: one or more" in capsys.readouterr().err
+
+
+def test_rows_run_their_part_and_keep_the_rest_of_the_table(project):
+    fill(rows=["scratch"])
+    assert not any("--one" in name or "--two" in name for name in starts())
+    scratch = cells()["scratch", "probe"]
+    write_config(project, "two", "rate = 3\n")
+    fill(rows=["two"])
+    rows = cells()
+    assert rows["scratch", "probe"] == scratch
+    assert rows["two", "probe"]["mean"]
+    assert rows["one", "probe"]["missing"] == "not run"
+
+
+def test_options_that_differ_in_their_section_only_are_two_runs(project):
+    declare(project, options="'model.a.depth': '3'")
+    one = {run.folder for run in filler().plan.runs if run.kind == "pre-training"}
+    declare(project, options="'model.b.depth': '3'")
+    two = {run.folder for run in filler().plan.runs if run.kind == "pre-training"}
+    assert len(one | two) == 3
+
+
+def test_nobody_claims_a_run_that_has_ended(done):
+    assert not any(is_claimed(run) for run in filler([0, 1]).plan.runs)
 
 
 def test_spread_is_the_sample_standard_deviation():
@@ -217,3 +264,13 @@ def test_spread_is_the_sample_standard_deviation():
     assert measured.spread == pytest.approx(((16 + 1 + 25) / 9 / 2) ** 0.5)
     assert summarise([3.0]).spread is None
     assert summarise([]) is None
+
+
+def test_a_row_that_a_column_does_not_measure_has_a_dash(done):
+    text = (done / "configs/tables/digits/small.py").read_text()
+    text = text.replace('dict(name="scratch")', 'dict(name="scratch", columns=["tuned"])')
+    (done / "configs/tables/digits/small.py").write_text(text)
+    one = filler([0, 1])
+    assert {run.name.split("--")[0] for run in one.plan.runs if "scratch" in run.name} == {"tuned"}
+    one.write()
+    assert cells()["scratch", "probe"]["missing"] == "-"

@@ -1,11 +1,14 @@
 """BEiT and CAE of MMPretrain with heads that take token ids: losses by value, who sees what."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from mmpretrain.models.heads import BEiTV1Head, CAEHead
 from mmpretrain.registry import MODELS
 from mmpretrain.structures import DataSample
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn import functional as F
 
 from mapet_mm.datasets.masking import BlockwiseMask
@@ -103,6 +106,55 @@ def test_beit_head_equals_mmpretrains_on_the_same_tokens():
     expected = theirs.loss(latents, one_hot_logits(tokens), mask)
     for targets in (tokens.flatten(1), one_hot_logits(tokens)):
         torch.testing.assert_close(ours.loss(latents, targets, mask), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("max_masked", [MASKED, MASKED + 3, 36, None])
+def test_beit_head_computes_the_masked_patches_whatever_their_bound(max_masked):
+    """Loss and gradients, also where images have fewer masked patches than the bound."""
+    exact = BEiTTokenHead(embed_dims=48, vocab_size=VOCAB)
+    head = BEiTTokenHead(embed_dims=48, vocab_size=VOCAB, max_masked=max_masked)
+    head.load_state_dict(exact.state_dict())
+    _, tokens, samples = batch()
+    mask, latents = masks_of(samples), torch.randn(3, 37, 48, requires_grad=True)
+    mask[0, mask[0].nonzero()[0, 0]] = 0  # a row of one image's mask is not masked
+    masked = mask.flatten(1).bool()
+    logits = exact(latents[:, 1:][masked])
+    expected = F.cross_entropy(logits, tokens.flatten(1)[masked])
+    loss = head.loss(latents, tokens.flatten(1), mask)
+    torch.testing.assert_close(loss, expected)
+    for ours, theirs in zip(
+        torch.autograd.grad(loss, [latents, *head.parameters()]),
+        torch.autograd.grad(expected, [latents, *exact.parameters()]),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_beit_head_refuses_more_masked_patches_than_its_bound():
+    head = BEiTTokenHead(embed_dims=48, vocab_size=VOCAB, max_masked=MASKED - 1)
+    _, tokens, samples = batch()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"14 patches.*`max_masked` is 13: set it to the `num_masking"):
+            head.loss(torch.randn(3, 37, 48), tokens.flatten(1), masks_of(samples))
+
+
+@pytest.mark.parametrize("max_masked", [MASKED, None])
+def test_beit_head_waits_for_no_gpu(max_masked):
+    """On tensors that say they are on a GPU and have no values to be read; the first batch is looked at."""
+    head = BEiTTokenHead(embed_dims=48, vocab_size=VOCAB, max_masked=max_masked)
+    _, tokens, samples = batch()
+    arguments = torch.randn(3, 37, 48), tokens.flatten(1), masks_of(samples)
+    head.loss(*arguments)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        head = copy.deepcopy(head)
+        for name, parameter in head.projection.named_parameters():
+            setattr(head.projection, name, torch.nn.Parameter(torch.empty(parameter.shape, device="cuda")))
+        on_gpu = [torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in arguments]
+        assert head.loss(*on_gpu).requires_grad
+        head._checked = False
+        if max_masked:
+            with pytest.raises(DataDependentOutputException):
+                head.loss(*on_gpu)
 
 
 def test_cae_head_equals_mmpretrains_on_the_same_tokens():

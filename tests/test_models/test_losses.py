@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from mapet_mm.models import losses
 from mapet_mm.models.losses import linear_cross_entropy
@@ -44,6 +45,11 @@ def test_large_logits_neither_overflow_nor_lose_the_loss():
     assert hits == 0
 
 
+def test_blocks_are_of_8_mib_on_cpu_and_larger_elsewhere():
+    assert losses.BLOCK_ELEMENTS == {"cpu": 8 * 2**20 // 4}
+    assert losses.BLOCK_ELEMENTS_ELSEWHERE == 8192 * 8192
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_autocast_is_as_exact_as_pytorchs_own(device):
     """Against float64, the gradients' error is at most a half more than that of autocast linear and loss."""
@@ -71,9 +77,15 @@ def test_gradients_survive_float16_and_loss_scaling():
 
 
 def test_nothing_is_kept_where_no_gradient_is_asked_for():
+    """Nor computed: one product makes the logits, two more the gradients."""
     parameters, targets = operands()
-    with torch.no_grad():
+    product = 2 * 50 * 12 * 30
+    with FlopCounterMode(display=False) as counter:
+        linear_cross_entropy(*parameters, targets)
+    assert counter.get_total_flops() == 3 * product
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
         loss, _ = linear_cross_entropy(*parameters, targets)
+    assert counter.get_total_flops() == product
     assert not loss.requires_grad
     assert loss.item() == pytest.approx(reference(parameters, targets)[0].item(), rel=1e-6)
 
@@ -83,3 +95,31 @@ def test_frozen_head_still_gives_the_latents_gradient():
     loss, _ = linear_cross_entropy(latents, weight.detach(), bias.detach(), targets)
     expected = reference([latents, weight, bias], targets)[2][0]
     torch.testing.assert_close(torch.autograd.grad(loss, latents)[0], expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("rows", [7, 1000])
+def test_rows_that_do_not_count_are_as_if_they_were_not_there(rows, monkeypatch):
+    monkeypatch.setattr(losses, "BLOCK_ELEMENTS", {"cpu": 30 * rows})
+    parameters, targets = operands()
+    counted = torch.rand(50) < 0.4
+    latents, weight, bias = parameters
+    with torch.no_grad():  # rows whose target is the largest logit, counted and not
+        targets[::3] = F.linear(latents, weight, bias).argmax(1)[::3]
+    logits = F.linear(latents[counted], weight, bias)
+    expected_loss = F.cross_entropy(logits, targets[counted])
+    expected_hits = (logits.argmax(1) == targets[counted]).sum()
+    expected = torch.autograd.grad(expected_loss, parameters)
+    loss, hits = linear_cross_entropy(*parameters, targets, counted)
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-6)
+    assert 0 < hits == expected_hits
+    for ours, theirs in zip(torch.autograd.grad(loss, parameters), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_a_second_derivative_is_refused():
+    """The stored gradients are no functions of the operands: it would be wrong without a sign."""
+    (latents, weight, bias), targets = operands()
+    loss, _ = linear_cross_entropy(latents, weight, bias, targets)
+    (gradient,) = torch.autograd.grad(loss.square(), latents, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.square().sum().backward()

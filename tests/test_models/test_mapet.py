@@ -7,6 +7,7 @@ from mmpretrain.structures import DataSample
 from torch.nn import functional as F
 
 from mapet_mm.models import MaPeT, MaPeTViT
+from mapet_mm.models.mapet import image_seeds
 from mapet_mm.registry import MODELS
 
 ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
@@ -76,7 +77,7 @@ def test_validation_repeats_itself_and_leaves_the_training_generator_alone():
     second = model(inputs, None, mode="predict")
     assert [s.token_loss for s in first] == [s.token_loss for s in second]
 
-    permutation = model.backbone.sample_permutation(3, "cpu", torch.Generator().manual_seed(0))
+    permutation = model.validation_permutation(inputs[0])
     logits = model.head(model.backbone(inputs[0], permutation)[0])
     tokens = model.target_tokens(inputs[1], permutation)
     for i, sample in enumerate(first):
@@ -84,6 +85,55 @@ def test_validation_repeats_itself_and_leaves_the_training_generator_alone():
         assert sample.token_accuracy == pytest.approx(
             100 * (logits[i].argmax(-1) == tokens[i]).float().mean().item(), rel=1e-5
         )
+
+
+def validate(model, images, grids, batches):
+    """(loss, accuracy) of each image, validated in these batches of indices."""
+    figures = {}
+    for batch in batches:
+        samples = model([images[batch], grids[batch]], mode="predict")
+        figures |= {i: (s.token_loss, s.token_accuracy) for i, s in zip(batch, samples, strict=True)}
+    return [figures[i] for i in sorted(figures)]
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [[[0], [1], [2], [3], [4]], [[0, 1], [2, 3], [4]], [[0, 2, 4], [1, 3]], [[4, 3, 2, 1, 0]]],
+    ids=["one by one", "two by two", "over two processes", "in another order"],
+)
+def test_validation_does_not_depend_on_the_batch(batches):
+    """Batch size, processes and order change no image's permutation, so no figure."""
+    model = build().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    images, grids = torch.randn(5, 3, 20, 20), torch.randint(11, (5, 5, 5))
+    whole = validate(model, images, grids, [[0, 1, 2, 3, 4]])
+    again = validate(model, images, grids, batches)
+    for (loss, accuracy), (other_loss, other_accuracy) in zip(whole, again, strict=True):
+        assert loss == pytest.approx(other_loss, rel=1e-5)
+        assert accuracy == other_accuracy
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        torch.arange(64.0).view(64, 1, 1, 1).expand(64, 3, 20, 20),  # each of one colour
+        torch.eye(1200).view(1200, 3, 20, 20)[:64],  # one pixel apart
+        torch.randint(256, (64, 3, 20, 20), dtype=torch.uint8),
+        torch.randn(64, 3, 20, 20, dtype=torch.bfloat16),
+        torch.randn(64, 3, 20, 20, dtype=torch.float64).to(memory_format=torch.channels_last),
+    ],
+    ids=["colours", "pixels", "uint8", "bfloat16", "channels last"],
+)
+def test_every_image_has_a_permutation_of_its_own(images):
+    model = build()
+    permutations = model.validation_permutation(images)
+    assert permutations[:, 0].eq(0).all()
+    assert torch.equal(permutations.sort(1).values, torch.arange(26).expand(64, -1))
+    assert len({tuple(order) for order in permutations.tolist()}) == 64
+    assert torch.equal(model.validation_permutation(images[10:11].clone()), permutations[10:11])
+    seeds = image_seeds(images)
+    assert 0 <= seeds.min() < 2**30 < 3 * 2**30 < seeds.max() < 2**32  # over the whole range
 
 
 def test_training_learns_a_repeated_batch():
@@ -168,11 +218,11 @@ def test_expected_gradient_is_the_full_one(objective):
 
     full = gradient(None)
     model.prediction_ratio = 0.25
-    draws = torch.stack([gradient(model.sample_predicted("cpu")) for _ in range(300)])
+    draws = torch.stack([gradient(model.sample_predicted("cpu")) for _ in range(100)])
     spread = (draws - full).norm(dim=1).pow(2).mean().sqrt()  # of one draw
     assert len(model.sample_predicted("cpu")) == 4  # of 18
     assert spread > 0.3 * full.norm()
-    assert (draws.mean(0) - full).norm() < 2 * spread / 300**0.5
+    assert (draws.mean(0) - full).norm() < 2 * spread / 100**0.5
 
 
 def test_training_predicts_the_share_asked_for():
@@ -191,3 +241,25 @@ def test_training_predicts_the_share_asked_for():
 def test_prediction_ratio_outside_its_range_is_refused(ratio):
     with pytest.raises(ValueError, match=rf"prediction_ratio={ratio} is outside \(0, 1\]"):
         build(prediction_ratio=ratio)
+
+
+def test_features_come_from_whatever_the_preprocessor_hands_on():
+    """Images alone, or first of a list; also without a target generator, which features do not need."""
+    model = build().eval()
+    images, grids = torch.randn(2, 3, 20, 20), torch.randint(11, (2, 5, 5))
+    (alone,) = model.extract_feat(images)
+    (first,) = model.extract_feat([images, grids])
+    assert alone.shape == (2, 26, 24)
+    assert torch.equal(alone, first)
+    model.target_generator = None
+    assert torch.equal(model.train().eval().extract_feat(images)[0], alone)
+    torch.manual_seed(1)
+    latents, _ = model(images)
+    torch.manual_seed(1)
+    assert torch.equal(latents, model([images, grids])[0])
+
+
+@pytest.mark.parametrize("mode", ["loss", "predict"])
+def test_images_without_tokens_are_refused_where_tokens_are_needed(mode):
+    with pytest.raises(ValueError, match=f"mode '{mode}' needs tokens, .* put LoadTokenGrid in the pipeline"):
+        build()(torch.randn(2, 3, 20, 20), mode=mode)

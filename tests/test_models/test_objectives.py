@@ -1,5 +1,7 @@
 """Who may see whom, by value."""
 
+from dataclasses import FrozenInstanceError
+
 import pytest
 import torch
 
@@ -41,6 +43,14 @@ def test_target_never_sees_its_own_content(objective):
     assert not content.diagonal().any()
     assert content.sum(1).tolist() == [0, 1, 2, 3, 4, 5]
     assert queries.sum(1).tolist() == ([10] * 6 if objective is MAPET else [4, 5, 6, 7, 8, 9])
+
+
+def test_the_groups_of_each_objective():
+    """Which attend without a mask, which give keys, which predicts; an objective is a value."""
+    roles = {o.name: (o.dense_groups, o.key_groups, o.predicting_group) for o in (MAPET, PIM, MIM)}
+    assert roles == {"mapet": ("CM", "CMT", "Q"), "pim": ("C", "CT", "Q"), "mim": ("CM", "CM", "M")}
+    with pytest.raises(FrozenInstanceError):
+        MAPET.groups = "CM"
 
 
 def test_unknown_objective_lists_the_known_ones():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from mapet_mm.models import MaPeTViT, TokenMLP, TokenViT
 
@@ -33,7 +34,7 @@ def test_vit_is_the_plain_one_on_token_embeddings():
     weights["patch_embed.projection.bias"] = torch.zeros(24)
     plain.load_state_dict(weights)
     grid = torch.randint(11, (3, 4, 4))
-    pixels = ours.patch_embed.embedding(grid).permute(0, 3, 1, 2)
+    pixels = F.embedding(grid, ours.patch_embed.embedding.weight).permute(0, 3, 1, 2)
     torch.testing.assert_close(ours(grid)[0], plain(pixels)[0], rtol=1e-5, atol=1e-6)
 
 
@@ -62,3 +63,31 @@ def test_what_is_no_grid_of_ids_is_refused(grid, message):
 def test_vit_refuses_a_grid_of_another_size():
     with pytest.raises(ValueError, match=r"token grids of \(6, 6\).*built for \(4, 4\): set"):
         TokenViT(vocab_size=11, grid=4, arch=ARCH)(torch.zeros(1, 6, 6, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [TokenMLP(vocab_size=11, embed_dims=5), TokenViT(vocab_size=11, grid=4, arch=ARCH)],
+    ids=lambda model: type(model).__name__,
+)
+def test_ids_are_looked_at_in_the_first_batch_of_a_device(model):
+    """On CPU in every batch; nothing can be read from the device without values."""
+    grid = torch.randint(11, (2, 4, 4))
+    model(grid)
+    with pytest.raises(ValueError, match="ids 11 to 11 are outside"):
+        model(torch.full((2, 4, 4), 11))
+    model.to("meta")(grid.to("meta"))
+    with pytest.raises(ValueError, match=r"got shape \(2, 2, 4, 4\)"):
+        model(torch.zeros(2, 2, 4, 4, device="meta"))
+
+
+def test_the_first_batch_of_a_device_is_looked_at():
+    with pytest.raises((RuntimeError, NotImplementedError), match=r"[Mm]eta"):
+        TokenMLP(vocab_size=11, embed_dims=5).to("meta")(
+            torch.zeros(2, 4, 4, dtype=torch.int64, device="meta")
+        )
+
+
+def test_token_ids_can_be_oblong_grids():
+    vit = TokenViT(vocab_size=11, grid=(2, 4), arch=ARCH, out_type="featmap")
+    assert vit(torch.randint(11, (3, 2, 4)))[0].shape == (3, 24, 2, 4)

@@ -1,8 +1,10 @@
 """The two-stream forward is exactly the method: golden vectors of the authors' code and a naive reference."""
 
+import functools
 import subprocess
 import sys
 import weakref
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +21,12 @@ from mapet_mm.models import (
     MaPeTViT,
     TokenPredictionHead,
     losses,
-    recomputation,
     two_stream,
 )
 from mapet_mm.models.attention import attend_by_products
 
 TOLERANCE = 1e-5  # relative, float32
+ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
 
 
 def relative_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
@@ -217,21 +219,24 @@ def test_equals_the_naive_reference(objective, cut, grid, drop_path_rate):
         assert (gradient - other).norm() < TOLERANCE * max(other.norm(), 1e-2 * scale), name
 
 
+@pytest.mark.parametrize("options", [{}, {"qkv_bias": False}, {"drop_rate": 0.3}], ids=str)
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
-def test_computing_again_changes_no_gradient(objective, autocast):
+def test_computing_again_changes_no_gradient(objective, autocast, options):
     """LayerNorm and GELU give the same values again: gradients are equal bit for bit."""
     arch = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
-    vit = MaPeTPretrainViT(arch, 20, 4, 8, objective, drop_path_rate=0.3)
+    vit = MaPeTPretrainViT(arch, 20, 4, 8, objective, drop_path_rate=0.3, **options).train()
     vit.init_weights()
     tokens = vit.embed(torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu")).detach()
     gradients = []
     for recompute in (False, True):
         torch.manual_seed(1)
         inputs = tokens.clone().requires_grad_()
+        for layer in vit.layers:
+            layer.recompute = recompute
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            rows = vit.layers[1](inputs, vit.layout, recompute=recompute)
-            rows = vit.layers[2](rows, vit.layout, rows.shape[1] - 18, recompute)
+            rows = vit.layers[1](inputs, vit.layout)
+            rows = vit.layers[2](rows, vit.layout, rows.shape[1] - 18)
         parameters = [p for layer in vit.layers[1:] for p in layer.parameters()]
         weight = torch.linspace(-1, 1, rows.numel()).view_as(rows)
         gradients.append(torch.autograd.grad((rows * weight).sum(), [inputs, *parameters]))
@@ -242,50 +247,67 @@ def test_computing_again_changes_no_gradient(objective, autocast):
 @pytest.mark.parametrize("recompute", [False, True])
 def test_what_is_computed_again_is_not_kept(recompute):
     """After the forward pass GELU's result is gone, or still there without; LayerNorm's stays in float32."""
+    kept = kept_results(recompute, autocast=False)
+    assert kept == [True, True, not recompute]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_under_autocast_no_copy_of_layer_norms_result_is_kept(recompute):
+    """Of what goes into the linear layers in bfloat16, or all of it without."""
+    assert kept_results(recompute, autocast=True) == [not recompute] * 3
+
+
+def kept_results(recompute: bool, autocast: bool) -> list[bool]:
+    """Whether the inputs of qkv and of the MLP's two linear layers are still there after the forward pass."""
     arch = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=96)
-    vit = MaPeTPretrainViT(arch, 20, 4, 8)
+    vit = MaPeTPretrainViT(arch, 20, 4, 8, recompute=recompute)
     vit.init_weights()
-    layer = vit.layers[0]
-    results = []
-    for module in (layer.ln1, layer.ln2, layer.ffn.layers[0][1]):
-        module.register_forward_hook(lambda _, __, result: results.append(weakref.ref(result)))
+    inputs, plain = [], two_stream.linears
+
+    def watch(rows, *pieces, make=None):
+        inputs.append(weakref.ref(rows))
+        return plain(rows, *pieces, make=make)
+
     tokens = vit.embed(torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu"))
-    output = layer(tokens, vit.layout, recompute=recompute)
+    with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        patch.setattr(two_stream, "linears", watch)
+        output = vit.layers[0](tokens, vit.layout)
     assert output.requires_grad
-    assert [result() is None for result in results] == [False, False, recompute]
+    return [result() is not None for result in inputs]
 
 
-def test_under_autocast_no_copy_of_layer_norms_result_is_kept(monkeypatch):
-    """What the linear layers keep of their inputs: functions, where it would be bfloat16 rows."""
-    arch = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=96)
-    vit = MaPeTPretrainViT(arch, 20, 4, 8)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_each_layer_norm_runs_at_most_twice(recompute):
+    """Once forward and, under autocast with recomputation, once for the backward pass of queries and keys."""
+    vit = MaPeTPretrainViT(ARCH, 20, 4, 8, recompute=recompute)
     vit.init_weights()
-    tokens = vit.embed(torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu"))
-    rows, kept = tokens.shape[1], []
-    plain = recomputation.saved_tensors_hooks
-
-    def watch(pack, unpack):
-        def watched(tensor):
-            packed = pack(tensor)
-            kept.append((tuple(tensor.shape), isinstance(packed, torch.Tensor)))
-            return packed
-
-        return plain(watched, unpack)
-
-    monkeypatch.setattr(recomputation, "saved_tensors_hooks", watch)
+    runs = Counter()
+    for i, layer in enumerate(vit.layers):
+        for name in ("ln1", "ln2"):
+            hook = functools.partial(lambda key, *_: runs.update([key]), (i, name))
+            getattr(layer, name).register_forward_hook(hook)
     with torch.autocast("cpu", torch.bfloat16):
-        vit.layers[0](tokens, vit.layout, recompute=True)
-    inputs = [entry for entry in kept if entry[0][0] == 2 * rows or entry[0][0] == 2 * vit.num_keys]
-    # Queries' rows, the keys' rows, the MLP's rows, the activation.
-    widths = [(2 * rows, 24), (2 * vit.num_keys, 24), (2 * rows, 24), (2 * rows, 96)]
-    assert inputs == [(width, False) for width in widths]
+        latents, _ = vit(torch.randn(2, 3, 20, 20))
+    latents.sum().backward()
+    assert set(runs.values()) == {2 if recompute else 1}
+    assert len(runs) == 2 * len(vit.layers)
 
 
-@pytest.mark.parametrize("layer_cfgs", [{}, {"ffn_type": "swiglu_fused"}, {"num_fcs": 3}])
-def test_any_layer_of_mmpretrain_runs_as_it_does_there(layer_cfgs):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"layer_cfgs": {"ffn_type": "swiglu_fused"}},
+        {"layer_cfgs": {"num_fcs": 3}},
+        {"layer_scale_init_value": 0.0},
+        {"qkv_bias": False},
+    ],
+    ids=str,
+)
+def test_any_layer_of_mmpretrain_runs_as_it_does_there(options):
     """MIM's rows see each other in full: MMPretrain's own layer gives the same."""
     arch = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
-    vit = MaPeTPretrainViT(arch, 20, 4, 8, "mim", layer_cfgs=layer_cfgs)
+    vit = MaPeTPretrainViT(arch, 20, 4, 8, "mim", **options)
     tokens = vit.embed(torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu"))
     ours = vit.layers[0](tokens, vit.layout)
     torch.testing.assert_close(

@@ -22,9 +22,7 @@ def groups_after_all_layers(
     tokens = backbone.embed(images, permutation)
     for layer in backbone.layers:
         tokens = layer(tokens, backbone.layout)
-    groups = backbone.objective.groups
-    sizes = [backbone.cutting_point if group == "C" else backbone.num_targets for group in groups]
-    return dict(zip(groups, tokens.split(sizes, dim=1), strict=True))
+    return {group: tokens[:, backbone.layout.slice_of(group)] for group in backbone.objective.groups}
 
 
 def test_mim_masks_75_patches_at_random():
@@ -69,7 +67,7 @@ def test_pim_never_sees_a_mask_token():
 def test_pim_has_no_keys_but_the_images_own_tokens():
     backbone = build("pim", cutting_point=8)
     assert OBJECTIVES["pim"].key_groups == "CT"
-    assert backbone.num_keys == backbone.num_tokens == 26
+    assert backbone.layout.num_keys == backbone.num_tokens == 26
 
 
 def test_mim_sees_no_pixel_of_a_masked_patch_and_all_others():

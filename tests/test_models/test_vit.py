@@ -1,5 +1,7 @@
 """Backbones: initialisation, permutations, information flow, checkpoints going downstream."""
 
+import jaxtyping
+import numpy as np
 import pytest
 import torch
 from mmengine.runner.checkpoint import save_checkpoint
@@ -19,6 +21,14 @@ def pretrain_vit(cutting_point=8, objective="mapet", std=0.3, **kwargs) -> MaPeT
     for parameter in vit.parameters():
         torch.nn.init.normal_(parameter, std=std)
     return vit.eval()
+
+
+@pytest.fixture
+def unchecked_types():
+    """As outside the tests, where annotations are not enforced."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def assert_std(tensor: torch.Tensor, std: float) -> None:
@@ -142,6 +152,113 @@ def test_other_image_sizes_and_permutations_are_refused():
         vit(torch.randn(1, 3, 20, 20), torch.arange(25)[None])
 
 
+SIZES = [[20, 20], (20, 20), [20], np.int64(20), np.array([20, 20]), torch.Size([20, 20])]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: type(size).__name__)
+def test_sizes_come_in_any_form(size):
+    """As JSON, YAML and NumPy give them: the same backbone, in a forward pass as well."""
+    patch = size // 5 if isinstance(size, np.generic) else [side // 5 for side in size]
+    images, permutation = torch.randn(1, 3, 20, 20), torch.arange(26)[None]
+    plain = pretrain_vit()
+    vit = MaPeTPretrainViT(ARCH, size, patch, np.int64(8)).eval()
+    vit.load_state_dict(plain.state_dict())
+    assert vit.img_size == (20, 20)
+    assert torch.equal(vit(images, permutation)[0], plain(images, permutation)[0])
+
+
+def test_defaults_are_those_of_the_papers_largest_model():
+    """ViT-B/16 at 224 px, LayerScale 0.1, 60 tokens of context; recomputation on, checkpointing off."""
+    vit = MaPeTPretrainViT()
+    assert (vit.embed_dims, vit.num_layers, vit.img_size, vit.patch_resolution) == (
+        768,
+        12,
+        (224, 224),
+        (14, 14),
+    )
+    assert (vit.cutting_point, vit.objective.name, vit.out_type) == (60, "mapet", "raw")
+    assert vit.layers[0].attn.gamma1.weight.eq(0.1).all()
+    assert all(layer.recompute and not layer.with_cp for layer in vit.layers)
+    plain = MaPeTViT("deit-tiny")
+    assert (plain.img_size, plain.patch_resolution, plain.out_type) == ((224, 224), (14, 14), "cls_token")
+    assert list(plain.out_indices) == [11]
+    assert plain.layers[0].attn.gamma1.weight.eq(0.1).all()
+    assert not any(layer.with_cp for layer in plain.layers)
+
+
+def test_patches_can_be_oblong():
+    vit = pretrain_vit(img_size=(20, 24), patch_size=[4, 8])
+    assert vit.patch_resolution == (5, 3)
+    assert vit(torch.randn(1, 3, 20, 24))[0].shape == (1, 8, 24)
+
+
+@pytest.mark.parametrize("size", [(20, 20, 20), 0, (20, -4), 22.5, "20", [], None])
+@pytest.mark.parametrize("option", ["img_size", "patch_size"])
+def test_what_is_no_size_is_refused(option, size, unchecked_types):
+    with pytest.raises(ValueError, match=f"{option}=.*: one whole number above 0, or two"):
+        MaPeTViT(**{**GEOMETRY, option: size})
+
+
+@pytest.mark.parametrize("option", ["with_cls_token", "final_norm"])
+def test_pretraining_refuses_to_go_without_class_token_or_final_norm(option):
+    with pytest.raises(ValueError, match=f"{option}=False: pre-training needs the class token"):
+        MaPeTPretrainViT(cutting_point=8, **GEOMETRY, **{option: False})
+    assert MaPeTPretrainViT(cutting_point=8, **GEOMETRY, **{option: True}).num_targets == 18
+
+
+@pytest.mark.parametrize("indices", [[3], (0, 3), [1, 1], [2, 0], (-1, 2), []])
+def test_output_layers_that_would_not_be_returned_are_refused(indices):
+    with pytest.raises(ValueError, match=r"out_indices=.*the layers 0\.\.2"):
+        MaPeTViT(out_indices=indices, **GEOMETRY)
+
+
+@pytest.mark.parametrize("indices", [{0, 2}, {0: 1}, [4], [-4]])
+def test_output_layers_that_mmpretrain_refuses_stay_refused(indices, unchecked_types):
+    with pytest.raises(AssertionError, match="out_indices"):
+        MaPeTViT(out_indices=indices, **GEOMETRY)
+
+
+@pytest.mark.parametrize(
+    ("indices", "layers"),
+    [(-1, [2]), (0, [0]), (np.int64(1), [1]), ((0, 2), [0, 2]), ([-3, -1], [0, 2]), ([0, 1, 2], [0, 1, 2])],
+)
+def test_output_layers_are_returned_in_order(indices, layers):
+    vit = MaPeTViT(out_indices=indices, out_type="raw", final_norm=False, **GEOMETRY).eval()
+    seen = []
+    for layer in vit.layers:
+        layer.register_forward_hook(lambda _, __, result: seen.append(result))
+    outputs = vit(torch.randn(1, 3, 20, 20))
+    assert len(outputs) == len(layers)
+    assert all(torch.equal(output, seen[i]) for output, i in zip(outputs, layers, strict=True))
+
+
+@pytest.mark.parametrize("build", [MaPeTViT, MaPeTPretrainViT])
+@pytest.mark.parametrize("with_cp", [False, True])
+def test_activation_checkpointing_runs_each_layer_again(build, with_cp):
+    """The same output and gradients; no layer keeps anything, so each runs twice, once without gradients."""
+    options = dict(cutting_point=8) if build is MaPeTPretrainViT else dict(out_type="raw")
+    torch.manual_seed(1)
+    plain = build(drop_path_rate=0.5, **GEOMETRY, **options)
+    vit = build(drop_path_rate=0.5, with_cp=with_cp, **GEOMETRY, **options)
+    plain.init_weights()
+    vit.load_state_dict(plain.state_dict())
+    runs = []
+    for layer in vit.layers:
+        layer.ln1.register_forward_hook(lambda *_: runs.append(1))
+    images, results = torch.randn(2, 3, 20, 20), []
+    for model in (plain, vit):
+        torch.manual_seed(2)
+        output = model(images)[0]
+        output.square().sum().backward()
+        results.append([output.detach(), *(parameter.grad for parameter in model.parameters())])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert len(runs) == 3 * (1 + with_cp)
+    with torch.no_grad():
+        vit(images)
+    assert len(runs) == 3 * (2 + with_cp)
+
+
 def test_mapet_vit_is_mmpretrains_vision_transformer():
     """Same parameter names and the same function: weights load into MMPretrain's class and back."""
     ours = MaPeTViT(out_type="avg_featmap", **GEOMETRY)
@@ -160,6 +277,7 @@ def test_frozen_stages_stay_in_evaluation_mode(frozen_stages, training):
     vit = MaPeTViT(frozen_stages=frozen_stages, **GEOMETRY)
     assert vit.train() is vit
     assert [layer.attn.out_drop.training for layer in vit.layers] + [vit.training] == training
+    assert vit.pos_embed.requires_grad == vit.patch_embed.training == (frozen_stages == 0)
 
 
 def test_fully_frozen_backbone_is_in_evaluation_mode():

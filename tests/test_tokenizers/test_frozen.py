@@ -180,3 +180,17 @@ def test_they_train_a_model_on_the_fly(config, algorithm):
     assert loss.item() == pytest.approx(torch.tensor(16.0).log().item(), abs=0.5)
     loss.backward()
     assert not [name for name in model.state_dict() if name.startswith("target_generator")]
+
+
+def test_ids_are_looked_at_in_the_first_batch_of_a_gpu_only(monkeypatch):
+    """Looking waits for the device, in every step of a training with the tokenizer in the model."""
+    tokenizer = FrozenTokenizer(VQKD_CONFIG, 24, 16, random_seed=0)
+    looked = []
+    largest = torch.Tensor.max
+    monkeypatch.setattr(torch.Tensor, "max", lambda self, *a: (looked.append(1), largest(self, *a))[1])
+    for device, expected in (("cpu", 3), ("cuda", 1)):
+        looked.clear()
+        tokenizer._checked = False
+        for _ in range(3):
+            tokenizer._check_ids(torch.zeros(1, 36, dtype=torch.int64), device)
+        assert len(looked) == expected

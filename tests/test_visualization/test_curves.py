@@ -2,16 +2,8 @@
 
 import json
 
-import pytest
-
-from mapet_mm.visualization.curves import (
-    PRETRAINING_PANELS,
-    Curve,
-    curve,
-    curve_figure,
-    last_value,
-    read_scalars,
-)
+from mapet_mm.scalars import read_scalars
+from mapet_mm.visualization.curves import PRETRAINING_PANELS, Curve, curve, curve_figure
 
 
 def train(epoch, step, loss, accuracy):
@@ -70,13 +62,6 @@ def test_csv_reference_gives_the_same_curves(tmp_path):
     assert curve(read_scalars(file), "token/loss") == Curve([2], [2.5], "epoch")
 
 
-def test_last_value_is_the_final_one_and_unknown_keys_are_listed(tmp_path):
-    log(tmp_path, "20260101_000000", RUN)
-    assert last_value(tmp_path, "token/accuracy") == 25.0
-    with pytest.raises(KeyError, match=r"no logged value `mIoU`; it has .*token/accuracy"):
-        last_value(tmp_path, "mIoU")
-
-
 def test_drawn_lines_are_the_curves_with_the_reference_behind():
     reference = [train(1, 10, 9.0, 1.0), val(1, 2.0, 8.0)]
     axes = curve_figure(PRETRAINING_PANELS[0], RUN, reference).axes[0]
@@ -89,12 +74,3 @@ def test_drawn_lines_are_the_curves_with_the_reference_behind():
     }
     assert axes.get_xlabel() == "epochs"
     assert axes.get_ylabel() == "cross-entropy per target (nats)"
-
-
-def test_missing_and_damaged_logs_say_what_to_do(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"scalars\.json.*tools/train\.py"):
-        read_scalars(tmp_path)
-    file = tmp_path / "scalars.json"
-    file.write_text('{"loss": 1.0}\n{"loss": 0.')
-    with pytest.raises(ValueError, match=r"scalars\.json` is damaged"):
-        read_scalars(file)

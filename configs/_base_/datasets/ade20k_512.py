@@ -1,14 +1,4 @@
 # ADE20K at 512 x 512, with MMSegmentation's augmentations.
-data_preprocessor = dict(
-    type="SegDataPreProcessor",
-    mean=[123.675, 116.28, 103.53],
-    std=[58.395, 57.12, 57.375],
-    bgr_to_rgb=True,
-    pad_val=0,
-    seg_pad_val=255,
-    size=(512, 512),
-)
-
 train_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations", reduce_zero_label=True),

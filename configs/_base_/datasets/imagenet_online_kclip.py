@@ -3,7 +3,9 @@
 _base_ = ["imagenet_tokens.py", "../tokenizers/kclip_rn50x64_k8192.py"]
 
 data_preprocessor = dict(
-    type="TwoNormDataPreprocessor", second_mean=_base_.tokenizer_mean, second_std=_base_.tokenizer_std
+    type="mapet_mm.TwoViewDataPreprocessor",
+    second_mean=_base_.tokenizer_mean,
+    second_std=_base_.tokenizer_std,
 )
 
 load, square = _base_.load_square

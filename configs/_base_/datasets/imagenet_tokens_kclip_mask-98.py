@@ -6,4 +6,4 @@ train_pipeline = [*_base_.load_square, _base_.color_jitter, _base_.load_tokens, 
 
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
 val_dataloader = val_evaluator = val_cfg = None
-test_dataloader = test_evaluator = test_cfg = None
+test_evaluator = []  # nor a test: the images are for feature extraction

@@ -7,4 +7,6 @@ test_pipeline = [*_base_.load_square, load_tokens, _base_.pack]
 
 train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
-test_dataloader = val_dataloader
+# Images from an inferencer have no path and need no tokens (`mmpretrain.FeatureExtractor`).
+load_known_tokens = dict(load_tokens, optional=True)
+test_dataloader = dict(dataset=dict(pipeline=[*_base_.load_square, load_known_tokens, _base_.pack]))

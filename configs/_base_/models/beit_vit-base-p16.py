@@ -18,6 +18,6 @@ model = dict(
         ],
     ),
     neck=None,
-    head=dict(type="mapet_mm.BEiTTokenHead", embed_dims=768, vocab_size=8192),
+    head=dict(type="mapet_mm.BEiTTokenHead", embed_dims=768, vocab_size=8192, max_masked=75),
     target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=8192),
 )

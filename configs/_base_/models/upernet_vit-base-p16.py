@@ -4,6 +4,16 @@
 norm_cfg = dict(type="SyncBN", requires_grad=True)
 model = dict(
     type="EncoderDecoder",
+    # In the model, not beside it: MMSegmentation's inferencers look for it here.
+    data_preprocessor=dict(
+        type="SegDataPreProcessor",
+        mean=[123.675, 116.28, 103.53],
+        std=[58.395, 57.12, 57.375],
+        bgr_to_rgb=True,
+        pad_val=0,
+        seg_pad_val=255,
+        size=(512, 512),
+    ),
     backbone=dict(
         type="mapet_mm.MaPeTViT",
         arch="deit-base",

@@ -12,7 +12,9 @@ train_dataloader = dict(
     dataset=dict(pipeline=[_base_.load, color_jitter, load_tokens, pack]),
 )
 val_dataloader = dict(dataset=dict(pipeline=[_base_.load, load_tokens, pack]))
-test_dataloader = val_dataloader
+# Images from an inferencer have no path and need no tokens (`mmpretrain.FeatureExtractor`).
+load_known_tokens = dict(load_tokens, optional=True)
+test_dataloader = dict(dataset=dict(pipeline=[_base_.load, load_known_tokens, pack]))
 val_evaluator = dict(type="mapet_mm.TokenAccuracy")
 test_evaluator = val_evaluator
 val_cfg = dict()

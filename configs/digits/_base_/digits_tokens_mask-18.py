@@ -7,4 +7,4 @@ train_dataloader = dict(
     dataset=dict(pipeline=[_base_.load, _base_.color_jitter, _base_.load_tokens, mask, _base_.pack])
 )
 val_dataloader = val_evaluator = val_cfg = None
-test_dataloader = test_evaluator = test_cfg = None
+test_evaluator = []  # nor a test: the images are for feature extraction

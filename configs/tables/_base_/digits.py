@@ -3,6 +3,7 @@ data = dict(
     command=["tools/dataset_converters/digits.py"],
     outputs=["data/digits", "data/digits_inverted", "data/digits_rotated", "data/digits_scenes"],
 )
+runner = dict(launcher="local", cpus_per_process=1)
 tokenizer = "configs/digits/kclip_digits.py"
 
 pretrain = "configs/digits/{method}_vit-micro-p4_kclip_1xb32-coslr-16e_digits.py"
@@ -18,3 +19,9 @@ pim = dict(name="PIM", method="pim", pretrain=pretrain)
 mapet = dict(name="MaPeT", method="mapet", pretrain=pretrain)
 beit = dict(name="BEiT", method="beit", pretrain=pretrain)
 cae = dict(name="CAE", method="cae", pretrain=pretrain)
+
+# A line below each table with a linear probe.
+probe_note = (
+    "Linear probe: BEiT's protocol, one linear layer behind each layer of the ViT; the figure is that of the "
+    "best layer, chosen on the validation images."
+)

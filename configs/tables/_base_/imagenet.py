@@ -1,5 +1,6 @@
 # ImageNet-1k: what every table on it stands on.
 data = dict(folders=["data/imagenet"])
+runner = dict(launcher="dist", gpus_per_node=8, cpus_per_process=5)
 kclip = "configs/tokenizers/kclip_rn50x64-448px_k8192_in1k.py"
 vqkd = "configs/tokenizers/vqkd_beit-base-224px_k8192_in1k.py"
 dalle = "configs/tokenizers/dalle_112px_k8192_in1k.py"
@@ -43,3 +44,9 @@ pim_kclip = dict(name="PIM, k-CLIP", method="pim", tokens="kclip", tokenizer=kcl
 mapet_kclip = dict(name="MaPeT, k-CLIP", method="mapet", tokens="kclip", tokenizer=kclip, pretrain=pretrain)
 beit_kclip = dict(name="BEiT, k-CLIP", method="beit", tokens="kclip", tokenizer=kclip, pretrain=pretrain)
 cae_kclip = dict(name="CAE, k-CLIP", method="cae", tokens="kclip", tokenizer=kclip, pretrain=pretrain)
+
+# A line below each table with a linear probe.
+probe_note = (
+    "Linear probe: BEiT's protocol, one linear layer behind each layer of the ViT; the figure is that of the "
+    "best layer, chosen on the validation images."
+)

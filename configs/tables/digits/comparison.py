@@ -20,4 +20,7 @@ columns = [
         paper={"CAE": 53.9, "BEiT": 61.5, "MaPeT": 62.5},
     ),
 ]
-notes = ["The paper's numbers are those of ViT-T with k-CLIP tokens on ImageNet-1k."]
+notes = [
+    _base_.probe_note,
+    "The paper's numbers are those of ViT-T with k-CLIP tokens on ImageNet-1k.",
+]

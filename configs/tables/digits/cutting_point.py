@@ -32,4 +32,7 @@ columns = [
         },
     ),
 ]
-notes = ["The paper's numbers are those of ViT-B with VQ-KD tokens and c = 30, 40, 50, 60, 98 of 197."]
+notes = [
+    _base_.probe_note,
+    "The paper's numbers are those of ViT-B with VQ-KD tokens and c = 30, 40, 50, 60, 98 of 197.",
+]

@@ -35,5 +35,6 @@ columns = [
     ),
 ]
 notes = [
+    _base_.probe_note,
     "The paper's numbers are those of ViT-T: on ImageNet-1k with k-CLIP tokens, on ADE20K with VQ-KD tokens.",
 ]

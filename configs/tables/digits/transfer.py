@@ -18,6 +18,7 @@ columns = [
     ),
 ]
 notes = [
+    _base_.probe_note,
     "The paper's domains are Stanford Cars, Food-101 and FGVC-Aircraft: CAE 53.6, 81.4, 40.5; BEiT 64.5, "
     "86.9, 44.9; MaPeT 68.5, 86.9, 46.8 (paper).",
 ]

@@ -106,3 +106,4 @@ columns = [
         **_base_.base,
     ),
 ]
+notes = [_base_.probe_note]

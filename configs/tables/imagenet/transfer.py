@@ -32,3 +32,4 @@ columns = [
         **_base_.base,
     ),
 ]
+notes = [_base_.probe_note]

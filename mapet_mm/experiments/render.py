@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean, stdev
+from typing import NamedTuple
 
-from mapet_mm.experiments.declaration import Column, TableDeclaration
-from mapet_mm.experiments.results import Measured
+from mapet_mm.experiments.table import Column, TableDeclaration
+
+
+class Measured(NamedTuple):
+    """A cell over its seeds: mean, sample standard deviation (None for one seed) and the values."""
+
+    mean: float
+    spread: float | None
+    values: tuple[float, ...]
+
 
 # By the row's name and the column's heading: what was measured, or why nothing was.
 Grid = Mapping[tuple[str, str], Measured | str]
 
 
-def render_markdown(table: TableDeclaration, cells: Grid, facts: Sequence[str]) -> str:
-    """Heading, one row a line, notes and facts.
+def summarise(values: Iterable[float]) -> Measured | None:
+    """Mean and spread of a cell's seeds; None if there is no value."""
+    values = tuple(values)
+    if not values:
+        return None
+    return Measured(mean(values), stdev(values) if len(values) > 1 else None, values)
 
-    Args:
-        table: the declaration.
-        cells: for every row and column what was measured, or why there is nothing.
-        facts: how the numbers came about: command, seeds, date, machine.
-    """
+
+def render_markdown(table: TableDeclaration, cells: Grid, facts: Sequence[str]) -> str:
+    """Heading, one row a line, notes, and the facts of how the numbers came about."""
     headings = [""]
     for column in table.columns:
         headings.append(column.heading)

@@ -6,15 +6,14 @@ import importlib
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
-from mmengine.config import Config
 
 from mapet_mm.experiments.benchmark import processor
-from mapet_mm.experiments.stages import StageRunner
+from mapet_mm.experiments.fill import TableFiller
+from mapet_mm.experiments.perform import record_of
+from mapet_mm.experiments.plan import Run
 from mapet_mm.models.objectives import OBJECTIVES
-from mapet_mm.tokenizers.store import TokenStore
+from mapet_mm.scalars import read_scalars
+from mapet_mm.tokenizers import TokenStore
 from mapet_mm.visualization.attention_masks import GROUP_NAMES, attention_mask_figure
 from mapet_mm.visualization.codebook_sheet import (
     SheetRow,
@@ -23,54 +22,38 @@ from mapet_mm.visualization.codebook_sheet import (
     draw_codebook_sheet,
     find_members,
 )
-from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure, last_value, read_scalars
+from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure
 from mapet_mm.visualization.report import Column, Section, Table
 from mapet_mm.visualization.segmentation import predict_images, segmentation_figure
 from mapet_mm.visualization.token_usage import measure_usage
 
+SCRATCH, MAPET = "no pre-training", "MaPeT"
 LIBRARIES = ("torch", "torchvision", "mmengine", "mmcv", "mmpretrain", "mmseg", "mapet_mm")
 RESULT_COLUMNS = (
     Column("task"),
-    Column("no pre-training", ".1f"),
-    Column("MaPeT", ".1f"),
+    Column(SCRATCH, ".1f"),
+    Column(MAPET, ".1f"),
     Column("gain", "+.1f"),
 )
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The same training from random weights and from the pre-trained ones.
-
-    Args:
-        task: what was trained and what is measured, with its unit.
-        metric: the name under which MMEngine logs it.
-        scratch: work directory of the training without pre-training.
-        pretrained: work directory of the training with it.
-    """
-
-    task: str
-    metric: str
-    scratch: str
-    pretrained: str
-
-
-def results_table(comparisons: Sequence[Comparison], notes: Sequence[str] = ()) -> Table:
-    """The last validation of each training, without and with pre-training, and the gain in points.
+def results_table(filler: TableFiller) -> Table:
+    """What each task measured without and with pre-training, and the gain in points.
 
     Raises:
-        FileNotFoundError: a work directory has no log.
         KeyError: a metric was never logged.
     """
     rows = []
-    for one in comparisons:
-        scratch, pretrained = (last_value(folder, one.metric) for folder in (one.scratch, one.pretrained))
-        rows.append([one.task, scratch, pretrained, pretrained - scratch])
-    return Table(RESULT_COLUMNS, rows, notes)
+    for column in filler.table.columns:
+        cells = [cell for cell in filler.plan.cells if cell.column == column.heading]
+        values = {cell.row: record_of(cell.run)["metrics"][cell.metric] for cell in cells}
+        rows.append([column.heading, values[SCRATCH], values[MAPET], values[MAPET] - values[SCRATCH]])
+    return Table(RESULT_COLUMNS, rows, filler.table.notes)
 
 
-def stage_table(runner: StageRunner, others: Sequence[tuple[str, float]] = ()) -> Table:
-    """Seconds of each stage, after those of what ran before them."""
-    rows = [*others, *((stage.name, runner.seconds(stage)) for stage in runner.stages)]
+def stage_table(runs: Sequence[Run], others: Sequence[tuple[str, float]] = ()) -> Table:
+    """Seconds of each run, after those of what came before them."""
+    rows = [*others, *((run.name, record_of(run)["seconds"]) for run in runs)]
     note = "Stages run side by side where they can, so the sum is more than the time on the clock."
     return Table([Column("stage"), Column("seconds", ".0f")], [list(row) for row in rows], [note])
 
@@ -85,13 +68,6 @@ def machine_facts(jobs: int) -> list[tuple[str, str]]:
         ("Python", platform.python_version()),
         *versions,
     ]
-
-
-def final_checkpoint(config: str | os.PathLike, work_dir: str | os.PathLike) -> str:
-    """The checkpoint that a training with this config writes last."""
-    loop = Config.fromfile(config).train_cfg
-    name = f"epoch_{loop.max_epochs}.pth" if "max_epochs" in loop else f"iter_{loop.max_iters}.pth"
-    return str(Path(work_dir) / name)
 
 
 def curves_section(work_dir: str | os.PathLike, reference: str | os.PathLike | None) -> Section:

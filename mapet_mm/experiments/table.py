@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from mmengine.config import Config
 from mapet_mm.errors import UserError
 
 TABLES = Path("configs/tables")
-DATASETS = ("digits", "imagenet")
+LAUNCHERS = ("local", "dist", "slurm")
 
 
 class DeclarationError(UserError, ValueError):
@@ -29,46 +29,27 @@ class DeclarationError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Row:
-    """One row: what is evaluated.
+    """One row: what is evaluated."""
 
-    Args:
-        name: as the paper writes it.
-        pretrain: config of the pre-training, None for none.
-        tokenizer: tokenizer config whose tokens pre-training or evaluation read, None for none.
-        options: changes to the pre-training config, as in --cfg-options.
-        columns: names of the columns that it is evaluated in, all if None; [] for numbers of the literature.
-        values: what the braces of configs stand for, before those of the column.
-    """
-
-    name: str
-    pretrain: str | None = None
-    tokenizer: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    columns: Sequence[str] | None = None
-    values: Mapping[str, str] = field(default_factory=dict)
+    name: str  # as the paper writes it
+    pretrain: str | None = None  # config of the pre-training, None for none
+    tokenizer: str | None = None  # config of the tokenizer whose tokens are read, None for none
+    options: Mapping[str, Any] = field(default_factory=dict)  # changes to `pretrain`, as in --cfg-options
+    columns: Sequence[str] | None = None  # names of those that it is evaluated in, None for all
+    values: Mapping[str, str] = field(default_factory=dict)  # for braces, before those of the column
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: how it is evaluated.
+    """One column: how it is evaluated."""
 
-    Args:
-        name: as the paper writes it.
-        unit: what is measured and its unit.
-        config: config of the evaluation's training.
-        metric: the metric as MMEngine logs it; its last value counts.
-        options: changes to the config, as in --cfg-options.
-        paper: the paper's numbers, by the row's name.
-        values: what the braces of configs stand for.
-    """
-
-    name: str
-    unit: str
-    config: str
-    metric: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    paper: Mapping[str, float] = field(default_factory=dict)
-    values: Mapping[str, str] = field(default_factory=dict)
+    name: str  # as the paper writes it
+    unit: str  # what is measured and its unit
+    config: str  # of the evaluation's training
+    metric: str  # as MMEngine logs it; its last value counts
+    options: Mapping[str, Any] = field(default_factory=dict)  # changes to `config`, as in --cfg-options
+    paper: Mapping[str, float] = field(default_factory=dict)  # the paper's numbers, by the row's name
+    values: Mapping[str, str] = field(default_factory=dict)  # what the braces of configs stand for
 
     @property
     def heading(self) -> str:
@@ -77,42 +58,54 @@ class Column:
 
 
 @dataclass(frozen=True)
-class TableDeclaration:
-    """A table.
+class Runner:
+    """How a table's runs are started: 'local' (side by side here, one process each), 'dist' (one after
+    another, on this machine's GPUs) or 'slurm' (a job each); and what each of them gets."""
 
-    Args:
-        name: the file's name.
-        dataset: 'digits' or 'imagenet'.
-        title: heading.
-        rows: its rows.
-        columns: its columns.
-        notes: what a reader has to know, a line each.
-        data: what makes the data: `dict(command=[...], outputs=[...])`, or `dict(folders=[...])` that have to
-            be there.
-        gpu_hours: the paper's, by the stem of a training's config.
-    """
+    launcher: str = "local"
+    gpus_per_node: int = 0  # of the machines that are meant; 0 for runs on the CPU
+    cpus_per_process: int = 1  # threads of a process, and CPUs that a job asks for
+    sbatch: Sequence[str] = ()  # more arguments of sbatch, such as `--time=3-0`
+
+    def __post_init__(self) -> None:
+        if self.launcher not in LAUNCHERS:
+            raise DeclarationError(f"launcher {self.launcher!r} is none of {', '.join(LAUNCHERS)}")
+
+
+@dataclass(frozen=True)
+class TableDeclaration:
+    """A table: a file of the folder that is named after its data set."""
 
     name: str
     dataset: str
     title: str
     rows: Sequence[Row]
     columns: Sequence[Column]
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # what a reader has to know, a line each
+    # What makes the data: dict(command=[...], outputs=[...]); or dict(folders=[...]) that have to be there.
     data: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    gpu_hours: Mapping[str, float] = field(default_factory=dict)
+    runner: Runner = field(default_factory=Runner)
+    gpu_hours: Mapping[str, float] = field(default_factory=dict)  # the paper's, by the stem of a config
 
-    def only(self, rows: Sequence[str] | None) -> TableDeclaration:
-        """This table with some of its rows, all if None.
-
-        Raises:
-            DeclarationError: there is no such row.
-        """
+    def require_rows(self, names: Sequence[str]) -> None:
+        """Raise DeclarationError unless all of these are rows of the table."""
         known = [row.name for row in self.rows]
-        if unknown := [name for name in rows or () if name not in known]:
+        if unknown := [name for name in names if name not in known]:
             raise DeclarationError(
                 f"table `{self.name}` has no row {unknown[0]!r}; its rows are: {', '.join(known)}"
             )
-        return self if rows is None else replace(self, rows=[row for row in self.rows if row.name in rows])
+
+    def require_folders(self) -> None:
+        """Raise DeclarationError unless the data that no command makes is there."""
+        if missing := [folder for folder in self.data.get("folders", ()) if not os.path.isdir(folder)]:
+            raise DeclarationError(
+                f"folder {missing[0]} is not there: this table needs it; put the data there"
+            )
+
+
+def list_datasets(root: str | os.PathLike = TABLES) -> list[str]:
+    """Names of the data sets that tables are declared for: the folders."""
+    return sorted(path.name for path in Path(root).glob("[!_]*/") if any(path.glob("*.py")))
 
 
 def list_tables(dataset: str, root: str | os.PathLike = TABLES) -> list[str]:
@@ -126,23 +119,25 @@ def load_table(name: str, dataset: str, root: str | os.PathLike = TABLES) -> Tab
     Raises:
         DeclarationError: there is no such table, an entry is missing or not known, or names repeat.
     """
+    if dataset not in (datasets := list_datasets(root)):
+        raise DeclarationError(
+            f"there is no data set `{dataset}` in {root}; there are: {', '.join(datasets)}"
+        )
     path = Path(root) / dataset / f"{name}.py"
     if not path.is_file():
         known = ", ".join(list_tables(dataset, root)) or "none"
         raise DeclarationError(f"there is no table `{name}` for {dataset}; there are: {known}")
     cfg = Config.fromfile(path).to_dict()
+    if missing := [key for key in ("rows", "columns", "title") if key not in cfg]:
+        raise DeclarationError(f"table `{path}` has no `{missing[0]}`")
     defaults = {"tokenizer": cfg.get("tokenizer")}
-    rows = [_build(Row, {**defaults, **row}, path) for row in _entry(cfg, "rows", path)]
-    columns = [_build(Column, column, path) for column in _entry(cfg, "columns", path)]
+    rows = [_build(Row, {**defaults, **row}, path) for row in cfg["rows"]]
+    columns = [_build(Column, column, path) for column in cfg["columns"]]
     _check_names(rows, columns, path)
     others = {key: cfg[key] for key in ("notes", "data", "gpu_hours") if key in cfg}
-    return TableDeclaration(name, dataset, _entry(cfg, "title", path), rows, columns, **others)
-
-
-def _entry(cfg: Mapping[str, Any], key: str, path: Path) -> Any:
-    if key not in cfg:
-        raise DeclarationError(f"table `{path}` has no `{key}`")
-    return cfg[key]
+    if "runner" in cfg:
+        others["runner"] = _make(Runner, cfg["runner"], path)
+    return TableDeclaration(name, dataset, cfg["title"], rows, columns, **others)
 
 
 def _build(kind: type, entries: Mapping[str, Any], path: Path) -> Row | Column:
@@ -151,8 +146,12 @@ def _build(kind: type, entries: Mapping[str, Any], path: Path) -> Row | Column:
     values = {key: value for key, value in entries.items() if key not in known}
     if wrong := [key for key, value in values.items() if not isinstance(value, str)]:
         raise DeclarationError(f"table `{path}`: `{wrong[0]}` of {entries.get('name')!r} has to be a string")
+    return _make(kind, {**known, "values": values}, path)
+
+
+def _make(kind: type, entries: Mapping[str, Any], path: Path) -> Any:
     try:
-        return kind(**known, values=values)
+        return kind(**entries)
     except TypeError as error:
         raise DeclarationError(f"table `{path}`, {kind.__name__.lower()} {entries}: {error}") from error
 

@@ -1,0 +1,139 @@
+"""A plan as jobs of Slurm, with dependencies; and the GPU-hours that the paper gives for it."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mapet_mm.experiments.local import log_of
+from mapet_mm.experiments.perform import StageError, claim, is_done, launch_words, perform_words
+from mapet_mm.experiments.plan import Run
+from mapet_mm.experiments.table import Runner
+from mapet_mm.file_replacement import replace_file
+
+# Takes the words of sbatch and the script for its standard input; returns the job's number.
+Send = Callable[[Sequence[str], str], str]
+
+
+def sbatch_words(run: Run, runner: Runner, after: Sequence[str] = ()) -> list[str]:
+    """The sbatch command of a run: its resources, its log, and the jobs that it waits for."""
+    per_node = min(run.processes, runner.gpus_per_node or run.processes)
+    words = ["sbatch", "--parsable", f"--job-name={run.name}", f"--output={log_of(run)}"]
+    words += ["--open-mode=append", "--requeue", f"--nodes={math.ceil(run.processes / per_node)}"]
+    words += [f"--ntasks-per-node={per_node}", f"--cpus-per-task={runner.cpus_per_process}"]
+    if runner.gpus_per_node and run.kind != "data":
+        words += [f"--gres=gpu:{per_node}"]
+    if after:
+        words += [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"]
+    return [*words, *runner.sbatch]
+
+
+def job_script(run: Run, runner: Runner) -> str:
+    """What a job does: the run, through the module that claims it and keeps its result."""
+    return f"#!/bin/bash\nexec {shlex.join(perform_words(run, 'slurm', runner.cpus_per_process))}\n"
+
+
+def submit(runs: Sequence[Run], runner: Runner, send: Send | None = None) -> int:
+    """Submit what is neither done nor submitted, each after the jobs of what it needs; how many.
+
+    Args:
+        runs: each after the ones that it needs.
+        runner: the resources.
+        send: instead of sbatch, for a look; nothing is written then.
+
+    Raises:
+        StageError: there is no Slurm here, or it refuses a job.
+    """
+    if send is not None:
+        return len(_submit(runs, runner, send, {}))
+    if not runs:
+        return 0
+    # Two people who submit at the same moment must not submit the same run.
+    with claim(os.path.dirname(runs[0].folder)):
+        return len(_submit(runs, runner, _sbatch, {run: job for run, (job, _) in live_jobs(runs).items()}))
+
+
+def _submit(runs: Sequence[Run], runner: Runner, send: Send, jobs: dict[str, str]) -> set[str]:
+    """Submit, and keep each run's job in its folder; `jobs` are those that wait or run already."""
+    new: set[str] = set()
+    for run in runs:
+        # The job of a run whose need is submitted again waits for one that has failed: Slurm removes it.
+        if is_done(run) or (run.folder in jobs and not new.intersection(run.needs)):
+            continue
+        after = [jobs[need] for need in run.needs if need in jobs]
+        jobs[run.folder] = send(sbatch_words(run, runner, after), job_script(run, runner))
+        new.add(run.folder)
+        if send is _sbatch:
+            replace_file(Path(run.folder, "job"), jobs[run.folder].encode())
+    return new
+
+
+def _sbatch(words: Sequence[str], script: str) -> str:
+    # Slurm does not make a log's folder.
+    log = next(word for word in words if word.startswith("--output="))
+    os.makedirs(os.path.dirname(log.removeprefix("--output=")), exist_ok=True)
+    return _slurm(words, script).split(";")[0].strip()
+
+
+def live_jobs(runs: Sequence[Run]) -> dict[str, tuple[str, str]]:
+    """Number and state of the job of each run that has one waiting or running, by the run's folder."""
+    files = [(run.folder, Path(run.folder, "job")) for run in runs if not is_done(run)]
+    submitted = {folder: file.read_text() for folder, file in files if file.is_file()}
+    if not submitted:
+        return {}
+    live = "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED"
+    states = dict(map(str.split, _slurm(["squeue", "--noheader", "--format=%A %T", live]).splitlines()))
+    return {folder: (job, states[job]) for folder, job in submitted.items() if job in states}
+
+
+def _slurm(words: Sequence[str], script: str | None = None) -> str:
+    try:
+        done = subprocess.run(words, input=script, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise StageError(f"{words[0]} is not here: start this on a machine of the Slurm cluster") from None
+    if done.returncode:
+        raise StageError(f"`{shlex.join(words)}` failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def printed(words: Sequence[str], script: str, job: str) -> str:
+    """A submission as lines of a shell script that keeps the job's number as `$job`."""
+    line = " ".join(f'"{word}"' if "$" in word else shlex.quote(word) for word in words)
+    return f"{job}=$({line} <<'END'\n{script}END\n)"
+
+
+def dist_lines(run: Run, runner: Runner) -> list[str]:
+    """The command of a run without Slurm, for several machines where one has too few GPUs."""
+    per_node = runner.gpus_per_node or run.processes
+    here = replace(run, processes=min(run.processes, per_node))
+    words = launch_words(here, "dist", runner.cpus_per_process)
+    line = shlex.join(["python" if word == sys.executable else word for word in words])
+    if run.processes <= per_node:
+        return [line]
+    nodes = math.ceil(run.processes / per_node)
+    return [
+        f"# {run.processes} GPUs: on {nodes} machines, NODE_RANK 0 to {nodes - 1}, MASTER_ADDR the first",
+        f"NNODES={nodes} NODE_RANK=$NODE_RANK MASTER_ADDR=$MASTER_ADDR {line}",
+    ]
+
+
+def hours_report(runs: Sequence[Run], gpu_hours: Mapping[str, float]) -> list[str]:
+    """GPU-hours of each kind of training as far as the paper gives them, and their sum."""
+    counts = Counter(Path(run.config).stem for run in runs if run.kind in ("pre-training", "evaluation"))
+    hours = {stem: gpu_hours[stem] for stem in counts if stem in gpu_hours}
+    lines = [
+        f"{count} x {stem}: "
+        + (f"{hours[stem]:.0f} GPU-hours each (paper, V100)" if stem in hours else "the paper gives no time")
+        for stem, count in counts.items()
+    ]
+    total = sum(counts[stem] * hours[stem] for stem in hours)
+    unknown = sum(count for stem, count in counts.items() if stem not in hours)
+    rest = f", and {unknown} trainings that the paper gives no time for" if unknown else ""
+    return [*lines, f"in all {total:.0f} GPU-hours (paper, V100){rest}"]

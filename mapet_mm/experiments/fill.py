@@ -1,0 +1,130 @@
+"""Fill a table: what has no result yet, what state it is in, and the table with what there is."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from mapet_mm.experiments.cluster import live_jobs
+from mapet_mm.experiments.perform import StageError, is_claimed, is_done, record_of
+from mapet_mm.experiments.plan import Cell, Run, plan_table
+from mapet_mm.experiments.render import Grid, Measured, render_csv, render_markdown, summarise
+from mapet_mm.experiments.table import TableDeclaration
+from mapet_mm.file_replacement import replace_file
+
+
+class TableFiller:
+    """One table: its plan, the state of its runs, and its files below `<out>/<dataset>`.
+
+    Args:
+        table: the declaration.
+        seeds: one training of every cell each.
+        out: folder of all tables.
+        command: the command line, for the table's foot.
+    """
+
+    def __init__(
+        self, table: TableDeclaration, seeds: Iterable[int], out: str | os.PathLike, command: str = ""
+    ) -> None:
+        self.table, self.seeds, self.command = table, list(seeds), command
+        self.folder = Path(out) / table.dataset
+        self.plan = plan_table(table, self.seeds, self.folder)
+
+    def needed_runs(self, rows: Sequence[str] | None = None) -> list[Run]:
+        """What has to be done for the cells without a result, each after what it needs; done runs among them.
+
+        Args:
+            rows: only for these rows.
+
+        Raises:
+            DeclarationError: there is no such row.
+        """
+        self.table.require_rows(rows or ())
+        cells = [cell for cell in self.plan.cells if rows is None or cell.row in rows]
+        return self.plan.closure(cell.run for cell in cells if not is_done(cell.run))
+
+    def states(self) -> dict[str, str]:
+        """Done, running, queued, failed, stopped or not run: each run, by its folder."""
+        jobs = {}
+        with contextlib.suppress(StageError):  # no Slurm here
+            jobs = live_jobs(self.plan.runs)
+        return {run.folder: self._state(run, *jobs.get(run.folder, ("", ""))) for run in self.plan.runs}
+
+    def _state(self, run: Run, _: str, state: str) -> str:
+        if is_done(run) or record_of(run):
+            return "done"
+        if is_claimed(run) or state == "RUNNING":
+            return "running"
+        if state:
+            return "queued"
+        if os.path.exists(f"{run.folder}/failed"):
+            return "failed"
+        return "stopped" if os.path.exists(f"{run.folder}/run.log") else "not run"
+
+    def status(self) -> str:
+        """One line: how many results there are, and what the runs for the others are doing."""
+        counts = Counter(self.states().values())
+        there = sum(is_done(cell.run) for cell in self.plan.cells)
+        runs = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+        return f"{self.table.title}: {there} of {len(self.plan.cells)} results are there; runs: {runs}"
+
+    def unknown_metrics(self) -> list[str]:
+        """What the declaration asks for and its evaluations have not logged, a line each."""
+        lines = {}
+        for cell in self.plan.cells:
+            logged = (record_of(cell.run) or {}).get("metrics", {cell.metric: 0})
+            if cell.metric not in logged:
+                has = ", ".join(sorted(logged))
+                lines[cell.column] = f"column {cell.column!r}: there is no `{cell.metric}`; logged are {has}"
+        return list(lines.values())
+
+    def write(self, run: Run | None = None) -> tuple[Path, Path]:
+        """Write Markdown and CSV with the results that there are; returns their paths."""
+        cells = self.cells()
+        markdown, sheet = (self.folder / f"{self.table.name}.{suffix}" for suffix in ("md", "csv"))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_file(markdown, render_markdown(self.table, cells, self.facts()).encode())
+        replace_file(sheet, render_csv(self.table, cells).encode())
+        return markdown, sheet
+
+    def cells(self) -> Grid:
+        """Each cell over its seeds, or why it is empty; a dash where its row is not evaluated."""
+        states = self.states()
+        places = [(row.name, column.heading) for row in self.table.rows for column in self.table.columns]
+        of_cell: dict[tuple[str, str], list[Cell]] = {place: [] for place in places}
+        for cell in self.plan.cells:
+            of_cell[cell.row, cell.column].append(cell)
+        return {place: self._measured(cells, states) if cells else "-" for place, cells in of_cell.items()}
+
+    def _measured(self, cells: Sequence[Cell], states: Mapping[str, str]) -> Measured | str:
+        logged = [record["metrics"] for cell in cells if (record := record_of(cell.run))]
+        metric = cells[0].metric
+        if measured := summarise(metrics[metric] for metrics in logged if metric in metrics):
+            return measured
+        runs = self.plan.closure(cell.run for cell in cells)
+        failed = any(states[run.folder] == "failed" for run in runs)
+        return f"no `{metric}`" if logged else "failed" if failed else "not run"
+
+    def facts(self) -> list[str]:
+        """How the numbers came about."""
+        missing = sum(not is_done(cell.run) for cell in self.plan.cells)
+        records = [record for run in self.plan.runs if (record := record_of(run))]
+        seconds = sum(record["seconds"] for record in records)
+        machines = "; ".join(sorted({record["machine"] for record in records})) or "no machine yet"
+        return [
+            f"Mean ± sample standard deviation over the seeds {', '.join(map(str, self.seeds))}; "
+            "the last validation of each training, no selection; best mean in bold.",
+            f"Command: `{self.command}`, {datetime.date.today().isoformat()}"
+            + (f"; {missing} of {len(self.plan.cells)} results are still missing." if missing else "."),
+            f"Compute: {seconds / 60:.0f} minutes of runs in all, on {machines}; torch {version('torch')}.",
+        ]
+
+
+def describe(runs: Sequence[Run]) -> str:
+    """How many runs of each kind."""
+    return ", ".join(f"{count} {kind}" for kind, count in Counter(run.kind for run in runs).items())

@@ -1,0 +1,162 @@
+"""Linear probes: a backbone that stays as it is, and linear classifiers of its layers' features."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+
+import torch
+from jaxtyping import Float
+from mmpretrain.models.classifiers import ImageClassifier
+from mmpretrain.models.heads import ClsHead
+from mmpretrain.structures import DataSample
+from torch import Tensor, nn
+
+from mapet_mm.registry import MODELS
+
+POOLINGS = {"both": 2, "class token": 1, "mean": 1}  # widths of the features, in backbone widths
+
+
+@MODELS.register_module()
+class LinearProbe(ImageClassifier):
+    """MMPretrain's `ImageClassifier` on a frozen backbone, whichever it is.
+
+    The backbone has no gradient and stays in evaluation mode, its stochastic depth and batch statistics too,
+    also when a runner sets the model to training mode. Arguments are those of `ImageClassifier`.
+
+    Raises:
+        ValueError: the head is a :class:`LayerwiseLinearHead`, and the backbone normalises its last layer's
+            tokens or has no class token, which the head could not tell.
+    """
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.backbone.requires_grad_(False)
+        if isinstance(self.head, LayerwiseLinearHead):
+            _check_backbone(self.backbone)
+
+    def train(self, mode: bool = True) -> "LinearProbe":
+        """Set the mode of neck and head; the backbone's stays evaluation."""
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+
+def _check_backbone(backbone: nn.Module) -> None:
+    if getattr(backbone, "final_norm", False):
+        raise ValueError(
+            "the backbone normalises the last layer's tokens and no other's: set its `final_norm=False`"
+        )
+    if getattr(backbone, "num_extra_tokens", 1) == 0:
+        raise ValueError("the backbone has no class token to probe: set its `with_cls_token=True`")
+
+
+@MODELS.register_module()
+class LayerwiseLinearHead(ClsHead):
+    """One linear classifier per layer of a ViT, trained together on one forward pass: BEiT's linear probe.
+
+    As in BEiT's `run_linear_eval.py`, a layer's features are its class token and the mean of its patch
+    tokens, side by side, without a norm; weights start normal with standard deviation 0.01, biases at 0; the
+    losses are summed, and everything is computed in float32, whatever the backbone ran in. The classifiers
+    share no parameter and start from the same weights, so each becomes what it would have become alone.
+
+    The backbone gives the tokens: `out_type="raw"`, `final_norm=False` (or the last layer's features would be
+    normalised) and one of `out_indices` for each of `layers`. :class:`LinearProbe` freezes it.
+
+    Args:
+        num_classes: number of classes.
+        in_channels: width of the backbone, `D`.
+        layers: number of layers, all probed, or the numbers of the probed ones in ascending order, counted
+            from 1 as in the names of the metrics.
+        pooling: 'both' | 'class token' | 'mean'.
+        inference_layer: the layer that classifies in `forward` and in `pred_score`; the last one if None.
+            Training and `LayerwiseAccuracy` do not depend on it.
+        loss: config of the loss, as for MMPretrain's heads.
+        init_cfg: as for any MMEngine module.
+
+    Raises:
+        ValueError: an option is outside of what is said here, or, later, the backbone's features do not fit.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        in_channels: int,
+        layers: int | Sequence[int] = 12,
+        pooling: str = "both",
+        inference_layer: int | None = None,
+        loss: dict | nn.Module | None = None,
+        init_cfg: dict | list | None = None,
+    ) -> None:
+        super().__init__(loss=loss or dict(type="CrossEntropyLoss"), init_cfg=init_cfg)
+        self.layers = list(range(1, layers + 1)) if isinstance(layers, int) else list(layers)
+        if not self.layers or self.layers != sorted(set(self.layers)) or self.layers[0] < 1:
+            raise ValueError(f"layers={layers}: give their number, or some of 1, 2, ... in ascending order")
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling={pooling!r} is none of {', '.join(POOLINGS)}")
+        self.inference_layer = self.layers[-1] if inference_layer is None else inference_layer
+        if self.inference_layer not in self.layers:
+            raise ValueError(f"inference_layer={inference_layer} is none of the probed layers {self.layers}")
+        self.num_classes, self.in_channels, self.pooling = num_classes, in_channels, pooling
+        classifier = nn.Linear(POOLINGS[pooling] * in_channels, num_classes)
+        nn.init.normal_(classifier.weight, std=0.01)
+        nn.init.zeros_(classifier.bias)
+        self.classifiers = nn.ModuleList(deepcopy(classifier) for _ in self.layers)
+
+    def pre_logits(self, feats: Sequence[Tensor]) -> Float[Tensor, "batch dim"]:
+        """Features of the inference layer, `(B, D)` or, of both poolings, `(B, 2 D)`."""
+        return self._pool(self._check(feats)[self._inference_index])
+
+    def forward(self, feats: Sequence[Tensor]) -> Float[Tensor, "batch class"]:
+        """Logits of the inference layer, `(B, C)`, of all layers' tokens, `(B, N, D)` each."""
+        with torch.autocast(feats[0].device.type, enabled=False):
+            return self.classifiers[self._inference_index](self.pre_logits(feats))
+
+    def layer_logits(self, feats: Sequence[Tensor]) -> list[Float[Tensor, "batch class"]]:
+        """Logits of each layer, `(B, C)` each, of all layers' tokens, `(B, N, D)` each."""
+        with torch.autocast(feats[0].device.type, enabled=False):
+            return [
+                classifier(self._pool(tokens))
+                for classifier, tokens in zip(self.classifiers, self._check(feats), strict=True)
+            ]
+
+    def loss(
+        self, feats: Sequence[Tensor], data_samples: list[DataSample], **kwargs
+    ) -> dict[str, Float[Tensor, ""]]:
+        """The layers' losses, summed."""
+        losses = [self._get_loss(logits, data_samples, **kwargs) for logits in self.layer_logits(feats)]
+        return {"loss": sum(each["loss"] for each in losses)}
+
+    def predict(
+        self, feats: Sequence[Tensor], data_samples: list[DataSample] | None = None
+    ) -> list[DataSample]:
+        """Classify: `layer_labels`, a class by each layer's number, beside `pred_score` and `pred_label`."""
+        logits = self.layer_logits(feats)
+        data_samples = self._get_predictions(logits[self._inference_index], data_samples)
+        labels = torch.stack([each.argmax(1) for each in logits], dim=1).tolist()  # B L
+        for sample, row in zip(data_samples, labels, strict=True):
+            sample.set_field(dict(zip(self.layers, row, strict=True)), "layer_labels")
+        return data_samples
+
+    @property
+    def _inference_index(self) -> int:
+        return self.layers.index(self.inference_layer)
+
+    def _pool(self, tokens: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch pooled"]:
+        class_token, mean = tokens[:, 0].float(), tokens[:, 1:].float().mean(1)
+        return {"both": torch.cat([class_token, mean], 1), "class token": class_token, "mean": mean}[
+            self.pooling
+        ]
+
+    def _check(self, feats: Sequence[Tensor]) -> Sequence[Tensor]:
+        if len(feats) != len(self.layers):
+            raise ValueError(
+                f"the backbone gives features of {len(feats)} layers, the head probes {len(self.layers)}: "
+                f"give the backbone `out_indices={[layer - 1 for layer in self.layers]}`, or the head other "
+                "`layers`"
+            )
+        if any(tokens.ndim != 3 or tokens.shape[-1] != self.in_channels for tokens in feats):
+            raise ValueError(
+                f"the backbone gives features of shape {tuple(feats[0].shape)}, the head takes tokens "
+                f"(B, N, {self.in_channels}): give the backbone `out_type='raw'`, the head the backbone's "
+                "width as `in_channels`"
+            )
+        return feats

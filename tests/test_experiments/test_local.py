@@ -1,0 +1,163 @@
+"""Runs on this machine: in order, side by side, one thread each, claimed by one process, with logs."""
+
+import multiprocessing
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mmengine.config import Config
+
+from mapet_mm.experiments.local import LocalRunner, log_of
+from mapet_mm.experiments.perform import (
+    StageError,
+    _write_record,
+    claim,
+    is_claimed,
+    is_done,
+    perform,
+    record_of,
+)
+from mapet_mm.experiments.plan import Run, identity
+from mapet_mm.tokenizers.codebook import Codebook
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+name, seconds = sys.argv[1:3]
+with open("order.txt", "a") as file:
+    file.write(f"+{name} ")
+print(f"working on {name} with {os.environ['OMP_NUM_THREADS']} thread", flush=True)
+time.sleep(float(seconds))
+Path(f"{name}.out").write_text(name)
+with open("order.txt", "a") as file:
+    file.write(f"-{name} ")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    (tmp_path / "job.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+
+
+def job(name, *needs, seconds=0.0, output=None, command=None) -> Run:
+    command = command or ("job.py", name, str(seconds))
+    before = tuple(run.folder for run in needs)
+    folder = f"out/runs/{name}-{identity(command, before, 'out/runs/{run}')}"
+    return Run(name, "data", command, (output or f"{name}.out",), folder, before)
+
+
+def order():
+    return Path("order.txt").read_text().split()
+
+
+def test_runs_wait_for_what_they_need_and_leave_a_log_and_a_record():
+    told = []
+    first = job("a")
+    second = job("b", first)
+    LocalRunner([first, second], jobs=2, tell=told.append).run()
+    assert order() == ["+a", "-a", "+b", "-b"]
+    assert told[0] == "[ 1/2] a: python job.py a 0.0"
+    assert log_of(first).read_text() == "working on a with 1 thread\n"
+    assert record_of(second)["needs"] == [first.folder]
+    assert sorted(os.listdir("out/results")) == [f"{Path(run.folder).name}.json" for run in (first, second)]
+
+
+def test_independent_runs_go_side_by_side_up_to_the_number_of_jobs():
+    LocalRunner([job("a", seconds=2.0), job("b", seconds=2.0), job("c")], jobs=2).run()
+    assert {*order()[:2]} == {"+a", "+b"}
+    assert order().index("+c") >= 3
+
+
+def test_a_run_whose_output_is_gone_is_done_again():
+    run = job("a")
+    LocalRunner([run]).run()
+    Path("a.out").unlink()
+    assert not is_done(run)
+    LocalRunner([run]).run()
+    assert order() == ["+a", "-a", "+a", "-a"]
+
+
+def test_a_run_without_its_output_has_failed():
+    with pytest.raises(StageError, match=r"did not write elsewhere\.out"):
+        LocalRunner([job("a", output="elsewhere.out")]).run()
+
+
+def test_no_jobs_at_a_time_are_refused():
+    with pytest.raises(StageError, match="0 runs at a time do nothing: 1 or more"):
+        LocalRunner([job("a")], jobs=0)
+
+
+def test_a_run_that_another_process_does_is_waited_for_and_not_done_again():
+    """The other one holds the claim and writes the record; meanwhile this runner does what it can."""
+    run, other = job("a"), job("b")
+    told: list[str] = []
+    with claim(run.folder):
+        assert is_claimed(run)
+        thread = threading.Thread(target=lambda: LocalRunner([run, other], tell=told.append).run())
+        thread.start()
+        deadline = time.monotonic() + 60
+        while not is_done(other) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert order() == ["+b", "-b"]
+        Path("a.out").touch()
+        _write_record(run, 1.0)
+    thread.join(60)
+    assert order() == ["+b", "-b"]
+    assert "[ 1/2] a: another runner is at it" in told
+    assert "[ 1/2] a: done by another runner" in told
+
+
+def test_what_was_replaced_since_is_looked_at_again_by_its_tool():
+    """Another recipe's codebook in the place of this one's does not pass for it."""
+    run = job("a")
+    LocalRunner([run]).run()
+    os.utime("a.out", (1, 1))
+    assert not is_done(run)
+
+
+def _hold(folder: str) -> None:
+    with claim(folder):
+        time.sleep(60)
+
+
+def test_a_claim_ends_with_its_process():
+    run = job("a")
+    process = multiprocessing.get_context("fork").Process(target=_hold, args=(run.folder,))
+    process.start()
+    while not is_claimed(run):
+        time.sleep(0.02)
+    process.kill()
+    process.join()
+    assert not is_claimed(run)
+
+
+TOKENIZER = """
+data_preprocessor = dict(mean=[1.0], std=[2.0])
+dataset = [dict(pipeline=[dict(type="Resize", scale=(4, 4))]), dict(pipeline=[])]
+codebook = dict(dataset=dataset[0], k=2, seed=0)
+"""
+
+
+def test_a_codebook_made_by_hand_is_adopted_if_its_recipe_is_the_same():
+    """What it records decides, preprocessing too; a file of another recipe is never taken or replaced."""
+    Path("tokenizer.py").write_text(TOKENIZER)
+    cfg = Config.fromfile("tokenizer.py").to_dict()
+    preprocessing = {"pipeline": cfg["dataset"][0]["pipeline"], "data_preprocessor": cfg["data_preprocessor"]}
+    command = ("tools/fit_codebook.py", "tokenizer.py")
+    run = job("codebook", output="codebook.safetensors", command=command)
+    run = Run(**{**run.__dict__, "kind": "tokenizer", "config": "tokenizer.py"})
+    metadata = {"k": 2, "seed": 0, "preprocessing": {**preprocessing, "data_preprocessor": {"mean": [9.0]}}}
+    Codebook(np.eye(2, 3), metadata).save("codebook.safetensors")
+    before = Path("codebook.safetensors").read_bytes()
+    with pytest.raises(StageError, match=r"codebook\.safetensors was made with another `preprocessing` than"):
+        perform(run, "local", 1)
+    assert Path("codebook.safetensors").read_bytes() == before
+    assert Path(run.folder, "failed").is_file()
+    Codebook(np.eye(2, 3), {**metadata, "preprocessing": preprocessing}).save("codebook.safetensors")
+    perform(run, "local", 1)
+    assert is_done(run)
+    assert not Path(run.folder, "failed").exists()

@@ -35,7 +35,9 @@ def test_a_recipe_classifies_by_its_name():
     pixels = np.random.default_rng(0).integers(256, size=(40, 60, 3), dtype=np.uint8)
     small = dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=48)
     model = mmpretrain.get_model(
-        "mapet_vit-tiny-p16_4xb256-amp-coslr-300e_in1k", backbone=dict(arch=small), head=dict(in_channels=24)
+        "mapet_vit-tiny-p16_4xb256-amp-coslr-300e_in1k",
+        backbone=dict(arch=dict(_delete_=True, **small)),
+        head=dict(in_channels=24),
     )
     result = mmpretrain.inference_model(model, pixels)
     assert result["pred_scores"].shape == (1000,)

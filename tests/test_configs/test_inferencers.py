@@ -14,11 +14,12 @@ import pytest
 import torch
 from config_building import RECIPES, in_scope, load
 from imagenet_folder import PHOTOGRAPH
-from mapet_mm.tokenizers.token_store import MissingTokensError
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from mmpretrain import FeatureExtractor, ImageClassificationInferencer
 from mmseg.apis import MMSegInferencer, inference_model, init_model
+
+from mapet_mm.tokenizers import MissingTokensError
 
 WIDTH = 24
 CLASSIFIERS = ("ImageClassifier", "mapet_mm.LinearProbe")

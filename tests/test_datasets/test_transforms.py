@@ -131,9 +131,12 @@ def test_pixels_without_a_path_have_no_tokens(store):
         LoadTokenGrid(str(store.path))(dict(pixels))
     load = LoadTokenGrid(str(store.path), optional=True)
     assert load(dict(pixels)).keys() == {"img"}
-    assert load(pixels | {"img_path": "train/0/a.png"})["token_grid"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert load(pixels | {"img_path": "data/digits/train/0/a.png"})["token_grid"].tolist() == [
+        [0, 1, 2],
+        [3, 4, 5],
+    ]
     with pytest.raises(MissingTokensError):
-        load(pixels | {"img_path": "train/0/unknown.png"})
+        load(pixels | {"img_path": "data/digits/train/0/unknown.png"})
 
 
 def test_pack_inputs_hands_the_grid_on(store):

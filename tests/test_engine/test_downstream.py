@@ -13,7 +13,7 @@ from mapet_mm.registry import MODELS
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "digits"
 PRETRAINING = next(CONFIGS.glob("mapet_vit-micro-p4_kclip_*.py"))
-FINE_TUNING = next(CONFIGS.glob("vit-micro-p4_*_digits.py"))
+FINE_TUNING = CONFIGS / "vit-micro-p4_1xb64-coslr-20e_digits.py"
 UPERNET = next(CONFIGS.glob("vit-micro-p4_upernet_*.py"))
 
 

@@ -194,7 +194,7 @@ def test_without_network_one_line_names_the_options(monkeypatch, tmp_path):
         "'openai' weights of RN50x64",
         "not known",
         "pretrained='/path",
-        "configs/digits",
+        "dict(_delete_=True, type='mapet_mm.KCLIP'",
         "type='random'",
     ):
         assert part in line

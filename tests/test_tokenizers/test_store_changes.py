@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mapet_mm.tokenizers import MissingTokensError, TokenStore, TokenStoreError, extend_store, merge_stores
-from mapet_mm.tokenizers.store import token_store
+from mapet_mm.tokenizers.store import sealing, token_store
 from mapet_mm.tokenizers.store.part_reader import PartReader
 
 GRID = (2, 3)
@@ -122,7 +122,7 @@ def test_a_killed_seal_loses_nothing_and_the_next_one_ends_it(tmp_path, monkeypa
 
     with monkeypatch.context() as patch:
         if moment == "before the manifest":
-            patch.setattr(token_store, "write_manifest", killed)
+            patch.setattr(sealing, "write_manifest", killed)
         else:
             holds = PartReader.holds
             patch.setattr(PartReader, "holds", lambda self, *what: holds(self, *what) and killed())

@@ -102,7 +102,7 @@ def test_a_classifier_trains_on_tokens_alone(model, data, tmp_path):
         (bare / "meta" / f"{split}.txt").write_text("\n".join(lines))
     for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
         loader.dataset.data_root = str(bare)
-        loader.dataset.pipeline[0].store = str(tmp_path / "tokens")
+        loader.dataset.pipeline[0].update(store=str(tmp_path / "tokens"), data_root=str(bare))
         loader.collate_fn = dict(type="default_collate")
     cfg.train_cfg = dict(by_epoch=True, max_epochs=2)
     cfg.work_dir = str(tmp_path / "work")

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 
 from mapet_mm.tokenizers.store.blocks import BlockIndex
 from mapet_mm.tokenizers.store.errors import TokenStoreError
-from mapet_mm.tokenizers.store.manifest import Part
+from mapet_mm.tokenizers.store.manifest import Manifest, Part
 from mapet_mm.tokenizers.store.names import StoredNames
 from mapet_mm.tokenizers.tensor_files import TensorFile
 
@@ -23,12 +23,14 @@ class PartReader:
 
     Args:
         store: the store's folder.
+        manifest: the store's.
         part: the part.
         blocks: the store's.
     """
 
-    def __init__(self, store: Path, part: Part, blocks: BlockIndex) -> None:
+    def __init__(self, store: Path, manifest: Manifest, part: Part, blocks: BlockIndex) -> None:
         self.store, self.part, self.blocks = store, part, blocks
+        self.grid, self.dtype = manifest.grid, manifest.dtype
         self.key = part.names_sha256
 
     @cached_property
@@ -88,21 +90,20 @@ class PartReader:
                 return None
         return None if row in self.part.skipped else self._read_sealed(row)
 
-    def gather(
-        self, rows: Int[np.ndarray, " rows"], out: Int[np.ndarray, "rows height width"]
-    ) -> Int[np.ndarray, "rows height width"]:
-        """Grids of stored rows, ascending, written into `out` and returned.
+    def gather(self, rows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, "rows height width"]:
+        """Grids of stored rows, ascending.
 
         Raises:
             FileNotFoundError: a block is gone, sealed by another process.
         """
+        grids = np.zeros((len(rows), *self.grid), self.dtype)
         if self._sealed is not None and rows.size:
-            out[:] = self.sealed_grids(rows)
+            grids[:] = self.sealed_grids(rows)
         if (places := self.blocks.places.get(self.key)) is not None:
             above = np.flatnonzero(places[rows] >= 0)
-            for which, grids in self.blocks.grids(places[rows[above]]):
-                out[above[which]] = grids
-        return out
+            for which, found in self.blocks.grids(places[rows[above]]):
+                grids[above[which]] = found
+        return grids
 
     def sealed_grids(self, rows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, "rows height width"]:
         """Grids of ascending rows as they are in the sealed file."""

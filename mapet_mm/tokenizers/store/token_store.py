@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,16 +13,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from mapet_mm.file_replacement import new_folder, replace_file
+from mapet_mm.file_replacement import new_folder
 from mapet_mm.tokenizers.store.blocks import BlockIndex, write_block
 from mapet_mm.tokenizers.store.errors import REMEDY, MissingTokensError, TokenStoreError
 from mapet_mm.tokenizers.store.manifest import Manifest, read_manifest, write_manifest, write_names
-from mapet_mm.tokenizers.store.part_reader import RESTORE, PartReader
-from mapet_mm.tokenizers.tensor_files import tensor_parts
+from mapet_mm.tokenizers.store.part_reader import PartReader
+from mapet_mm.tokenizers.store.sealing import CHUNK_ROWS, check_checksums, drop_joined, join_blocks
 
 BLOCKS = "blocks"
-# Rows joined or read at a time.
-CHUNK_ROWS = 16384
 IDENTITY = ("grid", "vocab_size", "tokenizer", "preprocessing", "data_root")
 
 
@@ -205,7 +202,7 @@ class TokenStore:
             for first in range(0, len(there), CHUNK_ROWS):
                 rows = first + np.flatnonzero(there[first : first + CHUNK_ROWS])
                 if rows.size:
-                    yield start + rows, self._gather_again(number, rows)
+                    yield start + rows, self._gather(number, rows)
 
     def written(self) -> np.ndarray:
         """Boolean mark of every row: True where its tokens are stored."""
@@ -272,60 +269,8 @@ class TokenStore:
                 )
             # Where another process that seals is ahead: look again at what is left to do.
             with contextlib.suppress(FileExistsError, FileNotFoundError):
-                if not self._drop_joined():
-                    self._join()
-
-    def _join(self) -> None:
-        """Make the next generation, with all grids in sealed files.
-
-        Raises:
-            FileExistsError: another process has made it.
-            FileNotFoundError: another process has sealed a block and removed it.
-        """
-        manifest = read_manifest(self.path).following()
-        parts = list(manifest.parts)
-        with new_folder(self.path / manifest.folder) as folder:
-            for number, reader in enumerate(self._parts):
-                if reader.part.grids is None or reader.key in self._blocks.places:
-                    name = f"grids-{number}.safetensors"
-                    digest = self._write_grids(folder / name, number)
-                    parts[number] = reader.part.sealed(f"{manifest.folder}/{name}", digest, reader.skipped)
-            write_manifest(folder, manifest.with_parts(parts))
-        self._use(manifest.with_parts(parts[: len(self._parts)]))
-
-    def _write_grids(self, path: Path, number: int) -> str:
-        """Write all grids of a part, zeros where an image was skipped; the file's checksum."""
-        there, sha = self._parts[number].there(), hashlib.sha256()
-
-        def chunks() -> Iterator[np.ndarray]:
-            for first in range(0, len(there), CHUNK_ROWS):
-                marks = there[first : first + CHUNK_ROWS]
-                chunk = np.zeros((len(marks), *self.grid), self._manifest.dtype)
-                chunk[marks] = self._gather(number, first + np.flatnonzero(marks))
-                yield chunk
-
-        def hashed() -> Iterator[bytes]:
-            shape = (len(there), *self.grid)
-            for content in tensor_parts("grids", self._manifest.dtype, shape, chunks()):
-                sha.update(content)
-                yield content
-
-        replace_file(path, hashed())
-        return sha.hexdigest()
-
-    def _drop_joined(self) -> bool:
-        """Remove blocks that sealed files hold, the oldest first, so that those left always count.
-
-        Returns:
-            False if a block is in no sealed file yet.
-        """
-        readers = {reader.key: reader for reader in self._parts}
-        for block, path in enumerate(self._blocks.paths):
-            part, rows, grids, skipped = self._blocks.counting(block)
-            if not readers[part].holds(rows, grids, skipped):
-                return False
-            path.unlink(missing_ok=True)
-        return all(reader.part.grids is not None for reader in self._parts)
+                if not drop_joined(self._parts, self._blocks):
+                    join_blocks(self.path, self._parts, self._blocks)
 
     def verify_checksums(self) -> None:
         """Read all files and compare them with the checksums that sealing recorded.
@@ -335,13 +280,7 @@ class TokenStore:
         """
         if not self.sealed:
             raise TokenStoreError(f"token store `{self.path}` has no checksums yet: {REMEDY} to complete it")
-        for part in (reader.part for reader in self._parts):
-            for name, expected in ((part.names, part.names_sha256), (part.grids, part.grids_sha256)):
-                if _sha256(self.path / name) != expected:
-                    raise TokenStoreError(
-                        f"token store file `{self.path / name}` has changed since it was written (its "
-                        f"checksum differs): {RESTORE}"
-                    )
+        check_checksums(self.path, self._parts)
 
     def _check_written(self, rows: np.ndarray, grids: np.ndarray, skipped: Mapping[int, str]) -> None:
         if grids.shape != (*rows.shape, *self.grid) or rows.ndim != 1:
@@ -364,21 +303,17 @@ class TokenStore:
         if len(np.unique(every)) != len(every):
             raise TokenStoreError(f"token store `{self.path}` takes each row once, got one twice")
 
-    def _gather_again(self, number: int, rows: np.ndarray) -> np.ndarray:
+    def _gather(self, number: int, rows: np.ndarray) -> np.ndarray:
         """Grids of stored rows, though another process may seal their blocks meanwhile."""
         while True:
             with contextlib.suppress(FileNotFoundError):
-                return self._gather(number, rows)
+                return self._parts[number].gather(rows)
             self._refresh()
-
-    def _gather(self, number: int, rows: np.ndarray) -> np.ndarray:
-        out = np.empty((len(rows), *self.grid), self._manifest.dtype)
-        return self._parts[number].gather(rows, out)
 
     def _use(self, manifest: Manifest) -> None:
         self._manifest = manifest
         self._blocks = BlockIndex(self.path / BLOCKS, manifest.parts)
-        self._parts = [PartReader(self.path, part, self._blocks) for part in manifest.parts]
+        self._parts = [PartReader(self.path, manifest, part, self._blocks) for part in manifest.parts]
         self._starts = [0, *accumulate(part.rows for part in manifest.parts)]
 
     def _refresh(self) -> None:
@@ -438,14 +373,6 @@ class _Chained(Sequence):
 
     def __iter__(self) -> Iterator[str]:
         return chain.from_iterable(self._sequences)
-
-
-def _sha256(path: Path) -> str:
-    sha = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(2**20):
-            sha.update(chunk)
-    return sha.hexdigest()
 
 
 def _refuse_existing(path: Path, manifest: Manifest, names: Sequence[str]) -> None:

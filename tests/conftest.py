@@ -1,5 +1,6 @@
 """Shared fixtures, and shapes checked: jaxtyping's annotations of the models are enforced by beartype."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -16,6 +17,12 @@ from mmengine.registry import DefaultScope
 install_import_hook("mapet_mm.models", "beartype.beartype")
 
 
+def pytest_collection_finish() -> None:
+    """Leave what the imports made out of garbage collection: MMEngine collects once a data set."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests of a GPU where there is none."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
@@ -25,6 +32,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     return Path(__file__).parent / "data"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _plain_configs():
+    """Spare MMEngine the layout, not the text, of the configs that it logs and saves: 2 s a runner."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("yapf.yapflib.yapf_api.FormatCode", lambda text, **_: (text, True))
+        yield
 
 
 @pytest.fixture(autouse=True)

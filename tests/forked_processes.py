@@ -11,7 +11,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import torch.multiprocessing as mp
-from config_building import ROOT
+
+TOOLS = Path(__file__).parents[1] / "tools"
 
 
 def run_together(processes: int, tool: str, *arguments: object, folder: Path) -> str:
@@ -30,4 +31,4 @@ def _run(rank: int, processes: int, port: int, tool: str, arguments: list[str], 
     os.environ.update({name: str(value) for name, value in (numbers | meeting).items()})
     sys.argv = [tool, *arguments]
     with open(folder / f"said_{rank}.txt", "w") as said, redirect_stdout(said):
-        runpy.run_path(str(ROOT / "tools" / tool), run_name="__main__")
+        runpy.run_path(str(TOOLS / tool), run_name="__main__")

@@ -197,7 +197,7 @@ def test_flip_mirrors_image_and_grid_or_neither():
     np.random.seed(0)
     flips = 0
     for _ in range(40):
-        results = RandomFlipTokenGrid(prob=0.5)(aligned(3, 5))
+        results = RandomFlipTokenGrid()(aligned(3, 5))
         assert is_aligned(results)
         mirrored = results["token_grid"][0].tolist() == [4, 3, 2, 1, 0]
         assert mirrored == results["flip"] == (results["flip_direction"] == "horizontal")
@@ -240,6 +240,9 @@ def test_crop_refuses_what_cannot_be_aligned():
         RandomCropTokenGrid(8, PATCH)(results)
     with pytest.raises(ValueError, match=r"crop_size \(16, 16\) is larger than the image \(12, 12\)"):
         RandomCropTokenGrid(16, PATCH)(aligned(3, 3))
+    for crop_size in ((16, 8), (8, 16)):
+        with pytest.raises(ValueError, match="is larger than the image"):
+            RandomCropTokenGrid(crop_size, PATCH)(aligned(3, 3))
 
 
 @pytest.mark.parametrize("transform", [RandomFlipTokenGrid(0.0), RandomCropTokenGrid(8, PATCH)])
@@ -253,3 +256,9 @@ def test_without_a_token_grid_they_refuse(transform):
 def test_flip_refuses_a_probability_that_is_none():
     with pytest.raises(ValueError, match="prob must be in"):
         RandomFlipTokenGrid(1.5)
+
+
+def test_a_logged_pipeline_says_the_options():
+    assert repr(LoadTokenGrid("tokens", "data")) == "LoadTokenGrid(store='tokens', data_root='data')"
+    assert repr(RandomFlipTokenGrid(0.25)) == "RandomFlipTokenGrid(prob=0.25)"
+    assert repr(RandomCropTokenGrid(8, PATCH)) == "RandomCropTokenGrid(crop_size=(8, 8), patch_size=4)"

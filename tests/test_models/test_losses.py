@@ -45,6 +45,17 @@ def test_large_logits_neither_overflow_nor_lose_the_loss():
     assert hits == 0
 
 
+@pytest.mark.parametrize(("elements", "rows"), [(500, [16, 16, 16, 2]), (29, [1] * 50)])
+def test_a_block_has_as_many_rows_as_its_logits_have_room_for(elements, rows, monkeypatch):
+    """And one row where a vocabulary alone fills it."""
+    products, multiply = [], torch.addmm
+    monkeypatch.setattr(losses, "BLOCK_ELEMENTS", {"cpu": elements})
+    monkeypatch.setattr(torch, "addmm", lambda *x: products.append(multiply(*x)) or products[-1])
+    parameters, targets = operands()
+    linear_cross_entropy(*parameters, targets)
+    assert [tuple(product.shape) for product in products] == [(number, 30) for number in rows]
+
+
 def test_blocks_are_of_8_mib_on_cpu_and_larger_elsewhere():
     assert losses.BLOCK_ELEMENTS == {"cpu": 8 * 2**20 // 4}
     assert losses.BLOCK_ELEMENTS_ELSEWHERE == 8192 * 8192

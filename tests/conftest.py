@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 from jaxtyping import install_import_hook
@@ -34,3 +35,11 @@ def capture_log(tmp_path):
     log_file = tmp_path / "log.txt"
     MMLogger.get_instance(f"test-{tmp_path.name}", log_file=str(log_file))
     return log_file.read_text
+
+
+@pytest.fixture
+def unchecked_types():
+    """As outside the tests, where annotations are not enforced: a compiler would trace the checks."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,5 +1,6 @@
 # make demo: set up .venv and run the whole road on the embedded data set
 # make test: set up .venv and run lint and the tests (no slow and no GPU ones)
+# Tests in more processes than two: make test JOBS=8
 # Another interpreter than the first that fits: make setup PYTHON=/path/to/python3.11
 
 VENV := .venv
@@ -11,6 +12,8 @@ FITS := import sys, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.10 python3 python; do \
 	$$p -c '$(FITS)' >/dev/null 2>&1 && echo $$p && break; done)
 START := $(shell date +%s)
+# Processes that tests run in.
+JOBS ?= 2
 TORCH := torch==2.11.0 torchvision==0.26.0
 
 .PHONY: help setup demo test lint format lock clean
@@ -42,7 +45,7 @@ demo: $(STAMP)
 	@$(BIN)/python -W ignore tools/demo.py --setup-seconds $$(cat $(STAMP))
 
 test: lint
-	@$(BIN)/python -m pytest -m "not slow and not gpu"
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu"
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

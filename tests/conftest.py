@@ -1,6 +1,12 @@
 """Shared fixtures, and shapes checked: jaxtyping's annotations of the models are enforced by beartype."""
 
+import gc
+import os
 from pathlib import Path
+
+# One thread a process, here and in those that tests start: what is computed is small, and test processes run
+# side by side. PyTorch reads it when it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import jaxtyping
 import pytest
@@ -12,9 +18,29 @@ from mmengine.registry import DefaultScope
 install_import_hook("mapet_mm.models", "beartype.beartype")
 
 
+def pytest_collection_finish() -> None:
+    """Leave what the imports made out of garbage collection: MMEngine collects once a data set."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests of a GPU where there is none."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     return Path(__file__).parent / "data"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _plain_configs():
+    """Spare MMEngine the layout, not the text, of the configs that it logs and saves: 2 s a runner."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("yapf.yapflib.yapf_api.FormatCode", lambda text, **_: (text, True))
+        yield
 
 
 @pytest.fixture(autouse=True)

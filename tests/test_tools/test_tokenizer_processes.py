@@ -1,13 +1,13 @@
 """Codebook and token store by several processes, verified, and merged from parts."""
 
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from digits_tokenizer import kclip_config, write_few_digits
+from forked_processes import run_together
 from mmengine.config import Config
 
 from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook, run_verify_tokens
@@ -42,22 +42,13 @@ def files_of(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def torchrun(processes: int, tool: str, config_file: Path) -> str:
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc_per_node={processes}", str(ROOT / "tools" / tool), str(config_file)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
 def test_two_processes_make_the_same_codebook_and_store(folder, single):
     cfg = config(folder, "double", **{"dataloader.num_workers": 1})
-    said = torchrun(2, "fit_codebook.py", folder / "double.py")
+    said = run_together(2, "fit_codebook.py", folder / "double.py", folder=folder)
     assert said.count("wrote") == 1
     digest = TokenStore.open(single.token_store).tokenizer
     assert f"digest {digest[:12]}" in said
-    said = torchrun(2, "extract_tokens.py", folder / "double.py")
+    said = run_together(2, "extract_tokens.py", folder / "double.py", folder=folder)
     assert said.count("tokenised 120 images") == 1
     assert files_of(cfg.token_store) == files_of(single.token_store)
 
@@ -84,22 +75,21 @@ def test_tokens_that_are_not_the_images_are_found(folder, single):
         run_verify_tokens(cfg, 0)
 
 
-def test_parts_merge_into_the_store_of_all(folder, single):
+def test_parts_merge_into_the_store_of_all(folder, single, monkeypatch, capsys):
     parts = []
     for part, name in enumerate(("train", "val")):
         cfg = config(folder, name, **{"tokenizer.codebook": single.tokenizer.codebook})
         cfg.dataset = [cfg.dataset[part]]
         run_extract_tokens(cfg)
         parts.append(cfg.token_store)
-    command = [sys.executable, str(ROOT / "tools" / "merge_token_stores.py"), *parts]
-    command += ["--out", str(folder / "merged")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert f"wrote {folder / 'merged'}: 120 images of 2 token stores" in done.stdout, done.stderr
+    arguments = ["merge_token_stores.py", *map(str, parts), "--out", str(folder / "merged")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    merge = str(ROOT / "tools" / "merge_token_stores.py")
+    runpy.run_path(merge, run_name="__main__")
+    assert f"wrote {folder / 'merged'}: 120 images of 2 token stores" in capsys.readouterr().out
     assert files_of(folder / "merged") == files_of(single.token_store)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"error: `{folder / 'merged'}` exists: choose another")
+    with pytest.raises(SystemExit, match=rf"^error: `{folder / 'merged'}` exists: choose another"):
+        runpy.run_path(merge, run_name="__main__")
 
 
 def test_a_part_of_the_images_leaves_the_store_open(folder, single):
@@ -121,6 +111,6 @@ def test_processes_of_a_tokenizer_that_talks_to_others_do_not_wait_for_each_othe
     cfg.merge_from_dict({"data_root": str(folder / "digits"), "token_store": str(folder / "vqkd")})
     cfg.dataloader = dict(num_workers=0)
     cfg.dump(str(folder / "vqkd.py"))
-    assert "wrote" in torchrun(2, "extract_tokens.py", folder / "vqkd.py")
+    assert "wrote" in run_together(2, "extract_tokens.py", folder / "vqkd.py", folder=folder)
     alone, _ = run_extract_tokens(Config({**cfg, "token_store": str(folder / "vqkd_alone")}))
     assert files_of(folder / "vqkd") == files_of(alone.path)

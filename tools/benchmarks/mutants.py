@@ -1,0 +1,193 @@
+"""Mutants of the core, and how many of them the tests kill: one changed operator or constant at a time.
+
+A mutant swaps a comparison, an arithmetic or a boolean operator, drops a `not` or a minus, adds one to a number,
+negates a boolean, returns nothing, or leaves out a call or an error. Each is written into a copy of the project, and the file's tests run there until one fails,
+in a process forked from one that has imported the libraries, but nothing of `mapet_mm`. The sample is seeded.
+
+    python tools/benchmarks/mutants.py                                  # all files
+    python tools/benchmarks/mutants.py mapet_mm/models/losses.py        # one file
+"""
+
+import argparse
+import ast
+import copy
+import importlib
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LIBRARIES = (
+    "beartype", "faiss", "jaxtyping", "mmpretrain.apis", "mmseg.apis", "open_clip", "pytest", "skimage.data", "timm",
+)  # fmt: skip
+# The tests of each file, the quickest and most telling first. Left out: those that start other processes.
+TESTS = {
+    "mapet_mm/models/objectives.py": "test_models/test_objectives.py test_models/test_two_stream.py",
+    "mapet_mm/models/two_stream.py": "test_models/test_two_stream.py test_models/test_mapet.py",
+    "mapet_mm/models/vit.py": "test_models/test_vit.py test_models/test_two_stream.py test_models/test_mapet.py "
+    "test_convert.py",
+    "mapet_mm/models/losses.py": "test_models/test_losses.py test_models/test_two_stream.py",
+    "mapet_mm/engine/layer_decay.py": "test_engine/test_layer_decay.py",
+    "mapet_mm/datasets/transforms.py": "test_datasets/test_transforms.py",
+    "mapet_mm/tokenizers/codebook/codebook.py": "test_tokenizers/test_codebook.py test_tokenizers/test_kmeans.py",
+    "mapet_mm/tokenizers/codebook/kmeans.py": "test_tokenizers/test_kmeans.py",
+    **dict.fromkeys(
+        (f"mapet_mm/tokenizers/store/{name}.py" for name in (
+            "blocks", "changes", "manifest", "names", "part_reader", "token_store"
+        )),
+        "test_tokenizers/test_token_store.py test_tokenizers/test_store_changes.py",
+    ),
+}  # fmt: skip
+SWAPS = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift, ast.And: ast.Or, ast.Or: ast.And,
+}  # fmt: skip
+NAMES = ("lt le", "gt ge", "_everything _nothing", "any all", "min max")
+NAME_SWAPS = {a: b for pair in NAMES for a, b in (pair.split(), pair.split()[::-1])}
+
+
+def replacements(node: ast.AST) -> Iterator[ast.AST]:
+    """The changed forms of one node of the syntax tree."""
+    if isinstance(node, ast.Compare):
+        for place, operator in enumerate(node.ops):
+            changed = copy.deepcopy(node)
+            changed.ops[place] = SWAPS[type(operator)]()
+            yield changed
+    elif isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)) and type(node.op) in SWAPS:
+        changed = copy.deepcopy(node)
+        changed.op = SWAPS[type(node.op)]()
+        yield changed
+    elif isinstance(node, ast.UnaryOp):
+        yield copy.deepcopy(node.operand)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
+        yield ast.Constant(not node.value if isinstance(node.value, bool) else node.value + 1)
+    elif isinstance(node, ast.Name) and node.id in NAME_SWAPS:
+        yield ast.Name(NAME_SWAPS[node.id])
+    elif isinstance(node, ast.Attribute) and node.attr in NAME_SWAPS:
+        yield ast.Attribute(node.value, NAME_SWAPS[node.attr])
+    elif isinstance(node, ast.Return) and node.value is not None:
+        yield ast.Return(None)
+    elif isinstance(node, ast.Raise) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+        yield ast.Pass()
+
+
+def code_nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
+    """Each node that is no type annotation: its parent, the parent's field and the place in it."""
+    for field, value in ast.iter_fields(tree):
+        if field in ("annotation", "returns"):
+            continue
+        for place, child in enumerate(value) if isinstance(value, list) else ((None, value),):
+            if isinstance(child, ast.AST):
+                yield tree, field, place
+                yield from code_nodes(child)
+
+
+def mutants(source: str) -> Iterator[tuple[str, str]]:
+    """What was changed where, and the changed source."""
+    tree = ast.parse(source)
+    for parent, field, place in code_nodes(tree):
+        holder, key = (getattr(parent, field), place) if place is not None else (parent.__dict__, field)
+        node = holder[key]
+        for changed in replacements(node):
+            holder[key] = changed
+            yield f"{node.lineno}: {ast.unparse(node)}  ->  {ast.unparse(changed)}", ast.unparse(tree)
+            holder[key] = node
+
+
+class Workshop:
+    """A copy of the project in which one mutant at a time is tested."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        skip = shutil.ignore_patterns("__pycache__", ".*", "work_dirs", "data.*", "docs")
+        for name in ("mapet_mm", "tests", "configs", "tools", "pyproject.toml"):
+            copy_one = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy_one(ROOT / name, folder / name, **({"ignore": skip} if (ROOT / name).is_dir() else {}))
+
+    def start(self, path: str, source: str, limit: float) -> int:
+        """Fork a process that runs the file's tests on the source; its id."""
+        (self.folder / path).write_text(source)
+        process = os.fork()
+        if process:
+            return process
+        os.setsid()
+        signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
+        signal.alarm(int(limit))
+        log = os.open(self.folder / "log.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.dup2(log, 1), os.dup2(log, 2)
+        os.chdir(self.folder)
+        sys.path.insert(0, str(self.folder))
+        os.environ["PYTHONPATH"] = str(self.folder)
+        tests = [f"tests/{name}" for name in TESTS[path].split()]
+        options = ["-x", "-q", "-m", "not slow and not gpu", "-p", "no:cacheprovider", "-k", "not processes"]
+        os._exit(int(importlib.import_module("pytest").main([*options, *tests])))
+        raise AssertionError
+
+
+def run(path: str, sample: int, workshops: list[Workshop]) -> tuple[int, list[str]]:
+    """Test a sample of a file's mutants; how many were made, and those that survived."""
+    source = (ROOT / path).read_text()
+    start = time.monotonic()
+    _, status = os.waitpid(workshops[0].start(path, ast.unparse(ast.parse(source)), 600), 0)
+    seconds = time.monotonic() - start
+    if status:
+        sys.exit(
+            f"error: the tests of {path} fail without a mutant:\n{(workshops[0].folder / 'log.txt').read_text()}"
+        )
+    every = list(mutants(source))
+    waiting = random.Random(0).sample(every, min(sample, len(every)))
+    print(f"{path}: {len(waiting)} of {len(every)} mutants, tests of {seconds:.0f} s", flush=True)
+    made, survived, running = len(waiting), [], {}
+    free = list(workshops)
+    while waiting or running:
+        while waiting and free:
+            what, changed = waiting.pop()
+            workshop = free.pop()
+            running[workshop.start(path, changed, 4 * seconds + 30)] = workshop, what
+        process, status = os.wait()
+        workshop, what = running.pop(process)
+        free.append(workshop)
+        if status == 0:
+            survived.append(what)
+        elif os.waitstatus_to_exitcode(status) not in (1, 2, 3, -signal.SIGKILL):
+            sys.exit(f"error: pytest did not run:\n{(workshop.folder / 'log.txt').read_text()}")
+        print(f"  {'SURVIVED' if status == 0 else 'killed  '} {what}", flush=True)
+    for workshop in workshops:
+        (workshop.folder / path).write_text(source)
+    return made, survived
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="*", default=list(TESTS), help="of those that have an entry in TESTS")
+    parser.add_argument("--sample", type=int, default=25, help="mutants a file (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: %(default)s)")
+    args = parser.parse_args()
+    os.environ.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+    sys.dont_write_bytecode = True
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    with tempfile.TemporaryDirectory() as folder:
+        workshops = [Workshop(Path(folder, str(job))) for job in range(args.jobs)]
+        results = {path: run(path, args.sample, workshops) for path in args.files}
+    made, alive = (
+        sum(n) for n in zip(*((made, len(alive)) for made, alive in results.values()), strict=True)
+    )
+    for path, (number, survived) in results.items():
+        print(f"{path}: {number - len(survived)} of {number} killed", *survived, sep="\n    ")
+    print(f"in all {made - alive} of {made} killed, {100 * (made - alive) / made:.1f} %")
+
+
+if __name__ == "__main__":
+    main()

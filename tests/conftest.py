@@ -8,6 +8,7 @@ from pathlib import Path
 # side by side. PyTorch reads it when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import jaxtyping
 import pytest
 import torch
 from jaxtyping import install_import_hook
@@ -60,3 +61,11 @@ def capture_log(tmp_path):
     log_file = tmp_path / "log.txt"
     MMLogger.get_instance(f"test-{tmp_path.name}", log_file=str(log_file))
     return log_file.read_text
+
+
+@pytest.fixture
+def unchecked_types():
+    """As outside the tests, where annotations are not enforced: a compiler would trace the checks."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

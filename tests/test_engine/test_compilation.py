@@ -181,6 +181,7 @@ def train_classifier(folder: Path, hooks: list, shapes: int = 12) -> Runner:
     return runner
 
 
+@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_validation_at_more_shapes_than_can_be_compiled_leaves_training_compiled(tmp_path, backend):
     """12 shapes, past PyTorch's limit of 8, twice; the training step has one graph from first to last."""

@@ -149,7 +149,9 @@ def test_weights_are_those_of_plain_data_parallel(folder):
     sharded = read(folder, "sharded", 2)["state_dict"]
     assert list(sharded) == list(plain)
     for name, weight in plain.items():
-        torch.testing.assert_close(sharded[name], weight, rtol=0, atol=1e-5, msg=name)
+        # AdamW makes a step of almost any gradient, so where one is nearly nothing its rounding shows.
+        torch.testing.assert_close(sharded[name], weight, rtol=0, atol=1e-4, msg=name)
+        assert (sharded[name] - weight).abs().mean() < 2e-6, name
     name = "backbone.layers.0.attn.qkv.weight"
     assert (plain[name] - before[name]).abs().mean() > 5e-4
 

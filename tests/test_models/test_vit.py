@@ -1,6 +1,5 @@
 """Backbones: initialisation, permutations, information flow, checkpoints going downstream."""
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -21,14 +20,6 @@ def pretrain_vit(cutting_point=8, objective="mapet", std=0.3, **kwargs) -> MaPeT
     for parameter in vit.parameters():
         torch.nn.init.normal_(parameter, std=std)
     return vit.eval()
-
-
-@pytest.fixture
-def unchecked_types():
-    """As outside the tests, where annotations are not enforced."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def assert_std(tensor: torch.Tensor, std: float) -> None:

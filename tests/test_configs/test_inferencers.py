@@ -114,7 +114,7 @@ def every(*types: str, **options: bool):
 def test_every_recipe_is_in_a_case():
     assert sorted(path for paths in CASES.values() for path in paths) == sorted(RECIPES)
     types = {load(paths[0]).model.type for paths in CASES.values()}
-    assert types == {*CLASSIFIERS, "EncoderDecoder", "mapet_mm.MaPeT", "BEiT", "CAE"}
+    assert types == {*CLASSIFIERS, "EncoderDecoder", "mapet_mm.MaPeT", "BEiT", "mapet_mm.ProjectedCAE"}
 
 
 @every(*CLASSIFIERS)
@@ -133,7 +133,7 @@ def test_classifiers_classify(files):
     assert all(torch.isfinite(feature).all() for feature in extract(file)[0])
 
 
-@every("mapet_mm.MaPeT", "BEiT", "CAE")
+@every("mapet_mm.MaPeT", "BEiT", "mapet_mm.ProjectedCAE")
 def test_pretrained_models_give_features(files):
     """Of every token of the image, the class token first; by themselves and in a batch."""
     config, weights, file, pixels = files

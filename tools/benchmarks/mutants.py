@@ -1,11 +1,9 @@
 """Mutants of the core, and how many of them the tests kill: one changed operator or constant at a time.
 
-A mutant swaps a comparison, an arithmetic or a boolean operator, drops a `not` or a minus, adds one to a number,
-negates a boolean, returns nothing, or leaves out a call or an error. Each is written into a copy of the project, and the file's tests run there until one fails,
-in a process forked from one that has imported the libraries, but nothing of `mapet_mm`. The sample is seeded.
-
-    python tools/benchmarks/mutants.py                                  # all files
-    python tools/benchmarks/mutants.py mapet_mm/models/losses.py        # one file
+A mutant swaps a comparison, an arithmetic or a boolean operator, drops a `not` or a minus, adds one to a
+number, negates a boolean, returns nothing, or leaves out a call or an error; a seeded sample of those of each
+file is made. Each is written into a copy of the project, where the file's tests run until one fails, in a
+process forked from one that has imported the libraries, but nothing of `mapet_mm`.
 """
 
 import argparse
@@ -26,20 +24,22 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = (
-    "beartype", "faiss", "jaxtyping", "mmpretrain.apis", "mmseg.apis", "open_clip", "pytest", "skimage.data", "timm",
+    "beartype", "faiss", "jaxtyping", "mmpretrain.apis", "mmseg.apis", "open_clip", "skimage.data", "timm",
 )  # fmt: skip
 STORE = "test_tokenizers/test_token_store.py test_tokenizers/test_store_changes.py"
 # The tests of each file, the most telling first.
 TESTS = {
     "mapet_mm/models/objectives.py": "test_models/test_objectives.py test_models/test_two_stream.py",
-    "mapet_mm/models/two_stream.py": "test_models/test_layout.py test_models/test_two_stream.py test_models/test_mapet.py",
+    "mapet_mm/models/two_stream.py": "test_models/test_layout.py test_models/test_two_stream.py "
+    "test_models/test_mapet.py",
     "mapet_mm/models/vit.py": "test_models/test_vit.py test_models/test_initialisation.py "
     "test_models/test_layout.py test_models/test_position_embedding.py test_models/test_mapet.py "
     "test_models/test_two_stream.py test_models/test_beit_names.py",
     "mapet_mm/models/losses.py": "test_models/test_losses.py test_models/test_two_stream.py",
     "mapet_mm/engine/layer_decay.py": "test_engine/test_layer_decay.py",
     "mapet_mm/datasets/transforms.py": "test_datasets/test_transforms.py",
-    "mapet_mm/tokenizers/codebook/codebook.py": "test_tokenizers/test_codebook.py test_tokenizers/test_kmeans.py",
+    "mapet_mm/tokenizers/codebook/codebook.py": "test_tokenizers/test_codebook.py "
+    "test_tokenizers/test_kmeans.py",
     "mapet_mm/tokenizers/codebook/kmeans.py": "test_tokenizers/test_kmeans.py",
     **{
         str(path.relative_to(ROOT)): STORE
@@ -48,15 +48,18 @@ TESTS = {
 }
 # Left out: tests that start other processes or measure time.
 LEFT_OUT = ("processes", "one_graph", "hundred_thousand")
-SWAPS = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShift,
-    ast.RShift: ast.LShift, ast.And: ast.Or, ast.Or: ast.And,
-}  # fmt: skip
+PAIRS = (
+    "Lt LtE", "Gt GtE", "Eq NotEq", "In NotIn", "Is IsNot", "Add Sub", "Mult Div", "BitAnd BitOr",
+    "LShift RShift", "And Or",
+)  # fmt: skip
+SWAPS = {a: b for pair in PAIRS for a, b in (pair.split(), pair.split()[::-1])}
+SWAPS |= dict.fromkeys(("FloorDiv", "Mod", "Pow"), "Mult")
 NAMES = ("lt le", "gt ge", "_everything _nothing", "any all", "min max")
 NAME_SWAPS = {a: b for pair in NAMES for a, b in (pair.split(), pair.split()[::-1])}
+
+
+def swapped(operator: ast.AST) -> ast.AST:
+    return getattr(ast, SWAPS[type(operator).__name__])()
 
 
 def replacements(node: ast.AST) -> Iterator[ast.AST]:
@@ -64,11 +67,11 @@ def replacements(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.Compare):
         for place, operator in enumerate(node.ops):
             changed = copy.deepcopy(node)
-            changed.ops[place] = SWAPS[type(operator)]()
+            changed.ops[place] = swapped(operator)
             yield changed
-    elif isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)) and type(node.op) in SWAPS:
+    elif isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)) and type(node.op).__name__ in SWAPS:
         changed = copy.deepcopy(node)
-        changed.op = SWAPS[type(node.op)]()
+        changed.op = swapped(node.op)
         yield changed
     elif isinstance(node, ast.UnaryOp):
         yield copy.deepcopy(node.operand)
@@ -117,6 +120,11 @@ class Workshop:
             copy_one = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             copy_one(ROOT / name, folder / name, **({"ignore": skip} if (ROOT / name).is_dir() else {}))
 
+    @property
+    def log(self) -> str:
+        """What pytest said last."""
+        return (self.folder / "log.txt").read_text()
+
     def start(self, path: str, source: str, limit: float) -> int:
         """Fork a process that runs the file's tests on the source; its id."""
         (self.folder / path).write_text(source)
@@ -144,9 +152,7 @@ def run(path: str, sample: int, workshops: list[Workshop]) -> tuple[int, list[st
     _, status = os.waitpid(workshops[0].start(path, ast.unparse(ast.parse(source)), 600), 0)
     seconds = time.monotonic() - start
     if status:
-        sys.exit(
-            f"error: the tests of {path} fail without a mutant:\n{(workshops[0].folder / 'log.txt').read_text()}"
-        )
+        sys.exit(f"error: the tests of {path} fail without a mutant:\n{workshops[0].log}")
     every = list(mutants(source))
     waiting = random.Random(0).sample(every, min(sample, len(every)))
     print(f"{path}: {len(waiting)} of {len(every)} mutants, tests of {seconds:.0f} s", flush=True)
@@ -163,7 +169,7 @@ def run(path: str, sample: int, workshops: list[Workshop]) -> tuple[int, list[st
         if status == 0:
             survived.append(what)
         elif os.waitstatus_to_exitcode(status) not in (1, 2, 3, -signal.SIGKILL):
-            sys.exit(f"error: pytest did not run:\n{(workshop.folder / 'log.txt').read_text()}")
+            sys.exit(f"error: pytest did not run:\n{workshop.log}")
         print(f"  {'SURVIVED' if status == 0 else 'killed  '} {what}", flush=True)
     for workshop in workshops:
         (workshop.folder / path).write_text(source)

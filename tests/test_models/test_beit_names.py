@@ -22,7 +22,7 @@ def randomise(module: torch.nn.Module) -> torch.nn.Module:
 
 @pytest.mark.parametrize("bias", [True, "qv_bias"])
 @pytest.mark.parametrize("family", [BEiTPretrainViT, CAEPretrainViT])
-def test_plain_vit_computes_what_the_checkpoint_computed(family, bias):
+def test_plain_vit_computes_what_the_checkpoint_computed(family, bias, capture_log):
     """Every token of the last layer, to 1e-6, and no parameter missing or left over but the mask token."""
     options = dict(layer_cfgs=dict(bias=bias)) if family is BEiTPretrainViT else dict(bias=bias)
     beit = randomise(family(ARCH, 24, 4, layer_scale_init_value=0.1, **{**PLAIN, **options}))
@@ -35,6 +35,7 @@ def test_plain_vit_computes_what_the_checkpoint_computed(family, bias):
         expected, actual = beit(images, mask=None)[0], vit(images)[0]
     assert actual.shape == (2, 37, 48)
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+    assert "Renamed the parameters of 3 BEiT layers" in capture_log()
 
 
 def test_prefix_and_other_parameters_are_respected():

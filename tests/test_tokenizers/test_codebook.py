@@ -1,5 +1,7 @@
 """The codebook: nearest centroids, k-means, and files that are whole or refused."""
 
+import inspect
+from dataclasses import asdict
 from itertools import pairwise
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 import torch
 
 from mapet_mm.tokenizers.codebook import Codebook, CodebookError
+from mapet_mm.tokenizers.codebook.codebook import KMeansOptions
 
 
 @pytest.fixture
@@ -42,7 +45,7 @@ def test_autocast_does_not_blur_the_distances(rows):
 
 def test_assign_refuses_features_of_another_width(rows):
     with pytest.raises(CodebookError, match="features have 5 channels, the codebook 12"):
-        Codebook(rows[:4]).assign(torch.zeros(3, 5))
+        Codebook(rows[:4]).assign(torch.zeros(3, 4, 5))
 
 
 def test_fit_finds_separate_clusters_and_records_how():
@@ -58,6 +61,15 @@ def test_fit_finds_separate_clusters_and_records_how():
     assert recorded["inertia"] == pytest.approx(200 * 6 * 0.01**2, rel=0.1)
     assert recorded["inertia_per_iteration"][-1] == recorded["inertia"]
     assert "faiss" in recorded["versions"]
+
+
+def test_settings_left_out_are_the_same_in_memory_and_out_of_it():
+    options = asdict(KMeansOptions(8))
+    assert options == dict(k=8, niter=20, nredo=5, max_points_per_centroid=512, seed=0)
+    defaults = {name: p.default for name, p in inspect.signature(Codebook.fit).parameters.items()}
+    assert {name: defaults[name] for name in options if name != "k"} == {
+        name: value for name, value in options.items() if name != "k"
+    }
 
 
 def test_the_inertia_curve_is_the_best_redo_alone_and_falls(rows):

@@ -129,6 +129,20 @@ def test_an_iteration_that_changes_nothing_ends_the_start(tmp_path):
     assert inertia[-1] == inertia[-2] < inertia[-3]
 
 
+def test_the_start_of_lowest_inertia_is_kept_also_after_one_iteration(tmp_path):
+    shards = make_shards(tmp_path)
+    # A start draws its rows by the seed and its number.
+    alone = [
+        cluster_shards(shards, KMeansOptions(30, 1, 1, seed=15486557 * start), tmp_path / f"{start}")
+        for start in range(4)
+    ]
+    centroids, inertia = cluster_shards(shards, KMeansOptions(30, 1, 4), tmp_path / "state")
+    best = min(range(4), key=lambda start: alone[start][1])
+    assert best not in (0, 3)
+    assert inertia == alone[best][1]
+    assert (centroids == alone[best][0]).all()
+
+
 def test_fewer_rows_than_centroids_are_refused(tmp_path):
     shards = make_shards(tmp_path, images=20)
     with pytest.raises(CodebookError, match="40 rows, k = 41"):

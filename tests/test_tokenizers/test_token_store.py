@@ -75,6 +75,14 @@ def test_unknown_names_are_not_found(tmp_path, name):
         store[name]
 
 
+def test_names_end_where_the_rows_end(tmp_path):
+    names = make(tmp_path / "tokens", count=300).names
+    assert (names[-300], names[299]) == (names[0], names[-1])
+    for row in (300, -301):
+        with pytest.raises(IndexError, match=rf"row {row} of 300 rows"):
+            names[row]
+
+
 def test_a_name_with_a_line_break_does_not_match_two_names(tmp_path):
     store = make(tmp_path / "tokens", count=300)
     assert "\n".join([store.names[4], store.names[5]]) not in store

@@ -80,7 +80,7 @@ def replacements(node: ast.AST) -> Iterator[ast.AST]:
         yield ast.Name(NAME_SWAPS[node.id])
     elif isinstance(node, ast.Attribute) and node.attr in NAME_SWAPS:
         yield ast.Attribute(node.value, NAME_SWAPS[node.attr])
-    elif isinstance(node, ast.Return) and node.value is not None:
+    elif isinstance(node, ast.Return) and ast.unparse(node) not in ("return", "return None"):
         yield ast.Return(None)
     elif isinstance(node, ast.Raise) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         yield ast.Pass()

@@ -1,5 +1,6 @@
 """k-means on feature shards against faiss in memory; killed, resumed, and shared between processes."""
 
+import re
 from pathlib import Path
 
 import faiss
@@ -69,7 +70,15 @@ def test_killed_in_any_iteration_the_codebook_is_the_same(tmp_path, monkeypatch)
         if len(calls) % 4 == 0:
             raise KeyboardInterrupt
 
+    bars = []
+
+    class Bar(kmeans.tqdm):
+        def __init__(self, **options):
+            super().__init__(**options)
+            bars.append(self)
+
     monkeypatch.setattr(kmeans, "_save_progress", killed)
+    monkeypatch.setattr(kmeans, "tqdm", Bar)
     interruptions = 0
     while True:
         try:
@@ -79,8 +88,17 @@ def test_killed_in_any_iteration_the_codebook_is_the_same(tmp_path, monkeypatch)
             interruptions += 1
     assert interruptions == 4
     assert len(calls) == 18  # no iteration twice
+    assert [(bar.initial, bar.n, bar.total) for bar in bars] == [
+        (0, 4, 18), (4, 8, 18), (8, 12, 18), (12, 16, 18), (16, 18, 18),
+    ]  # fmt: skip
     assert resumed.digest == undisturbed.digest
     assert resumed.metadata["inertia_per_iteration"] == undisturbed.metadata["inertia_per_iteration"]
+
+
+def test_the_log_says_which_iteration_of_which_start_it_is(tmp_path, capture_log):
+    cluster_shards(make_shards(tmp_path / "shards"), KMeansOptions(30, 3, 2), tmp_path / "state")
+    said = re.findall(r"k-means start (\d)/2, iteration (\d)/3: inertia \d.*, 0 empty", capture_log())
+    assert said == [(start, iteration) for start in "12" for iteration in "123"]
 
 
 def test_a_checkpoint_of_other_settings_is_not_continued(tmp_path):
@@ -109,6 +127,20 @@ def test_an_iteration_that_changes_nothing_ends_the_start(tmp_path):
     _, inertia = cluster_shards(shards, KMeansOptions(3, 200, 1), tmp_path / "state")
     assert len(inertia) < 200
     assert inertia[-1] == inertia[-2] < inertia[-3]
+
+
+def test_the_start_of_lowest_inertia_is_kept_also_after_one_iteration(tmp_path):
+    shards = make_shards(tmp_path)
+    # A start draws its rows by the seed and its number.
+    alone = [
+        cluster_shards(shards, KMeansOptions(30, 1, 1, seed=15486557 * start), tmp_path / f"{start}")
+        for start in range(4)
+    ]
+    centroids, inertia = cluster_shards(shards, KMeansOptions(30, 1, 4), tmp_path / "state")
+    best = min(range(4), key=lambda start: alone[start][1])
+    assert best not in (0, 3)
+    assert inertia == alone[best][1]
+    assert (centroids == alone[best][0]).all()
 
 
 def test_fewer_rows_than_centroids_are_refused(tmp_path):

@@ -166,6 +166,7 @@ def test_an_extended_store_keeps_its_rows_and_misses_the_new(tmp_path, names):
     again = extend_store(tmp_path / "a", ["z"])
     assert_holds(again, [*names, "a", "e"])
     assert [again.names[row] for row in again.missing()] == ["z"]
+    assert not again.sealed
     assert len(store) == 3
 
 
@@ -303,6 +304,35 @@ def test_a_skipped_image_is_not_missing_and_says_why(tmp_path):
     assert_holds(TokenStore.open(tmp_path / "a"), ["a", "b", "c"])
 
 
+def test_an_image_repaired_before_sealing_is_no_longer_skipped(tmp_path):
+    store = make(tmp_path / "a", ["a", "b"], written=[0])
+    store.write([], np.zeros((0, *GRID), int), skipped={1: "no image"})
+    assert store.skipped == {"b": "no image"}
+    store.write([1], [grid_of("b")])
+    for reader in (store, TokenStore.open(tmp_path / "a")):
+        assert reader.skipped == {}
+        assert reader.missing(with_skipped=True).size == 0
+        assert_holds(reader, ["a", "b"])
+
+
+def test_an_image_skipped_after_sealing_is_skipped_in_the_next_seal(tmp_path):
+    store = make(tmp_path / "a", ["a", "b"])
+    store.seal()
+    store.write([], np.zeros((0, *GRID), int), skipped={1: "no image"})
+    store.seal()
+    assert TokenStore.open(tmp_path / "a").skipped == {"b": "no image"}
+
+
+def test_a_reader_keeps_the_other_blocks_when_one_is_removed(tmp_path):
+    """As the message of a damaged block advises."""
+    make(tmp_path / "a", ["a", "b"])
+    reader = TokenStore.open(tmp_path / "a")
+    assert reader.written().tolist() == [True, True]
+    os.remove(min((tmp_path / "a" / "blocks").iterdir()))
+    assert reader.written().tolist() == [False, True]
+    assert_holds(reader, ["b"])
+
+
 def test_chunks_are_all_stored_rows_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(token_store, "CHUNK_ROWS", 3)
     names = [f"{index:02d}" for index in range(10)]
@@ -315,6 +345,17 @@ def test_chunks_are_all_stored_rows_in_order(tmp_path, monkeypatch):
     assert rows.tolist() == list(range(10))
     assert all((grid == grid_of(name)).all() for grid, name in zip(grids, names, strict=True))
     assert max(len(rows) for rows, _ in store.chunks()) <= 3
+
+
+def test_chunks_go_on_when_the_store_is_sealed_in_between(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_store, "CHUNK_ROWS", 1)
+    make(tmp_path / "a", ["a", "b", "c"])
+    chunks = TokenStore.open(tmp_path / "a").chunks()
+    found = [next(chunks)]
+    TokenStore.open(tmp_path / "a").seal()
+    found += chunks
+    assert [rows.tolist() for rows, _ in found] == [[0], [1], [2]]
+    assert all((grids[0] == grid_of(name)).all() for (_, grids), name in zip(found, "abc", strict=True))
 
 
 def test_merged_stores_equal_one_made_at_once(tmp_path):

@@ -75,6 +75,14 @@ def test_unknown_names_are_not_found(tmp_path, name):
         store[name]
 
 
+def test_names_end_where_the_rows_end(tmp_path):
+    names = make(tmp_path / "tokens", count=300).names
+    assert (names[-300], names[299]) == (names[0], names[-1])
+    for row in (300, -301):
+        with pytest.raises(IndexError, match=rf"row {row} of 300 rows"):
+            names[row]
+
+
 def test_a_name_with_a_line_break_does_not_match_two_names(tmp_path):
     store = make(tmp_path / "tokens", count=300)
     assert "\n".join([store.names[4], store.names[5]]) not in store
@@ -128,8 +136,8 @@ def test_write_refuses_what_does_not_fit(tmp_path):
     good = grids_of([0, 1])
     with pytest.raises(TokenStoreError, match=r"ids from 0 to 499 \(its vocab_size\), got 0 to 500"):
         store.write([0, 1], np.where(good == good.max(), 500, 0))
-    with pytest.raises(TokenStoreError, match="got -1 to"):
-        store.write([0], -np.ones((1, 3, 2), dtype=int))
+    with pytest.raises(TokenStoreError, match="got -1 to 4"):
+        store.write([0], np.arange(-1, 5).reshape(1, 3, 2))
     with pytest.raises(TokenStoreError, match=r"shape \(2, 3, 2\) for 2 rows, got \(2, 2, 3\)"):
         store.write([0, 1], good.transpose(0, 2, 1))
     with pytest.raises(TokenStoreError, match="rows 0 to 3, got 3 to 4"):

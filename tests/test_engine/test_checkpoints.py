@@ -11,9 +11,9 @@ import torch
 from mmengine.config import Config
 from mmengine.logging import HistoryBuffer
 from mmengine.model import PretrainedInit
-from mmengine.runner import load_checkpoint
+from mmengine.runner import Runner, load_checkpoint
 from safetensors.torch import save_file
-from tiny_training import CONFIG, read_checkpoint, read_scalars, run_tool
+from tiny_training import CONFIG, read_checkpoint, read_scalars, run_tool, second_of_its_own
 
 from mapet_mm.engine.checkpoints import LaunchError, find_checkpoint, require_checkpoint
 from mapet_mm.engine.launch import build_runner, configure_test, configure_training, load_config
@@ -27,6 +27,11 @@ class Foreign:
     """An object of somebody's own class in a checkpoint."""
 
 
+def build(cfg: Config) -> Runner:
+    with second_of_its_own():
+        return build_runner(cfg, "none")
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, images) -> tuple[Path, Path]:
     """Config and work dir of a run of two epochs that keeps its best checkpoint."""
@@ -35,7 +40,7 @@ def trained(tmp_path_factory, images) -> tuple[Path, Path]:
     config.write_text(CONFIG.replace("DATA", str(images)))
     cfg = load_config(str(config), {BEST[0].split("=")[0]: "auto"}, str(folder / "work"))
     configure_training(cfg)
-    build_runner(cfg, "none").train()
+    build(cfg).train()
     return config, folder / "work"
 
 
@@ -94,7 +99,7 @@ def test_what_cannot_be_plain_is_named(capture_log):
 def test_saving_leaves_the_runs_own_log_buffers_alone(trained, tmp_path):
     cfg = load_config(str(trained[0]), None, str(tmp_path / "work"))
     configure_training(cfg)
-    runner = build_runner(cfg, "none")
+    runner = build(cfg)
     runner.train()
     assert isinstance(runner.message_hub.get_scalar("train/loss"), HistoryBuffer)
 
@@ -104,7 +109,7 @@ def test_log_buffers_come_back_when_a_run_resumes(trained, tmp_path):
     config, work = trained
     cfg = load_config(str(config), None, str(tmp_path / "resumed"))
     configure_training(cfg, resume=str(work / "epoch_1.pth"))
-    runner = build_runner(cfg, "none")
+    runner = build(cfg)
     runner.train()
     values, counts = runner.message_hub.get_scalar("train/loss").data
     whole = [line["loss"] for line in read_scalars(work) if "loss" in line]
@@ -115,7 +120,7 @@ def test_log_buffers_come_back_when_a_run_resumes(trained, tmp_path):
 def test_a_resumed_copy_never_removes_the_originals_best_checkpoint(trained, copy):
     cfg = load_config(str(trained[0]), {BEST[0].split("=")[0]: "auto"}, str(copy))
     configure_training(cfg, resume=str(copy / "epoch_1.pth"))
-    runner = build_runner(cfg, "none")
+    runner = build(cfg)
     runner.train()
     assert runner.message_hub.get_info("best_ckpt") == str(copy / "best_accuracy_top1_epoch_1.pth")
     assert runner.message_hub.get_info("last_ckpt") == str(copy / "epoch_2.pth")
@@ -186,7 +191,7 @@ def test_safetensors_are_refused_with_the_way_to_convert_them(tmp_path):
 def test_a_test_ignores_that_its_config_resumes(trained, tmp_path):
     cfg = load_config(str(trained[0]), dict(resume=True), str(tmp_path))
     configure_test(cfg, str(trained[1] / "epoch_2.pth"))
-    assert build_runner(cfg, "none").test()["accuracy/top1"] == 100.0
+    assert build(cfg).test()["accuracy/top1"] == 100.0
 
 
 def test_a_work_dir_is_no_checkpoint(trained):

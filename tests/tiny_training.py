@@ -54,7 +54,7 @@ visualizer = dict(type="UniversalVisualizer", vis_backends=[dict(type="LocalVisB
 
 @contextmanager
 def second_of_its_own() -> Iterator[None]:
-    """A run starts in a second that no earlier one had: MMEngine tells runs apart by it, and these are quick."""
+    """A run starts in a second that no earlier one had: MMEngine tells runs apart by it."""
     while int(time.time()) == _LATEST[0]:
         time.sleep(0.01)
     try:

@@ -24,7 +24,7 @@ from mapet_mm.tokenizers.tensor_files import TensorFile
 
 REMEDY = "remove it and run tools/extract_tokens.py again"
 # Files open at a time.
-HANDLES = 128
+HANDLES = 512
 
 
 def write_block(

@@ -11,7 +11,7 @@ from safetensors.numpy import save
 from mapet_mm.tokenizers.tensor_files import TensorFile
 
 # Only each block's first name is kept in memory; the others are read and searched a block at a time.
-BLOCK = 128
+BLOCK = 32
 
 
 def encode_name(name: str) -> bytes:
@@ -22,7 +22,7 @@ def encode_name(name: str) -> bytes:
 def names_file(names: Iterable[str]) -> bytes:
     """Contents of a safetensors file that finds a name's row; rows are in the order of the names given.
 
-    `text` has the names in byte order, a line each; `firsts` every 128th of them, `bounds` where their blocks
+    `text` has the names in byte order, a line each; `firsts` every 32nd of them, `bounds` where their blocks
     begin in `text` and where the last ends; `order`, only where the names were given in another order, the
     row of each line and the line of each row.
 

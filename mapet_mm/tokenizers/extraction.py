@@ -18,14 +18,13 @@ from tqdm import tqdm
 
 from mapet_mm.tokenizers.base import Tokenizer
 from mapet_mm.tokenizers.image_groups import GROUP_SIZE, GroupLoader, ImageGroup, split
-from mapet_mm.tokenizers.images import NamedImages, UnreadableImagesError
+from mapet_mm.tokenizers.images import NamedImages, UnreadableImagesError, check_on_error
 from mapet_mm.tokenizers.sharing import SharedTasks, process_number
 from mapet_mm.tokenizers.store import TokenStore, TokenStoreError, extend_store
 
 CLAIMS = "claims"
 # A block has at most so many images, and a data set at least so many blocks, in whole groups.
 BLOCK_IMAGES, LEAST_BLOCKS = 1024, 64
-ON_ERROR = ("raise", "skip")
 
 
 @dataclass
@@ -168,8 +167,7 @@ def extract_tokens(
     Raises:
         UnreadableImagesError: after the tokens of all other images are written.
     """
-    if on_error not in ON_ERROR:
-        raise ValueError(f"on_error is {on_error!r}: one of {', '.join(ON_ERROR)}")
+    check_on_error(on_error)
     work = _Rows(store, place_of_row, retry_skipped, group_size)
     loader = GroupLoader(images, tokenizer.image_size, preprocessor, group_size, num_workers)
     unreadable: dict[int, str] = {}

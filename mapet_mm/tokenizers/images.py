@@ -15,6 +15,8 @@ from tqdm import tqdm
 from mapet_mm.errors import UserError
 from mapet_mm.registry import DATASETS
 
+ON_ERROR = ("raise", "skip")
+
 
 class UnreadableImagesError(UserError, RuntimeError):
     """Images that could not be decoded; everything else was computed and written."""
@@ -27,6 +29,12 @@ class UnreadableImagesError(UserError, RuntimeError):
             f"image `{path}` could not be decoded ({reason}){more}: repair or remove it, or leave such "
             f"images out with --on-error skip, and run the same command again; {kept}"
         )
+
+
+def check_on_error(on_error: str) -> None:
+    """Raise ValueError unless `on_error` says what to do with images that cannot be decoded."""
+    if on_error not in ON_ERROR:
+        raise ValueError(f"on_error is {on_error!r}: one of {', '.join(ON_ERROR)}")
 
 
 class NamedImages(Dataset):

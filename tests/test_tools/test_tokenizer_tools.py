@@ -376,6 +376,16 @@ def test_an_image_that_is_removed_after_it_stopped_the_sampling_costs_nothing_el
     assert run_fit_codebook(cfg)[1].metadata["images"] == 11
 
 
+@pytest.mark.parametrize("tool", [run_fit_codebook, run_extract_tokens])
+def test_a_mistyped_policy_for_undecodable_images_is_refused(cfg, tool):
+    """Before: the sample went on without them, and nobody said so."""
+    if tool is run_extract_tokens:
+        run_fit_codebook(cfg)
+    cfg.on_error = "Skip"
+    with pytest.raises(ValueError, match=r"on_error is 'Skip': one of raise, skip"):
+        tool(cfg)
+
+
 def test_fitting_names_the_undecodable_images_too(cfg, tmp_path):
     for name in ("0/000.png", "2/005.png"):
         (tmp_path / "data" / "train" / name).write_bytes(b"no image")

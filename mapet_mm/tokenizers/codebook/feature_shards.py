@@ -134,7 +134,10 @@ class FeatureShards:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of what the rows are of."""
-        named = [self._header(n)[0][place] for n, places in enumerate(self._wanted) for place in places]
+        named: list[str] = []
+        for number, places in enumerate(self._wanted):
+            there = self._header(number)[0] if places.size else []
+            named += [there[place] for place in places]
         content = json.dumps([self.identity, len(self.names), named])
         return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from mapet_mm.tokenizers.codebook.feature_shards import FeatureShards
 from mapet_mm.tokenizers.image_groups import GROUP_SIZE, GroupLoader, split
-from mapet_mm.tokenizers.images import NamedImages, UnreadableImagesError
+from mapet_mm.tokenizers.images import NamedImages, UnreadableImagesError, check_on_error
 from mapet_mm.tokenizers.kclip import KCLIP
 from mapet_mm.tokenizers.sharing import SharedTasks, process_number
 
@@ -60,6 +60,7 @@ def sample_features(
         UnreadableImagesError: after the features of all other images are written.
         ValueError: more positions than the grid has.
     """
+    check_on_error(on_error)
     grid_size = tokenizer.grid[0] * tokenizer.grid[1]
     if not 1 <= positions_per_image <= grid_size:
         raise ValueError(
@@ -77,9 +78,8 @@ def sample_features(
     shards = FeatureShards(folder, identity, places)
     sampler = _Sampler(tokenizer, shards, places, group_size)
     loader = GroupLoader(images, tokenizer.image_size, preprocessor, group_size, num_workers)
-    total = sum(len(shards.lacking(number)) for number in range(len(shards.names)))
     unreadable: dict[str, str] = {}
-    bar = tqdm(total=total, desc="sampling features", unit="image", disable=process_number()[0] > 0)
+    bar = tqdm(total=sampler.total, desc="sampling features", unit="image", disable=process_number()[0] > 0)
     with bar:
         for number, groups in groupby(loader.load(sampler.groups()), key=lambda group: group.task):
             unreadable |= sampler.do(number, groups, on_error == "skip", bar)
@@ -96,7 +96,9 @@ class _Sampler:
     ) -> None:
         self.tokenizer, self.shards, self.places, self.group_size = tokenizer, shards, places, group_size
         self.name_of_place = {place: name for name, place in places.items()}
-        numbers = [number for number in range(len(shards.names)) if shards.lacking(number)]
+        lacking = {number: len(shards.lacking(number)) for number in range(len(shards.names))}
+        self.total = sum(lacking.values())
+        numbers = [number for number, count in lacking.items() if count]
         self.tasks = SharedTasks(shards.folder / "claims", numbers, self._done)
 
     def _done(self, numbers: Sequence[int]) -> set[int]:

@@ -12,9 +12,7 @@ from mapet_mm.file_replacement import new_folder
 from mapet_mm.tokenizers.store.errors import TokenStoreError
 from mapet_mm.tokenizers.store.manifest import Manifest, read_manifest
 from mapet_mm.tokenizers.store.names import encode_name
-from mapet_mm.tokenizers.store.token_store import TokenStore, add_names
-
-ALIKE = ("grid", "vocab_size", "tokenizer", "preprocessing", "data_root")
+from mapet_mm.tokenizers.store.token_store import IDENTITY, TokenStore, add_names
 
 
 def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
@@ -53,13 +51,13 @@ def merge_stores(path: str | os.PathLike, stores: Sequence[TokenStore]) -> Token
     """
     first = stores[0]
     for store in stores:
-        if other := [key for key in ALIKE if getattr(store, key) != getattr(first, key)]:
+        if other := [key for key in IDENTITY if getattr(store, key) != getattr(first, key)]:
             raise TokenStoreError(
                 f"token stores `{first.path}` and `{store.path}` have different {other[0]} "
                 f"({getattr(first, other[0])}, {getattr(store, other[0])}): they cannot be merged"
             )
     names = sorted((name for store in stores for name in store.names), key=encode_name)
-    manifest = Manifest(**{key: getattr(first, key) for key in ALIKE}, parts=())
+    manifest = Manifest(**{key: getattr(first, key) for key in IDENTITY}, parts=())
     try:
         with new_folder(Path(path)) as folder:
             add_names(folder, manifest, names)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from functools import cache, cached_property
-from pathlib import PurePath
+from functools import cached_property
 
 import mmcv
 import numpy as np
@@ -12,6 +10,7 @@ from mmcv.transforms import BaseTransform
 
 from mapet_mm.registry import TRANSFORMS
 from mapet_mm.tokenizers.codebook import Codebook
+from mapet_mm.tokenizers.image_names import relative_name
 from mapet_mm.tokenizers.store import MissingTokensError, TokenStore
 
 
@@ -183,38 +182,3 @@ def _token_grid(results: dict, transform: BaseTransform) -> np.ndarray:
             "LoadTokenGrid before it, or use the plain transform"
         )
     return results["token_grid"]
-
-
-def relative_name(img_path: str | os.PathLike, root: str | os.PathLike) -> str | None:
-    """Path of an image relative to a folder, '/'-separated, or None if it is not under it.
-
-    A folder may be spelled in several ways (relative, with `..`, through a symbolic link); what is below it
-    may consist of symbolic links, too, and keeps its name.
-    """
-    working_folder = os.getcwd()
-    path, folder = _absolute(img_path, working_folder), _folder(os.fspath(root), working_folder)
-    if not path.startswith(folder):
-        folder = _same_folder(os.path.dirname(path), folder)
-    return None if folder is None else path[len(folder) :].replace(os.sep, "/")
-
-
-@cache
-def _folder(root: str, working_folder: str) -> str:
-    """A folder's absolute path with a separator at its end."""
-    return os.path.join(_absolute(os.path.join(root, ""), working_folder), "")
-
-
-def _absolute(path: str | os.PathLike, working_folder: str) -> str:
-    """A path from the root of the file system on, without `..`: the folder above a link is its target's."""
-    path = os.path.join(working_folder, path)
-    above, dots, rest = path.rpartition(f"{os.sep}{os.pardir}{os.sep}")
-    return os.path.normpath(os.path.join(os.path.realpath(above + dots), rest) if dots else path)
-
-
-@cache
-def _same_folder(path: str, root: str) -> str | None:
-    """The part of a path that leads to the root by another spelling, with a separator at its end, or None."""
-    for folder in (path, *map(str, PurePath(path).parents)):
-        if os.path.exists(root) and os.path.exists(folder) and os.path.samefile(folder, root):
-            return os.path.join(folder, "")
-    return None

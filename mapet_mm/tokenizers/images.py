@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -14,6 +13,7 @@ from tqdm import tqdm
 
 from mapet_mm.errors import UserError
 from mapet_mm.registry import DATASETS
+from mapet_mm.tokenizers.image_names import relative_name
 
 ON_ERROR = ("raise", "skip")
 
@@ -58,7 +58,6 @@ class NamedImages(Dataset):
         self._datasets = [DATASETS.build(config) for config in configs]
         self._ends = list(accumulate(map(len, self._datasets)))
         self.data_root = data_root or _common_root(self._datasets)
-        self._prefix = os.path.join(os.path.abspath(self.data_root), "")
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -70,10 +69,10 @@ class NamedImages(Dataset):
     def name(self, index: int) -> str:
         """Name of an image."""
         path = self.path(index)
-        absolute = os.path.abspath(path)
-        if not absolute.startswith(self._prefix):
+        name = relative_name(path, self.data_root)
+        if name is None:
             raise ValueError(f"image `{path}` is not under data_root `{self.data_root}`: correct `data_root`")
-        return absolute[len(self._prefix) :].replace(os.sep, "/")
+        return name
 
     def places(self, what: str) -> dict[str, int]:
         """Where each name is first found, in the order of names; with a progress bar called `what`."""

@@ -1,0 +1,42 @@
+"""An image's name: its path relative to the data root, told in one way where tokens are written and read."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import PurePath
+
+
+def relative_name(img_path: str | os.PathLike, root: str | os.PathLike) -> str | None:
+    """Path of an image relative to a folder, '/'-separated, or None if it is not under it.
+
+    A folder may be spelled in several ways (relative, with `..`, through a symbolic link); what is below it
+    may consist of symbolic links, too, and keeps its name.
+    """
+    working_folder = os.getcwd()
+    path, folder = _absolute(img_path, working_folder), _folder(os.fspath(root), working_folder)
+    if not path.startswith(folder):
+        folder = _same_folder(os.path.dirname(path), folder)
+    return None if folder is None else path[len(folder) :].replace(os.sep, "/")
+
+
+@cache
+def _folder(root: str, working_folder: str) -> str:
+    """A folder's absolute path with a separator at its end."""
+    return os.path.join(_absolute(os.path.join(root, ""), working_folder), "")
+
+
+def _absolute(path: str | os.PathLike, working_folder: str) -> str:
+    """A path from the root of the file system on, without `..`: the folder above a link is its target's."""
+    path = os.path.join(working_folder, path)
+    above, dots, rest = path.rpartition(f"{os.sep}{os.pardir}{os.sep}")
+    return os.path.normpath(os.path.join(os.path.realpath(above + dots), rest) if dots else path)
+
+
+@cache
+def _same_folder(path: str, root: str) -> str | None:
+    """The part of a path that leads to the root by another spelling, with a separator at its end, or None."""
+    for folder in (path, *map(str, PurePath(path).parents)):
+        if os.path.exists(root) and os.path.exists(folder) and os.path.samefile(folder, root):
+            return os.path.join(folder, "")
+    return None

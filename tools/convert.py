@@ -14,6 +14,7 @@ take. IN is read without running what a pickle may hold.
 import argparse
 from pathlib import Path
 
+import mapet_mm.quiet  # noqa: F401
 from mapet_mm.convert import FROM_MM, TO_MM
 from mapet_mm.engine.launch import read_config
 from mapet_mm.errors import UserError, one_line_errors

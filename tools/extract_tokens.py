@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mmengine.config import Config, DictAction
 
+import mapet_mm.quiet  # noqa: F401
 from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.processes import choose_device

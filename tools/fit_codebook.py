@@ -1,4 +1,4 @@
-"""Fit a k-CLIP codebook: features of a tokenizer config's images, clustered by k-means.
+"""Fit a codebook: grid features of a tokenizer config's images, clustered by k-means.
 
 Run again to continue after an interruption. Under torchrun (or with `--launcher slurm`), the processes share
 the images and the clustering; the codebook is the same for any number of them.

@@ -134,9 +134,9 @@ def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tu
     kind = MODELS.get(cfg.tokenizer.type)
     if kind is None or not issubclass(kind, Tokenizer):
         raise ValueError(
-            f"tokenizer type {cfg.tokenizer.type} of `{cfg.filename}` is neither mapet_mm.KCLIP nor "
-            "mapet_mm.FrozenTokenizer: put it into dict(type='mapet_mm.FrozenTokenizer', tokenizer=dict(type="
-            f"'{cfg.tokenizer.type}', ...), image_size=<pixels>, vocab_size=<ids>)"
+            f"tokenizer type {cfg.tokenizer.type} of `{cfg.filename}` is none of mapet_mm.KCLIP, "
+            "GridKMeans and mapet_mm.FrozenTokenizer: put it into dict(type='mapet_mm.FrozenTokenizer', "
+            f"tokenizer=dict(type='{cfg.tokenizer.type}', ...), image_size=<pixels>, vocab_size=<ids>)"
         )
     tokenizer = MODELS.build({**cfg.tokenizer, **(changes or {})}).to(device)
     return tokenizer, MODELS.build(cfg.data_preprocessor).to(device)

@@ -13,9 +13,9 @@ from torch import nn
 from tqdm import tqdm
 
 from mapet_mm.tokenizers.codebook.feature_shards import FeatureShards
+from mapet_mm.tokenizers.grid_kmeans import GridKMeans
 from mapet_mm.tokenizers.image_groups import GROUP_SIZE, GroupLoader, split
 from mapet_mm.tokenizers.images import NamedImages, UnreadableImagesError, check_on_error
-from mapet_mm.tokenizers.kclip import KCLIP
 from mapet_mm.tokenizers.sharing import SharedTasks, process_number
 
 
@@ -26,7 +26,7 @@ def sample_positions(name: str, grid_size: int, count: int, seed: int) -> np.nda
 
 
 def sample_features(
-    tokenizer: KCLIP,
+    tokenizer: GridKMeans,
     preprocessor: nn.Module,
     images: NamedImages,
     places: Mapping[str, int],
@@ -92,7 +92,7 @@ def sample_features(
 
 class _Sampler:
     def __init__(
-        self, tokenizer: KCLIP, shards: FeatureShards, places: Mapping[str, int], group_size: int
+        self, tokenizer: GridKMeans, shards: FeatureShards, places: Mapping[str, int], group_size: int
     ) -> None:
         self.tokenizer, self.shards, self.places, self.group_size = tokenizer, shards, places, group_size
         self.name_of_place = {place: name for name, place in places.items()}

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
-from mmengine.model import PretrainedInit
 from mmengine.logging import MMLogger
+from mmengine.model import PretrainedInit
 from mmengine.registry import RUNNERS, WEIGHT_INITIALIZERS
 from mmengine.runner import Runner
 

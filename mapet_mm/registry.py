@@ -2,8 +2,8 @@
 
 Each is a child of the MMEngine root registry of the same kind, so `type='mapet_mm.X'` resolves from a
 config of any OpenMMLab library: MMEngine imports `mapet_mm.registry` when it meets the scope, and
-`locations` tells it which modules to import on the first look-up. Checkpoints `mapet://...` are known from then
-on as well.
+`locations` tells it which modules to import on the first look-up. From then on, checkpoints `mapet://...` are
+known as well.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Weights of other origin as the start of a pre-training: MAE, DeiT, DINOv2, timm, Hugging Face, one's own."""
+"""Weights of other origin as the start of a pre-training: MAE, DeiT, DINOv2, timm's, Hugging Face's."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What `mapet-mm pretrain` decides: which images there are, which tokenizer and how many tokens they can carry."""
+"""What `mapet-mm pretrain` decides: which images, which tokenizer, and how many tokens they can carry."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IMAGENET_STATISTICS = ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
 
 @dataclass
 class Tokens:
-    """A tokenizer: its config, the side of its images in pixels, their mean and deviation, and it in words."""
+    """A tokenizer in words and as a config, with the side of its images in pixels, their mean and deviation."""
 
     words: str
     config: dict[str, Any]

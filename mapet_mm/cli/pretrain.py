@@ -34,8 +34,8 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
         "--tokenizer",
         default="auto",
         metavar="WHAT",
-        help="what the tokens are clusters of: `clip`, the features of a CLIP ResNet; `timm:NAME`, those of a "
-        "pre-trained ViT of timm; `init`, those of --init; `random`, those of a network with random weights. "
+        help="what the tokens are clusters of: `clip`, the features of a CLIP ResNet; `timm:NAME`, those of "
+        "a pre-trained ViT of timm; `init`, those of --init; `random`, those of a network with random weights. "
         "auto (default): clip where its weights are or can be fetched, else init, else random",
     )
     parser.add_argument("--epochs", type=int, default=300, help="passes over the images (default 300)")
@@ -46,9 +46,9 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, help="processes to train in (default: one for each GPU)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
-    for name in ("epochs", "batch_size", "processes"):
-        if (value := getattr(args, name)) is not None and value < 1:
-            parser.error(f"--{name.replace('_', '-')} is {value}: 1 or more")
+    for name, least in (("epochs", 2), ("batch_size", 1), ("processes", 1)):
+        if (value := getattr(args, name)) is not None and value < least:
+            parser.error(f"--{name.replace('_', '-')} is {value}: {least} or more")
     return args
 
 

@@ -1,4 +1,4 @@
-"""Stages of a long job: each a command of its own, with one line of progress and an estimate of the time left."""
+"""Stages of a long job: each a command of its own, with a line of progress and an estimate of the time left."""
 
 from __future__ import annotations
 
@@ -123,10 +123,6 @@ def _draw(head: str = "", line: str = "", left: float | None = None, later: floa
 def _clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours} h {minutes:02d} min"
-        if hours
-        else f"{minutes} min {seconds:02d} s"
-        if minutes
-        else f"{seconds} s"
-    )
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

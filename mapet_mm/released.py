@@ -5,16 +5,16 @@ mapet://vit-base-kclip`, and, with `mapet_mm.hub`, `get_model(NAME, pretrained=T
 into torch.hub's folder, and converted without running what they may hold.
 """
 
-import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock
 from mmengine.logging import print_log
+from torch import Tensor
 
 from mapet_mm.convert import reference_to_mm
 from mapet_mm.errors import UserError
@@ -59,29 +59,24 @@ def released_weights(name: str) -> Path:
         if not converted.is_file():
             if not original.is_file():
                 _fetch(ADDRESS + FILES[name], original)
+            weights = _read(original)
             _check(name, original)
-            _convert(original, converted)
+            write_weights(converted, weights)
     return converted
 
 
 def _fetch(address: str, file: Path) -> None:
-    with _partial(file) as partial:
-        try:
-            torch.hub.download_url_to_file(address, str(partial), progress=os.environ.get("RANK", "0") == "0")
-        except Exception as error:  # whatever the proxy or the socket raises, the remedy is the same
-            reason = str(error).split("\n", 1)[0][:160]
-            raise ReleasedWeightsError(
-                f"could not fetch {address} ({type(error).__name__}: {reason}): check the network, or put "
-                f"the file at {file}"
-            ) from None
-        os.replace(partial, file)
-
-
-@contextlib.contextmanager
-def _partial(file: Path) -> Iterator[Path]:
     partial = partial_path(file)
     try:
-        yield partial
+        torch.hub.download_url_to_file(address, str(partial), progress=os.environ.get("RANK", "0") == "0")
+        _read(partial)  # not a page of a proxy's
+        os.replace(partial, file)
+    except Exception as error:  # whatever the proxy or the socket raises, the remedy is the same
+        reason = str(error).replace(str(partial), "it").split("\n", 1)[0][:160]
+        raise ReleasedWeightsError(
+            f"could not fetch {address} ({type(error).__name__}: {reason}): check the network, or put the "
+            f"file at {file}"
+        ) from None
     finally:
         partial.unlink(missing_ok=True)
 
@@ -109,12 +104,11 @@ def _sha256(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _convert(original: Path, converted: Path) -> None:
+def _read(original: Path) -> dict[str, Tensor]:
     try:
-        weights = reference_to_mm(read_weights(original))
+        return reference_to_mm(read_weights(original))
     except (WeightFileError, ValueError) as error:
         raise ReleasedWeightsError(f"{original}: {error}") from error
-    write_weights(converted, weights)
 
 
 def load(filename: str, map_location: str | torch.device | Callable | None = None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ IMAGENET_STATISTICS = ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
 
 @dataclass
 class Tokens:
-    """A tokenizer in words and as a config, with the side of its images in pixels, their mean and deviation."""
+    """A tokenizer in words and as a config; the side of its images in pixels, their mean and deviation."""
 
     words: str
     config: dict[str, Any]

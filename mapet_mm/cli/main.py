@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / ".mim"
+PACKAGE = Path(__file__).parents[1] / ".mim"  # configs/ and tools/, in a wheel as in a clone
 TOOLS = {
     "train": ("train.py", "pre-train, fine-tune or probe, whatever the config says"),
     "test": ("test.py", "evaluate a checkpoint"),

@@ -35,7 +35,7 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
         default="auto",
         metavar="WHAT",
         help="what the tokens are clusters of: `clip`, the features of a CLIP ResNet; `timm:NAME`, those of "
-        "a pre-trained ViT of timm; `init`, those of --init; `random`, those of a network with random weights. "
+        "a pre-trained ViT of timm; `init`, those of --init; `random`, those of random weights. "
         "auto (default): clip where its weights are or can be fetched, else init, else random",
     )
     parser.add_argument("--epochs", type=int, default=300, help="passes over the images (default 300)")

@@ -1,4 +1,4 @@
-"""Stages of a long job: each a command of its own, with a line of progress and an estimate of the time left."""
+"""Stages of a long job: each a command of its own, with a line of progress and the time left."""
 
 from __future__ import annotations
 

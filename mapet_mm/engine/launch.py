@@ -27,6 +27,7 @@ from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.processes import TIMEOUT_SECONDS, start_processes
 from mapet_mm.quiet import import_quietly, quieten
 
+PACKAGE = Path(__file__).parents[1] / ".mim"  # configs/ and tools/, as `mim` finds them
 DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
 
@@ -36,6 +37,8 @@ def read_config(path: str, cfg_options: dict | None = None) -> Config:
     Raises:
         LaunchError: whatever goes wrong in the file or with the options.
     """
+    if not Path(path).exists() and (PACKAGE / path).is_file():  # installed, without a clone
+        path = str(PACKAGE / path)
     require_file("config", path)
     try:
         cfg = Config.fromfile(path)

@@ -22,8 +22,8 @@ def as_start(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     """
     weights = {name.removeprefix("module."): value for name, value in weights.items()}
     reasons = {}
-    for origin, to_mm in TO_MM.items():
-        kept = weights
+    for origin in ("mm", "timm", "hf", "reference"):
+        kept, to_mm = weights, TO_MM[origin]
         if origin in ("timm", "hf"):
             kept = {name: value for name, value in weights.items() if not name.startswith(DECODERS)}
         try:

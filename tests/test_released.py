@@ -132,6 +132,6 @@ def test_something_else_at_the_address_is_refused_and_not_kept(fetched, monkeypa
             file.write("<html>please log in</html>")
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", fetch)
-    with pytest.raises(ReleasedWeightsError, match=r"could not fetch https.*KCLIP\.tar .*it: .*HTML"):
+    with pytest.raises(ReleasedWeightsError, match=r"could not fetch https.*KCLIP\.tar .*it is a web page"):
         released_weights("vit-tiny-kclip")
     assert [path.name for path in (tmp_path / "mapet").iterdir()] == ["vit-tiny-kclip.lock"]

@@ -22,7 +22,7 @@ GRID = 14  # tokens on a side: 224 pixels in patches of 16
 LOOKED_AT = 500  # images whose headers are read
 ROWS_A_CENTROID = 39  # that faiss advises at least
 LARGEST_K = 8192  # the paper's
-WIDTHS = {192: "tiny", 384: "small", 768: "base", 1024: "large"}
+WIDTHS = {192: "tiny", 384: "small", 768: "base"}
 CLIP_STATISTICS = ([122.7709383, 116.7460125, 104.09373615], [68.5005327, 66.6321579, 70.32316305])
 IMAGENET_STATISTICS = ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
 
@@ -184,10 +184,8 @@ def clip_tokens() -> Tokens:
 def init_tokens(init: Path, arch: str) -> Tokens:
     """Clusters of the features of the weights to start from."""
     weights = dict(type="Pretrained", checkpoint=str(init), prefix="backbone.")
-    encoder = dict(
-        type="mapet_mm.MaPeTViT", arch=f"deit-{arch}" if arch != "large" else arch, img_size=16 * GRID
-    )
-    config = dict(type="mapet_mm.GridKMeans", encoder=dict(**encoder, out_type="featmap", init_cfg=weights))
+    encoder = dict(type="mapet_mm.MaPeTViT", arch=f"deit-{arch}", img_size=16 * GRID, out_type="featmap")
+    config = dict(type="mapet_mm.GridKMeans", encoder=dict(**encoder, init_cfg=weights))
     return Tokens("clusters of the features of --init", config, 16 * GRID, IMAGENET_STATISTICS)
 
 

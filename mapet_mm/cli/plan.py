@@ -16,7 +16,6 @@ from mapet_mm.cli.choices import EXTENSIONS, Choices
 from mapet_mm.cli.main import PACKAGE, tool_command
 from mapet_mm.cli.stages import Stage
 from mapet_mm.engine.autocast import choose_dtype
-from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import replace_file
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import TokenStore
@@ -150,10 +149,7 @@ def tokenizer_config(choices: Choices, codebook: Path, store: Path, next_config:
 
 def pretraining_config(choices: Choices, store: Path) -> str:
     """The text of the pre-training's config, on top of the package's recipe for the size of the ViT."""
-    found = (PACKAGE / "configs/mapet").glob(f"mapet_vit-{choices.arch}-p16_kclip_*_in1k.py")
-    (recipe,) = [path for path in found if "sharded" not in path.stem] or [None]
-    if recipe is None:
-        raise UserError(f"--arch {choices.arch}: the package has no recipe for it")
+    (recipe,) = (PACKAGE / "configs/mapet").glob(f"mapet_vit-{choices.arch}-p16_kclip_*_in1k.py")
     options, epochs = choices.options, choices.options.epochs
     init = choices.init and dict(type="Pretrained", checkpoint=str(choices.init), prefix="backbone.")
     return PRETRAINING.format(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mapet_mm.errors import UserError, one_line_errors
 
-ARCHS = ("tiny", "small", "base", "large")
+ARCHS = ("tiny", "small", "base")
 
 
 def parse_args(arguments: Sequence[str]) -> argparse.Namespace:

@@ -14,7 +14,12 @@ from mmengine.logging import MMLogger
 # MMCV has no compiled operators here, and nothing here needs them.
 warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformableAttention``")
 warnings.filterwarnings("ignore", message="Only use 'alpha' for pillow backend")
-NOTICES = ("Could not import OneDL", '"FileClient" will be deprecated', '"HardDiskBackend" is the alias')
+NOTICES = (
+    "Could not import OneDL",
+    '"FileClient" will be deprecated',
+    '"HardDiskBackend" is the alias',
+    "Distributed training is not used, all SyncBatchNorm",
+)
 LINES = 8  # of a message that are still read in a terminal
 
 

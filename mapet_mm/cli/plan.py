@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from mapet_mm.file_replacement import replace_file
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import TokenStore
 
+PAPERS_RATE, PAPERS_BATCH = 1.5e-3, 2048
 TRIAL = 8  # images by which the training's time is estimated
 
 TOKENIZER = """\
@@ -83,7 +85,9 @@ param_scheduler = [
     {{**_base_.param_scheduler[0], "end": {warm_up}}},
     {{**_base_.param_scheduler[1], "begin": {warm_up}, "end": {epochs}}},
 ]
-auto_scale_lr = dict(enable=True)  # the recipe's rate is meant for 2048 images a step
+# The recipe's rate is meant for 2048 images a step, these are {total}: Adam's rate goes with the square root.
+optim_wrapper = dict(optimizer=dict(lr={rate:.3g}))
+auto_scale_lr = dict(base_batch_size={total})
 default_hooks = dict(logger=dict(interval=10), checkpoint=dict(interval={keep_every}, max_keep_ckpts=2))
 randomness = dict(seed={seed})
 """
@@ -96,7 +100,7 @@ def plan(choices: Choices) -> list[Stage]:
     codebook, store = out / "codebook.safetensors", out / "tokens"
     for file, text in (
         (tokenizer, tokenizer_config(choices, codebook, store, pretraining)),
-        (pretraining, pretraining_config(choices, store)),
+        (pretraining, pretraining_config(choices, store, processes)),
     ):
         if not file.exists():
             replace_file(file, text.encode())
@@ -147,10 +151,11 @@ def tokenizer_config(choices: Choices, codebook: Path, store: Path, next_config:
     )
 
 
-def pretraining_config(choices: Choices, store: Path) -> str:
+def pretraining_config(choices: Choices, store: Path, processes: int) -> str:
     """The text of the pre-training's config, on top of the package's recipe for the size of the ViT."""
     (recipe,) = (PACKAGE / "configs/mapet").glob(f"mapet_vit-{choices.arch}-p16_kclip_*_in1k.py")
     options, epochs = choices.options, choices.options.epochs
+    total = options.batch_size * processes
     init = choices.init and dict(type="Pretrained", checkpoint=str(choices.init), prefix="backbone.")
     return PRETRAINING.format(
         base=str(recipe.resolve()),
@@ -159,6 +164,8 @@ def pretraining_config(choices: Choices, store: Path) -> str:
         store=str(store),
         k=choices.k,
         batch_size=options.batch_size,
+        total=total,
+        rate=PAPERS_RATE * math.sqrt(total / PAPERS_BATCH),
         workers=options.workers,
         persistent=options.workers > 0,
         data_root=str(choices.images),

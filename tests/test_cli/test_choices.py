@@ -158,7 +158,8 @@ def test_the_configs_are_ordinary_ones(photographs, arch, monkeypatch):
     assert training.train_cfg.max_epochs == training.param_scheduler[1].end == 60
     assert training.param_scheduler[0].end == training.param_scheduler[1].begin == 2
     assert (training.randomness.seed, tokens.codebook.seed) == (7, 7)
-    assert training.auto_scale_lr == dict(base_batch_size=2048, enable=True)
+    assert training.optim_wrapper.optimizer.lr == pytest.approx(1.5e-3 * (64 / 2048) ** 0.5, rel=1e-2)
+    assert training.auto_scale_lr == dict(base_batch_size=64)
     assert tokens.on_error == "skip"
     assert [stage.result.name for stage in stages] == [
         "codebook.safetensors",

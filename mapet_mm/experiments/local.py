@@ -231,8 +231,8 @@ def _end_with_runner() -> None:
 def _failure(run: Run, what: str) -> str:
     tail = "\n".join(f"  | {line}" for line in _tail(run, TAIL_LINES))
     return (
-        f"{what}; the end of its log:\n{tail}\nThe whole log is {log_of(run)}. Correct the cause and run the same "
-        "command again: what is done is not done again, this one resumes."
+        f"{what}; the end of its log:\n{tail}\nThe whole log is {log_of(run)}. Correct the cause and run the "
+        "same command again: what is done is not done again, this one resumes."
     )
 
 

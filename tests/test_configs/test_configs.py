@@ -190,6 +190,14 @@ def test_tokenizer_config_leads_to_a_recipe_that_reads_its_tokens(path):
         assert recipe.model.backbone.vocab_size == vocab_size
 
 
+@pytest.mark.parametrize("path", [p for p in RECIPES if load(p).get("next_config")], ids=label)
+def test_pretraining_names_a_recipe_that_takes_its_backbone(path):
+    cfg, following = load(path), load(ROOT / load(path).next_config)
+    assert following.model.backbone.init_cfg.checkpoint == ""
+    for key in ("arch", "img_size", "patch_size"):
+        assert following.model.backbone[key] == cfg.model.backbone[key]
+
+
 @pytest.mark.parametrize("path", TOKENIZERS, ids=label)
 def test_tokenizer_resizes_bicubic_to_its_square(path):
     """As the authors do for all three, and then cuts the centre out of an image that is not square."""

@@ -50,7 +50,7 @@ class Run:
 
     def typed(self, words: Sequence[str]) -> str:
         """A command line that starts this run, with the data set that it is for."""
-        return (f"{VARIABLE}={self.data} " if self.data else "") + shlex.join(words)
+        return (f"{VARIABLE}={shlex.quote(self.data)} " if self.data else "") + shlex.join(words)
 
 
 @dataclass(frozen=True)

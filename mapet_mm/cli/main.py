@@ -2,9 +2,9 @@
 
 import os
 import sys
-from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / ".mim"  # configs/ and tools/, in a wheel as in a clone
+from mapet_mm.config_files import PACKAGE
+
 TOOLS = {
     "train": ("train.py", "pre-train, fine-tune or probe, whatever the config says"),
     "test": ("test.py", "evaluate a checkpoint"),

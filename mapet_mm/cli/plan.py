@@ -14,8 +14,9 @@ from mmengine.device import get_device
 from mmengine.registry import init_default_scope
 
 from mapet_mm.cli.choices import EXTENSIONS, Choices
-from mapet_mm.cli.main import PACKAGE, tool_command
+from mapet_mm.cli.main import tool_command
 from mapet_mm.cli.stages import Stage
+from mapet_mm.config_files import PACKAGE
 from mapet_mm.engine.autocast import choose_dtype
 from mapet_mm.file_replacement import replace_file
 from mapet_mm.registry import MODELS

@@ -129,10 +129,7 @@ def test_a_program_of_ones_own_fills_a_store_as_the_page_says(tmp_path, monkeypa
 
     with pytest.raises(KeyboardInterrupt):
         exec(code, {"my_ids": my_ids})
-    exec(
-        code.replace("TokenStore.create(", "TokenStore.open(").replace(", names, grid=(14, 14)", ")  #"),
-        {"my_ids": my_ids},
-    )
+    exec(code, {"my_ids": my_ids})
     store = TokenStore.open("data/mine/tokens")
     assert [int(store[name].mean()) for name in ("cats/1.jpg", "cats/2.jpg")] == [1, 2]
     assert calls == ["cats/1.jpg", "cats/2.jpg", "cats/2.jpg"]

@@ -163,17 +163,17 @@ def _check_images(dataset: Dataset, load: LoadTokenGrid) -> None:
     if missing:
         raise MissingTokensError(
             f"token store `{load.path}` has no tokens for {len(missing)} of {len(dataset)} images of "
-            f"{type(dataset).__name__}, the first `{_path(dataset, missing[0])}`: run tools/extract_tokens.py "
-            "with the tokenizer's config"
+            f"{type(dataset).__name__}, the first `{_path(dataset, missing[0])}`: run "
+            "tools/extract_tokens.py with the tokenizer's config"
         )
     if not skipped:
         print_log(f"token store `{load.path}` has tokens for all {len(dataset)} images", logger="current")
         return
     print_log(
         f"token store `{load.path}` skipped {len(skipped)} of {len(dataset)} images of "
-        f"{type(dataset).__name__}, which could not be decoded: they are left out, the image behind each takes "
-        f"its place; the first is `{_path(dataset, skipped[0])}`, and TokenStore.open(...).skipped has all "
-        "with their reasons",
+        f"{type(dataset).__name__}, which could not be decoded: they are left out, the image behind each "
+        f"takes its place; the first is `{_path(dataset, skipped[0])}`, and TokenStore.open(...).skipped has "
+        "all with their reasons",
         logger="current",
         level=logging.WARNING,
     )
@@ -198,8 +198,8 @@ def _leave_out(dataset: Dataset, skipped: list[int], load: LoadTokenGrid) -> Non
     kept = np.delete(shown, skipped)
     if not kept.size:
         raise MissingTokensError(
-            f"token store `{load.path}` skipped all images of {type(dataset).__name__}: correct its data, and "
-            "run tools/extract_tokens.py --retry-skipped"
+            f"token store `{load.path}` skipped all images of {type(dataset).__name__}: correct its data, "
+            "and run tools/extract_tokens.py --retry-skipped"
         )
     shown[skipped] = kept[np.searchsorted(kept, skipped) % len(kept)]
     dataset.get_subset_(shown.tolist())

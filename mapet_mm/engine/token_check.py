@@ -169,15 +169,16 @@ def _check_images(dataset: Dataset, load: LoadTokenGrid) -> None:
     if not skipped:
         print_log(f"token store `{load.path}` has tokens for all {len(dataset)} images", logger="current")
         return
+    first = _path(dataset, skipped[0])
+    _leave_out(dataset, skipped, load)
     print_log(
         f"token store `{load.path}` skipped {len(skipped)} of {len(dataset)} images of "
         f"{type(dataset).__name__}, which could not be decoded: they are left out, the image behind each "
-        f"takes its place; the first is `{_path(dataset, skipped[0])}`, and TokenStore.open(...).skipped has "
-        "all with their reasons",
+        f"takes its place; the first is `{first}`, and all with their reasons are in "
+        "TokenStore.open(...).skipped",
         logger="current",
         level=logging.WARNING,
     )
-    _leave_out(dataset, skipped, load)
 
 
 def _without_tokens(dataset: Dataset, load: LoadTokenGrid) -> tuple[list[int], list[int]]:

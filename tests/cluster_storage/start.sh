@@ -25,12 +25,17 @@ if [ "${2:-}" = stop ]; then
     exit
 fi
 
-if ! command -v ganesha.nfsd rpcbind fusermount3 ip >/dev/null || [ ! -e /usr/lib/*/libnfs.so.13 ]; then
+if [ "$(command -v ganesha.nfsd rpcbind fusermount3 ip | wc -l)" -lt 4 ] || \
+    ! ls /usr/lib/*/libnfs.so.13 >/dev/null 2>&1; then
     apt-get install --yes --no-install-recommends nfs-ganesha nfs-ganesha-vfs rpcbind libnfs13 fuse3 iproute2 \
         >"$FOLDER/apt.log" 2>&1
 fi
 [ -d "$FOLDER/packages" ] || "$PYTHON" -m pip install --quiet --target "$FOLDER/packages" mfusepy
-rpcinfo >/dev/null 2>&1 || rpcbind
+if ! rpcinfo >/dev/null 2>&1; then
+    setsid rpcbind -f >/dev/null 2>&1 &
+    echo $! >"$FOLDER/rpcbind.pid"
+    sleep 1
+fi
 
 cat >"$FOLDER/ganesha.conf" <<END
 NFS_CORE_PARAM {

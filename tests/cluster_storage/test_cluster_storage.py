@@ -95,7 +95,7 @@ class Extraction:
 
 def make_config(folder: Path, images: Path, store: Path) -> Path:
     """A config that tokenises the digits into a store, at a size that takes little time."""
-    cfg = Config.fromfile(ROOT / "configs" / "digits" / "kclip_digits.py")
+    cfg = Config.fromfile(ROOT / "configs" / "micro" / "kclip.py")
     cfg.tokenizer.clip_model.image_size = SIZE
     load, resize, pack = cfg.dataset[0].pipeline
     pipeline = [load, {**resize, "scale": SIZE}, pack]

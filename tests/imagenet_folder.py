@@ -14,7 +14,7 @@ PHOTOGRAPH = photographs.chelsea()  # 300 x 451
 def write_imagenet(root: Path) -> None:
     """Write `{train,val}/cat.png`, their lists, and `tokens`: 14 x 14 grids with the ids 0..195, 196..391.
 
-    The lists `{train,val}_broken.txt` have an image more, which cannot be decoded and which the store skipped.
+    The lists `{train,val}_broken.txt` have an image more, which cannot be decoded: the store skipped it.
     """
     for split in ("train", "val"):
         (root / split).mkdir()

@@ -20,6 +20,7 @@ from mapet_mm.datasets.transforms import LoadTokenGrid, RandomCropTokenGrid
 from mapet_mm.engine.alignment import check_alignment, pipeline_transforms
 from mapet_mm.registry import HOOKS
 from mapet_mm.tokenizers.codebook import Codebook
+from mapet_mm.tokenizers.image_names import relative_name
 from mapet_mm.tokenizers.precomputed import PrecomputedTokens
 from mapet_mm.tokenizers.store import MissingTokensError, TokenStore, TokenStoreError
 
@@ -78,7 +79,7 @@ class TokenStoreCheckHook(Hook):
         probed: set[tuple[str, str]] = set()
         for dataset in (leaf for top in datasets for leaf in leaf_datasets(top)):
             transforms = list(pipeline_transforms(dataset))
-            load = next((step for step in transforms if isinstance(step, LoadTokenGrid)), None)
+            load = _load_of(dataset)
             if load is None:
                 _check_none_needed(model, dataset)
                 continue
@@ -163,21 +164,22 @@ def _check_images(dataset: Dataset, load: LoadTokenGrid) -> None:
     if missing:
         raise MissingTokensError(
             f"token store `{load.path}` has no tokens for {len(missing)} of {len(dataset)} images of "
-            f"{type(dataset).__name__}, the first `{_path(dataset, missing[0])}`: run tools/extract_tokens.py "
-            "with the tokenizer's config"
+            f"{type(dataset).__name__}, the first `{_path(dataset, missing[0])}`: run "
+            "tools/extract_tokens.py with the tokenizer's config"
         )
     if not skipped:
         print_log(f"token store `{load.path}` has tokens for all {len(dataset)} images", logger="current")
         return
+    first = _path(dataset, skipped[0])
+    _leave_out(dataset, skipped, load)
     print_log(
         f"token store `{load.path}` skipped {len(skipped)} of {len(dataset)} images of "
-        f"{type(dataset).__name__}, which could not be decoded: they are left out, the image behind each takes "
-        f"its place; the first is `{_path(dataset, skipped[0])}`, and TokenStore.open(...).skipped has all "
-        "with their reasons",
+        f"{type(dataset).__name__}, which could not be decoded: they are left out, the image behind each "
+        f"takes its place; the first is `{first}`, and all with their reasons are in "
+        "TokenStore.open(...).skipped",
         logger="current",
         level=logging.WARNING,
     )
-    _leave_out(dataset, skipped, load)
 
 
 def _without_tokens(dataset: Dataset, load: LoadTokenGrid) -> tuple[list[int], list[int]]:
@@ -193,13 +195,30 @@ def _without_tokens(dataset: Dataset, load: LoadTokenGrid) -> tuple[list[int], l
     return missing, skipped
 
 
+def leave_out_as_in(trained_on: Dataset, dataset: Dataset) -> None:
+    """Leave images out of a set without tokens that the token stores of another one skipped."""
+    for load in filter(None, map(_load_of, leaf_datasets(trained_on))):
+        if reasons := load.store.skipped:
+            root = load.data_root or load.store.data_root
+            for leaf in leaf_datasets(dataset):
+                names = (relative_name(_path(leaf, index), root) for index in range(len(leaf)))
+                _leave_out(leaf, [index for index, name in enumerate(names) if name in reasons], load)
+
+
+def _load_of(dataset: Dataset) -> LoadTokenGrid | None:
+    return next((step for step in pipeline_transforms(dataset) if isinstance(step, LoadTokenGrid)), None)
+
+
 def _leave_out(dataset: Dataset, skipped: list[int], load: LoadTokenGrid) -> None:
+    """Put the image behind each of these in its place."""
+    if not skipped:
+        return
     shown = np.arange(len(dataset))
     kept = np.delete(shown, skipped)
     if not kept.size:
         raise MissingTokensError(
-            f"token store `{load.path}` skipped all images of {type(dataset).__name__}: correct its data, and "
-            "run tools/extract_tokens.py --retry-skipped"
+            f"token store `{load.path}` skipped all images of {type(dataset).__name__}: correct its data, "
+            "and run tools/extract_tokens.py --retry-skipped"
         )
     shown[skipped] = kept[np.searchsorted(kept, skipped) % len(kept)]
     dataset.get_subset_(shown.tolist())

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mapet_mm.tokenizers import MissingTokensError, TokenStore, TokenStoreError, extend_store, merge_stores
-from mapet_mm.tokenizers.store import sealing, token_store
-from mapet_mm.tokenizers.store.part_reader import PartReader
+from mapet_mm.tokenizers.store import grids as store_grids
+from mapet_mm.tokenizers.store import manifest as store_manifest
 
 GRID = (2, 3)
 
@@ -51,9 +51,9 @@ def test_a_sealed_store_keeps_ids_and_names_only(tmp_path):
         "generation-0001/manifest.json",
         "generation-0001/names.safetensors",
         "generation-0002/manifest.json",
-        "generation-0002/grids-0.safetensors",
+        "generation-0002/grids.safetensors",
     }
-    assert 0 < sizes["generation-0002/grids-0.safetensors"] - 300 * 6 * 2 < 200
+    assert 0 < sizes["generation-0002/grids.safetensors"] - 300 * 6 * 2 < 200
     assert 0 < sizes["generation-0001/names.safetensors"] - 300 * 5 < 500
     store = TokenStore.open(tmp_path / "a")
     assert store.sealed
@@ -122,10 +122,9 @@ def test_a_killed_seal_loses_nothing_and_the_next_one_ends_it(tmp_path, monkeypa
 
     with monkeypatch.context() as patch:
         if moment == "before the manifest":
-            patch.setattr(sealing, "write_manifest", killed)
+            patch.setattr(store_manifest, "replace_json", killed)
         else:
-            holds = PartReader.holds
-            patch.setattr(PartReader, "holds", lambda self, *what: holds(self, *what) and killed())
+            patch.setattr(store_grids.Grids, "drop_blocks", killed)
         with pytest.raises(KeyboardInterrupt):
             TokenStore.open(tmp_path / "a").seal()
     assert_holds(TokenStore.open(tmp_path / "a"), ["a", "b", "c"])
@@ -134,7 +133,7 @@ def test_a_killed_seal_loses_nothing_and_the_next_one_ends_it(tmp_path, monkeypa
     assert mine == files_of(tmp_path / "undisturbed")
 
 
-@pytest.mark.parametrize("name", ["generation-0002/grids-0.safetensors", "generation-0001/names.safetensors"])
+@pytest.mark.parametrize("name", ["generation-0002/grids.safetensors", "generation-0001/names.safetensors"])
 def test_a_changed_file_is_named(tmp_path, name):
     store = make(tmp_path / "a", ["a", "b"])
     store.seal()
@@ -204,7 +203,7 @@ def test_an_extension_killed_before_its_end_changes_nothing(tmp_path, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(token_store, "write_manifest", killed)
+        patch.setattr(store_manifest, "replace_json", killed)
         with pytest.raises(KeyboardInterrupt):
             extend_store(tmp_path / "a", ["b"])
     store = TokenStore.open(tmp_path / "a")
@@ -334,7 +333,7 @@ def test_a_reader_keeps_the_other_blocks_when_one_is_removed(tmp_path):
 
 
 def test_chunks_are_all_stored_rows_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_store, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(store_grids, "CHUNK_ROWS", 3)
     names = [f"{index:02d}" for index in range(10)]
     make(tmp_path / "a", names[:7], written=[0, 2, 3, 6])
     fill(extend_store(tmp_path / "a", names[7:]))
@@ -348,7 +347,7 @@ def test_chunks_are_all_stored_rows_in_order(tmp_path, monkeypatch):
 
 
 def test_chunks_go_on_when_the_store_is_sealed_in_between(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_store, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(store_grids, "CHUNK_ROWS", 1)
     make(tmp_path / "a", ["a", "b", "c"])
     chunks = TokenStore.open(tmp_path / "a").chunks()
     found = [next(chunks)]

@@ -38,10 +38,10 @@ def resident_kib() -> int:
 
 @pytest.mark.parametrize("in_order", [True, False], ids=["names-in-order", "names-shuffled"])
 def test_every_grid_is_read_back_under_its_name(tmp_path, in_order):
-    """Row i is the i-th name given; names in byte order cost no file of their own."""
+    """Row i is the i-th name given; names in byte order cost no index of their own."""
     store = make(tmp_path / "tokens", in_order=in_order, data_root="data/digits")
     with safe_open(tmp_path / "tokens" / "generation-0001" / "names.safetensors", "np") as file:
-        assert ("order" in file.keys()) != in_order  # noqa: SIM118, no mapping
+        assert ("rows" in file.keys()) != in_order  # noqa: SIM118, no mapping
     rows = np.random.default_rng(0).permutation(len(store))
     for part in np.array_split(rows, 9):
         store.write(part, grids_of(part))
@@ -211,7 +211,7 @@ def test_creating_over_a_store_is_refused_and_says_how_to_go_on(tmp_path):
     assert TokenStore.open(tmp_path / "tokens").missing().tolist() == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("name", ["generation-0001/names.safetensors", "generation-0002/grids-0.safetensors"])
+@pytest.mark.parametrize("name", ["generation-0001/names.safetensors", "generation-0002/grids.safetensors"])
 @pytest.mark.parametrize("cut", [3, 10**9])
 def test_a_truncated_file_is_named(tmp_path, name, cut):
     store = make(tmp_path / "tokens", count=300)
@@ -274,8 +274,8 @@ def test_what_is_no_token_store_is_refused(tmp_path):
     make(tmp_path / "tokens")
     manifest = tmp_path / "tokens" / "generation-0001" / "manifest.json"
     text = manifest.read_text()
-    manifest.write_text(text.replace('"version": 2', '"version": 3'))
-    with pytest.raises(TokenStoreError, match="is not a token store of version 2"):
+    manifest.write_text(text.replace('"version": 3', '"version": 4'))
+    with pytest.raises(TokenStoreError, match="is not a token store of version 3"):
         TokenStore.open(tmp_path / "tokens")
     os.truncate(manifest, 20)
     with pytest.raises(TokenStoreError, match=r"manifest.json` is damaged"):

@@ -79,12 +79,12 @@ def main() -> None:
         worker.join()
         seconds, rate, memory = results.get()
     names = sum(len(name_of(index)) + 1 for index in range(args.images))
-    other = sum(sizes.values()) - sizes["grids-0.safetensors"] - names
+    other = sum(sizes.values()) - sizes["grids.safetensors"] - names
     rows = [
         ["opening and the first look-up", f"{seconds * 1e3:.1f} ms"],
         ["random look-ups, one process", f"{rate:,.0f}/s"],
         ["resident memory of a worker", f"{memory / 1e6:.1f} MB"],
-        ["bytes a token", f"{sizes['grids-0.safetensors'] / args.images / np.prod(GRID):.3f}"],
+        ["bytes a token", f"{sizes['grids.safetensors'] / args.images / np.prod(GRID):.3f}"],
         ["bytes an image beside tokens and name", f"{other / args.images:.3f}"],
     ]
     print(f"{args.images} images, {GRID[0]} x {GRID[1]} tokens; {machine()}\n")

@@ -48,7 +48,7 @@ def run_fit_codebook(
         UnreadableImagesError: images that cannot be decoded; the features of all others are kept.
     """
     # Imported here because they need faiss.
-    from mapet_mm.tokenizers.codebook.fitting import fit_shards
+    from mapet_mm.tokenizers.codebook.fitting import check_rows, fit_shards
     from mapet_mm.tokenizers.codebook.sampling import sample_features
 
     path, settings = _codebook_settings(cfg, out, overwrite)
@@ -58,7 +58,7 @@ def run_fit_codebook(
     init_default_scope(cfg.get("default_scope", "mmpretrain"))
     images = NamedImages(dataset, cfg.get("data_root"))
     places = images.places("reading names")
-    _check_rows(len(places), positions, options.k)
+    check_rows(len(places) * positions, options.k)  # before weights are fetched and features sampled
     tokenizer, preprocessor = build_tokenizer(cfg, {"codebook": None})
     folder, preprocessing = features_folder(path), preprocessing_of(cfg, dataset)
     shards = sample_features(
@@ -208,13 +208,3 @@ def _kmeans_options(settings: dict[str, Any]) -> KMeansOptions:
             f"positions_per_image, {', '.join(known)}"
         )
     return KMeansOptions(**settings)
-
-
-def _check_rows(images: int, positions: int, k: int) -> None:
-    """Known before weights are fetched and features sampled."""
-    if images * positions < k:
-        raise CodebookError(
-            "k-means needs at least as many feature rows as centroids: "
-            f"{images} images x {positions} positions give {images * positions} rows, k = {k}; lower "
-            "`codebook.k`, raise `codebook.positions_per_image`, or take more images"
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -51,8 +52,9 @@ def new_folder(path: Path) -> Iterator[Path]:
         sync_folder(partial)
         try:
             os.rename(partial, path)  # refuses any folder that is not empty, on every file system
-        except OSError:
-            if path.exists():
+        except OSError as error:
+            # Over NFS, a machine may believe for a while that there is nothing: it asked before.
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST) or path.exists():
                 raise FileExistsError(f"`{path}` exists") from None
             raise
         sync_folder(path.parent)

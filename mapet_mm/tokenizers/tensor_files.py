@@ -5,6 +5,7 @@ The format is public: the header's length in 8 bytes, a JSON header with the pla
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -26,14 +27,14 @@ class TensorFile:
         remedy: the end of that message: what to do.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: there is no such file, here or (later, as NFS tells) any more where it was opened.
     """
 
     def __init__(self, path: Path, error: type[Exception], remedy: str) -> None:
         self.path, self._error, self._remedy = path, error, remedy
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115, kept open
-        size = os.fstat(self._file.fileno()).st_size
         try:
+            size = os.fstat(self._file.fileno()).st_size
             start = 8 + int.from_bytes(os.pread(self._file.fileno(), 8, 0), "little")
             header = json.loads(self._read(8, min(start, size) - 8))
             self.metadata: dict[str, str] = header.pop("__metadata__", {})
@@ -44,6 +45,8 @@ class TensorFile:
             end = start + max(one["data_offsets"][1] for one in header.values())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._damaged(f"its header: {error}") from None
+        except OSError as error:
+            raise _gone(error) from None
         if size != end:
             raise self._damaged(f"expected {end} bytes, found {size}")
 
@@ -65,7 +68,10 @@ class TensorFile:
         offset, number = self.tensors[name][2], self._file.fileno()
 
         def read(start: int, stop: int) -> bytes:
-            found = os.pread(number, stop - start, offset + start)
+            try:
+                found = os.pread(number, stop - start, offset + start)
+            except OSError as error:
+                raise _gone(error) from None
             if len(found) != stop - start:
                 raise self._damaged("truncated since it was opened")
             return found
@@ -80,13 +86,22 @@ class TensorFile:
         content = bytearray(count)
         buffer = memoryview(content)
         while buffer:  # one read gives at most 2 GiB
-            if not (read := os.preadv(self._file.fileno(), [buffer], offset)):
+            try:
+                read = os.preadv(self._file.fileno(), [buffer], offset)
+            except OSError as error:
+                raise _gone(error) from None
+            if not read:
                 raise self._damaged("truncated since it was opened")
             buffer, offset = buffer[read:], offset + read
         return content
 
     def _damaged(self, how: str) -> Exception:
         return self._error(f"`{self.path}` is damaged ({how}): {self._remedy}")
+
+
+def _gone(error: OSError) -> OSError:
+    """Over NFS, an open file that another machine has removed is stale."""
+    return FileNotFoundError(*error.args) if error.errno == errno.ESTALE else error
 
 
 def text_tensor(names: Iterable[bytes]) -> np.ndarray:

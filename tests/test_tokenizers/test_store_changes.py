@@ -1,10 +1,12 @@
 """Sealing, extending and merging token stores, also while others read, write and do the same."""
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import random
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ import pytest
 from mapet_mm.tokenizers import MissingTokensError, TokenStore, TokenStoreError, extend_store, merge_stores
 from mapet_mm.tokenizers.store import grids as store_grids
 from mapet_mm.tokenizers.store import manifest as store_manifest
+from mapet_mm.tokenizers.store.manifest import read_manifest
+from mapet_mm.tokenizers.store.token_store import write_names
 
 GRID = (2, 3)
 
@@ -330,6 +334,43 @@ def test_a_reader_keeps_the_other_blocks_when_one_is_removed(tmp_path):
     os.remove(min((tmp_path / "a" / "blocks").iterdir()))
     assert reader.written().tolist() == [False, True]
     assert_holds(reader, ["b"])
+
+
+@pytest.fixture
+def _over_nfs(monkeypatch):
+    """Reads fail of a file that is open here and that another machine has removed."""
+
+    def checked(read):
+        def call(descriptor, *args):
+            if os.fstat(descriptor).st_nlink == 0:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            return read(descriptor, *args)
+
+        return call
+
+    monkeypatch.setattr(os, "preadv", checked(os.preadv))
+    monkeypatch.setattr(os, "pread", checked(os.pread))
+
+
+@pytest.mark.usefixtures("_over_nfs")
+def test_a_reader_over_nfs_goes_on_when_another_machine_seals_the_store(tmp_path):
+    names = [f"n{index}" for index in range(6)]
+    reader = make(tmp_path / "a", names)
+    assert_holds(reader, names)
+    TokenStore.open(tmp_path / "a").seal()
+    assert_holds(reader, names)
+
+
+def test_of_two_that_make_a_generation_the_second_notices_though_it_does_not_see_the_first(
+    tmp_path, monkeypatch
+):
+    """Over NFS, that there is no such folder is remembered for seconds."""
+    make(tmp_path / "a", ["x"])
+    manifest = read_manifest(tmp_path / "a")
+    write_names(tmp_path / "a", manifest, ["x", "y"])
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    with pytest.raises(FileExistsError):
+        write_names(tmp_path / "a", manifest, ["x", "y"])
 
 
 def test_chunks_are_all_stored_rows_in_order(tmp_path, monkeypatch):

@@ -171,6 +171,7 @@ class TokenStore:
             try:
                 return read(self._grids, what)
             except FileNotFoundError:
+                self._use(read_manifest(self.path))
                 self._refresh()
 
     def chunks(self) -> Iterator[tuple[Int[np.ndarray, " rows"], Int[np.ndarray, "rows height width"]]]:

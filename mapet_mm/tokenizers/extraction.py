@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Int64
-from torch import Tensor, nn
+from torch import Tensor
 
 from mapet_mm.tokenizers.base import Tokenizer
-from mapet_mm.tokenizers.image_groups import GROUP_SIZE, GroupLoader, ImageGroup
+from mapet_mm.tokenizers.image_groups import GroupLoader, ImageGroup
 from mapet_mm.tokenizers.image_tasks import ImageTasks
-from mapet_mm.tokenizers.images import NamedImages, UnreadableImagesError, check_on_error
+from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.tokenizers.store import TokenStore, TokenStoreError, extend_store
 
 CLAIMS = "claims"
@@ -136,14 +136,11 @@ def _same_folder(recorded: str | None, found: str) -> bool:
 
 def extract_tokens(
     tokenizer: Tokenizer,
-    preprocessor: nn.Module,
-    images: NamedImages,
+    loader: GroupLoader,
     store: TokenStore,
     place_of_row: np.ndarray,
     on_error: str = "raise",
     retry_skipped: bool = False,
-    group_size: int = GROUP_SIZE,
-    num_workers: int = 2,
 ) -> Extraction:
     """Write the token grids of the images that the store misses, and seal it once it misses none.
 
@@ -152,32 +149,25 @@ def extract_tokens(
 
     Args:
         tokenizer: gives the tokens, on its own device.
-        preprocessor: MMPretrain data preprocessor with the tokenizer's mean and standard deviation.
-        images: the images.
+        loader: of the images.
         store: where the tokens go; all processes must see it.
-        place_of_row: the place of each row's image, -1 where it is not in `images`.
+        place_of_row: the place of each row's image, -1 where the loader does not have it.
         on_error: 'raise' leaves images that cannot be decoded missing and says so in the end; 'skip' records
             them in the store, which can then be sealed.
         retry_skipped: try the images that were skipped again.
-        group_size: images of one pass of the tokenizer.
-        num_workers: of the loader.
 
     Raises:
         UnreadableImagesError: after the tokens of all other images are written.
     """
-    check_on_error(on_error)
-    loader = GroupLoader(images, tokenizer.image_size, preprocessor, group_size, num_workers)
     start = time.perf_counter()
-    work = _Rows(tokenizer, store, place_of_row, retry_skipped, group_size)
-    unreadable = work.run(loader, on_error == "skip", "extracting tokens")
+    work = _Rows(tokenizer, store, place_of_row, retry_skipped, loader.group_size)
+    kept = f"the tokens of all others are in `{store.path}`"
+    unreadable = work.run(loader, "extracting tokens", on_error, kept)
     seconds = time.perf_counter() - start
-    if unreadable and on_error == "raise":
-        reasons = {images.path(int(place_of_row[row])): reason for row, reason in unreadable.items()}
-        raise UnreadableImagesError(reasons, f"the tokens of all others are in `{store.path}`")
     if not store.missing().size:
         store.seal()
         work.shared.clear()
-    return Extraction(work.total - len(unreadable), seconds, loader.waited, len(store.skipped))
+    return Extraction(work.total - unreadable, seconds, loader.waited, len(store.skipped))
 
 
 class _Rows(ImageTasks):

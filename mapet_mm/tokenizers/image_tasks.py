@@ -12,6 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from mapet_mm.tokenizers.image_groups import GroupLoader, ImageGroup, split
+from mapet_mm.tokenizers.images import UnreadableImagesError, check_on_error
 from mapet_mm.tokenizers.sharing import SharedTasks, process_number
 
 
@@ -46,29 +47,34 @@ class ImageTasks(ABC):
         """Which of these tasks lack nothing."""
         return {task for task in tasks if not self.lacking(task)}
 
-    def run(self, loader: GroupLoader, skip: bool, what: str) -> dict[Any, str]:
-        """Do what nobody else does, until nothing is left.
+    def run(self, loader: GroupLoader, what: str, on_error: str, kept: str) -> int:
+        """Do what nobody else does, until nothing is left; the number of images that cannot be decoded.
 
         Args:
             loader: of the images.
-            skip: whether to record images that cannot be decoded.
             what: for the progress bar, which counts the images of all processes.
+            on_error: 'raise', after all others, for images that cannot be decoded, or 'skip': record them.
+            kept: for that error, what is there nevertheless.
 
-        Returns:
-            Keys of the images that this process could not decode, with the reasons.
+        Raises:
+            UnreadableImagesError: after the results of all other images are written.
         """
-        unreadable: dict[Any, str] = {}
+        check_on_error(on_error)
+        unreadable: dict[int, str] = {}
         start = time.perf_counter()
         bar = tqdm(total=self.total, desc=what, unit="image", disable=process_number()[0] > 0)
         with bar:
             loaded = loader.load(self._groups(loader.group_size))
             for task, groups in groupby(loaded, key=lambda group: group.task):
                 bar.update(max(0, self._before[task] - bar.n))
-                unreadable |= self._do(task, groups, skip, bar)
+                unreadable |= self._do(task, groups, on_error == "skip", bar)
                 waiting = loader.waited / (time.perf_counter() - start)
                 bar.set_postfix_str(f"{waiting:.0%} of the time waiting for data", refresh=False)
             bar.update(self.total - bar.n)
-        return unreadable
+        if unreadable and on_error == "raise":
+            reasons = {loader.images.path(place): reason for place, reason in unreadable.items()}
+            raise UnreadableImagesError(reasons, kept)
+        return len(unreadable)
 
     def _groups(self, size: int) -> Iterator[tuple[int, Sequence[int]]]:
         for task in self.shared:
@@ -77,7 +83,7 @@ class ImageTasks(ABC):
                     break
                 yield task, places
 
-    def _do(self, task: int, groups: Iterable[ImageGroup], skip: bool, bar: tqdm) -> dict[Any, str]:
+    def _do(self, task: int, groups: Iterable[ImageGroup], skip: bool, bar: tqdm) -> dict[int, str]:
         results: dict[int, Any] = {}
         reasons: dict[int, str] = {}
         for group in groups:
@@ -87,7 +93,8 @@ class ImageTasks(ABC):
             bar.update(min(len(group.places) + len(group.unreadable), self.total - bar.n))
         lacking = self.lacking(task)  # another process may have been faster
         named = {lacking[place]: result for place, result in results.items() if place in lacking}
-        unreadable = {lacking[place]: reason for place, reason in reasons.items() if place in lacking}
-        if named or (skip and unreadable):
-            self.write(task, named, unreadable if skip else {})
+        unreadable = {place: reason for place, reason in reasons.items() if place in lacking}
+        skipped = {lacking[place]: reason for place, reason in unreadable.items()} if skip else {}
+        if named or skipped:
+            self.write(task, named, skipped)
         return unreadable

@@ -20,7 +20,7 @@ from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import KCLIP, Codebook
 from mapet_mm.tokenizers.extraction import extract_tokens, open_or_create
-from mapet_mm.tokenizers.image_groups import GROUP_SIZE
+from mapet_mm.tokenizers.image_groups import GROUP_SIZE, GroupLoader
 from mapet_mm.tokenizers.images import NamedImages
 
 
@@ -79,7 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for number in range(args.rounds):
             bare.append(images / bare_seconds(tokenizer, images))
             opened = open_or_create(folder / f"tokens_{number}", tokenizer, named, {})
-            done = extract_tokens(tokenizer, preprocessor, named, *opened, num_workers=args.workers)
+            loader = GroupLoader(named, tokenizer.image_size, preprocessor, num_workers=args.workers)
+            done = extract_tokens(tokenizer, loader, *opened)
             whole.append(done.images / done.seconds)
             waited.append(done.waited / done.seconds)
     rows = [

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from mapet_mm.tokenizers.codebook.feature_shards import FeatureShards
-from mapet_mm.tokenizers.image_groups import GROUP_SIZE, GroupLoader, ImageGroup
+from mapet_mm.tokenizers.image_groups import GroupLoader, ImageGroup
 from mapet_mm.tokenizers.image_tasks import ImageTasks
-from mapet_mm.tokenizers.images import NamedImages, UnreadableImagesError, check_on_error
 from mapet_mm.tokenizers.kclip import KCLIP
 from mapet_mm.tokenizers.tensor_files import encode_name
 
@@ -26,16 +24,13 @@ def sample_positions(name: str, grid_size: int, count: int, seed: int) -> np.nda
 
 def sample_features(
     tokenizer: KCLIP,
-    preprocessor: nn.Module,
-    images: NamedImages,
+    loader: GroupLoader,
     places: Mapping[str, int],
     folder: Path,
     preprocessing: Mapping[str, Any],
     positions_per_image: int = 4,
     seed: int = 0,
     on_error: str = "raise",
-    group_size: int = GROUP_SIZE,
-    num_workers: int = 2,
 ) -> FeatureShards:
     """Features at `positions_per_image` positions of every image; continues what earlier runs wrote.
 
@@ -44,22 +39,18 @@ def sample_features(
 
     Args:
         tokenizer: gives the features; its tower's device is used.
-        preprocessor: MMPretrain data preprocessor with CLIP's mean and standard deviation.
-        images: the images to sample.
-        places: the place of each in `images`, by name.
+        loader: of the images.
+        places: the images to sample: the place of each, by name.
         folder: where the features are kept; all processes must see it.
         preprocessing: what the encoder is shown; other preprocessing gives other features.
         positions_per_image: 4 of 196 is the paper's 2 %.
         seed: of the positions.
         on_error: 'raise', after all others, for images that cannot be decoded, or 'skip' them.
-        group_size: images of one pass of the encoder.
-        num_workers: of the loader.
 
     Raises:
         UnreadableImagesError: after the features of all other images are written.
         ValueError: more positions than the grid has.
     """
-    check_on_error(on_error)
     grid_size = tokenizer.grid[0] * tokenizer.grid[1]
     if not 1 <= positions_per_image <= grid_size:
         raise ValueError(
@@ -68,19 +59,16 @@ def sample_features(
     identity = {
         **{key: value for key, value in tokenizer.metadata.items() if key != "weights"},  # the digest says it
         "preprocessing": preprocessing,
-        "data_root": images.data_root,
+        "data_root": loader.images.data_root,
         "dim": tokenizer.dim,
         "positions_per_image": positions_per_image,
         "seed": seed,
-        "group_size": group_size,
+        "group_size": loader.group_size,
     }
     shards = FeatureShards(folder, identity, places)
     work = _Shards(tokenizer, shards, places)
-    loader = GroupLoader(images, tokenizer.image_size, preprocessor, group_size, num_workers)
-    unreadable = work.run(loader, on_error == "skip", "sampling features")
-    if unreadable and on_error == "raise":
-        reasons = {images.path(places[name]): reason for name, reason in unreadable.items()}
-        raise UnreadableImagesError(reasons, f"the features of the others are kept in `{shards.folder}`")
+    kept = f"the features of the others are kept in `{shards.folder}`"
+    work.run(loader, "sampling features", on_error, kept)
     work.shared.clear()
     return shards
 

@@ -20,6 +20,7 @@ from mapet_mm.datasets.transforms import LoadTokenGrid, RandomCropTokenGrid
 from mapet_mm.engine.alignment import check_alignment, pipeline_transforms
 from mapet_mm.registry import HOOKS
 from mapet_mm.tokenizers.codebook import Codebook
+from mapet_mm.tokenizers.image_names import relative_name
 from mapet_mm.tokenizers.precomputed import PrecomputedTokens
 from mapet_mm.tokenizers.store import MissingTokensError, TokenStore, TokenStoreError
 
@@ -78,7 +79,7 @@ class TokenStoreCheckHook(Hook):
         probed: set[tuple[str, str]] = set()
         for dataset in (leaf for top in datasets for leaf in leaf_datasets(top)):
             transforms = list(pipeline_transforms(dataset))
-            load = next((step for step in transforms if isinstance(step, LoadTokenGrid)), None)
+            load = _load_of(dataset)
             if load is None:
                 _check_none_needed(model, dataset)
                 continue
@@ -194,7 +195,24 @@ def _without_tokens(dataset: Dataset, load: LoadTokenGrid) -> tuple[list[int], l
     return missing, skipped
 
 
+def leave_out_as_in(trained_on: Dataset, dataset: Dataset) -> None:
+    """Leave images out of a set without tokens that the token stores of another one skipped."""
+    for load in filter(None, map(_load_of, leaf_datasets(trained_on))):
+        if reasons := load.store.skipped:
+            root = load.data_root or load.store.data_root
+            for leaf in leaf_datasets(dataset):
+                names = (relative_name(_path(leaf, index), root) for index in range(len(leaf)))
+                _leave_out(leaf, [index for index, name in enumerate(names) if name in reasons], load)
+
+
+def _load_of(dataset: Dataset) -> LoadTokenGrid | None:
+    return next((step for step in pipeline_transforms(dataset) if isinstance(step, LoadTokenGrid)), None)
+
+
 def _leave_out(dataset: Dataset, skipped: list[int], load: LoadTokenGrid) -> None:
+    """Put the image behind each of these in its place."""
+    if not skipped:
+        return
     shown = np.arange(len(dataset))
     kept = np.delete(shown, skipped)
     if not kept.size:

@@ -9,7 +9,12 @@ from mmengine.dataset import BaseDataset, Compose, ConcatDataset, RepeatDataset
 
 from mapet_mm.datasets.transforms import LoadTokenGrid, RandomCropTokenGrid
 from mapet_mm.engine import token_check
-from mapet_mm.engine.token_check import TokenStoreCheckHook, leaf_datasets, pipeline_transforms
+from mapet_mm.engine.token_check import (
+    TokenStoreCheckHook,
+    leaf_datasets,
+    leave_out_as_in,
+    pipeline_transforms,
+)
 from mapet_mm.registry import HOOKS
 from mapet_mm.tokenizers.codebook import Codebook
 from mapet_mm.tokenizers.precomputed import PrecomputedTokens
@@ -133,6 +138,14 @@ def test_skipped_images_are_left_out_inside_wrappers_whose_lengths_stay(holed, s
     check(both, repeated)
     assert shown(both) == [0, 1, 4, 4, 4, 0, *range(6)]
     assert shown(repeated) == [4, 4, 4] * 2
+
+
+def test_a_set_without_tokens_leaves_out_what_the_training_set_does(holed):
+    probed = RepeatDataset(Images(["train/2.png", "train/1.png", "val/2.png"], []), times=2)
+    leave_out_as_in(ConcatDataset([Images(NAMES, [LoadTokenGrid(holed.path)])]), probed)
+    assert shown(probed) == [1, 1, 2] * 2
+    leave_out_as_in(Images(NAMES, []), probed)
+    assert shown(probed) == [1, 1, 2] * 2
 
 
 def test_processes_leave_out_what_each_of_them_has_found(holed, monkeypatch):

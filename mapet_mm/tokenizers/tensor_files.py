@@ -60,7 +60,8 @@ class TensorFile:
     def row_reader(self, name: str) -> Callable[[int], np.ndarray]:
         """A function that reads one entry along the tensor's first axis, a copy."""
         dtype, (_, *inner), _ = self.tensors[name]
-        read, size = self.bytes_reader(name), math.prod(inner) * dtype.itemsize
+        inner, size = tuple(inner), math.prod(inner) * dtype.itemsize
+        read = self.bytes_reader(name)
         return lambda row: np.ndarray(inner, dtype, bytearray(read(row * size, row * size + size)))
 
     def bytes_reader(self, name: str) -> Callable[[int, int], bytes]:

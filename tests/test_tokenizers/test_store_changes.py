@@ -200,6 +200,45 @@ def test_a_store_extended_while_it_is_open_gives_each_image_its_own_tokens(tmp_p
     newest.verify_checksums()
 
 
+def test_a_seal_of_an_older_reader_keeps_what_was_added_since(tmp_path):
+    old = make(tmp_path / "a", ["a", "b"])
+    extended = extend_store(tmp_path / "a", ["c", "d"])
+    extended.write([2], [grid_of("c")])
+    old.seal()
+    assert not old.sealed  # whoever writes the last image seals
+    TokenStore.open(tmp_path / "a").write([0, 3], [grid_of("a"), grid_of("d")])
+    old.seal()
+    newest = TokenStore.open(tmp_path / "a")
+    assert (old.sealed, newest.sealed, list(newest.names)) == (True, True, ["a", "b", "c", "d"])
+    assert_holds(newest, list("abcd"))
+    newest.verify_checksums()
+
+
+def test_an_extension_writes_only_its_own_grids(tmp_path):
+    make(tmp_path / "a", ["a", "b"]).seal()
+    fill(extend_store(tmp_path / "a", ["c"]))
+    TokenStore.open(tmp_path / "a").write([1], [grid_of("b")])  # again, by a straggler
+    TokenStore.open(tmp_path / "a").seal()
+    grids = [path.stat().st_size for path in sorted((tmp_path / "a").glob("*/grids.safetensors"))]
+    assert [size // 12 * 12 - min(grids) // 12 * 12 for size in grids] == [12, 0]
+    assert_holds(TokenStore.open(tmp_path / "a"), ["a", "b", "c"])
+
+
+@pytest.mark.parametrize("other", [dict(names=["x", "y"]), dict(tokenizer="u" * 64)])
+def test_blocks_of_another_store_that_was_here_do_not_count(tmp_path, other):
+    """A process that still writes when a store is removed and made anew."""
+    straggler = make(tmp_path / "a", ["a", "b"], written=[])
+    shutil.rmtree(tmp_path / "a")
+    store = make(tmp_path / "a", **{"names": ["a", "b"], "written": [0], **other})
+    straggler.write([0, 1], np.full((2, *GRID), 7))
+    for reader in (store, TokenStore.open(tmp_path / "a")):
+        assert reader.missing().tolist() == [1]
+        assert_holds(reader, [reader.names[0]])
+    fill(store)
+    store.seal()
+    assert_holds(TokenStore.open(tmp_path / "a"), list(store.names))
+
+
 def test_an_extension_killed_before_its_end_changes_nothing(tmp_path, monkeypatch):
     make(tmp_path / "a", ["a", "c"]).seal()
 

@@ -147,7 +147,10 @@ class TokenStore:
         row = self.names.find(name)
         if row is None:
             raise MissingTokensError(f"token store `{self.path}` has no image `{name}`: {REMEDY} on it")
-        grid = self._lasting(Grids.read, row) if self._grids.looked else None
+        try:
+            grid = self._grids.read(row) if self._grids.looked else None
+        except FileNotFoundError:
+            grid = None
         if grid is None:  # it may have been written since
             self._refresh()
             grid = self._lasting(Grids.read, row)

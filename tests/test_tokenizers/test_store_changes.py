@@ -261,6 +261,8 @@ def test_names_that_are_there_are_not_added(tmp_path):
         extend_store(tmp_path / "a", ["b", "c"])
     with pytest.raises(TokenStoreError, match="'b' is given twice"):
         extend_store(tmp_path / "a", ["b", "b"])
+    with pytest.raises(TokenStoreError, match="no image names given"):
+        extend_store(tmp_path / "a", [])
     assert list(TokenStore.open(tmp_path / "a").names) == ["a", "c"]
 
 

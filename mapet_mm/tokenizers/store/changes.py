@@ -25,9 +25,11 @@ def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
         names: image names that it does not have.
 
     Raises:
-        TokenStoreError: a name is there already, is given twice or cannot be stored.
+        TokenStoreError: no names, or one that is there already, is given twice or cannot be stored.
     """
     names = list(names)
+    if not names:
+        raise TokenStoreError(f"token store `{path}`: no image names given, there is nothing to add")
     while True:
         store = TokenStore.open(path)
         if known := [name for name in names if name in store]:

@@ -402,6 +402,18 @@ def test_a_reader_over_nfs_goes_on_when_another_machine_seals_the_store(tmp_path
     assert_holds(reader, names)
 
 
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = make(tmp_path / "a", ["x", "y"], written=[0])
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*a/blocks/.*\.safetensors'"):
+        store.write([1], [grid_of("y")])
+    assert store.missing().tolist() == [1]
+    assert not list(tmp_path.rglob("*.partial"))
+
+
 def test_of_two_that_make_a_generation_the_second_notices_though_it_does_not_see_the_first(
     tmp_path, monkeypatch
 ):
@@ -412,6 +424,27 @@ def test_of_two_that_make_a_generation_the_second_notices_though_it_does_not_see
     monkeypatch.setattr(Path, "exists", lambda path: False)
     with pytest.raises(FileExistsError):
         write_names(tmp_path / "a", manifest, ["x", "y"])
+
+
+def test_a_generation_that_a_listing_shows_is_waited_for_until_it_is_seen(tmp_path, monkeypatch):
+    """Over NFS, a look-up of it may say for seconds that it is not there, as it was before."""
+    make(tmp_path / "a", ["x"])
+    extend_store(tmp_path / "a", ["y"])
+    looks, hidden = [], tmp_path / "a" / "generation-0002"
+    exists, read_text = Path.exists, Path.read_text
+
+    def unseen(path):
+        looks.append(path)
+        return looks.count(hidden) > 2 if path == hidden else exists(path)
+
+    def read(path, *args, **kwargs):
+        if path.parent == hidden and looks.count(hidden) < 3:
+            raise FileNotFoundError(path)
+        return read_text(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "exists", unseen)
+    monkeypatch.setattr(Path, "read_text", read)
+    assert list(TokenStore.open(tmp_path / "a").names) == ["x", "y"]
 
 
 def test_chunks_are_all_stored_rows_in_order(tmp_path, monkeypatch):

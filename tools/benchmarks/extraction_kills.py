@@ -1,7 +1,7 @@
 """Disturb a tokenisation that several processes share: kill it again and again, and slow one of them down.
 
 The images are the three domains of the embedded digits. Killed with SIGKILL, the first time while the
-processes start, then at random moments while they write, the tokenizer of configs/digits must leave the token
+processes start, then at random moments while they write, the tokenizer of configs/micro must leave the token
 store of an undisturbed run, byte for byte. For a process that is ten times slower than the other, a tokenizer
 that only waits takes the place of the encoder; together they may take 15 % longer than the ideal split.
 """
@@ -22,8 +22,8 @@ import torch
 from mmengine.config import Config
 from torch import Tensor, nn
 
+from mapet_mm.benchmark import machine
 from mapet_mm.datasets.digits import DigitsOptions, write_digits
-from mapet_mm.experiments.benchmark import machine
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import Tokenizer, TokenStore, TokenStoreError
 from mapet_mm.tokenizers.extraction import extract_tokens, open_or_create
@@ -31,7 +31,7 @@ from mapet_mm.tokenizers.from_config import build_images, run_fit_codebook
 from mapet_mm.tokenizers.image_groups import GroupLoader
 
 ROOT = Path(__file__).parents[2]
-CONFIG = "configs/digits/kclip_digits.py"
+CONFIG = "configs/micro/kclip.py"
 DOMAINS = ("plain", "inverted", "rotated")
 LONGEST_DELAY = 0.4
 PASS_IMAGES = 8

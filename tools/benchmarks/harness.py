@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from mapet_mm.experiments.benchmark import machine, table, time_in_turns
+from mapet_mm.benchmark import machine, table, time_in_turns
 
 __all__ = [
     "DEVICE",

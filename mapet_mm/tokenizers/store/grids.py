@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 from safetensors.numpy import save
 
-from mapet_mm.file_replacement import replace_file
+from mapet_mm.file_replacement import replace_file, wait_until_seen
 from mapet_mm.tokenizers.store.errors import RESTORE, TokenStoreError
 from mapet_mm.tokenizers.store.manifest import Manifest
 from mapet_mm.tokenizers.tensor_files import TensorFile, encode_name, text_tensor
@@ -69,6 +69,7 @@ def write_block(
 
 def open_listed(path: Path) -> TensorFile:
     """A file that the manifest lists: it must be there."""
+    wait_until_seen(path.parent)
     try:
         return TensorFile(path, TokenStoreError, RESTORE)
     except FileNotFoundError:

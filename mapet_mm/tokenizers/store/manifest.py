@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mapet_mm.file_replacement import new_folder, replace_file, replace_json
+from mapet_mm.file_replacement import new_folder, replace_file, replace_json, wait_until_seen
 from mapet_mm.tokenizers.store.errors import REMEDY, RESTORE, TokenStoreError
 
 FORMAT, VERSION = "mapet_mm.token_store", 3
@@ -113,11 +113,10 @@ def read_manifest(store: Path) -> Manifest:
     """
     if not store.is_dir():
         raise TokenStoreError(f"token store `{store}` does not exist: {REMEDY} or correct the path")
-    numbers = [path.name[len(GENERATION) :] for path in store.glob(f"{GENERATION}*")]
-    newest = max((int(number) for number in numbers if number.isdecimal()), default=0)
-    if not newest:
+    if not (newest := newest_generation(store)):
         raise TokenStoreError(f"`{store}` is not a token store (no {GENERATION}0001): correct the path")
     path = store / f"{GENERATION}{newest:04d}" / MANIFEST
+    wait_until_seen(path.parent)
     try:
         content = json.loads(path.read_text())
         fitting = (content.pop("format"), content.pop("version")) == (FORMAT, VERSION)
@@ -132,3 +131,12 @@ def read_manifest(store: Path) -> Manifest:
             f"token store file `{path}` is damaged ({type(error).__name__}: {error}): {RESTORE}"
         ) from None
     raise TokenStoreError(f"`{store}` is not a token store of version {VERSION}: {REMEDY} at another path")
+
+
+def newest_generation(store: Path) -> int:
+    """Number of the newest generation that a listing of the store shows, 0 if none.
+
+    A listing, because a machine that asks for a name over NFS remembers for a while that it was not there.
+    """
+    numbers = [path.name[len(GENERATION) :] for path in store.glob(f"{GENERATION}*")]
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from mapet_mm.file_replacement import new_folder
 from mapet_mm.tokenizers.store.errors import REMEDY, MissingTokensError, TokenStoreError
 from mapet_mm.tokenizers.store.grids import Grids, open_listed, spans, write_block
-from mapet_mm.tokenizers.store.manifest import Manifest, read_manifest, write_generation
+from mapet_mm.tokenizers.store.manifest import Manifest, newest_generation, read_manifest, write_generation
 from mapet_mm.tokenizers.store.names import StoredNames, names_file
 from mapet_mm.tokenizers.store.sealing import check_files, join_blocks
 
@@ -276,7 +276,7 @@ class TokenStore:
 
     def _refresh(self) -> None:
         """Take up what was written since; of newer generations only that what is known here was sealed."""
-        while (self.path / self._manifest.next_folder).exists() or not self._grids.refresh():
+        while newest_generation(self.path) > self._manifest.generation or not self._grids.refresh():
             self._use(read_manifest(self.path))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def test_every_link_into_the_repository_leads_somewhere(page):
 
 FILE = re.compile(r"(?<![\w./-])((?:configs|tools|docs|tests|mapet_mm)/[\w./-]*\w\.(?:py|sh|md|txt))\b")
 # Files that a reader is told to write, or that stand for any of their kind.
-TO_WRITE = re.compile(r"/my_|NAME|fashion|letters")
+TO_WRITE = re.compile(r"/my_|NAME|fashion|letters|/(test_)?x\.py")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -53,3 +53,13 @@ def test_the_site_has_every_page_and_no_other():
 
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     assert sorted(files(site["nav"])) == sorted(pages)
+
+
+def test_the_tests_that_the_guarantees_name_exist():
+    """A `::name` alone is in the file named before it."""
+    file = ""
+    named = re.findall(r"`((?:tests/[\w/]+\.py)?)::(test_\w+)`", (ROOT / "docs/guarantees.md").read_text())
+    assert len(named) > 20
+    for path, name in named:
+        file = path or file
+        assert f"def {name}(" in (ROOT / file).read_text(), f"{file} has no {name}"

@@ -10,7 +10,7 @@ results:
 - Hugging Face: `Dinov2Model`, whose network is this one with its final norm (pre-trained weights only). The
   names are those of files on the Hub; load them with `from_pretrained`.
 
-Architecture and preprocessing, which no name tells, are in :mod:`mapet_mm.export`.
+Architecture and preprocessing, which no name tells, are in `mapet_mm.export`.
 """
 
 import math
@@ -92,7 +92,7 @@ def reference_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
 
 
 def mm_to_reference(state_dict: Mapping[str, Tensor]) -> StateDict:
-    """The authors' names for weights of this package: the inverse of :func:`reference_to_mm`.
+    """The authors' names for weights of this package: the inverse of `reference_to_mm`.
 
     Raises:
         ValueError: a name that the authors' networks have not, or no class token.
@@ -143,7 +143,7 @@ def mm_to_hf(state_dict: Mapping[str, Tensor]) -> StateDict:
 
 
 def hf_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
-    """Names of this package for a `Dinov2Model`: the inverse of :func:`mm_to_hf`.
+    """Names of this package for a `Dinov2Model`: the inverse of `mm_to_hf`.
 
     Raises:
         ValueError: a name that `MaPeTViT` has not, or one of its own is missing.

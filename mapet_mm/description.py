@@ -88,7 +88,7 @@ class _Literals(ast.NodeTransformer):
 
 
 def describe(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Description:
-    """The network of these weights (of :func:`mapet_mm.convert.network`) and its images, by its config.
+    """The network of these weights (of `mapet_mm.convert.network`) and its images, by its config.
 
     Raises:
         ValueError: the config does not say it, or is another network's.

@@ -113,7 +113,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """As :func:`read_weights`, and what the file says of them in plain values: MMEngine's `meta` (`cfg`, the
+    """As `read_weights`, and what the file says of them in plain values: MMEngine's `meta` (`cfg`, the
     config as text, among it), or the texts in the header of .safetensors."""
     path = Path(path)
     if path.is_dir():

@@ -78,7 +78,7 @@ class BEiTTokenHead(TokenPredictionHead):
     Args:
         max_masked: how many patches of an image are masked at most; the head then computes so many rows per
             image. All patches if None, more arithmetic for the same loss.
-        **kwargs: those of :class:`TokenPredictionHead`.
+        **kwargs: those of `TokenPredictionHead`.
     """
 
     def __init__(self, *args, max_masked: int | None = None, **kwargs) -> None:
@@ -96,7 +96,7 @@ class BEiTTokenHead(TokenPredictionHead):
 
         Args:
             latents: `(B, N, D)`, the class token first.
-            targets: what the target generator gives for all patches, see :func:`token_ids`.
+            targets: what the target generator gives for all patches, see `token_ids`.
             mask: `(B, H, W)`, not zero where the patch is masked.
 
         Raises:

@@ -19,7 +19,7 @@ class Layout(NamedTuple):
     Args:
         objective: the objective.
         sizes: rows of each of its groups.
-        padded_bias: `(stream, num_keys)` with the keys filled up to a multiple of 8; see :attr:`bias`.
+        padded_bias: `(stream, num_keys)` with the keys filled up to a multiple of 8; see `bias`.
     """
 
     objective: Objective

@@ -22,8 +22,8 @@ class MaPeT(BaseSelfSupervisor):
     With the backbone's objectives 'pim' and 'mim' it trains Permuted and Masked Image Modeling.
 
     Args:
-        backbone: a :class:`mapet_mm.models.vit.MaPeTPretrainViT`.
-        head: a :class:`mapet_mm.models.heads.TokenPredictionHead`.
+        backbone: a `mapet_mm.models.vit.MaPeTPretrainViT`.
+        head: a `mapet_mm.models.heads.TokenPredictionHead`.
         target_generator: gives the tokens: `PrecomputedTokens`, `KCLIP`, or MMPretrain's `VQKD` or
             `DALL-E`; always in evaluation mode. None for a model that only gives features.
         data_preprocessor: hands on `inputs` as a list: `inputs[0]` the images `(B, 3, H, W)`, `inputs[1]`

@@ -9,7 +9,7 @@ from mapet_mm.registry import MODELS
 
 @MODELS.register_module()
 class ProjectedCAENeck(CAENeck):
-    """MMPretrain's `CAENeck` at a width of its own, for :class:`mapet_mm.models.cae.ProjectedCAE`.
+    """MMPretrain's `CAENeck` at a width of its own, for `mapet_mm.models.cae.ProjectedCAE`.
 
     `encoder_to_neck` takes latents of the encoder to the neck's width: a linear layer and a LayerNorm, as in
     the code of CAE's authors, or nothing where the widths are the same.

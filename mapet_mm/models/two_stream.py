@@ -1,4 +1,4 @@
-"""One Transformer layer over the layout `C | M | T | Q` (see :mod:`mapet_mm.models.objectives`)."""
+"""One Transformer layer over the layout `C | M | T | Q` (see `mapet_mm.models.objectives`)."""
 
 from collections.abc import Callable
 

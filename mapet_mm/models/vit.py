@@ -161,20 +161,20 @@ class MaPeTPretrainViT(MaPeTViT):
     """Two-stream Vision Transformer that embeds targets for token prediction (paper, Section 4.1).
 
     The tokens are permuted once, at the input, and laid out `C | M | T | Q` (see
-    :mod:`mapet_mm.models.objectives`). From there on every mask is one constant, for all images, layers and
+    `mapet_mm.models.objectives`). From there on every mask is one constant, for all images, layers and
     heads, and every layer runs once on the whole layout: the streams share all weights.
 
     Args:
-        arch: as for :class:`MaPeTViT`.
-        img_size: as for :class:`MaPeTViT`; the images must have this size.
-        patch_size: as for :class:`MaPeTViT`.
+        arch: as for `MaPeTViT`.
+        img_size: as for `MaPeTViT`; the images must have this size.
+        patch_size: as for `MaPeTViT`.
         cutting_point: how many tokens of the permuted sequence are visible context, the class token counted;
             in `1 .. N-1` with `N` the number of patches plus one. The paper's: 50 for ViT-T and S, 60 for B.
         objective: 'mapet' | 'pim' | 'mim'.
         recompute: compute GELU again in the backward pass instead of keeping its result, and LayerNorm where
             autocast would keep a copy of it: a quarter less memory, a little slower (docs/performance.md).
             Nothing of it where `with_cp` or a compiler settles what is kept.
-        **kwargs: as for :class:`MaPeTViT`; `with_cp` and `drop_path_rate` among them.
+        **kwargs: as for `MaPeTViT`; `with_cp` and `drop_path_rate` among them.
 
     Raises:
         ValueError: the objective is not known, the cutting point is outside `1 .. N-1`, or the class token or

@@ -1,8 +1,8 @@
-"""Do runs on this machine: side by side where they can be, each with its log, whatever other runners do.
+"""Do runs on this machine, in parallel where possible, each with its own log; safe beside other runners.
 
     python -m mapet_mm.experiments.local LAUNCHER CPUS '{"command": ["tools/train.py", ...], ...}'
 
-is how a job of a cluster does its one run. A run that was stopped goes on where its tool resumes.
+is how a cluster job does its one run. An interrupted run continues from where its tool resumes.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ class _Running(NamedTuple):
 
 
 class LocalRunner:
-    """Does runs in processes of this machine; what fails costs only what needs it.
+    """Does runs in processes of this machine; a failure stops only the runs that need the failed one.
 
-    A run that another runner is doing is waited for, while others can be done. On Ctrl-C, and when this
-    process is killed, its runs end; a new runner goes on.
+    If another runner is doing a run, this one does others and then waits for it. On Ctrl-C, or when this
+    process is killed, its runs end; a new runner continues them.
 
     Args:
-        runs: each after the ones that it needs.
-        jobs: how many at a time.
+        runs: in an order in which each follows those that it needs.
+        jobs: number of runs at once.
         launcher: 'local', 'dist', or 'slurm' inside a job.
-        cpus: threads of each process: on a busy machine, threads that wait for each other are slower than
-            one, and results do not depend on the number of cores.
-        tell: takes each line of progress.
+        cpus: threads of each process. A fixed number keeps results independent of the number of cores; on a
+            busy machine, threads that wait for each other are slower than one.
+        tell: called with each line of progress.
         on_done: called after each run that is done.
 
     Raises:
@@ -88,10 +88,10 @@ class LocalRunner:
         self.failed: dict[str, str] = {}
 
     def run(self) -> None:
-        """Do what is not done.
+        """Do all runs that are not done.
 
         Raises:
-            StageError: runs failed; raised after all others, with the ends of their logs.
+            StageError: some runs failed; raised after all others, with the ends of their logs.
         """
         if before := len(self.runs) - len(self.waiting):
             self.tell(f"{before} of {len(self.runs)} runs were done before")
@@ -104,7 +104,7 @@ class LocalRunner:
                 if time.monotonic() - reported >= REPORT_SECONDS:
                     reported = time.monotonic()
                     for one in self.running:
-                        # Without the time, logger and level that MMEngine puts before its message.
+                        # Without the time, logger and level that MMEngine puts before the message.
                         last = _tail(one.run, 1)[0].rsplit(" - INFO - ", 1)[-1]
                         self._say(one.run, " ".join(last.split())[:90])
         finally:
@@ -126,7 +126,7 @@ class LocalRunner:
                 self._begin(run, held)
 
     def _begin(self, run: Run, held: TextIO) -> None:
-        """Start a claimed run's tool, unless what it makes is there."""
+        """Start a claimed run's tool, unless its outputs exist."""
         Path(run.folder, "failed").unlink(missing_ok=True)
         try:
             check_identity(run)
@@ -152,9 +152,10 @@ class LocalRunner:
                 env=environment,
                 stdout=log,
                 stderr=log,
-                # A session of its own: Ctrl-C reaches this process alone, which stops the tool's workers too.
+                # In its own session, so Ctrl-C reaches only this process, which also stops the tool's
+                # workers.
                 start_new_session=True,
-                # The tool keeps the claim, should this process be killed before it.
+                # The tool keeps the claim if this process is killed first.
                 pass_fds=[held.fileno()],
                 preexec_fn=_end_with_runner,
             )
@@ -178,7 +179,7 @@ class LocalRunner:
         self.on_done(run)
 
     def _fail(self, run: Run, why: str) -> None:
-        """Note a failure, where others see it too, and drop what needs the run."""
+        """Record a failure where other runners see it, and drop the runs that need this one."""
         replace_file(Path(run.folder, "failed"), f"{why}\n".encode())
         self.failed[run.folder] = f"`{run.name}`: {why}"
         self._say(run, why)
@@ -188,7 +189,7 @@ class LocalRunner:
                 self.failed[other.folder] = f"`{other.name}` was not done: it needs {broken[0]}"
 
     def _time_left(self) -> str:
-        """How long the rest will take: the mean of what is done of the same config, or of all."""
+        """Time left, estimated from the mean of completed runs of the same config, else of all."""
         taken: dict[str | None, list[float]] = defaultdict(list)
         for run in self.runs:
             if record := record_of(run):
@@ -213,7 +214,7 @@ class LocalRunner:
 
 
 def launch_words(run: Run, launcher: str, cpus: int) -> list[str]:
-    """The command line that starts a run's tool in as many processes as it is meant for."""
+    """The command line that starts a run's tool in the run's number of processes."""
     python, processes = sys.executable, str(run.processes)
     if run.processes == 1:
         return [python, *run.command]
@@ -227,7 +228,7 @@ def launch_words(run: Run, launcher: str, cpus: int) -> list[str]:
 
 
 def _end_with_runner() -> None:
-    """In a tool before it starts: Linux ends it when its runner is killed; nobody would see or stop it."""
+    """Called in the tool's process before it starts: Linux then ends the tool when its runner is killed."""
     if PRCTL is not None:
         PRCTL(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
@@ -242,7 +243,7 @@ def _failure(run: Run, what: str) -> str:
 
 def _tail(run: Run, count: int) -> list[str]:
     text = log_of(run).read_text(errors="replace") if log_of(run).is_file() else ""
-    # A progress bar redraws its line after carriage returns; the last state is the one to show.
+    # A progress bar redraws its line after carriage returns; only its last state is shown.
     return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.rstrip("\n").split("\n")][-count:]
 
 

@@ -1,6 +1,7 @@
-"""Safetensors files read by position: a read's pages are the system's, those of a map count as the reader's.
+"""Read safetensors files with `read` instead of a memory map, whose pages count as the process's memory.
 
-The format is public: the header's length in 8 bytes, a JSON header with the place of every tensor, the data.
+The format is public: 8 bytes with the header's length, a JSON header with each tensor's byte offsets, the
+data.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ class TensorFile:
 
     Args:
         path: the file.
-        error: what to raise where the file is damaged; its message is one line.
+        error: type of error to raise if the file is damaged; its message is one line.
         remedy: the end of that message: what to do.
 
     Raises:
-        FileNotFoundError: there is no such file, here or (later, as NFS tells) any more where it was opened.
+        FileNotFoundError: the file does not exist, or (on a later read over NFS) has been removed since.
     """
 
     def __init__(self, path: Path, error: type[Exception], remedy: str) -> None:
@@ -65,7 +66,7 @@ class TensorFile:
         return lambda row: np.ndarray(inner, dtype, bytearray(read(row * size, row * size + size)))
 
     def bytes_reader(self, name: str) -> Callable[[int, int], bytes]:
-        """A function that reads from one byte of a tensor to another."""
+        """A function that reads a range of a tensor's bytes."""
         offset, number = self.tensors[name][2], self._file.fileno()
 
         def read(start: int, stop: int) -> bytes:
@@ -80,13 +81,13 @@ class TensorFile:
         return read
 
     def close(self) -> None:
-        """Close the file; it cannot be read any more."""
+        """Close the file; it cannot be read afterwards."""
         self._file.close()
 
     def _read(self, offset: int, count: int) -> bytearray:
         content = bytearray(count)
         buffer = memoryview(content)
-        while buffer:  # one read gives at most 2 GiB
+        while buffer:  # one read returns at most 2 GiB
             try:
                 read = os.preadv(self._file.fileno(), [buffer], offset)
             except OSError as error:
@@ -101,12 +102,12 @@ class TensorFile:
 
 
 def _gone(error: OSError) -> OSError:
-    """Over NFS, an open file that another machine has removed is stale."""
+    """The error as FileNotFoundError if another machine has removed the open file over NFS (ESTALE)."""
     return FileNotFoundError(*error.args) if error.errno == errno.ESTALE else error
 
 
 def text_tensor(names: Iterable[bytes]) -> np.ndarray:
-    """Names as a tensor of bytes, a line each."""
+    """Names as a tensor of bytes, one line per name."""
     return np.frombuffer(b"".join(name + b"\n" for name in names), dtype=np.uint8)
 
 
@@ -116,20 +117,20 @@ def encode_name(name: str) -> bytes:
 
 
 def decode_names(lines: bytes) -> list[str]:
-    """The names in lines of a tensor of bytes."""
+    """Names from lines of bytes, the inverse of `text_tensor`."""
     return bytes(lines).decode("utf-8", "surrogateescape").split("\n")[:-1]
 
 
 def tensor_parts(
     name: str, dtype: np.dtype, shape: Sequence[int], chunks: Iterable[np.ndarray]
 ) -> Iterator[bytes]:
-    """The bytes of a safetensors file of one tensor, in parts, without ever holding the whole.
+    """The bytes of a safetensors file with one tensor, in parts, never all in memory.
 
     Args:
-        name: the tensor's.
-        dtype: its type, one of `DTYPES`.
+        name: of the tensor.
+        dtype: one of `DTYPES`.
         shape: its shape.
-        chunks: its entries along the first axis, some at a time.
+        chunks: consecutive pieces along the first axis.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     entry = {"dtype": NAMES[np.dtype(dtype)], "shape": list(shape), "data_offsets": [0, size]}

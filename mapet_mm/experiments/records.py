@@ -102,8 +102,7 @@ def is_claimed(run: Run) -> bool:
 
 
 def check_identity(run: Run) -> None:
-    """Raise StageError if the config was edited since the plan: the result must not be recorded as the
-    plan's."""
+    """Raise StageError if the config was edited since the plan: the result would not be the plan's."""
     config = read_config(run.config, run.data) if run.config else None
     if not run.folder.endswith(identity(run.command, run.needs, run.folder, config)):
         raise StageError(f"{run.config} was changed after this run was planned: run the same command again")

@@ -26,7 +26,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """What one picture of curves shows: the axis label with its unit and the logged keys."""
+    """Contents of one plot: the axis label with its unit, and the logged keys."""
 
     title: str
     label: str
@@ -41,7 +41,7 @@ PRETRAINING_PANELS = (
 
 
 def curve(records: Sequence[Record], key: str) -> Curve:
-    """One value over training: by epoch (mean over what the epoch logged) or, without epochs, by iteration.
+    """One value over training: per epoch (mean over the epoch's logs) or, without epochs, per iteration.
 
     Args:
         records: what `read_scalars` returns.
@@ -60,7 +60,7 @@ def curve(records: Sequence[Record], key: str) -> Curve:
 def curve_figure(
     panel: Panel, records: Sequence[Record], reference: Sequence[Record] | None = None
 ) -> Figure:
-    """Draw one panel: training and validation, and a reference run behind them.
+    """Draw one panel: training and validation curves, with a reference run behind them.
 
     Args:
         panel: what to draw.

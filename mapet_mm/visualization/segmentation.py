@@ -76,7 +76,7 @@ def overlay(
     colours: UInt8[np.ndarray, "classes 3"],
     opacity: float = 0.65,
 ) -> UInt8[np.ndarray, "height width 3"]:
-    """Blend the classes' colours over an image; pixels of class 0 and ignored pixels (255) stay as they are.
+    """Blend the classes' colours over an image; pixels of class 0 and ignored pixels (255) are unchanged.
 
     Raises:
         ValueError: image and labels differ in size, or a label has no colour.
@@ -94,7 +94,7 @@ def overlay(
 
 
 def segmentation_figure(images: Sequence[SegmentedImage], classes: Sequence[str]) -> Figure:
-    """Draw a row per image: the image, its ground truth and its prediction, and a legend of the classes seen.
+    """Draw one row per image (image, ground truth, prediction), and a legend of the classes that occur.
 
     Args:
         images: what to draw.

@@ -278,8 +278,7 @@ class TokenStore:
         check_files(self.path, self._manifest)
 
     def _refresh(self) -> None:
-        """Add what was written since the last look; newer generations count only as far as they seal this
-        one's rows."""
+        """Add what was written since; newer generations count only if they seal rows of this one."""
         while newest_generation(self.path) > self._manifest.generation or not self._grids.refresh():
             self._use(read_manifest(self.path))
 

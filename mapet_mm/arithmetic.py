@@ -1,10 +1,10 @@
-"""The arithmetic that a pre-training step cannot do without: the floor under its time."""
+"""The minimum arithmetic of a pre-training step, which bounds its time from below."""
 
 from __future__ import annotations
 
 from mapet_mm.models.objectives import MIM, Objective, group_sizes, visibility
 
-# One product forward, two backward: by the inputs and by the weights.
+# One matrix product forward, two backward: for the gradients of the inputs and of the weights.
 PASSES = 3
 
 
@@ -18,10 +18,10 @@ def step_flops(
     patch_values: int,
     vocab_size: int,
 ) -> int:
-    """Floating-point operations of the products of one image's training step, a multiply-add as two.
+    """FLOPs of the matrix products in one image's training step; a multiply-add counts as two.
 
-    Counted is what the method needs: attention over the keys that a row sees, no other; beyond the last layer
-    the predictions only.
+    Counts only what the method needs: attention over the keys that a row sees, and after the last layer only
+    the predictions.
 
     Args:
         objective: the objective.
@@ -30,7 +30,7 @@ def step_flops(
         depth: number of layers.
         dim: `D`.
         feedforward: width of the MLP.
-        patch_values: values of a patch (3 x 16 x 16).
+        patch_values: number of values in a patch (3 x 16 x 16).
         vocab_size: `V`.
     """
     num_targets = num_tokens - cutting_point
@@ -39,16 +39,17 @@ def step_flops(
     predictions = group_sizes(objective.predicting_group, cutting_point, num_targets)[0]
 
     def layer(queries: int, visible: int) -> int:
-        # Query and output projection and the MLP for the rows; key and value for the keys; scores and sums.
+        # Query and output projections and the MLP for the rows; keys and values for the keys; scores and
+        # weighted sums.
         return 2 * (dim * (2 * queries * (dim + feedforward) + 2 * keys * dim) + 2 * visible * dim)
 
     forward = (depth - 1) * layer(rows, int(sees.sum()))
     forward += layer(predictions, int(sees[-predictions:].sum()))
     forward += 2 * predictions * dim * vocab_size
-    # Images need no gradient: the patch embedding has one product less.
+    # Images need no gradient, so the patch embedding has one product less.
     return PASSES * forward + (PASSES - 1) * 2 * (num_tokens - 1) * patch_values * dim
 
 
 def plain_step_flops(num_tokens: int, num_masked: int, depth: int, **sizes: int) -> int:
-    """The same for a plain ViT that predicts `num_masked` of its tokens: BEiT."""
+    """As `step_flops`, for a plain ViT that predicts `num_masked` of its tokens (BEiT)."""
     return step_flops(MIM, num_tokens, num_tokens - num_masked, depth, **sizes)

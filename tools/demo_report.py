@@ -1,4 +1,4 @@
-"""What the demo reports: results with and without pre-training, the pictures, the machine."""
+"""Contents of the demo's report: results with and without pre-training, pictures, the machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RESULT_COLUMNS = (
 
 
 def results_table(filler: TableFiller) -> Table:
-    """What each task measured without and with pre-training, and the gain in points.
+    """Each task's result without and with pre-training, and the gain in points.
 
     Raises:
         KeyError: a metric was never logged.
@@ -53,7 +53,7 @@ def results_table(filler: TableFiller) -> Table:
 
 
 def stage_table(runs: Sequence[Run], others: Sequence[tuple[str, float]] = ()) -> Table:
-    """Seconds of each run, after those of what came before them."""
+    """Seconds of each run, after the given other stages."""
     rows = [*others, *((run.name, record_of(run)["seconds"]) for run in runs)]
     note = "Stages run side by side where they can, so the sum is more than the time on the clock."
     return Table([Column("stage"), Column("seconds", ".0f")], [list(row) for row in rows], [note])
@@ -72,7 +72,7 @@ def machine_facts(jobs: int) -> list[tuple[str, str]]:
 
 
 def curves_section(work_dir: str | os.PathLike, reference: str | os.PathLike | None) -> Section:
-    """Loss and token accuracy of the pre-training, in front of a committed reference run."""
+    """Loss and token accuracy of the pre-training, drawn over a committed reference run."""
     records = read_scalars(work_dir)
     behind = None if reference is None else read_scalars(reference)
     caption = "Training: mean over each epoch. Validation: the same permutations every time."

@@ -1,7 +1,7 @@
 """Tokenise a tokenizer config's images into its token store; run again to continue after an interruption.
 
 Any number of processes on any number of machines share the images through the token store's folder: start the
-same command as often as you like, under torchrun, under srun or by hand, at any time.
+same command any number of times, under torchrun, under srun or by hand, at any time.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def parse_args() -> argparse.Namespace:
 
 @one_line_errors
 def main() -> None:
-    """Extract or verify, and say what comes next."""
+    """Extract or verify, and print the next command."""
     args = parse_args()
     cfg = read_config(args.config, args.cfg_options)
     if args.out:

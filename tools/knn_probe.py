@@ -1,4 +1,4 @@
-"""Classify by nearest neighbours in a checkpoint's feature space: a look at a pre-training, nothing trained.
+"""Classify by nearest neighbours in a checkpoint's feature space: evaluates a pre-training without training.
 
     python tools/knn_probe.py configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py CHECKPOINT
 
@@ -47,7 +47,7 @@ def parse_args() -> argparse.Namespace:
 def build(
     cfg: Config, checkpoint: str, launcher: str = "none", trust_checkpoint: bool = False
 ) -> tuple[Runner, Hook]:
-    """A runner with the model and the checkpoint, and the hook."""
+    """Build a runner with the model and the checkpoint, and the hook."""
     if "knn_probe" not in cfg:
         raise LaunchError(f"config {cfg.filename} has no `knn_probe`: see configs/_base_/datasets")
     require_checkpoint("checkpoint", checkpoint, trust_checkpoint)
@@ -56,7 +56,7 @@ def build(
         cfg[f"{key}_dataloader"] = cfg[f"{key}_cfg"] = None
     cfg.optim_wrapper = cfg.val_evaluator = cfg.test_evaluator = None
     cfg.param_scheduler = None
-    for key in ("runner_type", "strategy"):  # a model trained in shares fits whole without its optimizer
+    for key in ("runner_type", "strategy"):  # without its optimizer, a sharded model fits unsharded
         cfg.pop(key, None)
     init_default_scope(cfg.default_scope)
     runner = build_runner(cfg, launcher)

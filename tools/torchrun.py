@@ -1,7 +1,7 @@
-"""torchrun without its own traceback after a tool has said what went wrong; used by launch.sh.
+"""torchrun without its own traceback after a tool has printed its error; used by launch.sh.
 
-Takes torchrun's arguments. A process that was killed, by a signal or for its memory, is still reported as
-torchrun does.
+Takes torchrun's arguments. A process killed by a signal, or for lack of memory, is still reported by
+torchrun.
 """
 
 import sys

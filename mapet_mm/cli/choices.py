@@ -20,7 +20,7 @@ from mapet_mm.weight_files import read_weights, write_weights
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 GRID = 14  # tokens per side: 224 pixels in patches of 16
 LOOKED_AT = 500  # number of images whose headers are read
-ROWS_A_CENTROID = 39  # at least, as faiss advises
+ROWS_A_CENTROID = 39  # the minimum that faiss advises
 LARGEST_K = 8192  # the paper's
 WIDTHS = {192: "tiny", 384: "small", 768: "base"}
 CLIP_STATISTICS = ([122.7709383, 116.7460125, 104.09373615], [68.5005327, 66.6321579, 70.32316305])

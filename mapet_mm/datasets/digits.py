@@ -33,8 +33,7 @@ class Source(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Rows of the source: `train` and `val` are disjoint and cover it; `few` is a balanced subset of
-    `train`."""
+    """Rows of the source: `train` and `val` partition it; `few` is a balanced subset of `train`."""
 
     train: np.ndarray
     val: np.ndarray

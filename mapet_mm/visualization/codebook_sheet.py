@@ -24,8 +24,7 @@ SMALL_CROP = 96
 
 
 class Patch(NamedTuple):
-    """One patch of an image: the image's name in the token store and the patch's position in the token
-    grid."""
+    """A patch of an image: the image's name in the token store and the patch's position in the grid."""
 
     name: str
     row: int

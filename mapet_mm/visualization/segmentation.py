@@ -1,4 +1,4 @@
-"""Segmentation overlays: image, ground truth and prediction side by side, with the classes' legend."""
+"""Segmentation overlays: image, ground truth and prediction side by side, with a legend of the classes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def predict_images(
     Args:
         config: a config with `val_dataloader` and `test_pipeline`.
         checkpoint: trained weights.
-        count: how many images.
-        device: where the model runs.
+        count: number of images.
+        device: runs the model.
 
     Returns:
         The segmented images and the names of the classes.
@@ -46,7 +46,7 @@ def predict_images(
     from mmseg.registry import DATASETS
 
     loaded = Config.fromfile(config)
-    # The checkpoint has all weights: what the backbone started from is not looked up again.
+    # The checkpoint has all weights, so the backbone's initial weights need not be loaded.
     loaded.model.backbone.init_cfg = None
     init_default_scope(loaded.default_scope)
     dataset = DATASETS.build(loaded.val_dataloader.dataset)

@@ -35,8 +35,7 @@ class TokenUsage:
 
     @property
     def perplexity(self) -> float:
-        """2 to the power of the tokens' entropy in bits: the number of evenly used tokens with this
-        entropy."""
+        """2 to the power of the tokens' entropy in bits: that many evenly used tokens have this entropy."""
         shares = self.counts[self.counts > 0] / self.counts.sum()
         return float(np.exp(-(shares * np.log(shares)).sum()))
 

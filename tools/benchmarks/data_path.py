@@ -32,8 +32,7 @@ COPIES = 200  # of each photograph in the store, so that look-ups do not repeat
 
 
 def write_photographs(folder: Path) -> list[str]:
-    """Write JPEG files with a longer side of 500 px, as in ImageNet, and their token store; returns the
-    paths."""
+    """Write JPEG files with a longer side of 500 px and their token store; returns the paths."""
     names = []
     for name in PHOTOGRAPHS:
         image = Image.fromarray(getattr(photographs, name)())

@@ -5,7 +5,9 @@ from mapet_mm.models.heads import BEiTTokenHead, CAETokenHead, TokenPredictionHe
 from mapet_mm.models.mapet import MaPeT
 from mapet_mm.models.necks import ProjectedCAENeck
 from mapet_mm.models.objectives import OBJECTIVES, Objective, visibility
+from mapet_mm.models.other_vits import MaPeTPretrainBEiT, MaPeTPretrainEVA02
 from mapet_mm.models.probe import LayerwiseLinearHead, LinearProbe
+from mapet_mm.models.timm_vit import MaPeTPretrainTIMM
 from mapet_mm.models.token_classifiers import TokenMLP, TokenViT
 from mapet_mm.models.vit import MaPeTPretrainViT, MaPeTViT
 
@@ -16,6 +18,9 @@ __all__ = [
     "LayerwiseLinearHead",
     "LinearProbe",
     "MaPeT",
+    "MaPeTPretrainBEiT",
+    "MaPeTPretrainEVA02",
+    "MaPeTPretrainTIMM",
     "MaPeTPretrainViT",
     "MaPeTViT",
     "Objective",

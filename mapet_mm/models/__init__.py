@@ -1,6 +1,7 @@
 """Models: backbones, heads and the MaPeT algorithm."""
 
 from mapet_mm.models.cae import ProjectedCAE
+from mapet_mm.models.feature_pyramid import SimpleFeaturePyramid
 from mapet_mm.models.heads import BEiTTokenHead, CAETokenHead, TokenPredictionHead
 from mapet_mm.models.mapet import MaPeT
 from mapet_mm.models.necks import ProjectedCAENeck
@@ -26,6 +27,7 @@ __all__ = [
     "Objective",
     "ProjectedCAE",
     "ProjectedCAENeck",
+    "SimpleFeaturePyramid",
     "TokenMLP",
     "TokenPredictionHead",
     "TokenViT",

@@ -19,6 +19,8 @@ from mapet_mm.models.two_stream import TwoStreamLayer
 from mapet_mm.models.two_stream_vit import TwoStreamViT, check_trainable
 from mapet_mm.registry import MODELS
 
+WITH_CLASS_TOKEN = "featmap_and_cls_token"
+
 
 @MODELS.register_module()
 class MaPeTViT(VisionTransformer):
@@ -32,7 +34,8 @@ class MaPeTViT(VisionTransformer):
         img_size: side, or (height, width), of the images in pixels.
         patch_size: side, or (height, width), of a patch in pixels.
         out_type: 'cls_token' | 'avg_featmap' (mean of the patch tokens, then LayerNorm: fine-tuning) |
-            'featmap' `(B, D, h, w)` (segmentation) | 'raw' `(B, N, D)`.
+            'featmap' `(B, D, h, w)` (segmentation) | 'raw' `(B, N, D)` | 'featmap_and_cls_token' (a pair of
+            both for each layer, as MMSegmentation's DPT head takes it).
         out_indices: the layers whose output is returned, as a tuple; ascending, negative from the end.
         layer_scale_init_value: initial LayerScale (paper, hyper-parameters for pre-training).
         with_cp: keep only the layers' inputs for the backward pass and run each layer again there: less
@@ -44,11 +47,12 @@ class MaPeTViT(VisionTransformer):
             `frozen_stages`, `init_cfg`, ...
 
     Raises:
-        ValueError: a size that is not one or two whole numbers, or output layers that are not there, twice
-            there or not ascending.
+        ValueError: a size that is not one or two whole numbers, output layers that are not there, twice
+            there or not ascending, or an output with the class token of a backbone without one.
     """
 
     layer_type = EncoderLayer
+    OUT_TYPES = VisionTransformer.OUT_TYPES | {WITH_CLASS_TOKEN}
 
     def __init__(
         self,
@@ -72,6 +76,8 @@ class MaPeTViT(VisionTransformer):
             **kwargs,
         )
         self._check_out_indices(out_indices)
+        if out_type == WITH_CLASS_TOKEN and not self.num_extra_tokens:
+            raise ValueError(f"out_type='{out_type}' needs the class token: leave `with_cls_token` out")
         self.pretrained_grid = None if pretrained_grid is None else _pair("pretrained_grid", pretrained_grid)
         for layer in self.layers:
             take_over(layer, self.layer_type, with_cp)
@@ -108,6 +114,13 @@ class MaPeTViT(VisionTransformer):
     def _prepare_pos_embed(self, state_dict: dict, prefix: str, local_metadata: dict, *_) -> None:
         """MMPretrain's hook on loading; its own takes every source for a square."""
         fit_positions(self, state_dict, prefix, local_metadata)
+
+    def _format_output(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor | tuple[Tensor, Tensor]:
+        """One layer's output, as `out_type` says."""
+        if self.out_type != WITH_CLASS_TOKEN:
+            return super()._format_output(tokens, grid)
+        patches = tokens[:, 1:].unflatten(1, tuple(grid))  # B h w D
+        return patches.permute(0, 3, 1, 2), tokens[:, 0]
 
     def _check_out_indices(self, given: SupportsIndex | Sequence[SupportsIndex]) -> None:
         """MMPretrain's own check lets the number of layers pass, and returns each layer once, in order."""

@@ -29,6 +29,10 @@ class MaPeTViT(VisionTransformer):
     Takes pre-training checkpoints by `init_cfg` or `load_from`, MaPeT's and those of MMPretrain's BEiT and
     CAE with absolute positions: the mask token is dropped and the position embedding resized to `img_size`.
 
+    All that MMPretrain's tests ask of its class holds of this one. It differs in its defaults, in the initial
+    weights (the authors'), in refusing output layers that would not be returned, and in asking for the grid
+    of a checkpoint where MMPretrain takes it for a square.
+
     Args:
         arch: 'deit-tiny' | 'deit-small' | 'deit-base' | 'large' | a dict, as in MMPretrain.
         img_size: side, or (height, width), of the images in pixels.

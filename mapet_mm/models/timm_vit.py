@@ -74,6 +74,8 @@ def check_model(model: nn.Module) -> None:
             )
     if isinstance(model.norm, nn.Identity) and isinstance(model.fc_norm, nn.Identity):
         raise ValueError("final_norm=False: pre-training needs the final norm before the head; leave it out")
+    if model.cls_token is None:
+        raise ValueError("class_token=False: pre-training needs the class token, which is always context")
     if not isinstance(model.patch_drop, nn.Identity | None):
         raise ValueError("patch_drop_rate drops patches, but every one is context or target: leave it out")
     if getattr(model, "rope_mixed", False):
@@ -120,10 +122,9 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
             take_over(layer, LAYERS[type(layer)], with_cp)
 
     def encode(self, images: Float[Tensor, "batch channel height width"]) -> tuple[Tensor, ...]:
-        """Features `(B, N, D)` of whole images, none masked: class token, if there is one, and patches."""
+        """Features of whole images, none masked: class token and patches, without the registers."""
         (tokens,) = super().encode(images)
-        has_class_token = int(self.timm_model.cls_token is not None)
-        return (torch.cat([tokens[:, :has_class_token], tokens[:, self.num_extra_tokens :]], dim=1),)
+        return (torch.cat([tokens[:, :1], tokens[:, self.num_extra_tokens :]], dim=1),)
 
     def stem(
         self, images: Float[Tensor, "batch channel height width"]

@@ -46,13 +46,12 @@ class TwoStreamViT(nn.Module):
         self.objective = get_objective(objective)
         self.num_tokens = self.num_extra_tokens + prod(self.patch_resolution)
         cutting_point = operator.index(cutting_point)
-        fewest = max(self.num_extra_tokens, 1)
-        if not fewest <= cutting_point < self.num_tokens:
+        extra = self.num_extra_tokens
+        if not extra <= cutting_point < self.num_tokens:
             raise ValueError(
-                f"cutting_point={cutting_point} is outside {fewest}..{self.num_tokens - 1}: an image of "
-                f"{tuple(self.img_size)} has {prod(self.patch_resolution)} patches and "
-                f"{self.num_extra_tokens} extra tokens (class token, registers), of which at least one must "
-                "be context and one patch a target"
+                f"cutting_point={cutting_point} is outside {extra}..{self.num_tokens - 1}: an image of "
+                f"{tuple(self.img_size)} has {extra} extra tokens (class token, registers), always context, and "
+                f"{self.num_tokens - extra} patches, at least one of them a target"
             )
         self.cutting_point = cutting_point
         self.num_targets = self.num_tokens - cutting_point

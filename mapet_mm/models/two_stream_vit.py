@@ -50,8 +50,8 @@ class TwoStreamViT(nn.Module):
         if not extra <= cutting_point < self.num_tokens:
             raise ValueError(
                 f"cutting_point={cutting_point} is outside {extra}..{self.num_tokens - 1}: an image of "
-                f"{tuple(self.img_size)} has {extra} extra tokens (class token, registers), always context, and "
-                f"{self.num_tokens - extra} patches, at least one of them a target"
+                f"{tuple(self.img_size)} has {extra} tokens that are always context (class token, registers) "
+                f"and {self.num_tokens - extra} patches, at least one of which has to be a target"
             )
         self.cutting_point = cutting_point
         self.num_targets = self.num_tokens - cutting_point

@@ -69,7 +69,7 @@ class TwoStreamBEiTLayer(TwoStreamPass, BEiTTransformerEncoderLayer):
         )
         bias = positions.shared
         if attention.use_rel_pos_bias:
-            bias = relative_bias(attention, positions.tokens, layout.num_keys)
+            bias = relative_bias(attention.relative_position_bias_table, positions.steps)
         bias = None if bias is None else bias[:, :, first_row:]
         dropout = attention.attn_drop.p if self.training else 0.0
         rows = attend_streams(*heads, layout, first_row, dropout, bias, attention.scale)
@@ -87,27 +87,19 @@ class RelativePositions(NamedTuple):
     """What BEiT's attention takes of the rows' places in each image.
 
     Args:
-        tokens: `(B, L)` int64, the token of each row.
+        steps: `(B, L, K)` int64, which entry of a table of biases is for a row and a key.
         shared: `(B, H, L, K)`, the bias that all layers share; None if each has its own, or none has.
     """
 
-    tokens: Tensor
-    shared: Tensor | None
+    steps: Tensor | None = None
+    shared: Tensor | None = None
 
 
 def relative_bias(
-    owner: nn.Module, tokens: Int64[Tensor, "batch row"], num_keys: int
+    table: Float[Tensor, "step head"], steps: Int64[Tensor, "batch row key"]
 ) -> Float[Tensor, "batch head row key"]:
-    """The relative position bias between the rows of each image and the first `num_keys` of them.
-
-    Args:
-        owner: a `BEiTAttention` or a `RelativePositionBias`.
-        tokens: `(B, L)`, the token of each row.
-        num_keys: `K`.
-    """
-    index = owner.relative_position_index  # N N
-    between = index.flatten()[tokens[:, :, None] * len(index) + tokens[:, None, :num_keys]]  # B L K
-    return F.embedding(between, owner.relative_position_bias_table).permute(0, 3, 1, 2).contiguous()
+    """The relative position biases of each image's rows and keys, from BEiT's table of them."""
+    return F.embedding(steps, table).permute(0, 3, 1, 2).contiguous()
 
 
 @MODELS.register_module()
@@ -128,7 +120,7 @@ class MaPeTPretrainBEiT(_OtherViT, BEiTViT):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if self.pos_embed is None and self.rel_pos_bias is None and not self.use_rel_pos_bias:
+        if self.pos_embed is None and not self._bias_owners():
             raise ValueError(
                 "a ViT without position embeddings cannot know which patch to predict: set one of "
                 "`use_rel_pos_bias`, `use_shared_rel_pos_bias` and `use_abs_pos_emb`"
@@ -141,12 +133,20 @@ class MaPeTPretrainBEiT(_OtherViT, BEiTViT):
     def attention_positions(
         self, permutation: Int64[Tensor, "batch token"], layout: Layout
     ) -> RelativePositions:
-        """The token of each row and the bias that all layers share."""
+        """How far each row is from each key, and the bias that all layers share."""
+        if not (owners := self._bias_owners()):
+            return RelativePositions()
+        index = owners[0].relative_position_index  # N N
         tokens = permutation[:, layout.places]
-        shared = self.rel_pos_bias
-        return RelativePositions(
-            tokens, None if shared is None else relative_bias(shared, tokens, layout.num_keys)
-        )
+        steps = index.flatten()[tokens[:, :, None] * len(index) + tokens[:, None, : layout.num_keys]]
+        if self.rel_pos_bias is None:
+            return RelativePositions(steps)
+        return RelativePositions(steps, relative_bias(self.rel_pos_bias.relative_position_bias_table, steps))
+
+    def _bias_owners(self) -> list[nn.Module]:
+        """The modules with a table of relative position biases."""
+        modules = [self.rel_pos_bias, *(layer.attn for layer in self.layers)]
+        return [one for one in modules if getattr(one, "relative_position_bias_table", None) is not None]
 
 
 class TwoStreamEVA02Layer(TwoStreamPass, EVA02EndcoderLayer):

@@ -7,6 +7,7 @@ from mmpretrain.structures import DataSample
 from torch import Tensor
 
 from mapet_mm.models.targets import token_ids
+from mapet_mm.models.two_stream_vit import TwoStreamViT
 from mapet_mm.registry import MODELS
 
 # Of the coefficients that turn an image into the seed of its permutation in validation.
@@ -34,8 +35,8 @@ class MaPeT(BaseSelfSupervisor):
         init_cfg: as for any MMEngine module.
 
     Raises:
-        ValueError: the target generator's vocabulary is larger than the head's, or the prediction ratio is
-            outside (0, 1].
+        ValueError: a backbone without a two-stream forward, the target generator's vocabulary is larger than
+            the head's, or the prediction ratio is outside (0, 1].
     """
 
     def __init__(
@@ -54,6 +55,15 @@ class MaPeT(BaseSelfSupervisor):
             data_preprocessor=data_preprocessor,
             init_cfg=init_cfg,
         )
+        if not isinstance(self.backbone, TwoStreamViT):
+            kinds = MODELS.module_dict.items()
+            known = [
+                name for name, kind in kinds if isinstance(kind, type) and issubclass(kind, TwoStreamViT)
+            ]
+            raise ValueError(
+                f"model.backbone is a {type(self.backbone).__name__}, which has no two-stream forward: one of "
+                f"{', '.join(f'mapet_mm.{name}' for name in sorted(known))} has it"
+            )
         if not 0 < prediction_ratio <= 1:
             raise ValueError(f"prediction_ratio={prediction_ratio} is outside (0, 1]: 1 predicts all targets")
         self.prediction_ratio = prediction_ratio

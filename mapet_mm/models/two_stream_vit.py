@@ -8,7 +8,6 @@ from typing import Any, SupportsIndex
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mapet_mm.models.layout import Layout, lay_out
 from mapet_mm.models.objectives import get_objective
@@ -83,11 +82,8 @@ class TwoStreamViT(nn.Module):
         """
         extra = self.num_extra_tokens
         keys = torch.rand(batch_size, self.num_tokens - extra, device=device, generator=generator)
-        shuffled = keys.argsort(1) + extra
-        if extra == 1:
-            return F.pad(shuffled, (1, 0))  # B N
         first = torch.arange(extra, device=device).expand(batch_size, -1)
-        return torch.cat([first, shuffled], dim=1)  # B N
+        return torch.cat([first, keys.argsort(1) + extra], dim=1)  # B N
 
     def forward(
         self,

@@ -299,6 +299,14 @@ def test_mapet_trains_it_on_the_targets_tokens(config):
     assert 0 <= model.predict([images, grids])[0].token_accuracy <= 100
 
 
+@pytest.mark.parametrize("kind", ["mmpretrain.BEiTViT", "mapet_mm.MaPeTViT", "mmpretrain.ResNet"])
+def test_a_backbone_without_two_streams_is_refused_by_name(kind):
+    backbone = dict(type=kind, depth=18) if kind.endswith("ResNet") else dict(type=kind, arch=ARCH)
+    head = dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=16)
+    with pytest.raises(ValueError, match=rf"a {kind.split('.')[1]}, .*mapet_mm\.MaPeTPretrainBEiT, "):
+        MODELS.build(dict(type="mapet_mm.MaPeT", backbone=backbone, head=head, target_generator=None))
+
+
 @pytest.mark.parametrize("name", ["beit", "eva02", "timm, registers"])
 def test_it_can_be_copied_and_pickled(name):
     vit = build(VITS[name])

@@ -56,13 +56,11 @@ class MaPeT(BaseSelfSupervisor):
             init_cfg=init_cfg,
         )
         if not isinstance(self.backbone, TwoStreamViT):
-            kinds = MODELS.module_dict.items()
-            known = [
-                name for name, kind in kinds if isinstance(kind, type) and issubclass(kind, TwoStreamViT)
-            ]
+            kinds = {name: kind for name, kind in MODELS.module_dict.items() if isinstance(kind, type)}
+            known = sorted(f"mapet_mm.{name}" for name in kinds if issubclass(kinds[name], TwoStreamViT))
             raise ValueError(
-                f"model.backbone is a {type(self.backbone).__name__}, which has no two-stream forward: one of "
-                f"{', '.join(f'mapet_mm.{name}' for name in sorted(known))} has it"
+                f"model.backbone is a {type(self.backbone).__name__}, which has no two-stream forward: take "
+                f"{' or '.join(known)}"
             )
         if not 0 < prediction_ratio <= 1:
             raise ValueError(f"prediction_ratio={prediction_ratio} is outside (0, 1]: 1 predicts all targets")

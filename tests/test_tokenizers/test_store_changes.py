@@ -1,17 +1,21 @@
 """Sealing, extending and merging token stores, also while others read, write and do the same."""
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import random
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mapet_mm.tokenizers import MissingTokensError, TokenStore, TokenStoreError, extend_store, merge_stores
 from mapet_mm.tokenizers.store import sealing, token_store
+from mapet_mm.tokenizers.store.manifest import read_manifest
 from mapet_mm.tokenizers.store.part_reader import PartReader
+from mapet_mm.tokenizers.store.token_store import add_names
 
 GRID = (2, 3)
 
@@ -331,6 +335,76 @@ def test_a_reader_keeps_the_other_blocks_when_one_is_removed(tmp_path):
     os.remove(min((tmp_path / "a" / "blocks").iterdir()))
     assert reader.written().tolist() == [False, True]
     assert_holds(reader, ["b"])
+
+
+@pytest.fixture
+def _over_nfs(monkeypatch):
+    """Reads fail of a file that is open here and that another machine has removed."""
+
+    def checked(read):
+        def call(descriptor, *args):
+            if os.fstat(descriptor).st_nlink == 0:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            return read(descriptor, *args)
+
+        return call
+
+    monkeypatch.setattr(os, "preadv", checked(os.preadv))
+    monkeypatch.setattr(os, "pread", checked(os.pread))
+
+
+@pytest.mark.usefixtures("_over_nfs")
+def test_a_reader_over_nfs_goes_on_when_another_machine_seals_the_store(tmp_path):
+    names = [f"n{index}" for index in range(6)]
+    reader = make(tmp_path / "a", names)
+    assert_holds(reader, names)
+    TokenStore.open(tmp_path / "a").seal()
+    assert_holds(reader, names)
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = make(tmp_path / "a", ["x", "y"], written=[0])
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*a/blocks/.*\.safetensors'"):
+        store.write([1], [grid_of("y")])
+    assert store.missing().tolist() == [1]
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_of_two_that_make_a_generation_the_second_notices_though_it_does_not_see_the_first(
+    tmp_path, monkeypatch
+):
+    """Over NFS, that there is no such folder is remembered for seconds."""
+    make(tmp_path / "a", ["x"])
+    manifest = read_manifest(tmp_path / "a").following()
+    add_names(tmp_path / "a", manifest, ["y"])
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    with pytest.raises(FileExistsError):
+        add_names(tmp_path / "a", manifest, ["y"])
+
+
+def test_a_generation_that_a_listing_shows_is_waited_for_until_it_is_seen(tmp_path, monkeypatch):
+    """Over NFS, a look-up of it may say for seconds that it is not there, as it was before."""
+    make(tmp_path / "a", ["x"])
+    extend_store(tmp_path / "a", ["y"])
+    looks, hidden = [], tmp_path / "a" / "generation-0002"
+    exists, read_text = Path.exists, Path.read_text
+
+    def unseen(path):
+        looks.append(path)
+        return looks.count(hidden) > 2 if path == hidden else exists(path)
+
+    def read(path, *args, **kwargs):
+        if path.parent == hidden and looks.count(hidden) < 3:
+            raise FileNotFoundError(path)
+        return read_text(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "exists", unseen)
+    monkeypatch.setattr(Path, "read_text", read)
+    assert list(TokenStore.open(tmp_path / "a").names) == ["x", "y"]
 
 
 def test_chunks_are_all_stored_rows_in_order(tmp_path, monkeypatch):

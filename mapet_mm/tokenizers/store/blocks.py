@@ -6,11 +6,13 @@ their checksum. Where blocks overlap, the later one counts; all of them come bef
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -100,8 +102,9 @@ class BlockIndex:
         return False
 
     def _add(self, path: Path) -> None:
-        file = TensorFile(path, TokenStoreError, REMEDY)
-        part, rows = file.metadata["part"], file.rows("rows").astype(np.int64)
+        with _removed_is_not_found():
+            file = TensorFile(path, TokenStoreError, REMEDY)
+            part, rows = file.metadata["part"], file.rows("rows").astype(np.int64)
         skipped = {int(row): reason for row, reason in json.loads(file.metadata["skipped"]).items()}
         file.close()
         if part not in self._parts:
@@ -130,7 +133,11 @@ class BlockIndex:
         """
         block = bisect_right(self._starts, place) - 1
         reader = self._readers.get(block) or self._reader(block)
-        return reader(place - self._starts[block])
+        try:
+            return reader(place - self._starts[block])
+        except OSError:
+            with _removed_is_not_found():
+                raise
 
     def grids(self, places: Int[np.ndarray, " rows"]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """For each block that has some of these places: which of them, and their grids, checked.
@@ -142,7 +149,8 @@ class BlockIndex:
         blocks = np.searchsorted(self._starts, places, side="right") - 1
         for block in np.unique(blocks).tolist():
             which, file = np.flatnonzero(blocks == block), self._file(block)
-            grids = file.rows("grids")
+            with _removed_is_not_found():
+                grids = file.rows("grids")
             if hashlib.sha256(grids.tobytes()).hexdigest() != file.metadata["sha256"]:
                 raise TokenStoreError(
                     f"`{self.paths[block]}` has changed since it was written (its checksum differs): {REMEDY}"
@@ -156,18 +164,31 @@ class BlockIndex:
             FileNotFoundError: the block is gone.
         """
         file = self._file(block)
-        part, rows = file.metadata["part"], file.rows("rows").astype(np.int64)
+        with _removed_is_not_found():
+            part, rows, grids = file.metadata["part"], file.rows("rows").astype(np.int64), file.rows("grids")
         counts = self.places[part][rows] == np.arange(self._starts[block], self._starts[block + 1])
-        return part, rows[counts], file.rows("grids")[counts], json.loads(file.metadata["skipped"])
+        return part, rows[counts], grids[counts], json.loads(file.metadata["skipped"])
 
     def _file(self, block: int) -> TensorFile:
-        return TensorFile(self.paths[block], TokenStoreError, REMEDY)
+        with _removed_is_not_found():
+            return TensorFile(self.paths[block], TokenStoreError, REMEDY)
 
     def _reader(self, block: int) -> Callable[[int], np.ndarray]:
         while len(self._readers) >= HANDLES:
             self._readers.pop(next(iter(self._readers)))
         self._readers[block] = self._file(block).row_reader("grids")
         return self._readers[block]
+
+
+@contextmanager
+def _removed_is_not_found() -> Iterator[None]:
+    """Over NFS, an open file that another machine has removed is stale."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ESTALE:
+            raise FileNotFoundError(*error.args) from None
+        raise
 
 
 def _files(folder: Path) -> list[Path]:

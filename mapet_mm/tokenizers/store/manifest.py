@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mapet_mm.file_replacement import replace_file, replace_json
+from mapet_mm.file_replacement import replace_file, replace_json, wait_until_seen
 from mapet_mm.tokenizers.store.errors import REMEDY, TokenStoreError
 from mapet_mm.tokenizers.store.names import names_file
 
@@ -105,11 +105,10 @@ def read_manifest(store: Path) -> Manifest:
     """
     if not store.is_dir():
         raise TokenStoreError(f"token store `{store}` does not exist: {REMEDY} or correct the path")
-    found = [path for path in store.glob(f"{GENERATION}*") if path.name[len(GENERATION) :].isdecimal()]
-    if not found:
+    if not (newest := newest_generation(store)):
         raise TokenStoreError(f"`{store}` is not a token store (no {GENERATION}0001): correct the path")
-    newest = max(found, key=lambda path: int(path.name[len(GENERATION) :]))
-    path = newest / MANIFEST
+    path = store / f"{GENERATION}{newest:04d}" / MANIFEST
+    wait_until_seen(path.parent)
     try:
         content = json.loads(path.read_text())
         if (content.pop("format"), content.pop("version")) != (FORMAT, VERSION):
@@ -118,7 +117,7 @@ def read_manifest(store: Path) -> Manifest:
             )
         parts = tuple(_part(entries) for entries in content.pop("parts"))
         content["grid"] = tuple(content["grid"])
-        return Manifest(**content, parts=parts, generation=int(newest.name[len(GENERATION) :]))
+        return Manifest(**content, parts=parts, generation=newest)
     except TokenStoreError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -126,6 +125,15 @@ def read_manifest(store: Path) -> Manifest:
             f"token store file `{path}` is damaged ({type(error).__name__}: {error}): restore it from a "
             "copy, or extract into another token store with tools/extract_tokens.py"
         ) from None
+
+
+def newest_generation(store: Path) -> int:
+    """Number of the newest generation that a listing of the store shows, 0 if none.
+
+    A listing, because a machine that asks for a name over NFS remembers for a while that it was not there.
+    """
+    numbers = [path.name[len(GENERATION) :] for path in store.glob(f"{GENERATION}*")]
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 def _part(entries: dict[str, Any]) -> Part:

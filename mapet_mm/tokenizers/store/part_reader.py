@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int
 
+from mapet_mm.file_replacement import wait_until_seen
 from mapet_mm.tokenizers.store.blocks import BlockIndex
 from mapet_mm.tokenizers.store.errors import TokenStoreError
 from mapet_mm.tokenizers.store.manifest import Manifest, Part
@@ -43,6 +44,7 @@ class PartReader:
         return None if self.part.grids is None else self._open(self.part.grids)
 
     def _open(self, name: str) -> TensorFile:
+        wait_until_seen((self.store / name).parent)
         try:
             return TensorFile(self.store / name, TokenStoreError, RESTORE)
         except FileNotFoundError:

@@ -16,7 +16,13 @@ from jaxtyping import Int
 from mapet_mm.file_replacement import new_folder
 from mapet_mm.tokenizers.store.blocks import BlockIndex, write_block
 from mapet_mm.tokenizers.store.errors import REMEDY, MissingTokensError, TokenStoreError
-from mapet_mm.tokenizers.store.manifest import Manifest, read_manifest, write_manifest, write_names
+from mapet_mm.tokenizers.store.manifest import (
+    Manifest,
+    newest_generation,
+    read_manifest,
+    write_manifest,
+    write_names,
+)
 from mapet_mm.tokenizers.store.part_reader import PartReader
 from mapet_mm.tokenizers.store.sealing import CHUNK_ROWS, check_checksums, drop_joined, join_blocks
 
@@ -318,7 +324,7 @@ class TokenStore:
 
     def _refresh(self) -> None:
         """Take up what was written since; of newer generations only that what is known here was sealed."""
-        while (self.path / self._manifest.following().folder).exists() or not self._blocks.refresh():
+        while newest_generation(self.path) > self._manifest.generation or not self._blocks.refresh():
             self._reload()
 
     def _reload(self) -> None:

@@ -67,10 +67,10 @@ class TwoStreamBEiTLayer(TwoStreamPass, BEiTTransformerEncoderLayer):
         heads = project_heads(
             self.ln1(tokens), attention.qkv.weight, shift, attention.num_heads, layout, first_row
         )
-        bias = positions.shared
+        bias = None if positions.shared is None else positions.shared[:, :, first_row:]
         if attention.use_rel_pos_bias:
-            bias = relative_bias(attention.relative_position_bias_table, positions.steps)
-        bias = None if bias is None else bias[:, :, first_row:]
+            own = relative_bias(attention.relative_position_bias_table, positions.steps[:, first_row:])
+            bias = own if bias is None else bias + own
         dropout = attention.attn_drop.p if self.training else 0.0
         rows = attend_streams(*heads, layout, first_row, dropout, bias, attention.scale)
         return self._branch(attention.proj_drop(attention.proj(rows)), self.gamma_1)

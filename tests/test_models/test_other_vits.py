@@ -47,6 +47,7 @@ VARIANTS = {
     **VITS,
     "beit, scale": dict(BEIT, layer_cfgs=dict(attn_cfg=dict(qk_scale=0.2)), bias=False),
     "beit, some layers": dict(BEIT, layer_cfgs=[dict(use_rel_pos_bias=False), {}]),
+    "beit, own and shared bias": dict(SHARED_BEIT, layer_cfgs=dict(use_rel_pos_bias=True)),
     "beit, absolute": dict(BEIT, use_rel_pos_bias=False, use_abs_pos_emb=True),
     "eva02, scale": dict(EVA02, layer_cfgs=dict(qk_scale=0.2), qkv_bias=False),
     "timm, norms": dict(REGISTERS, qk_norm=True, scale_attn_norm=True, scale_mlp_norm=True, pre_norm=True),

@@ -28,6 +28,7 @@ from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import Tokenizer, TokenStore, TokenStoreError
 from mapet_mm.tokenizers.extraction import extract_tokens, open_or_create
 from mapet_mm.tokenizers.from_config import build_images, run_fit_codebook
+from mapet_mm.tokenizers.image_groups import GroupLoader
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "configs/micro/kclip.py"
@@ -144,10 +145,10 @@ def share(config: Path, store: Path, paces: list[float]) -> float:
     images, preprocessor = build_images(cfg), MODELS.build(cfg.data_preprocessor)
     tokenizers = [WaitingTokenizer(DigitsOptions.image_size, pace) for pace in paces]
     opened = open_or_create(store, tokenizers[0], images, {})
-    works = [(tokenizer, preprocessor, images, *opened) for tokenizer in tokenizers]
-    options = dict(group_size=PASS_IMAGES, num_workers=1)
+    loader = GroupLoader(images, DigitsOptions.image_size, preprocessor, PASS_IMAGES, num_workers=1)
+    works = [(tokenizer, loader, *opened) for tokenizer in tokenizers]
     fork = get_context("fork")
-    processes = [fork.Process(target=extract_tokens, args=work, kwargs=options) for work in works]
+    processes = [fork.Process(target=extract_tokens, args=work) for work in works]
     start = time.perf_counter()
     for process in processes:
         process.start()

@@ -39,14 +39,14 @@ STRENGTHS = tuple(float(c) for c in 10 ** np.linspace(-6, 5, 8))
 # Every so many-th training image chooses between the settings.
 HELD_OUT = 10
 # Rows of queries that are compared with all training patches in one pass over them.
-QUERIES = 2**16
+QUERIES = 2**14
 # Numbers of features in a block, or of votes.
 BLOCK = 2**24
 # Numbers of scaled features that a regression keeps; more are read again in every step.
 KEPT = 2**28
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class DenseImages:
     """Images as patch tokens, with their labels.
 
@@ -55,11 +55,13 @@ class DenseImages:
             for a slice, such as features cached on disk.
         labels: of each image `(h, w)` at its own size, class indices and 255, ignored.
         names: of the images, for errors.
+        side: pixels per side of a patch: so many labels a side a training patch has.
     """
 
     tokens: Any
     labels: Sequence[Int[np.ndarray, "height width"]]
     names: Sequence[str] = ()
+    side: int = 1
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.labels):
@@ -121,7 +123,6 @@ class DenseEvaluation:
     Args:
         train: labelled training images, at least two.
         classes: names of the classes.
-        side: labels per side of a training patch, as many as the patch has pixels.
         device: where neighbours are compared and the regression is computed.
 
     Raises:
@@ -129,7 +130,7 @@ class DenseEvaluation:
     """
 
     def __init__(
-        self, train: DenseImages, classes: Sequence[str], side: int, device: torch.device | str = "cpu"
+        self, train: DenseImages, classes: Sequence[str], device: torch.device | str = "cpu"
     ) -> None:
         if len(train) < 2:
             raise UserError(f"{len(train)} labelled training image: segmentation needs two, one is held out")
@@ -138,7 +139,7 @@ class DenseEvaluation:
         self.train, self.classes, self.device = train, list(classes), torch.device(device)
         grid, count = train.grid, len(classes)
         self.cells = np.concatenate(
-            [label_cells(train.checked_labels(i, count), grid, side) for i in range(len(train))]
+            [label_cells(train.checked_labels(i, count), grid, train.side) for i in range(len(train))]
         )
         self.labels = majority(self.cells, count)
         check_classes(self.labels, classes)

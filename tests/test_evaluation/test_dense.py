@@ -62,7 +62,7 @@ def images(count: int, seed: int, size: tuple[int, int] = (12, 20), dim: int = 6
     for one in labels:
         one[:2, :3] = 255
         one[rng.integers(0, 2, one.shape) * rng.integers(0, 2, one.shape) == 1] = 0
-    return DenseImages(tokens, labels)
+    return DenseImages(tokens, labels, side=4)
 
 
 def naive_knn(train: DenseImages, test: DenseImages, k: int, distance: str, side: int) -> float:
@@ -91,7 +91,7 @@ def test_votes_are_those_of_a_naive_loop(monkeypatch):
     for queries, block in ((2**16, 2**24), (32, 6 * 15 * 4)):  # at once, and in small parts
         monkeypatch.setattr(dense, "QUERIES", queries)
         monkeypatch.setattr(dense, "BLOCK", block)
-        scores = DenseEvaluation(train, CLASSES, side=4).knn(test, ks=(1, 3, 10))
+        scores = DenseEvaluation(train, CLASSES).knn(test, ks=(1, 3, 10))
         for distance in ("cosine", "L2"):
             for k in (1, 3, 10):
                 expected = naive_knn(train, test, k, distance, 4)
@@ -101,15 +101,16 @@ def test_votes_are_those_of_a_naive_loop(monkeypatch):
 
 def test_the_setting_is_chosen_on_held_out_training_images():
     train, test = images(20, 0), images(4, 1)
-    scores = DenseEvaluation(train, CLASSES, 4).knn(test, ks=(1, 10))
+    scores = DenseEvaluation(train, CLASSES).knn(test, ks=(1, 10))
     kept = [i for i in range(20) if i not in (9, 19)]
     part, held_out = (
-        DenseImages(train.tokens[places], [train.labels[i] for i in places]) for places in (kept, [9, 19])
+        DenseImages(train.tokens[places], [train.labels[i] for i in places], side=4)
+        for places in (kept, [9, 19])
     )
-    alone = DenseEvaluation(part, CLASSES, 4)
+    alone = DenseEvaluation(part, CLASSES)
     alone.mean, alone.scale = (
-        DenseEvaluation(train, CLASSES, 4).mean,
-        DenseEvaluation(train, CLASSES, 4).scale,
+        DenseEvaluation(train, CLASSES).mean,
+        DenseEvaluation(train, CLASSES).scale,
     )
     assert scores.held_out == pytest.approx(alone.knn(held_out, ks=(1, 10)).test)
     assert scores.setting == max(scores.held_out, key=scores.held_out.get)
@@ -123,7 +124,7 @@ def test_logistic_segmentation_is_scikit_learns(monkeypatch, kept):
     monkeypatch.setattr(dense, "KEPT", kept)
     monkeypatch.setattr(dense, "BLOCK", 6 * 15 * 4)
     train, test = images(30, 0), images(6, 1)
-    evaluation = DenseEvaluation(train, CLASSES, 4)
+    evaluation = DenseEvaluation(train, CLASSES)
     scores = evaluation.logistic(test, strengths=(1e-3, 0.1))
     strength = {"C=0.001": 1e-3, "C=0.1": 0.1}[scores.setting]
     rows, queries = (
@@ -155,8 +156,8 @@ def test_regression_weights_are_scikit_learns_wherever_it_starts():
 
 def test_more_neighbours_than_patches_are_all_patches():
     train = images(2, 0)
-    scores = DenseEvaluation(train, CLASSES, 4).knn(images(2, 1), ks=(1, 30, 1000))
-    patches = int((DenseEvaluation(train, CLASSES, 4).labels != 255).sum())
+    scores = DenseEvaluation(train, CLASSES).knn(images(2, 1), ks=(1, 30, 1000))
+    patches = int((DenseEvaluation(train, CLASSES).labels != 255).sum())
     assert f"L2, k={patches}" in scores.test
 
 
@@ -180,5 +181,5 @@ def flawed(labels: np.ndarray) -> DenseImages:
 )
 def test_labels_that_cannot_be_used_are_one_clear_line(train, message):
     with pytest.raises(UserError, match=message) as error:
-        DenseEvaluation(train, CLASSES, 4)
+        DenseEvaluation(train, CLASSES)
     assert "\n" not in str(error.value)

@@ -1,3 +1,3 @@
 """Frozen evaluation: what a backbone's features are worth, whatever backbone it is."""
 
-from mapet_mm.evaluation import dense_protocols, nearest_neighbours  # noqa: F401
+from mapet_mm.evaluation import dense_protocols, nearest_neighbours, picture_protocols  # noqa: F401

@@ -33,7 +33,12 @@ def foreground(tokens: Float[Tensor, "image row column dim"]) -> Bool[Tensor, "i
 
 
 def otsu_threshold(values: Float[np.ndarray, " value"], bins: int = 256) -> float:
-    """The threshold between two groups of values with the most variance between the groups' means."""
+    """The threshold between two groups of values with the most variance between the groups' means.
+
+    The value itself, where there is one only.
+    """
+    if np.ptp(values) == 0:
+        return float(values[0])
     counts, edges = np.histogram(values, bins)
     middles = (edges[:-1] + edges[1:]) / 2
     below = np.cumsum(counts)[:-1]

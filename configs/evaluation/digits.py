@@ -1,4 +1,4 @@
-# Frozen evaluation on the embedded digits and, of patch tokens, on the scenes: 100 to learn from, 50 to measure.
+# Frozen evaluation on the embedded digits and, of patch tokens, on 100 scenes (50 to measure on).
 load = dict(type="LoadImageFromFile")
 digits = dict(type="CustomDataset", data_root="data/digits", pipeline=[load, dict(type="PackInputs")])
 

@@ -3,7 +3,7 @@
 from mapet_mm.models.cae import ProjectedCAE
 from mapet_mm.models.heads import BEiTTokenHead, CAETokenHead, TokenPredictionHead
 from mapet_mm.models.mapet import MaPeT
-from mapet_mm.models.necks import ProjectedCAENeck
+from mapet_mm.models.necks import BatchNormNeck, ProjectedCAENeck
 from mapet_mm.models.objectives import OBJECTIVES, Objective, visibility
 from mapet_mm.models.probe import LayerwiseLinearHead, LinearProbe
 from mapet_mm.models.token_classifiers import TokenMLP, TokenViT
@@ -12,6 +12,7 @@ from mapet_mm.models.vit import MaPeTPretrainViT, MaPeTViT
 __all__ = [
     "OBJECTIVES",
     "BEiTTokenHead",
+    "BatchNormNeck",
     "CAETokenHead",
     "LayerwiseLinearHead",
     "LinearProbe",

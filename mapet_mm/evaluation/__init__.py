@@ -1,3 +1,4 @@
 """Frozen evaluation: what a backbone's features are worth, whatever backbone it is."""
 
-from mapet_mm.evaluation import nearest_neighbours  # noqa: F401
+# In the order of the table.
+from mapet_mm.evaluation import nearest_neighbours, linear, low_shot, attentive  # noqa: F401, I001

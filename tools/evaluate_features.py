@@ -91,11 +91,11 @@ def main() -> None:
             images = read_image_sets(cfg, args.data)
             protocols = build_protocols(protocol_configs(cfg, args.data, args.protocols), images)
         name = loaded.name if loaded.name not in results else f"{loaded.name} ({place + 1})"
-        evaluated, results[name] = evaluate(loaded, images, protocols, args.cache, args.amp)
-        if process_number()[0] > 0:
-            continue
-        if args.out:
-            sections += [section for protocol in protocols for section in protocol.sections(evaluated)]
+        evaluated, rows = evaluate(loaded, images, protocols, args.cache, args.amp)
+        results[name] = [row for some in rows for row in some]
+        if args.out and process_number()[0] == 0:
+            for protocol, some in zip(protocols, rows, strict=True):
+                sections += protocol.sections(evaluated, some)
     if process_number()[0] > 0:
         return
     table = results_table(results)

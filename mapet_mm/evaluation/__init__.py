@@ -1,3 +1,11 @@
 """Frozen evaluation: what a backbone's features are worth, whatever backbone it is."""
 
-from mapet_mm.evaluation import dense_protocols, nearest_neighbours, picture_protocols  # noqa: F401
+# In the order of the table.
+from mapet_mm.evaluation import (  # noqa: F401, I001
+    nearest_neighbours,
+    linear,
+    low_shot,
+    attentive,
+    dense_protocols,
+    picture_protocols,
+)

@@ -126,8 +126,8 @@ class TokenBackbone:
         self._looked_at = tuple(images.shape[1:])
         if self.missing and not all(tokens.isfinite().all() for tokens in self(noise)[1]):
             raise BackboneError(
-                f"the checkpoint has no `{self.missing[0]}` of the config's shape (of {len(self.missing)} weights "
-                "of the backbone it has none): name the config that it was trained with"
+                f"the checkpoint has no `{self.missing[0]}` of the config's shape (of {len(self.missing)} "
+                "weights of the backbone it has none): name the config that it was trained with"
             )
         if not all(map(torch.equal, *(self(noise).patches for _ in range(2)))):
             raise BackboneError(

@@ -24,7 +24,7 @@ class Features:
 
     Two kinds: "pooled", of every layer the class token and the patch tokens' mean, `(2, L, b, D)`, or one of
     the two, `(1, L, b, D)`, where a backbone has no class token or no patches; and "tokens", the last layer's
-    patch tokens, `(b, N, D)`. Of a backbone with a final norm the last layer, "output", is the normalised one.
+    patch tokens, `(b, N, D)`. Where a backbone has a final norm, the last layer, "output", is the normed one.
 
     Args:
         name: of the image set.

@@ -35,6 +35,7 @@ class Row:
         unit: with its meaning: 'top-1, %'.
         spread: standard deviation over draws.
         note: what was chosen: 'layer 3, rate 0.1'.
+        detail: whether it stands in the JSON file only.
     """
 
     protocol: str
@@ -43,6 +44,7 @@ class Row:
     unit: str = "top-1, %"
     spread: float | None = None
     note: str = ""
+    detail: bool = False
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -79,8 +81,8 @@ class Protocol:
         """The figures of one checkpoint."""
         raise NotImplementedError
 
-    def sections(self, evaluated: Evaluated) -> list[Section]:
-        """Pictures for the page."""
+    def sections(self, evaluated: Evaluated, rows: Sequence[Row]) -> list[Section]:
+        """Pictures for the page, of the features and of this protocol's rows."""
         return []
 
 
@@ -110,8 +112,8 @@ def evaluate(
     protocols: Sequence[Protocol],
     cache: Path,
     amp: bool | None = None,
-) -> tuple[Evaluated, list[Row]]:
-    """The rows of a checkpoint, from the cache where they are in it.
+) -> tuple[Evaluated, list[list[Row]]]:
+    """A checkpoint's features and the rows of each protocol, from the cache where they are in it.
 
     Args:
         checkpoint: the backbone with its weights.
@@ -128,7 +130,7 @@ def evaluate(
         name: take_features(checkpoint, images[name], cache, needed, amp) for name, needed in kinds.items()
     }
     evaluated = Evaluated(checkpoint, features, images, checkpoint.backbone.device)
-    return evaluated, [row for protocol in protocols for row in _rows(protocol, evaluated, cache)]
+    return evaluated, [_rows(protocol, evaluated, cache) for protocol in protocols]
 
 
 def _rows(protocol: Protocol, evaluated: Evaluated, cache: Path) -> list[Row]:
@@ -149,7 +151,7 @@ def results_table(results: Mapping[str, Sequence[Row]]) -> Table:
     Args:
         results: the rows by the checkpoint's name.
     """
-    keys = {row.key: None for rows in results.values() for row in rows}
+    keys = {row.key: None for rows in results.values() for row in rows if not row.detail}
     columns = [Column("protocol"), Column("on"), Column("figure"), *(Column(name) for name in results)]
     found = {name: {row.key: row for row in rows} for name, rows in results.items()}
     lines = [[*key, *(_cell(found[name].get(key)) for name in results)] for key in keys]

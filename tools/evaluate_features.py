@@ -23,7 +23,7 @@ from mapet_mm.engine.processes import choose_device
 from mapet_mm.errors import UserError, one_line_errors
 from mapet_mm.evaluation.checkpoints import load_checkpoint
 from mapet_mm.evaluation.image_sets import SECTION, read_image_sets
-from mapet_mm.evaluation.protocols import PROTOCOLS, build_protocols, evaluate, results_table
+from mapet_mm.evaluation.protocols import PROTOCOLS, build_protocols, evaluate, results_table, side_by_side
 from mapet_mm.file_replacement import replace_json
 from mapet_mm.tokenizers.sharing import process_number
 from mapet_mm.visualization.report import Report, format_table, write_report
@@ -108,7 +108,8 @@ def main() -> None:
         summary = f"Frozen features of {', '.join(results)}."
         command = shlex.join(["python", *sys.argv])
         page = write_report(
-            args.out / "report.html", Report("Features", summary, table, sections, commands=[command])
+            args.out / "report.html",
+            Report("Features", summary, table, side_by_side(sections), commands=[command]),
         )
         print(f"wrote {args.out / 'results.json'} and {page} (open it in a browser)")
 

@@ -97,8 +97,8 @@ class _LabelReader(Dataset):
         if tuple(labels.shape) != tuple(sample.img_shape) and max(abs(np.subtract(seen, labels.shape))) > 1:
             raise ImageSetError(
                 f"of `{self.images.path(index)}` the model sees {seen[0]} x {seen[1]} pixels, its labels are "
-                f"of {labels.shape[0]} x {labels.shape[1]}: resize to the model's size without crop or padding "
-                "(`keep_ratio=False`), and load the annotations after that"
+                f"of {labels.shape[0]} x {labels.shape[1]}: resize to the model's size without crop or "
+                "padding (`keep_ratio=False`), and load the annotations after that"
             )
         return labels.byte()
 

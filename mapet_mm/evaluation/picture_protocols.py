@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -183,6 +185,16 @@ class TokenPredictions(Protocol):
 
     def __init__(self, images: int = 256) -> None:
         self.images = images
+
+    def identity(self, evaluated: Evaluated) -> list[str]:
+        """The head's weights and the tokens."""
+        loader, model = token_loader(evaluated.checkpoint.config), evaluated.checkpoint.backbone.model
+        if loader is None or not isinstance(model, MaPeT):
+            return []
+        known = hashlib.sha256(model.backbone.objective.name.encode())
+        for value in model.head.state_dict().values():
+            known.update(value.detach().cpu().numpy().tobytes())
+        return [known.hexdigest(), loader.path, loader.store.tokenizer if Path(loader.path).exists() else ""]
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """Entropies in bits, and accuracy."""

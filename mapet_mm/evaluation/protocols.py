@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from matplotlib.figure import Figure
 from mmengine.registry import Registry
 
 from mapet_mm import __version__
@@ -81,6 +82,10 @@ class Protocol:
         """The figures of one checkpoint."""
         raise NotImplementedError
 
+    def identity(self, evaluated: Evaluated) -> list[str]:
+        """What decides the figures beside the protocol, its options and the features."""
+        return []
+
     def sections(self, evaluated: Evaluated, rows: Sequence[Row]) -> list[Section]:
         """Pictures for the page, of the features and of this protocol's rows."""
         return []
@@ -136,6 +141,7 @@ def evaluate(
 def _rows(protocol: Protocol, evaluated: Evaluated, cache: Path) -> list[Row]:
     known = [type(protocol).__name__, {k: str(v) for k, v in vars(protocol).items()}, __version__]
     known += [evaluated.features[name].folder.name for name in protocol.needs]
+    known += protocol.identity(evaluated)
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
     file = cache / "results" / f"{type(protocol).__name__}-{digest}.json"
     if not file.is_file():
@@ -156,6 +162,14 @@ def results_table(results: Mapping[str, Sequence[Row]]) -> Table:
     found = {name: {row.key: row for row in rows} for name, rows in results.items()}
     lines = [[*key, *(_cell(found[name].get(key)) for name in results)] for key in keys]
     return Table(columns, lines)
+
+
+def side_by_side(sections: Sequence[Section]) -> list[Section]:
+    """Sections with the pictures of all checkpoints under each heading, in the order of the first."""
+    merged: dict[tuple[str, str], list[Figure]] = {}
+    for section in sections:
+        merged.setdefault((section.title, section.caption), []).extend(section.figures)
+    return [Section(*heading, figures) for heading, figures in merged.items()]
 
 
 def _cell(row: Row | None) -> str | None:

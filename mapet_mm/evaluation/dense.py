@@ -11,27 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Int64, UInt8
+from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
 from mapet_mm.engine.knn import nearest, tile
 from mapet_mm.errors import UserError
+from mapet_mm.evaluation.dense_images import DenseImages
 from mapet_mm.evaluation.logistic import fit_logistic
 from mapet_mm.evaluation.patch_labels import (
     IGNORED,
     Areas,
     check_classes,
-    check_labels,
     join_cells,
     label_cells,
     majority,
 )
+from mapet_mm.tokenizers.sharing import process_number
 
 NEIGHBOURS = (1, 3, 10, 30)
 DISTANCES = ("cosine", "L2")
@@ -40,62 +40,8 @@ STRENGTHS = tuple(float(c) for c in 10 ** np.linspace(-6, 5, 8))
 HELD_OUT = 10
 # Rows of queries that are compared with all training patches in one pass over them.
 QUERIES = 2**14
-# Numbers of features in a block, or of votes.
-BLOCK = 2**24
 # Numbers of scaled features that a regression keeps; more are read again in every step.
 KEPT = 2**28
-
-
-@dataclass(frozen=True, eq=False)
-class DenseImages:
-    """Images as patch tokens, with their labels.
-
-    Args:
-        tokens: patch tokens `(images, H, W, D)`: an array, or whatever has a length and gives `(n, H, W, D)`
-            for a slice, such as features cached on disk.
-        labels: of each image `(h, w)` at its own size, class indices and 255, ignored.
-        names: of the images, for errors.
-        side: pixels per side of a patch: so many labels a side a training patch has.
-    """
-
-    tokens: Any
-    labels: Sequence[Int[np.ndarray, "height width"]]
-    names: Sequence[str] = ()
-    side: int = 1
-
-    def __post_init__(self) -> None:
-        if len(self.tokens) != len(self.labels):
-            raise ValueError(f"{len(self.tokens)} images have tokens, {len(self.labels)} have labels")
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Patches by rows and columns."""
-        return tuple(self.tokens[:1].shape[1:3])
-
-    @property
-    def num_patches(self) -> int:
-        """Patches of an image."""
-        return self.grid[0] * self.grid[1]
-
-    @property
-    def dim(self) -> int:
-        """Width of the tokens."""
-        return self.tokens[:1].shape[3]
-
-    def checked_labels(self, index: int, num_classes: int) -> Int[np.ndarray, "height width"]:
-        """An image's labels, of classes that there are."""
-        labels = np.asarray(self.labels[index])
-        check_labels(labels, num_classes, self.names[index] if len(self.names) else f"image {index}")
-        return labels
-
-    def blocks(self) -> Iterator[tuple[int, Float[Tensor, "patch dim"]]]:
-        """The tokens as float32 rows, some images at a time, each with its first image's index."""
-        images = max(1, BLOCK // (self.num_patches * self.dim))
-        for start in range(0, len(self), images):
-            yield start, torch.as_tensor(self.tokens[start : start + images]).flatten(0, -2).float()
 
 
 @dataclass(frozen=True)
@@ -136,15 +82,20 @@ class DenseEvaluation:
             raise UserError(f"{len(train)} labelled training image: segmentation needs two, one is held out")
         if len(classes) > IGNORED:
             raise UserError(f"{len(classes)} classes: labels are bytes, of which 255 means ignored")
+        if not train.num_patches:
+            raise UserError("the backbone gives no patch tokens: its images cannot be segmented by them")
         self.train, self.classes, self.device = train, list(classes), torch.device(device)
-        grid, count = train.grid, len(classes)
-        self.cells = np.concatenate(
-            [label_cells(train.checked_labels(i, count), grid, train.side) for i in range(len(train))]
-        )
-        self.labels = majority(self.cells, count)
+        patches = len(train) * train.num_patches
+        self.cells = np.empty((patches, train.side**2), np.uint8)
+        self.labels = np.empty(patches, np.uint8)
+        for index in range(len(train)):
+            own = slice(index * train.num_patches, (index + 1) * train.num_patches)
+            labels = train.checked_labels(index, len(classes))
+            cells = label_cells(labels, train.grid, train.side)
+            most = self.labels[own] = majority(cells, len(classes))
+            # Of patches that are labelled for the most part, the other pixels vote as most of the patch.
+            self.cells[own] = np.where(cells == IGNORED, most[:, None], cells)
         check_classes(self.labels, classes)
-        # Of patches that are labelled for the most part, the other pixels vote as most of the patch.
-        self.cells = np.where(self.cells == IGNORED, self.labels[:, None], self.cells)
         images = np.arange(len(train)).repeat(train.num_patches)
         self.labelled = torch.from_numpy(self.labels != IGNORED)
         self.held_out = torch.from_numpy(images % HELD_OUT == min(HELD_OUT, len(train)) - 1)
@@ -156,8 +107,8 @@ class DenseEvaluation:
         """Segment by the votes of the nearest training patches, over `ks` and `distances`."""
         held_out = self._held_out_images()
         chosen_on = self._knn_areas(held_out, self.labelled & ~self.held_out, ks, distances)
-        setting = max(chosen_on, key=lambda each: chosen_on[each].miou)
-        return _scores(setting, chosen_on, self._knn_areas(test, self.labelled, ks, distances))
+        areas = self._knn_areas(test, self.labelled, ks, distances)
+        return _scores(_best(chosen_on), chosen_on, areas)
 
     def logistic(self, test: DenseImages, strengths: Sequence[float] = STRENGTHS) -> DenseScores:
         """Segment by a logistic regression of the patches' most frequent labels.
@@ -167,10 +118,11 @@ class DenseEvaluation:
             strengths: scikit-learn's `C`, the inverse of the regularisation, in ascending order.
         """
         held_out, chosen_on, weights = self._held_out_images(), {}, None
-        for strength in tqdm(strengths, desc="logistic regression", unit="fit"):
+        hidden = process_number()[0] > 0
+        for strength in tqdm(strengths, desc="logistic regression", unit="fit", disable=hidden):
             weights = self._fit(self.labelled & ~self.held_out, strength, weights)
             chosen_on[f"C={strength:.3g}"] = self._logistic_areas(held_out, weights)
-        setting = max(chosen_on, key=lambda each: chosen_on[each].miou)
+        setting = _best(chosen_on)
         strength = strengths[list(chosen_on).index(setting)]
         weights = self._fit(self.labelled, strength, None)
         return _scores(setting, chosen_on, {setting: self._logistic_areas(test, weights)})
@@ -198,28 +150,25 @@ class DenseEvaluation:
     ) -> dict[str, Areas]:
         ks = sorted({min(k, int(mask.sum())) for k in ks})
         areas = {f"{distance}, k={k}": Areas(len(self.classes)) for distance in distances for k in ks}
-        at_once = max(1, QUERIES // images.num_patches)
-        with tqdm(total=len(images), desc="k-NN segmentation", unit="image") as bar:
+        patches, at_once = images.num_patches, max(1, QUERIES // images.num_patches)
+        hidden = process_number()[0] > 0
+        with tqdm(total=len(images), desc="k-NN segmentation", unit="image", disable=hidden) as bar:
             for start in range(0, len(images), at_once):
-                tokens = torch.as_tensor(images.tokens[start : start + at_once])
-                rows = self._rows(tokens.flatten(0, -2).float())
-                found = self._nearest(rows, mask, ks[-1], distances)
-                for index in range(start, start + len(tokens)):
-                    own = slice(
-                        (index - start) * images.num_patches, (index - start + 1) * images.num_patches
-                    )
-                    labels = images.checked_labels(index, len(self.classes))
+                tokens = torch.as_tensor(images.tokens[start : start + at_once]).flatten(0, -2).float()
+                found = self._nearest(self._rows(tokens), mask, ks[-1], distances)
+                for place in range(len(tokens) // patches):
+                    labels = images.checked_labels(start + place, len(self.classes))
                     for distance in distances:
-                        cells = torch.from_numpy(self.cells[found[distance][own].numpy()])
-                        for k, voted in vote(cells, len(self.classes), ks).items():
-                            predicted = join_cells(voted.numpy(), images.grid, labels.shape)
+                        own = found[distance][place * patches : (place + 1) * patches]
+                        for k, voted in vote(self.cells[own], len(self.classes), ks).items():
+                            predicted = join_cells(voted, images.grid, labels.shape)
                             areas[f"{distance}, k={k}"].add(predicted, labels)
                     bar.update()
         return areas
 
     def _nearest(
         self, rows: Float[Tensor, "query dim"], mask: Bool[Tensor, " patch"], k: int, distances: Sequence[str]
-    ) -> dict[str, Int64[Tensor, "query k"]]:
+    ) -> dict[str, Int64[np.ndarray, "query k"]]:
         """The k nearest masked training patches of each query, nearest first, in one pass over them."""
         height, width = tile(self.device)
         nothing = rows.new_zeros(len(rows), 0)
@@ -232,7 +181,7 @@ class DenseEvaluation:
                 both = [torch.cat(pair, 1) for pair in zip(best[distance], found, strict=True)]
                 similarity, order = both[0].topk(min(k, both[0].shape[1]), 1)
                 best[distance] = similarity, both[1].gather(1, order)
-        return {distance: places.cpu() for distance, (_, places) in best.items()}
+        return {distance: places.cpu().numpy() for distance, (_, places) in best.items()}
 
     def _fit(
         self, mask: Bool[Tensor, " patch"], strength: float, start: Float[Tensor, "classes dim"] | None
@@ -250,9 +199,8 @@ class DenseEvaluation:
     def _logistic_areas(self, images: DenseImages, weights: Float[Tensor, "classes dim"]) -> Areas:
         areas = Areas(len(self.classes))
         for start, tokens in images.blocks():
-            predicted = (
-                (self._rows(tokens) @ weights[:, :-1].T + weights[:, -1]).argmax(1).byte().cpu().numpy()
-            )
+            logits = self._rows(tokens) @ weights[:, :-1].T + weights[:, -1]
+            predicted = logits.argmax(1).byte().cpu().numpy()
             for index, patches in enumerate(predicted.reshape(-1, images.num_patches), start):
                 labels = images.checked_labels(index, len(self.classes))
                 areas.add(join_cells(patches[:, None], images.grid, labels.shape), labels)
@@ -260,8 +208,8 @@ class DenseEvaluation:
 
 
 def vote(
-    cells: UInt8[Tensor, "query k pixel"], num_classes: int, ks: Sequence[int]
-) -> dict[int, UInt8[Tensor, "query pixel"]]:
+    cells: UInt8[np.ndarray, "query k pixel"], num_classes: int, ks: Sequence[int]
+) -> dict[int, UInt8[np.ndarray, "query pixel"]]:
     """For some k, the most frequent label of the first k neighbours at each pixel; the lower of equals.
 
     Args:
@@ -269,12 +217,13 @@ def vote(
         num_classes: number of classes.
         ks: in ascending order, the last one at most `K`.
     """
+    neighbours = torch.from_numpy(cells).long()
     votes = torch.zeros(len(cells), cells.shape[2], num_classes, dtype=torch.int16)
     voted, one = {}, torch.ones((), dtype=torch.int16)
     for place in range(ks[-1]):
-        votes.scatter_add_(2, cells[:, place, :, None].long(), one.expand(*votes.shape[:2], 1))
+        votes.scatter_add_(2, neighbours[:, place, :, None], one.expand(*votes.shape[:2], 1))
         if place + 1 in ks:
-            voted[place + 1] = votes.argmax(2).byte()
+            voted[place + 1] = votes.argmax(2).byte().numpy()
     return voted
 
 
@@ -297,7 +246,14 @@ def _mean_and_scale(images: DenseImages) -> tuple[Float[Tensor, " dim"], Float[T
     return torch.from_numpy(scaler.mean_).float(), torch.from_numpy(scaler.scale_).float()
 
 
+def _best(held_out: dict[str, Areas]) -> str:
+    """The setting with the highest mean IoU; the first one where the held-out images have no label."""
+    return max(held_out, key=lambda setting: np.nan_to_num(held_out[setting].miou))
+
+
 def _scores(setting: str, held_out: dict[str, Areas], test: dict[str, Areas]) -> DenseScores:
+    if np.isnan(test[setting].miou):
+        raise UserError("the labels of the images to segment are all ignored (255): nothing to measure")
     ious = [None if np.isnan(each) else float(each) for each in test[setting].ious]
     return DenseScores(
         miou=test[setting].miou,

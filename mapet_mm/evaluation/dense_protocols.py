@@ -20,9 +20,9 @@ from mapet_mm.evaluation.dense import (
     NEIGHBOURS,
     STRENGTHS,
     DenseEvaluation,
-    DenseImages,
     DenseScores,
 )
+from mapet_mm.evaluation.dense_images import DenseImages
 from mapet_mm.evaluation.features import BLOCK, Features
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
 from mapet_mm.evaluation.patch_labels import IGNORED

@@ -113,5 +113,6 @@ class Areas:
 
     @property
     def miou(self) -> float:
-        """The classes' mean IoU in percent, of those that are there."""
-        return float(np.nanmean(self.ious))
+        """The classes' mean IoU in percent, of those that are there; NaN if none is."""
+        found = self.ious[~np.isnan(self.ious)]
+        return float(found.mean()) if found.size else float("nan")

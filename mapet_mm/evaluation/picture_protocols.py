@@ -24,7 +24,7 @@ from mapet_mm.evaluation.feature_pictures import (
     similarity_curve,
     similarity_figure,
 )
-from mapet_mm.evaluation.label_free import label_free, usage_entropy
+from mapet_mm.evaluation.label_free import label_free, rank_me, usage_entropy
 from mapet_mm.evaluation.masked_prediction import (
     Prediction,
     cut_patches,
@@ -84,6 +84,8 @@ class LabelFree(Protocol):
         """Rows of the last layer's tokens."""
         features = evaluated.features["val"]
         class_tokens = features.pooled("class token") if "class token" in features.poolings else None
+        if not math.prod(features.grid):  # a backbone whose features are vectors
+            return [] if class_tokens is None else [_row("RankMe, class token", rank_me([class_tokens]))]
         found = label_free(PatchTokens(features), class_tokens)
         by_distance, across = found.pop("similarity by distance"), found.pop("similarity across images")
         similarity = {f"distance {distance}": value for distance, value in enumerate(by_distance) if distance}

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from mapet_mm.errors import UserError
-from mapet_mm.evaluation import dense
-from mapet_mm.evaluation.dense import DenseEvaluation, DenseImages, vote
+from mapet_mm.evaluation import dense, dense_images
+from mapet_mm.evaluation.dense import DenseEvaluation, vote
+from mapet_mm.evaluation.dense_images import DenseImages
 from mapet_mm.evaluation.logistic import fit_logistic
 from mapet_mm.evaluation.patch_labels import Areas, join_cells, label_cells, majority
 
@@ -46,7 +47,7 @@ def test_areas_are_those_of_the_iou_metric():
 
 
 def test_the_first_k_neighbours_vote_pixel_by_pixel_and_the_lower_of_equals_wins():
-    cells = torch.tensor([[[3, 1], [2, 1], [2, 0]]], dtype=torch.uint8)  # 1 query, 3 neighbours, 2 pixels
+    cells = np.array([[[3, 1], [2, 1], [2, 0]]], np.uint8)  # 1 query, 3 neighbours, 2 pixels
     voted = vote(cells, 4, [1, 2, 3])
     assert {k: each.tolist() for k, each in voted.items()} == {1: [[3, 1]], 2: [[2, 1]], 3: [[2, 1]]}
 
@@ -90,7 +91,7 @@ def test_votes_are_those_of_a_naive_loop(monkeypatch):
     train, test = images(23, 0), images(6, 1, size=(17, 23))
     for queries, block in ((2**16, 2**24), (32, 6 * 15 * 4)):  # at once, and in small parts
         monkeypatch.setattr(dense, "QUERIES", queries)
-        monkeypatch.setattr(dense, "BLOCK", block)
+        monkeypatch.setattr(dense_images, "BLOCK", block)
         scores = DenseEvaluation(train, CLASSES).knn(test, ks=(1, 3, 10))
         for distance in ("cosine", "L2"):
             for k in (1, 3, 10):
@@ -122,7 +123,7 @@ def test_logistic_segmentation_is_scikit_learns(monkeypatch, kept):
     from sklearn.linear_model import LogisticRegression
 
     monkeypatch.setattr(dense, "KEPT", kept)
-    monkeypatch.setattr(dense, "BLOCK", 6 * 15 * 4)
+    monkeypatch.setattr(dense_images, "BLOCK", 6 * 15 * 4)
     train, test = images(30, 0), images(6, 1)
     evaluation = DenseEvaluation(train, CLASSES)
     scores = evaluation.logistic(test, strengths=(1e-3, 0.1))
@@ -183,3 +184,20 @@ def test_labels_that_cannot_be_used_are_one_clear_line(train, message):
     with pytest.raises(UserError, match=message) as error:
         DenseEvaluation(train, CLASSES)
     assert "\n" not in str(error.value)
+
+
+def test_test_images_without_a_labelled_pixel_are_one_clear_line():
+    blank = DenseImages(images(2, 1).tokens, [np.full((12, 20), 255)] * 2, side=4)
+    with pytest.raises(UserError, match=r"all ignored \(255\)"):
+        DenseEvaluation(images(4, 0), CLASSES).logistic(blank, strengths=[1.0])
+
+
+def test_held_out_images_without_a_labelled_pixel_leave_the_first_setting():
+    good = images(4, 0)
+    train = DenseImages(good.tokens, [*good.labels[:3], np.full((12, 20), 255)], side=4)
+    assert DenseEvaluation(train, CLASSES).knn(images(2, 1), ks=[1, 3]).setting == "cosine, k=1"
+
+
+def test_a_backbone_without_patches_is_refused():
+    with pytest.raises(UserError, match="no patch tokens"):
+        DenseEvaluation(DenseImages(np.zeros((2, 0, 0, 4)), [np.zeros((3, 3), int)] * 2), CLASSES)

@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 
 from mapet_mm.errors import UserError
-from mapet_mm.evaluation.dense import DenseEvaluation, DenseImages
+from mapet_mm.evaluation.dense import DenseEvaluation
+from mapet_mm.evaluation.dense_images import DenseImages
 from mapet_mm.evaluation.dense_protocols import (
     PatchTokens,
     PixelLabels,

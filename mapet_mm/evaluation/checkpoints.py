@@ -115,12 +115,11 @@ def load_weights(model: nn.Module, path: str, trust: bool = False) -> list[str]:
         for name in re.findall(r"size mismatch for (\S+):", str(error)):
             del weights[name]
         keys = model.load_state_dict(weights, strict=False)
-    if deeper := [
-        name for name in keys.unexpected_keys if name.startswith(prefix) and _is_deeper(model, name)
-    ]:
+    unexpected = [name for name in keys.unexpected_keys if name.startswith(prefix)]
+    if deeper := [name for name in unexpected if _is_deeper(model, name)]:
         raise KeysError(
-            f"checkpoint {path} has {_some(deeper)}, and the config's backbone is of another depth: name the config "
-            "that it was trained with"
+            f"checkpoint {path} has {_some(deeper)}, and the config's backbone is of another depth: name the "
+            "config that it was trained with"
         )
     missing = [name for name in keys.missing_keys if name.startswith(prefix)]
     state = model.state_dict()
@@ -173,7 +172,8 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _digest(model: nn.Module, config: Mapping[str, Any], preprocessor: nn.Module) -> str:
-    architecture = {"type": config["type"], "backbone": config.get("backbone", config)}
+    backbone = {**config.get("backbone", config), "init_cfg": None}  # weights count, not where they are from
+    architecture = {"type": config["type"], "backbone": backbone}
     normalisation = [getattr(preprocessor, name, None) for name in ("mean", "std")]
     known = [plain(architecture), *(None if one is None else one.flatten().tolist() for one in normalisation)]
     known.append(getattr(preprocessor, "_channel_conversion", getattr(preprocessor, "to_rgb", False)))

@@ -107,13 +107,13 @@ class TokenBackbone:
         self.layers = [str(number) for number in range(1, len(layers) + 1)]
         if norm is not None or not layers:
             self.layers.append("output")
-        first = next((place for place, call in enumerate(calls) if call.module in layers), len(calls))
+        entry = next((place for place, call in enumerate(calls) if call.module in layers), len(calls))
         maps = [
-            tuple(one.shape[2:]) for one in [noise, *(call.output for call in calls[:first])] if one.ndim == 4
+            tuple(one.shape[2:]) for one in [noise, *(call.output for call in calls[:entry])] if one.ndim == 4
         ]
         if layers:
-            self.prefix = _learned_tokens(calls[first].tokens)
-            self.grid = _grid(calls[first].tokens.shape[1] - self.prefix, maps)
+            self.prefix = _learned_tokens(calls[entry].tokens)
+            self.grid = _grid(calls[entry].tokens.shape[1] - self.prefix, maps)
         else:
             tokens, own = self._last_output(noise)
             places = [own] if own else [size for size in maps if math.prod(size) <= tokens.shape[1]]
@@ -124,12 +124,15 @@ class TokenBackbone:
         named = [getattr(module, "has_class_token", None) for module in self.model.modules()]
         self.has_class_token = self.prefix > 0 and False not in named
         self._looked_at = tuple(images.shape[1:])
-        if self.missing and not all(tokens.isfinite().all() for tokens in self(noise)[1]):
+        first, again = (
+            [one for one in (o.class_token, *o.patches) if one is not None] for o in map(self, (noise, noise))
+        )
+        if self.missing and not all(tokens.isfinite().all() for tokens in first):
             raise BackboneError(
                 f"the checkpoint has no `{self.missing[0]}` of the config's shape (of {len(self.missing)} "
                 "weights of the backbone it has none): name the config that it was trained with"
             )
-        if not all(map(torch.equal, *(self(noise).patches for _ in range(2)))):
+        if not all(map(torch.equal, first, again)):
             raise BackboneError(
                 "the backbone gives other features each time (it masks or permutes at random): give the "
                 "config of the whole pre-training model, or a backbone for downstream tasks"

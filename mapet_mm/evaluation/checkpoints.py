@@ -77,10 +77,10 @@ def load_checkpoint(
         model_config["target_generator"] = None  # features need no targets
     if checkpoint is not None and isinstance(backbone := model_config.get("backbone"), Mapping):
         model_config["backbone"] = {**backbone, "init_cfg": None}
+    torch.manual_seed(0)  # random weights are the same each time
     model = MODELS.build(model_config)
     missing: list[str] = []
     if checkpoint is None:
-        torch.manual_seed(0)
         model.init_weights()
     else:
         missing = load_weights(model, checkpoint, trust)
@@ -110,12 +110,18 @@ def load_weights(model: nn.Module, path: str, trust: bool = False) -> list[str]:
             "the config that it was trained with, or convert it with tools/convert.py"
         )
     try:
-        missing = model.load_state_dict(weights, strict=False).missing_keys
+        keys = model.load_state_dict(weights, strict=False)
     except RuntimeError as error:
         for name in re.findall(r"size mismatch for (\S+):", str(error)):
             del weights[name]
-        missing = model.load_state_dict(weights, strict=False).missing_keys
-    missing = [name for name in missing if name.startswith(prefix)]
+        keys = model.load_state_dict(weights, strict=False)
+    unexpected = [name for name in keys.unexpected_keys if name.startswith(prefix)]
+    if deeper := [name for name in unexpected if _is_deeper(model, name)]:
+        raise KeysError(
+            f"checkpoint {path} has {_some(deeper)}, and the config's backbone is of another depth: name the "
+            "config that it was trained with"
+        )
+    missing = [name for name in keys.missing_keys if name.startswith(prefix)]
     state = model.state_dict()
     for name in missing:
         if state[name].is_floating_point():
@@ -150,13 +156,24 @@ def _renamed(weights: Mapping[str, Tensor], own: Sequence[str]) -> dict[str, Ten
     return {more + name.removeprefix(less): value for name, value in weights.items() if name.startswith(less)}
 
 
+def _is_deeper(model: nn.Module, name: str) -> bool:
+    """Whether a weight belongs to a member that a list of the model's modules has not."""
+    modules, parts = dict(model.named_modules()), name.split(".")
+    for cut, part in enumerate(parts):
+        parent = modules.get(".".join(parts[:cut]))
+        if isinstance(parent, nn.ModuleList | nn.Sequential) and part.isdigit() and int(part) >= len(parent):
+            return True
+    return False
+
+
 def _some(names: Iterable[str]) -> str:
     names = sorted(names)
     return ", ".join(f"`{name}`" for name in names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _digest(model: nn.Module, config: Mapping[str, Any], preprocessor: nn.Module) -> str:
-    architecture = {"type": config["type"], "backbone": config.get("backbone", config)}
+    backbone = {**config.get("backbone", config), "init_cfg": None}  # weights count, not where they are from
+    architecture = {"type": config["type"], "backbone": backbone}
     normalisation = [getattr(preprocessor, name, None) for name in ("mean", "std")]
     known = [plain(architecture), *(None if one is None else one.flatten().tolist() for one in normalisation)]
     known.append(getattr(preprocessor, "_channel_conversion", getattr(preprocessor, "to_rgb", False)))

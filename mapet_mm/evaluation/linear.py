@@ -23,8 +23,8 @@ from mapet_mm.visualization.report import Section
 
 # Weights, gradients and two moments of the classifiers that are trained at once.
 MEMORY_BYTES = 2**30
-# Thirteen, as DINOv2's, but up to 10 instead of 0.1: the values of layers without a norm may be small.
-RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+# Thirteen, as DINOv2's, but up to 100 instead of 0.1: the values of layers without a norm may be small.
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 class Probe(NamedTuple):
@@ -162,7 +162,7 @@ class LinearProbes(Protocol):
         rates: for a batch of 256; each is in proportion to the batch.
         epochs: passes over the features, but
         least_steps: at least so many steps, for small sets.
-        batch_size: images of a step; at most an eighth of a small set.
+        batch_size: images of a step.
         optimizer: 'SGD' or 'AdamW'.
         weight_decay: AdamW's.
         poolings: of 'class token', 'mean' and 'both'; all by default.
@@ -176,7 +176,7 @@ class LinearProbes(Protocol):
         rates: Sequence[float] = RATES,
         epochs: int = 10,
         least_steps: int = 600,
-        batch_size: int = 1024,
+        batch_size: int = 256,
         optimizer: str = "SGD",
         weight_decay: float = 0.0,
         poolings: Sequence[str] | None = None,
@@ -205,7 +205,7 @@ class LinearProbes(Protocol):
         probes = [
             Probe(layer, pooling, rate) for layer in layers for pooling in poolings for rate in self.rates
         ]
-        batches = ShuffledBatches(train, "pooled", min(self.batch_size, max(64, len(train) // 8)), self.seed)
+        batches = ShuffledBatches(train, "pooled", self.batch_size, self.seed)
         epochs = max(self.epochs, -(-self.least_steps // batches.steps))
         options = epochs, self.optimizer, self.weight_decay, evaluated.device
         found = accuracies(train_probes(batches, probes, num_classes, *options), val, evaluated.device)
@@ -264,8 +264,8 @@ class BEiTLinearProbes(LinearProbes):
     name = "linear, BEiT's"
 
     def __init__(self, rates: Sequence[float] = (1e-3,), epochs: int = 50, **kwargs) -> None:
-        options = {"optimizer": "AdamW", "weight_decay": 1e-4, "poolings": ["both"], "least_steps": 2000}
-        super().__init__(rates, epochs, **{**options, **kwargs})
+        options = {"optimizer": "AdamW", "weight_decay": 1e-4, "poolings": ["both"], "batch_size": 1024}
+        super().__init__(rates, epochs, **{**options, "least_steps": 1000, **kwargs})
 
     def layers(self, features: Features) -> list[int]:
         return [

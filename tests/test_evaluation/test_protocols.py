@@ -153,6 +153,7 @@ def test_beits_probe_starts_and_steps_like_the_head_of_the_recipes(evaluated):
     with torch.no_grad():
         for classifier in head.classifiers:
             classifier.weight.copy_(bank.weight[0])
+            classifier.bias.copy_(bank.bias[0])
     tokens = values[:, 1].transpose(0, 1)  # B 2 D: class token and one patch, which is its mean
     logits = head.layer_logits([tokens] * LAYERS)[1]
     torch.testing.assert_close(logits, bank(train.pool(values[:, 1], "both"))[0])

@@ -1,6 +1,6 @@
 """Classify by nearest neighbours in a checkpoint's feature space: a look at a pre-training, nothing trained.
 
-    python tools/knn_probe.py configs/digits/mapet_vit-micro-p4_kclip_1xb32-coslr-16e_digits.py CHECKPOINT
+    python tools/knn_probe.py configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py CHECKPOINT
 
 The config has a section `knn_probe` with the options of KNNProbeHook: the labelled images and k. Several
 processes share the work: `torchrun --nproc_per_node=8 tools/knn_probe.py ... --launcher pytorch`.
@@ -28,7 +28,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("config", help="config of the pre-training")
     parser.add_argument("checkpoint", help="what it wrote")
     parser.add_argument("--k", type=int, help="neighbours that vote; the config's by default")
-    parser.add_argument("--work-dir", help="folder for the log; work_dirs/<config> by default")
+    parser.add_argument(
+        "--work-dir", help="folder for the log; default: <config> in its work_root or work_dirs"
+    )
     parser.add_argument(
         "--trust-checkpoint",
         action="store_true",

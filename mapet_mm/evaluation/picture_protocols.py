@@ -107,7 +107,7 @@ class LabelFree(Protocol):
         if not values:
             return []
         curve = similarity_curve([1, *values.values()], across, _name(evaluated))
-        caption = "Cosine similarity of two patches of the last layer, mean over the `val` images."
+        caption = "Cosine similarity of two patches of the last layer, mean over the images of val."
         return [Section("Patches by their distance", caption, [curve])]
 
 

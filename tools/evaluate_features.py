@@ -16,7 +16,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 
 from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.processes import choose_device
@@ -53,6 +53,9 @@ def parse_args() -> argparse.Namespace:
         "--cache", type=Path, default=Path("work_dirs/features"), help="%(default)s by default"
     )
     parser.add_argument("--out", type=Path, help="folder for results.json and the page, report.html")
+    parser.add_argument(
+        "--cfg-options", nargs="+", action=DictAction, metavar="KEY=VALUE", help="override settings of CONFIG"
+    )
     parser.add_argument("--amp", action=argparse.BooleanOptionalAction, help="by default on CUDA only")
     parser.add_argument(
         "--trust-checkpoint",
@@ -66,9 +69,12 @@ def protocol_configs(cfg: Config, data: str | None, names: list[str] | None) -> 
     """The protocols that are declared or, without a declaration, all with their defaults."""
     declared = Config.fromfile(data) if data and not Path(data).is_dir() else cfg
     PROTOCOLS.import_from_location()
-    configs = (declared.get(SECTION) or {}).get("protocols") or [
-        dict(type=name) for name in PROTOCOLS.module_dict
-    ]
+    configs = (declared.get(SECTION) or {}).get("protocols")
+    if configs is None:
+        configs = [dict(type=name) for name in PROTOCOLS.module_dict]
+        # What the k-NN hook votes with.
+        probe = cfg.get("knn_probe") or {}
+        configs[0] |= {name: probe[name] for name in ("k", "temperature") if name in probe}
     known = [config["type"] for config in configs]
     if unknown := [name for name in names or [] if name not in known]:
         raise UserError(f"--protocols {unknown[0]}: one of {', '.join(known)}")
@@ -85,7 +91,7 @@ def main() -> None:
     ):
         if len(checkpoint) > 1:
             raise UserError(f"--compare {config} {' '.join(checkpoint)}: one config and one checkpoint")
-        cfg = read_config(config)
+        cfg = read_config(config, args.cfg_options if place == 0 else None)
         loaded = load_checkpoint(cfg, *(checkpoint or [None]), trust=args.trust_checkpoint)
         if place == 0:
             images = read_image_sets(cfg, args.data)

@@ -57,17 +57,14 @@ class FeatureProbeHook(KNNProbeHook):
             check_neighbours(self.k, sizes[0])  # before the set's features are taken
             backbone = _PooledBackbone(model)
             train, val = (image_features(backbone, loader, amp=self.amp) for loader in loaders)
-            known, others = (
-                [own_rows(part, sizes[0]) for part in train],
-                [all_rows(part, sizes[1]) for part in val],
-            )
+            known = [own_rows(part, sizes[0]) for part in train]
+            others = [all_rows(part, sizes[1]) for part in val]
             num_classes = 1 + max(map(int, all_gather(torch.cat([known[1], others[1]]).max())))
             options = num_classes, self.k, self.temperature
             found = {}
             for pooling, columns in backbone.columns(known[0].shape[1]).items():
-                predicted = knn_predict_shared(
-                    known[0][:, columns], known[1], others[0][:, columns], *options
-                )
+                seen = known[0][:, columns], known[1], others[0][:, columns]
+                predicted = knn_predict_shared(*seen, *options)
                 found[f"features/k-NN, {pooling}"] = 100 * (predicted == others[1]).float().mean().item()
             if self.protocols:
                 sets = {"train": [all_rows(part, sizes[0]) for part in train], "val": others}
@@ -81,9 +78,7 @@ class FeatureProbeHook(KNNProbeHook):
         images, features = {}, {}
         for name, (values, labels) in sets.items():
             images[name] = SimpleNamespace(name=name, labels=labels.cpu(), class_names=None)
-            pooled = (
-                values.cpu().unflatten(1, (len(backbone.poolings), -1)).transpose(0, 1)[:, None]
-            )  # P 1 n D
+            pooled = values.cpu().unflatten(1, (len(backbone.poolings), 1, -1)).movedim(0, 2)  # P 1 n D
             known = dict(layers=["output"], poolings=backbone.poolings, grid=backbone.tokens.grid)
             features[name] = MemoryFeatures(pooled, name=name, labels=images[name].labels, **known)
         evaluated = Evaluated(None, features, images, backbone.tokens.device)

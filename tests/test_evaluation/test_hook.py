@@ -1,4 +1,4 @@
-"""FeatureProbeHook: the figures of the tool's protocols, in any number of processes, and a training undisturbed."""
+"""FeatureProbeHook: the same figures in any number of processes, and a training undisturbed."""
 
 import json
 
@@ -41,12 +41,11 @@ def test_figures_in_several_processes_are_those_of_one(tmp_path, images, queries
             image_features(runner.model, build_loader(loader), "class token") for loader in loaders
         )
     expected = 100 * (knn_predict(features, labels, others, 2, 3) == truth).float().mean().item()
-    found = [
-        in_processes(
-            n, lambda: FeatureProbeHook(*loaders, k=3, protocols=protocols).figures(runner), tmp_path
-        )
-        for n in (1, 2, 3)
-    ]
+
+    def probe() -> dict[str, float]:
+        return FeatureProbeHook(*loaders, k=3, protocols=protocols).figures(runner)
+
+    found = [in_processes(number, probe, tmp_path) for number in (1, 2, 3)]
     assert found[0][0]["features/k-NN, class token"] == pytest.approx(expected)
     assert len(found[0][0]) == 4
     for several in found:

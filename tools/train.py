@@ -1,6 +1,6 @@
 """Train a model: pre-training, classification or segmentation, whatever the config says.
 
-    python tools/train.py configs/digits/vit-micro-p4_1xb64-coslr-20e_digits.py --amp
+    python tools/train.py configs/micro/vit-micro_1xb64-coslr.py --amp
 
 Several processes: tools/dist_train.sh, or tools/slurm_train.sh on a cluster.
 """
@@ -21,7 +21,9 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("config", help="config file")
-    parser.add_argument("--work-dir", help="folder for logs and checkpoints; work_dirs/<config> by default")
+    parser.add_argument(
+        "--work-dir", help="folder for logs and checkpoints; default: <config> in its work_root or work_dirs"
+    )
     parser.add_argument(
         "--resume",
         nargs="?",

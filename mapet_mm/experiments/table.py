@@ -10,13 +10,12 @@ A name in braces is taken from the row's or the column's own entries.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmengine.config import Config
-
+from mapet_mm.config_files import read_config
 from mapet_mm.errors import UserError
 
 TABLES = Path("configs/tables")
@@ -45,9 +44,10 @@ class Column:
 
     name: str  # as the paper writes it
     unit: str  # what is measured and its unit
-    config: str  # of the evaluation's training
+    config: str | None  # of the evaluation's training; None leaves the column out: there is no such data
     metric: str  # as MMEngine logs it; its last value counts
     options: Mapping[str, Any] = field(default_factory=dict)  # changes to `config`, as in --cfg-options
+    data: str | None = None  # the data set to evaluate on, None for the table's
     paper: Mapping[str, float] = field(default_factory=dict)  # the paper's numbers, by the row's name
     values: Mapping[str, str] = field(default_factory=dict)  # what the braces of configs stand for
 
@@ -74,10 +74,10 @@ class Runner:
 
 @dataclass(frozen=True)
 class TableDeclaration:
-    """A table: a file of the folder that is named after its data set."""
+    """A table, declared for a data set."""
 
     name: str
-    dataset: str
+    dataset: str  # its configs are read for this one
     title: str
     rows: Sequence[Row]
     columns: Sequence[Column]
@@ -89,11 +89,7 @@ class TableDeclaration:
 
     def require_rows(self, names: Sequence[str]) -> None:
         """Raise DeclarationError unless all of these are rows of the table."""
-        known = [row.name for row in self.rows]
-        if unknown := [name for name in names if name not in known]:
-            raise DeclarationError(
-                f"table `{self.name}` has no row {unknown[0]!r}; its rows are: {', '.join(known)}"
-            )
+        _require(names, "row", [row.name for row in self.rows], f"table `{self.name}`: --rows names")
 
     def require_folders(self) -> None:
         """Raise DeclarationError unless the data that no command makes is there."""
@@ -104,39 +100,46 @@ class TableDeclaration:
 
 
 def list_datasets(root: str | os.PathLike = TABLES) -> list[str]:
-    """Names of the data sets that tables are declared for: the folders."""
-    return sorted(path.name for path in Path(root).glob("[!_]*/") if any(path.glob("*.py")))
+    """Names of the data sets that tables are declared for: the files."""
+    return sorted(path.stem for path in Path(root).glob("*.py"))
 
 
 def list_tables(dataset: str, root: str | os.PathLike = TABLES) -> list[str]:
-    """Names of the tables that are declared for a data set."""
-    return sorted(path.stem for path in (Path(root) / dataset).glob("*.py"))
+    """Names of the tables that a data set has: those of the folders that its file names in `tables`."""
+    return sorted(_table_files(dataset, root))
+
+
+def _table_files(dataset: str, root: str | os.PathLike) -> dict[str, Path]:
+    if dataset not in (datasets := list_datasets(root)):
+        raise DeclarationError(f"there is no {dataset}.py in {root}; there are: {', '.join(datasets)}")
+    folders = read_config(Path(root) / f"{dataset}.py", dataset).get("tables", [dataset])
+    # Of two tables of one name, the one of the folder that is named first.
+    files = [path for folder in reversed(folders) for path in (Path(root) / folder).glob("*.py")]
+    return {path.stem: path for path in files}
 
 
 def load_table(name: str, dataset: str, root: str | os.PathLike = TABLES) -> TableDeclaration:
-    """Read a table's declaration.
+    """Read a table's declaration; a column whose config is None is left out.
 
     Raises:
         DeclarationError: there is no such table, an entry is missing or not known, or names repeat.
     """
-    if dataset not in (datasets := list_datasets(root)):
-        raise DeclarationError(
-            f"there is no data set `{dataset}` in {root}; there are: {', '.join(datasets)}"
-        )
-    path = Path(root) / dataset / f"{name}.py"
-    if not path.is_file():
-        known = ", ".join(list_tables(dataset, root)) or "none"
+    files = _table_files(dataset, root)
+    if name not in files:
+        known = ", ".join(sorted(files)) or "none"
         raise DeclarationError(f"there is no table `{name}` for {dataset}; there are: {known}")
-    cfg = Config.fromfile(path).to_dict()
+    path = files[name]
+    cfg = read_config(path, dataset).to_dict()
     if missing := [key for key in ("rows", "columns", "title") if key not in cfg]:
         raise DeclarationError(f"table `{path}` has no `{missing[0]}`")
-    defaults = {"tokenizer": cfg.get("tokenizer")}
-    rows = [_build(Row, {**defaults, **row}, path) for row in cfg["rows"]]
+    rows = [_build(Row, {"tokenizer": cfg.get("tokenizer"), **row}, path) for row in cfg["rows"]]
     columns = [_build(Column, column, path) for column in cfg["columns"]]
     _check_names(rows, columns, path)
+    columns = [column for column in columns if column.config is not None]
+    if not columns:
+        raise DeclarationError(f"table `{path}` has no column that {dataset} has the data for")
     others = {key: cfg[key] for key in ("notes", "data", "gpu_hours") if key in cfg}
-    if "runner" in cfg:
-        others["runner"] = _make(Runner, cfg["runner"], path)
+    others["runner"] = _make(Runner, cfg.get("runner", {}), path)
     return TableDeclaration(name, dataset, cfg["title"], rows, columns, **others)
 
 
@@ -157,21 +160,19 @@ def _make(kind: type, entries: Mapping[str, Any], path: Path) -> Any:
 
 
 def _check_names(rows: Sequence[Row], columns: Sequence[Column], path: Path) -> None:
-    headings = [column.heading for column in columns]
-    for what, names in (("row", [row.name for row in rows]), ("column", headings)):
+    known, headings = [row.name for row in rows], [column.heading for column in columns]
+    for what, names in (("row", known), ("column", headings)):
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise DeclarationError(f"table `{path}` has two {what}s named {repeated[0]!r}")
-    names = {column.name for column in columns}
+    names = [column.name for column in columns]
     for row in rows:
-        if unknown := sorted(set(row.columns or ()) - names):
-            raise DeclarationError(
-                f"table `{path}`: row {row.name!r} names {unknown[0]!r}, which is no column; columns are "
-                f"{', '.join(sorted(names))}"
-            )
-    known = {row.name for row in rows}
+        _require(row.columns or (), "column", names, f"table `{path}`: row {row.name!r} names")
     for column in columns:
-        if unknown := sorted(set(column.paper) - known):
-            raise DeclarationError(
-                f"table `{path}`: the paper's numbers of column {column.heading!r} name {unknown[0]!r}, "
-                f"which is no row; rows are {', '.join(sorted(known))}"
-            )
+        where = f"table `{path}`: the paper's numbers of column {column.heading!r} name"
+        _require(column.paper, "row", known, where)
+
+
+def _require(names: Iterable[str], what: str, known: Sequence[str], where: str) -> None:
+    """Raise DeclarationError unless all of the names are known."""
+    if unknown := [name for name in names if name not in known]:
+        raise DeclarationError(f"{where} {unknown[0]!r}, which is no {what}; {what}s are {', '.join(known)}")

@@ -20,7 +20,7 @@ from mapet_mm.evaluation.linear import LinearProbes
 from mapet_mm.evaluation.low_shot import LowShot
 from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
 from mapet_mm.evaluation.protocols import Evaluated
-from mapet_mm.experiments.benchmark import machine, table
+from mapet_mm.benchmark import machine, table
 
 
 def parse_args() -> argparse.Namespace:

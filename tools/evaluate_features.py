@@ -16,7 +16,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 
 from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.processes import choose_device
@@ -53,6 +53,9 @@ def parse_args() -> argparse.Namespace:
         "--cache", type=Path, default=Path("work_dirs/features"), help="%(default)s by default"
     )
     parser.add_argument("--out", type=Path, help="folder for results.json and the page, report.html")
+    parser.add_argument(
+        "--cfg-options", nargs="+", action=DictAction, metavar="KEY=VALUE", help="override settings of CONFIG"
+    )
     parser.add_argument("--amp", action=argparse.BooleanOptionalAction, help="by default on CUDA only")
     parser.add_argument(
         "--trust-checkpoint",
@@ -64,11 +67,14 @@ def parse_args() -> argparse.Namespace:
 
 def protocol_configs(cfg: Config, data: str | None, names: list[str] | None) -> list[dict]:
     """The protocols that are declared or, without a declaration, all with their defaults."""
-    declared = Config.fromfile(data) if data and not Path(data).is_dir() else cfg
+    declared = read_config(data) if data and not Path(data).is_dir() else cfg
     PROTOCOLS.import_from_location()
-    configs = (declared.get(SECTION) or {}).get("protocols") or [
-        dict(type=name) for name in PROTOCOLS.module_dict
-    ]
+    configs = (declared.get(SECTION) or {}).get("protocols")
+    if configs is None:
+        configs = [dict(type=name) for name in PROTOCOLS.module_dict]
+        # What the k-NN hook votes with.
+        probe = cfg.get("knn_probe") or {}
+        configs[0] |= {name: probe[name] for name in ("k", "temperature") if name in probe}
     known = [config["type"] for config in configs]
     if unknown := [name for name in names or [] if name not in known]:
         raise UserError(f"--protocols {unknown[0]}: one of {', '.join(known)}")
@@ -85,11 +91,19 @@ def main() -> None:
     ):
         if len(checkpoint) > 1:
             raise UserError(f"--compare {config} {' '.join(checkpoint)}: one config and one checkpoint")
-        cfg = read_config(config)
+        cfg = read_config(config, args.cfg_options if place == 0 else None)
         loaded = load_checkpoint(cfg, *(checkpoint or [None]), trust=args.trust_checkpoint)
         if place == 0:
             images = read_image_sets(cfg, args.data)
-            protocols = build_protocols(protocol_configs(cfg, args.data, args.protocols), images)
+            configs = protocol_configs(cfg, args.data, args.protocols)
+            protocols = build_protocols(configs, images)
+            left_out = {one["type"].rpartition(".")[2] for one in configs} - {
+                type(p).__name__ for p in protocols
+            }
+            if left_out and process_number()[0] == 0:
+                print(
+                    f"left out for want of their images: {', '.join(sorted(left_out))} (there are {', '.join(images)})"
+                )
         name = loaded.name if loaded.name not in results else f"{loaded.name} ({place + 1})"
         evaluated, rows = evaluate(loaded, images, protocols, args.cache, args.amp)
         results[name] = [row for some in rows for row in some]

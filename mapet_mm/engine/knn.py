@@ -184,10 +184,14 @@ class KNNProbeHook(Hook):
         """Probe every `interval` epochs and after the last."""
         if not (self.every_n_epochs(runner, self.interval) or self.is_last_train_epoch(runner)):
             return
-        top1 = self.probe(runner)
-        epoch = runner.epoch + 1
-        runner.visualizer.add_scalars({"knn/top1": top1}, step=epoch)
-        print_log(f"Epoch(knn) [{epoch}]  knn/top1: {top1:.4f}", logger="current")
+        figures, epoch = self.figures(runner), runner.epoch + 1
+        runner.visualizer.add_scalars(figures, step=epoch)
+        listed = "  ".join(f"{name}: {value:.4f}" for name, value in figures.items())
+        print_log(f"Epoch(knn) [{epoch}]  {listed}", logger="current")
+
+    def figures(self, runner: Runner) -> dict[str, float]:
+        """What is logged of the runner's model as it is, by its name."""
+        return {"knn/top1": self.probe(runner)}
 
     def probe(self, runner: Runner) -> float:
         """Top-1 in percent of the runner's model as it is."""

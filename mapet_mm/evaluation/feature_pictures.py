@@ -160,7 +160,7 @@ def similarity_curve(by_distance: Sequence[float], across: float, title: str = "
     if np.isfinite(across):
         axes.axhline(across, color="#8a8a94", linestyle="--", linewidth=1, label="in two images")
     axes.set_title(title, fontsize=9, fontweight="bold", loc="left")
-    axes.set_ylim(min(0.0, np.nan_to_num(across), *by_distance) - 0.05, 1.05)  # the same for all checkpoints, or nearly
+    axes.set_ylim(min(0.0, np.nan_to_num(across), *by_distance) - 0.05, 1.05)  # nearly the same for all
     axes.set_xlabel("distance in patches", fontsize=9)
     axes.set_ylabel("cosine similarity", fontsize=9)
     axes.tick_params(labelsize=8)

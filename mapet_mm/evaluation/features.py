@@ -72,16 +72,28 @@ class Features:
 
     def blocks(self, kind: str, layer: int | None = None) -> Iterator[tuple[slice, Tensor]]:
         """All blocks of a kind in order, with their images, in float32."""
+        layer = None if layer is None else layer % len(self.layers)
         for block in range(self.num_blocks):
             yield self.rows(block), self.read(kind, block, layer).float()
 
-    def pooled(self, pooling: str = "mean", layer: int = -1) -> Float[Tensor, "image dim"]:
-        """Features `(n, D)` of one layer of all images, `(n, 2 D)` of both poolings, in float32."""
+    def pooled(
+        self, pooling: str = "mean", layer: int = -1, images: Int64[Tensor, " row"] | None = None
+    ) -> Float[Tensor, "row dim"]:
+        """Features `(n, D)` of one layer, `(n, 2 D)` of both poolings, in float32.
+
+        Args:
+            pooling: 'class token', 'mean' or 'both'.
+            layer: its place in `layers`.
+            images: which, in ascending order; all by default.
+        """
         layer %= len(self.layers)
         width = self.dim * (2 if pooling == "both" else 1)
-        found = torch.empty(self.size, width)
-        for rows, values in self.blocks("pooled", layer):
-            found[rows] = self.pool(values, pooling)
+        images = torch.arange(len(self)) if images is None else images
+        found = torch.empty(len(images), width)
+        for block in (images // BLOCK).unique().tolist():
+            mine = images // BLOCK == block
+            values = self.read("pooled", block, layer)[:, images[mine] - block * BLOCK]
+            found[mine] = self.pool(values.float(), pooling)
         return found
 
     def pool(self, values: Float[Tensor, "pooling *rest dim"], pooling: str) -> Float[Tensor, "*rest width"]:

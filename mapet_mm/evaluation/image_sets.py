@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from mapet_mm.config_files import read_config
 from mapet_mm.errors import UserError
 from mapet_mm.registry import DATASETS
 
@@ -134,7 +135,7 @@ def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageS
     if data is not None and Path(data).is_dir():
         loaders = _folder_loaders(config, Path(data))
     else:
-        loaders = _declared_loaders(config if data is None else Config.fromfile(data))
+        loaders = _declared_loaders(config if data is None else read_config(data))
     return {name: ImageSet(name, loader) for name, loader in loaders.items()}
 
 

@@ -6,9 +6,13 @@ import warnings
 from collections.abc import Sequence
 
 import numpy as np
+import torch
+from jaxtyping import Float
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
+from torch import Tensor
 
+from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import check_labels
 from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row
 
@@ -33,6 +37,16 @@ def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None
             return None
         chosen.append(rng.choice(of_class, int(number), replace=False))
     return np.sort(np.concatenate(chosen))
+
+
+def moments(features: Features, pooling: str) -> tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]]:
+    """Mean and standard deviation of the last layer's features, read a block at a time."""
+    total, squares = 0, 0
+    for _, values in features.blocks("pooled", -1):
+        values = features.pool(values, pooling).double()
+        total, squares = total + values.sum(0), squares + values.square().sum(0)
+    mean = total / len(features)
+    return mean.float(), (squares / len(features) - mean.square()).clamp(min=0).sqrt().float() + 1e-6
 
 
 @PROTOCOLS.register_module()
@@ -62,19 +76,22 @@ class LowShot(Protocol):
         check_labels(*(evaluated.images[name] for name in ("train", "val")))
         train, val = evaluated.features["train"], evaluated.features["val"]
         pooling = self.pooling or train.poolings[-1]
-        known, queries = (features.pooled(pooling).numpy() for features in (train, val))
-        mean, deviation = known.mean(0), known.std(0) + 1e-6
-        known, queries = (known - mean) / deviation, (queries - mean) / deviation
-        labels = train.labels.numpy()
+        mean, deviation = moments(train, pooling)
+        queries = (val.pooled(pooling) - mean).div_(deviation).numpy()
         rows = []
         for share in self.shots:
             tops = []
             for seed in range(self.draws):
-                if (chosen := draw(labels, share, seed)) is None:
+                if (chosen := draw(train.labels.numpy(), share, seed)) is None:
                     break
+                known = (
+                    (train.pooled(pooling, images=torch.from_numpy(chosen)) - mean).div_(deviation).numpy()
+                )
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", ConvergenceWarning)
-                    model = LogisticRegression(C=self.C, max_iter=1000).fit(known[chosen], labels[chosen])
+                    model = LogisticRegression(C=self.C, max_iter=1000).fit(
+                        known, train.labels[chosen].numpy()
+                    )
                 tops.append(100 * model.score(queries, val.labels.numpy()))
             if tops:
                 setting = f"{share} a class" if share >= 1 else f"{share:.0%} of the images"

@@ -22,7 +22,7 @@ from mapet_mm.evaluation.image_sets import ImageSet
 from mapet_mm.file_replacement import replace_json
 from mapet_mm.visualization.report import Column, Section, Table
 
-PROTOCOLS = Registry("evaluation protocol", scope="mapet_mm", locations=["mapet_mm.evaluation"])
+PROTOCOLS = Registry("evaluation protocol", scope="mapet_mm", locations=["mapet_mm.evaluation.catalogue"])
 
 
 @dataclass(frozen=True)

@@ -97,13 +97,10 @@ def main() -> None:
             images = read_image_sets(cfg, args.data)
             configs = protocol_configs(cfg, args.data, args.protocols)
             protocols = build_protocols(configs, images)
-            left_out = {one["type"].rpartition(".")[2] for one in configs} - {
-                type(p).__name__ for p in protocols
-            }
-            if left_out and process_number()[0] == 0:
-                print(
-                    f"left out for want of their images: {', '.join(sorted(left_out))} (there are {', '.join(images)})"
-                )
+            built = {type(protocol).__name__ for protocol in protocols}
+            missing = [one["type"] for one in configs if one["type"].rpartition(".")[2] not in built]
+            if missing and process_number()[0] == 0:
+                print(f"no {', '.join(missing)}: of their images there are {', '.join(images)} only")
         name = loaded.name if loaded.name not in results else f"{loaded.name} ({place + 1})"
         evaluated, rows = evaluate(loaded, images, protocols, args.cache, args.amp)
         results[name] = [row for some in rows for row in some]

@@ -87,7 +87,7 @@ class DenseEvaluation:
         self.train, self.classes, self.device = train, list(classes), torch.device(device)
         patches = len(train) * train.num_patches
         self.cells = np.empty((patches, train.side**2), np.uint8)
-        self.labels = np.empty(patches, np.uint8)
+        self.labels, found = np.empty(patches, np.uint8), set()
         for index in range(len(train)):
             own = slice(index * train.num_patches, (index + 1) * train.num_patches)
             labels = train.checked_labels(index, len(classes))
@@ -95,7 +95,8 @@ class DenseEvaluation:
             most = self.labels[own] = majority(cells, len(classes))
             # Of patches that are labelled for the most part, the other pixels vote as most of the patch.
             self.cells[own] = np.where(cells == IGNORED, most[:, None], cells)
-        check_classes(self.labels, classes)
+            found |= set(np.unique(self.cells[own])) - {IGNORED}
+        check_classes(found, classes)
         images = np.arange(len(train)).repeat(train.num_patches)
         self.labelled = torch.from_numpy(self.labels != IGNORED)
         self.held_out = torch.from_numpy(images % HELD_OUT == min(HELD_OUT, len(train)) - 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -73,15 +73,18 @@ def check_labels(labels: Int[np.ndarray, "height width"], num_classes: int, name
         )
 
 
-def check_classes(patch_labels: UInt8[np.ndarray, " patch"], classes: Sequence[str]) -> None:
-    """Refuse training patches that leave nothing to tell apart.
+def check_classes(found: Collection[int], classes: Sequence[str]) -> None:
+    """Refuse labels that leave nothing to tell apart.
+
+    Args:
+        found: the classes of the training patches' pixels.
+        classes: names of all.
 
     Raises:
         UserError: fewer than two classes are there.
     """
-    found = sorted(set(np.unique(patch_labels)) - {IGNORED})
     if len(found) < 2:
-        what = f"one class only, `{classes[found[0]]}`" if found else "ignored pixels only (255)"
+        what = f"one class only, `{classes[min(found)]}`" if found else "ignored pixels only (255)"
         raise UserError(
             f"the patches of the labelled training images have {what}: segmentation needs two classes, so "
             "give more images, or look at the data set's `reduce_zero_label`"

@@ -201,3 +201,14 @@ def test_held_out_images_without_a_labelled_pixel_leave_the_first_setting():
 def test_a_backbone_without_patches_is_refused():
     with pytest.raises(UserError, match="no patch tokens"):
         DenseEvaluation(DenseImages(np.zeros((2, 0, 0, 4)), [np.zeros((3, 3), int)] * 2), CLASSES)
+
+
+def test_patches_that_are_mostly_background_still_vote_for_what_else_they_cover():
+    """As those of a convolutional network, whose last grid is coarse."""
+    tokens = np.array([[[[1.0, 0.0]]], [[[0.0, 1.0]]]] * 5)
+    upper, lower = np.zeros((4, 4), np.uint8), np.zeros((4, 4), np.uint8)
+    upper[0], lower[3] = 1, 2
+    images = DenseImages(tokens, [upper, lower] * 5, side=4)
+    evaluation = DenseEvaluation(images, CLASSES)
+    assert evaluation.knn(images, ks=[1]).miou == 100
+    assert evaluation.logistic(images, strengths=[1.0]).miou == pytest.approx(75 / 3)  # all background

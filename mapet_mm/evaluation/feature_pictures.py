@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -164,6 +165,7 @@ def similarity_curve(by_distance: Sequence[float], across: float, title: str = "
     axes.set_xlabel("distance in patches", fontsize=9)
     axes.set_ylabel("cosine similarity", fontsize=9)
     axes.tick_params(labelsize=8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(color="#e8e8ec")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float16, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
@@ -44,7 +44,7 @@ class PatchTokens:
     def __len__(self) -> int:
         return len(self.features)
 
-    def __getitem__(self, images: slice) -> Float16[Tensor, "image row column dim"]:
+    def __getitem__(self, images: slice) -> Float[Tensor, "image row column dim"]:
         start, stop, _ = images.indices(len(self))
         parts = [
             self._block(block)[max(0, start - block * BLOCK) : stop - block * BLOCK]
@@ -103,11 +103,6 @@ class _LabelReader(Dataset):
         return labels.byte()
 
 
-def has_pixel_labels(images: ImageSet) -> bool:
-    """Whether images come with pixel labels."""
-    return "gt_sem_seg" in images.dataset[0].get("data_samples", ())
-
-
 class DenseProtocol(Protocol):
     """What both dense protocols share: labels and training patches, read once a checkpoint."""
 
@@ -118,10 +113,11 @@ class DenseProtocol(Protocol):
         """mIoU with the setting that held-out training images chose; none where there are no labels."""
         train, test = (evaluated.images[name] for name in self.needs)
         for images in (train, test):
-            if not has_pixel_labels(images):
-                print(f"no {self.name}: the `{images.name}` images have no pixel labels")
+            if "gt_sem_seg" not in images.dataset[0].get("data_samples", ()):
+                if process_number()[0] == 0:
+                    print(f"no {self.name}: the `{images.name}` images have no pixel labels")
                 return []
-        classes = train.class_names or [str(index) for index in range(num_labels(train, test))]
+        classes = train.class_names or [str(index) for index in range(_num_labels(train, test))]
         known, queries = (_dense_images(evaluated.features[images.name], images) for images in (train, test))
         scores = self.segment(_evaluation(known, tuple(classes), evaluated.device), queries)
         return [
@@ -201,6 +197,6 @@ def _evaluation(train: DenseImages, classes: tuple[str, ...], device: torch.devi
     return DenseEvaluation(train, classes, device)
 
 
-def num_labels(*sets: ImageSet) -> int:
+def _num_labels(*sets: ImageSet) -> int:
     """One more than the highest label of some image sets."""
     return 1 + max(int(one[one != IGNORED].max(initial=0)) for images in sets for one in _labels(images))

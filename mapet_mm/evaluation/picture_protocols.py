@@ -35,6 +35,7 @@ from mapet_mm.evaluation.masked_prediction import (
 from mapet_mm.evaluation.pictures import foreground
 from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row
 from mapet_mm.models.mapet import MaPeT
+from mapet_mm.tokenizers.sharing import process_number
 from mapet_mm.tokenizers.store.errors import MissingTokensError, TokenStoreError
 from mapet_mm.visualization.report import Section
 
@@ -259,7 +260,8 @@ def _predict(
         inputs = (torch.stack([images.dataset[i]["inputs"] for i in part]) for part in _parts(places, BATCH))
         parts = [predict_tokens(backbone.model, backbone.normalise(each)) for each in inputs]
     except (MissingTokensError, TokenStoreError, ValueError) as error:
-        print(f"no predicted tokens: {error}")
+        if process_number()[0] == 0:
+            print(f"no predicted tokens: {error}")
         return None
     joined = (torch.cat(each) for each in zip(*(part[:3] for part in parts), strict=True))
     truth = torch.from_numpy(np.stack(grids)).flatten(1)

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mmengine.config import Config, DictAction
+from mmengine.logging import MMLogger
 
 from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.processes import choose_device
@@ -67,7 +68,7 @@ def parse_args() -> argparse.Namespace:
 
 def protocol_configs(cfg: Config, data: str | None, names: list[str] | None) -> list[dict]:
     """The protocols that are declared or, without a declaration, all with their defaults."""
-    declared = Config.fromfile(data) if data and not Path(data).is_dir() else cfg
+    declared = read_config(data) if data and not Path(data).is_dir() else cfg
     PROTOCOLS.import_from_location()
     configs = (declared.get(SECTION) or {}).get("protocols")
     if configs is None:
@@ -84,6 +85,9 @@ def protocol_configs(cfg: Config, data: str | None, names: list[str] | None) -> 
 @one_line_errors
 def main() -> None:
     args = parse_args()
+    MMLogger.get_instance(
+        "evaluate_features", log_level="WARNING"
+    )  # MMEngine lists how weights are initialised
     choose_device()
     results, sections, images, protocols = {}, [], {}, []
     for place, (config, *checkpoint) in enumerate(

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mmengine.config import Config, DictAction
+from mmengine.logging import MMLogger
 
 from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.processes import choose_device
@@ -84,6 +85,9 @@ def protocol_configs(cfg: Config, data: str | None, names: list[str] | None) -> 
 @one_line_errors
 def main() -> None:
     args = parse_args()
+    MMLogger.get_instance(
+        "evaluate_features", log_level="WARNING"
+    )  # MMEngine lists how weights are initialised
     choose_device()
     results, sections, images, protocols = {}, [], {}, []
     for place, (config, *checkpoint) in enumerate(

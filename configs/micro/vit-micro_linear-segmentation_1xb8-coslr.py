@@ -1,5 +1,5 @@
-# Linear segmentation of a frozen ViT: the last layer's normalised patch tokens, dropout, BatchNorm and a 1 x 1
-# convolution, on few labelled scenes. The checkpoint goes into `model.backbone.init_cfg.checkpoint`
+# Linear segmentation of a frozen ViT on few labelled scenes: the last layer's normalised patch tokens, dropout,
+# BatchNorm and a 1 x 1 convolution. The checkpoint goes into `model.backbone.init_cfg.checkpoint`
 # (--cfg-options).
 _base_ = "vit-micro_upernet_1xb8-poly.py"
 

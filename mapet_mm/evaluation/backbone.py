@@ -129,8 +129,8 @@ class TokenBackbone:
         )
         if self.missing and not all(tokens.isfinite().all() for tokens in first):
             raise BackboneError(
-                f"the checkpoint has no `{self.missing[0]}` of the config's shape (of {len(self.missing)} "
-                "weights of the backbone it has none): name the config that it was trained with"
+                f"the checkpoint has no `{self.missing[0]}` in the config's shape ({len(self.missing)} "
+                "weights of the backbone are missing): name the config that it was trained with"
             )
         if not all(map(torch.equal, first, again)):
             raise BackboneError(

@@ -131,9 +131,11 @@ def load_weights(model: nn.Module, path: str, trust: bool = False) -> list[str]:
 
 def _read(path: str, trust: bool) -> dict[str, Tensor]:
     """The state dict in a file, with its metadata where it has any."""
-    if path.endswith(".safetensors") or Path(path).is_dir():
+    folder = Path(path).is_dir()
+    if folder or not path.endswith(".safetensors"):
+        require_checkpoint("checkpoint", path, trust)
+    if folder or path.endswith(".safetensors"):
         return read_weights(path)
-    require_checkpoint("checkpoint", path, trust)
     content = CheckpointLoader.load_checkpoint(path, map_location="cpu")
     for key in KEYS:
         if isinstance(content.get(key), dict):

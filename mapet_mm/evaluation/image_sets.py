@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from jaxtyping import Int64
 from mmengine.config import Config, ConfigDict
+from mmengine.registry import DefaultScope
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from mapet_mm.config_files import read_config
+from mapet_mm.engine.launch import read_config
 from mapet_mm.errors import UserError
 from mapet_mm.registry import DATASETS
 
@@ -132,11 +133,14 @@ def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageS
         data: another config with such a section; or a folder of images with `train` and `val` in it, to
             which the pipeline of the model's config is applied.
     """
+    declared = config
     if data is not None and Path(data).is_dir():
         loaders = _folder_loaders(config, Path(data))
     else:
-        loaders = _declared_loaders(config if data is None else read_config(data))
-    return {name: ImageSet(name, loader) for name, loader in loaders.items()}
+        declared = config if data is None else read_config(data)
+        loaders = _declared_loaders(declared)
+    with DefaultScope.overwrite_default_scope(declared.get("default_scope", "mmpretrain")):
+        return {name: ImageSet(name, loader) for name, loader in loaders.items()}
 
 
 def _declared_loaders(config: Config) -> dict[str, Any]:
@@ -155,7 +159,10 @@ def _folder_loaders(config: Config, folder: Path) -> dict[str, Any]:
     else:
         loaders = {"train": config.get("test_dataloader"), "val": config.get("test_dataloader")}
     if not loaders.get("val"):
-        raise ImageSetError(f"config {config.filename} has no pipeline for the images in {folder}")
+        raise ImageSetError(
+            f"config {config.filename} has no pipeline for the images in {folder}: give it a section "
+            f"`{SECTION}`, or name a config with one as --data"
+        )
     made = {}
     for name in ("train", "val"):
         if not (folder / name).is_dir():
@@ -165,11 +172,12 @@ def _folder_loaders(config: Config, folder: Path) -> dict[str, Any]:
             dict(step) for step in loaders["val"].dataset.pipeline if "Token" not in str(step["type"])
         ]
         pipeline[-1].pop("algorithm_keys", None)
-        dataset = ConfigDict(type="CustomDataset", data_root=str(folder), data_prefix=name, pipeline=pipeline)
-        lists = folder / "meta" / f"{name}.txt"
-        made[name] = ConfigDict(
-            loaders["val"], dataset=dict(dataset, ann_file=f"meta/{name}.txt" if lists.is_file() else "")
-        )
+        known = dict(type="CustomDataset", data_root=str(folder), data_prefix=name, pipeline=pipeline)
+        if (folder / "meta" / f"{name}.txt").is_file():
+            known["ann_file"] = f"meta/{name}.txt"
+        else:  # a folder a class, or no labels
+            known["with_label"] = any(path.is_dir() for path in (folder / name).iterdir())
+        made[name] = ConfigDict(loaders["val"], dataset=known)
     return made
 
 

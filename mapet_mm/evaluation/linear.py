@@ -87,23 +87,34 @@ def train_probes(
         width = batches.features.dim * (2 if some[0].pooling == "both" else 1)
         banks.append(Bank(some, width, num_classes).to(device))
     total, scale = epochs * batches.steps, batches.batch_size / 256
-    for part in _parts(banks):
-        groups = [
-            {"params": bank.parameters(), "lr": scale * (bank.probes[0].rate if alone else 1)}
-            for bank in part
-        ]
-        if alone:
-            steps = torch.optim.AdamW(groups, weight_decay=weight_decay)
-        else:
-            steps = torch.optim.SGD(groups, momentum=0.9)
-        cosine = torch.optim.lr_scheduler.LambdaLR(steps, partial(half_cosine, total=total))
-        for epoch in tqdm(range(epochs), desc=f"linear probes ({len(part)} of {len(banks)} parts)", delay=2):
-            for values, labels in batches.epoch(epoch):
-                _step(part, batches.features, values.to(device), labels.to(device), alone)
-                steps.step()
-                steps.zero_grad()
-                cosine.step()
+    groups = [
+        {"params": bank.parameters(), "lr": scale * (bank.probes[0].rate if alone else 1)} for bank in banks
+    ]
+    if alone:
+        steps = torch.optim.AdamW(groups, weight_decay=weight_decay)
+    else:
+        steps = torch.optim.SGD(groups, momentum=0.9)
+    cosine = torch.optim.lr_scheduler.LambdaLR(steps, partial(half_cosine, total=total))
+    for epoch in tqdm(range(epochs), desc=f"{len(probes)} linear probes", delay=2):
+        for values, labels in batches.epoch(epoch):
+            _step(banks, batches.features, values.to(device), labels.to(device), alone)
+            steps.step()
+            steps.zero_grad()
+            cosine.step()
     return banks
+
+
+def parts(probes: Sequence[Probe], dim: int, num_classes: int) -> Iterator[list[Probe]]:
+    """Classifiers that are trained at once: as many as `MEMORY_BYTES` take, in order."""
+    part, used = [], 0
+    for probe in sorted(probes):
+        size = 16 * num_classes * (1 + dim * (2 if probe.pooling == "both" else 1))
+        if part and used + size > MEMORY_BYTES:
+            yield part
+            part, used = [], 0
+        part.append(probe)
+        used += size
+    yield part
 
 
 def half_cosine(step: int, total: int) -> float:
@@ -118,19 +129,6 @@ def _step(banks: Sequence[Bank], features: Features, values: Tensor, labels: Ten
         losses = losses.view(len(logits), -1).mean(1)  # R
         # A rate times the loss is a rate of its own, for SGD without decay.
         (losses.sum() if alone else losses @ bank.rates).backward()
-
-
-def _parts(banks: Sequence[Bank]) -> Iterator[list[Bank]]:
-    """Classifiers that are trained at once: as many as memory takes."""
-    part, used = [], 0
-    for bank in banks:
-        size = 16 * sum(value.numel() for value in bank.parameters())
-        if part and used + size > MEMORY_BYTES:
-            yield part
-            part, used = [], 0
-        part.append(bank)
-        used += size
-    yield part
 
 
 @torch.no_grad()
@@ -208,7 +206,9 @@ class LinearProbes(Protocol):
         batches = ShuffledBatches(train, "pooled", self.batch_size, self.seed)
         epochs = max(self.epochs, -(-self.least_steps // batches.steps))
         options = epochs, self.optimizer, self.weight_decay, evaluated.device
-        found = accuracies(train_probes(batches, probes, num_classes, *options), val, evaluated.device)
+        found = {}
+        for part in parts(probes, train.dim, num_classes):
+            found |= accuracies(train_probes(batches, part, num_classes, *options), val, evaluated.device)
         rows = []
         for pooling in poolings:
             details = []

@@ -20,6 +20,7 @@ from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import ImageSet
 from mapet_mm.file_replacement import replace_json
+from mapet_mm.tokenizers.sharing import process_number
 from mapet_mm.visualization.report import Column, Section, Table
 
 PROTOCOLS = Registry("evaluation protocol", scope="mapet_mm", locations=["mapet_mm.evaluation.catalogue"])
@@ -118,7 +119,7 @@ def evaluate(
     cache: Path,
     amp: bool | None = None,
 ) -> tuple[Evaluated, list[list[Row]]]:
-    """A checkpoint's features and the rows of each protocol, from the cache where they are in it.
+    """A checkpoint's features and, in the first process, the rows of each protocol, cached where they were.
 
     Args:
         checkpoint: the backbone with its weights.
@@ -135,6 +136,8 @@ def evaluate(
         name: take_features(checkpoint, images[name], cache, needed, amp) for name, needed in kinds.items()
     }
     evaluated = Evaluated(checkpoint, features, images, checkpoint.backbone.device)
+    if process_number()[0] > 0:  # the first process has the table
+        return evaluated, []
     return evaluated, [_rows(protocol, evaluated, cache) for protocol in protocols]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.registry import DefaultScope
 
 from mapet_mm.evaluation import features as feature_module
 from mapet_mm.evaluation.checkpoints import KeysError, load_checkpoint
@@ -188,6 +189,11 @@ def test_a_folder_of_images_takes_the_place_of_the_configs(config, root):
     images = read_image_sets(config, str(root / "other"))
     assert (len(images["train"]), len(images["val"])) == (24, 9)
     assert images["val"].path(0).startswith(str(root / "other"))
+    flat = root / "flat"
+    for split in ("train", "val"):
+        shutil.copytree(root / "data" / split / "a", flat / split)
+    images = read_image_sets(config, str(flat))
+    assert (len(images["train"]), images["train"].labels) == (8, None)
     shutil.rmtree(root / "other" / "val")
     with pytest.raises(ImageSetError, match="has no folder `val`"):
         read_image_sets(config, str(root / "other"))
@@ -222,14 +228,25 @@ def test_a_checkpoint_whose_keys_do_not_match_is_one_line(config, root):
         take(config, root / "cache")
     gone = "backbone.layers.1.ffn.layers.1.weight"
     save({name: value for name, value in weights.items() if name != gone}, root)
-    with pytest.raises(Exception, match=f"the checkpoint has no `{re.escape(gone)}` of the config's shape"):
+    with pytest.raises(Exception, match=f"the checkpoint has no `{re.escape(gone)}` in the config's shape"):
         take(config, root / "cache")
     save(weights | {gone: torch.zeros(3, 3)}, root)
-    with pytest.raises(Exception, match=f"the checkpoint has no `{re.escape(gone)}` of the config's shape"):
+    with pytest.raises(Exception, match=f"the checkpoint has no `{re.escape(gone)}` in the config's shape"):
         take(config, root / "cache")
     save(weights | {"backbone.layers.2.ln1.bias": torch.zeros(16)}, root)
     with pytest.raises(KeysError, match=r"`backbone.layers.2.ln1.bias`, .* another depth"):
         take(config, root / "cache")
+
+
+def test_a_work_dir_is_no_checkpoint(config, root):
+    (root / "last_checkpoint").write_text("epoch_1.pth")
+    with pytest.raises(Exception, match="is a work dir: name a file in it"):
+        load_checkpoint(config, str(root))
+
+
+def test_image_sets_are_found_whatever_library_the_model_is_of(config):
+    with DefaultScope.overwrite_default_scope("mmengine"):
+        assert len(read_image_sets(config)["train"]) == 24
 
 
 def test_images_of_several_sizes_are_one_line(config, root):

@@ -14,7 +14,7 @@ from mapet_mm.evaluation import features as feature_module
 from mapet_mm.evaluation.attentive import AttentiveClassifier, AttentiveProbe, train_attentive
 from mapet_mm.evaluation.batches import ShuffledBatches
 from mapet_mm.evaluation.features import MemoryFeatures
-from mapet_mm.evaluation.linear import BEiTLinearProbes, LinearProbes, Probe, accuracies, train_probes
+from mapet_mm.evaluation.linear import BEiTLinearProbes, LinearProbes, Probe, accuracies, parts, train_probes
 from mapet_mm.evaluation.low_shot import LowShot, draw
 from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
 from mapet_mm.evaluation.protocols import Evaluated
@@ -134,14 +134,16 @@ def test_a_probe_learns_what_it_learns_alone(evaluated, optimizer):
 
 
 def test_probes_do_not_depend_on_memory(evaluated, monkeypatch):
-    """In one part or in many, the same classifiers."""
-    train, val = evaluated.features["train"], evaluated.features["val"]
-    probes = [Probe(layer, "both", rate) for layer in range(LAYERS) for rate in (0.03, 0.3)]
-    found = []
-    for limit in (2**30, 1):
-        monkeypatch.setattr("mapet_mm.evaluation.linear.MEMORY_BYTES", limit)
-        found.append(accuracies(train_probes(ShuffledBatches(train, "pooled", 100), probes, CLASSES, 2), val))
-    assert found[0] == found[1]
+    """In one part or in many, which keep to the limit, the same classifiers."""
+    protocol = LinearProbes(rates=[0.03, 0.3], epochs=1, least_steps=1)
+    rows = protocol.run(evaluated)
+    limit = 16 * CLASSES * (2 * DIM + 1)
+    monkeypatch.setattr("mapet_mm.evaluation.linear.MEMORY_BYTES", limit)
+    probes = [Probe(layer, pooling, 0.1) for layer in range(LAYERS) for pooling in ("class token", "both")]
+    divided = list(parts(probes, DIM, CLASSES))
+    assert [probe for part in divided for probe in part] == sorted(probes)
+    assert [len(part) for part in divided] == [1] * 6
+    assert protocol.run(evaluated) == rows
 
 
 def test_beits_probe_starts_and_steps_like_the_head_of_the_recipes(evaluated):

@@ -15,12 +15,12 @@ from types import SimpleNamespace
 import torch
 from safetensors.torch import save_file
 
+from mapet_mm.benchmark import machine, table
 from mapet_mm.evaluation.features import BLOCK, CachedFeatures, bytes_per_image
 from mapet_mm.evaluation.linear import LinearProbes
 from mapet_mm.evaluation.low_shot import LowShot
 from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
 from mapet_mm.evaluation.protocols import Evaluated
-from mapet_mm.benchmark import machine, table
 
 
 def parse_args() -> argparse.Namespace:

@@ -1,5 +1,5 @@
-# Linear segmentation of a frozen ViT on few labelled scenes: the last layer's normalised patch tokens, dropout,
-# BatchNorm and a 1 x 1 convolution. The checkpoint goes into `model.backbone.init_cfg.checkpoint`
+# Linear segmentation of a frozen ViT on few labelled scenes: the normalised patch tokens of the last layer,
+# dropout, BatchNorm and a 1 x 1 convolution. The checkpoint goes into `model.backbone.init_cfg.checkpoint`
 # (--cfg-options).
 _base_ = "vit-micro_upernet_1xb8-poly.py"
 

@@ -1,4 +1,4 @@
-"""Fit a k-CLIP codebook: features of a tokenizer config's images, clustered by k-means.
+"""Fit a codebook: grid features of a tokenizer config's images, clustered by k-means.
 
 Run again to continue after an interruption. Under torchrun (or with `--launcher slurm`), the processes share
 the images and the clustering; the codebook is the same for any number of them.
@@ -11,6 +11,7 @@ from pathlib import Path
 from mmengine.config import Config, DictAction
 from mmengine.dist import is_main_process
 
+import mapet_mm.quiet  # noqa: F401
 from mapet_mm.config_files import typed
 from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.launch import read_config

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from mmengine.config import Config, DictAction
 
+import mapet_mm.quiet  # noqa: F401
 from mapet_mm.engine.launch import read_config
 from mapet_mm.errors import UserError, one_line_errors
-from mapet_mm.tokenizers import KCLIP
+from mapet_mm.tokenizers import GridKMeans
 from mapet_mm.tokenizers.from_config import build_images, build_tokenizer
 from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.tokenizers.store import TokenStore
@@ -93,9 +94,9 @@ def find_nearest(
     members: dict[int, list[Patch]],
 ) -> dict[int, list[Patch]]:
     tokenizer, preprocessor = build_tokenizer(cfg)
-    if not isinstance(tokenizer, KCLIP):
+    if not isinstance(tokenizer, GridKMeans):
         raise UserError(
-            f"--nearest needs the centroids of k-CLIP, {cfg.tokenizer.type} has none: leave it out"
+            f"--nearest needs centroids, as k-CLIP has them; {cfg.tokenizer.type} has none: leave it out"
         )
     store.require_tokenizer(tokenizer.digest, "the config's tokenizer")
     loading = cfg.get("dataloader", {})

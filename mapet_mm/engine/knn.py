@@ -14,6 +14,7 @@ from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
 
 from mapet_mm.engine.features import (
     POOLINGS,
@@ -24,6 +25,7 @@ from mapet_mm.engine.features import (
     own_rows,
     undisturbed,
 )
+from mapet_mm.engine.token_check import leave_out_as_in
 from mapet_mm.registry import HOOKS
 
 Neighbours = tuple[Float[Tensor, "query k"], Int64[Tensor, "query k"]]  # similarities and labels
@@ -191,19 +193,31 @@ class KNNProbeHook(Hook):
 
     def figures(self, runner: Runner) -> dict[str, float]:
         """What is logged of the runner's model as it is, by its name."""
-        return {"knn/top1": self.probe(runner)}
+        return {"knn/top1": self.probe(runner, runner.train_dataloader.dataset)}
 
-    def probe(self, runner: Runner) -> float:
-        """Top-1 in percent of the runner's model as it is."""
+    def probe(self, runner: Runner, trained_on: Dataset | None = None) -> float:
+        """Top-1 in percent of the runner's model as it is.
+
+        Args:
+            runner: its model is probed.
+            trained_on: what its token stores skipped is left out here, too.
+        """
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         with undisturbed(model):
-            loaders = [build_loader(config, runner.seed) for config in self.loaders]
-            sizes = [len(loader.dataset) for loader in loaders]
-            check_neighbours(self.k, sizes[0])  # before the set's features are taken
+            loaders, sizes = self.build_loaders(runner, trained_on)
             train, val = (image_features(model, loader, self.pooling, self.amp) for loader in loaders)
             return self._top1(
                 [own_rows(part, sizes[0]) for part in train], [all_rows(part, sizes[1]) for part in val]
             )
+
+    def build_loaders(self, runner: Runner, trained_on: Dataset | None) -> tuple[list[DataLoader], list[int]]:
+        """Loaders of the voting images and of those to classify, and the numbers of images."""
+        loaders = [build_loader(config, runner.seed) for config in self.loaders]
+        sizes = [len(loader.dataset) for loader in loaders]
+        for loader in loaders if trained_on is not None else ():
+            leave_out_as_in(trained_on, loader.dataset)
+        check_neighbours(self.k, sizes[0])  # before the set's features are taken
+        return loaders, sizes
 
     def _top1(self, train: list[Tensor], val: list[Tensor]) -> float:
         (train_features, train_labels), (features, labels) = train, val

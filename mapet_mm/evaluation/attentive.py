@@ -145,4 +145,4 @@ class AttentiveProbe(Protocol):
         )
         found = attentive_accuracies(models, val, evaluated.device)
         top1, rate = max(zip(found, self.rates, strict=True))
-        return [Row("attentive probe", "patch tokens, last layer", top1, note=f"rate {rate:.0e}")]
+        return [Row("attentive probe", "patch tokens, last layer", top1, note=f"rate {rate:g}")]

@@ -13,8 +13,8 @@ from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
-from mapet_mm.engine.features import all_rows, build_loader, image_features, own_rows, undisturbed
-from mapet_mm.engine.knn import KNNProbeHook, check_neighbours, knn_predict_shared
+from mapet_mm.engine.features import all_rows, image_features, own_rows, undisturbed
+from mapet_mm.engine.knn import KNNProbeHook, knn_predict_shared
 from mapet_mm.evaluation.backbone import TokenBackbone
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.registry import HOOKS
@@ -52,9 +52,7 @@ class FeatureProbeHook(KNNProbeHook):
         """Top-1 of each pooling, and the rows of other protocols in the first process."""
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         with undisturbed(model):
-            loaders = [build_loader(config, runner.seed) for config in self.loaders]
-            sizes = [len(loader.dataset) for loader in loaders]
-            check_neighbours(self.k, sizes[0])  # before the set's features are taken
+            loaders, sizes = self.build_loaders(runner, runner.train_dataloader.dataset)
             backbone = _PooledBackbone(model)
             train, val = (image_features(backbone, loader, amp=self.amp) for loader in loaders)
             known = [own_rows(part, sizes[0]) for part in train]

@@ -216,7 +216,7 @@ class LinearProbes(Protocol):
                 tops = [(found[Probe(layer, pooling, rate)], -rate) for rate in self.rates]
                 (top1, rate), place = max(tops), f"layer {train.layers[layer]}"
                 details.append(
-                    Row(self.name, f"{pooling}, {place}", top1, note=f"rate {-rate:.0e}", detail=True)
+                    Row(self.name, f"{pooling}, {place}", top1, note=f"rate {-rate:g}", detail=True)
                 )
             last, best = details[-1], max(details, key=lambda row: row.value)
             rows.append(Row(self.name, f"{pooling}, last layer", last.value, note=last.note))
@@ -245,7 +245,7 @@ class LinearProbes(Protocol):
         axes.legend()
         name = evaluated.checkpoint.name if evaluated.checkpoint else ""
         return [
-            Section(f"Linear probe by layer: {name}", f"{self.name}, at each layer's best rate.", [figure])
+            Section(f"Linear probe by layer ({self.name}): {name}", "At each layer's best rate.", [figure])
         ]
 
 

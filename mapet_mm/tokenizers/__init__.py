@@ -1,8 +1,10 @@
-"""Visual tokens: what makes them (`kclip`, `frozen`, `precomputed`), codebooks, and where tokens rest."""
+"""Visual tokens: what makes them (`grid_kmeans`, `kclip`, `frozen`, `precomputed`), and where they rest."""
 
 from mapet_mm.tokenizers.base import Tokenizer, full_float32
 from mapet_mm.tokenizers.codebook import Codebook, CodebookError
 from mapet_mm.tokenizers.frozen import FrozenTokenizer, TokenizerError
+from mapet_mm.tokenizers.grid_kmeans import GridKMeans
+from mapet_mm.tokenizers.grid_layout import GridError
 from mapet_mm.tokenizers.kclip import KCLIP, grid_features
 from mapet_mm.tokenizers.precomputed import PrecomputedTokens
 from mapet_mm.tokenizers.store import (
@@ -18,6 +20,8 @@ __all__ = [
     "Codebook",
     "CodebookError",
     "FrozenTokenizer",
+    "GridError",
+    "GridKMeans",
     "MissingTokensError",
     "PrecomputedTokens",
     "TokenStore",

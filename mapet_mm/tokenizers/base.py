@@ -28,8 +28,9 @@ class Tokenizer(BaseModule):
     def __init__(self, network: nn.Module, image_size: int, init_cfg: dict | None = None) -> None:
         super().__init__(init_cfg)
         self.image_size = image_size
-        # In a tuple, out of nn.Module's sight.
-        self._network = (network.float().eval().requires_grad_(False),)
+        network.float().requires_grad_(False)
+        network.eval()  # which returns nothing in MMPretrain's backbones
+        self._network = (network,)  # in a tuple, out of nn.Module's sight
         self.eval()
 
     @property

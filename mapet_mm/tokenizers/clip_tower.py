@@ -13,11 +13,14 @@ from filelock import FileLock
 from torch import Tensor, nn
 
 from mapet_mm.errors import UserError
+from mapet_mm.registry import MODELS
 from mapet_mm.weight_files import WeightFileError, read_weights
 
 if TYPE_CHECKING:  # open_clip is imported where a tower is built: whoever has no tokenizer needs none of it
     from open_clip.modified_resnet import ModifiedResNet
 
+# Stem (two strides), then three stages with a stride each.
+STRIDE = 32
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 
 
@@ -40,7 +43,7 @@ def tower_config(clip_model: str | Mapping[str, Any]) -> dict[str, Any]:
 
         config = open_clip.get_model_config(clip_model)
         vision = dict(config["vision_cfg"]) if config else {}
-        if not isinstance(vision.get("layers"), list) or "timm_model_name" in vision:
+        if not _is_resnet(vision):
             reason = "has no ResNet tower" if config else "is not a model of open_clip"
             raise TowerError(
                 f"clip_model '{clip_model}' {reason}: choose one of {', '.join(_resnet_names())}, "
@@ -61,7 +64,43 @@ def tower_config(clip_model: str | Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def build_tower(clip_model: str | Mapping[str, Any], pretrained: str | Mapping[str, Any]) -> ModifiedResNet:
+@MODELS.register_module(name="OpenCLIPVisual")
+def build_visual(
+    clip_model: str | Mapping[str, Any] = "RN50x64",
+    pretrained: str | Mapping[str, Any] = "openai",
+    stride: int | None = None,
+) -> nn.Module:
+    """The image tower of any model of open_clip: a ResNet as `build_tower` makes it, others as they are.
+
+    Args:
+        clip_model: a name that open_clip knows, or a dict for a small ResNet (see `tower_config`).
+        pretrained: a weights tag or a local weights file; for a ResNet see `build_tower`.
+        stride: of a ResNet, see `build_tower`; others have their own.
+
+    Raises:
+        TowerError: no such model or weights, or a stride for a model that is no ResNet.
+    """
+    import open_clip
+
+    config = open_clip.get_model_config(clip_model) if isinstance(clip_model, str) else None
+    if config is None or _is_resnet(config["vision_cfg"]):
+        return build_tower(clip_model, pretrained, stride or STRIDE)
+    if stride is not None:
+        raise TowerError(f"`stride` is {stride}, but only ResNets take one: leave it out for {clip_model}")
+    try:
+        model = open_clip.create_model(clip_model, pretrained=pretrained)
+    except Exception as error:  # whatever the hub or the file raises, the remedy is the same
+        reason = f"{type(error).__name__}: {error}".split("\n", 1)[0][:160]
+        raise TowerError(
+            f"could not build {clip_model} with weights '{pretrained}' ({reason}): give a tag of open_clip "
+            "or a local weights file"
+        ) from None
+    return model.visual.float().eval().requires_grad_(False)
+
+
+def build_tower(
+    clip_model: str | Mapping[str, Any], pretrained: str | Mapping[str, Any], stride: int = STRIDE
+) -> ModifiedResNet:
     """Visual tower in float32 and eval mode, frozen, without its attention pooling (features come before it).
 
     Args:
@@ -69,9 +108,11 @@ def build_tower(clip_model: str | Mapping[str, Any], pretrained: str | Mapping[s
         pretrained: a weights tag of open_clip ('openai'), a local weights file (.pt, .pth, .bin or
             .safetensors with a CLIP state dict or the tower's own), or `dict(type="random", seed=0)` for
             fixed random weights.
+        stride: pixels from one grid position to the next (see `set_stride`).
 
     Raises:
-        TowerError: the weights are unknown, cannot be fetched, or belong to another architecture.
+        TowerError: the weights are unknown, cannot be fetched, or belong to another architecture; or another
+            stride.
     """
     config = tower_config(clip_model)
     if pretrained == "random" or isinstance(pretrained, Mapping):
@@ -81,7 +122,27 @@ def build_tower(clip_model: str | Mapping[str, Any], pretrained: str | Mapping[s
         with torch.device("meta"):
             tower = _bare_tower(config)
         _load(tower, _weights_file(clip_model, pretrained))
+    set_stride(tower, stride)
     return tower.float().eval().requires_grad_(False)
+
+
+def set_stride(tower: ModifiedResNet, stride: int) -> None:
+    """Give a tower's features a finer grid: its last stages do not pool, and their filters are dilated.
+
+    A filter then sees as far as before, so that weights of stride 32 keep their meaning (DeepLab's way).
+
+    Raises:
+        TowerError: a stride that no number of its stages gives.
+    """
+    if stride not in (4, 8, 16, STRIDE):
+        raise TowerError(f"`stride` is {stride}: 32, the towers' own, or 16, 8 or 4")
+    dilation = 1
+    for stage, own in ((tower.layer2, 8), (tower.layer3, 16), (tower.layer4, 32)):
+        for index, block in enumerate(stage):
+            block.conv2.dilation = block.conv2.padding = (dilation, dilation)
+            if index == 0 and own > stride:
+                block.avgpool = block.downsample[0] = nn.Identity()
+                dilation *= 2
 
 
 def weights_digest(tower: nn.Module) -> str:
@@ -94,17 +155,25 @@ def weights_digest(tower: nn.Module) -> str:
     return sha.hexdigest()
 
 
-def describe(clip_model: str | Mapping[str, Any], pretrained: str | Mapping[str, Any]) -> dict[str, str]:
+def describe(
+    clip_model: str | Mapping[str, Any], pretrained: str | Mapping[str, Any], stride: int = STRIDE
+) -> dict[str, str]:
     """Encoder and weights in words, as a codebook records them (a weights file by its name only)."""
     if isinstance(clip_model, str):
         encoder = clip_model
     else:
         layers = "-".join(map(str, clip_model["layers"]))
         encoder = f"ModifiedResNet-{layers}-width{clip_model['width']}"
+    if stride != STRIDE:
+        encoder += f" with stride {stride}"
     if pretrained == "random" or isinstance(pretrained, Mapping):
         seed = 0 if isinstance(pretrained, str) else pretrained.get("seed", 0)
         return {"encoder": encoder, "weights": f"random, seed {seed}"}
     return {"encoder": encoder, "weights": os.path.basename(pretrained)}
+
+
+def _is_resnet(vision: Mapping[str, Any]) -> bool:
+    return isinstance(vision.get("layers"), list) and "timm_model_name" not in vision
 
 
 def _resnet_names() -> list[str]:

@@ -57,18 +57,10 @@ class FrozenTokenizer(Tokenizer):
         random_seed: int | None = None,
         init_cfg: dict | None = None,
     ) -> None:
-        config = ConfigDict(tokenizer).to_dict()
-        pretrained = config.pop("init_cfg", None) or {}
-        if pretrained.get("type") == "Pretrained":
-            model = MODELS.build(config)
-            _load(model, pretrained["checkpoint"], pretrained.get("prefix", ""))
-        elif random_seed is not None:
-            model = _random(config, random_seed)
-        else:
-            raise TokenizerError(
-                f"tokenizer {config['type']} has no weights: give it init_cfg=dict(type='Pretrained', "
-                "checkpoint=<address or file>), or random_seed=<int> for fixed random weights"
-            )
+        config, checkpoint = split_checkpoint(tokenizer)
+        if not checkpoint and random_seed is None:
+            raise TokenizerError(no_weights("tokenizer", config))
+        model = build_frozen("tokenizer", config, checkpoint, random_seed or 0)
         _check_initialised(model)
         super().__init__(model, image_size, init_cfg)
         self.vocab_size = vocab_size
@@ -126,42 +118,75 @@ class FrozenTokenizer(Tokenizer):
         self._checked = True
 
 
-def _random(config: Mapping[str, Any], seed: int) -> nn.Module:
+def split_checkpoint(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A network's config without `init_cfg`, and the `Pretrained` entry of that; empty if there is none."""
+    config = ConfigDict(config).to_dict()
+    entries = config.pop("init_cfg", None) or []
+    entries = [entries] if isinstance(entries, Mapping) else entries
+    return config, next((entry for entry in entries if entry.get("type") == "Pretrained"), {})
+
+
+def build_frozen(what: str, config: Mapping[str, Any], checkpoint: Mapping[str, Any], seed: int) -> nn.Module:
+    """A network with all its weights from a checkpoint, or as its constructor makes them under a seed.
+
+    Args:
+        what: "tokenizer" or "encoder", for the messages.
+        config: its config without `init_cfg`.
+        checkpoint: a `Pretrained` entry of `init_cfg`; empty for the constructor's weights.
+        seed: of what the constructor draws; the caller's generator stays as it is.
+
+    Raises:
+        TokenizerError: the checkpoint cannot be had, or lacks weights.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MODELS.build(config)
+        model = MODELS.build(config)
+    if checkpoint:
+        _load(what, model, checkpoint["checkpoint"], checkpoint.get("prefix", ""))
+    return model
 
 
-def _load(model: nn.Module, checkpoint: str, prefix: str) -> None:
-    """Load every weight of the tokenizer; MMEngine's loading would leave missing ones random."""
-    weights = _read(checkpoint)
+def no_weights(what: str, config: Mapping[str, Any]) -> str:
+    """What to say of a network that nobody gave weights."""
+    return (
+        f"{what} {config['type']} has no weights: give it init_cfg=dict(type='Pretrained', "
+        "checkpoint=<address or file>), or random_seed=<int> for fixed random weights"
+    )
+
+
+def _load(what: str, model: nn.Module, checkpoint: str, prefix: str) -> None:
+    """Load every weight of a network; MMEngine's loading would leave missing ones random."""
+    weights = _read(what, checkpoint)
     weights = {name[len(prefix) :]: tensor for name, tensor in weights.items() if name.startswith(prefix)}
     expected = model.state_dict()
-    missing = [name for name in expected if name not in weights and not name.endswith(STATISTICS)]
-    shapes = [name for name in expected if name in weights and weights[name].shape != expected[name].shape]
-    for problem, names in (("lacks", missing), ("has other shapes for", shapes)):
-        if names:
-            raise TokenizerError(
-                f"checkpoint `{checkpoint}` {problem} {len(names)} of the tokenizer's {len(expected)} "
-                f"tensors, `{names[0]}` first: it belongs to another architecture; correct the "
-                f"tokenizer's config or `{OPTION}`"
-            )
-    model.load_state_dict({name: weights[name] for name in expected if name in weights}, strict=False)
+    problem, names = "lacks", []
+    try:  # the network's own hooks rename weights and resize position embeddings
+        names = model.load_state_dict(weights, strict=False).missing_keys
+        names = [name for name in names if not name.endswith(STATISTICS)]
+    except RuntimeError:
+        problem = "has other shapes for"
+        names = [name for name in expected if name in weights and weights[name].shape != expected[name].shape]
+    if names:
+        raise TokenizerError(
+            f"checkpoint `{checkpoint}` {problem} {len(names)} of the {what}'s {len(expected)} "
+            f"tensors, `{names[0]}` first: it belongs to another architecture; correct the "
+            f"{what}'s config or `{OPTION}`"
+        )
 
 
-def _read(checkpoint: str) -> dict[str, Tensor]:
+def _read(what: str, checkpoint: str) -> dict[str, Tensor]:
     """The state dict of a file or an address; only tensors are unpickled."""
     remedy = f"give a local file by `{OPTION}`, or correct it"
     if not checkpoint:
-        raise TokenizerError(f"the tokenizer's `{OPTION}` is empty: {remedy}")
+        raise TokenizerError(f"the {what}'s `{OPTION}` is empty: {remedy}")
     if "://" not in checkpoint and not os.path.isfile(checkpoint):
-        raise TokenizerError(f"the tokenizer's weights `{checkpoint}` do not exist: {remedy}")
+        raise TokenizerError(f"the {what}'s weights `{checkpoint}` do not exist: {remedy}")
     try:
         return read_weights(_download(checkpoint) if "://" in checkpoint else checkpoint)
     except Exception as error:  # whatever the network or the file raises, the remedy is the same
         reason = f"{type(error).__name__}: {error}".split("\n", 1)[0][:160]
         raise TokenizerError(
-            f"could not read the tokenizer's weights `{checkpoint}` ({reason}): {remedy}"
+            f"could not read the {what}'s weights `{checkpoint}` ({reason}): {remedy}"
         ) from None
 
 

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from mapet_mm.tokenizers import KCLIP
+from mapet_mm.tokenizers import GridKMeans
 from mapet_mm.tokenizers.image_groups import GROUP_SIZE, GroupLoader, split
 from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.visualization.codebook_sheet import Patch
 
 
 def nearest_members(
-    tokenizer: KCLIP,
+    tokenizer: GridKMeans,
     preprocessor: nn.Module,
     images: NamedImages,
     candidates: Mapping[int, Sequence[Patch]],
@@ -29,7 +29,7 @@ def nearest_members(
     The store has no features, so the candidates' images go through the encoder again.
 
     Args:
-        tokenizer: k-CLIP with the codebook of the tokens.
+        tokenizer: k-CLIP, or another of k-means, with the codebook of the tokens.
         preprocessor: its data preprocessor.
         images: the images; all candidates are in them.
         candidates: patches of each token.

@@ -177,7 +177,7 @@ def test_the_tool_gives_the_same_table_again_from_the_cache(config, root, monkey
     assert rows["config, weights"] == rows["config, weights (3)"]
     protocols = {row["protocol"] for row in rows["config"]}
     assert protocols == {"k-NN", "linear", "linear, BEiT's", "logistic regression", "attentive probe"}
-    assert "Linear probe by layer" in (root / "out" / "report.html").read_text()
+    assert "Linear probe by layer (linear): config, weights" in (root / "out" / "report.html").read_text()
     monkeypatch.setattr("mapet_mm.evaluation.extraction._fill", None)  # nothing is computed again
     monkeypatch.setattr("mapet_mm.evaluation.linear.train_probes", None)
     run_tool(monkeypatch, "evaluate_features", *arguments, *compare)

@@ -14,7 +14,7 @@ BENCHMARK = Path(__file__).parents[2] / "tools" / "benchmarks" / "feature_evalua
 @pytest.mark.parametrize(
     "arguments",
     [["--val-images", "512"], ["--images", "512", "--classes", "250", "--rates", "13"]],
-    ids=["200,000 images", "1.1 GB of classifiers"],
+    ids=["200,000 images", "two parts of classifiers"],
 )
 def test_features_wider_than_memory_stay_under_four_gigabytes(arguments):
     """12 layers x 2 x 768: 7.4 GB in float16 of 200,000 images."""

@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -197,7 +196,11 @@ class TokenPredictions(Protocol):
         known = hashlib.sha256(model.backbone.objective.name.encode())
         for value in model.head.state_dict().values():
             known.update(value.detach().cpu().numpy().tobytes())
-        return [known.hexdigest(), loader.path, loader.store.tokenizer if Path(loader.path).exists() else ""]
+        try:
+            tokenizer = loader.store.tokenizer
+        except TokenStoreError:  # `run` says so
+            tokenizer = ""
+        return [known.hexdigest(), loader.path, tokenizer]
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """Entropies in bits, and accuracy."""

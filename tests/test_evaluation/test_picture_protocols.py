@@ -140,8 +140,11 @@ def test_the_head_and_the_tokens_are_part_of_what_predictions_are(folder):
     assert TokenPredictions().identity(known) != before
 
 
-def test_without_tokens_of_the_images_there_are_no_predictions_and_a_word(folder, capsys):
-    assert TokenPredictions().run(evaluated(folder, store="elsewhere")) == []
+@pytest.mark.parametrize("store", ["elsewhere", "val"])  # nothing, and a folder that is no store
+def test_without_tokens_of_the_images_there_are_no_predictions_and_a_word(folder, capsys, store):
+    known = evaluated(folder, store=store)
+    assert TokenPredictions().identity(known)[2] == ""
+    assert TokenPredictions().run(known) == []
     assert "no predicted tokens: " in capsys.readouterr().out
 
 

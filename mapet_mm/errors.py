@@ -18,6 +18,8 @@ TRACEBACK = "MAPET_MM_TRACEBACK"
 # What a check raises; an AssertionError or a NotImplementedError is a bug wherever it comes from.
 CHECKS = (ValueError, KeyError, RuntimeError, TypeError)
 PACKAGE = Path(__file__).parent
+# Exit code of a run that was told to end and goes on when it is started again (`EX_TEMPFAIL`).
+STOPPED = 75
 # A process of torchrun waits before it speaks: if the first one has failed in the same way, torchrun ends it.
 PATIENCE_SECONDS = 10
 

@@ -5,6 +5,7 @@ from mapet_mm.engine import (  # noqa: F401
     compilation,
     cpu_processes,
     epoch_seed,
+    interruption,
     knn,
     layer_decay,
     metrics,

@@ -50,8 +50,8 @@ class EpochSeedHook(Hook):
         steps = meta["iter"] - meta["epoch"] * before
         if 0 < steps < before:
             raise ResumeError(
-                f"the checkpoint stands {steps} steps into an epoch of {before}, this run's epochs have {length} "
-                f"({processes} processes x {batch} images a step): set `train_dataloader.batch_size` so that "
+                f"the checkpoint stands {steps} steps into an epoch of {before}, this run's have {length} ("
+                f"{processes} processes x {batch} images a step): set `train_dataloader.batch_size` so that "
                 "they have as many, or resume from the end of an epoch"
             )
         meta["iter"] = (meta["epoch"] + bool(steps)) * length

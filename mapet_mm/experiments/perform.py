@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from mapet_mm import __version__
-from mapet_mm.errors import UserError
+from mapet_mm.errors import STOPPED, UserError
 from mapet_mm.experiments.plan import TRAIN, Run, identity, read_config
 from mapet_mm.file_replacement import replace_file
 from mapet_mm.scalars import last_values
@@ -33,6 +33,14 @@ from mapet_mm.scalars import last_values
 
 class StageError(UserError, RuntimeError):
     """A run that failed or cannot be done; the message says what to do."""
+
+
+class StoppedError(StageError):
+    """A run that was told to end by a signal, and goes on where it stands when it is started again."""
+
+    def __init__(self, message: str, number: int | None) -> None:
+        super().__init__(message)
+        self.number = number
 
 
 def record_of(run: Run) -> dict[str, Any] | None:
@@ -124,6 +132,8 @@ def perform(run: Run, launcher: str, cpus: int) -> None:
             if not _adopted(run):
                 _start_tool(run, launch_words(run, launcher, cpus), cpus, held)
             _write_record(run, time.monotonic() - started)
+        except StoppedError:
+            raise
         except Exception as error:
             replace_file(failed, f"{error}\n".encode())
             raise
@@ -132,11 +142,42 @@ def perform(run: Run, launcher: str, cpus: int) -> None:
 def _start_tool(run: Run, words: Sequence[str], cpus: int, held: int) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": str(cpus), "PYTHON": sys.executable}
     # The tool keeps the claim, should this process be killed and not the tool.
-    code = subprocess.run(words, env=environment, pass_fds=[held]).returncode
+    with subprocess.Popen(words, env=environment, pass_fds=[held]) as tool, _passing_on(tool) as told:
+        code = tool.wait()
+    if code and (told or code == STOPPED):
+        number = told[0] if told else None
+        raise StoppedError(f"{run.command[0]} was told to end: the same command goes on", number)
     if code:
         raise StageError(f"{run.command[0]} ended with code {code}")
     if missing := [output for output in run.outputs if not os.path.exists(output)]:
         raise StageError(f"{run.command[0]} did not write {', '.join(missing)}")
+
+
+@contextlib.contextmanager
+def _passing_on(tool: subprocess.Popen) -> Iterator[list[int]]:
+    """Pass the signals by which Slurm tells a job to end on to the tool; gives those that came."""
+    told: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        told.append(number)
+        tool.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGUSR1, signal.SIGTERM)}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _requeue(error: StoppedError) -> None:
+    """Put the job that this is back into Slurm's queue, if its time was over.
+
+    Of jobs that end by SIGTERM, Slurm puts back those that it took the machine from, and not those that were
+    cancelled.
+    """
+    if error.number == signal.SIGUSR1 and (job := os.environ.get("SLURM_JOB_ID")):
+        subprocess.run(["scontrol", "requeue", job], check=False)
 
 
 def _write_record(run: Run, seconds: float) -> None:
@@ -205,6 +246,10 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         perform(Run(**json.loads(run)), launcher, int(cpus))
+    except StoppedError as error:
+        print(error, flush=True)
+        _requeue(error)
+        sys.exit(STOPPED)
     except (StageError, OSError) as error:
         sys.exit(f"error: {error}")
 

@@ -8,54 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mmengine.hooks import Hook
-from mmengine.runner import Runner
-from mmpretrain.structures import DataSample
-from torch.utils.data import DataLoader, Dataset
+from jittered_training import BATCH, EPOCHS, SEEN, JitteredNoise, StopAfter, build, final, same
+from torch.utils.data import DataLoader
 
 from mapet_mm.datasets.draws import SeededBatches, SeededDataset, draw_seeds
 from mapet_mm.engine.epoch_seed import EpochSeedHook, ResumeError
 from mapet_mm.models.permutation import seeded_permutations
-from mapet_mm.registry import DATASETS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
-EPOCHS, IMAGES, BATCH = 3, 10, 4  # 3 steps an epoch, the last with 2 images
-SEEN: list[tuple[str, int]] = []  # images that were loaded in this process
-
-
-@DATASETS.register_module()
-class JitteredNoise(Dataset):
-    """Fixed noise images, each read with noise of all three generators on top, and token grids."""
-
-    def __len__(self) -> int:
-        return IMAGES
-
-    def __getitem__(self, index: int) -> dict:
-        SEEN.append((type(index).__name__, index))
-        rng = np.random.default_rng(index)
-        image = rng.integers(0, 150, (3, 16, 16)) + np.random.randint(0, 50, (3, 16, 16))
-        image = image + torch.randint(0, 25, (3, 16, 16)).numpy() + random.randint(0, 25)
-        grid = rng.integers(0, 8, (4, 4))
-        return dict(
-            inputs=torch.from_numpy(image.astype(np.uint8)),
-            data_samples=DataSample(metainfo=dict(img_path=str(index)), token_grid=grid),
-        )
-
-
-class StopAfter(Hook):
-    """Ends the run after a number of steps, as a kill would: nothing is written any more."""
-
-    priority = "VERY_LOW"
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def after_train_iter(self, runner: Runner, *args, **kwargs) -> None:
-        if runner.iter + 1 == self.step:
-            raise KeyboardInterrupt
-
-
 OPTIONS = {
     "plain": {},
     "autocast": dict(optim_wrapper=dict(type="mapet_mm.AutocastOptimWrapper")),
@@ -68,64 +28,6 @@ OPTIONS = {
     ),
     "iterations": dict(train_cfg=dict(type="IterBasedTrainLoop", max_iters=9)),
 }
-
-
-def build(work_dir, resume=False, interval=1, hooked=True, workers=0, batch=BATCH, **options) -> Runner:
-    hooks = dict(epoch_seed=dict(type="mapet_mm.EpochSeedHook")) if hooked else {}
-    hooks["portable_checkpoint"] = dict(type="mapet_mm.PortableCheckpointHook")
-    by_iteration = "train_cfg" in options
-    return Runner(
-        model=dict(
-            type="mapet_mm.MaPeT",
-            backbone=dict(
-                type="mapet_mm.MaPeTPretrainViT",
-                arch=ARCH,
-                img_size=16,
-                patch_size=4,
-                cutting_point=5,
-                drop_path_rate=0.3,
-            ),
-            head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=8),
-            target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=8),
-            data_preprocessor=dict(type="mapet_mm.TokenGridDataPreprocessor", mean=[128.0], std=[64.0]),
-        ),
-        work_dir=str(work_dir),
-        train_dataloader=dict(
-            batch_size=batch,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            sampler=dict(type="InfiniteSampler" if by_iteration else "DefaultSampler", shuffle=True),
-            dataset=dict(type="mapet_mm.JitteredNoise"),
-            collate_fn=dict(type="default_collate"),
-        ),
-        train_cfg=options.get("train_cfg") or dict(by_epoch=True, max_epochs=EPOCHS),
-        param_scheduler=dict(
-            type="CosineAnnealingLR",
-            T_max=EPOCHS * (1 if by_iteration else 3),
-            by_epoch=False,
-        ),
-        optim_wrapper={"optimizer": dict(type="AdamW", lr=1e-2), **options.get("optim_wrapper", {})},
-        custom_hooks=options.get("custom_hooks"),
-        default_hooks=dict(
-            sampler_seed=dict(type="DistSamplerSeedHook"),
-            checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=interval, max_keep_ckpts=3),
-            **hooks,
-        ),
-        randomness=dict(seed=3, diff_rank_seed=True),
-        resume=resume,
-        default_scope="mmpretrain",
-        experiment_name=f"{work_dir.name}{resume}{interval}",
-    )
-
-
-def final(work_dir: Path) -> dict[str, torch.Tensor]:
-    content = torch.load(work_dir / "iter_9.pth", weights_only=True)
-    return {**content["state_dict"], **content.get("ema_state_dict", {})}
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    assert one.keys() == other.keys()
-    return all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +84,7 @@ def test_workers_change_nothing(undisturbed, tmp_path):
 
 
 def test_without_the_hook_a_resumed_run_draws_otherwise(undisturbed, tmp_path):
-    assert not same(stop_and_resume(tmp_path / "parts", 5, hooked=False), undisturbed("plain"))
+    assert not same(stop_and_resume(tmp_path / "parts", 5, hooks={}), undisturbed("plain"))
 
 
 def test_the_same_command_gives_the_same_weights_twice(undisturbed, tmp_path):
@@ -195,7 +97,7 @@ def test_the_middle_of_an_epoch_of_other_length_is_refused_and_its_end_is_not(tm
     stopped.register_hook(StopAfter(4))
     with pytest.raises(KeyboardInterrupt):
         stopped.train()
-    with pytest.raises(ResumeError, match=r"1 steps into an epoch of 3, this run's epochs have 2 \(1 process"):
+    with pytest.raises(ResumeError, match=r"1 steps into an epoch of 3, this run's have 2 \(1 process"):
         build(tmp_path / "parts", resume=True, batch=5).train()
     (tmp_path / "parts/last_checkpoint").write_text(str(tmp_path / "parts/iter_3.pth"))
     other = build(tmp_path / "parts", resume=True, batch=5)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
+# Names of the accuracies by place in the permuted order begin so; they count iterations.
+PLACES = "place_accuracy/"
 
 
 def find_scalars(work_dir: str | os.PathLike) -> list[Path]:
@@ -93,4 +95,4 @@ def _first_step(records: list[Record], is_train: bool) -> float:
 
 def _is_train(record: Record) -> bool:
     # Training counts iterations and validation counts epochs, so their steps cannot be compared.
-    return "lr" in record or "loss" in record
+    return "lr" in record or "loss" in record or f"{PLACES}01" in record

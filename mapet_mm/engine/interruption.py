@@ -19,6 +19,7 @@ from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch import distributed
 
+from mapet_mm.engine.portable_checkpoint import whole_files
 from mapet_mm.errors import STOPPED
 from mapet_mm.file_replacement import replace_file
 from mapet_mm.registry import HOOKS
@@ -116,7 +117,7 @@ class InterruptionHook(Hook):
         if hook is not None and not hook.by_epoch and str(hook.last_ckpt).endswith(f"_{step}.pth"):
             return  # it has just done so
         meta = dict(epoch=runner.epoch, iter=step)
-        backend = getattr(hook, "backend_args", None)
+        backend = getattr(hook, "backend_args", None) or whole_files(folder)
         runner.save_checkpoint(folder, LATEST, meta=meta, by_epoch=False, backend_args=backend)
         if is_main_process():
             replace_file(Path(runner.work_dir, "last_checkpoint"), os.path.join(folder, LATEST).encode())

@@ -22,6 +22,7 @@ from mapet_mm.engine.features import (
     check_sampler,
     image_features,
     own_rows,
+    rank_me,
     undisturbed,
 )
 from mapet_mm.registry import HOOKS
@@ -143,6 +144,8 @@ def tile(device: torch.device) -> tuple[int, int]:
 class KNNProbeHook(Hook):
     """Log the top-1 of a k-NN classifier on the backbone's features during pre-training, as `knn/top1`.
 
+    And the effective rank of the classified images' features, a figure without labels, as `knn/rank_me`.
+
     Works with any model whose `extract_feat(images)` gives features: MaPeT, MMPretrain's BEiT, CAE and
     `ImageClassifier`, on one process or several, sharded or not. The training goes on as if the hook were
     not there.
@@ -186,8 +189,10 @@ class KNNProbeHook(Hook):
             return
         top1 = self.probe(runner)
         epoch = runner.epoch + 1
-        runner.visualizer.add_scalars({"knn/top1": top1}, step=epoch)
-        print_log(f"Epoch(knn) [{epoch}]  knn/top1: {top1:.4f}", logger="current")
+        figures = {"knn/top1": top1, "knn/rank_me": self.rank_me}
+        runner.visualizer.add_scalars(figures, step=epoch)
+        text = "  ".join(f"{name}: {value:.4f}" for name, value in figures.items())
+        print_log(f"Epoch(knn) [{epoch}]  {text}", logger="current")
 
     def probe(self, runner: Runner) -> float:
         """Top-1 in percent of the runner's model as it is."""
@@ -203,6 +208,7 @@ class KNNProbeHook(Hook):
 
     def _top1(self, train: list[Tensor], val: list[Tensor]) -> float:
         (train_features, train_labels), (features, labels) = train, val
+        self.rank_me = rank_me([features])
         num_classes = 1 + max(map(int, all_gather(torch.cat([train_labels, labels]).max())))
         predicted = knn_predict_shared(
             train_features, train_labels, features, num_classes, self.k, self.temperature

@@ -57,9 +57,9 @@ class PortableCheckpointHook(Hook):
     def before_train(self, runner: Runner) -> None:
         """Have MMEngine's CheckpointHook write whole files."""
         hook = next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
-        if hook is None or hook.backend_args or hook.file_client_args or "://" in str(hook.out_dir):
+        if hook is None or hook.backend_args or hook.file_client_args:
             return
-        hook.backend_args = dict(backend=WHOLE_FILES)
+        hook.backend_args = whole_files(hook.out_dir)
         if hook.max_keep_ckpts == 1:  # it removes the oldest before it writes the newest
             hook.max_keep_ckpts = 2
         if is_main_process():  # what killed runs had not written to the end
@@ -96,6 +96,11 @@ class PortableCheckpointHook(Hook):
         for name, value in hub["runtime_info"].items():
             if name == "last_ckpt" or name.startswith("best_ckpt"):
                 hub["runtime_info"][name] = osp.join(folder, osp.basename(value)) if value else value
+
+
+def whole_files(folder: str | PurePath | None) -> dict[str, str] | None:
+    """`backend_args` of MMEngine for whole files in a folder; of an address its own."""
+    return None if "://" in str(folder) else dict(backend=WHOLE_FILES)
 
 
 def checkpoint_folder(work_dir: str, out_dir: str | None = None) -> str:

@@ -21,14 +21,19 @@ SEEN: list[tuple[str, int]] = []  # images that were loaded in this process
 class JitteredNoise(Dataset):
     """Fixed noise images, each read with noise of all three generators on top, and token grids."""
 
+    def __init__(self, images: int | None = None, jitter: bool = True) -> None:
+        self.images, self.jitter = images, jitter
+
     def __len__(self) -> int:
-        return IMAGES
+        return self.images or IMAGES
 
     def __getitem__(self, index: int) -> dict:
         SEEN.append((type(index).__name__, index))
         rng = np.random.default_rng(index)
-        image = rng.integers(0, 150, (3, 16, 16)) + np.random.randint(0, 50, (3, 16, 16))
-        image = image + torch.randint(0, 25, (3, 16, 16)).numpy() + random.randint(0, 25)
+        image = rng.integers(0, 150, (3, 16, 16))
+        if self.jitter:
+            image = image + np.random.randint(0, 50, image.shape) + random.randint(0, 25)
+            image = image + torch.randint(0, 25, image.shape).numpy()
         grid = rng.integers(0, 8, (4, 4))
         return dict(
             inputs=torch.from_numpy(image.astype(np.uint8)),
@@ -56,7 +61,16 @@ HOOKS = dict(
 
 
 def build(
-    work_dir: Path, resume=False, interval=1, workers=0, batch=BATCH, hooks: dict = HOOKS, **options
+    work_dir: Path,
+    resume=False,
+    interval=1,
+    workers=0,
+    batch=BATCH,
+    hooks: dict = HOOKS,
+    dataset: dict | None = None,
+    drop_path_rate=0.3,
+    val_images: int | None = None,
+    **options,
 ) -> Runner:
     """The run of 9 steps, which writes `iter_N.pth`; entries of the config in `options` change it."""
     by_iteration = "train_cfg" in options
@@ -69,7 +83,7 @@ def build(
                 img_size=16,
                 patch_size=4,
                 cutting_point=5,
-                drop_path_rate=0.3,
+                drop_path_rate=drop_path_rate,
             ),
             head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=8),
             target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=8),
@@ -81,7 +95,7 @@ def build(
             num_workers=workers,
             persistent_workers=workers > 0,
             sampler=dict(type="InfiniteSampler" if by_iteration else "DefaultSampler", shuffle=True),
-            dataset=dict(type="mapet_mm.JitteredNoise"),
+            dataset=dataset or dict(type="mapet_mm.JitteredNoise"),
             collate_fn=dict(type="default_collate"),
         ),
         train_cfg=options.get("train_cfg") or dict(by_epoch=True, max_epochs=EPOCHS),
@@ -92,6 +106,9 @@ def build(
         ),
         optim_wrapper={"optimizer": dict(type="AdamW", lr=1e-2), **options.get("optim_wrapper", {})},
         custom_hooks=options.get("custom_hooks"),
+        launcher=options.get("launcher", "none"),
+        cfg=dict(model_wrapper_cfg=options.get("model_wrapper_cfg")),
+        **_validation(val_images),
         default_hooks=dict(
             sampler_seed=dict(type="DistSamplerSeedHook"),
             **{
@@ -106,6 +123,20 @@ def build(
         default_scope="mmpretrain",
         experiment_name=f"{work_dir.name}{resume}{interval}",
     )
+
+
+def _validation(images: int | None) -> dict:
+    """Of the first images, without jitter."""
+    if images is None:
+        return {}
+    loader = dict(
+        batch_size=2,
+        sampler=dict(type="DefaultSampler", shuffle=False),
+        dataset=dict(type="mapet_mm.JitteredNoise", images=images, jitter=False),
+        collate_fn=dict(type="default_collate"),
+    )
+    evaluator = dict(type="mapet_mm.TokenAccuracy")
+    return dict(val_dataloader=loader, val_evaluator=evaluator, val_cfg=dict())
 
 
 def final(work_dir: Path) -> dict[str, torch.Tensor]:

@@ -1,7 +1,8 @@
-"""Random draws of a loader that come from (seed, epoch, image), whoever loads the image and whenever."""
+"""What a loader draws of an image comes from (seed, epoch, image); and images that cannot be read."""
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -9,12 +10,23 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Int64
+from mmcv.transforms import LoadImageFromFile
 from mmengine.dist import get_dist_info
+from mmengine.logging import print_log
 from mmengine.structures import BaseDataElement
 from torch.utils.data import Dataset
 
+from mapet_mm.errors import UserError
+from mapet_mm.tokenizers.images import check_on_error
+
 # Under this name an image's seed travels on in its data sample.
 DRAW_SEED = "draw_seed"
+# So many unreadable images one behind the other are not the images' fault.
+ATTEMPTS = 10
+
+
+class UnreadableImageError(UserError):
+    """An image of the training set that cannot be read; the message names it."""
 
 
 class SeededIndex(int):
@@ -80,10 +92,16 @@ class SeededDataset(Dataset):
 
     Args:
         dataset: the data set.
+        on_error: of an image that cannot be read: 'raise', or 'skip' for the next one of the data set in its
+            place, with a warning. A mistake in the pipeline is raised as it is.
+
+    Raises:
+        UnreadableImageError: an image cannot be read, or many one behind the other.
     """
 
-    def __init__(self, dataset: Dataset) -> None:
-        self.__dict__["dataset"] = dataset
+    def __init__(self, dataset: Dataset, on_error: str = "raise") -> None:
+        check_on_error(on_error)
+        self.__dict__.update(dataset=dataset, on_error=on_error)
 
     def __getattr__(self, name: str) -> Any:
         if name == "dataset" or name.startswith("__"):  # while it is unpickled; and what a loader looks for
@@ -98,16 +116,42 @@ class SeededDataset(Dataset):
 
     def __getitem__(self, index: int) -> Any:
         seed = getattr(index, "seed", None)
+        for attempt in range(ATTEMPTS if self.on_error == "skip" else 1):
+            try:
+                return self._load((int(index) + attempt) % len(self), seed)
+            except Exception as error:
+                path = _unreadable(error)
+                if path is None:
+                    raise
+                reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+                print_log(f"image `{path}` cannot be read ({reason})", "current", logging.WARNING)
+        raise UnreadableImageError(
+            f"image `{path}` cannot be read ({reason}): repair it, or have the next one taken in its place "
+            "with --cfg-options default_hooks.epoch_seed.on_error=skip"
+        )
+
+    def _load(self, index: int, seed: int | None) -> Any:
         if seed is None:
             return self.dataset[index]
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
         torch.default_generator.manual_seed(seed)  # a loader draws on the CPU alone
-        sample = self.dataset[int(index)]
+        sample = self.dataset[index]
         data_sample = sample.get("data_samples") if isinstance(sample, dict) else None
         if isinstance(data_sample, BaseDataElement):
             data_sample.set_metainfo({DRAW_SEED: seed})
         return sample
+
+
+def _unreadable(error: Exception) -> str | None:
+    """Path of the image that could not be loaded; None if something else went wrong."""
+    trace = error.__traceback__
+    while trace is not None:
+        names = trace.tb_frame.f_locals
+        if isinstance(names.get("self"), LoadImageFromFile) and isinstance(names.get("results"), dict):
+            return names["results"].get("img_path")
+        trace = trace.tb_next
+    return None
 
 
 def draw_seeds(seed: int, epoch: int, places: Int64[np.ndarray, " place"]) -> list[int]:

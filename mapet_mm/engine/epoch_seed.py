@@ -15,6 +15,7 @@ from mmengine.runner import EpochBasedTrainLoop, Runner
 from mapet_mm.datasets.draws import SeededBatches, SeededDataset
 from mapet_mm.errors import UserError
 from mapet_mm.registry import HOOKS
+from mapet_mm.tokenizers.images import check_on_error
 
 LENGTH = "steps_per_epoch"  # of the training that wrote a checkpoint, in its metainfo
 
@@ -36,9 +37,16 @@ class EpochSeedHook(Hook):
     Another number of processes sees the same batches with the same draws if `processes x batch_size` stays;
     sums over them then differ in their last bits, and stochastic depth is drawn by process.
 
+    Args:
+        on_error: of training images that cannot be read, see :class:`mapet_mm.datasets.draws.SeededDataset`.
+
     Raises:
         ResumeError: a checkpoint of the middle of an epoch with another number of steps.
     """
+
+    def __init__(self, on_error: str = "raise") -> None:
+        check_on_error(on_error)
+        self.on_error = on_error
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Check that an epoch has as many steps as it had, or stands at its end."""
@@ -81,7 +89,7 @@ class EpochSeedHook(Hook):
             )
             return
         # A loader refuses another data set or sampler because their lengths could differ; here they do not.
-        object.__setattr__(loader, "dataset", SeededDataset(loader.dataset))
+        object.__setattr__(loader, "dataset", SeededDataset(loader.dataset, self.on_error))
         object.__setattr__(loader, "batch_sampler", SeededBatches(loader.batch_sampler, self.seed))
         for sampler in {id(one): one for one in (loader.sampler, loader.batch_sampler.sampler)}.values():
             if hasattr(sampler, "seed"):

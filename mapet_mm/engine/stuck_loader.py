@@ -37,6 +37,7 @@ class StuckLoaderHook(Hook):
     def before_train(self, runner: Runner) -> None:
         """Begin to watch."""
         self._ended.clear()
+        self._loop, self._thread = runner.train_loop, threading.get_ident()
         threading.Thread(target=self._watch, args=(get_dist_info(),), daemon=True).start()
 
     def before_train_epoch(self, runner: Runner) -> None:
@@ -70,6 +71,8 @@ class StuckLoaderHook(Hook):
         while not self._ended.wait(min(1, self.seconds / 4)):
             since = self._since
             if since is not None and time.monotonic() - since > self.seconds:
+                if not self._trains():
+                    return
                 print(
                     f"error: process {process[0]} of {process[1]}: no batch has come for {self.seconds:g} s: "
                     "the loader hangs (a file system? a transform?); its stack follows. "
@@ -79,3 +82,12 @@ class StuckLoaderHook(Hook):
                 )
                 faulthandler.dump_traceback()
                 os._exit(1)
+
+    def _trains(self) -> bool:
+        """Whether the training still runs, and has not ended with an error that somebody has caught."""
+        frame = sys._current_frames().get(self._thread)
+        while frame is not None:
+            if frame.f_locals.get("self") is self._loop:
+                return True
+            frame = frame.f_back
+        return False

@@ -82,7 +82,7 @@ def test_another_number_of_processes_goes_on_within_the_last_bits(before, after,
     assert stopped.returncode == 75, stopped.stderr[-2000:]
     steps = torch.load(tmp_path / "run/iter_4.pth", weights_only=True)["meta"]["iter"]
     assert steps == 4
-    assert train(tmp_path / "run", after, "resume").returncode == 0
+    assert train(tmp_path / "run", after, "resume=yes").returncode == 0
     assert_close(final(tmp_path / "run"), final(trained(1)))
 
 

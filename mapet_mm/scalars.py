@@ -67,14 +67,17 @@ def last_values(source: str | os.PathLike) -> dict[str, float]:
 
 def _read_file(file: Path, may_be_cut: bool = False) -> list[Record]:
     """A file's records; where a killed training may have cut the last line short, without that."""
-    lines = file.read_text().splitlines(keepends=True)
-    if may_be_cut and lines and not lines[-1].rstrip(" ").endswith(("\n", "}")):
-        lines.pop()
     try:
+        lines = file.read_text().splitlines(keepends=True)
+        if may_be_cut and lines and not lines[-1].rstrip(" ").endswith(("\n", "}")):
+            lines.pop()
         if file.suffix == ".csv":
             return [{key: float(cell) for key, cell in row.items() if cell} for row in csv.DictReader(lines)]
-        return [json.loads(line) for line in lines if line.strip()]
-    except (TypeError, ValueError) as error:
+        records = [json.loads(line) for line in lines if line.strip()]
+        if not all(isinstance(record, dict) for record in records):
+            raise ValueError("a line is no record")
+        return records
+    except (TypeError, ValueError, AttributeError, csv.Error) as error:
         raise ValueError(
             f"curve file `{file}` is damaged ({error}): it takes one JSON record a line, "
             "or CSV of numbers with a header"

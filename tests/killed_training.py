@@ -1,7 +1,9 @@
-"""A process that trains the nine steps until it kills itself: `killed_training.py FOLDER STEP WHERE [compiled]`.
+"""A process that trains the nine steps until it kills itself.
 
-It goes on where the folder's last checkpoint was written. WHERE is `step`, after it, or `writing`, in the middle
-of its checkpoint's file.
+    killed_training.py FOLDER STEP WHERE [compiled]
+
+It goes on from the folder's last whole checkpoint. WHERE is `step`, after it, or `writing`, in the middle of
+its checkpoint's file.
 """
 
 import os

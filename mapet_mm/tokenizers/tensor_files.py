@@ -6,9 +6,11 @@ The format is public: the header's length in 8 bytes, a JSON header with the pla
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,22 +33,18 @@ class TensorFile:
     def __init__(self, path: Path, error: type[Exception], remedy: str) -> None:
         self.path, self._error, self._remedy = path, error, remedy
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115, kept open
+        size = os.fstat(self._file.fileno()).st_size
         try:
             length = int.from_bytes(self._bytes(0, 8), "little")
+            if 8 + length > size:
+                raise ValueError(f"{length} bytes long")
             header = json.loads(self._bytes(8, length))
             self.metadata: dict[str, str] = header.pop("__metadata__", {})
-            self._tensors = {
-                name: (
-                    np.dtype(DTYPES[entry["dtype"]]),
-                    tuple(entry["shape"]),
-                    8 + length + entry["data_offsets"][0],
-                )
-                for name, entry in header.items()
-            }
+            self._tensors = {name: _place(entry, 8 + length) for name, entry in header.items()}
             end = 8 + length + max(entry["data_offsets"][1] for entry in header.values())
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise self._damaged(f"its header: {error}") from None
-        if (size := os.fstat(self._file.fileno()).st_size) != end:
+        if size != end:
             raise self._damaged(f"expected {end} bytes, found {size}")
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
@@ -110,6 +108,18 @@ class TensorFile:
 
     def _damaged(self, how: str) -> Exception:
         return self._error(f"`{self.path}` is damaged ({how}): {self._remedy}")
+
+
+def _place(entry: Mapping[str, Any], start: int) -> tuple[np.dtype, tuple[int, ...], int]:
+    """Type and shape of a tensor, and where its data begin in the file."""
+    dtype, shape, (first, end) = (
+        np.dtype(DTYPES[entry["dtype"]]),
+        tuple(entry["shape"]),
+        entry["data_offsets"],
+    )
+    if first < 0 or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != end - first:
+        raise ValueError(f"{end - first} bytes for {entry['dtype']} of shape {shape}")
+    return dtype, shape, start + first
 
 
 def tensor_parts(

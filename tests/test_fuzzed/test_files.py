@@ -78,6 +78,7 @@ def test_a_codebook_assigns_the_nearest_centroid(k, dim, count, seed):
 
 # --- damage ----------------------------------------------------------------------------------------------
 
+IDENTITY = {"encoder": "x", "dim": 3, "positions_per_image": 2}
 WEIGHTS = {"a.weight": torch.arange(12.0).view(3, 4), "b": torch.ones(2, dtype=torch.int64)}
 
 
@@ -119,13 +120,13 @@ def make_scalars(folder: Path, text: str, name: str) -> Path:
 
 
 def make_features(folder: Path) -> Path:
-    shards = FeatureShards(folder / "features", {"encoder": "x"}, ["a.png", "b.png"])
-    shards.write(0, ["a.png", "b.png"], np.ones((4, 3), np.float16))
+    shards = FeatureShards(folder / "features", IDENTITY, ["a.png", "b.png"])
+    shards.write(0, ["a.png", "b.png"], np.ones((4, 3), np.float16), {})
     return folder / "features"
 
 
 def read_features(path: Path) -> None:
-    shards = FeatureShards(path, {"encoder": "x"}, ["a.png", "b.png"])
+    shards = FeatureShards(path, IDENTITY, ["a.png", "b.png"])
     if not shards.lacking(0):
         shards.read(0), shards.digest
 

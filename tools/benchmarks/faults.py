@@ -4,8 +4,8 @@
     python tools/benchmarks/faults.py --all            all of them, half an hour on two cores
     python tools/benchmarks/faults.py --only images    the kinds with this word
 
-A fault is survived if the run goes on as if nothing had been, or ends with one line that says what to do. Needs
-what the tests need (`pip install -e .[dev]`).
+A fault is survived if the run goes on as if nothing had been, or ends with one line that says what to do. It
+needs what the tests need (`pip install -e .[dev]`).
 """
 
 import argparse

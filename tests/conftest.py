@@ -20,7 +20,7 @@ install_import_hook("mapet_mm.models", "beartype.beartype")
 
 # The same few examples in every run; HYPOTHESIS_PROFILE=thorough draws many new ones.
 settings.register_profile("quick", max_examples=8, derandomize=True, deadline=None, database=None)
-settings.register_profile("thorough", max_examples=500, deadline=None)
+settings.register_profile("thorough", max_examples=100, deadline=None, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 

@@ -85,7 +85,7 @@ def build(
                 cutting_point=5,
                 drop_path_rate=drop_path_rate,
             ),
-            head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=8),
+            head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=ARCH["embed_dims"], vocab_size=8),
             target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=8),
             data_preprocessor=dict(type="mapet_mm.TokenGridDataPreprocessor", mean=[128.0], std=[64.0]),
         ),

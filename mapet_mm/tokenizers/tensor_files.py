@@ -49,7 +49,7 @@ class TensorFile:
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """The tensor's entries `start` to `stop` along its first axis, a copy."""
-        dtype, shape, offset = self._tensors[name]
+        dtype, shape, offset = self._tensor(name)
         stop = shape[0] if stop is None else stop
         values = np.empty((stop - start, *shape[1:]), dtype)
         size = values.nbytes // max(1, len(values))
@@ -58,7 +58,7 @@ class TensorFile:
 
     def row_reader(self, name: str) -> Callable[[int], np.ndarray]:
         """A function that reads one entry along the tensor's first axis, a copy."""
-        dtype, shape, offset = self._tensors[name]
+        dtype, shape, offset = self._tensor(name)
         inner, number, size = shape[1:], self._file.fileno(), int(np.prod(shape[1:])) * dtype.itemsize
 
         def read(index: int) -> np.ndarray:
@@ -72,7 +72,7 @@ class TensorFile:
 
     def text_reader(self, name: str) -> Callable[[int, int], bytes]:
         """A function that reads the bytes from one place of a tensor of bytes to another."""
-        offset, number = self._tensors[name][2], self._file.fileno()
+        offset, number = self._tensor(name)[2], self._file.fileno()
 
         def read(start: int, stop: int) -> bytes:
             text = os.pread(number, stop - start, offset + start)
@@ -85,6 +85,11 @@ class TensorFile:
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The tensor's shape, None if the file has no such tensor."""
         return self._tensors[name][1] if name in self._tensors else None
+
+    def _tensor(self, name: str) -> tuple[np.dtype, tuple[int, ...], int]:
+        if name not in self._tensors:
+            raise self._damaged(f"it has no tensor `{name}`")
+        return self._tensors[name]
 
     def close(self) -> None:
         """Close the file; it cannot be read any more."""

@@ -1,7 +1,5 @@
 """Stores and codebooks of any content come back, and damaged files of every kind are one clear error."""
 
-import json
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -198,7 +196,7 @@ def test_a_damaged_file_is_one_clear_error(kind, data):
             said = str(error)
         if said is not None:
             assert path.name in said or files[file].name in said
-            assert len(said.splitlines()) == 1, said
+            assert "\n" not in said, said
 
 
 def test_the_files_are_of_the_kinds_that_they_are_called(tmp_path):
@@ -210,6 +208,3 @@ def test_the_files_are_of_the_kinds_that_they_are_called(tmp_path):
         assert path.exists()
     assert zipfile.is_zipfile(tmp_path / "checkpoint/epoch_1.pth")
     assert not zipfile.is_zipfile(tmp_path / "checkpoint-of-old/epoch_1.pth")
-    manifest = next((tmp_path / "sealed-store/store").glob("*.json"))
-    assert json.loads(manifest.read_text())
-    shutil.rmtree(tmp_path)

@@ -23,6 +23,7 @@ from mapet_mm.engine.features import (
     check_sampler,
     image_features,
     own_rows,
+    rank_me,
     undisturbed,
 )
 from mapet_mm.engine.token_check import leave_out_as_in
@@ -193,7 +194,8 @@ class KNNProbeHook(Hook):
 
     def figures(self, runner: Runner) -> dict[str, float]:
         """What is logged of the runner's model as it is, by its name."""
-        return {"knn/top1": self.probe(runner, runner.train_dataloader.dataset)}
+        top1 = self.probe(runner, runner.train_dataloader.dataset)
+        return {"knn/top1": top1, "knn/rank_me": self.rank_me}
 
     def probe(self, runner: Runner, trained_on: Dataset | None = None) -> float:
         """Top-1 in percent of the runner's model as it is.
@@ -221,6 +223,7 @@ class KNNProbeHook(Hook):
 
     def _top1(self, train: list[Tensor], val: list[Tensor]) -> float:
         (train_features, train_labels), (features, labels) = train, val
+        self.rank_me = rank_me([features])
         num_classes = 1 + max(map(int, all_gather(torch.cat([train_labels, labels]).max())))
         predicted = knn_predict_shared(
             train_features, train_labels, features, num_classes, self.k, self.temperature

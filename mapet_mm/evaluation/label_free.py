@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,23 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-# RankMe's, against the logarithm of zero.
-EPSILON = 1e-7
-
-
-def rank_me(blocks: Iterable[Float[Tensor, "row dim"]]) -> float:
-    """The effective rank of features: RankMe (Garrido et al., 2023), from 1 to D.
-
-    The exponential of the entropy of the singular values' shares. They come from `X^T X`, so memory does not
-    grow with the number of rows.
-
-    Args:
-        blocks: features, some rows at a time.
-    """
-    gram = sum(block.double().T @ block.double() for block in blocks)
-    singular = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
-    shares = singular / singular.sum() + EPSILON
-    return float(torch.exp(-(shares * shares.log()).sum()))
+from mapet_mm.engine.features import rank_me
 
 
 def norm_quantiles(lengths: Float[Tensor, " row"]) -> dict[str, float]:

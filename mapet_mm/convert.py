@@ -228,6 +228,10 @@ def _complete(state_dict: Mapping[str, Tensor]) -> StateDict:
 
 
 def _complete_layer(weights: StateDict, layer: str, width: int) -> None:
+    known = tuple(name for name, _ in TIMM_LAYER)
+    for name in weights:
+        if name.startswith(layer) and not name.removeprefix(layer).startswith(known):
+            raise ValueError(f"`{name}` (this package's name): a plain ViT's layer has nothing of this name")
     hidden = _required(weights, f"{layer}ffn.layers.1.weight").shape[-1]
     shapes = {
         "ln1": (width,),

@@ -110,7 +110,10 @@ def configure_training(
     check_scaling(cfg)
     _configure_compilation(cfg)
     hook = dict(type="mapet_mm.PortableCheckpointHook", recipe=recipe(cfg))
-    cfg.default_hooks = ConfigDict(cfg.get("default_hooks") or {}, portable_checkpoint=hook)
+    strides = dict(type="mapet_mm.StrideCheckHook")
+    cfg.default_hooks = ConfigDict(
+        cfg.get("default_hooks") or {}, portable_checkpoint=hook, stride_check=strides
+    )
     _configure_start(cfg, resume, trust_checkpoint)
     _check_pretrained(cfg, trust_checkpoint)
 
@@ -212,7 +215,7 @@ def configure_test(
     if not cfg.get("test_evaluator"):
         raise LaunchError(
             f"config {cfg.filename} has no `test_evaluator`: its test set is for feature extraction; "
-            "tools/knn_probe.py and the recipes in configs/mapet/benchmarks evaluate the features"
+            "tools/evaluate_features.py and the recipes in configs/mapet/benchmarks evaluate the features"
         )
     if amp:
         cfg.test_cfg.fp16 = True

@@ -29,7 +29,7 @@ class EpochSeedHook(Hook):
     """Seed each image's and each step's draws, and begin an epoch where a checkpoint was written.
 
     What the loader draws of an image (augmentations, masks), and its permutation, come from the run's seed,
-    the epoch and the image, see :mod:`mapet_mm.datasets.draws`; what the model draws in a step, stochastic
+    the epoch and the image, see `mapet_mm.datasets.draws`; what the model draws in a step, stochastic
     depth for example, from the seed, the step and the process. So a run that was killed and resumed from a
     checkpoint, also one in the middle of an epoch or of gradient accumulation, ends with the weights of an
     undisturbed one, bit for bit on one machine type; with any number of workers.
@@ -38,7 +38,7 @@ class EpochSeedHook(Hook):
     sums over them then differ in their last bits, and stochastic depth is drawn by process.
 
     Args:
-        on_error: of training images that cannot be read, see :class:`mapet_mm.datasets.draws.SeededDataset`.
+        on_error: of training images that cannot be read, see `mapet_mm.datasets.draws.SeededDataset`.
 
     Raises:
         ResumeError: a checkpoint of the middle of an epoch with another number of steps.

@@ -107,7 +107,7 @@ class MaPeTPretrainBEiT(_OtherViT, BEiTViT):
     """MMPretrain's `BEiTViT` with the two streams; relative position biases follow each permutation.
 
     Args:
-        cutting_point: as for :class:`mapet_mm.models.vit.MaPeTPretrainViT`.
+        cutting_point: as for `mapet_mm.models.vit.MaPeTPretrainViT`.
         objective: 'mapet' | 'pim' | 'mim'.
         with_cp: keep only the layers' inputs for the backward pass and run each layer again there.
         **kwargs: those of `BEiTViT`: `arch`, `img_size`, `patch_size`, `use_rel_pos_bias`, ...
@@ -195,7 +195,7 @@ class MaPeTPretrainEVA02(_OtherViT, ViTEVA02):
     """MMPretrain's `ViTEVA02` with the two streams; rotary angles follow each permutation.
 
     Args:
-        cutting_point: as for :class:`mapet_mm.models.vit.MaPeTPretrainViT`.
+        cutting_point: as for `mapet_mm.models.vit.MaPeTPretrainViT`.
         objective: 'mapet' | 'pim' | 'mim'.
         with_cp: keep only the layers' inputs for the backward pass and run each layer again there.
         **kwargs: those of `ViTEVA02`: `arch`, `img_size`, `patch_size`, `sub_ln`, ...

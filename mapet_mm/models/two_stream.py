@@ -24,7 +24,7 @@ class TwoStreamPass(nn.Module):
     names. It offers the two residual branches, norms, projections, scale and stochastic depth included:
 
     - `attention(tokens, layout, first_row, positions)`: what attention adds to the rows from `first_row` on;
-      the norm, :func:`project_heads`, :func:`attend_streams` and the way back are its parts.
+      the norm, `project_heads`, `attend_streams` and the way back are its parts.
     - `feed_forward(tokens)`: the tokens with what the MLP adds.
 
     Apart from `attend_streams` both have to compute each row by itself. Stochastic depth then acts on the
@@ -136,7 +136,7 @@ def project_heads(
         num_heads: `H`.
         layout: the layout of the rows.
         first_row: the first row that asks.
-        make: as in :func:`linears`.
+        make: as in `linears`.
     """
     dim = len(weight) // 3
     query_weight, key_value_weight = weight.split([dim, 2 * dim])

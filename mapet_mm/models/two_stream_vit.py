@@ -18,10 +18,10 @@ class TwoStreamViT(nn.Module):
     """A Vision Transformer's two-stream forward: the first base of a class, the library's ViT the second.
 
     The tokens are permuted once, at the input, and laid out `C | M | T | Q` (see
-    :mod:`mapet_mm.models.objectives`). From there on every mask is one constant, for all images, layers and
+    `mapet_mm.models.objectives`). From there on every mask is one constant, for all images, layers and
     heads, and every layer runs once on the whole layout: the streams share all weights.
 
-    What it takes of the ViT is `layers` (of :class:`mapet_mm.models.two_stream.TwoStreamPass`), `img_size`,
+    What it takes of the ViT is `layers` (of `mapet_mm.models.two_stream.TwoStreamPass`), `img_size`,
     `patch_resolution`, `num_extra_tokens`, `embed_dims`, and the methods `stem`, `enter`,
     `attention_positions` and `leave`, which suit MMPretrain's ViTs.
 

@@ -55,7 +55,7 @@ def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
 
 
 def _process() -> str:
-    """Which process of several this is, unless it is the first."""
+    """Names this process among several, unless it is the first."""
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
     count = os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", ""))
     return "" if rank == "0" else f"process {rank} of {count}"

@@ -1,13 +1,13 @@
-"""Say what a backbone's features are worth: frozen, by nearest neighbours, linear and attentive probes.
+"""Evaluate a backbone's frozen features by nearest neighbours, linear and attentive probes.
 
     python tools/evaluate_features.py CONFIG CHECKPOINT --data data/digits
     python tools/evaluate_features.py CONFIG CHECKPOINT --compare OTHER_CONFIG OTHER_CHECKPOINT
 
-CONFIG is a pre-training's, a classifier's or a bare backbone's, of MMPretrain, timm (TIMMBackbone) or Hugging
-Face (HuggingFaceClassifier); without CHECKPOINT it has the weights that the config names, or random ones.
-Features are computed once and kept in --cache. Killed, the same command goes on. Any number of processes on
-any number of machines compute them together: start the same command as often as you like, under torchrun,
-under srun or by hand.
+CONFIG describes a pre-training, a classifier or a bare backbone, of MMPretrain, timm (TIMMBackbone) or
+Hugging Face (HuggingFaceClassifier). Without CHECKPOINT the weights are those that the config names, or
+random. Features are computed once and kept in --cache. After a kill, the same command resumes. Any number of
+processes on any number of machines share the work: start the same command any number of times, under
+torchrun, under srun or by hand.
 """
 
 import argparse
@@ -67,13 +67,13 @@ def parse_args() -> argparse.Namespace:
 
 
 def protocol_configs(cfg: Config, data: str | None, names: list[str] | None) -> list[dict]:
-    """The protocols that are declared or, without a declaration, all with their defaults."""
+    """The declared protocols or, without a declaration, all protocols with their defaults."""
     declared = read_config(data) if data and not Path(data).is_dir() else cfg
     PROTOCOLS.import_from_location()
     configs = (declared.get(SECTION) or {}).get("protocols")
     if configs is None:
         configs = [dict(type=name) for name in PROTOCOLS.module_dict]
-        # What the k-NN hook votes with.
+        # The settings of the k-NN hook.
         probe = cfg.get("knn_probe") or {}
         configs[0] |= {name: probe[name] for name in ("k", "temperature") if name in probe}
     known = [config["type"] for config in configs]
@@ -87,7 +87,7 @@ def main() -> None:
     args = parse_args()
     MMLogger.get_instance(
         "evaluate_features", log_level="WARNING"
-    )  # MMEngine lists how weights are initialised
+    )  # MMEngine logs how weights are initialised
     choose_device()
     results, sections, images, protocols = {}, [], {}, []
     for place, (config, *checkpoint) in enumerate(

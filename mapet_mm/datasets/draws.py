@@ -1,4 +1,4 @@
-"""What a loader draws of an image comes from (seed, epoch, image); and images that cannot be read."""
+"""A loader's random draws depend only on (seed, epoch, image); and images that cannot be read."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from torch.utils.data import Dataset
 from mapet_mm.errors import UserError
 from mapet_mm.tokenizers.images import check_on_error
 
-# Under this name an image's seed travels on in its data sample.
+# Name of an image's seed in its data sample.
 DRAW_SEED = "draw_seed"
-# So many unreadable images one behind the other are not the images' fault.
+# This many unreadable images in a row point to another cause than the images.
 ATTEMPTS = 10
 
 
 class UnreadableImageError(UserError):
-    """An image of the training set that cannot be read; the message names it."""
+    """An image of the training set cannot be read; the message names it."""
 
 
 class SeededIndex(int):
@@ -44,20 +44,20 @@ class SeededIndex(int):
 
 
 class SeededBatches:
-    """A loader's batch sampler, whose indices carry seeds and which can begin in the middle of an epoch.
+    """A loader's batch sampler whose indices carry seeds, and which can start in the middle of an epoch.
 
-    An image's seed follows from the run's, the epoch and its place in the epoch's order over all processes,
-    so it stays the same with another number of workers, or of processes with the same batch in total.
-    Repeated augmentation gives each copy of an image a seed of its own.
+    An image's seed depends on the run's seed, the epoch and the image's place in the epoch's order over all
+    processes, so it does not depend on the number of workers, or of processes with the same total batch. With
+    repeated augmentation, each copy of an image gets a different seed.
 
     Args:
-        batches: the batch sampler; other attributes are passed on to it.
-        seed: the run's, the same in all processes.
+        batches: the batch sampler; other attributes are looked up in it.
+        seed: of the run, the same in all processes.
 
     Attributes:
-        epoch: the epoch that is drawn next; goes up by one with each.
-        start: batches of it to leave out.
-        passed: images that the sampler itself has left out already, in this process.
+        epoch: the epoch that is drawn next; increases by one with each.
+        start: number of its batches to leave out.
+        passed: number of images that the sampler itself has left out already, in this process.
     """
 
     def __init__(self, batches: Any, seed: int) -> None:
@@ -85,18 +85,19 @@ class SeededBatches:
 
 
 class SeededDataset(Dataset):
-    """A data set that seeds Python, NumPy and PyTorch from each index; it is the inner one in all else.
+    """A data set that seeds Python, NumPy and PyTorch from each index, and otherwise behaves as the inner
+    one.
 
-    A sample's seed goes on in the metainfo of its data sample, as `draw_seed`: MaPeT draws the image's
-    permutation from it.
+    A sample's seed is kept in the metainfo of its data sample, as `draw_seed`: MaPeT draws the image's
+    permutation with it.
 
     Args:
         dataset: the data set.
-        on_error: of an image that cannot be read: 'raise', or 'skip' for the next one of the data set in its
-            place, with a warning. A mistake in the pipeline is raised as it is.
+        on_error: for images that cannot be read: 'raise', or 'skip' to take the data set's next image with a
+            warning. Other errors in the pipeline are raised unchanged.
 
     Raises:
-        UnreadableImageError: an image cannot be read, or many one behind the other.
+        UnreadableImageError: an image cannot be read, or with 'skip' many images in a row.
     """
 
     def __init__(self, dataset: Dataset, on_error: str = "raise") -> None:
@@ -104,7 +105,7 @@ class SeededDataset(Dataset):
         self.__dict__.update(dataset=dataset, on_error=on_error)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "dataset" or name.startswith("__"):  # while it is unpickled; and what a loader looks for
+        if name == "dataset" or name.startswith("__"):  # during unpickling, or looked up by a loader
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
@@ -135,7 +136,7 @@ class SeededDataset(Dataset):
             return self.dataset[index]
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
-        torch.default_generator.manual_seed(seed)  # a loader draws on the CPU alone
+        torch.default_generator.manual_seed(seed)  # a loader draws on the CPU only
         sample = self.dataset[index]
         data_sample = sample.get("data_samples") if isinstance(sample, dict) else None
         if isinstance(data_sample, BaseDataElement):
@@ -144,7 +145,7 @@ class SeededDataset(Dataset):
 
 
 def _unreadable(error: Exception) -> str | None:
-    """Path of the image that could not be loaded; None if something else went wrong."""
+    """Path of the image that could not be loaded; None for any other error."""
     trace = error.__traceback__
     while trace is not None:
         names = trace.tb_frame.f_locals
@@ -155,7 +156,7 @@ def _unreadable(error: Exception) -> str | None:
 
 
 def draw_seeds(seed: int, epoch: int, places: Int64[np.ndarray, " place"]) -> list[int]:
-    """A number below 2^63 for each place of an epoch's order (SplitMix64, a generator for each epoch)."""
+    """A number below 2^63 for each place in an epoch's order (SplitMix64, one generator per epoch)."""
     state = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
     mixed = state + (places.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

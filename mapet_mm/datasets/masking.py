@@ -5,7 +5,7 @@ from mmpretrain.datasets.transforms import BEiTMaskGenerator
 
 from mapet_mm.registry import TRANSFORMS
 
-# Then no block fits, as in grids of one row, and single patches are masked.
+# After this many draws no block fits, as in grids of one row, and single patches are masked.
 ATTEMPTS = 200
 
 

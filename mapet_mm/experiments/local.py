@@ -208,7 +208,7 @@ class LocalRunner:
         return f"; about {seconds / 60:.0f} min left for {len(rest)} more" if rest else ""
 
     def pass_on(self, number: int, _: object) -> None:
-        """Handler of the signals by which Slurm tells a job to end: its tool saves and ends."""
+        """Handler of the signals with which Slurm ends a job: its tool saves and ends."""
         self.told.append(number)
         for one in self.running:
             one.process.send_signal(number)
@@ -270,8 +270,8 @@ def main() -> None:
         runner.run()
     except StoppedError as error:
         print(error, flush=True)
-        # The job's time is over. Of jobs that end by SIGTERM, Slurm puts back those that it took the machine
-        # from, and not those that were cancelled.
+        # The job has reached its time limit. Of jobs that end by SIGTERM, Slurm requeues those that it
+        # preempted, but not those that were cancelled.
         if signal.SIGUSR1 in runner.told[:1] and (job := os.environ.get("SLURM_JOB_ID")):
             subprocess.run(["scontrol", "requeue", job], check=False)
         sys.exit(STOPPED)

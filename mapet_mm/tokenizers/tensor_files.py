@@ -107,7 +107,7 @@ class TensorFile:
 
 
 def _place(entry: Mapping[str, Any], start: int) -> tuple[np.dtype, tuple[int, ...], int]:
-    """Type and shape of a tensor, and where its data begin in the file."""
+    """Type and shape of a tensor, and the offset of its data in the file."""
     dtype, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"])
     first, end = entry["data_offsets"]
     if first < 0 or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != end - first:

@@ -87,7 +87,7 @@ def curve_figure(
 
 
 def place_figure(records: Sequence[Record]) -> Figure | None:
-    """Draw token accuracy by place in the permuted order, early, in the middle and late; None without it.
+    """Draw token accuracy by place in the permuted order (early, middle and late steps); None if not logged.
 
     Args:
         records: what `read_scalars` returns of a run with `HealthHook`.

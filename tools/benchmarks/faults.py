@@ -1,11 +1,11 @@
-"""What a training survives: run the tests that cause faults, and print how many of each kind were lost.
+"""Run the tests that cause faults in trainings, and print how many faults of each type were not survived.
 
     python tools/benchmarks/faults.py                  the short version, a few minutes
     python tools/benchmarks/faults.py --all            all of them, half an hour on two cores
     python tools/benchmarks/faults.py --only images    the kinds with this word
 
-A fault is survived if the run goes on as if nothing had been, or ends with one line that says what to do. It
-needs what the tests need (`pip install -e .[dev]`).
+A fault is survived if the run continues with the same result, or ends with one line that says what to do.
+This script needs the tests' requirements (`pip install -e .[dev]`).
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Kinds by the place of their tests; the first that fits counts.
+# Types of faults and their tests; the first that fits counts.
 KINDS = {
     "stopped after a step and resumed, bit for bit": "test_engine/test_epoch_seed.py::test_a_run_resumed",
     "other faults of a resumed run": "test_engine/test_epoch_seed.py",
@@ -36,7 +36,7 @@ KINDS = {
 
 
 class Outcomes:
-    """Counts what becomes of each fault; a plugin of pytest."""
+    """A pytest plugin that counts the outcomes of faults."""
 
     def __init__(self) -> None:
         self.survived: Counter[str] = Counter()
@@ -52,7 +52,7 @@ class Outcomes:
             self.lost[kind].append(report.nodeid)
 
     def table(self) -> str:
-        """A line for each kind, as Markdown."""
+        """A Markdown table with one line per type."""
         rows = [(kind, self.survived[kind], len(self.lost[kind])) for kind in KINDS]
         rows = [row for row in rows if row[1] + row[2]]
         rows.append(("**all**", sum(row[1] for row in rows), sum(row[2] for row in rows)))

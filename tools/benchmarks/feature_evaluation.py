@@ -1,7 +1,7 @@
-"""What a frozen evaluation takes of memory, time and disk, on made-up features in ViT-B's width.
+"""Memory, time and disk space of a frozen evaluation, on made-up features of ViT-B's width.
 
-All blocks are one file with many names, so the disk holds 12 MB; what is read is as much as if they were
-several. Times are of the protocols alone: no image is read and no backbone runs.
+All blocks are hard links to one file, so they take 12 MB on disk, but as much is read as from separate files.
+Times are those of the protocols: no image is read and no backbone runs.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def make_features(folder: Path, name: str, size: int, args: argparse.Namespace) -> CachedFeatures:
-    """Features of `size` images, every block the same."""
+    """Make features of `size` images, with identical blocks."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(BLOCK) % args.classes
     values = torch.randn(2, args.layers, BLOCK, args.dim, generator=generator)
@@ -61,7 +61,7 @@ def make_features(folder: Path, name: str, size: int, args: argparse.Namespace) 
 
 
 def peak_gib() -> float:
-    """The most memory that this process has held so far."""
+    """Peak memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 

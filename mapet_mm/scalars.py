@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
-# Names of the accuracies by place in the permuted order begin so; they count iterations.
+# Prefix of the accuracies by place in the permuted order; they are logged by iteration.
 PLACES = "place_accuracy/"
 
 

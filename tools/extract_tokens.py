@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def next_step(cfg: Config, store: TokenStore) -> str:
-    """The training command if the config's `next_config` reads this store, else what a recipe needs."""
+    """The training command if the config's `next_config` reads this store, else what recipes need."""
     following = cfg.get("next_config")
     if following and Path(following).is_file():
         if repr(str(store.path)) in str(read_file(following).get("train_dataloader")):

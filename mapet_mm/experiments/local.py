@@ -44,7 +44,7 @@ REPORT_SECONDS = 30
 
 
 class StoppedError(StageError):
-    """A run that was told to end by a signal, and goes on where it stands when it is started again."""
+    """A signal told the run to end; it resumes when it is started again."""
 
 
 class _Running(NamedTuple):

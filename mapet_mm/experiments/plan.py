@@ -55,7 +55,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table: row's name, column's heading, and the run that gives it, for one seed."""
+    """One number of a table for one seed: row name, column heading, and the run that measures it."""
 
     row: str
     column: str

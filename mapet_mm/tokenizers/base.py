@@ -29,7 +29,7 @@ class Tokenizer(BaseModule):
         super().__init__(init_cfg)
         self.image_size = image_size
         network.float().requires_grad_(False)
-        network.eval()  # a statement of its own: MMPretrain's backbones return None
+        network.eval()  # not chained: MMPretrain's backbones return None here
         self._network = (network,)  # the tuple hides it from nn.Module
         self.eval()
 

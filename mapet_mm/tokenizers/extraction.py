@@ -58,7 +58,7 @@ def open_or_create(
 ) -> tuple[TokenStore, np.ndarray]:
     """Open the token store at a path; create it if absent, extend it if images are new; locate its images.
 
-    Any number of processes may do this at a time.
+    Any number of processes may do this at once.
 
     Returns:
         The store, and for each of its rows the index of the image in `images`, -1 if it is not there.
@@ -189,7 +189,7 @@ class _Rows(ImageTasks):
         super().__init__(store.path / CLAIMS, dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
     def _left(self) -> Int64[np.ndarray, " rows"]:
-        """Rows of the images that nobody has written yet."""
+        """Rows of the images that no process has written yet."""
         missing = self.store.missing(with_skipped=self.retry_skipped)
         return missing[self.place_of_row[missing] >= 0]
 

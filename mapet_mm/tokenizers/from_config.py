@@ -34,7 +34,7 @@ def run_fit_codebook(
     overwrite: bool = False,
     join_processes: Callable[[], None] | None = None,
 ) -> tuple[Path, Codebook]:
-    """Sample features as the config says, cluster them and save the codebook.
+    """Sample features, cluster them and save the codebook, as specified in the config.
 
     Args:
         cfg: a tokenizer config: `tokenizer`, `data_preprocessor`, `dataset`, `codebook`, `token_store`, and

@@ -56,7 +56,7 @@ class ImageTasks(ABC):
             what: name of the progress bar, which counts the images of all processes.
             on_error: for images that cannot be decoded: 'raise' once all others are done, or 'skip' and
                 record them.
-            kept: what that error says has been kept.
+            kept: what has been kept, for that error's message.
 
         Raises:
             UnreadableImagesError: after the results of all other images are written.

@@ -16,7 +16,7 @@ LARGEST_SHARE = 0.05
 
 
 class Verification(NamedTuple):
-    """Images whose tokens were computed again, and how many of the tokens differ from the store's."""
+    """Numbers of images tokenised again, of their tokens, and of tokens that differ from the store's."""
 
     images: int
     tokens: int

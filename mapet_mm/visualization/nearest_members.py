@@ -33,7 +33,7 @@ def nearest_members(
         preprocessor: the tokenizer's data preprocessor.
         images: must include those of all candidates.
         candidates: patches of each token.
-        count: how many to keep.
+        count: number to keep.
     """
     patches = [(token, patch) for token, members in candidates.items() for patch in members]
     wanted: dict[str, list[tuple[int, Patch]]] = {}

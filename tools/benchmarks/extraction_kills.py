@@ -71,7 +71,7 @@ def make_config(folder: Path) -> Path:
 
 
 def start(config: Path, store: Path, processes: int) -> subprocess.Popen:
-    """Start the tokenisation in a process group of its own."""
+    """Start the tokenisation in a new process group."""
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc_per_node={processes}", "tools/extract_tokens.py", str(config), "--out", str(store)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -21,7 +21,7 @@ from mapet_mm.tokenizers.codebook.kmeans import cluster_shards
 def fit_in_memory(
     features: np.ndarray | Tensor, options: KMeansOptions, gpu: bool
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Centroids of features in memory, and what a codebook records of the fit (see `Codebook.fit`)."""
+    """Fit centroids to features in memory; returns them and metadata about the fit (see `Codebook.fit`)."""
     features = _as_rows(features, options.k)
     settings = {key: value for key, value in asdict(options).items() if key != "k"}
     kmeans = faiss.Kmeans(features.shape[1], options.k, gpu=gpu, **settings)

@@ -193,7 +193,7 @@ class Grids:
         return grids
 
     def changed(self) -> Int[np.ndarray, " rows"]:
-        """Rows of which blocks say what the sealed files do not."""
+        """Rows that are in blocks, and in the sealed files either missing or different."""
         skips = {row for row, _ in self.skipped.items() ^ self.manifest.skipped.items()}
         if self._places is None:
             return np.array(sorted(skips), dtype=np.int64)
@@ -225,7 +225,7 @@ class Grids:
 
 
 def spans(start: int, stop: int) -> Iterator[Int[np.ndarray, " rows"]]:
-    """Row numbers, some thousands at a time."""
+    """Row numbers in chunks of `CHUNK_ROWS`."""
     for first in range(start, stop, CHUNK_ROWS):
         yield np.arange(first, min(first + CHUNK_ROWS, stop))
 

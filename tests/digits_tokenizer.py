@@ -19,7 +19,7 @@ def write_few_digits(folder: Path, per_split: int) -> None:
 
 def kclip_config(digits: Path, out: Path, **options) -> Config:
     """A config of 12 tokens that writes its codebook and token store into `out`."""
-    cfg = Config.fromfile(ROOT / "configs" / "digits" / "kclip_digits.py")
+    cfg = Config.fromfile(ROOT / "configs" / "micro" / "kclip.py")
     roots = ("data_root", "dataset.0.data_root", "dataset.1.data_root", "codebook.dataset.data_root")
     cfg.merge_from_dict(
         {

@@ -30,9 +30,12 @@ if not (work_dir / "epoch_1.pth").exists():
     time.sleep(float(os.environ.get("FAKE_SECONDS", 0)))
     (work_dir / "epoch_1.pth").write_text(str(value))
 """
-TABLE = """
-title = "A small table"
+DATA_SET = """
 data = dict(command=["tools/data.py"], outputs=["data.txt"])
+"""
+TABLE = """
+_base_ = "../digits.py"
+title = "A small table"
 rows = [
     dict(name="scratch"),
     dict(name="one", pretrain="configs/one.py"),
@@ -53,6 +56,7 @@ def write_project(folder: Path) -> None:
     (folder / "tools/data.py").write_text("open('data.txt', 'w').write('data')")
     for name in ("one", "two", "probe", "tuned"):
         write_config(folder, name)
+    (folder / "configs/tables/digits.py").write_text(DATA_SET)
     declare(folder)
 
 

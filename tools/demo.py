@@ -29,14 +29,14 @@ from mapet_mm.experiments.local import LocalRunner
 from mapet_mm.experiments.table import Column, Row, TableDeclaration
 from mapet_mm.visualization.report import Report, format_table, write_report
 
-CONFIGS = "configs/digits"
-PRETRAIN = f"{CONFIGS}/mapet_vit-micro-p4_kclip_1xb32-coslr-16e_digits.py"
-UPERNET = f"{CONFIGS}/vit-micro-p4_upernet_1xb8-500i_digits-scenes-50-48x48.py"
+CONFIGS = "configs/micro"
+PRETRAIN = f"{CONFIGS}/mapet_vit-micro_kclip_1xb32-coslr.py"
+UPERNET = f"{CONFIGS}/vit-micro_upernet_1xb8-poly.py"
 DATA, TOKENS = "data/digits", "work_dirs/digits/tokens"
 REFERENCE = "docs/reference/mapet_digits.json"
-PROBE = f"{CONFIGS}/vit-micro-p4_1xb100-linear-mean-coslr-200e_digits-100.py"
-FINETUNE_100 = f"{CONFIGS}/vit-micro-p4_1xb50-coslr-120e_digits-100.py"
-FINETUNE = f"{CONFIGS}/vit-micro-p4_1xb64-coslr-20e_digits.py"
+PROBE = f"{CONFIGS}/vit-micro_1xb100-linear-mean-coslr_few-labels.py"
+FINETUNE_FEW = f"{CONFIGS}/vit-micro_1xb50-coslr_few-labels.py"
+FINETUNE = f"{CONFIGS}/vit-micro_1xb64-coslr.py"
 
 # The whole road; what needs the pre-training comes first, so that it starts as early as it can.
 TABLE = TableDeclaration(
@@ -44,10 +44,10 @@ TABLE = TableDeclaration(
     dataset="digits",
     title="MaPeT on handwritten digits",
     data=dict(command=["tools/dataset_converters/digits.py"], outputs=[DATA, f"{DATA}_scenes"]),
-    rows=[Row(MAPET, pretrain=PRETRAIN, tokenizer=f"{CONFIGS}/kclip_digits.py"), Row(SCRATCH)],
+    rows=[Row(MAPET, pretrain=PRETRAIN, tokenizer=f"{CONFIGS}/kclip.py"), Row(SCRATCH)],
     columns=[
         Column("linear probe, 100 labels", "top-1, %", PROBE, "accuracy/top1"),
-        Column("fine-tuning, 100 labels", "top-1, %", FINETUNE_100, "accuracy/top1"),
+        Column("fine-tuning, 100 labels", "top-1, %", FINETUNE_FEW, "accuracy/top1"),
         Column("fine-tuning, all labels", "top-1, %", FINETUNE, "accuracy/top1"),
         Column("UperNet, 50 labelled scenes", "mIoU, %", UPERNET, "mIoU"),
     ],
@@ -75,7 +75,7 @@ def make_report(filler: TableFiller, jobs: int, set_up: float | None, started: f
             curves_section(pretraining.folder, reference),
             codebook_section(TOKENS, DATA),
             masks_section(),
-            segmentation_section(UPERNET, upernet.outputs[0]),
+            segmentation_section(Path(upernet.folder, Path(UPERNET).name), upernet.outputs[0]),
         ],
         stages=stage_table(runs, [] if set_up is None else [("set-up", set_up)]),
         facts=machine_facts(jobs),

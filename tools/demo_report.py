@@ -7,10 +7,10 @@ import os
 import platform
 from collections.abc import Sequence
 
-from mapet_mm.experiments.benchmark import processor
+from mapet_mm.benchmark import processor
 from mapet_mm.experiments.fill import TableFiller
-from mapet_mm.experiments.perform import record_of
 from mapet_mm.experiments.plan import Run
+from mapet_mm.experiments.records import record_of
 from mapet_mm.models.objectives import OBJECTIVES
 from mapet_mm.scalars import read_scalars
 from mapet_mm.tokenizers import TokenStore

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from mmengine.config import Config, DictAction
 
+from mapet_mm.config_files import read_config as read_file
+from mapet_mm.config_files import typed
 from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.processes import choose_device
@@ -23,7 +25,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("config", help="tokenizer config, for example configs/digits/kclip_digits.py")
+    parser.add_argument("config", help="tokenizer config, for example configs/micro/kclip.py")
     parser.add_argument("--out", help="token store to write; default: the config's token_store")
     parser.add_argument(
         "--verify",
@@ -76,8 +78,8 @@ def next_step(cfg: Config, store: TokenStore) -> str:
     """The training command if the config's `next_config` reads this store, else what a recipe needs."""
     following = cfg.get("next_config")
     if following and Path(following).is_file():
-        if str(store.path) in str(Config.fromfile(following).to_dict()):
-            return f"next: python tools/train.py {following}"
+        if str(store.path) in str(read_file(following).get("train_dataloader")):
+            return f"next: {typed(cfg, f'python tools/train.py {following}')}"
         following = f"CONFIG (not {following}, which reads another store)"
     return (
         f"next: python tools/train.py {following or 'CONFIG'}, with dict(type='mapet_mm.LoadTokenGrid', "

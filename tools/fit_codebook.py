@@ -8,9 +8,10 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from mmengine.config import DictAction
+from mmengine.config import Config, DictAction
 from mmengine.dist import is_main_process
 
+from mapet_mm.config_files import typed
 from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.processes import choose_device, start_processes, stop_processes
@@ -24,7 +25,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("config", help="tokenizer config, for example configs/digits/kclip_digits.py")
+    parser.add_argument("config", help="tokenizer config, for example configs/micro/kclip.py")
     parser.add_argument("--out", help="codebook to write; default: the config's tokenizer.codebook")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing codebook")
     parser.add_argument(
@@ -51,17 +52,17 @@ def main() -> None:
     join = partial(start_processes, args.launcher)
     path, codebook = run_fit_codebook(cfg, args.out, args.overwrite, join)
     if is_main_process():
-        report(args, path, codebook)
+        report(cfg, args, path, codebook)
     stop_processes()
 
 
-def report(args: argparse.Namespace, path: Path, codebook: Codebook) -> None:
+def report(cfg: Config, args: argparse.Namespace, path: Path, codebook: Codebook) -> None:
     features = features_folder(path)
     size = sum(file.stat().st_size for file in features.rglob("*")) / 2**20
     print(f"wrote {path}: {codebook.k} centroids of {codebook.dim} channels, digest {codebook.digest[:12]}")
     print(f"kept {features} ({size:.0f} MiB of sampled features): delete it once the codebook is good")
     option = f" --cfg-options tokenizer.codebook={path}" if args.out else ""
-    print(f"next: python tools/extract_tokens.py {args.config}{option}")
+    print(f"next: {typed(cfg, f'python tools/extract_tokens.py {args.config}{option}')}")
 
 
 if __name__ == "__main__":

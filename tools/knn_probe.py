@@ -1,6 +1,6 @@
 """Classify by nearest neighbours in a checkpoint's feature space: a look at a pre-training, nothing trained.
 
-    python tools/knn_probe.py configs/digits/mapet_vit-micro-p4_kclip_1xb32-coslr-16e_digits.py CHECKPOINT
+    python tools/knn_probe.py configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py CHECKPOINT
 
 The config has a section `knn_probe` with the options of KNNProbeHook: the labelled images and k. Several
 processes share the work: `torchrun --nproc_per_node=8 tools/knn_probe.py ... --launcher pytorch`.

@@ -19,8 +19,8 @@ from mapet_mm.errors import one_line_errors
 from mapet_mm.experiments.cluster import dist_lines, hours_report, printed, submit
 from mapet_mm.experiments.fill import TableFiller, describe
 from mapet_mm.experiments.local import LocalRunner
-from mapet_mm.experiments.perform import StageError
 from mapet_mm.experiments.plan import Run
+from mapet_mm.experiments.records import StageError
 from mapet_mm.experiments.table import LAUNCHERS, Runner, load_table
 
 
@@ -28,8 +28,8 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("table", help="name of a table, a file below configs/tables/<dataset>")
-    parser.add_argument("--dataset", default="digits", help="a folder of configs/tables")
+    parser.add_argument("table", help="name of a table of the data set")
+    parser.add_argument("--dataset", default="digits", help="a file of configs/tables")
     parser.add_argument("--seeds", type=positive, default=1, help="trainings of each cell: seeds 0, 1, ...")
     parser.add_argument("--jobs", type=positive, default=2, help="launcher local: runs side by side")
     parser.add_argument("--out", type=Path, default=Path("work_dirs/tables"), help="folder for all it writes")

@@ -1,6 +1,6 @@
 """Train a model: pre-training, classification or segmentation, whatever the config says.
 
-    python tools/train.py configs/digits/vit-micro-p4_1xb64-coslr-20e_digits.py --amp
+    python tools/train.py configs/micro/vit-micro_1xb64-coslr.py --amp
 
 Several processes: tools/dist_train.sh, or tools/slurm_train.sh on a cluster.
 """

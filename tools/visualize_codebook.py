@@ -28,7 +28,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("config", help="tokenizer config, for example configs/digits/kclip_digits.py")
+    parser.add_argument("config", help="tokenizer config, for example configs/micro/kclip.py")
     parser.add_argument("--tokens", type=int, nargs="+", help="token ids to show, instead of --choose")
     parser.add_argument(
         "--choose", choices=("most-used", "random"), default="most-used", help="which tokens to show"

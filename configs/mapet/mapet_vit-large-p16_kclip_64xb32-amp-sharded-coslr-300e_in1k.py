@@ -9,3 +9,4 @@ _base_ = [
 
 model = dict(backbone=dict(arch="large", with_cp=True), head=dict(embed_dims=1024))
 train_dataloader = dict(batch_size=32)
+next_config = None  # no recipe fine-tunes a ViT-L

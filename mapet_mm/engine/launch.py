@@ -11,6 +11,7 @@ from mmengine.model import PretrainedInit
 from mmengine.registry import RUNNERS, WEIGHT_INITIALIZERS
 from mmengine.runner import Runner
 
+from mapet_mm import config_files
 from mapet_mm.engine.batch_size import check_scaling, describe_scaling, scaling_with_accumulation
 from mapet_mm.engine.checkpoints import (
     LaunchError,
@@ -29,30 +30,32 @@ DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
 
 def read_config(path: str, cfg_options: dict | None = None) -> Config:
-    """Read a config and merge `--cfg-options` into it.
+    """Read a config, merge `--cfg-options` into it, and say which data set it is for.
 
     Raises:
-        LaunchError: whatever goes wrong in the file or with the options.
+        LaunchError: there is no such file, or the options do not fit.
+        ConfigError: whatever goes wrong in the file.
     """
     require_file("config", path)
-    try:
-        cfg = Config.fromfile(path)
-    except Exception as error:  # a config is Python, so it can raise anything
-        raise LaunchError(f"config {path}: {type(error).__name__}: {error}") from error
+    cfg = config_files.read_config(path)
     try:
         cfg.merge_from_dict(cfg_options or {})
     except (KeyError, TypeError, AssertionError, AttributeError) as error:
         raise LaunchError(f"--cfg-options: {error}") from error
+    if "data_set" in cfg:
+        say(f"data set: {cfg.data_set}")
     return cfg
 
 
 def load_config(path: str, cfg_options: dict | None = None, work_dir: str | None = None) -> Config:
     """Read a config, merge `--cfg-options` into it and choose its work dir.
 
-    The work dir is, in this order: `work_dir`, the config's own, `work_dirs/<name of the config>`.
+    The work dir is, in this order: `work_dir`, the config's own, `<work_root>/<name of the config>`, where
+    `work_root` is the config's or `work_dirs`.
     """
     cfg = read_config(path, cfg_options)
-    cfg.work_dir = work_dir or cfg.get("work_dir") or str(Path("work_dirs") / Path(path).stem)
+    name = Path(cfg.get("work_root", "work_dirs")) / Path(path).stem
+    cfg.work_dir = work_dir or cfg.get("work_dir") or str(name)
     _complete_dataloaders(cfg)
     return cfg
 
@@ -270,22 +273,13 @@ def training_report(cfg: Config, config_path: str) -> str:
     checkpoint = find_checkpoint(cfg, trust=True)
     if checkpoint is None:
         return f"wrote {cfg.work_dir} (no checkpoint: the config's CheckpointHook saved none)"
-    return (
-        f"wrote {cfg.work_dir}: last checkpoint {checkpoint}\nnext: {next_command(config_path, checkpoint)}"
-    )
+    following = next_command(cfg, config_path, checkpoint)
+    return f"wrote {cfg.work_dir}: last checkpoint {checkpoint}\nnext: {following}"
 
 
-def next_command(config_path: str, checkpoint: str) -> str:
-    """The command after a training run: a downstream recipe of a pre-trained backbone, else its test.
-
-    Recipes are found by their names: `mapet_vit-tiny-p16_..._in1k.py` is followed by `vit-tiny-p16_...` in
-    `benchmarks/` or beside it.
-    """
-    path = Path(config_path)
-    backbone = next((part for part in path.stem.split("_")[1:] if part.startswith("vit-")), None)
-    for folder in (path.parent / "benchmarks", path.parent):
-        recipes = sorted(folder.glob(f"{backbone}_*.py")) if backbone else []
-        if recipes and "upernet" not in path.stem:
-            option = f"--cfg-options model.backbone.init_cfg.checkpoint={checkpoint}"
-            return f"python tools/train.py {recipes[0]} {option}"
-    return f"python tools/test.py {config_path} {checkpoint}"
+def next_command(cfg: Config, config_path: str, checkpoint: str) -> str:
+    """The command after a training run: of the recipe that its `next_config` names, else its test."""
+    if following := cfg.get("next_config"):
+        option = f"--cfg-options model.backbone.init_cfg.checkpoint={checkpoint}"
+        return config_files.typed(cfg, f"python tools/train.py {following} {option}")
+    return config_files.typed(cfg, f"python tools/test.py {config_path} {checkpoint}")

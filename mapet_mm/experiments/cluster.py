@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shlex
@@ -9,12 +10,12 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from mapet_mm.experiments.local import log_of
-from mapet_mm.experiments.perform import StageError, claim, is_done, launch_words, perform_words
+from mapet_mm.experiments.local import launch_words
 from mapet_mm.experiments.plan import Run
+from mapet_mm.experiments.records import StageError, claim, is_done
 from mapet_mm.experiments.table import Runner
 from mapet_mm.file_replacement import replace_file
 
@@ -25,7 +26,7 @@ Send = Callable[[Sequence[str], str], str]
 def sbatch_words(run: Run, runner: Runner, after: Sequence[str] = ()) -> list[str]:
     """The sbatch command of a run: its resources, its log, and the jobs that it waits for."""
     per_node = min(run.processes, runner.gpus_per_node or run.processes)
-    words = ["sbatch", "--parsable", f"--job-name={run.name}", f"--output={log_of(run)}"]
+    words = ["sbatch", "--parsable", f"--job-name={run.name}", f"--output={run.folder}/job.log"]
     words += ["--open-mode=append", "--requeue", f"--nodes={math.ceil(run.processes / per_node)}"]
     words += [f"--ntasks-per-node={per_node}", f"--cpus-per-task={runner.cpus_per_process}"]
     if runner.gpus_per_node and run.kind != "data":
@@ -36,8 +37,9 @@ def sbatch_words(run: Run, runner: Runner, after: Sequence[str] = ()) -> list[st
 
 
 def job_script(run: Run, runner: Runner) -> str:
-    """What a job does: the run, through the module that claims it and keeps its result."""
-    return f"#!/bin/bash\nexec {shlex.join(perform_words(run, 'slurm', runner.cpus_per_process))}\n"
+    """What a job does: the run, as a runner on the job's machine does it."""
+    words = [sys.executable, "-m", "mapet_mm.experiments.local", "slurm", str(runner.cpus_per_process)]
+    return f"#!/bin/bash\nexec {shlex.join([*words, json.dumps(asdict(run))])}\n"
 
 
 def submit(runs: Sequence[Run], runner: Runner, send: Send | None = None) -> int:
@@ -56,7 +58,7 @@ def submit(runs: Sequence[Run], runner: Runner, send: Send | None = None) -> int
     if not runs:
         return 0
     # Two people who submit at the same moment must not submit the same run.
-    with claim(os.path.dirname(runs[0].folder)):
+    with claim(os.path.dirname(runs[0].folder), wait=True):
         return len(_submit(runs, runner, _sbatch, {run: job for run, (job, _) in live_jobs(runs).items()}))
 
 
@@ -114,7 +116,7 @@ def dist_lines(run: Run, runner: Runner) -> list[str]:
     per_node = runner.gpus_per_node or run.processes
     here = replace(run, processes=min(run.processes, per_node))
     words = launch_words(here, "dist", runner.cpus_per_process)
-    line = shlex.join(["python" if word == sys.executable else word for word in words])
+    line = run.typed(["python" if word == sys.executable else word for word in words])
     if run.processes <= per_node:
         return [line]
     nodes = math.ceil(run.processes / per_node)

@@ -11,8 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from mapet_mm.experiments.cluster import live_jobs
-from mapet_mm.experiments.perform import StageError, is_claimed, is_done, record_of
 from mapet_mm.experiments.plan import Cell, Run, plan_table
+from mapet_mm.experiments.records import StageError, is_claimed, is_done, record_of
 from mapet_mm.experiments.render import Grid, Measured, render_csv, render_markdown, summarise
 from mapet_mm.experiments.table import TableDeclaration
 from mapet_mm.file_replacement import replace_file

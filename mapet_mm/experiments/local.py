@@ -1,22 +1,51 @@
-"""Do runs on this machine: side by side where they can be, each with its log, whatever other runners do."""
+"""Do runs on this machine: side by side where they can be, each with its log, whatever other runners do.
+
+    python -m mapet_mm.experiments.local LAUNCHER CPUS '{"command": ["tools/train.py", ...], ...}'
+
+is how a job of a cluster does its one run. A run that was stopped goes on where its tool resumes.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
+from typing import NamedTuple, TextIO
 
-from mapet_mm.experiments.perform import StageError, is_claimed, is_done, perform_words, record_of
-from mapet_mm.experiments.plan import Run
+from mapet_mm.config_files import VARIABLE
+from mapet_mm.errors import UserError, one_line_errors
+from mapet_mm.experiments.plan import TRAIN, Run
+from mapet_mm.experiments.records import (
+    StageError,
+    check_identity,
+    claim,
+    is_adopted,
+    is_done,
+    log_of,
+    record_of,
+    write_record,
+)
+from mapet_mm.file_replacement import replace_file
 
 TAIL_LINES = 20
 POLL_SECONDS = 0.2
+PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # Linux has it
 REPORT_SECONDS = 30
+
+
+class _Running(NamedTuple):
+    run: Run
+    process: subprocess.Popen
+    claim: TextIO
+    started: float
 
 
 class LocalRunner:
@@ -28,7 +57,7 @@ class LocalRunner:
     Args:
         runs: each after the ones that it needs.
         jobs: how many at a time.
-        launcher: 'local' or 'dist'.
+        launcher: 'local', 'dist', or 'slurm' inside a job.
         cpus: threads of each process: on a busy machine, threads that wait for each other are slower than
             one, and results do not depend on the number of cores.
         tell: takes each line of progress.
@@ -51,9 +80,8 @@ class LocalRunner:
             raise StageError(f"{jobs} runs at a time do nothing: 1 or more")
         self.runs, self.jobs, self.launcher, self.cpus = list(runs), jobs, launcher, cpus
         self.tell, self.on_done = tell, on_done
-        self.done = {run.folder for run in runs if is_done(run)}
-        self.waiting = [run for run in runs if run.folder not in self.done]
-        self.running: list[tuple[Run, subprocess.Popen]] = []
+        self.waiting = [run for run in runs if not is_done(run)]
+        self.running: list[_Running] = []
         self.elsewhere: set[str] = set()
         self.failed: dict[str, str] = {}
 
@@ -63,8 +91,8 @@ class LocalRunner:
         Raises:
             StageError: runs failed; raised after all others, with the ends of their logs.
         """
-        if self.done:
-            self.tell(f"{len(self.done)} of {len(self.runs)} runs were done before")
+        if before := len(self.runs) - len(self.waiting):
+            self.tell(f"{before} of {len(self.runs)} runs were done before")
         reported = time.monotonic()
         try:
             while self.waiting or self.running:
@@ -73,89 +101,139 @@ class LocalRunner:
                 self._collect()
                 if time.monotonic() - reported >= REPORT_SECONDS:
                     reported = time.monotonic()
-                    for run, _ in self.running:
-                        self._say(run, _last_words(run))
+                    for one in self.running:
+                        self._say(one.run, _last_words(one.run))
         finally:
             self._stop()
         if self.failed:
             raise StageError("\n".join(self.failed.values()))
 
     def _start(self) -> None:
-        for run in [run for run in self.waiting if self.done.issuperset(run.needs)]:
-            if len(self.running) == self.jobs:
-                return
-            if is_claimed(run):
+        for run in list(self.waiting):
+            missing = {other.folder for other in (*self.waiting, *(one.run for one in self.running))}
+            if run not in self.waiting or len(self.running) == self.jobs or missing.intersection(run.needs):
+                continue
+            if (held := claim(run.folder)) is None:
                 if run.folder not in self.elsewhere:
                     self._say(run, "another runner is at it")
                 self.elsewhere.add(run.folder)
-                continue
-            self.waiting.remove(run)
-            if run.folder in self.elsewhere and is_done(run):
+            else:
+                self.waiting.remove(run)
+                self._begin(run, held)
+
+    def _begin(self, run: Run, held: TextIO) -> None:
+        """Start a claimed run's tool, unless what it makes is there."""
+        Path(run.folder, "failed").unlink(missing_ok=True)
+        try:
+            check_identity(run)
+            if is_done(run):
                 self._done(run, "done by another runner")
-                continue
-            self._say(run, run.line)
-            os.makedirs(run.folder, exist_ok=True)
-            with open(log_of(run), "a") as log:
-                words = perform_words(run, self.launcher, self.cpus)
-                # A session of its own: Ctrl-C reaches this process alone, which stops the run's workers too.
-                process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
-            self.running.append((run, process))
+            elif is_adopted(run):
+                write_record(run, 0)
+                self._done(run, f"{run.outputs[0]} was made with this recipe: it is kept")
+            else:
+                self._say(run, run.line)
+                self.running.append(_Running(run, self._process(run, held), held, time.monotonic()))
+                return
+        except UserError as error:
+            self._fail(run, str(error))
+        held.close()
+
+    def _process(self, run: Run, held: TextIO) -> subprocess.Popen:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self.cpus), "PYTHON": sys.executable}
+        environment |= {VARIABLE: run.data} if run.data else {}
+        with open(log_of(run), "a") as log:
+            return subprocess.Popen(
+                launch_words(run, self.launcher, self.cpus),
+                env=environment,
+                stdout=log,
+                stderr=log,
+                # A session of its own: Ctrl-C reaches this process alone, which stops the tool's workers too.
+                start_new_session=True,
+                # The tool keeps the claim, should this process be killed before it.
+                pass_fds=[held.fileno()],
+                preexec_fn=_end_with_runner,
+            )
 
     def _collect(self) -> None:
-        for run, process in [one for one in self.running if one[1].poll() is not None]:
-            self.running.remove((run, process))
-            if process.returncode:
-                self._fail(run, process.returncode)
+        for one in [one for one in self.running if one.process.poll() is not None]:
+            self.running.remove(one)
+            run, code = one.run, one.process.returncode
+            missing = [output for output in run.outputs if not os.path.exists(output)]
+            if code or missing:
+                self._fail(
+                    run, _failure(run, f"ended with code {code}" if code else f"did not write {missing[0]}")
+                )
             else:
-                left = self._time_left([*self.waiting, *(other for other, _ in self.running)])
-                self._done(run, f"done in {record_of(run)['seconds']:.0f} s{left}")
+                write_record(run, time.monotonic() - one.started)
+                self._done(run, f"done in {time.monotonic() - one.started:.0f} s{self._time_left()}")
+            one.claim.close()
 
     def _done(self, run: Run, how: str) -> None:
-        self.done.add(run.folder)
         self._say(run, how)
         self.on_done(run)
 
-    def _fail(self, run: Run, code: int) -> None:
-        """Note a failure, and drop what needs the run."""
-        tail = "\n".join(f"  | {line}" for line in _tail(run, TAIL_LINES))
-        self.failed[run.folder] = (
-            f"`{run.name}` ended with code {code}; the end of its log:\n{tail}\n"
-            f"The whole log is {log_of(run)}. Correct the cause and run the same command again: what is done "
-            "is not done again, this one resumes."
-        )
-        self._say(run, self.failed[run.folder])
+    def _fail(self, run: Run, why: str) -> None:
+        """Note a failure, where others see it too, and drop what needs the run."""
+        replace_file(Path(run.folder, "failed"), f"{why}\n".encode())
+        self.failed[run.folder] = f"`{run.name}`: {why}"
+        self._say(run, why)
         for other in list(self.waiting):
             if broken := [os.path.basename(need) for need in other.needs if need in self.failed]:
                 self.waiting.remove(other)
                 self.failed[other.folder] = f"`{other.name}` was not done: it needs {broken[0]}"
 
-    def _time_left(self, runs: Sequence[Run]) -> str:
-        """How long these will take, from the mean of those of the same config, or of all, that are done."""
+    def _time_left(self) -> str:
+        """How long the rest will take: the mean of what is done of the same config, or of all."""
         taken: dict[str | None, list[float]] = {}
         for run in self.runs:
             if record := record_of(run):
                 for kind in (run.config, "all"):
                     taken.setdefault(kind, []).append(record["seconds"])
-        seconds = sum(mean(taken.get(run.config, taken["all"])) for run in runs) / self.jobs
-        return f"; about {seconds / 60:.0f} min left for {len(runs)} more" if runs else ""
+        rest = [*self.waiting, *(one.run for one in self.running)]
+        seconds = sum(mean(taken.get(run.config, taken["all"])) for run in rest) / self.jobs
+        return f"; about {seconds / 60:.0f} min left for {len(rest)} more" if rest else ""
 
     def _say(self, run: Run, text: str) -> None:
         self.tell(f"[{self.runs.index(run) + 1:2d}/{len(self.runs)}] {run.name}: {text}")
 
     def _stop(self) -> None:
-        for _, process in self.running:
+        for one in self.running:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-        for _, process in self.running:
+                os.killpg(one.process.pid, signal.SIGTERM)
+        for one in self.running:
             try:
-                process.wait(10)
+                one.process.wait(10)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(one.process.pid, signal.SIGKILL)
 
 
-def log_of(run: Run) -> Path:
-    """The log of what a run's tool has said, over all its starts."""
-    return Path(run.folder, "run.log")
+def launch_words(run: Run, launcher: str, cpus: int) -> list[str]:
+    """The command line that starts a run's tool in as many processes as it is meant for."""
+    python, processes = sys.executable, str(run.processes)
+    if run.processes == 1:
+        return [python, *run.command]
+    if run.command[0] != TRAIN:
+        torchrun = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+        return [*torchrun, *run.command]
+    if launcher == "dist":
+        return ["bash", "tools/dist_train.sh", run.command[1], processes, *run.command[2:]]
+    srun = ["srun", "--kill-on-bad-exit=1", f"--cpus-per-task={cpus}", python, "-u"]
+    return [*srun, *run.command, "--launcher", "slurm"]
+
+
+def _end_with_runner() -> None:
+    """In a tool before it starts: Linux ends it when its runner is killed; nobody would see or stop it."""
+    if PRCTL is not None:
+        PRCTL(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def _failure(run: Run, what: str) -> str:
+    tail = "\n".join(f"  | {line}" for line in _tail(run, TAIL_LINES))
+    return (
+        f"{what}; the end of its log:\n{tail}\nThe whole log is {log_of(run)}. Correct the cause and run the "
+        "same command again: what is done is not done again, this one resumes."
+    )
 
 
 def _tail(run: Run, count: int) -> list[str]:
@@ -167,3 +245,13 @@ def _tail(run: Run, count: int) -> list[str]:
 def _last_words(run: Run) -> str:
     """The end of a run's log without the time, logger and level that MMEngine puts before its message."""
     return " ".join(_tail(run, 1)[0].rsplit(" - INFO - ", 1)[-1].split())[:90]
+
+
+@one_line_errors
+def main() -> None:
+    launcher, cpus, run = sys.argv[1:]
+    LocalRunner([Run(**json.loads(run))], 1, launcher, int(cpus)).run()
+
+
+if __name__ == "__main__":
+    main()

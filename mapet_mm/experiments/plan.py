@@ -1,7 +1,7 @@
 """From tables to the runs that fill them: each pre-training, token store and evaluation once.
 
-What a run is decides where it is: its folder ends in a digest of its command, the configs it names, the runs
-it needs and the package's version, so what another recipe has left is never found.
+What a run is decides where it is: its folder ends in a digest of its command, its config, the runs that it
+needs and the package's version, so what another recipe has left is never found.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 from mmengine.config import Config
 
 from mapet_mm import __version__
+from mapet_mm.config_files import VARIABLE, read_config
 from mapet_mm.experiments.table import Column, DeclarationError, Row, TableDeclaration
 
 TRAIN = "tools/train.py"
@@ -39,12 +40,17 @@ class Run:
     folder: str  # <folder of all runs>/<name>-<digest>: its claim, its log, a training's work directory
     needs: tuple[str, ...] = ()  # folders of the runs before it
     config: str | None = None  # what it trains or tokenises with
+    data: str | None = None  # the data set that its config is read for, None if that depends on none
     processes: int = 1  # how many the recipe is meant for
 
     @property
     def line(self) -> str:
         """The command as it is typed, for one process."""
-        return shlex.join(["python", *self.command])
+        return self.typed(["python", *self.command])
+
+    def typed(self, words: Sequence[str]) -> str:
+        """A command line that starts this run, with the data set that it is for."""
+        return (f"{VARIABLE}={self.data} " if self.data else "") + shlex.join(words)
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ def plan_table(table: TableDeclaration, seeds: Iterable[int], out: str | os.Path
     Raises:
         DeclarationError: a config that does not exist, braces that neither row nor column fill, or configs
             that do not fit together.
+        ConfigError: a config that cannot be read for the data set.
     """
     planner = _Planner(table, f"{out}/runs")
     cells = [
@@ -97,26 +104,16 @@ def plan_table(table: TableDeclaration, seeds: Iterable[int], out: str | os.Path
     return Plan(list(planner.runs.values()), cells)
 
 
-def identity(command: Sequence[str], needs: Sequence[str], folder: str) -> str:
-    """Digest of what decides a run's outputs: command, configs in full, what it builds on, the version.
+def identity(command: Sequence[str], needs: Sequence[str], folder: str, config: Config | None = None) -> str:
+    """Digest of what decides a run's outputs: command, config in full, what it builds on, the version.
 
     Where the folder of runs lies decides nothing, so it may be moved.
     """
     runs = os.path.dirname(folder)
     words = [word.replace(folder, "{run}").replace(runs, "{runs}") for word in command]
-    configs = [read_config(word).to_dict() for word in command[1:] if word.endswith(".py")]
+    configs = [] if config is None else [config.to_dict()]
     what = [__version__, words, configs, sorted(map(os.path.basename, needs))]
     return hashlib.sha256(json.dumps(what, default=str, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def read_config(path: str) -> Config:
-    """A config; read once, a fifth of a second, while its file is not touched."""
-    return _read_version(os.path.abspath(path), os.stat(path).st_mtime_ns)
-
-
-@cache
-def _read_version(path: str, modified: int) -> Config:
-    return Config.fromfile(path)
 
 
 class _Planner:
@@ -125,14 +122,15 @@ class _Planner:
     def __init__(self, table: TableDeclaration, folder: str) -> None:
         self.table, self.folder = table, folder
         self.runs: dict[str, Run] = {}
+        self.read = cache(read_config)
 
     def evaluation(self, row: Row, column: Column, seed: int) -> Run:
         """The run that measures a cell."""
         values = {**column.values, **row.values}
-        config = _existing(column.config, values, column.name)
+        config, data = _existing(column.config, values, column.name), column.data or self.table.dataset
         tokenizer = _existing(row.tokenizer, values, row.name) if row.tokenizer else None
-        cfg = _merged(config, column.options)
-        slots, start, needs = _open_starts(cfg), "scratch", []
+        cfg = self._merged(config, data, column.options)
+        slots, start, needs = _open_starts(cfg), f"scratch_seed-{seed}", []
         handed_on: dict[str, Any] = dict.fromkeys(slots)
         if row.pretrain:
             needs = [self._pretraining(row, _existing(row.pretrain, values, row.name), tokenizer, seed)]
@@ -142,28 +140,27 @@ class _Planner:
                     "and a pre-training is handed on in one"
                 )
             handed_on, start = {f"{slots[0]}.checkpoint": needs[0].outputs[0]}, needs[0].name
-        needs += self._tokens(tokenizer, cfg)
-        name = f"{Path(config).stem}{_suffix(column.options)}--{start}"
-        name += "" if row.pretrain else f"_seed-{seed}"
+        needs += self._tokens(tokenizer, cfg, data)
+        name = "_".join(filter(None, [Path(config).stem, column.data])) + _suffix(column.options)
         changes = {**column.options, **handed_on, "randomness.seed": seed}
-        return self._training(name, "evaluation", config, cfg, changes, needs or self._data())
+        return self._training(f"{name}--{start}", "evaluation", config, cfg, changes, needs)
 
     def _pretraining(self, row: Row, config: str, tokenizer: str | None, seed: int) -> Run:
-        cfg = _merged(config, row.options)
-        tokens = self._tokens(tokenizer, cfg)
+        cfg = self._merged(config, self.table.dataset, row.options)
+        tokens = self._tokens(tokenizer, cfg, self.table.dataset)
         if tokenizer and not tokens:
             raise DeclarationError(f"{row.name!r}: `{config}` reads no tokens of `{tokenizer}`")
         name = f"{Path(config).stem}{_suffix(row.options)}_seed-{seed}"
         changes = {**row.options, "randomness.seed": seed}
-        return self._training(name, "pre-training", config, cfg, changes, tokens or self._data())
+        return self._training(name, "pre-training", config, cfg, changes, tokens)
 
     def _training(
         self, name: str, kind: str, config: str, cfg: Config, changes: Mapping[str, Any], needs: Sequence[Run]
     ) -> Run:
         arguments = [f"{key}={value}" for key, value in changes.items()]
         command = [TRAIN, config, "--work-dir", "{run}", "--resume", "--cfg-options", *arguments]
-        output = f"{{run}}/{final_checkpoint(cfg)}"
-        return self._add(name, kind, command, [output], needs, config, processes_of(cfg))
+        output, needs = f"{{run}}/{final_checkpoint(cfg)}", needs or self._data()
+        return self._add(name, kind, command, [output], needs, config, cfg, processes_of(cfg))
 
     def _data(self) -> list[Run]:
         data = self.table.data
@@ -171,24 +168,25 @@ class _Planner:
             [self._add("data", "data", data["command"], data.get("outputs", ()))] if "command" in data else []
         )
 
-    def _tokens(self, tokenizer: str | None, reader: Config) -> list[Run]:
+    def _tokens(self, tokenizer: str | None, reader: Config, data: str) -> list[Run]:
         """What makes the codebook and the token store of a tokenizer, as far as this config reads them."""
         if tokenizer is None:
             return []
-        cfg = read_config(tokenizer)
-        read = {os.path.normpath(text) for part in PARTS for text in _texts(reader.get(part))}
+        cfg = self.read(tokenizer, data)
+        nodes = [node for part in PARTS for _, node in _nodes(reader.get(part))]
+        read = {os.path.normpath(node) for node in nodes if isinstance(node, str)}
         reads_store = os.path.normpath(cfg.token_store) in read
         made: list[Run] = []
         codebook = cfg.tokenizer.get("codebook") if cfg.get("codebook") else None
         if codebook and (reads_store or os.path.normpath(codebook) in read):
-            made = [self._tool("fit_codebook", tokenizer, codebook, self._data())]
+            made = [self._tool("fit_codebook", tokenizer, cfg, codebook, self._data())]
         if reads_store:
-            made = [self._tool("extract_tokens", tokenizer, cfg.token_store, made or self._data())]
+            made = [self._tool("extract_tokens", tokenizer, cfg, cfg.token_store, made or self._data())]
         return made
 
-    def _tool(self, tool: str, config: str, output: str, needs: Sequence[Run]) -> Run:
+    def _tool(self, tool: str, config: str, cfg: Config, output: str, needs: Sequence[Run]) -> Run:
         name, gpus = f"{tool}_{Path(config).stem}", max(1, self.table.runner.gpus_per_node)
-        return self._add(name, "tokenizer", [f"tools/{tool}.py", config], [output], needs, config, gpus)
+        return self._add(name, "tokenizer", [f"tools/{tool}.py", config], [output], needs, config, cfg, gpus)
 
     def _add(
         self,
@@ -198,25 +196,33 @@ class _Planner:
         outputs: Sequence[str],
         needs: Sequence[Run] = (),
         config: str | None = None,
+        cfg: Config | None = None,
         processes: int = 1,
     ) -> Run:
         """A run with its folder, which stands for `{run}` in command and outputs."""
-        before = tuple(run.folder for run in needs)
-        folder = f"{self.folder}/{name}-{identity(command, before, f'{self.folder}/{{run}}')}"
+        before, data = tuple(run.folder for run in needs), None
+        if cfg is not None:
+            data = cfg.env_variables.get(VARIABLE)
+            cfg = self.read(config, data or self.table.dataset)  # the changes to it are in the command
+        folder = f"{self.folder}/{name}-{identity(command, before, f'{self.folder}/{{run}}', cfg)}"
         words = tuple(word.replace("{run}", folder) for word in command)
         outputs = tuple(output.replace("{run}", folder) for output in outputs)
-        run = Run(name, kind, words, outputs, folder, before, config, processes)
+        run = Run(name, kind, words, outputs, folder, before, config, data, processes)
         return self.runs.setdefault(folder, run)
+
+    def _merged(self, config: str, data: str, options: Mapping[str, Any]) -> Config:
+        cfg = deepcopy(self.read(config, data))
+        cfg.merge_from_dict(dict(options))
+        return cfg
 
 
 def final_checkpoint(cfg: Config) -> str:
     """Name of the checkpoint that a training with this config writes last."""
     loop = cfg.get("train_cfg") or {}
-    if not {"max_epochs", "max_iters"} & set(loop):
-        raise DeclarationError(
-            f"`{cfg.filename}` has no `train_cfg` that says how long: it cannot be trained"
-        )
-    return f"epoch_{loop['max_epochs']}.pth" if "max_epochs" in loop else f"iter_{loop['max_iters']}.pth"
+    for key, name in (("max_epochs", "epoch"), ("max_iters", "iter")):
+        if key in loop:
+            return f"{name}_{loop[key]}.pth"
+    raise DeclarationError(f"`{cfg.filename}` has no `train_cfg` that says how long: it cannot be trained")
 
 
 def processes_of(cfg: Config) -> int:
@@ -227,22 +233,12 @@ def processes_of(cfg: Config) -> int:
     return max(1, meant // batch)
 
 
-def _merged(config: str, options: Mapping[str, Any]) -> Config:
-    cfg = deepcopy(read_config(config))
-    cfg.merge_from_dict(dict(options))
-    return cfg
-
-
 def _nodes(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Each dict, list and leaf inside a part of a config, with its key."""
     yield key, node
     children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for name, child in children:
         yield from _nodes(child, f"{key}.{name}" if key else str(name))
-
-
-def _texts(part: Any) -> list[str]:
-    return [node for _, node in _nodes(part) if isinstance(node, str)]
 
 
 def _open_starts(cfg: Config) -> list[str]:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmengine.config import Config
-
+from mapet_mm.config_files import read_config
 from mapet_mm.errors import UserError
 
 TABLES = Path("configs/tables")
@@ -48,6 +47,7 @@ class Column:
     config: str  # of the evaluation's training
     metric: str  # as MMEngine logs it; its last value counts
     options: Mapping[str, Any] = field(default_factory=dict)  # changes to `config`, as in --cfg-options
+    data: str | None = None  # the data set to evaluate on, None for the table's
     paper: Mapping[str, float] = field(default_factory=dict)  # the paper's numbers, by the row's name
     values: Mapping[str, str] = field(default_factory=dict)  # what the braces of configs stand for
 
@@ -74,10 +74,10 @@ class Runner:
 
 @dataclass(frozen=True)
 class TableDeclaration:
-    """A table: a file of the folder that is named after its data set."""
+    """A table, declared for a data set."""
 
     name: str
-    dataset: str
+    dataset: str  # its configs are read for this one
     title: str
     rows: Sequence[Row]
     columns: Sequence[Column]
@@ -104,35 +104,49 @@ class TableDeclaration:
 
 
 def list_datasets(root: str | os.PathLike = TABLES) -> list[str]:
-    """Names of the data sets that tables are declared for: the folders."""
-    return sorted(path.name for path in Path(root).glob("[!_]*/") if any(path.glob("*.py")))
+    """Names of the data sets that tables are declared for: the files."""
+    return sorted(path.stem for path in Path(root).glob("*.py"))
 
 
 def list_tables(dataset: str, root: str | os.PathLike = TABLES) -> list[str]:
-    """Names of the tables that are declared for a data set."""
-    return sorted(path.stem for path in (Path(root) / dataset).glob("*.py"))
+    """Names of the tables that a data set has: those of the folders that its file names in `tables`.
+
+    Raises:
+        DeclarationError: there is no such data set.
+    """
+    return sorted(_table_files(dataset, root))
+
+
+def _table_files(dataset: str, root: str | os.PathLike) -> dict[str, Path]:
+    if dataset not in (datasets := list_datasets(root)):
+        raise DeclarationError(f"there is no {dataset}.py in {root}; there are: {', '.join(datasets)}")
+    folders = read_config(Path(root) / f"{dataset}.py", dataset).get("tables", [dataset])
+    # Of two tables of one name, the one of the folder that is named first.
+    files = [path for folder in reversed(folders) for path in (Path(root) / folder).glob("*.py")]
+    return {path.stem: path for path in files}
 
 
 def load_table(name: str, dataset: str, root: str | os.PathLike = TABLES) -> TableDeclaration:
-    """Read a table's declaration.
+    """Read a table's declaration; a column whose config is None is left out.
 
     Raises:
         DeclarationError: there is no such table, an entry is missing or not known, or names repeat.
     """
-    if dataset not in (datasets := list_datasets(root)):
-        raise DeclarationError(
-            f"there is no data set `{dataset}` in {root}; there are: {', '.join(datasets)}"
-        )
-    path = Path(root) / dataset / f"{name}.py"
-    if not path.is_file():
-        known = ", ".join(list_tables(dataset, root)) or "none"
+    files = _table_files(dataset, root)
+    if name not in files:
+        known = ", ".join(sorted(files)) or "none"
         raise DeclarationError(f"there is no table `{name}` for {dataset}; there are: {known}")
-    cfg = Config.fromfile(path).to_dict()
+    path = files[name]
+    cfg = read_config(path, dataset).to_dict()
     if missing := [key for key in ("rows", "columns", "title") if key not in cfg]:
         raise DeclarationError(f"table `{path}` has no `{missing[0]}`")
     defaults = {"tokenizer": cfg.get("tokenizer")}
     rows = [_build(Row, {**defaults, **row}, path) for row in cfg["rows"]]
-    columns = [_build(Column, column, path) for column in cfg["columns"]]
+    columns = [
+        _build(Column, column, path) for column in cfg["columns"] if column.get("config", "") is not None
+    ]
+    if not columns:
+        raise DeclarationError(f"table `{path}` has no column that {dataset} has the data for")
     _check_names(rows, columns, path)
     others = {key: cfg[key] for key in ("notes", "data", "gpu_hours") if key in cfg}
     if "runner" in cfg:

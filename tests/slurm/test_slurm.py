@@ -56,7 +56,7 @@ def run(*words: str, folder: Path | None = None) -> str:
 def make_project(folder: Path) -> Path:
     """The repository's recipes and tools, and the table; data and tokens are of its own."""
     (folder / "configs/tables/digits").mkdir(parents=True)
-    for name in ("tools", "configs/digits", "configs/_base_", "configs/tables/_base_"):
+    for name in ("tools", "configs/micro", "configs/_base_", "configs/tables/_base_"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "configs/tables/digits/short.py").write_text(TABLE)
     return folder
@@ -121,8 +121,7 @@ def test_a_disturbed_cluster_fills_the_table_of_an_undisturbed_local_run(slurm, 
 
     scratch_1 = "vit-micro-p4_1xb128-linear-coslr-20e_digits_max_epochs-3_indices-256--scratch_seed-1"
     seed_0, seed_1 = (
-        f"mapet_vit-micro-p4_kclip_1xb32-coslr-16e_digits_max_epochs-8_indices-256_seed-{seed}"
-        for seed in "01"
+        f"mapet_vit-micro_kclip_1xb32-coslr-16e_digits_max_epochs-8_indices-256_seed-{seed}" for seed in "01"
     )
     run("scancel", job(scratch_1))
     say("one job is cancelled: a probe from random weights")

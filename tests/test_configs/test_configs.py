@@ -25,6 +25,7 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, EVALUATOR, HOOKS, MODELS, TRANSFORMS
 from PIL import Image
 
+DATA_SETS = sorted((ROOT / "configs/micro/_base_/data").glob("*.py"))
 METHODS = ("mapet", "pim", "mim", "beit", "cae")
 PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS and "-online_" not in path.stem]
 CLASSIFYING = ("configs/mapet/benchmarks/*_in1k.py", "configs/scratch/*_in1k.py")
@@ -52,7 +53,7 @@ def first_sample(cfg, loader: str, root):
 
 def test_there_are_configs_of_every_kind():
     assert len(TOKENIZERS) >= 1
-    others = [("mapet/benchmarks", 6), ("scratch", 3), ("segmentation", 3), ("digits", 8)]
+    others = [("mapet/benchmarks", 6), ("scratch", 3), ("segmentation", 3), ("micro", 8)]
     for folder, count in [*((method, 6) for method in METHODS), *others]:
         assert sum(path.parent == ROOT / "configs" / folder for path in RECIPES) >= count, folder
 
@@ -88,11 +89,14 @@ def test_recipe_trains_what_it_declares(path):
 
 @pytest.mark.parametrize("path", RECIPES, ids=label)
 def test_name_says_the_batch_and_the_length(path):
+    """The length of a small recipe is its data set's."""
     cfg = load(path)
     gpus, batch = gpus_and_batch(path)
     assert cfg.train_dataloader.batch_size == batch
     if "auto_scale_lr" in cfg:
         assert cfg.auto_scale_lr.base_batch_size == gpus * batch
+    if path.parent.name == "micro":
+        return
     length, unit = re.search(r"-(\d+)(e|k|i)_", path.stem).groups()
     key, factor = dict(e=("max_epochs", 1), k=("max_iters", 1000), i=("max_iters", 1))[unit]
     assert cfg.train_cfg[key] == int(length) * factor
@@ -186,6 +190,14 @@ def test_tokenizer_config_leads_to_a_recipe_that_reads_its_tokens(path):
         assert recipe.model.backbone.vocab_size == vocab_size
 
 
+@pytest.mark.parametrize("path", [p for p in RECIPES if load(p).get("next_config")], ids=label)
+def test_pretraining_names_a_recipe_that_takes_its_backbone(path):
+    cfg, following = load(path), load(ROOT / load(path).next_config)
+    assert following.model.backbone.init_cfg.checkpoint == ""
+    for key in ("arch", "img_size", "patch_size"):
+        assert following.model.backbone[key] == cfg.model.backbone[key]
+
+
 @pytest.mark.parametrize("path", TOKENIZERS, ids=label)
 def test_tokenizer_resizes_bicubic_to_its_square(path):
     """As the authors do for all three, and then cuts the centre out of an image that is not square."""
@@ -201,5 +213,5 @@ def test_every_base_is_used_by_a_recipe():
         for path, text in parsed.items()
         for base in re.findall(r'"([^"]+\.py)"', text)
     }
-    bases = [path for path in parsed if "_base_" in Path(path).parts]
+    bases = [path for path in parsed if "_base_" in Path(path).parts and path not in map(str, DATA_SETS)]
     assert not [path for path in bases if os.path.normpath(path) not in inherited]

@@ -141,9 +141,9 @@ def test_cae_is_the_authors():
 def test_digits_mask_the_share_that_imagenet_does():
     """14 of 36 is nearest to 75 of 196, 18 is half; MIM's context is the others and the class token."""
     assert min(range(37), key=lambda masked: abs(masked / 36 - 75 / 196)) == 14
-    assert recipe("configs/digits/mim_*")[1].model.backbone.cutting_point == 37 - 14
+    assert recipe("configs/micro/mim_*")[1].model.backbone.cutting_point == 37 - 14
     for method, masked in (("beit", 14), ("cae", 18)):
-        mask = step_of(recipe(f"configs/digits/{method}_*")[1], "mapet_mm.BlockwiseMask")
+        mask = step_of(recipe(f"configs/micro/{method}_*")[1], "mapet_mm.BlockwiseMask")
         assert mask.num_masking_patches == masked
 
 

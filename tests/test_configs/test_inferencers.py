@@ -102,7 +102,7 @@ def files(request, tmp_path) -> tuple[str, str, str, np.ndarray]:
         dict(state_dict=model.state_dict(), meta=meta if "mmseg" in cfg.default_scope else {}), weights
     )
     cfg.dump(config)
-    size = (36, 24) if "digits" in request.param.parts else (160, 100)
+    size = (36, 24) if "micro" in request.param.parts else (160, 100)
     cv2.imwrite(str(image), cv2.resize(PHOTOGRAPH, size))
     return str(config), str(weights), str(image), mmcv.imread(str(image))
 

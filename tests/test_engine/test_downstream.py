@@ -11,10 +11,10 @@ from mmengine.runner.checkpoint import save_checkpoint
 from mapet_mm.engine.launch import LaunchError, configure_training, load_config
 from mapet_mm.registry import MODELS
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "digits"
-PRETRAINING = next(CONFIGS.glob("mapet_vit-micro-p4_kclip_*.py"))
-FINE_TUNING = CONFIGS / "vit-micro-p4_1xb64-coslr-20e_digits.py"
-UPERNET = next(CONFIGS.glob("vit-micro-p4_upernet_*.py"))
+CONFIGS = Path(__file__).parents[2] / "configs" / "micro"
+PRETRAINING = next(CONFIGS.glob("mapet_vit-micro_kclip_*.py"))
+FINE_TUNING = CONFIGS / "vit-micro_1xb64-coslr.py"
+UPERNET = next(CONFIGS.glob("vit-micro_upernet_*.py"))
 
 
 @pytest.fixture

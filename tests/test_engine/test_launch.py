@@ -11,7 +11,6 @@ import sys
 
 import pytest
 import torch
-from mmengine.config import Config
 from tiny_training import TOOLS, read_checkpoint, read_scalars, run_tool
 
 from mapet_mm.engine.launch import (
@@ -278,12 +277,13 @@ def test_work_dir_is_the_option_then_the_configs_then_the_configs_name(config):
     assert load_config(str(config), dict(work_dir="mine"), "yours").work_dir == "yours"
 
 
-def test_pre_training_is_followed_by_a_recipe_of_the_same_backbone(tmp_path):
-    (tmp_path / "benchmarks").mkdir()
-    for name in ("vit-small-p16_1xb1_in1k.py", "vit-tiny-p16_1xb1_in1k.py"):
-        Config(dict(a=1)).dump(tmp_path / "benchmarks" / name)
-    command = next_command(str(tmp_path / "mapet_vit-tiny-p16_kclip_1xb1_in1k.py"), "last.pth")
-    assert command == (
-        f"python tools/train.py {tmp_path}/benchmarks/vit-tiny-p16_1xb1_in1k.py "
+def test_the_next_command_is_the_recipes_entry(config, monkeypatch):
+    """With the data set that the recipe was read for; else the training's own test."""
+    cfg = load_config(str(config))
+    assert next_command(cfg, "mine.py", "last.pth") == "python tools/test.py mine.py last.pth"
+    monkeypatch.setenv("MAPET_MM_DATA", "digits_inverted")
+    recipe = TOOLS.parent / "configs/micro/beit_vit-micro_kclip_1xb32-coslr.py"
+    assert next_command(load_config(str(recipe)), str(recipe), "last.pth") == (
+        "MAPET_MM_DATA=digits_inverted python tools/train.py configs/micro/vit-micro_1xb64-coslr.py "
         "--cfg-options model.backbone.init_cfg.checkpoint=last.pth"
     )

@@ -10,8 +10,9 @@ from config_building import ROOT
 from fake_project import filler, write_project
 
 from mapet_mm.experiments.cluster import dist_lines, hours_report, live_jobs, sbatch_words, submit
-from mapet_mm.experiments.perform import StageError, launch_words
+from mapet_mm.experiments.local import launch_words
 from mapet_mm.experiments.plan import plan_table
+from mapet_mm.experiments.records import StageError
 from mapet_mm.experiments.table import load_table
 
 PRETRAIN = "configs/mim/mim_vit-tiny-p16_kclip_16xb128-amp-coslr-300e_in1k.py"
@@ -47,7 +48,7 @@ def test_a_job_asks_for_what_its_recipe_needs_and_waits_for_what_it_needs(runs, 
         "sbatch",
         "--parsable",
         f"--job-name={run.name}",
-        f"--output={run.folder}/run.log",
+        f"--output={run.folder}/job.log",
         "--open-mode=append",
         "--requeue",
         "--nodes=2",

@@ -134,7 +134,7 @@ def test_no_pretraining_on_digits_has_its_own_recipe_where_everything_is_trained
     names = ("no pre-training", "MaPeT")
     scratch, mapet = ([cell.run.config for cell in cells if cell.row == name] for name in names)
     assert [a == b for a, b in zip(scratch, mapet, strict=True)] == [True, True, False, True]
-    assert scratch[2] == "configs/digits/vit-micro-p4_1xb64-scratch-coslr-36e_digits.py"
+    assert scratch[2] == "configs/micro/vit-micro_1xb64-scratch-coslr.py"
 
 
 def test_numbers_of_the_literature_are_marked_and_not_run():
@@ -174,12 +174,13 @@ def test_overrides_are_part_of_a_runs_name_and_command():
 
 def write(tmp_path, text: str) -> None:
     (tmp_path / "digits").mkdir(exist_ok=True)
+    (tmp_path / "digits.py").touch()
     (tmp_path / "digits" / "mine.py").write_text(text)
 
 
 GOOD = (
     "title = 'x'\nrows = [dict(name='a')]\n"
-    "columns = [dict(name='b', unit='%', config='configs/digits/kclip_digits.py', metric='m')]\n"
+    "columns = [dict(name='b', unit='%', config='configs/micro/kclip.py', metric='m')]\n"
 )
 
 
@@ -211,7 +212,7 @@ def test_a_wrong_declaration_says_what_and_where(text, message, tmp_path):
     ],
 )
 def test_a_config_that_is_not_there_is_named(config, message, tmp_path):
-    write(tmp_path, GOOD.replace("configs/digits/kclip_digits.py", config))
+    write(tmp_path, GOOD.replace("configs/micro/kclip.py", config))
     with pytest.raises(DeclarationError, match=message):
         plan_table(load_table("mine", "digits", tmp_path), [0], "out")
 
@@ -230,11 +231,11 @@ def test_a_wrong_runner_is_refused(entry, message, tmp_path):
 
 
 def test_a_pretraining_that_does_not_read_the_rows_tokens_is_refused(tmp_path):
-    pretrain = "configs/digits/mapet_vit-micro-p4_kclip_1xb32-coslr-16e_digits.py"
-    row = f"dict(name='a', pretrain='{pretrain}', tokenizer='configs/digits/dalle_digits.py')"
-    probe = "configs/digits/vit-micro-p4_1xb128-linear-coslr-20e_digits.py"
-    write(tmp_path, GOOD.replace("dict(name='a')", row).replace("configs/digits/kclip_digits.py", probe))
-    with pytest.raises(DeclarationError, match=r"'a': `.*mapet.*` reads no tokens of `.*dalle_digits\.py`"):
+    pretrain = "configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py"
+    row = f"dict(name='a', pretrain='{pretrain}', tokenizer='configs/micro/dalle.py')"
+    probe = "configs/micro/vit-micro_1xb128-linear-coslr.py"
+    write(tmp_path, GOOD.replace("dict(name='a')", row).replace("configs/micro/kclip.py", probe))
+    with pytest.raises(DeclarationError, match=r"'a': `.*mapet.*` reads no tokens of `.*dalle\.py`"):
         plan_table(load_table("mine", "digits", tmp_path), [0], "out")
 
 
@@ -252,9 +253,9 @@ def test_where_an_evaluation_starts_is_said_by_its_config(tmp_path):
         "train_cfg = dict(max_iters=5)\nmodel = dict(body=dict(init_cfg=[dict(type='Constant'),"
         "dict(type='PretrainedInit', checkpoint=None)]), teacher=dict(init_cfg=dict(checkpoint='a.pth')))\n"
     )
-    pretrain = "configs/digits/mapet_vit-micro-p4_kclip_1xb32-coslr-16e_digits.py"
+    pretrain = "configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py"
     text = GOOD.replace("dict(name='a')", f"dict(name='a', pretrain='{pretrain}')")
-    write(tmp_path, text.replace("configs/digits/kclip_digits.py", str(tmp_path / "probe.py")))
+    write(tmp_path, text.replace("configs/micro/kclip.py", str(tmp_path / "probe.py")))
     pretraining, evaluation = plan_table(load_table("mine", "digits", tmp_path), [0], "out").runs
     assert f"model.body.init_cfg.1.checkpoint={pretraining.outputs[0]}" in evaluation.command
     assert evaluation.outputs == (f"{evaluation.folder}/iter_5.pth",)
@@ -265,7 +266,7 @@ def test_unknown_tables_and_rows_are_answered_with_those_that_are_there():
         DeclarationError, match="no table `sota` for digits; there are: comparison, cutting_point"
     ):
         load_table("sota", "digits")
-    with pytest.raises(DeclarationError, match=r"no data set `mnist` in .*; there are: digits, imagenet"):
+    with pytest.raises(DeclarationError, match=r"there is no mnist\.py in .*; there are: digits, imagenet"):
         load_table("objectives", "mnist")
     with pytest.raises(DeclarationError, match="no row 'DINO'; its rows are: no pre-training, MIM, PIM"):
         load_table("objectives", "digits").require_rows(["MIM", "DINO"])

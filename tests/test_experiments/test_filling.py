@@ -16,7 +16,7 @@ from config_building import ROOT
 from fake_project import cells, declare, fill, filler, named, starts, table, write_config, write_project
 
 from mapet_mm.experiments.local import LocalRunner
-from mapet_mm.experiments.perform import StageError, is_claimed
+from mapet_mm.experiments.records import StageError, is_claimed
 from mapet_mm.experiments.render import summarise
 
 RUN = "import fake_project, sys; fake_project.fill(rows=sys.argv[1:] or None)"
@@ -179,6 +179,7 @@ def test_a_moved_folder_of_tables_keeps_its_results(done):
 def test_a_stale_training_is_never_the_result_of_a_new_recipe(dataset, project, monkeypatch):
     """The evaluation's config changes: it is trained again, although its last checkpoint is there."""
     (project / "configs/tables/imagenet").mkdir()
+    shutil.copy(project / "configs/tables/digits.py", project / "configs/tables/imagenet.py")
     for name in ("one", "probe", "tuned"):
         (project / f"configs/{name}.py").rename(project / f"configs/{name}_1xb4.py")
     text = (project / "configs/tables/digits/small.py").read_text()

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from mmengine.config import Config
 
-from mapet_mm.experiments.local import LocalRunner, log_of
-from mapet_mm.experiments.perform import (
+from mapet_mm.experiments.local import LocalRunner
+from mapet_mm.experiments.plan import Run, identity
+from mapet_mm.experiments.records import (
     StageError,
-    _write_record,
     claim,
     is_claimed,
     is_done,
-    perform,
+    log_of,
     record_of,
+    write_record,
 )
-from mapet_mm.experiments.plan import Run, identity
 from mapet_mm.tokenizers.codebook import Codebook
 
 SCRIPT = """
@@ -96,6 +96,7 @@ def test_a_run_that_another_process_does_is_waited_for_and_not_done_again():
     run, other = job("a"), job("b")
     told: list[str] = []
     with claim(run.folder):
+        assert claim(run.folder) is None
         assert is_claimed(run)
         thread = threading.Thread(target=lambda: LocalRunner([run, other], tell=told.append).run())
         thread.start()
@@ -104,7 +105,7 @@ def test_a_run_that_another_process_does_is_waited_for_and_not_done_again():
             time.sleep(0.05)
         assert order() == ["+b", "-b"]
         Path("a.out").touch()
-        _write_record(run, 1.0)
+        write_record(run, 1.0)
     thread.join(60)
     assert order() == ["+b", "-b"]
     assert "[ 1/2] a: another runner is at it" in told
@@ -145,19 +146,20 @@ codebook = dict(dataset=dataset[0], k=2, seed=0)
 def test_a_codebook_made_by_hand_is_adopted_if_its_recipe_is_the_same():
     """What it records decides, preprocessing too; a file of another recipe is never taken or replaced."""
     Path("tokenizer.py").write_text(TOKENIZER)
-    cfg = Config.fromfile("tokenizer.py").to_dict()
+    config = Config.fromfile("tokenizer.py")
+    cfg = config.to_dict()
     preprocessing = {"pipeline": cfg["dataset"][0]["pipeline"], "data_preprocessor": cfg["data_preprocessor"]}
     command = ("tools/fit_codebook.py", "tokenizer.py")
-    run = job("codebook", output="codebook.safetensors", command=command)
-    run = Run(**{**run.__dict__, "kind": "tokenizer", "config": "tokenizer.py"})
+    folder = f"out/runs/codebook-{identity(command, (), 'out/runs/{run}', config)}"
+    run = Run("codebook", "tokenizer", command, ("codebook.safetensors",), folder, config="tokenizer.py")
     metadata = {"k": 2, "seed": 0, "preprocessing": {**preprocessing, "data_preprocessor": {"mean": [9.0]}}}
     Codebook(np.eye(2, 3), metadata).save("codebook.safetensors")
     before = Path("codebook.safetensors").read_bytes()
     with pytest.raises(StageError, match=r"codebook\.safetensors was made with another `preprocessing` than"):
-        perform(run, "local", 1)
+        LocalRunner([run]).run()
     assert Path("codebook.safetensors").read_bytes() == before
     assert Path(run.folder, "failed").is_file()
     Codebook(np.eye(2, 3), {**metadata, "preprocessing": preprocessing}).save("codebook.safetensors")
-    perform(run, "local", 1)
+    LocalRunner([run]).run()
     assert is_done(run)
     assert not Path(run.folder, "failed").exists()

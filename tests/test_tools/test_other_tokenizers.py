@@ -16,7 +16,7 @@ from mapet_mm.datasets.digits import write_digits
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook
 
-CONFIGS = ROOT / "configs/digits"
+CONFIGS = ROOT / "configs/micro"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def data(tmp_path_factory) -> Path:
 
 def config(name: str, data: Path, store: Path):
     """A digits tokenizer config for 20 images of each split in another folder."""
-    cfg = load(CONFIGS / f"{name}_digits.py")
+    cfg = load(CONFIGS / f"{name}.py")
     cfg.token_store, cfg.data_root, cfg.dataloader.num_workers = str(store), str(data), 0
     for dataset in cfg.dataset:
         dataset.update(data_root=str(data), indices=20)
@@ -94,7 +94,7 @@ def test_published_weights_without_a_network_are_one_line(monkeypatch, tmp_path)
 def test_a_classifier_trains_on_tokens_alone(model, data, tmp_path):
     """No image is opened: the files are gone before the training starts."""
     store, _ = run_extract_tokens(config("vqkd", data, tmp_path / "tokens"))
-    cfg = load(CONFIGS / f"token-{model}_vqkd_1xb64-coslr-20e_digits.py")
+    cfg = load(CONFIGS / f"token-{model}_vqkd_1xb64-coslr.py")
     bare = tmp_path / "bare"
     (bare / "meta").mkdir(parents=True)
     for split in ("train", "val"):

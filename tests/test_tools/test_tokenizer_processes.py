@@ -105,7 +105,7 @@ def test_a_part_of_the_images_leaves_the_store_open(folder, single):
 
 def test_processes_of_a_tokenizer_that_talks_to_others_do_not_wait_for_each_other(folder):
     """MMPretrain's VQ-KD reduces over all processes of a group; extraction makes no group."""
-    cfg = Config.fromfile(ROOT / "configs" / "digits" / "vqkd_digits.py")
+    cfg = Config.fromfile(ROOT / "configs" / "micro" / "vqkd.py")
     for dataset in cfg.dataset:
         dataset.update(data_root=str(folder / "digits"), indices=40)
     cfg.merge_from_dict({"data_root": str(folder / "digits"), "token_store": str(folder / "vqkd")})

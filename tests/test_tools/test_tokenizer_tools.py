@@ -468,7 +468,7 @@ def test_the_command_lines_say_what_was_written_and_what_comes_next(cfg, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "config", [*sorted(ROOT.glob("configs/tokenizers/*.py")), ROOT / "configs/digits/kclip_digits.py"]
+    "config", [*sorted(ROOT.glob("configs/tokenizers/*.py")), ROOT / "configs/micro/kclip.py"]
 )
 def test_every_tokenizer_config_names_a_next_config_that_reads_its_store(config):
     cfg = Config.fromfile(config)

@@ -25,8 +25,8 @@ from PIL import Image
 from skimage import data as photographs
 from torchvision.transforms import v2
 
+from mapet_mm.benchmark import machine, table
 from mapet_mm.datasets.preprocessor import TokenGridDataPreprocessor
-from mapet_mm.experiments.benchmark import machine, table
 from mapet_mm.tokenizers.store import TokenStore
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ from data_path import write_photographs
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 
+from mapet_mm.benchmark import machine, table
 from mapet_mm.engine.launch import build_runner, configure_training, load_config
-from mapet_mm.experiments.benchmark import machine, table
 
 ROOT = Path(__file__).parents[2]
 WARM_UP = 3

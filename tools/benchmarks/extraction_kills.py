@@ -1,6 +1,6 @@
 """Kill a tokenisation with SIGKILL, again and again; compare its token store with an undisturbed one.
 
-The images are the three domains of the embedded digits, the tokenizer is that of configs/digits, and the work
+The images are the three domains of the embedded digits, the tokenizer is that of configs/micro, and the work
 is shared by several processes. The first kill comes while they start, the others at random moments while they
 write.
 """
@@ -18,13 +18,13 @@ from pathlib import Path
 
 from mmengine.config import Config
 
+from mapet_mm.benchmark import machine
 from mapet_mm.datasets.digits import DigitsOptions, write_digits
-from mapet_mm.experiments.benchmark import machine
 from mapet_mm.tokenizers import TokenStore, TokenStoreError
 from mapet_mm.tokenizers.from_config import run_fit_codebook
 
 ROOT = Path(__file__).parents[2]
-CONFIG = "configs/digits/kclip_digits.py"
+CONFIG = "configs/micro/kclip.py"
 DOMAINS = ("plain", "inverted", "rotated")
 LONGEST_DELAY = 0.4
 

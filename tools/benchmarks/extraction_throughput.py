@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from mapet_mm.benchmark import machine, table
 from mapet_mm.engine.freed_memory import keep_freed_memory
-from mapet_mm.experiments.benchmark import machine, table
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import KCLIP, Codebook
 from mapet_mm.tokenizers.extraction import extract_tokens, open_or_create

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from mapet_mm.experiments.benchmark import machine, table, time_in_turns
+from mapet_mm.benchmark import machine, table, time_in_turns
 from mapet_mm.models import losses
 from mapet_mm.models.attention import attend_by_products
 from mapet_mm.models.objectives import MAPET, visibility

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from mmengine.logging import MMLogger
 
-from mapet_mm.experiments.benchmark import machine, table
+from mapet_mm.benchmark import machine, table
 from mapet_mm.tokenizers.codebook.feature_shards import FeatureShards
 from mapet_mm.tokenizers.codebook.kmeans import KMeansOptions, cluster_shards
 

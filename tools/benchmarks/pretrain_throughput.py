@@ -28,11 +28,11 @@ from mmengine.registry import init_default_scope
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 
+from mapet_mm.arithmetic import plain_step_flops, step_flops
+from mapet_mm.benchmark import machine, table, time_in_turns
 from mapet_mm.datasets.masking import BlockwiseMask
 from mapet_mm.engine.compilation import CompileHook
 from mapet_mm.engine.freed_memory import keep_freed_memory
-from mapet_mm.experiments.arithmetic import plain_step_flops, step_flops
-from mapet_mm.experiments.benchmark import machine, table, time_in_turns
 from mapet_mm.registry import MODELS
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mapet_mm.experiments.benchmark import machine, table
+from mapet_mm.benchmark import machine, table
 from mapet_mm.tokenizers import TokenStore
 
 GRID = (14, 14)

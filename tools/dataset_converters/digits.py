@@ -52,7 +52,7 @@ def main() -> None:
     for domain, folder in folders.items():
         report(folder, write_digits(folder, replace(digits, domain=domain), args.overwrite))
     report(args.out / "digits_scenes", write_scenes(args.out / "digits_scenes", scenes, args.overwrite))
-    print("next: python tools/fit_codebook.py configs/digits/kclip_digits.py")
+    print("next: python tools/fit_codebook.py configs/micro/kclip.py")
 
 
 def report(folder: Path, written: bool) -> None:

@@ -30,3 +30,6 @@ model = dict(
 
 # MMPretrain's CAE freezes its teacher after the model is wrapped for several processes.
 find_unused_parameters = True
+
+# What to run after the training.
+next_config = "configs/mapet/benchmarks/vit-base-p16_16xb64-amp-coslr-100e_in1k.py"

@@ -13,3 +13,6 @@ model = dict(
     head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=768, vocab_size=8192),
     target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=8192),
 )
+
+# What to run after the training.
+next_config = "configs/mapet/benchmarks/vit-base-p16_16xb64-amp-coslr-100e_in1k.py"

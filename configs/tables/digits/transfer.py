@@ -1,5 +1,5 @@
 # The paper's cross-domain transfer (tab:suppl_new_domains), from digits to two other domains of digits.
-_base_ = "../_base_/digits.py"
+_base_ = "../digits.py"
 
 title = "Linear probe on other domains, pre-trained on digits"
 rows = [_base_.scratch, _base_.cae, _base_.beit, _base_.mapet]
@@ -7,13 +7,15 @@ columns = [
     dict(
         name="inverted digits",
         unit="top-1, %",
-        config="configs/digits/vit-micro-p4_1xb128-linear-coslr-20e_digits-inverted.py",
+        config=_base_.probe,
+        data="digits_inverted",
         metric="accuracy/top1",
     ),
     dict(
         name="rotated digits",
         unit="top-1, %",
-        config="configs/digits/vit-micro-p4_1xb128-linear-coslr-20e_digits-rotated.py",
+        config=_base_.probe,
+        data="digits_rotated",
         metric="accuracy/top1",
     ),
 ]

@@ -1,5 +1,5 @@
 # The paper's comparison with other pre-trainings (tab:comparison).
-_base_ = "../_base_/imagenet.py"
+_base_ = "../imagenet.py"
 
 title = "Comparison with BEiT and CAE on ImageNet-1k"
 rows = [

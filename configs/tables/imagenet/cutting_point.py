@@ -1,5 +1,5 @@
 # The paper's ablation of the cutting point (tab:ablation), ViT-B with VQ-KD tokens; 60 is the recipe's.
-_base_ = "../_base_/imagenet.py"
+_base_ = "../imagenet.py"
 
 cutting_point = "model.backbone.cutting_point"
 mapet = dict(method="mapet", tokens="vqkd", tokenizer=_base_.vqkd, pretrain=_base_.pretrain)

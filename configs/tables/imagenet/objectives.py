@@ -1,5 +1,5 @@
 # The paper's table of objectives (tab:comparison_nlp).
-_base_ = "../_base_/imagenet.py"
+_base_ = "../imagenet.py"
 
 title = "Pre-training objectives on ImageNet-1k"
 rows = [

@@ -1,5 +1,5 @@
 # The paper's segmentation on ADE20K (tab:segmentation).
-_base_ = "../_base_/imagenet.py"
+_base_ = "../imagenet.py"
 
 data = dict(folders=["data/imagenet", "data/ade/ADEChallengeData2016"])
 title = "Semantic segmentation on ADE20K, pre-trained on ImageNet-1k"

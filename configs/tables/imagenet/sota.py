@@ -1,6 +1,6 @@
 # The paper's comparison with the state of the art (tab:sota). Only MaPeT's cells are run: the paper took the
 # other numbers from their papers, with other settings than its own.
-_base_ = "../_base_/imagenet.py"
+_base_ = "../imagenet.py"
 
 title = "Comparison with numbers of the literature on ImageNet-1k"
 rows = [

@@ -1,5 +1,5 @@
 # The paper's tokenizer study (tab:tokenizers): an image's tokens are all that the classifier sees.
-_base_ = "../_base_/imagenet.py"
+_base_ = "../imagenet.py"
 
 title = "Classification of ImageNet-1k by tokens alone"
 rows = [

@@ -1,5 +1,5 @@
 # The paper's cross-domain transfer (tab:suppl_new_domains). It does not name the model's size: ViT-B here.
-_base_ = "../_base_/imagenet.py"
+_base_ = "../imagenet.py"
 
 data = dict(
     folders=["data/imagenet", "data/stanford_cars", "data/food-101", "data/fgvc-aircraft-2013b"],

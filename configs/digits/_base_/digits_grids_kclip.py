@@ -1,8 +1,0 @@
-_base_ = "digits_grids.py"
-
-load_tokens = dict(type="mapet_mm.LoadTokenGrid", store="work_dirs/digits/tokens")
-pipeline = [load_tokens, _base_.pack]
-
-train_dataloader = dict(dataset=dict(pipeline=pipeline))
-val_dataloader = dict(dataset=dict(pipeline=pipeline))
-test_dataloader = val_dataloader

@@ -1,1 +1,0 @@
-_base_ = ["_base_/token-mlp.py", "_base_/digits_grids_dalle.py", "_base_/tokens.py"]

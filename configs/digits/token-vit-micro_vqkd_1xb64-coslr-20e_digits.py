@@ -1,1 +1,0 @@
-_base_ = ["_base_/token-vit-micro.py", "_base_/digits_grids_vqkd.py", "_base_/tokens.py"]

@@ -1,0 +1,39 @@
+# k-CLIP with the data set's CLIP ResNet, whose stride is 32: one token per patch of the ViT.
+_base_ = "_base_/tokenizer.py"
+
+token_store = _base_.token_stores.kclip
+image_size = 32 * _base_.grid
+
+tokenizer = dict(
+    type="mapet_mm.KCLIP",
+    clip_model=dict(image_size=image_size, **_base_.clip_resnet),
+    pretrained=_base_.clip_weights,
+    codebook=_base_.codebook_file,
+)
+# CLIP's own mean and standard deviation, in 0..255.
+data_preprocessor = dict(
+    type="SelfSupDataPreprocessor",
+    mean=[122.7709383, 116.7460125, 104.09373615],
+    std=[68.5005327, 66.6321579, 70.32316305],
+    to_rgb=True,
+)
+
+resize = dict(type="ResizeEdge", scale=image_size, edge="short", backend="pillow", interpolation="bicubic")
+pipeline = [*_base_.load, resize, _base_.pack]
+dataset = [
+    dict(pipeline=pipeline, **_base_.train_images),
+    dict(pipeline=pipeline, **_base_.val_images),
+]
+
+codebook = dict(
+    dataset=dataset[0],
+    positions_per_image=16,
+    k=_base_.vocab_size,
+    niter=20,
+    nredo=5,
+    max_points_per_centroid=512,
+    seed=0,
+)
+
+# What to run after the extraction.
+next_config = "configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py"

@@ -1,0 +1,26 @@
+# What tables on the recipes of configs/micro stand on, with the entries of the data set that is chosen. The
+# file of a data set inherits this and declares its `data` and `runner`.
+_base_ = "../../micro/_base_/data.py"
+
+tables = ["micro"]
+tokenizer = "configs/micro/kclip.py"
+
+pretrain = "configs/micro/{method}_vit-micro_kclip_1xb32-coslr.py"
+probe_few = "configs/micro/vit-micro_1xb100-linear-coslr_few-labels.py"
+probe = "configs/micro/vit-micro_1xb128-linear-coslr.py"
+finetune = "configs/micro/vit-micro_1xb64-{recipe}.py"
+upernet = "configs/micro/vit-micro_upernet_1xb8-poly.py" if _base_.few_scenes else None
+
+# From random weights: trained by a recipe of its own; its probes and its segmentation are the control.
+scratch = dict(name="no pre-training", recipe="scratch-coslr")
+mim = dict(name="MIM", method="mim", pretrain=pretrain)
+pim = dict(name="PIM", method="pim", pretrain=pretrain)
+mapet = dict(name="MaPeT", method="mapet", pretrain=pretrain)
+beit = dict(name="BEiT", method="beit", pretrain=pretrain)
+cae = dict(name="CAE", method="cae", pretrain=pretrain)
+
+# A line below each table with a linear probe.
+probe_note = (
+    "Linear probe: BEiT's protocol, one linear layer behind each layer of the ViT; the figure is that of the "
+    "best layer, chosen on the validation images."
+)

@@ -1,0 +1,63 @@
+"""Config files, and the data set that they are read for: the environment variable MAPET_MM_DATA names it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mmengine.config import Config
+
+from mapet_mm.errors import UserError
+
+VARIABLE = "MAPET_MM_DATA"
+
+
+class ConfigError(UserError, ValueError):
+    """A config that cannot be read; the message is one line."""
+
+
+@contextmanager
+def data_set(name: str | None) -> Iterator[None]:
+    """Read configs for this data set meanwhile; None leaves the environment's."""
+    before = os.environ.get(VARIABLE)
+    if name is not None:
+        os.environ[VARIABLE] = name
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE, None)
+        if before is not None:
+            os.environ[VARIABLE] = before
+
+
+def read_config(path: str | os.PathLike, data: str | None = None) -> Config:
+    """Read a config for a data set, the environment's if None.
+
+    Raises:
+        ConfigError: whatever goes wrong in the file, or there is no such data set.
+    """
+    with data_set(data):
+        chosen = os.environ.get(VARIABLE)
+        logging.disable(logging.INFO)  # MMEngine tells of the variable each time that a base uses it
+        try:
+            return Config.fromfile(path)
+        except Exception as error:  # a config is Python, so it can raise anything
+            missing = Path(getattr(error, "filename", None) or "")
+            if chosen and missing.match(f"{chosen}.py"):
+                known = ", ".join(sorted(file.stem for file in missing.parent.glob("*.py"))) or "none"
+                where = os.path.relpath(missing.parent)
+                raise ConfigError(
+                    f"{VARIABLE}: there is no data set `{chosen}` in {where}; there are: {known}"
+                ) from error
+            where = f"config {path}" if chosen is None else f"config {path}, {VARIABLE}={chosen}"
+            raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
+        finally:
+            logging.disable(logging.NOTSET)
+
+
+def typed(cfg: Config, command: str) -> str:
+    """A command on a config as it is typed anywhere: with the variables that the config was read with."""
+    return " ".join([*(f"{name}={value}" for name, value in cfg.env_variables.items()), command])

@@ -1,0 +1,137 @@
+"""What is known of a run: who is doing it, whether it was done, and what it measured.
+
+A run is done once its record is there: one file in `results/`, beside the folder of runs, written once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any, TextIO
+
+from mapet_mm import __version__
+from mapet_mm.config_files import read_config
+from mapet_mm.errors import UserError
+from mapet_mm.experiments.plan import Run, identity
+from mapet_mm.file_replacement import replace_file
+from mapet_mm.scalars import last_values
+
+
+class StageError(UserError, RuntimeError):
+    """A run that failed or cannot be done; the message says what to do."""
+
+
+def log_of(run: Run) -> Path:
+    """The log of what a run's tool has said, over all its starts."""
+    return Path(run.folder, "run.log")
+
+
+def record_of(run: Run) -> dict[str, Any] | None:
+    """What is kept of a run that was done: metrics, seconds, command, version, date; None if it was not."""
+    file = _record_file(run)
+    return json.loads(file.read_text()) if file.is_file() else None
+
+
+def is_done(run: Run) -> bool:
+    """Whether the run was completed and what it made is there as it was; evaluations are only measured.
+
+    A codebook or store that was replaced since is looked at again, by the tool that makes it.
+    """
+    record = record_of(run)
+    return record is not None and (run.kind == "evaluation" or record["made"] == _made(run))
+
+
+def write_record(run: Run, seconds: float) -> None:
+    """Keep what a run gave, which makes it a done one."""
+    record = {
+        "run": run.name,
+        "command": run.command,
+        "data": run.data,
+        "needs": run.needs,
+        "metrics": last_values(run.folder) if run.kind == "evaluation" else {},
+        "made": _made(run),
+        "seconds": round(seconds, 1),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "version": __version__,
+        "date": datetime.date.today().isoformat(),
+    }
+    _record_file(run).parent.mkdir(parents=True, exist_ok=True)
+    replace_file(_record_file(run), (json.dumps(record, indent=1) + "\n").encode())
+
+
+def _record_file(run: Run) -> Path:
+    return Path(run.folder).parents[1] / "results" / f"{os.path.basename(run.folder)}.json"
+
+
+def _made(run: Run) -> dict[str, int]:
+    """The outputs that are there; what is not in the run's own folder, and may be replaced, with its date."""
+    there = [output for output in run.outputs if os.path.exists(output)]
+    return {path: 0 if path.startswith(run.folder) else os.stat(path).st_mtime_ns for path in there}
+
+
+def claim(folder: str, wait: bool = False) -> TextIO | None:
+    """A file that holds a folder for this process and its children while it is open, however they end.
+
+    None if another process, on whatever machine, holds it; `wait` waits for that one instead.
+    """
+    os.makedirs(folder, exist_ok=True)
+    file = open(f"{folder}/claim", "a")  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        file.close()
+        return None
+    except OSError as error:
+        raise StageError(f"cannot lock {file.name} ({error.strerror}): take an --out with locks") from error
+    return file
+
+
+def is_claimed(run: Run) -> bool:
+    """Whether some process is doing the run now; a look, which leaves nothing behind."""
+    with contextlib.suppress(FileNotFoundError, PermissionError), open(f"{run.folder}/claim", "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def check_identity(run: Run) -> None:
+    """Raise StageError if the config was edited since the plan: it must not be recorded as the plan's."""
+    config = read_config(run.config, run.data) if run.config else None
+    if not run.folder.endswith(identity(run.command, run.needs, run.folder, config)):
+        raise StageError(f"{run.config} was changed after this run was planned: run the same command again")
+
+
+def is_adopted(run: Run) -> bool:
+    """Whether a codebook of this recipe is there already, made by hand or for another table.
+
+    Stores are adopted by their tool, which goes on with what is there and refuses that of another tokenizer.
+
+    Raises:
+        StageError: a codebook of another recipe is in its place.
+    """
+    if run.command[0] != "tools/fit_codebook.py" or not os.path.exists(run.outputs[0]):
+        return False
+    from safetensors import safe_open
+
+    cfg = read_config(run.config, run.data).to_dict()
+    settings = dict(cfg["codebook"])
+    dataset = settings.pop("dataset", cfg["dataset"])
+    pipeline = (dataset if isinstance(dataset, dict) else dataset[0])["pipeline"]
+    settings["preprocessing"] = {"pipeline": pipeline, "data_preprocessor": cfg["data_preprocessor"]}
+    with safe_open(run.outputs[0], framework="np") as file:
+        recorded = {key: json.loads(text) for key, text in (file.metadata() or {}).items() if key in settings}
+    if other := [
+        key for key, value in json.loads(json.dumps(settings)).items() if recorded.get(key) != value
+    ]:
+        raise StageError(
+            f"codebook {run.outputs[0]} was made with another `{other[0]}` than {run.config} has: give the "
+            "config another `tokenizer.codebook`, or remove the file"
+        )
+    return True

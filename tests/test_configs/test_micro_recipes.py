@@ -1,0 +1,104 @@
+"""Each digits recipe trains two iterations on the real embedded data, as its config says."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+
+from mapet_mm.datasets.digits import DigitsOptions, write_digits
+from mapet_mm.datasets.digits_scenes import ScenesOptions, write_scenes
+from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "micro"
+RECIPES = sorted(path.name for path in CONFIGS.glob("*vit-*.py"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Digits, scenes, and codebook and tokens of the first 24 digits of each split: what a recipe reads."""
+    root = tmp_path_factory.mktemp("data")
+    write_digits(root / "digits")
+    for domain in ("inverted", "rotated"):
+        write_digits(root / f"digits_{domain}", DigitsOptions(domain=domain))
+    write_scenes(root / "digits_scenes", ScenesOptions(training=16, validation=4))
+    config = Config.fromfile(CONFIGS / "kclip.py")
+    config.tokenizer.codebook = str(root / "codebook.safetensors")
+    config.token_store = str(root / "tokens")
+    config.data_root = str(root / "digits")
+    config.dataloader.num_workers = 0
+    for dataset in (*config.dataset, config.codebook.dataset):
+        dataset.update(data_root=config.data_root, indices=24)
+    _, codebook = run_fit_codebook(config)
+    store, _ = run_extract_tokens(config)
+    assert store.grid == (6, 6)
+    assert store.vocab_size == codebook.k == 128
+    return root
+
+
+def shortened(config: Config, data: Path, work_dir: Path) -> Config:
+    """The recipe with its data elsewhere, two iterations long, on a few images."""
+    config.work_dir = str(work_dir)
+    config.train_cfg = dict(type="IterBasedTrainLoop", max_iters=2, val_interval=2)
+    config.default_hooks.checkpoint = dict(type="CheckpointHook", by_epoch=False, interval=2)
+    config.default_hooks.logger = dict(type="LoggerHook", interval=1, log_metric_by_epoch=False)
+    config.log_processor = dict(by_epoch=False)
+    for scheduler in config.param_scheduler:
+        scheduler.pop("convert_to_iter_based", None)
+    check, *probes = config.get("custom_hooks", [None])
+    loaders = [config.train_dataloader, config.val_dataloader, config.test_dataloader]
+    for probe in probes:
+        loaders += [probe.train_dataloader, probe.val_dataloader]
+        probe.k = 5
+    for loader in filter(None, loaders):
+        loader.update(num_workers=0, persistent_workers=False)
+        loader.dataset.indices = 16  # of the 24 that have tokens
+        loader.dataset.data_root = str(data / Path(loader.dataset.data_root).name)
+        for transform in loader.dataset.pipeline:
+            if transform.type == "mapet_mm.LoadTokenGrid":
+                transform.store = str(data / "tokens")
+    if check is not None:
+        check.codebook = str(data / "codebook.safetensors")
+    if config.model.backbone.get("init_cfg"):
+        config.model.backbone.init_cfg = None
+    return config
+
+
+class RememberWeights(Hook):
+    """Keeps the weights that training starts from, initialised and loaded."""
+
+    def before_train(self, runner: Runner) -> None:
+        self.weights = {name: value.clone() for name, value in runner.model.named_parameters()}
+        self.frozen = {name for name, value in runner.model.named_parameters() if not value.requires_grad}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_trains_two_iterations(recipe, data, tmp_path):
+    """Losses are finite, weights move unless frozen, validation measures, a checkpoint is written."""
+    config = shortened(Config.fromfile(CONFIGS / recipe), data, tmp_path)
+    runner = Runner.from_cfg(config)
+    start = RememberWeights()
+    runner.register_hook(start)
+    runner.train()
+
+    assert runner.iter == 2
+    losses, _ = runner.message_hub.get_scalar("train/loss").data
+    assert len(losses) == 2
+    assert np.isfinite(losses).all()
+    checkpoint = torch.load(tmp_path / "iter_2.pth", weights_only=False)["state_dict"]
+    frozen = config.model.type == "mapet_mm.LinearProbe"
+    assert frozen <= any(name.startswith("backbone.layers.") for name in start.frozen)
+    for name, value in start.weights.items():
+        moved = not torch.equal(checkpoint[name], value)
+        # CAE's teacher has no gradient of its own: it follows the encoder.
+        assert moved == (name.replace("teacher.", "backbone.") not in start.frozen), name
+    if "knn_probe" in config:
+        (scalars,) = tmp_path.glob("*/vis_data/scalars.json")
+        assert "knn/top1" in scalars.read_text()
+    metrics = [key for key in runner.message_hub.log_scalars if key.startswith("val/")]
+    assert bool(metrics) == (config.val_cfg is not None), list(runner.message_hub.log_scalars)
+    runner.model.train()
+    assert runner.model.backbone.training != frozen

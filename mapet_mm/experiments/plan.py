@@ -176,13 +176,40 @@ class _Planner:
         nodes = [node for part in PARTS for _, node in _nodes(reader.get(part))]
         read = {os.path.normpath(node) for node in nodes if isinstance(node, str)}
         reads_store = os.path.normpath(cfg.token_store) in read
-        made: list[Run] = []
+        made = self._trained_by(cfg.get("trained_by"), data)
         codebook = cfg.tokenizer.get("codebook") if cfg.get("codebook") else None
         if codebook and (reads_store or os.path.normpath(codebook) in read):
-            made = [self._tool("fit_codebook", tokenizer, cfg, codebook, self._data())]
+            made = [self._tool("fit_codebook", tokenizer, cfg, codebook, made or self._data())]
         if reads_store:
             made = [self._tool("extract_tokens", tokenizer, cfg, cfg.token_store, made or self._data())]
         return made
+
+    def _trained_by(self, training: Mapping[str, str] | None, data: str) -> list[Run]:
+        """The training of a tokenizer's own network, whose checkpoint its config takes from one place.
+
+        Args:
+            training: its `config`, `checkpoint`, what it writes last, and `tokenizer`, if it reads another's.
+            data: the data set.
+
+        Raises:
+            DeclarationError: the training ends with a checkpoint of another name.
+        """
+        if not training:
+            return []
+        config, (folder, name) = training["config"], os.path.split(training["checkpoint"])
+        cfg = self.read(config, data)
+        if name != final_checkpoint(cfg):
+            raise DeclarationError(
+                f"a tokenizer is trained by `{config}`, which ends with {final_checkpoint(cfg)}, not {name}"
+            )
+        needs = self._tokens(training.get("tokenizer"), cfg, data) or self._trained_by(
+            cfg.get("trained_by"), data
+        )
+        command = [TRAIN, config, "--work-dir", folder, "--resume"]
+        run = f"{Path(config).stem}-tokenizer"
+        return [
+            self._add(run, "tokenizer", command, [training["checkpoint"]], needs or self._data(), config, cfg)
+        ]
 
     def _tool(self, tool: str, config: str, cfg: Config, output: str, needs: Sequence[Run]) -> Run:
         name, gpus = f"{tool}_{Path(config).stem}", max(1, self.table.runner.gpus_per_node)

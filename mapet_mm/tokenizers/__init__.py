@@ -1,6 +1,7 @@
 """Visual tokens: what makes them (`grid_kmeans`, `kclip`, `frozen`, `precomputed`), and where they rest."""
 
 from mapet_mm.tokenizers.base import Tokenizer, full_float32
+from mapet_mm.tokenizers.clip_training import CaptionCLIP
 from mapet_mm.tokenizers.codebook import Codebook, CodebookError
 from mapet_mm.tokenizers.frozen import FrozenTokenizer, TokenizerError
 from mapet_mm.tokenizers.grid_kmeans import GridKMeans
@@ -17,6 +18,7 @@ from mapet_mm.tokenizers.store import (
 
 __all__ = [
     "KCLIP",
+    "CaptionCLIP",
     "Codebook",
     "CodebookError",
     "FrozenTokenizer",

@@ -14,6 +14,7 @@ finetune_epochs = 20
 few_finetune_epochs = 120
 scratch_epochs = 36  # as many as a pre-training and its fine-tuning have together
 token_epochs = 20
+clip_epochs = 20
 upernet_iterations = 500
 
 # Tokenizers: small encoders with fixed random weights, so nothing is downloaded.
@@ -23,7 +24,10 @@ tokenizer_note = (
 )
 vocab_size = 128
 clip_resnet = dict(layers=[1, 1, 1, 1], width=8)
+clip_stride = 32
 clip_weights = dict(type="random", seed=0)
+clip_training = dict()  # the config and the checkpoint of what makes `clip_weights`, if not random
+class_names = ()  # as captions say them
 vqkd = dict(type="VQKD", embed_dims=8, quantize_kmeans_init=False)
 vqkd_encoder = dict(embed_dims=48, num_layers=2, num_heads=3, feedforward_channels=96)
 dalle = dict(type="DALL-E", n_hid=32, n_blk_per_group=1)

@@ -1,0 +1,2 @@
+# A third of Fashion-MNIST's training images.
+_base_ = "fashion_mnist.py"

@@ -10,6 +10,7 @@ test_dataloader = val_dataloader
 
 # CLIP's own mean and standard deviation, in 0..255.
 data_preprocessor = dict(
+    type="ClsDataPreprocessor",
     mean=[122.7709383, 116.7460125, 104.09373615],
     std=[68.5005327, 66.6321579, 70.32316305],
     num_classes=_base_.num_classes,

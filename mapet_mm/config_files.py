@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +44,7 @@ def read_config(path: str | os.PathLike, data: str | None = None) -> Config:
         chosen = os.environ.get(VARIABLE)
         logging.disable(logging.INFO)  # MMEngine tells of the variable each time that a base uses it
         try:
-            return Config.fromfile(path)
+            cfg = Config.fromfile(path)
         except Exception as error:  # a config is Python, so it can raise anything
             missing = Path(getattr(error, "filename", None) or "")
             if chosen and missing.match(f"{chosen}.py"):
@@ -56,8 +57,15 @@ def read_config(path: str | os.PathLike, data: str | None = None) -> Config:
             raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
         finally:
             logging.disable(logging.NOTSET)
+    used = cfg.env_variables.get(VARIABLE)
+    if used is not None and (said := cfg.get("data_set", used)) != used:
+        raise ConfigError(
+            f"config {path}: the file of data set `{used}` says data_set = {said!r}: say {used!r} there, and "
+            "give it a `work_root` of its own"
+        )
+    return cfg
 
 
 def typed(cfg: Config, command: str) -> str:
     """A command on a config as it is typed anywhere: with the variables that the config was read with."""
-    return " ".join([*(f"{name}={value}" for name, value in cfg.env_variables.items()), command])
+    return "".join(f"{name}={shlex.quote(value)} " for name, value in cfg.env_variables.items()) + command

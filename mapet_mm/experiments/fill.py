@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mapet_mm.experiments.cluster import live_jobs
 from mapet_mm.experiments.plan import Cell, Run, plan_table
-from mapet_mm.experiments.records import StageError, is_claimed, is_done, record_of
+from mapet_mm.experiments.records import StageError, is_claimed, is_done, log_of, record_of
 from mapet_mm.experiments.render import Grid, Measured, render_csv, render_markdown, summarise
 from mapet_mm.experiments.table import TableDeclaration
 from mapet_mm.file_replacement import replace_file
@@ -53,18 +53,7 @@ class TableFiller:
         jobs = {}
         with contextlib.suppress(StageError):  # no Slurm here
             jobs = live_jobs(self.plan.runs)
-        return {run.folder: self._state(run, *jobs.get(run.folder, ("", ""))) for run in self.plan.runs}
-
-    def _state(self, run: Run, _: str, state: str) -> str:
-        if is_done(run) or record_of(run):
-            return "done"
-        if is_claimed(run) or state == "RUNNING":
-            return "running"
-        if state:
-            return "queued"
-        if os.path.exists(f"{run.folder}/failed"):
-            return "failed"
-        return "stopped" if os.path.exists(f"{run.folder}/run.log") else "not run"
+        return {run.folder: _state(run, jobs.get(run.folder, ("", ""))[1]) for run in self.plan.runs}
 
     def status(self) -> str:
         """One line: how many results there are, and what the runs for the others are doing."""
@@ -123,6 +112,18 @@ class TableFiller:
             + (f"; {missing} of {len(self.plan.cells)} results are still missing." if missing else "."),
             f"Compute: {seconds / 60:.0f} minutes of runs in all, on {machines}; torch {version('torch')}.",
         ]
+
+
+def _state(run: Run, job: str) -> str:
+    if is_done(run) or record_of(run):
+        return "done"
+    if is_claimed(run) or job == "RUNNING":
+        return "running"
+    if job:
+        return "queued"
+    if os.path.exists(f"{run.folder}/failed"):
+        return "failed"
+    return "stopped" if log_of(run).is_file() else "not run"
 
 
 def describe(runs: Sequence[Run]) -> str:

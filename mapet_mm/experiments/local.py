@@ -15,7 +15,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple, TextIO
@@ -102,7 +104,9 @@ class LocalRunner:
                 if time.monotonic() - reported >= REPORT_SECONDS:
                     reported = time.monotonic()
                     for one in self.running:
-                        self._say(one.run, _last_words(one.run))
+                        # Without the time, logger and level that MMEngine puts before its message.
+                        last = _tail(one.run, 1)[0].rsplit(" - INFO - ", 1)[-1]
+                        self._say(one.run, " ".join(last.split())[:90])
         finally:
             self._stop()
         if self.failed:
@@ -185,13 +189,13 @@ class LocalRunner:
 
     def _time_left(self) -> str:
         """How long the rest will take: the mean of what is done of the same config, or of all."""
-        taken: dict[str | None, list[float]] = {}
+        taken: dict[str | None, list[float]] = defaultdict(list)
         for run in self.runs:
             if record := record_of(run):
-                for kind in (run.config, "all"):
-                    taken.setdefault(kind, []).append(record["seconds"])
+                taken[run.config].append(record["seconds"])
         rest = [*self.waiting, *(one.run for one in self.running)]
-        seconds = sum(mean(taken.get(run.config, taken["all"])) for run in rest) / self.jobs
+        overall = mean(chain(*taken.values()))
+        seconds = sum(mean(taken.get(run.config, [overall])) for run in rest) / self.jobs
         return f"; about {seconds / 60:.0f} min left for {len(rest)} more" if rest else ""
 
     def _say(self, run: Run, text: str) -> None:
@@ -240,11 +244,6 @@ def _tail(run: Run, count: int) -> list[str]:
     text = log_of(run).read_text(errors="replace") if log_of(run).is_file() else ""
     # A progress bar redraws its line after carriage returns; the last state is the one to show.
     return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.rstrip("\n").split("\n")][-count:]
-
-
-def _last_words(run: Run) -> str:
-    """The end of a run's log without the time, logger and level that MMEngine puts before its message."""
-    return " ".join(_tail(run, 1)[0].rsplit(" - INFO - ", 1)[-1].split())[:90]
 
 
 @one_line_errors

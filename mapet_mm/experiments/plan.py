@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class Run:
     kind: str  # 'data', 'tokenizer', 'pre-training' or 'evaluation'
     command: tuple[str, ...]  # a tool and its arguments, as typed after `python`
     outputs: tuple[str, ...]  # what exists once it is done
-    folder: str  # <folder of all runs>/<name>-<digest>: its claim, its log, a training's work directory
+    folder: str = ""  # <folder of all runs>/<name>-<digest>: its claim, its log, a training's work directory
     needs: tuple[str, ...] = ()  # folders of the runs before it
     config: str | None = None  # what it trains or tokenises with
     data: str | None = None  # the data set that its config is read for, None if that depends on none
@@ -50,7 +50,7 @@ class Run:
 
     def typed(self, words: Sequence[str]) -> str:
         """A command line that starts this run, with the data set that it is for."""
-        return (f"{VARIABLE}={self.data} " if self.data else "") + shlex.join(words)
+        return (f"{VARIABLE}={shlex.quote(self.data)} " if self.data else "") + shlex.join(words)
 
 
 @dataclass(frozen=True)
@@ -143,30 +143,32 @@ class _Planner:
         needs += self._tokens(tokenizer, cfg, data)
         name = "_".join(filter(None, [Path(config).stem, column.data])) + _suffix(column.options)
         changes = {**column.options, **handed_on, "randomness.seed": seed}
-        return self._training(f"{name}--{start}", "evaluation", config, cfg, changes, needs)
+        return self._training(f"{name}--{start}", "evaluation", cfg, changes, needs, data)
 
     def _pretraining(self, row: Row, config: str, tokenizer: str | None, seed: int) -> Run:
-        cfg = self._merged(config, self.table.dataset, row.options)
-        tokens = self._tokens(tokenizer, cfg, self.table.dataset)
+        data = row.data or self.table.dataset
+        cfg = self._merged(config, data, row.options)
+        tokens = self._tokens(tokenizer, cfg, data)
         if tokenizer and not tokens:
             raise DeclarationError(f"{row.name!r}: `{config}` reads no tokens of `{tokenizer}`")
         name = f"{Path(config).stem}{_suffix(row.options)}_seed-{seed}"
         changes = {**row.options, "randomness.seed": seed}
-        return self._training(name, "pre-training", config, cfg, changes, tokens)
+        return self._training(name, "pre-training", cfg, changes, tokens, data)
 
     def _training(
-        self, name: str, kind: str, config: str, cfg: Config, changes: Mapping[str, Any], needs: Sequence[Run]
+        self, name: str, kind: str, cfg: Config, changes: Mapping[str, Any], needs: Sequence[Run], data: str
     ) -> Run:
         arguments = [f"{key}={value}" for key, value in changes.items()]
-        command = [TRAIN, config, "--work-dir", "{run}", "--resume", "--cfg-options", *arguments]
-        output, needs = f"{{run}}/{final_checkpoint(cfg)}", needs or self._data()
-        return self._add(name, kind, command, [output], needs, config, cfg, processes_of(cfg))
+        command = (TRAIN, cfg.filename, "--work-dir", "{run}", "--resume", "--cfg-options", *arguments)
+        outputs = (f"{{run}}/{final_checkpoint(cfg)}",)
+        run = Run(name, kind, command, outputs, config=cfg.filename, processes=processes_of(cfg))
+        return self._add(run, needs or self._data(), self.read(cfg.filename, data))
 
     def _data(self) -> list[Run]:
         data = self.table.data
-        return (
-            [self._add("data", "data", data["command"], data.get("outputs", ()))] if "command" in data else []
-        )
+        if "command" not in data:
+            return []
+        return [self._add(Run("data", "data", data["command"], data.get("outputs", ())), [])]
 
     def _tokens(self, tokenizer: str | None, reader: Config, data: str) -> list[Run]:
         """What makes the codebook and the token store of a tokenizer, as far as this config reads them."""
@@ -175,66 +177,51 @@ class _Planner:
         cfg = self.read(tokenizer, data)
         nodes = [node for part in PARTS for _, node in _nodes(reader.get(part))]
         read = {os.path.normpath(node) for node in nodes if isinstance(node, str)}
-        reads_store = os.path.normpath(cfg.token_store) in read
-        made = self._trained_by(cfg.get("trained_by"), data)
+        made, tools = [], []
+        if os.path.normpath(cfg.token_store) in read:
+            tools = [("extract_tokens", cfg.token_store)]
         codebook = cfg.tokenizer.get("codebook") if cfg.get("codebook") else None
-        if codebook and (reads_store or os.path.normpath(codebook) in read):
-            made = [self._tool("fit_codebook", tokenizer, cfg, codebook, made or self._data())]
-        if reads_store:
-            made = [self._tool("extract_tokens", tokenizer, cfg, cfg.token_store, made or self._data())]
+        if codebook and (tools or os.path.normpath(codebook) in read):
+            tools.insert(0, ("fit_codebook", codebook))
+        if tools:
+            made = self._trained_by(cfg.get("trained_by"), data)
+        for tool, output in tools:
+            name, gpus = f"{tool}_{Path(tokenizer).stem}", max(1, self.table.runner.gpus_per_node)
+            run = Run(name, "tokenizer", (f"tools/{tool}.py", tokenizer), (output,), config=tokenizer)
+            made = [self._add(replace(run, processes=gpus), made or self._data(), cfg)]
         return made
 
     def _trained_by(self, training: Mapping[str, str] | None, data: str) -> list[Run]:
-        """The training of a tokenizer's own network, whose checkpoint its config takes from one place.
+        """The training of a tokenizer's own network, whose checkpoint the tokenizer's config names.
 
         Args:
-            training: its `config`, `checkpoint`, what it writes last, and `tokenizer`, if it reads another's.
-            data: the data set.
+            training: its `config`, `checkpoint`, what it writes last; and `tokenizer` and `data`, if it reads
+                tokens, or is of another data set.
+            data: the tokenizer's data set.
 
         Raises:
             DeclarationError: the training ends with a checkpoint of another name.
         """
         if not training:
             return []
-        config, (folder, name) = training["config"], os.path.split(training["checkpoint"])
-        cfg = self.read(config, data)
-        if name != final_checkpoint(cfg):
-            raise DeclarationError(
-                f"a tokenizer is trained by `{config}`, which ends with {final_checkpoint(cfg)}, not {name}"
-            )
-        needs = self._tokens(training.get("tokenizer"), cfg, data) or self._trained_by(
-            cfg.get("trained_by"), data
+        config, checkpoint = training["config"], training["checkpoint"]
+        cfg, data = self.read(config, training.get("data", data)), training.get("data", data)
+        if (last := final_checkpoint(cfg)) != os.path.basename(checkpoint):
+            raise DeclarationError(f"`{checkpoint}` is to be made by `{config}`, which ends with {last}")
+        needs = self._tokens(training.get("tokenizer"), cfg, data) or self._trained_by(cfg.get("trained_by"), data)
+        command = (TRAIN, config, "--work-dir", os.path.dirname(checkpoint), "--resume")
+        run = Run(f"{Path(config).stem}_tokenizer", "tokenizer", command, (checkpoint,), config=config)
+        return [self._add(run, needs or self._data(), cfg)]
+
+    def _add(self, run: Run, needs: Sequence[Run], cfg: Config | None = None) -> Run:
+        """A run with its folder, which stands for `{run}` in it; `cfg` is its config as the file has it."""
+        before = tuple(need.folder for need in needs)
+        folder = f"{self.folder}/{run.name}-{identity(run.command, before, f'{self.folder}/{{run}}', cfg)}"
+        words, outputs = (
+            tuple(word.replace("{run}", folder) for word in words) for words in (run.command, run.outputs)
         )
-        command = [TRAIN, config, "--work-dir", folder, "--resume"]
-        run = f"{Path(config).stem}-tokenizer"
-        return [
-            self._add(run, "tokenizer", command, [training["checkpoint"]], needs or self._data(), config, cfg)
-        ]
-
-    def _tool(self, tool: str, config: str, cfg: Config, output: str, needs: Sequence[Run]) -> Run:
-        name, gpus = f"{tool}_{Path(config).stem}", max(1, self.table.runner.gpus_per_node)
-        return self._add(name, "tokenizer", [f"tools/{tool}.py", config], [output], needs, config, cfg, gpus)
-
-    def _add(
-        self,
-        name: str,
-        kind: str,
-        command: Sequence[str],
-        outputs: Sequence[str],
-        needs: Sequence[Run] = (),
-        config: str | None = None,
-        cfg: Config | None = None,
-        processes: int = 1,
-    ) -> Run:
-        """A run with its folder, which stands for `{run}` in command and outputs."""
-        before, data = tuple(run.folder for run in needs), None
-        if cfg is not None:
-            data = cfg.env_variables.get(VARIABLE)
-            cfg = self.read(config, data or self.table.dataset)  # the changes to it are in the command
-        folder = f"{self.folder}/{name}-{identity(command, before, f'{self.folder}/{{run}}', cfg)}"
-        words = tuple(word.replace("{run}", folder) for word in command)
-        outputs = tuple(output.replace("{run}", folder) for output in outputs)
-        run = Run(name, kind, words, outputs, folder, before, config, data, processes)
+        data = cfg.env_variables.get(VARIABLE) if cfg else None
+        run = replace(run, command=words, outputs=outputs, folder=folder, needs=before, data=data)
         return self.runs.setdefault(folder, run)
 
     def _merged(self, config: str, data: str, options: Mapping[str, Any]) -> Config:

@@ -10,7 +10,7 @@ A name in braces is taken from the row's or the column's own entries.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class Row:
     tokenizer: str | None = None  # config of the tokenizer whose tokens are read, None for none
     options: Mapping[str, Any] = field(default_factory=dict)  # changes to `pretrain`, as in --cfg-options
     columns: Sequence[str] | None = None  # names of those that it is evaluated in, None for all
+    data: str | None = None  # data set of the pre-training, None for the table's
     values: Mapping[str, str] = field(default_factory=dict)  # for braces, before those of the column
 
 
@@ -44,7 +45,7 @@ class Column:
 
     name: str  # as the paper writes it
     unit: str  # what is measured and its unit
-    config: str  # of the evaluation's training
+    config: str | None  # of the evaluation's training; None leaves the column out: there is no such data
     metric: str  # as MMEngine logs it; its last value counts
     options: Mapping[str, Any] = field(default_factory=dict)  # changes to `config`, as in --cfg-options
     data: str | None = None  # the data set to evaluate on, None for the table's
@@ -89,11 +90,9 @@ class TableDeclaration:
 
     def require_rows(self, names: Sequence[str]) -> None:
         """Raise DeclarationError unless all of these are rows of the table."""
-        known = [row.name for row in self.rows]
-        if unknown := [name for name in names if name not in known]:
-            raise DeclarationError(
-                f"table `{self.name}` has no row {unknown[0]!r}; its rows are: {', '.join(known)}"
-            )
+        _require(
+            names, [row.name for row in self.rows], f"table `{self.name}` has no row {{}}; its rows are: {{}}"
+        )
 
     def require_folders(self) -> None:
         """Raise DeclarationError unless the data that no command makes is there."""
@@ -109,11 +108,7 @@ def list_datasets(root: str | os.PathLike = TABLES) -> list[str]:
 
 
 def list_tables(dataset: str, root: str | os.PathLike = TABLES) -> list[str]:
-    """Names of the tables that a data set has: those of the folders that its file names in `tables`.
-
-    Raises:
-        DeclarationError: there is no such data set.
-    """
+    """Names of the tables that a data set has: those of the folders that its file names in `tables`."""
     return sorted(_table_files(dataset, root))
 
 
@@ -140,17 +135,14 @@ def load_table(name: str, dataset: str, root: str | os.PathLike = TABLES) -> Tab
     cfg = read_config(path, dataset).to_dict()
     if missing := [key for key in ("rows", "columns", "title") if key not in cfg]:
         raise DeclarationError(f"table `{path}` has no `{missing[0]}`")
-    defaults = {"tokenizer": cfg.get("tokenizer")}
-    rows = [_build(Row, {**defaults, **row}, path) for row in cfg["rows"]]
-    columns = [
-        _build(Column, column, path) for column in cfg["columns"] if column.get("config", "") is not None
-    ]
+    rows = [_build(Row, {"tokenizer": cfg.get("tokenizer"), **row}, path) for row in cfg["rows"]]
+    columns = [_build(Column, column, path) for column in cfg["columns"]]
+    _check_names(rows, columns, path)
+    columns = [column for column in columns if column.config is not None]
     if not columns:
         raise DeclarationError(f"table `{path}` has no column that {dataset} has the data for")
-    _check_names(rows, columns, path)
     others = {key: cfg[key] for key in ("notes", "data", "gpu_hours") if key in cfg}
-    if "runner" in cfg:
-        others["runner"] = _make(Runner, cfg["runner"], path)
+    others["runner"] = _make(Runner, cfg.get("runner", {}), path)
     return TableDeclaration(name, dataset, cfg["title"], rows, columns, **others)
 
 
@@ -171,21 +163,19 @@ def _make(kind: type, entries: Mapping[str, Any], path: Path) -> Any:
 
 
 def _check_names(rows: Sequence[Row], columns: Sequence[Column], path: Path) -> None:
-    headings = [column.heading for column in columns]
-    for what, names in (("row", [row.name for row in rows]), ("column", headings)):
+    known, headings = [row.name for row in rows], [column.heading for column in columns]
+    for what, names in (("row", known), ("column", headings)):
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise DeclarationError(f"table `{path}` has two {what}s named {repeated[0]!r}")
-    names = {column.name for column in columns}
+    names = [column.name for column in columns]
     for row in rows:
-        if unknown := sorted(set(row.columns or ()) - names):
-            raise DeclarationError(
-                f"table `{path}`: row {row.name!r} names {unknown[0]!r}, which is no column; columns are "
-                f"{', '.join(sorted(names))}"
-            )
-    known = {row.name for row in rows}
+        _require(row.columns or (), "column", names, f"table `{path}`: row {row.name!r} names")
     for column in columns:
-        if unknown := sorted(set(column.paper) - known):
-            raise DeclarationError(
-                f"table `{path}`: the paper's numbers of column {column.heading!r} name {unknown[0]!r}, "
-                f"which is no row; rows are {', '.join(sorted(known))}"
-            )
+        where = f"table `{path}`: the paper's numbers of column {column.heading!r} name"
+        _require(column.paper, "row", known, where)
+
+
+def _require(names: Iterable[str], what: str, known: Sequence[str], where: str) -> None:
+    """Raise DeclarationError unless all of the names are known."""
+    if unknown := [name for name in names if name not in known]:
+        raise DeclarationError(f"{where} {unknown[0]!r}, which is no {what}; {what}s are {', '.join(known)}")

@@ -24,7 +24,7 @@ pytestmark = [
 
 # Two rows and two seeds of the real recipes, shortened.
 TABLE = """
-_base_ = "../_base_/digits.py"
+_base_ = "../digits.py"
 
 title = "Two rows and two seeds"
 few = {"train_dataloader.dataset.indices": 256}
@@ -56,7 +56,13 @@ def run(*words: str, folder: Path | None = None) -> str:
 def make_project(folder: Path) -> Path:
     """The repository's recipes and tools, and the table; data and tokens are of its own."""
     (folder / "configs/tables/digits").mkdir(parents=True)
-    for name in ("tools", "configs/micro", "configs/_base_", "configs/tables/_base_"):
+    for name in (
+        "tools",
+        "configs/micro",
+        "configs/_base_",
+        "configs/tables/_base_",
+        "configs/tables/digits.py",
+    ):
         (folder / name).symlink_to(ROOT / name)
     (folder / "configs/tables/digits/short.py").write_text(TABLE)
     return folder
@@ -119,9 +125,9 @@ def test_a_disturbed_cluster_fills_the_table_of_an_undisturbed_local_run(slurm, 
             ["squeue", "--noheader", "--format=%T", f"--jobs={job(part)}"], capture_output=True, text=True
         ).stdout.strip()
 
-    scratch_1 = "vit-micro-p4_1xb128-linear-coslr-20e_digits_max_epochs-3_indices-256--scratch_seed-1"
+    scratch_1 = "vit-micro_1xb128-linear-coslr_max_epochs-3_indices-256--scratch_seed-1"
     seed_0, seed_1 = (
-        f"mapet_vit-micro_kclip_1xb32-coslr-16e_digits_max_epochs-8_indices-256_seed-{seed}" for seed in "01"
+        f"mapet_vit-micro_kclip_1xb32-coslr_max_epochs-8_indices-256_seed-{seed}" for seed in "01"
     )
     run("scancel", job(scratch_1))
     say("one job is cancelled: a probe from random weights")

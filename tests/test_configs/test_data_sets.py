@@ -216,6 +216,19 @@ def test_a_missing_entry_is_named_with_the_config_and_the_data_set():
         read_config(f"configs/micro/{UPERNET}", "clouds")
 
 
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("patch_size = 4", "`img_size` has to be a multiple of `patch_size`"),
+        ("data_set = 'digits'", "the file of data set `wrong` says data_set = 'digits': say 'wrong' there"),
+    ],
+)
+def test_a_wrong_data_set_is_refused_when_a_recipe_is_read(entry, message, clone):
+    (clone / "configs/micro/_base_/data/wrong.py").write_text(f"{NEW.replace('clouds', 'wrong')}{entry}\n")
+    with pytest.raises(ConfigError, match=message):
+        read_config("configs/micro/kclip.py", "wrong")
+
+
 def test_what_a_work_directory_keeps_depends_on_no_variable(tmp_path):
     cfg = read_config("configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py", "clouds")
     cfg.dump(tmp_path / "kept.py")

@@ -268,5 +268,7 @@ def test_unknown_tables_and_rows_are_answered_with_those_that_are_there():
         load_table("sota", "digits")
     with pytest.raises(DeclarationError, match=r"there is no mnist\.py in .*; there are: digits, imagenet"):
         load_table("objectives", "mnist")
-    with pytest.raises(DeclarationError, match="no row 'DINO'; its rows are: no pre-training, MIM, PIM"):
+    with pytest.raises(
+        DeclarationError, match="names 'DINO', which is no row; rows are no pre-training, MIM, PIM"
+    ):
         load_table("objectives", "digits").require_rows(["MIM", "DINO"])

@@ -208,7 +208,9 @@ class _Planner:
         cfg, data = self.read(config, training.get("data", data)), training.get("data", data)
         if (last := final_checkpoint(cfg)) != os.path.basename(checkpoint):
             raise DeclarationError(f"`{checkpoint}` is to be made by `{config}`, which ends with {last}")
-        needs = self._tokens(training.get("tokenizer"), cfg, data) or self._trained_by(cfg.get("trained_by"), data)
+        needs = self._tokens(training.get("tokenizer"), cfg, data) or self._trained_by(
+            cfg.get("trained_by"), data
+        )
         command = (TRAIN, config, "--work-dir", os.path.dirname(checkpoint), "--resume")
         run = Run(f"{Path(config).stem}_tokenizer", "tokenizer", command, (checkpoint,), config=config)
         return [self._add(run, needs or self._data(), cfg)]

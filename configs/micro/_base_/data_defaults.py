@@ -22,11 +22,14 @@ tokenizer_note = (
     "All three tokenizers are small and have fixed random weights: nothing was learnt from images but the "
     "codebook of k-CLIP."
 )
+tokens = "kclip"  # whose tokens pre-trainings predict: a tokenizer's file of configs/micro
 vocab_size = 128
 clip_resnet = dict(layers=[1, 1, 1, 1], width=8)
 clip_stride = 32
 clip_weights = dict(type="random", seed=0)
-clip_training = dict()  # the config and the checkpoint of what makes `clip_weights`, if not random
+clip_trained = False  # instead of those weights, trained ones, by configs/micro/clip.py
+grid_encoder = dict()  # of tokens by k-means of any encoder; empty for the pixels of a patch
+previous_round = None  # instead of it, the data set whose MaPeT gives the features: bootstrapped tokens
 class_names = ()  # as captions say them
 vqkd = dict(type="VQKD", embed_dims=8, quantize_kmeans_init=False)
 vqkd_encoder = dict(embed_dims=48, num_layers=2, num_heads=3, feedforward_channels=96)

@@ -45,8 +45,7 @@ tokenizer_note = (
 vocab_size = 256
 clip_epochs = 1
 clip_stride = 16
-clip_weights = f"{work_root}/clip/epoch_{clip_epochs}.pth"
-clip_training = dict(config="configs/micro/clip.py", checkpoint=clip_weights)
+clip_trained = True
 
 # Scenes with pixel labels: background and ten garments.
 few_scenes, all_scenes = 200, 2000

@@ -5,5 +5,3 @@ data_set = "fashion_mnist_20000"
 work_root = "work_dirs/fashion_mnist_20000"
 train_images = dict(ann_file="meta/train_20000.txt")
 clip_epochs = 2
-clip_weights = f"{work_root}/clip/epoch_{clip_epochs}.pth"
-clip_training = dict(checkpoint=clip_weights)

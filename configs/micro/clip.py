@@ -1,5 +1,5 @@
 # The CLIP whose tower k-CLIP takes, trained on captions of the data set's training images.
-_base_ = ["_base_/images.py", "_base_/runtime.py"]
+_base_ = ["_base_/images.py", "_base_/runtime.py", "_base_/training.py"]
 
 image_size = _base_.clip_stride * _base_.grid
 resize = dict(type="ResizeEdge", scale=image_size, edge="short", backend="pillow", interpolation="bicubic")
@@ -25,21 +25,10 @@ model = dict(
     stride=_base_.clip_stride,
 )
 
-optim_wrapper = dict(
-    constructor="mapet_mm.LayerDecayOptimWrapperConstructor",
-    optimizer=dict(type="AdamW", lr=3e-3, weight_decay=0.05),
-    clip_grad=dict(max_norm=3.0),
-)
+optim_wrapper = dict(optimizer=dict(lr=3e-3))
 param_scheduler = [
-    dict(type="LinearLR", start_factor=1e-3, begin=0, end=50, by_epoch=False),
-    dict(
-        type="CosineAnnealingLR",
-        eta_min=0.0,
-        begin=0,
-        end=_base_.clip_epochs,
-        by_epoch=True,
-        convert_to_iter_based=True,
-    ),
+    _base_.warmup,
+    dict(end=_base_.clip_epochs, **_base_.cosine),
 ]
 train_cfg = dict(by_epoch=True, max_epochs=_base_.clip_epochs, val_interval=1)
 val_cfg = dict()

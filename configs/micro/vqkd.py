@@ -3,12 +3,18 @@ _base_ = "_base_/tokenizer.py"
 
 token_store = _base_.token_stores.vqkd
 
+trained = dict(config="configs/micro/vqkd_training.py", checkpoint=_base_.vqkd_checkpoint)
+trained_by = trained if _base_.vqkd_trained else None
+pretrained = dict(type="Pretrained", checkpoint=_base_.vqkd_checkpoint, prefix="tokenizer.")
+weights = pretrained if _base_.vqkd_trained else None
+
 tokenizer = dict(
     type="mapet_mm.FrozenTokenizer",
     image_size=_base_.img_size,
     vocab_size=_base_.vocab_size,
-    random_seed=0,  # unless there is an `init_cfg`
+    random_seed=None if weights else 0,
     tokenizer=dict(
+        init_cfg=weights,
         encoder_config=dict(
             arch=_base_.vqkd_encoder,
             img_size=_base_.img_size,

@@ -15,12 +15,14 @@ from mapet_mm.tokenizers.store import (
     extend_store,
     merge_stores,
 )
+from mapet_mm.tokenizers.tokenizer_training import DiscreteAutoencoder, VQKDDistillation
 
 __all__ = [
     "KCLIP",
     "CaptionCLIP",
     "Codebook",
     "CodebookError",
+    "DiscreteAutoencoder",
     "FrozenTokenizer",
     "GridError",
     "GridKMeans",
@@ -30,6 +32,7 @@ __all__ = [
     "TokenStoreError",
     "Tokenizer",
     "TokenizerError",
+    "VQKDDistillation",
     "extend_store",
     "full_float32",
     "grid_features",

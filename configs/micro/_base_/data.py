@@ -6,6 +6,8 @@ grid = _base_.img_size // _base_.patch_size
 num_patches = grid * grid
 
 # Of networks that are trained for a tokenizer.
+vqkd_checkpoint = f"{_base_.work_root}/vqkd/epoch_{_base_.vqkd_epochs}.pth"
+dalle_checkpoint = f"{_base_.work_root}/dalle/epoch_{_base_.dalle_epochs}.pth"
 clip_checkpoint = f"{_base_.work_root}/clip/epoch_{_base_.clip_epochs}.pth"
 previous_checkpoint = f"{_base_.work_root}/previous_round/epoch_{_base_.pretrain_epochs}.pth"
 

@@ -14,7 +14,7 @@ finetune_epochs = 20
 few_finetune_epochs = 120
 scratch_epochs = 36  # as many as a pre-training and its fine-tuning have together
 token_epochs = 20
-clip_epochs = 20
+clip_epochs = vqkd_epochs = dalle_epochs = 20
 upernet_iterations = 500
 
 # Tokenizers: small encoders with fixed random weights, so nothing is downloaded.
@@ -34,5 +34,6 @@ class_names = ()  # as captions say them
 vqkd = dict(type="VQKD", embed_dims=8, quantize_kmeans_init=False)
 vqkd_encoder = dict(embed_dims=48, num_layers=2, num_heads=3, feedforward_channels=96)
 dalle = dict(type="DALL-E", n_hid=32, n_blk_per_group=1)
+vqkd_trained = dalle_trained = False  # instead of random weights, by configs/micro/{vqkd,dalle}_training.py
 
 few_scenes = all_scenes = 0  # scenes with pixel labels to train on: there are none

@@ -39,13 +39,14 @@ upernet_iterations = 1000
 
 # k-CLIP's tower is trained here, on captions made of the class names: one token per 16 of its pixels.
 tokenizer_note = (
-    "k-CLIP's tower was trained on captions of the training images that name their classes; the other two "
-    "tokenizers are small and have fixed random weights."
+    "All tokenizers were trained on the training images: k-CLIP's tower on captions that name their classes, "
+    "VQ-KD on that tower's features, DALL-E's encoder on the pixels."
 )
 vocab_size = 256
 clip_epochs = 1
 clip_stride = 16
-clip_trained = True
+clip_trained = vqkd_trained = dalle_trained = True
+vqkd_epochs = dalle_epochs = 3
 
 # Scenes with pixel labels: background and ten garments.
 few_scenes, all_scenes = 200, 2000

@@ -78,7 +78,7 @@ def next_step(cfg: Config, store: TokenStore) -> str:
     """The training command if the config's `next_config` reads this store, else what a recipe needs."""
     following = cfg.get("next_config")
     if following and Path(following).is_file():
-        if str(store.path) in str(read_file(following).get("train_dataloader")):
+        if repr(str(store.path)) in str(read_file(following).get("train_dataloader")):
             return f"next: {typed(cfg, f'python tools/train.py {following}')}"
         following = f"CONFIG (not {following}, which reads another store)"
     return (

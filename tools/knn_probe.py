@@ -28,7 +28,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("config", help="config of the pre-training")
     parser.add_argument("checkpoint", help="what it wrote")
     parser.add_argument("--k", type=int, help="neighbours that vote; the config's by default")
-    parser.add_argument("--work-dir", help="folder for the log; work_dirs/<config> by default")
+    parser.add_argument(
+        "--work-dir", help="folder for the log; default: <config> in its work_root or work_dirs"
+    )
     parser.add_argument(
         "--trust-checkpoint",
         action="store_true",

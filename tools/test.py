@@ -27,7 +27,9 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("config", help="config file")
     parser.add_argument("checkpoint", help="checkpoint file")
-    parser.add_argument("--work-dir", help="folder for logs and metrics; work_dirs/<config> by default")
+    parser.add_argument(
+        "--work-dir", help="folder for logs and metrics; default: <config> in its work_root or work_dirs"
+    )
     parser.add_argument(
         "--out",
         help="keep results: a .pkl file for predictions, .json or .yml for metrics; "

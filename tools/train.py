@@ -21,7 +21,9 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("config", help="config file")
-    parser.add_argument("--work-dir", help="folder for logs and checkpoints; work_dirs/<config> by default")
+    parser.add_argument(
+        "--work-dir", help="folder for logs and checkpoints; default: <config> in its work_root or work_dirs"
+    )
     parser.add_argument(
         "--resume",
         nargs="?",

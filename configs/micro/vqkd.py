@@ -6,15 +6,14 @@ token_store = _base_.token_stores.vqkd
 trained = dict(config="configs/micro/vqkd_training.py", checkpoint=_base_.vqkd_checkpoint)
 trained_by = trained if _base_.vqkd_trained else None
 pretrained = dict(type="Pretrained", checkpoint=_base_.vqkd_checkpoint, prefix="tokenizer.")
-weights = pretrained if _base_.vqkd_trained else None
+weights = dict(init_cfg=pretrained) if _base_.vqkd_trained else dict()
 
 tokenizer = dict(
     type="mapet_mm.FrozenTokenizer",
     image_size=_base_.img_size,
     vocab_size=_base_.vocab_size,
-    random_seed=None if weights else 0,
+    random_seed=0,  # unless there is an `init_cfg`
     tokenizer=dict(
-        init_cfg=weights,
         encoder_config=dict(
             arch=_base_.vqkd_encoder,
             img_size=_base_.img_size,
@@ -26,6 +25,7 @@ tokenizer = dict(
             layer_scale_init_value=0.0,
         ),
         num_embed=_base_.vocab_size,
+        **weights,
         **_base_.vqkd,
     ),
 )

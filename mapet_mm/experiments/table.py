@@ -90,7 +90,7 @@ class TableDeclaration:
 
     def require_rows(self, names: Sequence[str]) -> None:
         """Raise DeclarationError unless all of these are rows of the table."""
-        _require(names, "row", [row.name for row in self.rows], f"table `{self.name}` is asked for")
+        _require(names, "row", [row.name for row in self.rows], f"table `{self.name}`: --rows names")
 
     def require_folders(self) -> None:
         """Raise DeclarationError unless the data that no command makes is there."""

@@ -216,6 +216,22 @@ def test_a_missing_entry_is_named_with_the_config_and_the_data_set():
         read_config(f"configs/micro/{UPERNET}", "clouds")
 
 
+def test_a_data_set_may_bring_trained_tokenizers_of_its_own(clone):
+    trained = dict(type="Pretrained", checkpoint="own.pth")
+    entries = (
+        f"clip_weights = 'own.pt'\nvqkd = dalle = dict(init_cfg={trained})\nclip_resnet = dict(width=16)\n"
+    )
+    text = NEW.replace("clouds", "trained") + entries
+    (clone / "configs/micro/_base_/data/trained.py").write_text(text)
+    kclip, *others = (
+        read_config(f"configs/micro/{name}.py", "trained") for name in ("kclip", "vqkd", "dalle")
+    )
+    assert kclip.tokenizer.pretrained == "own.pt"
+    assert kclip.tokenizer.clip_model == dict(layers=[1, 1, 1, 1], width=16, image_size=160)
+    assert [cfg.tokenizer.tokenizer.init_cfg for cfg in others] == [trained, trained]
+    assert [cfg.tokenizer.tokenizer.type for cfg in others] == ["VQKD", "DALL-E"]
+
+
 @pytest.mark.parametrize(
     ("entry", "message"),
     [

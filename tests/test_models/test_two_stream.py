@@ -5,6 +5,7 @@ import subprocess
 import sys
 import weakref
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,13 @@ import torch
 from mmengine.runner.checkpoint import load_state_dict
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
 from naive_two_stream import two_stream_forward
+from torch import distributed, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mapet_mm.convert import reference_to_mm
+from mapet_mm.engine.sharding import FullyShardedStrategy
 from mapet_mm.models import (
     MaPeTPretrainViT,
     MaPeTViT,
@@ -67,15 +72,16 @@ def build_golden(golden, golden_arch, **options):
     return vit, head
 
 
-def errors_against_golden(golden, vit, head, device="cpu", autocast=None):
+def errors_against_golden(golden, vit, head, device="cpu", autocast=None, wrap=lambda vit: vit):
     """Relative errors of logits, loss and each gradient."""
     cutting_point, vocab = vit.cutting_point, head.vocab_size
     vit, head = vit.to(device), head.to(device)
+    call = wrap(vit)
     permutation = torch.from_numpy(golden["permutation"]).to(device)
     targets = permutation[:, cutting_point:] - 1
     tokens = torch.from_numpy(golden["tokens"]).to(device)
     with torch.autocast(device, autocast, enabled=autocast is not None):
-        latents, returned = vit(torch.from_numpy(golden["images"]).to(device), permutation)
+        latents, returned = call(torch.from_numpy(golden["images"]).to(device), permutation)
         loss = head.loss(latents, tokens.gather(1, targets))["loss"]
     loss.backward()
     assert torch.equal(returned, permutation)
@@ -90,12 +96,25 @@ def errors_against_golden(golden, vit, head, device="cpu", autocast=None):
     return {
         "logits": relative_error(logits, torch.from_numpy(golden["target_logits_raster"])),
         "loss": relative_error(loss.cpu(), torch.tensor(golden["loss"])),
-        **{name: relative_error(ours[name].grad.cpu(), gradients[name]) for name in gradients},
+        **{name: relative_error(whole(ours[name].grad).cpu(), gradients[name]) for name in gradients},
     }
 
 
-@pytest.mark.parametrize("path", ["plain", "checkpointing", "small blocks", "attention by products"])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+KERNELS = {"math kernel": SDPBackend.MATH, "memory-efficient kernel": SDPBackend.EFFICIENT_ATTENTION}
+PATHS = ["plain", "checkpointing", "small blocks", "attention by products"]
+
+
+@pytest.mark.parametrize(
+    ("device", "path"),
+    [
+        *[("cpu", path) for path in [*PATHS, "math kernel"]],
+        *[pytest.param("cuda", path, marks=pytest.mark.gpu) for path in [*PATHS, *KERNELS]],
+    ],
+)
 def test_mapet_equals_the_authors_code(golden, golden_arch, device, path, monkeypatch):
     """Logits, loss and every gradient of MaPeT agree with the authors' implementation, on every path."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # of the patch convolution
@@ -104,8 +123,45 @@ def test_mapet_equals_the_authors_code(golden, golden_arch, device, path, monkey
     if path == "attention by products":
         monkeypatch.setattr(two_stream, "attend", attend_by_products)
     vit, head = build_golden(golden, golden_arch, with_cp=path == "checkpointing")
-    errors = errors_against_golden(golden, vit, head, device)
+    with sdpa_kernel(KERNELS[path]) if path in KERNELS else nullcontext():
+        errors = errors_against_golden(golden, vit, head, device)
     assert max(errors.values()) < TOLERANCE, errors
+
+
+class Whole(nn.Module):
+    """What a strategy wraps: it has the units below it and is called."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.backbone(*arguments)
+
+
+@pytest.fixture
+def one_process(request, monkeypatch):
+    """A process group of this process alone."""
+    monkeypatch.setattr("mapet_mm.engine.sharding.get_device", lambda: request.param)
+    backend = "nccl" if request.param == "cuda" else "gloo"
+    distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+    yield request.param
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "one_process", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True, ids=str
+)
+def test_sharded_mapet_equals_the_authors_code(golden, golden_arch, one_process, monkeypatch):
+    """Layers gathered one at a time, by one process that holds all shares."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    strategy = FullyShardedStrategy(param_dtype="float32")
+    vit, head = build_golden(golden, golden_arch)
+    errors = errors_against_golden(
+        golden, vit, head, one_process, wrap=lambda vit: strategy._wrap_model(Whole(vit))
+    )
+    assert max(errors.values()) < TOLERANCE, errors
+    assert all(isinstance(parameter, DTensor) for parameter in vit.parameters())
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -17,7 +17,8 @@ token_epochs = 20
 clip_epochs = vqkd_epochs = dalle_epochs = 20
 upernet_iterations = 500
 
-# Tokenizers: small encoders with fixed random weights, so nothing is downloaded.
+# Tokenizers: small encoders with fixed random weights, so nothing is downloaded. Trained ones of a data set:
+# `clip_weights = FILE`, and for the two others `dict(init_cfg=dict(type="Pretrained", checkpoint=FILE))`.
 tokenizer_note = (
     "All three tokenizers are small and have fixed random weights: nothing was learnt from images but the "
     "codebook of k-CLIP."

@@ -1,0 +1,166 @@
+"""What is to be measured on a GPU, on one page: exactness, kernels, training steps, the road of the data.
+
+Each part runs in a process of its own with a time limit, and stands on the page as soon as it is done: a part
+that fails, or a machine that is taken away, costs nothing that was measured before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from mapet_mm.errors import UserError, one_line_errors
+from mapet_mm.experiments.benchmark import machine
+from mapet_mm.file_replacement import replace_file
+
+ROOT = Path(__file__).parents[2]
+TAIL = 20  # lines of a part's errors that stand on the page
+
+
+class Part(NamedTuple):
+    """A part of the page.
+
+    Args:
+        title: its heading.
+        command: what the interpreter runs.
+        full: the arguments on a GPU.
+        small: the arguments without one, for seconds of work.
+        minutes: the limit of its time.
+    """
+
+    title: str
+    command: str
+    full: str
+    small: str
+    minutes: float
+
+
+PARTS = {
+    "exactness": Part(
+        "Exactness",
+        "-m pytest -q -p no:cacheprovider --no-header -W ignore -rf",
+        "-m gpu",
+        "tests/test_models/test_two_stream.py -k authors_code[cpu-plain]",
+        2.5,
+    ),
+    "kernels": Part(
+        "Choices inside a step", "tools/benchmarks/kernels.py", "", "--batch 1 --rounds 1 --sizes tiny", 1.5
+    ),
+    "step": Part(
+        "A pre-training step",
+        "tools/benchmarks/pretrain_throughput.py",
+        "",
+        "--cases tiny:float32 --variants mim --batch 1 --rounds 1 --repeats 1",
+        4,
+    ),
+    "extraction": Part(
+        "Extraction",
+        "tools/benchmarks/extraction_throughput.py",
+        "--images 512 --rounds 1",
+        "--images 16 --rounds 1 --workers 0 --k 8 --model RN50",
+        2,
+    ),
+    "clustering": Part(
+        "Clustering",
+        "tools/benchmarks/kmeans_out_of_memory.py",
+        "--gigabytes 2 --k 8192 --niter 2",
+        "--gigabytes 0.001 --dim 64 --k 8 --niter 1",
+        1.5,
+    ),
+    "end_to_end": Part(
+        "The whole training loop",
+        "tools/benchmarks/end_to_end.py",
+        "--iterations 60",
+        "--batch 1 --workers 0 --iterations 2",
+        1.5,
+    ),
+}
+
+
+def parse_args() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("work_dirs/gpu.md"), help="the page")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--small", action="store_true", help="seconds of work, also without a GPU")
+    return parser.parse_args()
+
+
+def device() -> str:
+    """GPU and driver, versions, date and commit, as the page's second paragraph."""
+    told = [machine(), f"{datetime.now(timezone.utc):%Y-%m-%d}"]
+    if torch.cuda.is_available():
+        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+        query = "nvidia-smi --query-gpu=driver_version --format=csv,noheader --id=0"
+        told += [f"driver {output_of(query)}", f"{memory:.0f} GiB", f"CUDA {torch.version.cuda}"]
+    return "; ".join([*told, f"commit {output_of('git rev-parse --short HEAD') or 'unknown'}"])
+
+
+def output_of(command: str) -> str:
+    """What a command prints, or nothing if it cannot be run."""
+    try:
+        return subprocess.run(
+            command.split(), cwd=ROOT, capture_output=True, text=True, check=False
+        ).stdout.strip()
+    except OSError:
+        return ""
+
+
+def run_part(part: Part, small: bool) -> tuple[str, bool]:
+    """A part's section of the page, and whether it was measured."""
+    arguments = f"{part.command} {part.small if small else part.full}".split()
+    print(f"{part.title}: python {' '.join(arguments)}", flush=True)
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, *([] if arguments[0] == "-m" else ["-W", "ignore"]), *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60 * part.minutes,
+        )
+        printed, failure = done.stdout, f"exit code {done.returncode}" if done.returncode else ""
+        errors = done.stderr
+    except subprocess.TimeoutExpired as late:
+        printed, errors = ((told or b"").decode(errors="replace") for told in (late.stdout, late.stderr))
+        failure = f"stopped after its limit of {part.minutes:g} minutes"
+    seconds = time.monotonic() - start
+    print(f"  {failure or 'done'}, {seconds:.0f} s", flush=True)
+    section = f"## {part.title}\n\n`python {' '.join(arguments)}`, {seconds:.0f} s\n\n{printed.strip()}\n"
+    if failure:
+        last = "\n".join(errors.strip().splitlines()[-TAIL:])
+        section += f"\n**Not complete: {failure}.**\n\n```\n{last}\n```\n"
+    return section, not failure
+
+
+@one_line_errors
+def main() -> None:
+    """Run the parts one after the other and write the page after each."""
+    args = parse_args()
+    if not args.small and not torch.cuda.is_available():
+        raise UserError("no GPU was found: `--small` tries this script on a CPU, with sizes that say nothing")
+    sections, complete = [f"# Measured on a GPU\n\n{device()}\n"], True
+    if args.small:
+        sections[0] = f"# A trial at small sizes, whose figures say nothing\n\n{device()}\n"
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    for name in args.parts:
+        section, measured = run_part(PARTS[name], args.small)
+        complete &= measured
+        sections.append(section)
+        replace_file(args.out, "\n".join(sections).encode())
+    print(f"wrote `{args.out}`")
+    sys.exit(not complete)
+
+
+if __name__ == "__main__":
+    main()

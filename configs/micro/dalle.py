@@ -7,14 +7,14 @@ image_size = 8 * _base_.grid
 trained = dict(config="configs/micro/dalle_training.py", checkpoint=_base_.dalle_checkpoint)
 trained_by = trained if _base_.dalle_trained else None
 pretrained = dict(type="Pretrained", checkpoint=_base_.dalle_checkpoint, prefix="tokenizer.")
-weights = pretrained if _base_.dalle_trained else None
+weights = dict(init_cfg=pretrained) if _base_.dalle_trained else dict()
 
 tokenizer = dict(
     type="mapet_mm.FrozenTokenizer",
     image_size=image_size,
     vocab_size=_base_.vocab_size,
-    random_seed=None if weights else 0,
-    tokenizer=dict(init_cfg=weights, vocab_size=_base_.vocab_size, **_base_.dalle),
+    random_seed=0,  # unless there is an `init_cfg`
+    tokenizer=dict(vocab_size=_base_.vocab_size, **weights, **_base_.dalle),
 )
 data_preprocessor = dict(
     type="SelfSupDataPreprocessor", mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5], to_rgb=True

@@ -10,5 +10,6 @@ from mapet_mm.engine import (  # noqa: F401
     metrics,
     portable_checkpoint,
     token_check,
+    token_usage,
     total_batch,
 )

@@ -66,8 +66,8 @@ class TableFiller:
         """What the declaration asks for and its evaluations have not logged, a line each."""
         lines = {}
         for cell in self.plan.cells:
-            logged = (record_of(cell.run) or {}).get("metrics", {cell.metric: 0})
-            if cell.metric not in logged:
+            logged = self._metrics(cell)
+            if logged is not None and cell.metric not in logged:
                 has = ", ".join(sorted(logged))
                 lines[cell.column] = f"column {cell.column!r}: there is no `{cell.metric}`; logged are {has}"
         return list(lines.values())
@@ -91,13 +91,20 @@ class TableFiller:
         return {place: self._measured(cells, states) if cells else "-" for place, cells in of_cell.items()}
 
     def _measured(self, cells: Sequence[Cell], states: Mapping[str, str]) -> Measured | str:
-        logged = [record["metrics"] for cell in cells if (record := record_of(cell.run))]
+        logged = [metrics for cell in cells if (metrics := self._metrics(cell)) is not None]
         metric = cells[0].metric
         if measured := summarise(metrics[metric] for metrics in logged if metric in metrics):
             return measured
         runs = self.plan.closure(cell.run for cell in cells)
         failed = any(states[run.folder] == "failed" for run in runs)
         return f"no `{metric}`" if logged else "failed" if failed else "not run"
+
+    def _metrics(self, cell: Cell) -> dict[str, float] | None:
+        """What a cell's evaluation logged, and `tokenizer/minutes` of what made its tokens; None if not run."""
+        if not (record := record_of(cell.run)):
+            return None
+        made = [record_of(run) for run in self.plan.closure([cell.run]) if run.kind == "tokenizer"]
+        return {**record["metrics"], "tokenizer/minutes": sum(one["seconds"] for one in made if one) / 60}
 
     def facts(self) -> list[str]:
         """How the numbers came about."""

@@ -127,7 +127,9 @@ class _Planner:
     def evaluation(self, row: Row, column: Column, seed: int) -> Run:
         """The run that measures a cell."""
         values = {**column.values, **row.values}
-        config, data = _existing(column.config, values, column.name), column.data or self.table.dataset
+        config = _existing(column.config, values, column.name)
+        # Without a pre-training, what a row is of another data set are its tokens.
+        data = column.data or (None if row.pretrain else row.data) or self.table.dataset
         tokenizer = _existing(row.tokenizer, values, row.name) if row.tokenizer else None
         cfg = self._merged(config, data, column.options)
         slots, start, needs = _open_starts(cfg), f"scratch_seed-{seed}", []

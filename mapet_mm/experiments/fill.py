@@ -100,11 +100,17 @@ class TableFiller:
         return f"no `{metric}`" if logged else "failed" if failed else "not run"
 
     def _metrics(self, cell: Cell) -> dict[str, float] | None:
-        """What a cell's evaluation logged, and `tokenizer/minutes` of what made its tokens; None if not run."""
+        """What a cell's evaluation logged, and the minutes of what it stands on; None if it was not run.
+
+        `tokenizer/minutes` is what made the tokens: training, codebook, extraction.
+        """
         if not (record := record_of(cell.run)):
             return None
-        made = [record_of(run) for run in self.plan.closure([cell.run]) if run.kind == "tokenizer"]
-        return {**record["metrics"], "tokenizer/minutes": sum(one["seconds"] for one in made if one) / 60}
+        minutes = dict.fromkeys(("tokenizer/minutes", "pre-training/minutes"), 0.0)
+        for run in self.plan.closure([cell.run]):
+            if (key := f"{run.kind}/minutes") in minutes and (made := record_of(run)):
+                minutes[key] += made["seconds"] / 60
+        return record["metrics"] | minutes
 
     def facts(self) -> list[str]:
         """How the numbers came about."""

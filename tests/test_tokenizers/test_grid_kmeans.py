@@ -160,7 +160,7 @@ def test_an_output_without_a_grid_is_refused_with_what_to_do():
 
 @pytest.mark.parametrize("encoder", ["mapet_mm.MaPeTViT", {}, None])
 def test_what_is_no_encoder_is_refused(encoder):
-    with pytest.raises(TokenizerError, match="encoder is .*: give dict"):
+    with pytest.raises(TokenizerError, match=r"encoder is .*: give dict"):
         GridKMeans(encoder, 24)
 
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import torch
 
+from mapet_mm.benchmark import machine
 from mapet_mm.errors import UserError, one_line_errors
-from mapet_mm.experiments.benchmark import machine
 from mapet_mm.file_replacement import replace_file
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,7 @@
-"""Fashion-MNIST: 70,000 photographs of ten kinds of garment as an ImageNet-style folder, and scenes of them.
+"""Fashion-MNIST: 70,000 photographs of ten kinds of garment as an ImageNet-style folder.
 
 Xiao, Rasul and Vollgraf 2017; MIT licence. Read from its four IDX files, as they are published.
+`fashion_mnist_scenes.py` beside this composes the garments into scenes.
 """
 
 from __future__ import annotations
@@ -9,18 +10,15 @@ import gzip
 import hashlib
 import zlib
 from dataclasses import asdict, dataclass
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
-from scipy.ndimage import binary_fill_holes
 from tqdm import tqdm
 
 from mapet_mm.datasets.folders import require, write_folder, write_list
-from mapet_mm.datasets.scenes import PARTS, Things, check_scenes, compose_scenes, fill_scenes
 from mapet_mm.errors import UserError
 
 CLASSES = (
@@ -37,8 +35,6 @@ CLASSES = (
 )
 SOURCE_SIZE = 28
 MARKER = "fashion_mnist.json"
-# Darker pixels, of 255, are the ground: around a garment there are specks of 1 to 10.
-GROUND = 16
 # Debian's package, and where torchvision puts what it downloads, below the folder that it is given.
 PACKAGE, PACKAGE_FOLDER = "dataset-fashion-mnist", Path("/usr/share/datasets/fashion-mnist")
 TORCHVISION_FOLDER = "FashionMNIST/raw"
@@ -97,40 +93,6 @@ class GarmentsOptions:
                 length >= len(CLASSES) and length % len(CLASSES) == 0,
                 f"a list of {length} cannot have as many of each of {len(CLASSES)} classes",
             )
-
-
-@dataclass(frozen=True)
-class GarmentScenesOptions:
-    """What `write_garment_scenes` and `write_unlabelled_scenes` write.
-
-    Args:
-        image_size: side of a scene, in pixels.
-        training: number of training scenes, made of training garments alone.
-        validation: number of validation scenes.
-        min_garments: fewest garments tried for a scene (the first always finds a place).
-        max_garments: most garments of a scene.
-        min_size: side of the smallest garment, in pixels.
-        max_size: side of the largest garment, in pixels.
-        seed: seed of the scenes.
-    """
-
-    image_size: int = 64
-    training: int = 2000
-    validation: int = 500
-    min_garments: int = 2
-    max_garments: int = 4
-    min_size: int = 20
-    max_size: int = 36
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_scenes(self, 8, "garments")
-        require(self.seed >= 0, f"seed is {self.seed}: 0 or more")
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Fewest and most garments of a scene."""
-        return self.min_garments, self.max_garments
 
 
 def find_source(given: Path | None = None, download: Path | None = None) -> Path:
@@ -276,62 +238,3 @@ def _class_folder(label: int) -> str:
 
 def _relative_path(row: int, label: int) -> str:
     return f"{_class_folder(label)}/{row:05d}.png"
-
-
-def write_garment_scenes(
-    out: Path, source: Garments, options: GarmentScenesOptions | None = None, overwrite: bool = False
-) -> bool:
-    """Write `{images,annotations}/{training,validation}/<id>.png` under `out`, 0 = background, 1 + class.
-
-    Arguments, result and errors are `write_garments`'s.
-    """
-    options = options or GarmentScenesOptions()
-
-    def fill(folder: Path) -> None:
-        fill_scenes(folder, garment_things(source), options)
-
-    return write_folder(Path(out), MARKER, {**asdict(options), "source": source.digest}, fill, overwrite)
-
-
-def write_unlabelled_scenes(
-    out: Path, source: Garments, options: GarmentScenesOptions | None = None, overwrite: bool = False
-) -> bool:
-    """Write `{train,val}/<id>.png` and their names in `meta/{train,val}.txt` under `out`, for pre-training.
-
-    Other scenes than `write_garment_scenes` makes with the same seed. Arguments, result and errors are its.
-    """
-    options = options or GarmentScenesOptions(training=20_000, seed=1)
-
-    def fill(folder: Path) -> None:
-        things = garment_things(source)
-        (folder / "meta").mkdir(parents=True)
-        for name, part in zip(("train", "val"), PARTS, strict=True):
-            (folder / name).mkdir()
-            scenes = compose_scenes(things, options, part)
-            for index, scene in enumerate(tqdm(scenes, desc=f"writing {out.name}/{name}", delay=2)):
-                Image.fromarray(scene.image).save(folder / name / f"{index:05d}.png", compress_level=1)
-            names = (f"{index:05d}.png\n" for index in range(getattr(options, part)))
-            (folder / "meta" / f"{name}.txt").write_text("".join(names))
-
-    kept = {**asdict(options), "labels": False, "source": source.digest}
-    return write_folder(Path(out), MARKER, kept, fill, overwrite)
-
-
-def garment_things(source: Garments) -> Things:
-    """The garments, cut out of their black ground; training scenes have training garments alone."""
-    images = np.concatenate([source.train.images, source.val.images])
-    border = len(source.train.images)
-
-    @cache
-    def cut_out(row: int) -> tuple[Image.Image, Image.Image]:
-        covered = binary_fill_holes(images[row] >= GROUND)
-        return Image.fromarray(np.uint8(255) * covered), Image.fromarray(images[row])
-
-    def draw(row: int, side: int) -> tuple[np.ndarray, np.ndarray]:
-        covers, shades = (
-            np.asarray(image.resize((side, side), Image.Resampling.BICUBIC)) / 255 for image in cut_out(row)
-        )
-        return covers, shades
-
-    rows = {"training": np.arange(border), "validation": np.arange(border, len(images))}
-    return Things("garment", np.concatenate([source.train.labels, source.val.labels]), rows, draw)

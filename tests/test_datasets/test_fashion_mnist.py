@@ -15,13 +15,15 @@ from mapet_mm.datasets import fashion_mnist
 from mapet_mm.datasets.fashion_mnist import (
     CLASSES,
     FILES,
-    GarmentScenesOptions,
     GarmentsOptions,
     SourceError,
     find_source,
     read_garments,
-    write_garment_scenes,
     write_garments,
+)
+from mapet_mm.datasets.fashion_mnist_scenes import (
+    GarmentScenesOptions,
+    write_garment_scenes,
     write_unlabelled_scenes,
 )
 

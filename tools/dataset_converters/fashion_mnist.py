@@ -15,13 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from mapet_mm.datasets.fashion_mnist import (
-    GarmentScenesOptions,
     GarmentsOptions,
     download_source,
     find_source,
     read_garments,
-    write_garment_scenes,
     write_garments,
+)
+from mapet_mm.datasets.fashion_mnist_scenes import (
+    GarmentScenesOptions,
+    write_garment_scenes,
     write_unlabelled_scenes,
 )
 from mapet_mm.errors import one_line_errors

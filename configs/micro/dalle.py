@@ -4,7 +4,7 @@ _base_ = "_base_/tokenizer.py"
 token_store = _base_.token_stores.dalle
 image_size = 8 * _base_.grid
 
-trained = dict(config="configs/micro/dalle_training.py", checkpoint=_base_.dalle_checkpoint)
+trained = dict(config="configs/micro/dalle-training_1xb64-coslr.py", checkpoint=_base_.dalle_checkpoint)
 trained_by = trained if _base_.dalle_trained else None
 pretrained = dict(type="Pretrained", checkpoint=_base_.dalle_checkpoint, prefix="tokenizer.")
 weights = dict(init_cfg=pretrained) if _base_.dalle_trained else dict()

@@ -49,4 +49,5 @@ codebook = dict(
 )
 
 # What to run after the extraction.
-next_config = "configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py"
+recipe = "mapet_vit-micro_kclip_1xb32-coslr" if _base_.tokens == "grid" else "token-mlp_grid_1xb64-coslr"
+next_config = f"configs/micro/{recipe}.py"

@@ -3,7 +3,7 @@ _base_ = "_base_/tokenizer.py"
 
 token_store = _base_.token_stores.kclip
 image_size = _base_.clip_stride * _base_.grid
-trained = dict(config="configs/micro/clip.py", checkpoint=_base_.clip_checkpoint)
+trained = dict(config="configs/micro/clip_1xb128-coslr.py", checkpoint=_base_.clip_checkpoint)
 trained_by = trained if _base_.clip_trained else None
 
 tokenizer = dict(

@@ -3,7 +3,7 @@ _base_ = "_base_/tokenizer.py"
 
 token_store = _base_.token_stores.vqkd
 
-trained = dict(config="configs/micro/vqkd_training.py", checkpoint=_base_.vqkd_checkpoint)
+trained = dict(config="configs/micro/vqkd-training_1xb64-coslr.py", checkpoint=_base_.vqkd_checkpoint)
 trained_by = trained if _base_.vqkd_trained else None
 pretrained = dict(type="Pretrained", checkpoint=_base_.vqkd_checkpoint, prefix="tokenizer.")
 weights = dict(init_cfg=pretrained) if _base_.vqkd_trained else dict()

@@ -54,7 +54,7 @@ def test_the_teacher_is_trained_before_its_pupil(tmp_path):
 
 def test_a_training_that_ends_with_another_checkpoint_is_refused(tmp_path):
     planner = _Planner(load_table("tokenizers", DATA), str(tmp_path))
-    training = dict(config="configs/micro/clip.py", checkpoint="work_dirs/clip/epoch_9.pth")
+    training = dict(config="configs/micro/clip_1xb128-coslr.py", checkpoint="work_dirs/clip/epoch_9.pth")
     with pytest.raises(DeclarationError, match=r"epoch_9.pth` is to be made by .*, which ends with epoch_2"):
         planner._trained_by(training, DATA)
 

@@ -4,5 +4,4 @@ optim_wrapper = dict(
     optimizer=dict(type="AdamW", lr=1e-3, weight_decay=0.05),
     clip_grad=dict(max_norm=3.0),
 )
-warmup = dict(type="LinearLR", start_factor=1e-3, begin=0, end=50, by_epoch=False)
 cosine = dict(type="CosineAnnealingLR", eta_min=0.0, begin=0, by_epoch=True, convert_to_iter_based=True)

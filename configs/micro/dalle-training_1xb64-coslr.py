@@ -5,7 +5,8 @@ resize = dict(
     type="ResizeEdge", scale=8 * _base_.grid, edge="short", backend="pillow", interpolation="bicubic"
 )
 train_dataloader = dict(dataset=dict(pipeline=[*_base_.load, resize, _base_.pack]))
-val_dataloader = test_dataloader = None
+val_dataloader = val_evaluator = val_cfg = None
+test_dataloader = test_evaluator = test_cfg = None
 
 data_preprocessor = dict(
     type="SelfSupDataPreprocessor", mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5]
@@ -15,11 +16,5 @@ model = dict(
     tokenizer=dict(vocab_size=_base_.vocab_size, **_base_.dalle),
 )
 
-param_scheduler = [
-    _base_.warmup,
-    dict(end=_base_.dalle_epochs, **_base_.cosine),
-]
+param_scheduler = [dict(end=_base_.dalle_epochs, **_base_.cosine)]
 train_cfg = dict(by_epoch=True, max_epochs=_base_.dalle_epochs)
-
-# What to run after the training.
-next_config = "configs/micro/dalle.py"

@@ -5,7 +5,8 @@ image_size = _base_.clip_stride * _base_.grid
 view = dict(type="ResizeEdge", scale=_base_.img_size, edge="short", backend="pillow", interpolation="bicubic")
 views = dict(type="MultiView", num_views=[1, 1], transforms=[[view], [dict(view, scale=image_size)]])
 train_dataloader = dict(dataset=dict(pipeline=[*_base_.load, views, _base_.pack]))
-val_dataloader = test_dataloader = None
+val_dataloader = val_evaluator = val_cfg = None
+test_dataloader = test_evaluator = test_cfg = None
 
 data_preprocessor = dict(
     type="mapet_mm.TwoViewDataPreprocessor",
@@ -39,14 +40,8 @@ model = dict(
     ),
     grid=(_base_.grid, _base_.grid),
 )
-trained = dict(config="configs/micro/clip.py", checkpoint=_base_.clip_checkpoint)
+trained = dict(config="configs/micro/clip_1xb128-coslr.py", checkpoint=_base_.clip_checkpoint)
 trained_by = trained if _base_.clip_trained else None
 
-param_scheduler = [
-    _base_.warmup,
-    dict(end=_base_.vqkd_epochs, **_base_.cosine),
-]
+param_scheduler = [dict(end=_base_.vqkd_epochs, **_base_.cosine)]
 train_cfg = dict(by_epoch=True, max_epochs=_base_.vqkd_epochs)
-
-# What to run after the training.
-next_config = "configs/micro/vqkd.py"

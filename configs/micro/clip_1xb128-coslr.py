@@ -25,16 +25,10 @@ model = dict(
     stride=_base_.clip_stride,
 )
 
-optim_wrapper = dict(optimizer=dict(lr=3e-3))
-param_scheduler = [
-    _base_.warmup,
-    dict(end=_base_.clip_epochs, **_base_.cosine),
-]
+optim_wrapper = dict(optimizer=dict(lr=2e-3))
+param_scheduler = [dict(end=_base_.clip_epochs, **_base_.cosine)]
 train_cfg = dict(by_epoch=True, max_epochs=_base_.clip_epochs, val_interval=1)
 val_cfg = dict()
 test_cfg = dict()
 val_evaluator = dict(type="Accuracy", topk=(1,))  # zero-shot
 test_evaluator = val_evaluator
-
-# What to run after the training.
-next_config = "configs/micro/kclip.py"

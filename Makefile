@@ -1,6 +1,7 @@
 # make demo: set up .venv and run the whole road on the embedded data set
 # make test: set up .venv and run lint and the tests (no slow and no GPU ones)
 # make bench-gpu: set up .venv and measure on this machine's GPU everything that docs/performance.md leaves open
+# make docs: build the documentation's pages into build/site
 # Tests in more processes than two: make test JOBS=8
 # Another interpreter than the first that fits: make setup PYTHON=/path/to/python3.11
 
@@ -17,12 +18,13 @@ START := $(shell date +%s)
 JOBS ?= 2
 TORCH := torch==2.11.0 torchvision==0.26.0
 
-.PHONY: help setup demo test bench-gpu lint format lock clean
+.PHONY: help setup demo test docs bench-gpu lint format lock clean
 
 help:
 	@echo "make setup   install everything into $(VENV), pinned by requirements.lock"
 	@echo "make demo    set up, then run the main job on the embedded data set"
 	@echo "make test    set up, then lint and run the tests"
+	@echo "make docs    build the documentation's pages into build/site"
 	@echo "make bench-gpu   measure on a GPU (10 minutes), into work_dirs/gpu.md"
 	@echo "make lint    check style;  make format: apply it"
 	@echo "make lock    write requirements.lock anew from requirements.txt (needs uv)"
@@ -48,6 +50,11 @@ demo: $(STAMP)
 
 test: lint
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu"
+
+docs: $(STAMP)
+	@$(PIP) install --quiet --editable ".[docs]"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "wrote build/site; next: open build/site/index.html"
 
 bench-gpu: $(STAMP)
 	@$(BIN)/python -W ignore tools/benchmarks/gpu.py

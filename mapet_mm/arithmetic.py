@@ -44,8 +44,9 @@ def step_flops(
 
     forward = (depth - 1) * layer(rows, int(sees.sum()))
     forward += layer(predictions, int(sees[-predictions:].sum()))
-    forward += 2 * (num_tokens - 1) * patch_values * dim + 2 * predictions * dim * vocab_size
-    return PASSES * forward
+    forward += 2 * predictions * dim * vocab_size
+    # Images need no gradient: the patch embedding has one product less.
+    return PASSES * forward + (PASSES - 1) * 2 * (num_tokens - 1) * patch_values * dim
 
 
 def plain_step_flops(num_tokens: int, num_masked: int, depth: int, **sizes: int) -> int:

@@ -14,6 +14,7 @@ from mmengine.config import Config
 from mapet_mm.errors import UserError
 
 VARIABLE = "MAPET_MM_DATA"
+PACKAGE = Path(__file__).parent / ".mim"  # configs/ and tools/, in a wheel as in a clone; `mim` looks there
 
 
 class ConfigError(UserError, ValueError):
@@ -32,6 +33,11 @@ def data_set(name: str | None) -> Iterator[None]:
         os.environ.pop(VARIABLE, None)
         if before is not None:
             os.environ[VARIABLE] = before
+
+
+def in_package(path: str) -> str:
+    """The package's own file of this path (`configs/...`) where the working folder has none."""
+    return path if Path(path).exists() or not (PACKAGE / path).is_file() else str(PACKAGE / path)
 
 
 def read_config(path: str | os.PathLike, data: str | None = None) -> Config:

@@ -1,4 +1,4 @@
-"""State dicts under other names: the authors' <-> mapet_mm <-> timm <-> Hugging Face.
+"""State dicts under other names: the authors' <-> mapet_mm <-> timm <-> Hugging Face, -> torchvision.
 
 All four describe the same network, so converting changes names and, where queries, keys and values are apart,
 cuts or joins matrices; values stay as they are. What a network of another origin leaves out (LayerScale, a
@@ -23,6 +23,7 @@ from mmengine.logging import print_log
 from torch import Tensor
 
 from mapet_mm.models.beit_names import beit_to_vit
+from mapet_mm.torchvision_names import torchvision_names
 
 StateDict = dict[str, Tensor]
 Names = list[tuple[str, str]]
@@ -154,6 +155,15 @@ def hf_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
     return _complete(renamed)
 
 
+def mm_to_torchvision(state_dict: Mapping[str, Tensor]) -> StateDict:
+    """torchvision's names for a backbone with its final norm; LayerScale goes into the layers before it.
+
+    Raises:
+        ValueError: no class token, no final norm, or a name that torchvision's ViT has no place for.
+    """
+    return torchvision_names(network(state_dict, MASK_TOKEN, TOKEN_HEAD))
+
+
 TO_MM: dict[str, Callable[[Mapping[str, Tensor]], StateDict]] = {
     "mm": dict,
     "reference": reference_to_mm,
@@ -165,6 +175,7 @@ FROM_MM: dict[str, Callable[[Mapping[str, Tensor]], StateDict]] = {
     "reference": mm_to_reference,
     "timm": mm_to_timm,
     "hf": mm_to_hf,
+    "torchvision": mm_to_torchvision,
 }
 
 
@@ -217,6 +228,10 @@ def _complete(state_dict: Mapping[str, Tensor]) -> StateDict:
 
 
 def _complete_layer(weights: StateDict, layer: str, width: int) -> None:
+    known = tuple(name for name, _ in TIMM_LAYER)
+    for name in weights:
+        if name.startswith(layer) and not name.removeprefix(layer).startswith(known):
+            raise ValueError(f"`{name}` (this package's name): a plain ViT's layer has nothing of this name")
     hidden = _required(weights, f"{layer}ffn.layers.1.weight").shape[-1]
     shapes = {
         "ln1": (width,),

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from mapet_mm.convert import FROM_MM, mm_to_hf, mm_to_timm, network
+from mapet_mm.convert import FROM_MM, mm_to_hf, network
 from mapet_mm.description import INTERPOLATIONS, Description, config_of, describe, metadata
 from mapet_mm.file_replacement import replace_file
+from mapet_mm.torchvision_names import fold_layer_scale, has_layer_scale
 from mapet_mm.weight_files import write_weights
 
 TIMM_NAMES = {192: "tiny", 384: "small", 768: "base", 1024: "large"}
@@ -63,12 +64,31 @@ def timm_arguments(weights: Mapping[str, Tensor], description: Description) -> d
         depth=description.num_layers,
         num_heads=description.num_heads,
         mlp_ratio=_ratio(description),
-        init_values=0.1,
+        init_values=0.1 if has_layer_scale(weights) else None,
         class_token="backbone.cls_token" in weights,
         global_pool=description.pool,
         fc_norm=pooled,
     )
     return arguments if final or pooled else arguments | {"final_norm": False}
+
+
+def torchvision_call(weights: Mapping[str, Tensor], description: Description) -> str:
+    """How torchvision's `VisionTransformer` is made for these weights."""
+    arguments = dict(
+        image_size=_size(description),
+        patch_size=description.patch_size,
+        num_layers=description.num_layers,
+        num_heads=description.num_heads,
+        hidden_dim=description.embed_dims,
+        mlp_dim=description.feedforward_channels,
+    )
+    if not isinstance(arguments["image_size"], int):
+        raise ValueError(f"torchvision's ViT takes square images, these are {arguments['image_size']}")
+    if classes := _num_classes(weights):
+        arguments["num_classes"] = classes
+    norm = "norm_layer=functools.partial(torch.nn.LayerNorm, eps=1e-6)"
+    told = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    return f"torchvision.models.VisionTransformer({told}, {norm})"
 
 
 def hf_config(weights: Mapping[str, Tensor], description: Description) -> dict[str, Any]:
@@ -124,7 +144,7 @@ def hf_preprocessor(description: Description) -> dict[str, Any]:
 def write_timm_folder(folder: Path, weights: Mapping[str, Tensor], description: Description) -> None:
     """A folder for `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
     config = timm_config(weights, description)
-    write_weights(folder / "model.safetensors", mm_to_timm(weights), metadata(description))
+    write_weights(folder / "model.safetensors", _named("timm", weights), metadata(description))
     _write_json(folder / "config.json", config)
 
 
@@ -159,15 +179,22 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def write_export(output: Path, target: str, state_dict: Mapping[str, Tensor], meta: Mapping[str, Any]) -> str:
+def write_export(
+    output: Path,
+    target: str,
+    state_dict: Mapping[str, Tensor],
+    meta: Mapping[str, Any],
+    fold: bool = False,
+) -> str:
     """Write weights under another library's names, with what it needs beside them.
 
     Args:
         output: a .safetensors or .pth file, or for timm and Hugging Face a folder that they load by itself.
-        target: 'mm' | 'reference' | 'timm' | 'hf'.
+        target: 'mm' | 'reference' | 'timm' | 'hf' | 'torchvision'.
         state_dict: this package's names.
         meta: what their file says of them; `cfg`, the text of the training's config, tells architecture, mean
             and standard deviation.
+        fold: put LayerScale into the layers before it; for timm, torchvision's network always needs it.
 
     Returns:
         What the reader of `output` has to know, in lines.
@@ -178,11 +205,15 @@ def write_export(output: Path, target: str, state_dict: Mapping[str, Tensor], me
     to_folder = output.is_dir() or not output.suffix
     if to_folder and target not in FOLDERS:
         raise ValueError(f"names of {target} go to a .safetensors or .pth file, not to the folder {output}")
-    if target == "mm":
+    if target == "mm" and not fold:
         kept = {name: meta[name] for name in ("cfg", "dataset_meta") if name in meta}
         write_weights(output, state_dict, kept)
         return ""
     weights = network(state_dict)
+    if fold and target == "timm":
+        weights = fold_layer_scale(weights)
+    elif fold and target != "torchvision":
+        raise ValueError(f"--fold-layerscale is for timm and torchvision, not for names of {target}")
     try:
         description = describe(weights, config_of(meta.get("cfg", "")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:  # configs come in any form
@@ -192,13 +223,23 @@ def write_export(output: Path, target: str, state_dict: Mapping[str, Tensor], me
         )
         if to_folder:
             raise ValueError(unknown) from error
-        write_weights(output, FROM_MM[target](weights))
+        write_weights(output, _named(target, weights))
         return unknown
     if to_folder:
         FOLDERS[target](output, weights, description)
     else:
-        write_weights(output, FROM_MM[target](weights), metadata(description))
+        write_weights(output, _named(target, weights), metadata(description))
     return f"{_call(output, target, weights, description)}\n{description}".strip()
+
+
+def _named(target: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights under the target's names; folded ones do not get a LayerScale of ones."""
+    named = FROM_MM[target](weights)
+    if target == "timm" and not has_layer_scale(weights):
+        named = {
+            name: value for name, value in named.items() if not name.endswith((".ls1.gamma", ".ls2.gamma"))
+        }
+    return named
 
 
 def _call(output: Path, target: str, weights: Mapping[str, Tensor], description: Description) -> str:
@@ -211,5 +252,8 @@ def _call(output: Path, target: str, weights: Mapping[str, Tensor], description:
         return f'transformers.AutoModel.from_pretrained("{output}")'
     if target == "hf":
         return "transformers reads it as model.safetensors beside a config.json: give a folder to get both"
+    if target == "torchvision":
+        head = "" if _num_classes(weights) else "; vit.heads = torch.nn.Identity()"
+        return f"vit = {torchvision_call(weights, description)}{head}"
     arguments = timm_arguments(weights, description) | {"num_classes": _num_classes(weights)}
     return f"timm.models.VisionTransformer({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"

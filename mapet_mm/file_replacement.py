@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+# For so long, a machine may remember that a name was not there (acdirmax of an NFS mount).
+UNSEEN_SECONDS = 60
 
 
 def replace_file(path: Path, content: bytes | Iterable[bytes]) -> None:
@@ -28,6 +33,9 @@ def replace_file(path: Path, content: bytes | Iterable[bytes]) -> None:
             os.fsync(file.fileno())
         os.replace(partial, path)
         sync_folder(path.parent)
+    except OSError as error:  # a full disk says nothing of where it is
+        error.filename = error.filename or os.fspath(path)
+        raise
     finally:
         partial.unlink(missing_ok=True)
 
@@ -51,13 +59,23 @@ def new_folder(path: Path) -> Iterator[Path]:
         sync_folder(partial)
         try:
             os.rename(partial, path)  # refuses any folder that is not empty, on every file system
-        except OSError:
-            if path.exists():
+        except OSError as error:
+            # Over NFS, a machine may believe for a while that there is nothing: it asked before.
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST) or path.exists():
                 raise FileExistsError(f"`{path}` exists") from None
             raise
         sync_folder(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def wait_until_seen(folder: Path) -> None:
+    """Wait for a folder that is listed and not found: over NFS, another machine has just made it."""
+    end = time.monotonic() + UNSEEN_SECONDS
+    while not folder.exists() and time.monotonic() < end:
+        if not folder.parent.exists() or folder.name not in os.listdir(folder.parent):
+            return
+        time.sleep(0.1)
 
 
 def partial_path(path: Path) -> Path:

@@ -2,8 +2,11 @@
 
 Each is a child of the MMEngine root registry of the same kind, so `type='mapet_mm.X'` resolves from a
 config of any OpenMMLab library: MMEngine imports `mapet_mm.registry` when it meets the scope, and
-`locations` tells it which modules to import on the first look-up.
+`locations` tells it which modules to import on the first look-up. From then on, checkpoints `mapet://...` are
+known as well.
 """
+
+from typing import Any
 
 from mmengine.registry import DATASETS as MMENGINE_DATASETS
 from mmengine.registry import HOOKS as MMENGINE_HOOKS
@@ -15,6 +18,7 @@ from mmengine.registry import OPTIM_WRAPPERS as MMENGINE_OPTIM_WRAPPERS
 from mmengine.registry import STRATEGIES as MMENGINE_STRATEGIES
 from mmengine.registry import TRANSFORMS as MMENGINE_TRANSFORMS
 from mmengine.registry import Registry
+from mmengine.runner.checkpoint import CheckpointLoader
 from torch.serialization import add_safe_globals
 
 from mapet_mm.weight_files import SAFE_GLOBALS
@@ -56,3 +60,10 @@ STRATEGIES = Registry(
 add_safe_globals(
     [one for one in SAFE_GLOBALS if not (isinstance(one, tuple) and one[1] == "builtins.getattr")]
 )
+
+
+@CheckpointLoader.register_scheme(prefixes="mapet://")
+def _load_released(filename: str, map_location: Any = None) -> dict[str, Any]:
+    from mapet_mm.released import load  # which imports models, and those this module
+
+    return load(filename, map_location)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+import torchvision
 import transformers
 from mmengine.config import Config
 from mmengine.dataset import Compose
@@ -20,6 +21,7 @@ from mmpretrain.registry import MODELS
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 from torch import nn
+from torch.nn import functional
 
 from mapet_mm.convert import mm_to_timm
 from mapet_mm.description import config_of, describe
@@ -69,6 +71,62 @@ def tokens(weights, images) -> torch.Tensor:
     own = {name.removeprefix("backbone."): value for name, value in weights.items()}
     vit.load_state_dict(own)
     return vit(images)[0]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("classes", [0, 5])
+def test_torchvision_takes_the_network_without_layer_scale(weights, meta, images, classes, tmp_path):
+    """Exact but for the order of rounding; with a classifier on the class token too."""
+    state = dict(weights)
+    if classes:
+        state |= {"head.fc.weight": torch.randn(classes, 48), "head.fc.bias": torch.randn(classes)}
+    told = write_export(tmp_path / "vit.pth", "torchvision", state, meta)
+    made: dict[str, nn.Module] = {}
+    exec(told.splitlines()[0], {"torchvision": torchvision, "torch": torch, "functools": functools}, made)
+    vit = made["vit"].eval()
+    vit.load_state_dict(read_weights(tmp_path / "vit.pth"), strict=True)
+    ours = MaPeTViT(SMALL, out_type="cls_token").eval()
+    ours.load_state_dict({name.removeprefix("backbone."): value for name, value in weights.items()})
+    (features,) = ours(images)
+    expected = (
+        functional.linear(features, state["head.fc.weight"], state["head.fc.bias"]) if classes else features
+    )
+    assert (vit(images) - expected).norm() / expected.norm() < 2e-6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", [224, 192])
+def test_a_folded_network_of_timm_has_no_layer_scale_and_the_same_features(weights, meta, side, tmp_path):
+    told = write_export(tmp_path, "timm", weights, meta, fold=True)
+    vit = eval(told.splitlines()[0], {"timm": timm}).eval()
+    assert not any("ls1" in name for name in vit.state_dict())
+    vit.set_input_size((side, side))
+    ours = MaPeTViT(SMALL, img_size=side, out_type="raw").eval()
+    resized = MaPeTViT(SMALL, img_size=224)
+    resized.load_state_dict({name.removeprefix("backbone."): value for name, value in weights.items()})
+    state = resized.state_dict()
+    state["pos_embed"] = vit.pos_embed.data.clone()  # each library resizes positions in its own way
+    ours.load_state_dict(state)
+    images = torch.randn(1, 3, side, side)
+    assert (vit.forward_features(images) - ours(images)[0]).norm() / ours(images)[0].norm() < 2e-6
+
+
+@pytest.mark.parametrize("target", ["hf", "reference", "mm"])
+def test_layer_scale_is_folded_only_where_the_network_can_do_without(weights, meta, target, tmp_path):
+    with pytest.raises(ValueError, match=f"--fold-layerscale is for timm and torchvision, not .* {target}"):
+        write_export(tmp_path / "vit.pth", target, weights, meta, fold=True)
+
+
+@pytest.mark.parametrize(
+    ("without", "message"),
+    [("cls_token", "have no class token"), ("ln1.weight", r"have no final norm \(`backbone.ln1.weight`\)")],
+)
+def test_torchvision_refuses_what_its_network_cannot_be_without(weights, meta, without, message, tmp_path):
+    fewer = {name: value for name, value in weights.items() if not name.startswith(f"backbone.{without}")}
+    if without == "cls_token":
+        fewer["backbone.pos_embed"] = fewer["backbone.pos_embed"][:, 1:]
+    with pytest.raises(ValueError, match=message):
+        write_export(tmp_path / "vit.pth", "torchvision", fewer, meta)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ METHODS = ("mapet", "pim", "mim", "beit", "cae")
 
 def test_the_index_lists_every_recipe_of_mmpretrain():
     index = yaml.safe_load((ROOT / "model-index.yml").read_text())
-    listed = {entry["Config"]: entry["Name"] for entry in index["Models"]}
+    listed = {entry["Config"]: entry["Name"] for entry in index["Models"] if "Weights" not in entry}
     recipes = [path.relative_to(ROOT) for path in RECIPES if read(path).default_scope == "mmpretrain"]
     recipes = [path for path in recipes if path.parts[1] in METHODS]
     assert sorted(listed) == sorted(map(str, recipes))

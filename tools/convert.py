@@ -1,8 +1,10 @@
-"""Weights under other names: the authors' (reference), this package's (mm), timm's, Hugging Face's (hf).
+"""Weights under other names: the authors' (reference), this package's (mm), timm's, Hugging Face's (hf),
+torchvision's.
 
     python tools/convert.py mm timm work_dirs/RUN/epoch_300.pth vit      # timm.create_model("local-dir:vit")
     python tools/convert.py mm hf work_dirs/RUN/epoch_300.pth dinov2     # AutoModel.from_pretrained("dinov2")
     python tools/convert.py mm timm work_dirs/RUN/epoch_300.pth vit.safetensors
+    python tools/convert.py mm torchvision work_dirs/RUN/epoch_300.pth vit.pth
     python tools/convert.py reference mm mapet_small.tar mapet_small.pth
 
 A folder gets the weights and what timm or Hugging Face read beside them: architecture, mean and standard
@@ -14,6 +16,7 @@ take. IN is read without running what a pickle may hold.
 import argparse
 from pathlib import Path
 
+import mapet_mm.quiet  # noqa: F401
 from mapet_mm.convert import FROM_MM, TO_MM
 from mapet_mm.engine.launch import read_config
 from mapet_mm.errors import UserError, one_line_errors
@@ -34,6 +37,11 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--config", help="config of the training, where IN does not hold it")
     parser.add_argument(
+        "--fold-layerscale",
+        action="store_true",
+        help="timm: a network without LayerScale, whose outputs are the same (torchvision's is always so)",
+    )
+    parser.add_argument(
         "--backbone", action="store_true", help="leave out all but the backbone, of a segmentor or CAE"
     )
     return parser.parse_args()
@@ -49,7 +57,7 @@ def main() -> None:
         ours = TO_MM[args.source](weights)
         if args.backbone:
             ours = {name: value for name, value in ours.items() if name.startswith("backbone.")}
-        told = write_export(args.output, args.target, ours, meta)
+        told = write_export(args.output, args.target, ours, meta, args.fold_layerscale)
     except ValueError as error:
         raise UserError(f"{args.input}: {error}") from error
     converted = read_weights(args.output)

@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Sequence
 
+import mapet_mm.quiet  # noqa: F401
 from mapet_mm.benchmark import processor
 from mapet_mm.experiments.fill import TableFiller
 from mapet_mm.experiments.plan import Run

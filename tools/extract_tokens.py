@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mmengine.config import Config, DictAction
 
+import mapet_mm.quiet  # noqa: F401
 from mapet_mm.config_files import read_config as read_file
 from mapet_mm.config_files import typed
 from mapet_mm.engine.freed_memory import keep_freed_memory

@@ -11,6 +11,7 @@ from pathlib import Path
 from mmengine.config import Config, DictAction
 from mmengine.dist import is_main_process
 
+import mapet_mm.quiet  # noqa: F401
 from mapet_mm.config_files import typed
 from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.launch import read_config

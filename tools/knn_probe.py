@@ -15,6 +15,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS, init_default_scope
 from mmengine.runner import Runner
 
+import mapet_mm.quiet  # noqa: F401
 from mapet_mm.engine.checkpoints import LaunchError, require_checkpoint
 from mapet_mm.engine.launch import build_runner, load_config
 from mapet_mm.engine.processes import stop_processes

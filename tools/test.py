@@ -14,6 +14,7 @@ from mmengine.dist import is_main_process
 from mmengine.evaluator import DumpResults
 from mmengine.fileio import dump
 
+import mapet_mm.quiet  # noqa: F401
 from mapet_mm.engine.launch import build_runner, configure_drawing, configure_test, load_config
 from mapet_mm.engine.processes import stop_processes
 from mapet_mm.errors import one_line_errors

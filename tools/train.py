@@ -11,6 +11,7 @@ import os
 from mmengine.config import DictAction
 from mmengine.dist import is_main_process
 
+import mapet_mm.quiet  # noqa: F401
 from mapet_mm.engine.launch import build_runner, configure_training, load_config, training_report
 from mapet_mm.engine.processes import stop_processes
 from mapet_mm.errors import one_line_errors

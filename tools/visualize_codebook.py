@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mmengine.config import Config, DictAction
 
+import mapet_mm.quiet  # noqa: F401
 from mapet_mm.engine.launch import read_config
 from mapet_mm.errors import UserError, one_line_errors
 from mapet_mm.tokenizers import GridKMeans

@@ -9,6 +9,7 @@ from mapet_mm.engine import (  # noqa: F401
     layer_decay,
     metrics,
     portable_checkpoint,
+    strides,
     token_check,
     token_usage,
     total_batch,

@@ -15,6 +15,7 @@ from mmengine.config import Config
 from mapet_mm.engine.portable_checkpoint import checkpoint_folder
 from mapet_mm.engine.processes import is_first_process
 from mapet_mm.errors import UserError
+from mapet_mm.released import SCHEME, released_weights
 from mapet_mm.weight_files import only_safe_globals
 
 ZIP = b"PK\x03\x04"
@@ -48,6 +49,9 @@ def require_checkpoint(what: str, path: str, trust: bool = False) -> None:
         path: a file; a folder (DeepSpeed's) or an address is left to what loads it.
         trust: read it whatever it holds.
     """
+    if path.startswith(SCHEME):
+        released_weights(path)
+        return
     require_file(what, path)
     if (Path(path).expanduser() / "last_checkpoint").is_file():
         raise LaunchError(f"{what} {path} is a work dir: name a file in it, or --work-dir {path} --resume")

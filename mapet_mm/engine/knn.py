@@ -14,6 +14,7 @@ from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.data import Dataset
 
 from mapet_mm.engine.features import (
     POOLINGS,
@@ -24,6 +25,7 @@ from mapet_mm.engine.features import (
     own_rows,
     undisturbed,
 )
+from mapet_mm.engine.token_check import leave_out_as_in
 from mapet_mm.registry import HOOKS
 
 Neighbours = tuple[Float[Tensor, "query k"], Int64[Tensor, "query k"]]  # similarities and labels
@@ -184,17 +186,24 @@ class KNNProbeHook(Hook):
         """Probe every `interval` epochs and after the last."""
         if not (self.every_n_epochs(runner, self.interval) or self.is_last_train_epoch(runner)):
             return
-        top1 = self.probe(runner)
+        top1 = self.probe(runner, runner.train_dataloader.dataset)
         epoch = runner.epoch + 1
         runner.visualizer.add_scalars({"knn/top1": top1}, step=epoch)
         print_log(f"Epoch(knn) [{epoch}]  knn/top1: {top1:.4f}", logger="current")
 
-    def probe(self, runner: Runner) -> float:
-        """Top-1 in percent of the runner's model as it is."""
+    def probe(self, runner: Runner, trained_on: Dataset | None = None) -> float:
+        """Top-1 in percent of the runner's model as it is.
+
+        Args:
+            runner: its model is probed.
+            trained_on: what its token stores skipped is left out here, too.
+        """
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         with undisturbed(model):
             loaders = [build_loader(config, runner.seed) for config in self.loaders]
             sizes = [len(loader.dataset) for loader in loaders]
+            for loader in loaders if trained_on is not None else ():
+                leave_out_as_in(trained_on, loader.dataset)
             check_neighbours(self.k, sizes[0])  # before the set's features are taken
             train, val = (image_features(model, loader, self.pooling, self.amp) for loader in loaders)
             return self._top1(

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
+from mmengine.logging import MMLogger
 from mmengine.model import PretrainedInit
 from mmengine.registry import RUNNERS, WEIGHT_INITIALIZERS
 from mmengine.runner import Runner
 
 from mapet_mm import config_files
+from mapet_mm.config_files import in_package
 from mapet_mm.engine.batch_size import check_scaling, describe_scaling, scaling_with_accumulation
 from mapet_mm.engine.checkpoints import (
     LaunchError,
@@ -25,6 +27,7 @@ from mapet_mm.engine.checkpoints import (
 )
 from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.processes import TIMEOUT_SECONDS, start_processes
+from mapet_mm.quiet import import_quietly, quieten
 
 DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
@@ -36,12 +39,15 @@ def read_config(path: str, cfg_options: dict | None = None) -> Config:
         LaunchError: there is no such file, or the options do not fit.
         ConfigError: whatever goes wrong in the file.
     """
+    path = in_package(path)
     require_file("config", path)
     cfg = config_files.read_config(path)
     try:
         cfg.merge_from_dict(cfg_options or {})
     except (KeyError, TypeError, AssertionError, AttributeError) as error:
         raise LaunchError(f"--cfg-options: {error}") from error
+    if cfg.get("default_scope") == "mmseg":
+        import_quietly("mmseg.datasets")
     if "data_set" in cfg:
         say(f"data set: {cfg.data_set}")
     return cfg
@@ -104,7 +110,10 @@ def configure_training(
     check_scaling(cfg)
     _configure_compilation(cfg)
     hook = dict(type="mapet_mm.PortableCheckpointHook", recipe=recipe(cfg))
-    cfg.default_hooks = ConfigDict(cfg.get("default_hooks") or {}, portable_checkpoint=hook)
+    strides = dict(type="mapet_mm.StrideCheckHook")
+    cfg.default_hooks = ConfigDict(
+        cfg.get("default_hooks") or {}, portable_checkpoint=hook, stride_check=strides
+    )
     _configure_start(cfg, resume, trust_checkpoint)
     _check_pretrained(cfg, trust_checkpoint)
 
@@ -234,6 +243,16 @@ def configure_drawing(cfg: Config, show: bool, show_dir: str | None, wait_time: 
         hook.update(enable=True, out_dir=show_dir)
 
 
+class QuietRunner(Runner):
+    """MMEngine's Runner; what it logs in many lines stands in the log file only."""
+
+    def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
+        """Build the logger, and say where the file is."""
+        logger = quieten(super().build_logger(*args, **kwargs))
+        logger.info(f"environment and config are in {Path(self._log_dir) / f'{self.timestamp}.log'}")
+        return logger
+
+
 def build_runner(cfg: Config, launcher: str) -> Runner:
     """Build the config's runner, for one process ('none') or several, with or without GPUs."""
     cfg.launcher = launcher
@@ -249,7 +268,7 @@ def build_runner(cfg: Config, launcher: str) -> Runner:
             cfg.strategy = ConfigDict(cfg.get("strategy") or default, auto_scale_lr=scaling)
         runner = RUNNERS.build(cfg)
     else:
-        runner = Runner.from_cfg(cfg)
+        runner = QuietRunner.from_cfg(cfg)
         runner.auto_scale_lr = scaling
     if scaling and scaling.get("enable", False) and cfg.get("train_dataloader"):
         runner.logger.info(describe_scaling(cfg, runner.world_size))

@@ -12,6 +12,7 @@ import torch
 from mmengine._strategy import DDPStrategy
 from mmengine.device import get_device
 from mmengine.dist import broadcast, get_world_size, is_distributed, is_main_process
+from mmengine.logging import MMLogger
 from mmengine.optim import AmpOptimWrapper, BaseOptimWrapper
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -26,6 +27,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 
 from mapet_mm.engine.autocast import AutocastOptimWrapper, choose_dtype
 from mapet_mm.engine.layer_decay import NORMS
+from mapet_mm.quiet import quieten
 from mapet_mm.registry import OPTIM_WRAPPERS, STRATEGIES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -121,6 +123,10 @@ class FullyShardedStrategy(DDPStrategy):
                     f"strategy.units: {type(model).__name__} has no list of modules `{name}`"
                 ) from None
         return layers
+
+    def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
+        """Build the logger; what is logged in many lines stands in its file only."""
+        return quieten(super().build_logger(*args, **kwargs))
 
     def load_checkpoint(self, filename: str, *, map_location: Any = "cpu", **kwargs: Any) -> dict:
         """Read a checkpoint into the host's memory; MMEngine's default would put it whole on each device."""

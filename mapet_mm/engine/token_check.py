@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from mmengine.dist import get_dist_info
+from mmengine.dist import all_gather_object, get_dist_info
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
@@ -20,6 +20,7 @@ from mapet_mm.datasets.transforms import LoadTokenGrid, RandomCropTokenGrid
 from mapet_mm.engine.alignment import check_alignment, pipeline_transforms
 from mapet_mm.registry import HOOKS
 from mapet_mm.tokenizers.codebook import Codebook
+from mapet_mm.tokenizers.image_names import relative_name
 from mapet_mm.tokenizers.precomputed import PrecomputedTokens
 from mapet_mm.tokenizers.store import MissingTokensError, TokenStore, TokenStoreError
 
@@ -31,6 +32,9 @@ class TokenStoreCheckHook(Hook):
     Looks at every `LoadTokenGrid` in the pipelines of the training and validation sets, also inside dataset
     wrappers. With several processes each looks at its share of the images. Probe images show whether the
     images that arrive are those that the tokens stand for (see `check_alignment`).
+
+    Images that the store skipped, which could not be decoded, are left out: the image behind each takes its
+    place. So no length changes, and samplers, schedules and a resumed training stay what they were.
 
     Args:
         codebook: path of the codebook whose tokens the stores must hold; None only requires that all stores
@@ -75,7 +79,7 @@ class TokenStoreCheckHook(Hook):
         probed: set[tuple[str, str]] = set()
         for dataset in (leaf for top in datasets for leaf in leaf_datasets(top)):
             transforms = list(pipeline_transforms(dataset))
-            load = next((step for step in transforms if isinstance(step, LoadTokenGrid)), None)
+            load = _load_of(dataset)
             if load is None:
                 _check_none_needed(model, dataset)
                 continue
@@ -153,22 +157,72 @@ def _say_unused_outputs(model: nn.Module, store: TokenStore) -> None:
 
 
 def _check_images(dataset: Dataset, load: LoadTokenGrid) -> None:
-    rank, world_size = get_dist_info()
-    written = load.store.written()
-    missing, first = 0, None
-    for index in range(rank, len(dataset), world_size):
-        path = dataset.get_data_info(index)["img_path"]
-        if not _has_tokens(load, path, written):
-            missing, first = missing + 1, first or path
+    """Refuse images without tokens, and leave those out that the store skipped; the same in all processes."""
+    found = all_gather_object(_without_tokens(dataset, load))
+    missing = sorted(index for lacking, _ in found for index in lacking)
+    skipped = sorted(index for _, lacking in found for index in lacking)
     if missing:
         raise MissingTokensError(
-            f"token store `{load.path}` has no tokens for {missing} of {len(dataset)} images of "
-            f"{type(dataset).__name__}, the first `{first}`: run tools/extract_tokens.py with the "
-            "tokenizer's config"
+            f"token store `{load.path}` has no tokens for {len(missing)} of {len(dataset)} images of "
+            f"{type(dataset).__name__}, the first `{_path(dataset, missing[0])}`: run "
+            "tools/extract_tokens.py with the tokenizer's config"
         )
-    print_log(f"token store `{load.path}` has tokens for all {len(dataset)} images", logger="current")
+    if not skipped:
+        print_log(f"token store `{load.path}` has tokens for all {len(dataset)} images", logger="current")
+        return
+    first = _path(dataset, skipped[0])
+    _leave_out(dataset, skipped, load)
+    print_log(
+        f"token store `{load.path}` skipped {len(skipped)} of {len(dataset)} images of "
+        f"{type(dataset).__name__}, which could not be decoded: they are left out, the image behind each "
+        f"takes its place; the first is `{first}`, and all with their reasons are in "
+        "TokenStore.open(...).skipped",
+        logger="current",
+        level=logging.WARNING,
+    )
 
 
-def _has_tokens(load: LoadTokenGrid, img_path: str, written: np.ndarray) -> bool:
-    row = load.store.row(load.name_of(img_path))
-    return row is not None and bool(written[row])
+def _without_tokens(dataset: Dataset, load: LoadTokenGrid) -> tuple[list[int], list[int]]:
+    """Of this process' share of the images, those that lack tokens, and those that the store skipped."""
+    rank, world_size = get_dist_info()
+    written, reasons = load.store.written(), load.store.skipped
+    missing, skipped = [], []
+    for index in range(rank, len(dataset), world_size):
+        name = load.name_of(_path(dataset, index))
+        row = load.store.row(name)
+        if row is None or not written[row]:
+            (skipped if name in reasons else missing).append(index)
+    return missing, skipped
+
+
+def leave_out_as_in(trained_on: Dataset, dataset: Dataset) -> None:
+    """Leave images out of a set without tokens that the token stores of another one skipped."""
+    for load in filter(None, map(_load_of, leaf_datasets(trained_on))):
+        if reasons := load.store.skipped:
+            root = load.data_root or load.store.data_root
+            for leaf in leaf_datasets(dataset):
+                names = (relative_name(_path(leaf, index), root) for index in range(len(leaf)))
+                _leave_out(leaf, [index for index, name in enumerate(names) if name in reasons], load)
+
+
+def _load_of(dataset: Dataset) -> LoadTokenGrid | None:
+    return next((step for step in pipeline_transforms(dataset) if isinstance(step, LoadTokenGrid)), None)
+
+
+def _leave_out(dataset: Dataset, skipped: list[int], load: LoadTokenGrid) -> None:
+    """Put the image behind each of these in its place."""
+    if not skipped:
+        return
+    shown = np.arange(len(dataset))
+    kept = np.delete(shown, skipped)
+    if not kept.size:
+        raise MissingTokensError(
+            f"token store `{load.path}` skipped all images of {type(dataset).__name__}: correct its data, "
+            "and run tools/extract_tokens.py --retry-skipped"
+        )
+    shown[skipped] = kept[np.searchsorted(kept, skipped) % len(kept)]
+    dataset.get_subset_(shown.tolist())
+
+
+def _path(dataset: Dataset, index: int) -> str:
+    return dataset.get_data_info(index)["img_path"]

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int64
-from torch import Tensor, nn
-from tqdm import tqdm
+from torch import Tensor
 
 from mapet_mm.tokenizers.base import Tokenizer
-from mapet_mm.tokenizers.image_groups import GROUP_SIZE, GroupLoader, ImageGroup, split
-from mapet_mm.tokenizers.images import NamedImages, UnreadableImagesError, check_on_error
-from mapet_mm.tokenizers.sharing import SharedTasks, process_number
+from mapet_mm.tokenizers.image_groups import GroupLoader, ImageGroup
+from mapet_mm.tokenizers.image_tasks import ImageTasks
+from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.tokenizers.store import TokenStore, TokenStoreError, extend_store
 
 CLAIMS = "claims"
@@ -138,14 +136,11 @@ def _same_folder(recorded: str | None, found: str) -> bool:
 
 def extract_tokens(
     tokenizer: Tokenizer,
-    preprocessor: nn.Module,
-    images: NamedImages,
+    loader: GroupLoader,
     store: TokenStore,
     place_of_row: np.ndarray,
     on_error: str = "raise",
     retry_skipped: bool = False,
-    group_size: int = GROUP_SIZE,
-    num_workers: int = 2,
 ) -> Extraction:
     """Write the token grids of the images that the store misses, and seal it once it misses none.
 
@@ -154,101 +149,64 @@ def extract_tokens(
 
     Args:
         tokenizer: gives the tokens, on its own device.
-        preprocessor: MMPretrain data preprocessor with the tokenizer's mean and standard deviation.
-        images: the images.
+        loader: of the images.
         store: where the tokens go; all processes must see it.
-        place_of_row: the place of each row's image, -1 where it is not in `images`.
+        place_of_row: the place of each row's image, -1 where the loader does not have it.
         on_error: 'raise' leaves images that cannot be decoded missing and says so in the end; 'skip' records
             them in the store, which can then be sealed.
         retry_skipped: try the images that were skipped again.
-        group_size: images of one pass of the tokenizer.
-        num_workers: of the loader.
 
     Raises:
         UnreadableImagesError: after the tokens of all other images are written.
     """
-    check_on_error(on_error)
-    work = _Rows(store, place_of_row, retry_skipped, group_size)
-    loader = GroupLoader(images, tokenizer.image_size, preprocessor, group_size, num_workers)
-    unreadable: dict[int, str] = {}
-    total, start = len(work.todo), time.perf_counter()
-    bar = tqdm(total=total, desc="extracting tokens", unit="image", disable=process_number()[0] > 0)
-    with bar:
-        for task, groups in groupby(loader.load(work.groups()), key=lambda group: group.task):
-            unreadable |= work.do(task, groups, tokenizer, on_error == "skip")
-            waiting = loader.waited / (time.perf_counter() - start)
-            bar.set_postfix_str(f"{waiting:.0%} of the time waiting for data", refresh=False)
-            bar.update(total - len(work.left()) - bar.n)
+    start = time.perf_counter()
+    work = _Rows(tokenizer, store, place_of_row, retry_skipped, loader.group_size)
+    kept = f"the tokens of all others are in `{store.path}`"
+    unreadable = work.run(loader, "extracting tokens", on_error, kept)
     seconds = time.perf_counter() - start
-    if unreadable and on_error == "raise":
-        reasons = {images.path(int(place_of_row[row])): reason for row, reason in unreadable.items()}
-        raise UnreadableImagesError(reasons, f"the tokens of all others are in `{store.path}`")
     if not store.missing().size:
         store.seal()
-        work.tasks.clear()
-    return Extraction(total - len(unreadable), seconds, loader.waited, len(store.skipped))
+        work.shared.clear()
+    return Extraction(work.total - unreadable, seconds, loader.waited, len(store.skipped))
 
 
-class _Rows:
-    """The rows that an extraction has to write, in tasks of a block each.
-
-    Args:
-        store: the token store.
-        place_of_row: the place of each row's image, -1 where there is none.
-        retry_skipped: whether rows that were skipped count as missing.
-        group_size: images of one pass; a block is made of whole groups.
-    """
+class _Rows(ImageTasks):
+    """The rows that an extraction has to write, in tasks of a block each."""
 
     def __init__(
-        self, store: TokenStore, place_of_row: np.ndarray, retry_skipped: bool, group_size: int
+        self,
+        tokenizer: Tokenizer,
+        store: TokenStore,
+        place_of_row: np.ndarray,
+        retry_skipped: bool,
+        group_size: int,
     ) -> None:
-        self.store, self.place_of_row, self.group_size = store, place_of_row, group_size
+        self.tokenizer, self.store, self.place_of_row = tokenizer, store, place_of_row
         self.retry_skipped = retry_skipped
-        self.todo = np.flatnonzero(place_of_row >= 0)
-        self.todo = self.left()
         groups = max(1, min(BLOCK_IMAGES, len(place_of_row) // LEAST_BLOCKS) // group_size)
         self.block = groups * group_size
-        numbers = np.unique(self.todo // self.block).tolist()
-        self.tasks = SharedTasks(store.path / CLAIMS, numbers, self._done)
+        numbers, counts = np.unique(self._left() // self.block, return_counts=True)
+        super().__init__(store.path / CLAIMS, dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
-    def left(self) -> Int64[np.ndarray, " rows"]:
-        """Rows that nobody has written yet."""
+    def _left(self) -> Int64[np.ndarray, " rows"]:
+        """Rows of the images that nobody has written yet."""
         missing = self.store.missing(with_skipped=self.retry_skipped)
-        return np.intersect1d(self.todo, missing, assume_unique=True)
+        return missing[self.place_of_row[missing] >= 0]
 
-    def _done(self, tasks: Sequence[int]) -> set[int]:
-        return set(tasks) - set((self.left() // self.block).tolist())
+    def done(self, tasks: Sequence[int]) -> set[int]:
+        return set(tasks) - set((self._left() // self.block).tolist())
 
-    def groups(self) -> Iterator[tuple[int, Int64[np.ndarray, " group"]]]:
-        """Places of the images of tasks that nobody has done, a group at a time."""
-        for task in self.tasks:
-            for rows in split(self._rows(task), self.group_size):
-                if self.tasks.is_lost(task):
-                    break
-                yield task, self.place_of_row[rows]
+    def lacking(self, task: int) -> dict[int, int]:
+        rows = self._left()
+        rows = rows[rows // self.block == task]
+        return dict(zip(self.place_of_row[rows].tolist(), rows.tolist(), strict=True))
 
-    def _rows(self, task: int) -> Int64[np.ndarray, " rows"]:
-        left = self.left()
-        return left[left // self.block == task]
+    def encode(self, group: ImageGroup) -> Iterable[Tensor]:
+        # On their device until all of a task are there: copying waits for it.
+        return self.tokenizer(group.inputs)
 
-    def do(self, task: int, groups: Iterable[ImageGroup], tokenizer: Tokenizer, skip: bool) -> dict[int, str]:
-        """Tokenise a task's groups and write them as a block; rows that could not be read, with reasons."""
-        places: list[int] = []
-        tokens: list[Tensor] = []
-        unreadable: dict[int, str] = {}
-        for group in groups:
-            if not self.tasks.is_lost(task):
-                places += group.places
-                # On their device until all are there: copying waits for it.
-                tokens.append(tokenizer(group.inputs)[: len(group.places)])
-                unreadable |= group.unreadable
-        row_of_place = {int(self.place_of_row[row]): int(row) for row in self._rows(task)}
-        mine = [index for index, place in enumerate(places) if place in row_of_place]
-        reasons = {
-            row_of_place[place]: reason for place, reason in unreadable.items() if place in row_of_place
-        }
-        if mine or (skip and reasons):
-            grids = torch.cat(tokens).cpu().numpy().reshape(-1, *self.store.grid)
-            rows = [row_of_place[places[index]] for index in mine]
-            self.store.write(rows, grids[mine], reasons if skip else {})
-        return reasons
+    def write(self, task: int, results: Mapping[int, Tensor], skipped: Mapping[int, str]) -> None:
+        grids = np.empty((0, *self.store.grid), dtype=np.int64)
+        if results:
+            grids = torch.stack(list(results.values())).cpu().numpy().reshape(-1, *self.store.grid)
+        self.store.write(list(results), grids, skipped)

@@ -20,6 +20,7 @@ from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.base import Tokenizer
 from mapet_mm.tokenizers.codebook import Codebook, CodebookError, KMeansOptions
 from mapet_mm.tokenizers.extraction import Extraction, extract_tokens, open_or_create
+from mapet_mm.tokenizers.image_groups import GroupLoader
 from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.tokenizers.store import TokenStore
 from mapet_mm.tokenizers.verification import Verification, verify_store
@@ -48,7 +49,7 @@ def run_fit_codebook(
         UnreadableImagesError: images that cannot be decoded; the features of all others are kept.
     """
     # Imported here because they need faiss.
-    from mapet_mm.tokenizers.codebook.fitting import fit_shards
+    from mapet_mm.tokenizers.codebook.fitting import check_rows, fit_shards
     from mapet_mm.tokenizers.codebook.sampling import sample_features
 
     path, settings = _codebook_settings(cfg, out, overwrite)
@@ -58,19 +59,12 @@ def run_fit_codebook(
     init_default_scope(cfg.get("default_scope", "mmpretrain"))
     images = NamedImages(dataset, cfg.get("data_root"))
     places = images.places("reading names")
-    _check_rows(len(places), positions, options.k)
-    tokenizer, preprocessor = build_tokenizer(cfg, {"codebook": None})
+    check_rows(len(places) * positions, options.k)  # before weights are fetched and features sampled
+    tokenizer, loader = _load(cfg, images, {"codebook": None})
     folder, preprocessing = features_folder(path), preprocessing_of(cfg, dataset)
+    on_error = cfg.get("on_error", "raise")
     shards = sample_features(
-        tokenizer,
-        preprocessor,
-        images,
-        places,
-        folder,
-        preprocessing,
-        positions,
-        options.seed,
-        **_loading(cfg),
+        tokenizer, loader, places, folder, preprocessing, positions, options.seed, on_error
     )
     if join_processes is not None:
         join_processes()
@@ -81,7 +75,7 @@ def run_fit_codebook(
         "images": len(shards) // positions,
         "positions_per_image": positions,
     }
-    checkpoint = folder / "kmeans.safetensors"
+    checkpoint = folder / "kmeans.pt"
     codebook = fit_shards(shards, options, checkpoint, metadata)
     if is_main_process():
         codebook.save(path)
@@ -97,26 +91,18 @@ def run_extract_tokens(cfg: Config, retry_skipped: bool = False) -> tuple[TokenS
         cfg: a tokenizer config.
         retry_skipped: try images that an earlier run could not decode again.
     """
-    (tokenizer, preprocessor), images = build_tokenizer(cfg), build_images(cfg)
+    tokenizer, loader = _load(cfg)
     preprocessing = preprocessing_of(cfg, cfg.dataset)
-    store, place_of_row = open_or_create(cfg.token_store, tokenizer, images, preprocessing)
-    done = extract_tokens(
-        tokenizer,
-        preprocessor,
-        images,
-        store,
-        place_of_row,
-        retry_skipped=retry_skipped,
-        **_loading(cfg),
-    )
+    opened = open_or_create(cfg.token_store, tokenizer, loader.images, preprocessing)
+    done = extract_tokens(tokenizer, loader, *opened, cfg.get("on_error", "raise"), retry_skipped)
     return TokenStore.open(cfg.token_store), done
 
 
 def run_verify_tokens(cfg: Config, count: int) -> tuple[TokenStore, Verification]:
     """Check the config's token store, and the tokens of `count` of its images against fresh ones."""
-    (tokenizer, preprocessor), images = build_tokenizer(cfg), build_images(cfg)
+    tokenizer, loader = _load(cfg)
     store = TokenStore.open(cfg.token_store)
-    return store, verify_store(tokenizer, preprocessor, images, store, count, **cfg.get("dataloader", {}))
+    return store, verify_store(tokenizer, loader, store, count)
 
 
 def build_images(cfg: Config) -> NamedImages:
@@ -166,8 +152,13 @@ def features_folder(codebook: Path) -> Path:
     return codebook.with_name(f"{codebook.name}.features")
 
 
-def _loading(cfg: Config) -> dict[str, Any]:
-    return {"on_error": cfg.get("on_error", "raise"), **cfg.get("dataloader", {})}
+def _load(
+    cfg: Config, images: NamedImages | None = None, changes: Mapping[str, Any] | None = None
+) -> tuple[Tokenizer, GroupLoader]:
+    """The tokenizer, with these changes to its config, and the loader of the images (else the config's)."""
+    tokenizer, preprocessor = build_tokenizer(cfg, changes)
+    images = build_images(cfg) if images is None else images
+    return tokenizer, GroupLoader(images, tokenizer.image_size, preprocessor, **cfg.get("dataloader", {}))
 
 
 def _check_config(cfg: Config) -> None:
@@ -208,13 +199,3 @@ def _kmeans_options(settings: dict[str, Any]) -> KMeansOptions:
             f"positions_per_image, {', '.join(known)}"
         )
     return KMeansOptions(**settings)
-
-
-def _check_rows(images: int, positions: int, k: int) -> None:
-    """Known before weights are fetched and features sampled."""
-    if images * positions < k:
-        raise CodebookError(
-            "k-means needs at least as many feature rows as centroids: "
-            f"{images} images x {positions} positions give {images * positions} rows, k = {k}; lower "
-            "`codebook.k`, raise `codebook.positions_per_image`, or take more images"
-        )

@@ -8,6 +8,7 @@ claimed and not done, so nobody waits for a slow process or a dead one. Results 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import time
@@ -63,16 +64,20 @@ class SharedTasks:
         return bool(self._done([task]))
 
     def _claim(self, task: int, attempt: int) -> bool:
-        self.folder.mkdir(parents=True, exist_ok=True)
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / f"{task}.{attempt}").touch(exist_ok=False)
-        except (FileExistsError, FileNotFoundError):  # claimed, or all are done and the folder is gone
-            return False
+        except OSError as error:
+            # Claimed, or all are done and the folder is gone; stale, if another machine removed it over NFS.
+            if error.errno in (errno.EEXIST, errno.ENOENT, errno.ESTALE):
+                return False
+            raise
         return True
 
     def clear(self) -> None:
         """Remove all claims, once all tasks are done."""
-        for claim in self.folder.glob("*"):
-            claim.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # it was never made, or another process still claims
+        with contextlib.suppress(OSError):  # it was never made, or another process claims or clears as well
+            for claim in self.folder.glob("*"):
+                with contextlib.suppress(OSError):
+                    claim.unlink()
             self.folder.rmdir()

@@ -5,9 +5,11 @@ The format is public: the header's length in 8 bytes, a JSON header with the pla
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,95 +27,101 @@ class TensorFile:
         remedy: the end of that message: what to do.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: there is no such file, here or (later, as NFS tells) any more where it was opened.
     """
 
     def __init__(self, path: Path, error: type[Exception], remedy: str) -> None:
         self.path, self._error, self._remedy = path, error, remedy
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115, kept open
         try:
-            length = int.from_bytes(self._bytes(0, 8), "little")
-            header = json.loads(self._bytes(8, length))
+            size = os.fstat(self._file.fileno()).st_size
+            start = 8 + int.from_bytes(os.pread(self._file.fileno(), 8, 0), "little")
+            header = json.loads(self._read(8, min(start, size) - 8))
             self.metadata: dict[str, str] = header.pop("__metadata__", {})
-            self._tensors = {
-                name: (
-                    np.dtype(DTYPES[entry["dtype"]]),
-                    tuple(entry["shape"]),
-                    8 + length + entry["data_offsets"][0],
-                )
-                for name, entry in header.items()
+            self.tensors = {
+                name: (np.dtype(DTYPES[one["dtype"]]), tuple(one["shape"]), start + one["data_offsets"][0])
+                for name, one in header.items()
             }
-            end = 8 + length + max(entry["data_offsets"][1] for entry in header.values())
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            end = start + max(one["data_offsets"][1] for one in header.values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._damaged(f"its header: {error}") from None
-        if (size := os.fstat(self._file.fileno()).st_size) != end:
+        except OSError as error:
+            raise _gone(error) from None
+        if size != end:
             raise self._damaged(f"expected {end} bytes, found {size}")
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """The tensor's entries `start` to `stop` along its first axis, a copy."""
-        dtype, shape, offset = self._tensors[name]
-        stop = shape[0] if stop is None else stop
-        values = np.empty((stop - start, *shape[1:]), dtype)
-        size = values.nbytes // max(1, len(values))
-        self._fill(memoryview(values).cast("B") if values.size else memoryview(b""), offset + start * size)
-        return values
+        dtype, (count, *inner), offset = self.tensors[name]
+        count = (count if stop is None else stop) - start
+        size = math.prod(inner) * dtype.itemsize
+        return np.ndarray((count, *inner), dtype, self._read(offset + start * size, count * size))
 
     def row_reader(self, name: str) -> Callable[[int], np.ndarray]:
         """A function that reads one entry along the tensor's first axis, a copy."""
-        dtype, shape, offset = self._tensors[name]
-        inner, number, size = shape[1:], self._file.fileno(), int(np.prod(shape[1:])) * dtype.itemsize
+        dtype, (_, *inner), _ = self.tensors[name]
+        inner, size = tuple(inner), math.prod(inner) * dtype.itemsize
+        read = self.bytes_reader(name)
+        return lambda row: np.ndarray(inner, dtype, bytearray(read(row * size, row * size + size)))
 
-        def read(index: int) -> np.ndarray:
-            value = np.empty(inner, dtype)
-            # The length counts: of a file truncated meanwhile, the rest would be whatever was in memory.
-            if os.preadv(number, [value], offset + index * size) != size:
-                raise self._damaged("truncated since it was opened")
-            return value
-
-        return read
-
-    def text_reader(self, name: str) -> Callable[[int, int], bytes]:
-        """A function that reads the bytes from one place of a tensor of bytes to another."""
-        offset, number = self._tensors[name][2], self._file.fileno()
+    def bytes_reader(self, name: str) -> Callable[[int, int], bytes]:
+        """A function that reads from one byte of a tensor to another."""
+        offset, number = self.tensors[name][2], self._file.fileno()
 
         def read(start: int, stop: int) -> bytes:
-            text = os.pread(number, stop - start, offset + start)
-            if len(text) != stop - start:
+            try:
+                found = os.pread(number, stop - start, offset + start)
+            except OSError as error:
+                raise _gone(error) from None
+            if len(found) != stop - start:
                 raise self._damaged("truncated since it was opened")
-            return text
+            return found
 
         return read
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """The tensor's shape, None if the file has no such tensor."""
-        return self._tensors[name][1] if name in self._tensors else None
 
     def close(self) -> None:
         """Close the file; it cannot be read any more."""
         self._file.close()
 
-    def _bytes(self, offset: int, count: int) -> bytes:
-        found = os.pread(self._file.fileno(), count, offset)
-        if len(found) == count:
-            return found
-        buffer = bytearray(count)
-        self._fill(memoryview(buffer), offset)
-        return bytes(buffer)
-
-    def _fill(self, buffer: memoryview, offset: int) -> None:
-        # One read gives at most 2 GiB.
-        while buffer:
-            read = os.preadv(self._file.fileno(), [buffer], offset)
-            if read == 0:
-                raise self._damaged("truncated")
+    def _read(self, offset: int, count: int) -> bytearray:
+        content = bytearray(count)
+        buffer = memoryview(content)
+        while buffer:  # one read gives at most 2 GiB
+            try:
+                read = os.preadv(self._file.fileno(), [buffer], offset)
+            except OSError as error:
+                raise _gone(error) from None
+            if not read:
+                raise self._damaged("truncated since it was opened")
             buffer, offset = buffer[read:], offset + read
+        return content
 
     def _damaged(self, how: str) -> Exception:
         return self._error(f"`{self.path}` is damaged ({how}): {self._remedy}")
 
 
+def _gone(error: OSError) -> OSError:
+    """Over NFS, an open file that another machine has removed is stale."""
+    return FileNotFoundError(*error.args) if error.errno == errno.ESTALE else error
+
+
+def text_tensor(names: Iterable[bytes]) -> np.ndarray:
+    """Names as a tensor of bytes, a line each."""
+    return np.frombuffer(b"".join(name + b"\n" for name in names), dtype=np.uint8)
+
+
+def encode_name(name: str) -> bytes:
+    """Bytes of an image's name: UTF-8, with undecodable file-system bytes kept as they are."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+def decode_names(lines: bytes) -> list[str]:
+    """The names in lines of a tensor of bytes."""
+    return bytes(lines).decode("utf-8", "surrogateescape").split("\n")[:-1]
+
+
 def tensor_parts(
-    name: str, dtype: np.dtype, shape: tuple[int, ...], chunks: Iterable[np.ndarray]
+    name: str, dtype: np.dtype, shape: Sequence[int], chunks: Iterable[np.ndarray]
 ) -> Iterator[bytes]:
     """The bytes of a safetensors file of one tensor, in parts, without ever holding the whole.
 
@@ -123,7 +131,7 @@ def tensor_parts(
         shape: its shape.
         chunks: its entries along the first axis, some at a time.
     """
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    size = math.prod(shape) * np.dtype(dtype).itemsize
     entry = {"dtype": NAMES[np.dtype(dtype)], "shape": list(shape), "data_offsets": [0, size]}
     header = json.dumps({name: entry}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)

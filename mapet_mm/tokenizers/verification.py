@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from torch import nn
 
 from mapet_mm.tokenizers.base import Tokenizer
-from mapet_mm.tokenizers.image_groups import GROUP_SIZE, GroupLoader, split
-from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.tokenizers.image_groups import GroupLoader, split
 from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
 
 # Another device may round a feature between two centroids to the other one; a wrong image, weights file or
@@ -30,13 +28,10 @@ class Verification(NamedTuple):
 
 def verify_store(
     tokenizer: Tokenizer,
-    preprocessor: nn.Module,
-    images: NamedImages,
+    loader: GroupLoader,
     store: TokenStore,
     count: int = 256,
     seed: int = 0,
-    group_size: int = GROUP_SIZE,
-    num_workers: int = 2,
 ) -> Verification:
     """Compare a sealed store with its checksums, and the tokens of `count` random images with fresh ones.
 
@@ -47,10 +42,10 @@ def verify_store(
     store.require_tokenizer(tokenizer.digest, "the config's tokenizer")
     store.verify_checksums()
     skipped = store.skipped
+    images = loader.images
     places = [place for name, place in images.places("reading names").items() if name not in skipped]
     drawn = np.random.default_rng(seed).choice(places, size=min(count, len(places)), replace=False)
-    groups = ((0, group) for group in split(np.sort(drawn).tolist(), group_size))
-    loader = GroupLoader(images, tokenizer.image_size, preprocessor, group_size, num_workers)
+    groups = ((0, group) for group in split(np.sort(drawn).tolist(), loader.group_size))
     different, tokens = 0, 0
     for group in loader.load(groups):
         for place, reason in group.unreadable.items():

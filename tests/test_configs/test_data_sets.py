@@ -123,14 +123,15 @@ def test_a_recipe_has_the_sizes_of_a_new_data_set(name):
         return
     model = build_model(cfg)
     if cfg.model.backbone.type != "mapet_mm.TokenMLP":
-        assert model.backbone.pos_embed.shape[1] == 1 + 25
+        assert tuple(model.backbone.patch_resolution) == (5, 5)
     if "num_classes" in (cfg.model.head or {}):
         assert cfg.model.head.num_classes == cfg.data_preprocessor.num_classes == 7
     if "target_generator" in cfg.model:
         assert cfg.train_cfg.max_epochs == 3
         assert cfg.model.target_generator.vocab_size == 50
     if cfg.model.backbone.get("objective") == "mapet":
-        assert (model.backbone.num_tokens, model.backbone.cutting_point) == (26, 8)
+        registers = model.backbone.num_extra_tokens - 1
+        assert (model.backbone.num_tokens, model.backbone.cutting_point) == (26 + registers, 8 + registers)
 
 
 def commands(printed: str) -> list[tuple[str, list[str]]]:

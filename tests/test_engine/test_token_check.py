@@ -8,7 +8,13 @@ import torch
 from mmengine.dataset import BaseDataset, Compose, ConcatDataset, RepeatDataset
 
 from mapet_mm.datasets.transforms import LoadTokenGrid, RandomCropTokenGrid
-from mapet_mm.engine.token_check import TokenStoreCheckHook, leaf_datasets, pipeline_transforms
+from mapet_mm.engine import token_check
+from mapet_mm.engine.token_check import (
+    TokenStoreCheckHook,
+    leaf_datasets,
+    leave_out_as_in,
+    pipeline_transforms,
+)
 from mapet_mm.registry import HOOKS
 from mapet_mm.tokenizers.codebook import Codebook
 from mapet_mm.tokenizers.precomputed import PrecomputedTokens
@@ -20,9 +26,9 @@ NAMES = [f"train/{i}.png" for i in range(6)]
 class Images(BaseDataset):
     """Image paths and a pipeline that nothing calls."""
 
-    def __init__(self, names, steps):
+    def __init__(self, names, steps, **kwargs):
         self.names = names
-        super().__init__(pipeline=[], lazy_init=False)
+        super().__init__(pipeline=[], lazy_init=False, **kwargs)
         self.pipeline = Compose(steps)
 
     def load_data_list(self):
@@ -97,6 +103,70 @@ def test_images_without_tokens_are_counted_and_the_first_is_named(tmp_path, stor
         check(Images(NAMES, [LoadTokenGrid(partial.path)]))
     with pytest.raises(MissingTokensError, match=r"1 of 7 images of Images, the first `/copy/train/new.png`"):
         check(Images([*NAMES, "train/new.png"], [LoadTokenGrid(store.path)]))
+
+
+@pytest.fixture
+def holed(tmp_path) -> TokenStore:
+    """A store that skipped images 2, 3 and 5."""
+    store = TokenStore.create(tmp_path / "holed", NAMES, (4, 4), 128, "ab" * 32, data_root="/copy")
+    store.write([0, 1, 4], np.zeros((3, 4, 4), dtype=int), dict.fromkeys((2, 3, 5), "OSError: no image"))
+    store.seal()
+    return store
+
+
+def shown(dataset) -> list[int]:
+    """Numbers of the images that a data set shows."""
+    return [int(dataset.get_data_info(i)["img_path"].split("/")[-1][:-4]) for i in range(len(dataset))]
+
+
+@pytest.mark.parametrize("serialize", [True, False])
+def test_the_image_behind_takes_the_place_of_one_that_the_store_skipped(holed, serialize, capture_log):
+    dataset = Images(NAMES, [LoadTokenGrid(holed.path)], serialize_data=serialize)
+    check(dataset)
+    assert shown(dataset) == [0, 1, 4, 4, 4, 0]
+    (line,) = (line for line in capture_log().splitlines() if "skipped" in line)
+    assert "skipped 3 of 6 images of Images" in line
+    assert "the first is `/copy/train/2.png`" in line
+    check(dataset)
+    assert "has tokens for all 6 images" in capture_log()
+
+
+def test_skipped_images_are_left_out_inside_wrappers_whose_lengths_stay(holed, store):
+    one, two = Images(NAMES, [LoadTokenGrid(holed.path)]), Images(NAMES, [LoadTokenGrid(store.path)])
+    both = ConcatDataset([one, two])
+    repeated = RepeatDataset(Images(NAMES[3:], [LoadTokenGrid(holed.path)]), times=2)
+    check(both, repeated)
+    assert shown(both) == [0, 1, 4, 4, 4, 0, *range(6)]
+    assert shown(repeated) == [4, 4, 4] * 2
+
+
+def test_a_set_without_tokens_leaves_out_what_the_training_set_does(holed):
+    probed = RepeatDataset(Images(["train/2.png", "train/1.png", "val/2.png"], []), times=2)
+    leave_out_as_in(ConcatDataset([Images(NAMES, [LoadTokenGrid(holed.path)])]), probed)
+    assert shown(probed) == [1, 1, 2] * 2
+    leave_out_as_in(Images(NAMES, []), probed)
+    assert shown(probed) == [1, 1, 2] * 2
+
+
+def test_processes_leave_out_what_each_of_them_has_found(holed, monkeypatch):
+    """Each looks at its share; the data set is the same in all."""
+    shares = []
+    for rank in range(2):
+        monkeypatch.setattr(token_check, "get_dist_info", lambda rank=rank: (rank, 2))
+        monkeypatch.setattr(token_check, "all_gather_object", lambda mine: shares.append(mine) or [mine])
+        check(Images(NAMES, [LoadTokenGrid(holed.path)]))
+    assert shares == [([], [2]), ([], [3, 5])]
+    monkeypatch.setattr(token_check, "all_gather_object", lambda mine: shares)
+    dataset = Images(NAMES, [LoadTokenGrid(holed.path)])
+    check(dataset)
+    assert shown(dataset) == [0, 1, 4, 4, 4, 0]
+
+
+def test_an_image_that_is_missing_stays_an_error_beside_skipped_ones(holed):
+    with pytest.raises(MissingTokensError, match=r"no tokens for 1 of 7 images of Images, .*train/new.png"):
+        check(Images([*NAMES, "train/new.png"], [LoadTokenGrid(holed.path)]))
+    with pytest.raises(MissingTokensError, match="skipped all images of Images"):
+        check(Images(NAMES[2:4], [LoadTokenGrid(holed.path)]))
 
 
 def test_the_validation_set_is_checked_before_training_too(store):

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import yaml
 from config_building import ROOT
 
 RULE = re.compile(r"\|( *:?-+:? *\|)+")
@@ -15,3 +16,50 @@ def test_every_row_belongs_to_a_table_with_a_head(page):
     for block in re.split(r"\n\s*\n", page.read_text()):
         rows = [line for line in block.splitlines() if line.startswith("|")]
         assert not rows or RULE.fullmatch("".join(rows[1:2])), f"no head above {rows[0][:80]}"
+
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_into_the_repository_leads_somewhere(page):
+    links = [link for link in LINK.findall(page.read_text()) if "://" not in link]
+    missing = [link for link in links if not (page.parent / link).exists()]
+    assert not missing
+
+
+FILE = re.compile(r"(?<![\w./-])((?:configs|tools|docs|tests|mapet_mm)/[\w./-]*\w\.(?:py|sh|md|txt))\b")
+# Files that a reader is told to write, or that stand for any of their kind.
+TO_WRITE = re.compile(r"/my_|NAME|fashion|letters|/(test_)?x\.py")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_that_a_page_names_is_there(page):
+    named = set(FILE.findall(page.read_text())) if page.name != "CHANGELOG.md" else set()
+    assert [file for file in sorted(named) if not (ROOT / file).exists() and not TO_WRITE.search(file)] == []
+
+
+def test_the_site_has_every_page_and_no_other():
+    """The navigation is written by hand."""
+    site = yaml.load((ROOT / "mkdocs.yml").read_text(), yaml.BaseLoader)
+
+    def files(entries):
+        for entry in entries:
+            if isinstance(entry, dict):
+                (value,) = entry.values()
+                yield from files(value) if isinstance(value, list) else [value]
+            else:
+                yield entry
+
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert sorted(files(site["nav"])) == sorted(pages)
+
+
+def test_the_tests_that_the_guarantees_name_exist():
+    """A `::name` alone is in the file named before it."""
+    file = ""
+    named = re.findall(r"`((?:tests/[\w/]+\.py)?)::(test_\w+)`", (ROOT / "docs/guarantees.md").read_text())
+    assert len(named) > 20
+    for path, name in named:
+        file = path or file
+        assert f"def {name}(" in (ROOT / file).read_text(), f"{file} has no {name}"

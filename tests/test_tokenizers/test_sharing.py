@@ -1,7 +1,10 @@
 """Work shared through a folder: each task once if all goes well, none lost whatever goes wrong."""
 
+import errno
+import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +78,22 @@ def test_who_comes_later_finds_nothing_to_do_and_writes_nothing(tmp_path):
     board.tasks().clear()
     assert list(board.tasks()) == []
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_another_machine_removed_over_nfs_is_the_end_of_the_work_and_no_error(
+    tmp_path, monkeypatch
+):
+    board = Board(tmp_path, 2)
+    tasks = board.tasks()
+
+    def stale(*args, **kwargs):
+        board.results = [(0, "other"), (1, "other")]
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(Path, "touch", stale)
+    monkeypatch.setattr(Path, "glob", stale)
+    assert list(tasks) == []
+    tasks.clear()
 
 
 def test_a_task_that_cannot_be_done_is_tried_once_by_each(tmp_path):

@@ -1,17 +1,21 @@
 """Sealing, extending and merging token stores, also while others read, write and do the same."""
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import random
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mapet_mm.tokenizers import MissingTokensError, TokenStore, TokenStoreError, extend_store, merge_stores
-from mapet_mm.tokenizers.store import sealing, token_store
-from mapet_mm.tokenizers.store.part_reader import PartReader
+from mapet_mm.tokenizers.store import grids as store_grids
+from mapet_mm.tokenizers.store import manifest as store_manifest
+from mapet_mm.tokenizers.store.manifest import read_manifest
+from mapet_mm.tokenizers.store.token_store import write_names
 
 GRID = (2, 3)
 
@@ -51,9 +55,9 @@ def test_a_sealed_store_keeps_ids_and_names_only(tmp_path):
         "generation-0001/manifest.json",
         "generation-0001/names.safetensors",
         "generation-0002/manifest.json",
-        "generation-0002/grids-0.safetensors",
+        "generation-0002/grids.safetensors",
     }
-    assert 0 < sizes["generation-0002/grids-0.safetensors"] - 300 * 6 * 2 < 200
+    assert 0 < sizes["generation-0002/grids.safetensors"] - 300 * 6 * 2 < 200
     assert 0 < sizes["generation-0001/names.safetensors"] - 300 * 5 < 500
     store = TokenStore.open(tmp_path / "a")
     assert store.sealed
@@ -122,10 +126,9 @@ def test_a_killed_seal_loses_nothing_and_the_next_one_ends_it(tmp_path, monkeypa
 
     with monkeypatch.context() as patch:
         if moment == "before the manifest":
-            patch.setattr(sealing, "write_manifest", killed)
+            patch.setattr(store_manifest, "replace_json", killed)
         else:
-            holds = PartReader.holds
-            patch.setattr(PartReader, "holds", lambda self, *what: holds(self, *what) and killed())
+            patch.setattr(store_grids.Grids, "drop_blocks", killed)
         with pytest.raises(KeyboardInterrupt):
             TokenStore.open(tmp_path / "a").seal()
     assert_holds(TokenStore.open(tmp_path / "a"), ["a", "b", "c"])
@@ -134,7 +137,7 @@ def test_a_killed_seal_loses_nothing_and_the_next_one_ends_it(tmp_path, monkeypa
     assert mine == files_of(tmp_path / "undisturbed")
 
 
-@pytest.mark.parametrize("name", ["generation-0002/grids-0.safetensors", "generation-0001/names.safetensors"])
+@pytest.mark.parametrize("name", ["generation-0002/grids.safetensors", "generation-0001/names.safetensors"])
 def test_a_changed_file_is_named(tmp_path, name):
     store = make(tmp_path / "a", ["a", "b"])
     store.seal()
@@ -197,6 +200,45 @@ def test_a_store_extended_while_it_is_open_gives_each_image_its_own_tokens(tmp_p
     newest.verify_checksums()
 
 
+def test_a_seal_of_an_older_reader_keeps_what_was_added_since(tmp_path):
+    old = make(tmp_path / "a", ["a", "b"])
+    extended = extend_store(tmp_path / "a", ["c", "d"])
+    extended.write([2], [grid_of("c")])
+    old.seal()
+    assert not old.sealed  # whoever writes the last image seals
+    TokenStore.open(tmp_path / "a").write([0, 3], [grid_of("a"), grid_of("d")])
+    old.seal()
+    newest = TokenStore.open(tmp_path / "a")
+    assert (old.sealed, newest.sealed, list(newest.names)) == (True, True, ["a", "b", "c", "d"])
+    assert_holds(newest, list("abcd"))
+    newest.verify_checksums()
+
+
+def test_an_extension_writes_only_its_own_grids(tmp_path):
+    make(tmp_path / "a", ["a", "b"]).seal()
+    fill(extend_store(tmp_path / "a", ["c"]))
+    TokenStore.open(tmp_path / "a").write([1], [grid_of("b")])  # again, by a straggler
+    TokenStore.open(tmp_path / "a").seal()
+    grids = [path.stat().st_size for path in sorted((tmp_path / "a").glob("*/grids.safetensors"))]
+    assert [size // 12 * 12 - min(grids) // 12 * 12 for size in grids] == [12, 0]
+    assert_holds(TokenStore.open(tmp_path / "a"), ["a", "b", "c"])
+
+
+@pytest.mark.parametrize("other", [dict(names=["x", "y"]), dict(tokenizer="u" * 64)])
+def test_blocks_of_another_store_that_was_here_do_not_count(tmp_path, other):
+    """A process that still writes when a store is removed and made anew."""
+    straggler = make(tmp_path / "a", ["a", "b"], written=[])
+    shutil.rmtree(tmp_path / "a")
+    store = make(tmp_path / "a", **{"names": ["a", "b"], "written": [0], **other})
+    straggler.write([0, 1], np.full((2, *GRID), 7))
+    for reader in (store, TokenStore.open(tmp_path / "a")):
+        assert reader.missing().tolist() == [1]
+        assert_holds(reader, [reader.names[0]])
+    fill(store)
+    store.seal()
+    assert_holds(TokenStore.open(tmp_path / "a"), list(store.names))
+
+
 def test_an_extension_killed_before_its_end_changes_nothing(tmp_path, monkeypatch):
     make(tmp_path / "a", ["a", "c"]).seal()
 
@@ -204,7 +246,7 @@ def test_an_extension_killed_before_its_end_changes_nothing(tmp_path, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(token_store, "write_manifest", killed)
+        patch.setattr(store_manifest, "replace_json", killed)
         with pytest.raises(KeyboardInterrupt):
             extend_store(tmp_path / "a", ["b"])
     store = TokenStore.open(tmp_path / "a")
@@ -219,6 +261,8 @@ def test_names_that_are_there_are_not_added(tmp_path):
         extend_store(tmp_path / "a", ["b", "c"])
     with pytest.raises(TokenStoreError, match="'b' is given twice"):
         extend_store(tmp_path / "a", ["b", "b"])
+    with pytest.raises(TokenStoreError, match="no image names given"):
+        extend_store(tmp_path / "a", [])
     assert list(TokenStore.open(tmp_path / "a").names) == ["a", "c"]
 
 
@@ -333,8 +377,78 @@ def test_a_reader_keeps_the_other_blocks_when_one_is_removed(tmp_path):
     assert_holds(reader, ["b"])
 
 
+@pytest.fixture
+def _over_nfs(monkeypatch):
+    """Reads fail of a file that is open here and that another machine has removed."""
+
+    def checked(read):
+        def call(descriptor, *args):
+            if os.fstat(descriptor).st_nlink == 0:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            return read(descriptor, *args)
+
+        return call
+
+    monkeypatch.setattr(os, "preadv", checked(os.preadv))
+    monkeypatch.setattr(os, "pread", checked(os.pread))
+
+
+@pytest.mark.usefixtures("_over_nfs")
+def test_a_reader_over_nfs_goes_on_when_another_machine_seals_the_store(tmp_path):
+    names = [f"n{index}" for index in range(6)]
+    reader = make(tmp_path / "a", names)
+    assert_holds(reader, names)
+    TokenStore.open(tmp_path / "a").seal()
+    assert_holds(reader, names)
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = make(tmp_path / "a", ["x", "y"], written=[0])
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*a/blocks/.*\.safetensors'"):
+        store.write([1], [grid_of("y")])
+    assert store.missing().tolist() == [1]
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_of_two_that_make_a_generation_the_second_notices_though_it_does_not_see_the_first(
+    tmp_path, monkeypatch
+):
+    """Over NFS, that there is no such folder is remembered for seconds."""
+    make(tmp_path / "a", ["x"])
+    manifest = read_manifest(tmp_path / "a")
+    write_names(tmp_path / "a", manifest, ["x", "y"])
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    with pytest.raises(FileExistsError):
+        write_names(tmp_path / "a", manifest, ["x", "y"])
+
+
+def test_a_generation_that_a_listing_shows_is_waited_for_until_it_is_seen(tmp_path, monkeypatch):
+    """Over NFS, a look-up of it may say for seconds that it is not there, as it was before."""
+    make(tmp_path / "a", ["x"])
+    extend_store(tmp_path / "a", ["y"])
+    looks, hidden = [], tmp_path / "a" / "generation-0002"
+    exists, read_text = Path.exists, Path.read_text
+
+    def unseen(path):
+        looks.append(path)
+        return looks.count(hidden) > 2 if path == hidden else exists(path)
+
+    def read(path, *args, **kwargs):
+        if path.parent == hidden and looks.count(hidden) < 3:
+            raise FileNotFoundError(path)
+        return read_text(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "exists", unseen)
+    monkeypatch.setattr(Path, "read_text", read)
+    assert list(TokenStore.open(tmp_path / "a").names) == ["x", "y"]
+
+
 def test_chunks_are_all_stored_rows_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_store, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(store_grids, "CHUNK_ROWS", 3)
     names = [f"{index:02d}" for index in range(10)]
     make(tmp_path / "a", names[:7], written=[0, 2, 3, 6])
     fill(extend_store(tmp_path / "a", names[7:]))
@@ -348,7 +462,7 @@ def test_chunks_are_all_stored_rows_in_order(tmp_path, monkeypatch):
 
 
 def test_chunks_go_on_when_the_store_is_sealed_in_between(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_store, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(store_grids, "CHUNK_ROWS", 1)
     make(tmp_path / "a", ["a", "b", "c"])
     chunks = TokenStore.open(tmp_path / "a").chunks()
     found = [next(chunks)]

@@ -104,10 +104,18 @@ def test_configs_are_a_few_lines_over_shared_bases():
 
 
 @pytest.mark.parametrize("path", STORED, ids=label)
-def test_one_iteration_on_stored_tokens(path, imagenet, tmp_path, monkeypatch):
+def test_one_iteration_on_stored_tokens_leaves_out_what_the_store_skipped(
+    path, imagenet, tmp_path, monkeypatch
+):
     cfg = load(path)
-    log = train(monkeypatch, path, tmp_path, overrides(cfg, imagenet))
+    broken = {
+        f"{loader}.dataset.ann_file": f"meta/{cfg[loader].dataset.split}_broken.txt"
+        for loader in ("train_dataloader", "val_dataloader")
+        if cfg.get(loader)
+    }
+    log = train(monkeypatch, path, tmp_path, overrides(cfg, imagenet) | broken)
     check_one_step(cfg, log, tmp_path)
+    assert log.count("skipped 1 of 2 images of ImageNet, which could not be decoded") == len(broken)
 
 
 @pytest.mark.parametrize("path", ONLINE, ids=label)

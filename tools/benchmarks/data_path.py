@@ -2,46 +2,32 @@
 
 Ours is the pipeline of configs/_base_/datasets/imagenet_tokens.py on JPEG files of scikit-image's
 photographs; what tokens cost is what it takes with them more than without. The reference's loader makes the
-two float masks of Section 4.1 for each image, vectorised. Below: the pipeline's steps, and resize and jitter
-by other backends.
+two float masks of Section 4.1 for each image, vectorised. Below: the steps that make the pixels.
 """
 
-import argparse
 import pickle
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate, count
 from pathlib import Path
 
 import numpy as np
-import torch
+from harness import ROOT, machine, parse_options, report, time_in_turns
 from mmengine.config import Config
 from mmengine.dataset import default_collate
 from mmengine.registry import init_default_scope
 from mmpretrain.registry import TRANSFORMS
 from PIL import Image
 from skimage import data as photographs
-from torchvision.transforms import v2
 
-from mapet_mm.benchmark import machine, table
 from mapet_mm.datasets.preprocessor import TokenGridDataPreprocessor
 from mapet_mm.tokenizers.store import TokenStore
 
-ROOT = Path(__file__).parents[2]
 PHOTOGRAPHS = ("astronaut", "cat", "coffee", "rocket", "retina")
 NUM_TOKENS, CUTTING_POINT = 197, 50
 COPIES = 200  # of every photograph in the token store, so that look-ups do not repeat
-
-
-def parse_args() -> argparse.Namespace:
-    """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--images", type=int, default=300, help="images of each measurement")
-    return parser.parse_args()
 
 
 def write_photographs(folder: Path) -> list[str]:
@@ -77,31 +63,10 @@ def reference_masks(rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def milliseconds(calls: dict[str, Callable[[int], object]], images: int) -> dict[str, float]:
     """Median time of each call over the images, in turns."""
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(images):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call(number)
-            taken[name].append(1000 * (time.perf_counter() - start))
-    return {name: statistics.median(of[images // 10 :]) for name, of in taken.items()}
-
-
-def chain(pipeline: list, results: dict) -> dict:
-    for step in pipeline:
-        results = step(results)
-    return results
-
-
-def measure_steps(pipeline: list, paths: list[str], images: int) -> dict[str, float]:
-    """Milliseconds of each step of the pipeline."""
-    spent: dict[str, list[float]] = {type(step).__name__: [] for step in pipeline}
-    for number in range(images):
-        results = {"img_path": paths[number * 7 % len(paths)]}
-        for step in pipeline:
-            start = time.perf_counter()
-            results = step(results)
-            spent[type(step).__name__].append(1000 * (time.perf_counter() - start))
-    return {name: statistics.median(of[images // 10 :]) for name, of in spent.items()}
+    numbers = {name: count() for name in calls}
+    turns = {name: lambda name=name: calls[name](next(numbers[name])) for name in calls}
+    taken = time_in_turns(turns, images, images // 10)
+    return {name: 1000 * statistics.median(of) for name, of in taken.items()}
 
 
 def measure_tokens(
@@ -139,59 +104,9 @@ def measure_tokens(
     ]
 
 
-class TorchvisionCrop:
-    """The same crop by torchvision's resize of uint8 tensors, on vector units."""
-
-    def __call__(self, results: dict) -> dict:
-        image = torch.from_numpy(results["img"]).permute(2, 0, 1)
-        square = v2.functional.center_crop(image, [min(image.shape[1:])] * 2)
-        made = v2.functional.resize(square, [224, 224], v2.InterpolationMode.BICUBIC, antialias=True)
-        return {**results, "img": made.permute(1, 2, 0).numpy()}
-
-
-class TorchvisionJitter:
-    """The same jitter by torchvision on uint8 tensors."""
-
-    def __init__(self) -> None:
-        self.jitter = v2.ColorJitter(0.4, 0.4, 0.4)
-
-    def __call__(self, results: dict) -> dict:
-        made = self.jitter(torch.from_numpy(results["img"]).permute(2, 0, 1).flip(0))
-        return {**results, "img": made.flip(0).permute(1, 2, 0).numpy()}
-
-
-def measure_backends(paths: list[str], images: int) -> list[list[str]]:
-    """Rows of the table: crop and jitter by each backend, and how far the pixels are from the recipe's."""
-    decoded = [np.asarray(Image.open(path))[..., ::-1].copy() for path in paths[::COPIES]]
-    squares = [image[:224, :224].copy() for image in decoded]
-    crop = dict(type="EfficientNetCenterCrop", crop_size=224, crop_padding=0, interpolation="bicubic")
-    jitter = dict(type="ColorJitter", brightness=0.4, contrast=0.4, saturation=0.4)
-    rows = []
-    for name, step, sources, other in (
-        ("crop and resize", crop, decoded, TorchvisionCrop()),
-        ("colour jitter", jitter, squares, TorchvisionJitter()),
-    ):
-        built = {backend: TRANSFORMS.build({**step, "backend": backend}) for backend in ("pillow", "cv2")}
-        built["torchvision v2"] = other
-        calls = {backend: partial(on_image, transform, sources) for backend, transform in built.items()}
-        times = milliseconds(calls, images)
-        made = {backend: calls[backend](0) for backend in built} if step is crop else {}
-        for backend, spent in times.items():
-            # Jitter is random: only a crop can be compared.
-            distance = np.abs(made[backend] - made["pillow"]) if made else None
-            figures = ["", ""] if distance is None else [f"{distance.mean():.2f}", f"{distance.max()}"]
-            rows.append([f"{name}, {backend}", f"{spent:.3f}", *figures])
-    return rows
-
-
-def on_image(transform: Callable[[dict], dict], sources: list[np.ndarray], number: int) -> np.ndarray:
-    image = sources[number % len(sources)]
-    return transform({"img": image, "img_shape": image.shape[:2]})["img"].astype(int)
-
-
-def main() -> None:
-    """Measure and print three tables."""
-    args = parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print both tables."""
+    args = parse_options(__doc__, arguments, images=300)
     init_default_scope("mmpretrain")
     cfg = Config.fromfile(ROOT / "configs/_base_/datasets/imagenet_tokens_kclip.py")
     with tempfile.TemporaryDirectory() as temporary:
@@ -201,14 +116,21 @@ def main() -> None:
         next(step for step in steps if "store" in step)["store"] = str(folder / "tokens")
         pipeline = [TRANSFORMS.build(step) for step in steps]
         *pixels, load, pack = pipeline
-        image = chain(pixels, {"img_path": paths[0]})
-        print(f"{machine()}\n")
-        rows = measure_tokens(load, pack, image, paths, args.images)
-        print(table(["an image, beside its pixels", "bytes beside tokens", "ms"], rows))
-        measured = measure_steps(pipeline, paths, args.images)
-        print("\n" + table(["step", "ms an image"], [[name, f"{ms:.3f}"] for name, ms in measured.items()]))
-        headings = ["step, backend", "ms an image", "mean distance to pillow's (0-255)", "largest"]
-        print("\n" + table(headings, measure_backends(paths, args.images)))
+        # What each step is given, for one image.
+        given = [*accumulate(pixels, lambda results, step: step(results), initial={"img_path": paths[0]})]
+        rows = measure_tokens(load, pack, given[-1], paths, args.images)
+        headings = ["an image, beside its pixels", "bytes beside tokens", "ms"]
+        report(f"{args.images} images; {machine()}", headings, rows)
+        calls = {
+            type(step).__name__: partial(on_copy, step, results)
+            for step, results in zip(pixels, given, strict=False)
+        }
+        times = [[name, f"{ms:.3f}"] for name, ms in milliseconds(calls, args.images).items()]
+        report("The steps that make the pixels", ["step", "ms an image"], times)
+
+
+def on_copy(step: Callable[[dict], dict], results: dict, number: int) -> dict:
+    return step(dict(results))
 
 
 if __name__ == "__main__":

@@ -5,38 +5,26 @@ photographs with random tokens. The bare step is the same model's and wrapper's 
 is already loaded, timed before and after the run.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
+from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from data_path import write_photographs
+from harness import ON_GPU, ROOT, machine, parse_options, report
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 
-from mapet_mm.benchmark import machine, table
 from mapet_mm.engine.launch import build_runner, configure_training, load_config
 
-ROOT = Path(__file__).parents[2]
+SIZES = ("tiny", "small", "base")
 WARM_UP = 3
 
 
-def parse_args() -> argparse.Namespace:
-    """Command line."""
-    on_gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--size", choices=("tiny", "small", "base"), default="small" if on_gpu else "tiny")
-    parser.add_argument("--batch", type=int, default=64 if on_gpu else 8)
-    parser.add_argument("--workers", type=int, default=12 if on_gpu else 1)
-    parser.add_argument("--iterations", type=int, default=100 if on_gpu else 20)
-    return parser.parse_args()
-
-
-def make_runner(args: argparse.Namespace, folder: Path) -> Runner:
+def make_runner(args: Namespace, folder: Path) -> Runner:
     """The recipe's runner for so many iterations on the photographs."""
     (recipe,) = (ROOT / "configs/mapet").glob(f"mapet_vit-{args.size}-p16_kclip_*_in1k.py")
     cfg = load_config(str(recipe), work_dir=str(folder / "work"))
@@ -66,15 +54,22 @@ def bare_steps(runner: Runner, batch: dict, count: int) -> float:
     for _ in range(WARM_UP + count):
         start = time.perf_counter()
         runner.model.train_step(batch, runner.optim_wrapper)
-        if torch.cuda.is_available():
+        if ON_GPU:
             torch.cuda.synchronize()
         taken.append(time.perf_counter() - start)
     return statistics.median(taken[WARM_UP:])
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run, and print what was reached."""
-    args = parse_args()
+    args = parse_options(
+        __doc__,
+        arguments,
+        size=("small" if ON_GPU else "tiny", SIZES),
+        batch=64 if ON_GPU else 8,
+        workers=12 if ON_GPU else 1,
+        iterations=100 if ON_GPU else 20,
+    )
     MMLogger.get_instance("benchmark", log_level="ERROR")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -91,17 +86,14 @@ def main() -> None:
         waits, _ = runner.message_hub.get_scalar("train/data_time").data
     whole, waited = (statistics.median(of[WARM_UP:]) for of in (history, waits))
     bare = (before + after) / 2
-    print(f"ViT-{args.size}, batch {args.batch}, {args.workers} workers; {machine()}\n")
+    both = f"{1000 * before:.0f}, {1000 * after:.0f}"
     rows = [
-        [
-            "bare step, before and after",
-            f"{1000 * before:.0f}, {1000 * after:.0f}",
-            f"{args.batch / bare:.1f}",
-        ],
+        ["bare step, before and after", both, f"{args.batch / bare:.1f}"],
         ["Runner, median iteration", f"{1000 * whole:.0f}", f"{args.batch / whole:.1f}"],
         ["of it waiting for data", f"{1000 * waited:.0f}", ""],
     ]
-    print(table(["", "ms", "images/s"], rows))
+    what = f"ViT-{args.size}, batch {args.batch}, {args.workers} workers; {machine()}"
+    report(what, ["", "ms", "images/s"], rows)
     print(f"\nthe Runner reaches {100 * bare / whole:.1f} % of the bare step")
 
 

@@ -1,8 +1,9 @@
-"""Kill a tokenisation with SIGKILL, again and again; compare its token store with an undisturbed one.
+"""Disturb a tokenisation that several processes share: kill it again and again, and slow one of them down.
 
-The images are the three domains of the embedded digits, the tokenizer is that of configs/micro, and the work
-is shared by several processes. The first kill comes while they start, the others at random moments while they
-write.
+The images are the three domains of the embedded digits. Killed with SIGKILL, the first time while the
+processes start, then at random moments while they write, the tokenizer of configs/micro must leave the token
+store of an undisturbed run, byte for byte. For a process that is ten times slower than the other, a tokenizer
+that only waits takes the place of the encoder; together they may take 15 % longer than the ideal split.
 """
 
 import argparse
@@ -14,19 +15,28 @@ import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing import get_context
 from pathlib import Path
 
+import torch
 from mmengine.config import Config
+from torch import Tensor, nn
 
 from mapet_mm.benchmark import machine
 from mapet_mm.datasets.digits import DigitsOptions, write_digits
-from mapet_mm.tokenizers import TokenStore, TokenStoreError
-from mapet_mm.tokenizers.from_config import run_fit_codebook
+from mapet_mm.registry import MODELS
+from mapet_mm.tokenizers import Tokenizer, TokenStore, TokenStoreError
+from mapet_mm.tokenizers.extraction import extract_tokens, open_or_create
+from mapet_mm.tokenizers.from_config import build_images, run_fit_codebook
+from mapet_mm.tokenizers.image_groups import GroupLoader
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "configs/micro/kclip.py"
 DOMAINS = ("plain", "inverted", "rotated")
 LONGEST_DELAY = 0.4
+PASS_IMAGES = 8
+# What two processes may take longer than the ideal split of the work.
+ALLOWED = 0.15
 
 
 def parse_args() -> argparse.Namespace:
@@ -34,9 +44,11 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=20, help="0: only the slow process")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--slower", type=float, default=10, help="times that the slow process is slower")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of the fast process per pass")
     return parser.parse_args()
 
 
@@ -109,31 +121,94 @@ def files_of(store: Path) -> dict[str, bytes]:
     return {str(file.relative_to(store)): file.read_bytes() for file in store.rglob("*") if file.is_file()}
 
 
-def main() -> None:
-    """Kill, resume, compare."""
-    args = parse_args()
+@MODELS.register_module()
+class WaitingTokenizer(Tokenizer):
+    """Takes so many seconds per pass, and next to no processor time."""
+
+    vocab_size, digest, grid = 2, "waiting", (1, 1)
+
+    def __init__(self, image_size: int, seconds: float) -> None:
+        super().__init__(nn.Identity(), image_size)
+        self.seconds = seconds
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Whether an image is light, (B, 1)."""
+        time.sleep(self.seconds)
+        return (images.flatten(1).mean(dim=1, keepdim=True) > 0).long()
+
+
+def share(config: Path, store: Path, paces: list[float]) -> float:
+    """Seconds until all processes have ended that share a tokenisation, each at its pace."""
+    cfg = Config.fromfile(config)
+    for dataset in cfg.dataset:
+        dataset.pipeline = [step for step in dataset.pipeline if step.type != "ResizeEdge"]
+    images, preprocessor = build_images(cfg), MODELS.build(cfg.data_preprocessor)
+    tokenizers = [WaitingTokenizer(DigitsOptions.image_size, pace) for pace in paces]
+    opened = open_or_create(store, tokenizers[0], images, {})
+    loader = GroupLoader(images, DigitsOptions.image_size, preprocessor, PASS_IMAGES, num_workers=1)
+    works = [(tokenizer, loader, *opened) for tokenizer in tokenizers]
+    fork = get_context("fork")
+    processes = [fork.Process(target=extract_tokens, args=work) for work in works]
+    start = time.perf_counter()
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    taken = time.perf_counter() - start
+    if not TokenStore.open(store).sealed:
+        sys.exit("error: the two processes have not completed their token store")
+    return taken
+
+
+def compare_with_ideal(config: Path, folder: Path, slower: float, seconds: float) -> bool:
+    """Print what two processes take of which one is slow; whether it is within what is allowed."""
+    taken = share(config, folder / "shared", [seconds, slower * seconds])
+    images = len(TokenStore.open(folder / "shared"))
+    alone = images / PASS_IMAGES * seconds
+    ideal = alone / (1 + 1 / slower)
+    print(
+        f"2 processes, {seconds:g} and {slower * seconds:g} s per {PASS_IMAGES} images, {images} images: "
+        f"{taken:.1f} s; the ideal split takes {ideal:.1f} s, the fast one alone {alone:.1f} s"
+    )
+    print(f"{taken / ideal - 1:.1%} over the ideal split ({ALLOWED:.0%} allowed)")
+    return taken <= (1 + ALLOWED) * ideal
+
+
+def compare_with_undisturbed(config: Path, folder: Path, args: argparse.Namespace) -> bool:
+    """Kill and resume; whether the token store is that of an undisturbed run."""
     moments = random.Random(args.seed)
+    killed, undisturbed = folder / "killed", folder / "undisturbed"
+    progress = []
+    for number in range(args.kills):
+        process = start(config, killed, args.processes)
+        if number == 0:
+            time.sleep(moments.uniform(1, 5))
+            kill(process)
+        else:
+            kill_while_writing(process, killed, moments.uniform(0, LONGEST_DELAY))
+        progress.append(written(killed))
+    finish(start(config, killed, args.processes))
+    finish(start(config, undisturbed, args.processes))
+    same = files_of(killed) == files_of(undisturbed)
+    images = len(TokenStore.open(undisturbed))
+    print(f"{images} images, {args.processes} processes, {args.kills} kills")
+    print(f"images written at the kills: {', '.join(map(str, progress))}")
+    print(f"final token store {'equals' if same else 'DIFFERS FROM'} the undisturbed one, byte for byte")
+    return same
+
+
+def main() -> None:
+    """Disturb, compare."""
+    args = parse_args()
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         config = make_config(folder)
-        killed, undisturbed = folder / "killed", folder / "undisturbed"
-        progress = []
-        for number in range(args.kills):
-            process = start(config, killed, args.processes)
-            if number == 0:
-                time.sleep(moments.uniform(1, 5))
-                kill(process)
-            else:
-                kill_while_writing(process, killed, moments.uniform(0, LONGEST_DELAY))
-            progress.append(written(killed))
-        finish(start(config, killed, args.processes))
-        finish(start(config, undisturbed, args.processes))
-        images = len(TokenStore.open(undisturbed))
-        same = files_of(killed) == files_of(undisturbed)
-    print(f"{images} images, {args.processes} processes, {args.kills} kills; {machine()}\n")
-    print(f"images written at the kills: {', '.join(map(str, progress))}")
-    print(f"final token store {'equals' if same else 'DIFFERS FROM'} the undisturbed one, byte for byte")
-    sys.exit(not same)
+        print(f"{machine()}\n")
+        passed = [compare_with_ideal(config, folder, args.slower, args.seconds)]
+        if args.kills:
+            passed.append(compare_with_undisturbed(config, folder, args))
+    sys.exit(not all(passed))
 
 
 if __name__ == "__main__":

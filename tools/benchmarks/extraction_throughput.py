@@ -6,38 +6,22 @@ trained ones. On CPU a smaller encoder and codebook stand in, with the paper's r
 search to encoder (some 2.5 % of the arithmetic), and the encoder leaves cores to the decoding.
 """
 
-import argparse
 import statistics
 import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from harness import DEVICE, ON_GPU, machine, parse_options, report, time_in_turns
 from PIL import Image
 
-from mapet_mm.benchmark import machine, table
 from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import KCLIP, Codebook
 from mapet_mm.tokenizers.extraction import extract_tokens, open_or_create
-from mapet_mm.tokenizers.image_groups import GROUP_SIZE
+from mapet_mm.tokenizers.image_groups import GROUP_SIZE, GroupLoader
 from mapet_mm.tokenizers.images import NamedImages
-
-
-def parse_args() -> argparse.Namespace:
-    """Command line."""
-    gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="RN50x64" if gpu else "RN50", help="CLIP ResNet")
-    parser.add_argument("--k", type=int, default=8192 if gpu else 1024, help="centroids")
-    parser.add_argument("--images", type=int, default=2048 if gpu else 64)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=14 if gpu else 1, help="that decode")
-    parser.add_argument("--threads", type=int, default=1, help="of the encoder, without a GPU")
-    return parser.parse_args()
 
 
 def write_images(folder: Path, count: int) -> None:
@@ -57,56 +41,54 @@ def dataset(folder: Path, size: int) -> dict:
     return dict(type="CustomDataset", data_root=str(folder), with_label=False, pipeline=pipeline)
 
 
-def bare_seconds(tokenizer: KCLIP, images: int, device: str) -> float:
+def bare_seconds(tokenizer: KCLIP, images: int) -> float:
     """Seconds of the encoder alone."""
-    inputs = torch.randn(GROUP_SIZE, 3, tokenizer.image_size, tokenizer.image_size, device=device)
-    _synchronise(device)
-    start = time.perf_counter()
-    for _ in range(images // GROUP_SIZE):
-        tokenizer.features(inputs)
-    _synchronise(device)
-    return time.perf_counter() - start
+    inputs = torch.randn(GROUP_SIZE, 3, tokenizer.image_size, tokenizer.image_size, device=DEVICE)
+    groups = range(images // GROUP_SIZE)
+    step = {"encoder": lambda: [tokenizer.features(inputs) for _ in groups]}
+    return time_in_turns(step, rounds=1, warm_up=0)["encoder"][0]
 
 
-def _synchronise(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure both in turn, print medians and their ratio."""
-    args = parse_args()
+    args = parse_options(
+        __doc__,
+        arguments,
+        model="RN50x64" if ON_GPU else "RN50",
+        k=8192 if ON_GPU else 1024,
+        images=2048 if ON_GPU else 64,
+        rounds=3,
+        workers=14 if ON_GPU else 1,
+        threads=1,
+    )
     keep_freed_memory()  # as tools/extract_tokens.py does
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     images = args.images // GROUP_SIZE * GROUP_SIZE
-    tokenizer = KCLIP(args.model, dict(type="random", seed=0)).to(device)
+    tokenizer = KCLIP(args.model, dict(type="random", seed=0)).to(DEVICE)
     tokenizer.codebook = Codebook(torch.randn(args.k, tokenizer.dim).relu())
     preprocessor = MODELS.build(
         dict(type="mmpretrain.SelfSupDataPreprocessor", mean=[120.0] * 3, std=[70.0] * 3, to_rgb=True)
-    ).to(device)
+    ).to(DEVICE)
     bare, whole, waited = [], [], []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_images(folder, images)
         named = NamedImages({**dataset(folder, tokenizer.image_size), "_scope_": "mmpretrain"}, None)
-        bare_seconds(tokenizer, GROUP_SIZE, device)
+        bare_seconds(tokenizer, GROUP_SIZE)
         for number in range(args.rounds):
-            bare.append(images / bare_seconds(tokenizer, images, device))
+            bare.append(images / bare_seconds(tokenizer, images))
             opened = open_or_create(folder / f"tokens_{number}", tokenizer, named, {})
-            done = extract_tokens(tokenizer, preprocessor, named, *opened, num_workers=args.workers)
+            loader = GroupLoader(named, tokenizer.image_size, preprocessor, num_workers=args.workers)
+            done = extract_tokens(tokenizer, loader, *opened)
             whole.append(done.images / done.seconds)
             waited.append(done.waited / done.seconds)
     rows = [
         ["encoder alone", f"{statistics.median(bare):.2f}", ""],
         ["extract_tokens", f"{statistics.median(whole):.2f}", f"{statistics.median(waited):.1%}"],
     ]
-    print(
-        f"\n{args.model}, {tokenizer.image_size} px, k = {args.k}, {images} images, {args.workers} workers;"
-    )
-    print(f"{machine()}\n")
-    print(table(["median of rounds", "images/s", "waiting for data"], rows))
+    what = f"{args.model}, {tokenizer.image_size} px, k = {args.k}, {images} images, {args.workers} workers"
+    report(f"{what}; {machine()}", ["median of rounds", "images/s", "waiting for data"], rows)
     ratio = statistics.median(e / b for e, b in zip(whole, bare, strict=True))
     print(f"\n{ratio:.1%} of the bare forward pass")
 

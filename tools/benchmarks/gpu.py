@@ -64,7 +64,7 @@ PARTS = {
         "Extraction",
         "tools/benchmarks/extraction_throughput.py",
         "--images 512 --rounds 1",
-        "--images 16 --rounds 1 --workers 0 --k 8 --model RN50",
+        "--images 32 --rounds 1 --workers 0 --k 8 --model RN50",
         2,
     ),
     "clustering": Part(

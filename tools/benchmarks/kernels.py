@@ -4,19 +4,18 @@ Attention is that of the rows T and Q with their mask in one layer, the head's l
 both forward and backward. Rounds are interleaved, times are medians.
 """
 
-import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 
 import torch
+from harness import DEVICE, ON_GPU, machine, parse_options, report, time_in_turns
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from mapet_mm.benchmark import machine, table, time_in_turns
 from mapet_mm.models import losses
 from mapet_mm.models.attention import attend_by_products
 from mapet_mm.models.objectives import MAPET, visibility
@@ -29,17 +28,6 @@ CUDA_KERNELS = {
 }
 WARM_UP = 2
 VOCAB = 8192
-
-
-def parse_args() -> argparse.Namespace:
-    """Command line."""
-    on_gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--batch", type=int, default=64 if on_gpu else 8)
-    parser.add_argument("--rounds", type=int, default=20 if on_gpu else 7)
-    return parser.parse_args()
 
 
 def milliseconds(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, str]:
@@ -133,27 +121,32 @@ def adamw_calls(size: str, device: str) -> dict[str, Callable[[], None]]:
     return calls
 
 
-def print_table(title: str, rows: list[tuple[str, dict[str, str]]]) -> None:
-    headings = list(dict.fromkeys(name for _, measured in rows for name in measured))
-    print(f"\n{title}, ms\n")
-    body = [[name, *(measured.get(heading, "") for heading in headings)] for name, measured in rows]
-    print(table(["", *headings], body), flush=True)
-
-
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print three tables."""
-    args = parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    args = parse_options(
+        __doc__,
+        arguments,
+        sizes=(list(MODELS), MODELS),
+        batch=64 if ON_GPU else 8,
+        rounds=20 if ON_GPU else 7,
+    )
     print(f"batch {args.batch}; {machine()}")
     for title, make in (("Attention of T and Q", attention_calls), ("The head's loss", head_calls)):
-        rows = []
-        for size in MODELS:
-            for precision, dtype in DTYPES.items():
-                calls = make(size, dtype, device, args.batch)
-                rows.append((f"ViT-{size}, {precision}", milliseconds(calls, args.rounds)))
-        print_table(title, rows)
-    rows = [(f"ViT-{size}", milliseconds(adamw_calls(size, device), args.rounds)) for size in MODELS]
-    print_table("AdamW", rows)
+        cases = {
+            f"ViT-{size}, {precision}": make(size, dtype, DEVICE, args.batch)
+            for size in args.sizes
+            for precision, dtype in DTYPES.items()
+        }
+        print_times(title, cases, args.rounds)
+    print_times("AdamW", {f"ViT-{size}": adamw_calls(size, DEVICE) for size in args.sizes}, args.rounds)
+
+
+def print_times(title: str, cases: dict[str, dict[str, Callable[[], object]]], rounds: int) -> None:
+    """A row for each case, a column for each of its alternatives."""
+    measured = {case: milliseconds(calls, rounds) for case, calls in cases.items()}
+    names = list(dict.fromkeys(name for times in measured.values() for name in times))
+    rows = [[case, *(times.get(name, "") for name in names)] for case, times in measured.items()]
+    report(f"{title}, ms", ["", *names], rows)
 
 
 if __name__ == "__main__":

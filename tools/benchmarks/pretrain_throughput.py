@@ -8,20 +8,20 @@ they free, as tools/train.py does; the reference is measured without that as wel
 adds to what stays between steps: inputs, masks, activations and gradients.
 """
 
-import argparse
 import gc
 import json
-import os
 import resource
 import statistics
-import subprocess
 import sys
+from argparse import Namespace
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from harness import DEVICE, ON_GPU, ROOT, fresh, machine, parse_options, report, time_in_turns
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.registry import init_default_scope
@@ -29,15 +29,13 @@ from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 
 from mapet_mm.arithmetic import plain_step_flops, step_flops
-from mapet_mm.benchmark import machine, table, time_in_turns
 from mapet_mm.datasets.masking import BlockwiseMask
 from mapet_mm.engine.compilation import CompileHook
 from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.registry import MODELS
 
-ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests"))
-from naive_two_stream import build_masks, two_stream_forward  # noqa: E402
+from naive_two_stream import build_masks, two_stream_forward
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DIMS = {"tiny": 192, "small": 384, "base": 768, "large": 1024}
@@ -55,41 +53,32 @@ VARIANTS = {
 WARM_UP = 2
 
 
-def parse_args() -> argparse.Namespace:
-    """Command line."""
-    on_gpu = torch.cuda.is_available()
+def read_arguments(arguments: Sequence[str] | None) -> Namespace:
+    """Command line; `--only` is for the processes of single variants."""
     cases = ["small:bfloat16", "base:bfloat16"]
     variants = [variant for variant in VARIANTS if variant not in ("reference_kept", "kept")]
-    if not on_gpu:
+    if not ON_GPU:
         cases, variants = ["tiny:float32", "tiny:bfloat16", *cases], ["reference_kept", *variants]
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    return parse_options(
+        __doc__,
+        arguments,
+        cases=(cases, [f"{size}:{precision}" for size in DIMS for precision in DTYPES]),
+        variants=(variants, VARIANTS),
+        batch=64 if ON_GPU else 8,
+        rounds=10 if ON_GPU else 4,
+        repeats=1 if ON_GPU else 3,
+        only=("", ["", "time", "memory"]),
     )
-    parser.add_argument("--cases", nargs="+", default=cases, help="ViT size:precision ...")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=variants)
-    parser.add_argument("--batch", type=int, default=64 if on_gpu else 8, help="images of a step")
-    parser.add_argument("--rounds", type=int, default=10 if on_gpu else 4, help="steps timed in each process")
-    parser.add_argument(
-        "--repeats", type=int, default=1 if on_gpu else 3, help="processes of each variant, in turns"
-    )
-    parser.add_argument("--only", nargs=2, metavar=("TASK", "VARIANT"), help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    for case in args.cases:
-        size, _, precision = case.partition(":")
-        if size not in DIMS or precision not in DTYPES:
-            parser.error(f"--cases {case}: SIZE:PRECISION with {', '.join(DIMS)} and {', '.join(DTYPES)}")
-    return args
 
 
 class Step:
     """One variant's training step, and the products' arithmetic of it."""
 
     def __init__(self, variant: str, size: str, precision: str, batch: int) -> None:
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.variant, self.dtype = variant, DTYPES[precision]
         self.is_reference = variant.startswith("reference")
         torch.manual_seed(0)
-        self.model = build_model(variant, size).to(self.device).train()
+        self.model = build_model(variant, size).to(DEVICE).train()
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(parameters, fused=not self.is_reference or None)
         for parameter in parameters:  # so that the optimizer's state is there
@@ -104,14 +93,14 @@ class Step:
 
     def make_inputs(self) -> None:
         """Images, tokens, and what else the variant's loader would hand over."""
-        self.images = torch.randn(self.batch, 3, 224, 224, device=self.device)
-        self.tokens = torch.randint(8192, (self.batch, 14, 14), device=self.device)
+        self.images = torch.randn(self.batch, 3, 224, 224, device=DEVICE)
+        self.tokens = torch.randint(8192, (self.batch, 14, 14), device=DEVICE)
         masks = BlockwiseMask((14, 14), 75)
         self.samples = [DataSample(mask=torch.as_tensor(masks({})["mask"])) for _ in range(self.batch)]
         if self.is_reference:
             backbone = self.model.backbone
             # The masks' content does not change the time: a few images' are enough, and are copied.
-            permutation = backbone.sample_permutation(min(4, self.batch), self.device)
+            permutation = backbone.sample_permutation(min(4, self.batch), DEVICE)
             copies = -(-self.batch // len(permutation))
             made = build_masks(permutation, backbone.cutting_point, "mapet", self._num_heads())
             self.permutation = permutation.repeat(copies, 1)[: self.batch]
@@ -122,7 +111,7 @@ class Step:
         self.images = self.tokens = self.samples = self.permutation = self.masks = None
 
     def __call__(self) -> None:
-        with torch.autocast(self.device, self.dtype, enabled=self.dtype is not torch.float32):
+        with torch.autocast(DEVICE, self.dtype, enabled=self.dtype is not torch.float32):
             loss = self._reference_loss() if self.is_reference else self._loss()
         loss.backward()
         self.optimizer.step()
@@ -192,7 +181,7 @@ def peak_memory(step: Step) -> int:
     step()
     step.drop_inputs()
     gc.collect()
-    if step.device == "cuda":
+    if ON_GPU:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -202,45 +191,42 @@ def peak_memory(step: Step) -> int:
     step.make_inputs()
     step()
     step()
-    if step.device == "cuda":
+    if ON_GPU:
         return torch.cuda.max_memory_allocated() - before
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
     return int(peak.split()[1]) * 1024 - before
 
 
-def apart(task: str, variant: str, case: str, args: argparse.Namespace) -> Any:
+def apart(task: str, variant: str, case: str, args: Namespace) -> Any:
     """What a process of its own says of a variant: the `task` is time or memory."""
-    command = [sys.executable, "-W", "ignore", __file__, "--cases", case, "--batch", str(args.batch)]
-    command += ["--rounds", str(args.rounds), "--only", task, variant]
+    told = ["--cases", case, "--variants", variant, "--batch", args.batch, "--rounds", args.rounds]
     # For memory, freed blocks go back to the system at once, so that resident memory is what is in use.
-    environment = {**os.environ, **({"MALLOC_MMAP_THRESHOLD_": "65536"} if task == "memory" else {})}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=environment)
-    return json.loads(done.stdout.splitlines()[-1])
+    environment = {"MALLOC_MMAP_THRESHOLD_": "65536"} if task == "memory" else {}
+    return fresh(__file__, [*told, "--only", task], environment)
 
 
-def answer(task: str, variant: str, case: str, args: argparse.Namespace) -> Any:
+def answer(args: Namespace) -> Any:
     """The other side of `apart`."""
+    (case,), (variant,) = args.cases, args.variants
     size, _, precision = case.partition(":")
-    if task == "time" and variant != "reference":
+    if args.only == "time" and variant != "reference":
         keep_freed_memory()
     step = Step(variant, size, precision, args.batch)
-    if task == "memory":
+    if args.only == "memory":
         return peak_memory(step)
     seconds = time_in_turns({"step": step}, args.rounds, WARM_UP)["step"]
-    memory = peak_memory(step) if step.device == "cuda" else None
-    return {"seconds": seconds, "flops": step.flops, "memory": memory}
+    return {"seconds": seconds, "flops": step.flops, "memory": peak_memory(step) if ON_GPU else None}
 
 
 def product_rate(precision: str) -> float:
     """FLOP/s of one large product."""
-    on_gpu = torch.cuda.is_available()
-    device, side = ("cuda", 8192) if on_gpu else ("cpu", 2048)
-    square = torch.randn(side, side, device=device, dtype=DTYPES[precision])
+    side = 8192 if ON_GPU else 2048
+    square = torch.randn(side, side, device=DEVICE, dtype=DTYPES[precision])
     taken = time_in_turns({"product": partial(torch.mm, square, square)}, 5, WARM_UP)["product"]
     return 2 * side**3 / statistics.median(taken)
 
 
-def measure(case: str, args: argparse.Namespace) -> tuple[dict[str, list[float]], float, dict[str, dict]]:
+def measure(case: str, args: Namespace) -> tuple[dict[str, list[float]], float, dict[str, dict]]:
     """Seconds of each variant's steps, the rate of a large product, and what else was answered of each."""
     taken: dict[str, list[float]] = defaultdict(list)
     answers, rates = {}, []
@@ -255,42 +241,41 @@ def measure(case: str, args: argparse.Namespace) -> tuple[dict[str, list[float]]
     return taken, statistics.median(rates), answers
 
 
-def report(case: str, args: argparse.Namespace) -> None:
+def report_case(case: str, args: Namespace) -> None:
     """Measure one case and print its table."""
     taken, rate, answers = measure(case, args)
-    flops, memory = ({variant: told[key] for variant, told in answers.items()} for key in ("flops", "memory"))
     times = {variant: statistics.median(spent) for variant, spent in taken.items()}
+    memory = {variant: told["memory"] for variant, told in answers.items()}
     rows = []
     for variant, spent in times.items():
-        rows.append(
-            [
-                VARIANTS[variant],
-                f"{1000 * spent:.0f}",
-                f"{args.batch / spent:.1f}",
-                f"{times['reference'] / spent:.2f}" if "reference" in times else "",
-                f"{memory[variant] / 2**20:.0f}",
-                f"{memory[variant] / memory['reference']:.2f}" if "reference" in memory else "",
-                f"{flops[variant] / spent / 1e12:.2f}",
-                f"{100 * flops[variant] / spent / rate:.0f}",
-                f"{1000 * flops[variant] / rate:.0f}",
-            ]
-        )
+        flops = answers[variant]["flops"]
+        figures = [
+            f"{1000 * spent:.0f}",
+            f"{args.batch / spent:.1f}",
+            f"{times['reference'] / spent:.2f}" if "reference" in times else "",
+            f"{memory[variant] / 2**20:.0f}",
+            f"{memory[variant] / memory['reference']:.2f}" if "reference" in memory else "",
+            f"{flops / spent / 1e12:.2f}",
+            f"{100 * flops / spent / rate:.0f}",
+            f"{1000 * flops / rate:.0f}",
+        ]
+        rows.append([VARIANTS[variant], *figures])
     size, _, precision = case.partition(":")
-    print(f"\nViT-{size}, {precision}, batch {args.batch}; a large product: {rate / 1e12:.2f} TFLOP/s\n")
     headings = ["", "ms a step", "images/s", "x reference", "peak MiB", "x reference", "TFLOP/s"]
-    print(table([*headings, "% of a product's", "floor, ms"], rows), flush=True)
+    what = f"ViT-{size}, {precision}, batch {args.batch}; a large product: {rate / 1e12:.2f} TFLOP/s"
+    report(what, [*headings, "% of a product's", "floor, ms"], rows)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure every case."""
-    args = parse_args()
+    args = read_arguments(arguments)
     MMLogger.get_instance("benchmark", log_level="ERROR")
     if args.only:
-        print(json.dumps(answer(*args.only, args.cases[0], args)))
+        print(json.dumps(answer(args)))
         return
     print(f"{machine()}; {args.repeats} x {args.rounds} rounds, interleaved by process, medians")
     for case in args.cases:
-        report(case, args)
+        report_case(case, args)
 
 
 if __name__ == "__main__":

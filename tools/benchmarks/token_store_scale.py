@@ -1,30 +1,21 @@
 """A token store of ImageNet's size: opening, random look-ups, memory of a worker, bytes on disk."""
 
-import argparse
 import multiprocessing
 import os
 import random
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from harness import machine, parse_options, report
 
-from mapet_mm.benchmark import machine, table
 from mapet_mm.tokenizers import TokenStore
 
 GRID = (14, 14)
 WRITTEN_AT_A_TIME = 8192
-
-
-def parse_args() -> argparse.Namespace:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=1_300_000)
-    parser.add_argument("--lookups", type=int, default=300_000)
-    parser.add_argument("--folder", type=Path, help="where to make the store; default: a temporary one")
-    return parser.parse_args()
 
 
 def name_of(index: int) -> str:
@@ -65,11 +56,11 @@ def look_up(path: Path, images: int, lookups: int, results: multiprocessing.Queu
     results.put((opened - start, lookups / seconds, resident_bytes() - before))
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Make the store and measure it in a fresh worker."""
-    args = parse_args()
+    args = parse_options(__doc__, arguments, images=1_300_000, lookups=300_000, folder="")
     with tempfile.TemporaryDirectory() as temporary:
-        path = (args.folder or Path(temporary)) / "tokens"
+        path = Path(args.folder or temporary, "tokens")
         make_store(path, args.images)
         sizes = {file.name: file.stat().st_size for file in path.rglob("*.safetensors")}
         context = multiprocessing.get_context("fork")
@@ -79,16 +70,15 @@ def main() -> None:
         worker.join()
         seconds, rate, memory = results.get()
     names = sum(len(name_of(index)) + 1 for index in range(args.images))
-    other = sum(sizes.values()) - sizes["grids-0.safetensors"] - names
+    other = sum(sizes.values()) - sizes["grids.safetensors"] - names
     rows = [
         ["opening and the first look-up", f"{seconds * 1e3:.1f} ms"],
         ["random look-ups, one process", f"{rate:,.0f}/s"],
         ["resident memory of a worker", f"{memory / 1e6:.1f} MB"],
-        ["bytes a token", f"{sizes['grids-0.safetensors'] / args.images / np.prod(GRID):.3f}"],
+        ["bytes a token", f"{sizes['grids.safetensors'] / args.images / np.prod(GRID):.3f}"],
         ["bytes an image beside tokens and name", f"{other / args.images:.3f}"],
     ]
-    print(f"{args.images} images, {GRID[0]} x {GRID[1]} tokens; {machine()}\n")
-    print(table(["", "measured"], rows))
+    report(f"{args.images} images, {GRID[0]} x {GRID[1]} tokens; {machine()}", ["", "measured"], rows)
     sys.exit(not (seconds < 0.1 and memory < 10e6 and rate > 1e5))
 
 

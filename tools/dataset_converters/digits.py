@@ -12,6 +12,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+import mapet_mm.quiet  # noqa: F401
 from mapet_mm.datasets.digits import DOMAINS, DigitsOptions, write_digits
 from mapet_mm.datasets.digits_scenes import ScenesOptions, write_scenes
 from mapet_mm.errors import one_line_errors

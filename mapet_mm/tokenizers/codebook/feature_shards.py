@@ -7,7 +7,7 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from safetensors.numpy import save
 
 from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import replace_file, replace_json
-from mapet_mm.tokenizers.tensor_files import TensorFile
+from mapet_mm.tokenizers.tensor_files import TensorFile, decode_names, encode_name, text_tensor
 
 MANIFEST = "manifest.json"
 IMAGES_PER_SHARD = 256
@@ -53,7 +53,7 @@ class FeatureShards:
             replace_json(manifest, {**self.identity, "shards": shards})
         self.names: list[list[str]] = [[] for _ in range(json.loads(manifest.read_text())["shards"])]
         for name in sorted(names):
-            self.names[zlib.crc32(name.encode("utf-8", "surrogateescape")) % len(self.names)].append(name)
+            self.names[zlib.crc32(encode_name(name)) % len(self.names)].append(name)
 
     @property
     def dim(self) -> int:
@@ -96,50 +96,45 @@ class FeatureShards:
                 "the encoder's features hold NaN, infinity or numbers beyond float16 "
                 f"(shard {number} of `{self.folder}`): check the encoder's weights and the input images"
             )
-        rows = dict(zip(names, features.reshape(len(names), self.per_image, self.dim), strict=True))
-        skipped = dict(skipped)
+        rows = dict(zip(names, features.reshape(-1, self.per_image, self.dim), strict=True))
+        reasons = dict(skipped)
         if self._path(number).exists():
             there, skipped_before = self._header(number)
-            old = self._open(number).rows("features").reshape(len(there), self.per_image, self.dim)
-            rows = {**dict(zip(there, old, strict=True)), **rows}
-            skipped = {**skipped_before, **skipped}
+            old = self._open(number).rows("features").reshape(-1, self.per_image, self.dim)
+            rows = dict(zip(there, old, strict=True)) | rows
+            reasons = skipped_before | reasons
         order = sorted(rows)
         tensors = {
-            "names": np.frombuffer("\n".join(order).encode("utf-8", "surrogateescape"), dtype=np.uint8),
-            "features": np.concatenate([rows[name] for name in order] or [features]).astype(np.float16),
+            "names": text_tensor(map(encode_name, order)),
+            "features": np.concatenate([*(rows[name] for name in order), features[:0]]).astype(np.float16),
         }
-        reasons = {name: skipped[name] for name in sorted(skipped) if name not in rows}
+        reasons = {name: reasons[name] for name in sorted(reasons) if name not in rows}
         replace_file(self._path(number), save(tensors, {"skipped": json.dumps(reasons)}))
 
     @cached_property
-    def _wanted(self) -> list[np.ndarray]:
-        """For each shard the places of the wanted images in its file; all of them are there."""
+    def _there(self) -> list[dict[str, int]]:
+        """For each shard the wanted images that it has, in order of names, with their places in its file."""
         return [self._places(number) for number in range(len(self.names))]
 
-    def _places(self, number: int) -> Int64[np.ndarray, " images"]:
+    def _places(self, number: int) -> dict[str, int]:
         if not self.names[number]:
-            return np.empty(0, np.int64)
-        there, _ = self._header(number)
-        place = {name: index for index, name in enumerate(there)}
-        return np.array([place[name] for name in self.names[number] if name in place], dtype=np.int64)
+            return {}
+        place = {name: index for index, name in enumerate(self._header(number)[0])}
+        return {name: place[name] for name in self.names[number] if name in place}
 
     def rows(self) -> list[range]:
         """Row numbers of every shard."""
-        ends = [0, *accumulate(len(places) * self.per_image for places in self._wanted)]
+        ends = accumulate((len(images) * self.per_image for images in self._there), initial=0)
         return [range(start, stop) for start, stop in pairwise(ends)]
 
     def __len__(self) -> int:
-        return sum(map(len, self._wanted)) * self.per_image
+        return sum(map(len, self._there)) * self.per_image
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of what the rows are of."""
-        named: list[str] = []
-        for number, places in enumerate(self._wanted):
-            there = self._header(number)[0] if places.size else []
-            named += [there[place] for place in places]
-        content = json.dumps([self.identity, len(self.names), named])
-        return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()
+        content = json.dumps([self.identity, len(self.names), list(chain.from_iterable(self._there))])
+        return hashlib.sha256(encode_name(content)).hexdigest()
 
     def read(self, number: int) -> Float16[np.ndarray, "rows dim"]:
         """Rows of one shard.
@@ -147,33 +142,27 @@ class FeatureShards:
         Raises:
             FeatureError: the shard is missing or damaged.
         """
-        if not self._wanted[number].size:
+        if not self._there[number]:
             return np.empty((0, self.dim), np.float16)
-        features = self._open(number).rows("features")
-        wanted = self._rows_in_file(number)
-        return features if len(wanted) == len(features) else features[wanted]
+        images = self._open(number).rows("features").reshape(-1, self.per_image, self.dim)
+        return images[list(self._there[number].values())].reshape(-1, self.dim)
 
     def take(self, rows: Int64[np.ndarray, " count"]) -> Float32[np.ndarray, "count dim"]:
-        """Some rows, in the order asked for, as float32; each is read alone."""
+        """Rows by number, in the order given, as float32."""
         taken = np.empty((len(rows), self.dim), dtype=np.float32)
-        starts = [shard.start for shard in self.rows()]
-        shard_of_row = np.searchsorted(starts, rows, side="right") - 1
-        for number in np.unique(shard_of_row).tolist():
-            read, in_file = self._open(number).row_reader("features"), self._rows_in_file(number)
-            for place in np.flatnonzero(shard_of_row == number):
-                taken[place] = read(int(in_file[rows[place] - starts[number]]))
+        for number, shard in enumerate(self.rows()):
+            if (which := np.flatnonzero((rows >= shard.start) & (rows < shard.stop))).size:
+                image, position = np.divmod(rows[which] - shard.start, self.per_image)
+                in_file = np.array(list(self._there[number].values()))[image] * self.per_image + position
+                taken[which] = list(map(self._open(number).row_reader("features"), in_file.tolist()))
         return taken
-
-    def _rows_in_file(self, number: int) -> Int64[np.ndarray, " rows"]:
-        return (self._wanted[number][:, None] * self.per_image + np.arange(self.per_image)).ravel()
 
     def _header(self, number: int) -> tuple[list[str], dict[str, str]]:
         """Names of the images that a shard has, in order, and of those that were skipped."""
         file = self._open(number)
-        text = file.rows("names").tobytes().decode("utf-8", "surrogateescape")
-        skipped = json.loads(file.metadata["skipped"])
+        names, skipped = decode_names(file.rows("names").tobytes()), json.loads(file.metadata["skipped"])
         file.close()
-        return text.split("\n") if text else [], skipped
+        return names, skipped
 
     def _open(self, number: int) -> TensorFile:
         remedy = "remove it and run tools/fit_codebook.py again, which makes it anew"

@@ -8,7 +8,7 @@ here.
 
 from __future__ import annotations
 
-import json
+import io
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,8 +22,6 @@ from jaxtyping import Float32, Float64, Int64
 from mmengine.device import get_device
 from mmengine.dist import all_reduce, get_rank, get_world_size, is_main_process
 from mmengine.logging import print_log
-from safetensors import safe_open
-from safetensors.numpy import save
 from torch import Tensor
 from tqdm import tqdm
 
@@ -55,9 +53,9 @@ class Progress:
 
     redo: int = 0
     iteration: int = 0
-    centroids: np.ndarray | None = None
+    centroids: Tensor | None = None
     inertias: tuple[float, ...] = ()
-    best_centroids: np.ndarray | None = None
+    best_centroids: Tensor | None = None
     best_inertias: tuple[float, ...] = ()
 
 
@@ -88,7 +86,7 @@ def cluster_shards(
             bar.update(progress.redo * options.niter + progress.iteration - bar.n)
             if is_main_process():
                 _save_progress(checkpoint, key, progress)
-    return progress.best_centroids, list(progress.best_inertias)
+    return progress.best_centroids.numpy(), list(progress.best_inertias)
 
 
 def _start_redo(
@@ -98,7 +96,7 @@ def _start_redo(
         count = len(shards) if chosen is None else len(chosen)
         # faiss's own offset between redos.
         starts = _random_permutation(count, options.seed + 1 + progress.redo * 15486557)[: options.k]
-        progress.centroids = shards.take(starts if chosen is None else chosen[starts])
+        progress.centroids = torch.from_numpy(shards.take(starts if chosen is None else chosen[starts]))
         progress.inertias = ()
 
 
@@ -118,12 +116,12 @@ def _iterate(progress: Progress, assigner: _Assigner, options: KMeansOptions) ->
         logger="current",
     )
     settled = splits == 0 and progress.inertias[-1:] == (assigned.inertia,)
-    progress.centroids = centroids
+    progress.centroids = torch.from_numpy(centroids)
     progress.inertias += (assigned.inertia,)
     progress.iteration += 1
     if settled or progress.iteration == options.niter:
         if not progress.best_inertias or progress.inertias[-1] < progress.best_inertias[-1]:
-            progress.best_centroids, progress.best_inertias = centroids, progress.inertias
+            progress.best_centroids, progress.best_inertias = progress.centroids, progress.inertias
         progress.redo, progress.iteration = progress.redo + 1, 0
 
 
@@ -136,7 +134,7 @@ class _Assigner:
         self.mine = range(get_rank(), len(self.rows), get_world_size())
         self.device = torch.device(get_device())
 
-    def assign(self, centroids: Float32[np.ndarray, "k dim"]) -> Assignment:
+    def assign(self, centroids: Float32[Tensor, "k dim"]) -> Assignment:
         codebook, k = Codebook(centroids), len(centroids)
         sums = torch.zeros(centroids.shape, dtype=torch.float64, device=self.device)
         counts = torch.zeros(k, dtype=torch.int64, device=self.device)
@@ -178,26 +176,18 @@ def _random_permutation(count: int, seed: int) -> Int64[np.ndarray, " count"]:
 
 
 def _save_progress(path: Path, key: dict, progress: Progress) -> None:
-    fields = {name: getattr(progress, name) for name in ("redo", "iteration", "inertias", "best_inertias")}
-    tensors = {name: getattr(progress, name) for name in ("centroids", "best_centroids")}
-    tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    metadata = {"key": json.dumps(key), "progress": json.dumps(fields)}
-    replace_file(path, save(tensors, metadata=metadata))
+    content = io.BytesIO()
+    torch.save({"key": key, "progress": vars(progress)}, content)
+    replace_file(path, content.getvalue())
 
 
 def _load_progress(path: Path, key: dict) -> Progress:
     if not path.exists():
         return Progress()
-    with safe_open(path, framework="np") as file:
-        header = file.metadata()
-        if json.loads(header["key"]) != json.loads(json.dumps(key)):
-            print_log(f"k-means starts anew: `{path}` was made with other settings or features", "current")
-            return Progress()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, no mapping
-    fields = json.loads(header["progress"])
-    for name in ("inertias", "best_inertias"):
-        fields[name] = tuple(fields[name])
-    print_log(
-        f"k-means continues after start {fields['redo'] + 1}, iteration {fields['iteration']}", "current"
-    )
-    return Progress(**fields, **tensors)
+    found = torch.load(path, weights_only=True)
+    if found["key"] != key:
+        print_log(f"k-means starts anew: `{path}` was made with other settings or features", "current")
+        return Progress()
+    progress = Progress(**found["progress"])
+    print_log(f"k-means continues after start {progress.redo + 1}, iteration {progress.iteration}", "current")
+    return progress

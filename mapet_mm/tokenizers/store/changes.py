@@ -10,9 +10,9 @@ import numpy as np
 
 from mapet_mm.file_replacement import new_folder
 from mapet_mm.tokenizers.store.errors import TokenStoreError
-from mapet_mm.tokenizers.store.manifest import Manifest, read_manifest
+from mapet_mm.tokenizers.store.manifest import Manifest
 from mapet_mm.tokenizers.store.names import encode_name
-from mapet_mm.tokenizers.store.token_store import IDENTITY, TokenStore, add_names
+from mapet_mm.tokenizers.store.token_store import IDENTITY, TokenStore, write_names
 
 
 def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
@@ -25,15 +25,17 @@ def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
         names: image names that it does not have.
 
     Raises:
-        TokenStoreError: a name is there already, is given twice or cannot be stored.
+        TokenStoreError: no names, or one that is there already, is given twice or cannot be stored.
     """
     names = list(names)
+    if not names:
+        raise TokenStoreError(f"token store `{path}`: no image names given, there is nothing to add")
     while True:
         store = TokenStore.open(path)
         if known := [name for name in names if name in store]:
             raise TokenStoreError(f"token store `{path}` has image {known[0]!r} already: add new images only")
         try:
-            add_names(store.path, read_manifest(store.path).following(), names)
+            write_names(store.path, store._manifest, [*store.names, *names])
         except FileExistsError:  # another process has changed the store: look again
             continue
         return TokenStore.open(path)
@@ -57,10 +59,10 @@ def merge_stores(path: str | os.PathLike, stores: Sequence[TokenStore]) -> Token
                 f"({getattr(first, other[0])}, {getattr(store, other[0])}): they cannot be merged"
             )
     names = sorted((name for store in stores for name in store.names), key=encode_name)
-    manifest = Manifest(**{key: getattr(first, key) for key in IDENTITY}, parts=())
+    manifest = Manifest(**{key: getattr(first, key) for key in IDENTITY})
     try:
         with new_folder(Path(path)) as folder:
-            add_names(folder, manifest, names)
+            write_names(folder, manifest, names)
             _fill(TokenStore.open(folder), stores)
     except FileExistsError:
         raise TokenStoreError(f"`{path}` exists: choose another path or remove it") from None

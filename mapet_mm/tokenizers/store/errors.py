@@ -3,6 +3,7 @@
 from mapet_mm.errors import UserError
 
 REMEDY = "run tools/extract_tokens.py with the tokenizer's config"
+RESTORE = "restore it from a copy, or extract into another token store with tools/extract_tokens.py"
 
 
 class TokenStoreError(UserError, ValueError):

@@ -9,55 +9,49 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from mapet_mm.file_replacement import replace_file, replace_json
-from mapet_mm.tokenizers.store.errors import REMEDY, TokenStoreError
-from mapet_mm.tokenizers.store.names import names_file
+from mapet_mm.file_replacement import new_folder, replace_file, replace_json, wait_until_seen
+from mapet_mm.tokenizers.store.errors import REMEDY, RESTORE, TokenStoreError
 
-FORMAT, VERSION = "mapet_mm.token_store", 2
-MANIFEST, NAMES, GENERATION = "manifest.json", "names.safetensors", "generation-"
+FORMAT, VERSION = "mapet_mm.token_store", 3
+MANIFEST, GENERATION = "manifest.json", "generation-"
 
 
-@dataclass(frozen=True)
-class Part:
-    """Images that came into the store together, with rows of their own behind those of the parts before.
+class StoredFile(NamedTuple):
+    """A file that counts: its path in the store, its checksum, and how many rows it has."""
 
-    Args:
-        names: file of the names, relative to the store.
-        names_sha256: its checksum; the part's identity, which blocks refer to.
-        rows: how many names.
-        grids: file of the grids once the part is sealed.
-        grids_sha256: its checksum.
-        skipped: images that could not be decoded, by row, with the reason; known once the part is sealed.
-    """
-
-    names: str
-    names_sha256: str
+    path: str
+    sha256: str
     rows: int
-    grids: str | None = None
-    grids_sha256: str | None = None
-    skipped: Mapping[int, str] = field(default_factory=dict)
-
-    def sealed(self, grids: str, grids_sha256: str, skipped: Mapping[int, str]) -> Part:
-        """The same with its grids in a file."""
-        return dataclasses.replace(self, grids=grids, grids_sha256=grids_sha256, skipped=dict(skipped))
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A generation of a store; the arguments are those of `TokenStore.create`, and its parts."""
+    """A generation of a store; the first arguments are those of `TokenStore.create`.
+
+    Args:
+        names: file of the names.
+        grids: files of the grids, those of the first rows first; the rows behind them are in blocks.
+        skipped: images that could not be decoded, by row, with the reason, as far as these files have them.
+        origin: digest of the names that the store was made with. Blocks carry it, so that none counts in
+            another store that takes this one's place.
+        generation: its number.
+    """
 
     grid: tuple[int, int]
     vocab_size: int
     tokenizer: str
     data_root: str | None
     preprocessing: Mapping[str, Any] | None
-    parts: tuple[Part, ...]
-    generation: int = 1
+    names: StoredFile | None = None
+    grids: tuple[StoredFile, ...] = ()
+    skipped: Mapping[int, str] = field(default_factory=dict)
+    origin: str = ""
+    generation: int = 0
 
     @property
     def dtype(self) -> str:
@@ -65,36 +59,50 @@ class Manifest:
         return "uint16" if self.vocab_size <= 2**16 else "uint32"
 
     @property
-    def folder(self) -> str:
-        """Where this generation is, relative to the store."""
-        return f"{GENERATION}{self.generation:04d}"
+    def sealed_rows(self) -> int:
+        """Rows that the files of the grids have."""
+        return sum(file.rows for file in self.grids)
 
-    def with_parts(self, parts: Iterable[Part]) -> Manifest:
-        """The same with other parts."""
-        return dataclasses.replace(self, parts=tuple(parts))
-
-    def following(self) -> Manifest:
-        """The next generation, nothing in it changed yet."""
-        return dataclasses.replace(self, generation=self.generation + 1)
+    @property
+    def next_folder(self) -> str:
+        """Where the next generation will be, relative to the store."""
+        return f"{GENERATION}{self.generation + 1:04d}"
 
 
-def write_names(folder: Path, manifest_folder: str, names: Iterable[str]) -> Part:
-    """Write the names of a new part into a generation that is being made.
+def write_generation(
+    store: Path,
+    manifest: Manifest,
+    name: str,
+    content: Iterable[bytes],
+    rows: int,
+    changes: Callable[[StoredFile], Mapping[str, Any]],
+) -> None:
+    """Make a store's next generation: one file, and the manifest that says what counts with it.
+
+    Args:
+        store: its folder.
+        manifest: of the generation before.
+        name: of the file.
+        content: of the file, in parts.
+        rows: of the file.
+        changes: what of the manifest is new, given the file.
 
     Raises:
-        ValueError: names that cannot be rows.
+        FileExistsError: another process has made that generation.
     """
-    names = list(names)
-    content = names_file(names)
-    replace_file(folder / NAMES, content)
-    return Part(f"{manifest_folder}/{NAMES}", hashlib.sha256(content).hexdigest(), len(names))
+    sha = hashlib.sha256()
 
+    def hashed() -> Iterator[bytes]:
+        for part in content:
+            sha.update(part)
+            yield part
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest of a generation that is being made."""
-    content = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
-    del content["generation"]  # the folder's name
-    replace_json(folder / MANIFEST, content)
+    with new_folder(store / manifest.next_folder) as folder:
+        replace_file(folder / name, hashed())
+        file = StoredFile(f"{manifest.next_folder}/{name}", sha.hexdigest(), rows)
+        entries = dataclasses.asdict(dataclasses.replace(manifest, **changes(file)))
+        del entries["generation"]  # the folder's name
+        replace_json(folder / MANIFEST, {"format": FORMAT, "version": VERSION, **entries})
 
 
 def read_manifest(store: Path) -> Manifest:
@@ -105,29 +113,30 @@ def read_manifest(store: Path) -> Manifest:
     """
     if not store.is_dir():
         raise TokenStoreError(f"token store `{store}` does not exist: {REMEDY} or correct the path")
-    found = [path for path in store.glob(f"{GENERATION}*") if path.name[len(GENERATION) :].isdecimal()]
-    if not found:
+    if not (newest := newest_generation(store)):
         raise TokenStoreError(f"`{store}` is not a token store (no {GENERATION}0001): correct the path")
-    newest = max(found, key=lambda path: int(path.name[len(GENERATION) :]))
-    path = newest / MANIFEST
+    path = store / f"{GENERATION}{newest:04d}" / MANIFEST
+    wait_until_seen(path.parent)
     try:
         content = json.loads(path.read_text())
-        if (content.pop("format"), content.pop("version")) != (FORMAT, VERSION):
-            raise TokenStoreError(
-                f"`{store}` is not a token store of version {VERSION}: {REMEDY} at another path"
-            )
-        parts = tuple(_part(entries) for entries in content.pop("parts"))
-        content["grid"] = tuple(content["grid"])
-        return Manifest(**content, parts=parts, generation=int(newest.name[len(GENERATION) :]))
-    except TokenStoreError:
-        raise
+        fitting = (content.pop("format"), content.pop("version")) == (FORMAT, VERSION)
+        if fitting:
+            content["grid"] = tuple(content["grid"])
+            content["names"] = StoredFile(*content["names"])
+            content["grids"] = tuple(StoredFile(*file) for file in content["grids"])
+            content["skipped"] = {int(row): reason for row, reason in content["skipped"].items()}
+            return Manifest(**content, generation=newest)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TokenStoreError(
-            f"token store file `{path}` is damaged ({type(error).__name__}: {error}): restore it from a "
-            "copy, or extract into another token store with tools/extract_tokens.py"
+            f"token store file `{path}` is damaged ({type(error).__name__}: {error}): {RESTORE}"
         ) from None
+    raise TokenStoreError(f"`{store}` is not a token store of version {VERSION}: {REMEDY} at another path")
 
 
-def _part(entries: dict[str, Any]) -> Part:
-    skipped = {int(row): reason for row, reason in entries.pop("skipped").items()}
-    return Part(**entries, skipped=skipped)
+def newest_generation(store: Path) -> int:
+    """Number of the newest generation that a listing of the store shows, 0 if none.
+
+    A listing, because a machine that asks for a name over NFS remembers for a while that it was not there.
+    """
+    numbers = [path.name[len(GENERATION) :] for path in store.glob(f"{GENERATION}*")]
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)

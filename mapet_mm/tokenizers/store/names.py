@@ -8,23 +8,18 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from safetensors.numpy import save
 
-from mapet_mm.tokenizers.tensor_files import TensorFile
+from mapet_mm.tokenizers.tensor_files import TensorFile, decode_names, encode_name, text_tensor
 
 # Only each block's first name is kept in memory; the others are read and searched a block at a time.
 BLOCK = 32
-
-
-def encode_name(name: str) -> bytes:
-    """Bytes of a name as stored: UTF-8, with undecodable file-system bytes kept as they are."""
-    return name.encode("utf-8", "surrogateescape")
 
 
 def names_file(names: Iterable[str]) -> bytes:
     """Contents of a safetensors file that finds a name's row; rows are in the order of the names given.
 
     `text` has the names in byte order, a line each; `firsts` every 32nd of them, `bounds` where their blocks
-    begin in `text` and where the last ends; `order`, only where the names were given in another order, the
-    row of each line and the line of each row.
+    begin in `text` and where the last ends. Only where the names were given in another order, `rows` has the
+    row of each line, `lines` the line of each row.
 
     Raises:
         ValueError: no names, an empty name, a name with a line break, or a name given twice.
@@ -37,14 +32,13 @@ def names_file(names: Iterable[str]) -> bytes:
     _check_names(encoded)
     ends = np.cumsum([len(name) + 1 for name in encoded], dtype=np.int64)
     tensors = {
-        "text": _lines(encoded),
-        "firsts": _lines(encoded[::BLOCK]),
+        "text": text_tensor(encoded),
+        "firsts": text_tensor(encoded[::BLOCK]),
         "bounds": np.concatenate([[0], ends[BLOCK - 1 : -1 : BLOCK], ends[-1:]]).astype(np.int64),
-        "count": np.array([len(given)], dtype=np.int64),
     }
     rows = np.array(row_of_line, dtype=np.uint32)
     if (np.diff(rows.astype(np.int64)) < 0).any():
-        tensors["order"] = np.stack([rows, np.argsort(rows).astype(np.uint32)], axis=1)
+        tensors |= {"rows": rows, "lines": np.argsort(rows).astype(np.uint32)}
     return save(tensors)
 
 
@@ -57,20 +51,16 @@ def _check_names(encoded: Sequence[bytes]) -> None:
             raise ValueError(f"image name {name.decode('utf-8', 'surrogateescape')!r} contains a line break")
 
 
-def _lines(encoded: Sequence[bytes]) -> np.ndarray:
-    return np.frombuffer(b"\n".join(encoded) + b"\n", dtype=np.uint8)
-
-
 class StoredNames(Sequence):
     """The names in a names file as a sequence by row, read from the file as they are asked for."""
 
-    def __init__(self, file: TensorFile) -> None:
-        self._file = file
+    def __init__(self, file: TensorFile, count: int) -> None:
+        self._file, self._count = file, count
         self._firsts = file.rows("firsts").tobytes().split(b"\n")[:-1]
         self._bounds = file.rows("bounds").tolist()
-        self._count = int(file.rows("count")[0])
-        self._order = None if file.shape("order") is None else file.row_reader("order")
-        self._read = file.text_reader("text")
+        # In memory, 4 bytes per name of a store that was not made in order at once: look-ups need it.
+        self._rows = file.rows("rows") if "rows" in file.tensors else None
+        self._text = file.bytes_reader("text")
 
     def __len__(self) -> int:
         return self._count
@@ -78,35 +68,33 @@ class StoredNames(Sequence):
     def __getitem__(self, row: int) -> str:
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)} rows")
-        row = row % len(self)
-        block, line = divmod(row if self._order is None else int(self._order(row)[1]), BLOCK)
-        return self._decoded(block)[line]
+        line = row % len(self)
+        if self._rows is not None:
+            line = int(self._file.rows("lines", line, line + 1)[0])
+        return decode_names(self._block(line // BLOCK))[line % BLOCK]
 
     def __iter__(self) -> Iterator[str]:
-        names = (name for block in range(len(self._firsts)) for name in self._decoded(block))
-        if self._order is None:
+        blocks = map(self._block, range(len(self._firsts)))
+        names = (name for block in blocks for name in decode_names(block))
+        if self._rows is None:
             return names
         by_line = list(names)
-        return (by_line[line] for line in self._file.rows("order")[:, 1])
+        return (by_line[line] for line in self._file.rows("lines"))
 
     def find(self, name: str) -> int | None:
         """Row of a name, or None if it is not among them."""
-        line = self._find_line(name)
-        return line if line is None or self._order is None else int(self._order(line)[0])
-
-    def _find_line(self, name: str) -> int | None:
         key = encode_name(name)
         block = bisect_right(self._firsts, key) - 1
         if block < 0 or b"\n" in key:
             return None
-        if self._firsts[block] == key:
-            return block * BLOCK
-        text = self._text(block)
-        position = text.find(b"\n" + key + b"\n")
-        return None if position < 0 else block * BLOCK + text.count(b"\n", 0, position + 1)
+        line = block * BLOCK
+        if self._firsts[block] != key:
+            text = self._block(block)
+            position = text.find(b"\n" + key + b"\n")
+            if position < 0:
+                return None
+            line += text.count(b"\n", 0, position + 1)
+        return line if self._rows is None else int(self._rows[line])
 
-    def _text(self, block: int) -> bytes:
-        return self._read(self._bounds[block], self._bounds[block + 1])
-
-    def _decoded(self, block: int) -> list[str]:
-        return self._text(block).decode("utf-8", "surrogateescape").split("\n")[:-1]
+    def _block(self, number: int) -> bytes:
+        return self._text(self._bounds[number], self._bounds[number + 1])

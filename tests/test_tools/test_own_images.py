@@ -1,4 +1,4 @@
-"""The README's "Your own images", followed to the letter on a folder of photographs."""
+"""The tutorial "Your own images, by hand", followed to the letter on a folder of photographs."""
 
 import re
 import runpy
@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
@@ -46,14 +47,14 @@ def _one_thread():
 
 
 def blocks(language: str) -> list[str]:
-    """The section's blocks of code."""
-    section = (ROOT / "README.md").read_text().partition("## Your own images")[2].partition("\n## ")[0]
-    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    """The page's blocks of code."""
+    page = (ROOT / "docs/tutorials/own_images.md").read_text()
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch) -> Path:
-    """A working folder with the configs, the README's two files among them, and photographs."""
+    """A working folder with the configs, the page's two files among them, and photographs."""
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     tokens, pretraining, offline = blocks("python")
     tokens = re.sub(r"^tokenizer = .*\n", lambda _: offline, tokens, flags=re.MULTILINE)
@@ -75,7 +76,7 @@ def run(monkeypatch, command: str, options: list[str]) -> None:
     runpy.run_path(str(ROOT / tool), run_name="__main__")
 
 
-def test_your_own_images_lead_to_a_checkpoint_by_the_readme_alone(clone, monkeypatch, capsys):
+def test_your_own_images_lead_to_a_checkpoint_by_the_page_alone(clone, monkeypatch, capsys):
     commands = [line for line in blocks("bash")[0].splitlines() if line]
     assert [Path(command.split()[1]).name for command in commands] == list(SMALLER)
     out = []
@@ -85,7 +86,7 @@ def test_your_own_images_lead_to_a_checkpoint_by_the_readme_alone(clone, monkeyp
     assert Codebook.load("data/mine/codebook.safetensors").k == 16
     store = TokenStore.open("data/mine/tokens")
     assert (len(store), store.vocab_size, store.data_root) == (IMAGES, 16, "data/mine")
-    # Each tool names the next of the README's commands, and nothing but data and work folders was written.
+    # Each tool names the next of the page's commands, and nothing but data and work folders was written.
     for printed, command in zip(out[:2], commands[1:], strict=True):
         assert f"next: {command.split('#')[0].strip().removesuffix(' --auto-scale-lr')}\n" in printed
     assert {path.name for path in clone.iterdir()} == {"configs", "data", "work_dirs"}
@@ -109,3 +110,26 @@ def test_a_recipe_of_another_store_is_not_named_as_the_next(clone):
     said = next_step(Config.fromfile("configs/tokenizers/my_kclip.py"), store)
     assert said.startswith("next: python tools/train.py CONFIG (not configs/mapet/my_pretraining.py, which")
     assert "store='data/mine/others') in its pipeline and vocab_size=16 in its model" in said
+
+
+def test_a_program_of_ones_own_fills_a_store_as_the_page_says(tmp_path, monkeypatch):
+    """Interrupted after the first image, and started again."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/tutorials/new_tokenizer.md").read_text()
+    (code,) = (
+        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "TokenStore" in block
+    )
+    calls = []
+
+    def my_ids(name: str) -> np.ndarray:
+        calls.append(name)
+        if calls == ["cats/1.jpg", "cats/2.jpg"]:
+            raise KeyboardInterrupt
+        return np.full((14, 14), int(name[5]), dtype=np.uint16)
+
+    with pytest.raises(KeyboardInterrupt):
+        exec(code, {"my_ids": my_ids})
+    exec(code, {"my_ids": my_ids})
+    store = TokenStore.open("data/mine/tokens")
+    assert [int(store[name].mean()) for name in ("cats/1.jpg", "cats/2.jpg")] == [1, 2]
+    assert calls == ["cats/1.jpg", "cats/2.jpg", "cats/2.jpg"]

@@ -1,0 +1,1 @@
+"""The `mapet-mm` command."""

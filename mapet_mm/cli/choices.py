@@ -1,0 +1,218 @@
+"""What `mapet-mm pretrain` decides: which images, which tokenizer, and how many tokens they can carry."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from mapet_mm.errors import UserError
+from mapet_mm.file_replacement import replace_json
+from mapet_mm.starts import as_start
+from mapet_mm.tokenizers.clip_tower import TowerError, build_tower
+from mapet_mm.weight_files import read_weights, write_weights
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
+GRID = 14  # tokens on a side: 224 pixels in patches of 16
+LOOKED_AT = 500  # images whose headers are read
+ROWS_A_CENTROID = 39  # that faiss advises at least
+LARGEST_K = 8192  # the paper's
+WIDTHS = {192: "tiny", 384: "small", 768: "base"}
+CLIP_STATISTICS = ([122.7709383, 116.7460125, 104.09373615], [68.5005327, 66.6321579, 70.32316305])
+IMAGENET_STATISTICS = ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
+
+
+@dataclass
+class Tokens:
+    """A tokenizer in words and as a config; the side of its images in pixels, their mean and deviation."""
+
+    words: str
+    config: dict[str, Any]
+    image_size: int
+    statistics: tuple[list[float], list[float]]
+
+
+@dataclass
+class Choices:
+    """Everything that the two configs are made of."""
+
+    images: Path
+    out: Path
+    arch: str
+    init: Path | None
+    count: int
+    tokens: Tokens
+    k: int
+    positions: int
+    options: argparse.Namespace
+    words: list[str] = field(default_factory=list)
+
+
+def choose(args: argparse.Namespace) -> Choices:
+    """Look at the images and decide; what was decided before in this folder stays.
+
+    Raises:
+        UserError: no images, other options than before, or weights that cannot be taken.
+    """
+    remember(args)
+    count, words = look_at(args.images)
+    init, arch = None, args.arch or "small"
+    if args.init:
+        init = args.out / "init.pth"
+        arch, told = take_weights(args.init, init, args.arch)
+        words.append(told)
+    tokens = choose_tokens(args.tokenizer, init, arch)
+    positions, k = vocabulary(count)
+    words.append(f"tokens: {tokens.words}; {k} centroids, from {positions} of {GRID**2} places of each image")
+    words.append(f"model: ViT-{arch}, {args.epochs} epochs of {count} images, {args.batch_size} a step")
+    return Choices(args.images, args.out, arch, init, count, tokens, k, positions, args, words)
+
+
+def remember(args: argparse.Namespace) -> None:
+    """Write the options down; refuse to go on with others."""
+    file = args.out / "options.json"
+    options = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    options = {name: value for name, value in options.items() if name not in ("out", "workers", "processes")}
+    if not file.exists():
+        replace_json(file, options)
+        return
+    before = json.loads(file.read_text())
+    if changed := [name for name in options if options[name] != before.get(name)]:
+        told = ", ".join(f"--{name.replace('_', '-')} was {before.get(name)}" for name in changed)
+        raise UserError(f"{args.out} was begun with other options ({told}): take another --out")
+
+
+def look_at(folder: Path) -> tuple[int, list[str]]:
+    """How many images a folder has, and a line about them.
+
+    Raises:
+        UserError: none.
+    """
+    files = [path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file()]
+    if not files:
+        raise UserError(f"{folder} holds no images ({', '.join(EXTENSIONS)})")
+    step = -(-len(files) // LOOKED_AT)
+    sides = sorted(filter(None, map(short_side, files[::step])))
+    unreadable = len(files[::step]) - len(sides)
+    if not sides:
+        raise UserError(f"{folder}: none of {len(files[::step])} images can be opened")
+    told = f"images: {len(files)}, median short side {sides[len(sides) // 2]} pixels"
+    if unreadable:
+        told += f"; {unreadable} of {len(files[::step])} cannot be opened and will be left out"
+    return len(files), [told]
+
+
+def short_side(path: Path) -> int | None:
+    """Of an image, by its header; None if it cannot be opened."""
+    try:
+        with Image.open(path) as image:
+            return min(image.size)
+    except Exception:  # Pillow raises many kinds
+        return None
+
+
+def vocabulary(images: int) -> tuple[int, int]:
+    """Places to sample in each image, and how many centroids so many rows can carry: a power of two."""
+    enough = LARGEST_K * ROWS_A_CENTROID
+    positions = min(GRID**2, max(4, -(-enough // images)))
+    k = 2
+    while 2 * k <= LARGEST_K and 2 * k * ROWS_A_CENTROID <= images * positions:
+        k *= 2
+    return positions, k
+
+
+def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str]:
+    """Convert weights to start from; the size of ViT that they are, and a line about them.
+
+    Raises:
+        UserError: no plain ViT's weights, or those of another size.
+    """
+    try:
+        weights, told = as_start(read_weights(source))
+    except ValueError as error:
+        raise UserError(f"--init {source}: {error}") from error
+    width = weights["backbone.cls_token"].shape[-1]
+    patch = weights["backbone.patch_embed.projection.weight"].shape[-1]
+    found = WIDTHS.get(width)
+    if found is None or patch != 16:
+        raise UserError(
+            f"--init {source}: a ViT of width {width} with patches of {patch}; known are {WIDTHS}, 16"
+        )
+    if arch and arch != found:
+        raise UserError(f"--init {source} is a ViT-{found}, --arch says {arch}")
+    write_weights(target, weights)
+    return found, f"start: {source}, {told}"
+
+
+def choose_tokens(wish: str, init: Path | None, arch: str) -> Tokens:
+    """The tokenizer for a wish: 'auto' | 'clip' | 'init' | 'random' | 'timm:NAME'.
+
+    Raises:
+        UserError: it cannot be had.
+    """
+    if wish.startswith("timm:"):
+        return timm_tokens(wish.removeprefix("timm:"))
+    if wish == "init" and init is None:
+        raise UserError("--tokenizer init: --init names the weights")
+    for name, make in (("clip", clip_tokens), ("init", lambda: init and init_tokens(init, arch))):
+        if wish in ("auto", name):
+            try:
+                if tokens := make():
+                    return tokens
+            except TowerError as error:
+                if wish != "auto":
+                    raise
+                print(f"no CLIP weights: {error}", flush=True)
+    if wish in ("auto", "random"):
+        return random_tokens()
+    raise UserError(f"--tokenizer {wish}: auto, clip, init, random or timm:NAME")
+
+
+def clip_tokens() -> Tokens:
+    """k-CLIP as the paper's; without a GPU of the smallest CLIP ResNet."""
+    name = "RN50x64" if torch.cuda.is_available() else "RN50"
+    build_tower(name, "openai")
+    config = dict(type="mapet_mm.KCLIP", clip_model=name, pretrained="openai", image_size=32 * GRID)
+    return Tokens(f"k-CLIP of {name}", config, 32 * GRID, CLIP_STATISTICS)
+
+
+def init_tokens(init: Path, arch: str) -> Tokens:
+    """Clusters of the features of the weights to start from."""
+    weights = dict(type="Pretrained", checkpoint=str(init), prefix="backbone.")
+    encoder = dict(type="mapet_mm.MaPeTViT", arch=f"deit-{arch}", img_size=16 * GRID, out_type="featmap")
+    config = dict(type="mapet_mm.GridKMeans", encoder=dict(**encoder, init_cfg=weights))
+    return Tokens("clusters of the features of --init", config, 16 * GRID, IMAGENET_STATISTICS)
+
+
+def timm_tokens(name: str) -> Tokens:
+    """Clusters of the features of a pre-trained ViT of timm."""
+    import timm
+
+    if not timm.is_model(name):
+        raise UserError(f"--tokenizer timm:{name}: timm has no such model")
+    model = timm.create_model(name, pretrained=False)
+    if not hasattr(model, "patch_embed"):
+        raise UserError(f"--tokenizer timm:{name}: no ViT, it has no patches")
+    side = GRID * model.patch_embed.patch_size[0]
+    statistics = tuple([255 * value for value in model.pretrained_cfg[each]] for each in ("mean", "std"))
+    encoder = dict(type="TIMMBackbone", model_name=name, pretrained=True, img_size=side)
+    config = dict(type="mapet_mm.GridKMeans", encoder=encoder, image_size=side)
+    return Tokens(f"clusters of the features of timm's {name}", config, side, statistics)
+
+
+def random_tokens() -> Tokens:
+    """Clusters of the features of a small CLIP ResNet with random weights: colours and textures."""
+    tower = dict(layers=[1, 1, 1, 1], width=16, image_size=16 * GRID)
+    config = dict(type="mapet_mm.KCLIP", clip_model=tower, pretrained=dict(type="random", seed=0), stride=16)
+    return Tokens(
+        "clusters of a random network's features, which know colours and textures only (better ones: "
+        "--tokenizer clip, timm:NAME or init)",
+        config,
+        16 * GRID,
+        CLIP_STATISTICS,
+    )

@@ -1,0 +1,81 @@
+"""`mapet-mm COMMAND ...`: every tool, from an installed package as well as from a clone."""
+
+import os
+import sys
+
+from mapet_mm.config_files import PACKAGE
+
+TOOLS = {
+    "train": ("train.py", "pre-train, fine-tune or probe, whatever the config says"),
+    "test": ("test.py", "evaluate a checkpoint"),
+    "fit-codebook": ("fit_codebook.py", "features of a tokenizer config's images -> codebook"),
+    "extract-tokens": ("extract_tokens.py", "images + codebook -> token store"),
+    "merge-tokens": ("merge_token_stores.py", "token stores made apart -> one"),
+    "visualize-codebook": ("visualize_codebook.py", "what the tokens are: sheets and a page"),
+    "evaluate": ("evaluate_features.py", "what frozen features are worth"),
+    "convert": ("convert.py", "weights for timm, Hugging Face, torchvision, ONNX; and back"),
+    "table": ("run_table.py", "fill a table of the paper"),
+    "digits": ("dataset_converters/digits.py", "write the embedded data set"),
+}
+PRETRAIN = "a folder of images -> a pre-trained ViT, in one command"
+USAGE = """usage: mapet-mm COMMAND [arguments]     (mapet-mm COMMAND --help says which)
+
+commands:
+{commands}
+
+`mapet-mm --processes N COMMAND ...` runs a tool in N processes on this machine (torchrun), one for each GPU.
+A config `configs/...` that is not in this folder is taken from the package: {package}"""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Replace this process by the command's tool.
+
+    Args:
+        arguments: the command line without the program's name; None for this process's own.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    processes = None
+    if words[:1] == ["--processes"] and len(words) > 1:
+        processes, words = words[1], words[2:]
+    name = words[0] if words else "--help"
+    if name == "pretrain" and processes is None:
+        from mapet_mm.cli.pretrain import main as pretrain
+
+        pretrain(words[1:])
+    elif name in TOOLS:
+        command = tool_command(name, words[1:], processes)
+        os.execv(command[0], command)
+    else:
+        known = [f"  {each:20}{told}" for each, told in [("pretrain", PRETRAIN), *_told().items()]]
+        usage = USAGE.format(commands="\n".join(known), package=PACKAGE)
+        if name in ("-h", "--help"):
+            print(usage)
+        elif name == "pretrain":
+            sys.exit("error: mapet-mm pretrain starts the processes itself: --processes after `pretrain`")
+        else:
+            sys.exit(f"error: mapet-mm has no command {name!r}: {', '.join(['pretrain', *TOOLS])}")
+
+
+def tool_command(name: str, arguments: list[str], processes: str | int | None = None) -> list[str]:
+    """The whole command of a tool.
+
+    Args:
+        name: one of `TOOLS`.
+        arguments: the tool's.
+        processes: how many to start with torchrun; None or 1 for one without it.
+    """
+    tools = PACKAGE / "tools"
+    tool = [str(tools / TOOLS[name][0]), *arguments]
+    if processes in (None, "1", 1):
+        return [sys.executable, *tool]
+    launch = [str(tools / "torchrun.py"), "--standalone", f"--nproc_per_node={processes}"]
+    launcher = ["--launcher", "pytorch"] if name in ("train", "test", "fit-codebook") else []
+    return [sys.executable, *launch, *tool, *launcher]
+
+
+def _told() -> dict[str, str]:
+    return {name: told for name, (_, told) in TOOLS.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""From choices to two configs and the stages that run them."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmengine.registry import init_default_scope
+
+from mapet_mm.cli.choices import EXTENSIONS, Choices
+from mapet_mm.cli.main import tool_command
+from mapet_mm.cli.stages import Stage
+from mapet_mm.config_files import PACKAGE
+from mapet_mm.engine.autocast import choose_dtype
+from mapet_mm.file_replacement import replace_file
+from mapet_mm.registry import MODELS
+from mapet_mm.tokenizers import TokenStore
+
+PAPERS_RATE, PAPERS_BATCH = 1.5e-3, 2048
+TRIAL = 8  # images by which the training's time is estimated
+
+TOKENIZER = """\
+# Written by `mapet-mm pretrain`, yours to edit: images -> codebook -> tokens.
+data_root = {data_root!r}
+token_store = {store!r}
+tokenizer = {tokenizer}
+data_preprocessor = dict(type="SelfSupDataPreprocessor", mean={mean}, std={std}, to_rgb=True)
+
+images = dict(
+    type="CustomDataset",
+    data_root=data_root,
+    data_prefix="",
+    with_label=False,
+    extensions={extensions},
+    pipeline=[
+        dict(type="LoadImageFromFile"),
+        dict(type="ResizeEdge", scale={size}, edge="short", backend="pillow", interpolation="bicubic"),
+        dict(type="CenterCrop", crop_size={size}),
+        dict(type="PackInputs"),
+    ],
+)
+dataset = [images]
+codebook = dict(dataset=images, positions_per_image={positions}, k={k}, seed={seed})
+dataloader = dict(num_workers={workers})
+on_error = "skip"  # images that cannot be decoded are left out, and listed in the token store
+next_config = {next_config!r}
+"""
+PRETRAINING = """\
+# Written by `mapet-mm pretrain`, yours to edit: images and tokens -> pre-trained ViT.
+_base_ = {base!r}
+
+work_dir = {work_dir!r}
+vocab_size = {k}
+model = dict(
+    backbone=dict(init_cfg={init}),
+    head=dict(vocab_size=vocab_size),
+    target_generator=dict(vocab_size=vocab_size),
+)
+load_tokens = dict(type="mapet_mm.LoadTokenGrid", store={store!r})
+train_dataloader = dict(
+    batch_size={batch_size},
+    num_workers={workers},
+    persistent_workers={persistent},
+    dataset=dict(
+        _delete_=True,
+        type="CustomDataset",
+        data_root={data_root!r},
+        data_prefix="",
+        with_label=False,
+        extensions={extensions},
+        pipeline=[*_base_.load_square, _base_.color_jitter, load_tokens, _base_.pack],
+    ),
+)
+val_cfg = val_dataloader = val_evaluator = None
+test_cfg = test_dataloader = test_evaluator = None
+
+# A thirtieth of the epochs to warm up, as the paper's ten of 300.
+train_cfg = dict(max_epochs={epochs})
+param_scheduler = [
+    {{**_base_.param_scheduler[0], "end": {warm_up}}},
+    {{**_base_.param_scheduler[1], "begin": {warm_up}, "end": {epochs}}},
+]
+# The recipe's rate is meant for 2048 images a step, these are {total}: Adam's rate goes with the square root.
+optim_wrapper = dict(optimizer=dict(lr={rate:.3g}))
+auto_scale_lr = dict(base_batch_size={total})
+default_hooks = dict(logger=dict(interval=10), checkpoint=dict(interval={keep_every}, max_keep_ckpts=2))
+randomness = dict(seed={seed})
+"""
+
+
+def plan(choices: Choices) -> list[Stage]:
+    """Write the configs that are not there yet; the stages that run them."""
+    out, processes = choices.out, choices.options.processes or max(1, torch.cuda.device_count())
+    tokenizer, pretraining = out / "tokenizer.py", out / "pretrain.py"
+    codebook, store = out / "codebook.safetensors", out / "tokens"
+    for file, text in (
+        (tokenizer, tokenizer_config(choices, codebook, store, pretraining)),
+        (pretraining, pretraining_config(choices, store, processes)),
+    ):
+        if not file.exists():
+            replace_file(file, text.encode())
+    training = out / "training" / f"epoch_{Config.fromfile(pretraining).train_cfg.max_epochs}.pth"
+
+    def stage(title: str, result: Path, tool: str, *arguments: Path | str, **options: Any) -> Stage:
+        several = processes if tool in ("train", "fit-codebook", "extract-tokens") else 1
+        words = [str(each) for each in arguments]
+        shown = ["mapet-mm", *(["--processes", str(several)] if several > 1 else []), tool, *words]
+        return Stage(title, tool_command(tool, words, several), shlex.join(shown), result, **options)
+
+    return [
+        stage("codebook", codebook, "fit-codebook", tokenizer),
+        stage("tokens", store, "extract-tokens", tokenizer, done=lambda: is_sealed(store)),
+        stage(
+            "pre-training",
+            training,
+            "train",
+            pretraining,
+            estimate=lambda: training_seconds(pretraining, choices.count, processes),
+        ),
+        stage("for timm", out / "timm", "convert", "mm", "timm", training, out / "timm"),
+        stage("for Hugging Face", out / "huggingface", "convert", "mm", "hf", training, out / "huggingface"),
+    ]
+
+
+def is_sealed(store: Path) -> bool:
+    """Whether a token store is complete."""
+    return store.exists() and TokenStore.open(store).sealed
+
+
+def tokenizer_config(choices: Choices, codebook: Path, store: Path, next_config: Path) -> str:
+    """The text of the tokenizer's config."""
+    tokens = choices.tokens
+    return TOKENIZER.format(
+        data_root=str(choices.images),
+        store=str(store),
+        tokenizer=_written({**tokens.config, "codebook": str(codebook)}),
+        mean=tokens.statistics[0],
+        std=tokens.statistics[1],
+        extensions=EXTENSIONS,
+        size=tokens.image_size,
+        positions=choices.positions,
+        k=choices.k,
+        seed=choices.options.seed,
+        workers=choices.options.workers,
+        next_config=str(next_config),
+    )
+
+
+def pretraining_config(choices: Choices, store: Path, processes: int) -> str:
+    """The text of the pre-training's config, on top of the package's recipe for the size of the ViT."""
+    (recipe,) = (PACKAGE / "configs/mapet").glob(f"mapet_vit-{choices.arch}-p16_kclip_*_in1k.py")
+    options, epochs = choices.options, choices.options.epochs
+    total = options.batch_size * processes
+    init = choices.init and dict(type="Pretrained", checkpoint=str(choices.init), prefix="backbone.")
+    return PRETRAINING.format(
+        base=str(recipe.resolve()),
+        work_dir=str(choices.out / "training"),
+        init=init and _written(init),
+        store=str(store),
+        k=choices.k,
+        batch_size=options.batch_size,
+        total=total,
+        rate=PAPERS_RATE * math.sqrt(total / PAPERS_BATCH),
+        workers=options.workers,
+        persistent=options.workers > 0,
+        data_root=str(choices.images),
+        extensions=EXTENSIONS,
+        epochs=epochs,
+        warm_up=min(max(1, epochs // 30), max(1, epochs - 1)),
+        keep_every=max(1, epochs // 20),
+        seed=options.seed,
+    )
+
+
+def _written(value: Any) -> str:
+    """A value as a config says it: `dict(type=...)`."""
+    if isinstance(value, dict):
+        return f"dict({', '.join(f'{name}={_written(each)}' for name, each in value.items())})"
+    return repr(value)
+
+
+def training_seconds(config: Path, images: int, processes: int) -> float:
+    """What the pre-training takes on this machine, by the time of a few images' forward and backward pass.
+
+    Args:
+        config: the pre-training's.
+        images: of an epoch.
+        processes: that share them.
+    """
+    cfg = Config.fromfile(config)
+    device = get_device()
+    cfg.model.backbone.init_cfg = None
+    init_default_scope("mmpretrain")
+    model = MODELS.build(cfg.model).to(device).train()
+    batch = [torch.randn(TRIAL, 3, 224, 224, device=device), torch.zeros(TRIAL, 14, 14, dtype=torch.int64)]
+    taken = []
+    for _ in range(3):
+        start = time.perf_counter()
+        with torch.autocast(device, choose_dtype(device, None)):
+            loss = model.loss([images.to(device) for images in batch], [])["loss"]
+        loss.backward()
+        loss.item()  # waits for the device
+        taken.append(time.perf_counter() - start)
+    return min(taken) / TRIAL * images / processes * cfg.train_cfg.max_epochs

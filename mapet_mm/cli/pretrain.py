@@ -1,0 +1,80 @@
+"""`mapet-mm pretrain DIR`: a folder of images in, a pre-trained ViT for timm, Hugging Face and OpenMMLab out.
+
+Looks at the images, chooses a tokenizer, writes two configs and runs the tools on them: codebook, tokens,
+pre-training, export. The same command goes on where it was stopped. The configs are ordinary ones, yours to
+edit: with another one of them, run the commands that this prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from mapet_mm.errors import UserError, one_line_errors
+
+ARCHS = ("tiny", "small", "base")
+
+
+def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        prog="mapet-mm pretrain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("images", type=Path, metavar="DIR", help="folder of images, searched recursively")
+    parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="folder for everything made")
+    parser.add_argument("--arch", choices=ARCHS, help="size of the ViT (default: small, or that of --init)")
+    parser.add_argument(
+        "--init",
+        type=Path,
+        metavar="WEIGHTS",
+        help="go on from these: a checkpoint of MAE, DeiT, DINOv2, timm, Hugging Face or this package",
+    )
+    parser.add_argument(
+        "--tokenizer",
+        default="auto",
+        metavar="WHAT",
+        help="what the tokens are clusters of: `clip`, the features of a CLIP ResNet; `timm:NAME`, those of "
+        "a pre-trained ViT of timm; `init`, those of --init; `random`, those of random weights. "
+        "auto (default): clip where its weights are or can be fetched, else init, else random",
+    )
+    parser.add_argument("--epochs", type=int, default=300, help="passes over the images (default 300)")
+    parser.add_argument(
+        "--batch-size", type=int, default=64, help="images of a step and process (default 64)"
+    )
+    parser.add_argument("--workers", type=int, default=4, help="processes that load images (default 4)")
+    parser.add_argument("--processes", type=int, help="processes to train in (default: one for each GPU)")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(arguments)
+    for name, least in (("epochs", 2), ("batch_size", 1), ("processes", 1)):
+        if (value := getattr(args, name)) is not None and value < least:
+            parser.error(f"--{name.replace('_', '-')} is {value}: {least} or more")
+    return args
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Decide, write the configs, run the stages."""
+    one_line_errors(lambda: pretrain(parse_args(arguments)))()
+
+
+def pretrain(args: argparse.Namespace) -> None:
+    """The whole job.
+
+    Raises:
+        UserError: no images, weights that do not fit, or a stage that failed.
+    """
+    if not args.images.is_dir():
+        raise UserError(f"{args.images} is no folder of images")
+    import mapet_mm.quiet  # noqa: F401
+    from mapet_mm.cli.choices import choose
+    from mapet_mm.cli.plan import plan
+    from mapet_mm.cli.stages import run_stages
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    choices = choose(args)
+    print("\n".join(choices.words), flush=True)
+    run_stages(plan(choices), args.out / "logs")
+    print(
+        f'next: timm.create_model("local-dir:{args.out}/timm", pretrained=True), or transformers: '
+        f'AutoModel.from_pretrained("{args.out}/huggingface")'
+    )

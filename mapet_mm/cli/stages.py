@@ -1,0 +1,128 @@
+"""Stages of a long job: each a command of its own, with a line of progress and the time left."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from mapet_mm.errors import UserError
+
+PERCENT = re.compile(r"(\d+)%\|")  # tqdm's
+ETA = re.compile(r"eta: (?:(\d+) days?, )?(\d+):(\d\d):(\d\d)")  # MMEngine's
+REDRAW_SECONDS = 0.2
+
+
+@dataclass
+class Stage:
+    """A stage.
+
+    Args:
+        title: what it does, in a word or two.
+        command: what to run; it resumes by itself.
+        shown: the command as a user would write it.
+        result: the file or folder that it leaves.
+        done: whether it has nothing left to do; by default, whether the result is there.
+        estimate: seconds that it takes, asked for when an earlier one starts; None if they do not count.
+    """
+
+    title: str
+    command: Sequence[str]
+    shown: str
+    result: Path
+    done: Callable[[], bool] | None = None
+    estimate: Callable[[], float] | None = None
+
+
+def run_stages(stages: Sequence[Stage], logs: Path) -> None:
+    """Run the stages that are not done; a stage's output goes to a log file.
+
+    Args:
+        stages: in their order.
+        logs: folder for `<number>-<title>.log`.
+
+    Raises:
+        UserError: a stage failed; the message is its last line, and where its log is.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    width = max(len(stage.title) for stage in stages)
+    for number, stage in enumerate(stages, 1):
+        head = f"[{number}/{len(stages)}] {stage.title:{width}}"
+        if stage.done() if stage.done else stage.result.exists():
+            print(f"{head}  is there: {stage.result}", flush=True)
+            continue
+        print(f"{head}  {stage.shown}", flush=True)
+        later = sum(each.estimate() for each in stages[number:] if each.estimate) if number > 1 else None
+        _run(stage, head, later, logs / f"{number}-{stage.title.replace(' ', '-')}.log")
+
+
+def _run(stage: Stage, head: str, later: float | None, log: Path) -> None:
+    start, last, drawn = time.monotonic(), "", 0.0
+    with open(log, "ab") as file:
+        process = subprocess.Popen(stage.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        try:
+            for line in _lines(process.stdout, file):
+                last = line
+                if time.monotonic() - drawn > REDRAW_SECONDS:
+                    drawn = time.monotonic()
+                    _draw(head, line, _left(line, drawn - start), later)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        if process.wait():
+            _draw()
+            reason = last.removeprefix("error: ") or f"exit code {process.returncode}"
+            raise UserError(
+                f"{stage.title}: {reason} (all it said: {log}; the same command goes on from here)"
+            )
+    _draw()
+    print(f"{head}  done in {_clock(time.monotonic() - start)}: {stage.result}", flush=True)
+
+
+def _lines(output: IO[bytes], copy: IO[bytes]) -> Iterator[str]:
+    """Lines of a process's output as they come, bars among them; everything is copied."""
+    rest = b""
+    while block := output.read1():
+        copy.write(block)
+        copy.flush()
+        *whole, rest = re.split(rb"[\r\n]", rest + block)
+        # A bar stands in its last state until the next one; a line is whole when it ends.
+        yield from (text for line in whole if (text := line.decode(errors="replace").strip()))
+    if text := rest.decode(errors="replace").strip():
+        yield text
+
+
+def _left(line: str, elapsed: float) -> float | None:
+    """Seconds that a stage still takes, by its own line of progress."""
+    if match := ETA.search(line):
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return ((24 * days + hours) * 60 + minutes) * 60 + seconds
+    if (match := PERCENT.search(line)) and int(match[1]):
+        return elapsed * (100 / int(match[1]) - 1)
+    return None
+
+
+def _draw(head: str = "", line: str = "", left: float | None = None, later: float | None = None) -> None:
+    """Draw the line of progress, or none; only a terminal has one."""
+    if not sys.stdout.isatty():
+        return
+    known = left is not None and later is not None
+    text = f"{head}  {f'{_clock(left + later)} left in all | ' if known else ''}{line}" if head else ""
+    columns = shutil.get_terminal_size().columns - 1
+    sys.stdout.write(f"\r{text[:columns]:{columns}}\r")
+    sys.stdout.flush()
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

@@ -1,0 +1,52 @@
+"""Keep out of the terminal what libraries say on import and nobody can act on.
+
+A tool imports this first, `import mapet_mm.quiet`, before anything that imports MMCV or MMPretrain.
+"""
+
+import contextlib
+import importlib
+import io
+import logging
+import warnings
+
+from mmengine.logging import MMLogger
+
+# MMCV has no compiled operators here, and nothing here needs them.
+warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformableAttention``")
+warnings.filterwarnings("ignore", message="Only use 'alpha' for pillow backend")
+NOTICES = (
+    "Could not import OneDL",
+    '"FileClient" will be deprecated',
+    '"HardDiskBackend" is the alias',
+    "Distributed training is not used, all SyncBatchNorm",
+)
+LINES = 8  # of a message that are still read in a terminal
+
+
+def import_quietly(name: str) -> None:
+    """Import a module whose notices are printed instead of logged; whatever else it prints is passed on."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            importlib.import_module(name)
+    finally:
+        for line in printed.getvalue().splitlines():
+            if not line.startswith(NOTICES):
+                print(line)
+
+
+def quieten(logger: MMLogger) -> MMLogger:
+    """Leave messages of many lines (environment, config, lists of hooks) to the log file, if there is one."""
+    files = [handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
+    for handler in logger.handlers:
+        if files and handler not in files:
+            handler.addFilter(_is_for_a_terminal)
+    return logger
+
+
+def _is_for_a_terminal(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    return message.count("\n") < LINES and not message.startswith(NOTICES)
+
+
+import_quietly("mmpretrain.datasets")

@@ -1,0 +1,119 @@
+"""The authors' fine-tuned weights by name: `mapet://vit-base-kclip` wherever MMEngine takes a checkpoint.
+
+`init_cfg=dict(type="Pretrained", checkpoint="mapet://vit-base-kclip")`, `load_from`, `tools/test.py CONFIG
+mapet://vit-base-kclip`, and, with `mapet_mm.hub`, `get_model(NAME, pretrained=True)`. Files are fetched once,
+into torch.hub's folder, and converted without running what they may hold.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from mmengine.logging import print_log
+from torch import Tensor
+
+from mapet_mm.convert import reference_to_mm
+from mapet_mm.errors import UserError
+from mapet_mm.file_replacement import partial_path, replace_file
+from mapet_mm.weight_files import WeightFileError, read_checkpoint, read_weights, write_weights
+
+SCHEME = "mapet://"
+ADDRESS = "https://ailb-web.ing.unimore.it/publicfiles/MaPeT_checkpoints/"
+FILES = {
+    f"vit-{size}-{tokenizer.lower()}": f"vit_standard_{size}_patch16_224_{tokenizer}.tar"
+    for size in ("tiny", "small", "base")
+    for tokenizer in ("KCLIP", "VQKD")
+}
+# SHA-256 of the authors' files, by name, where somebody has fetched them and says so. The others are recorded
+# beside the file when it is fetched first, and checked against that from then on.
+DIGESTS: dict[str, str] = {}
+
+
+class ReleasedWeightsError(UserError):
+    """Weights that are not released, cannot be fetched or are not the ones they were."""
+
+
+def released_weights(name: str) -> Path:
+    """The released weights in this package's names, fetched and converted if they are not there yet.
+
+    Args:
+        name: for example 'vit-base-kclip', with or without 'mapet://'.
+
+    Raises:
+        ReleasedWeightsError: no such weights; they cannot be fetched; or the file is not the one that its
+            digest was recorded of.
+    """
+    name = name.removeprefix(SCHEME)
+    if name not in FILES:
+        raise ReleasedWeightsError(f"no weights `{SCHEME}{name}`: there are {', '.join(FILES)}")
+    folder = Path(torch.hub.get_dir()) / "mapet"
+    converted, original = folder / f"{name}.pth", folder / FILES[name]
+    if converted.is_file():
+        return converted
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f"{name}.lock"):  # one process of all that start at once
+        if not converted.is_file():
+            if not original.is_file():
+                _fetch(ADDRESS + FILES[name], original)
+            weights = _read(original)
+            _check(name, original)
+            write_weights(converted, weights)
+    return converted
+
+
+def _fetch(address: str, file: Path) -> None:
+    partial = partial_path(file)
+    try:
+        torch.hub.download_url_to_file(address, str(partial), progress=os.environ.get("RANK", "0") == "0")
+        _read(partial)  # not a page of a proxy's
+        os.replace(partial, file)
+    except Exception as error:  # whatever the proxy or the socket raises, the remedy is the same
+        reason = str(error).replace(str(partial), "it").split("\n", 1)[0][:160]
+        raise ReleasedWeightsError(
+            f"could not fetch {address} ({type(error).__name__}: {reason}): check the network, or put the "
+            f"file at {file}"
+        ) from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _check(name: str, file: Path) -> None:
+    """Compare the file with its known digest, or record that."""
+    found = _sha256(file)
+    record = file.with_suffix(".sha256")
+    known = DIGESTS.get(name) or (record.read_text().split()[0] if record.is_file() else None)
+    if known is None:
+        replace_file(record, f"{found}  {file.name}\n".encode())
+        print_log(f"the SHA-256 of {file.name} is not known here; recorded this one's: {found}", "current")
+    elif found != known:
+        raise ReleasedWeightsError(
+            f"{file} has the SHA-256 {found[:12]}…, not {known[:12]}… as recorded: remove it to fetch it "
+            f"again, and {record} too if the authors have replaced it"
+        )
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with open(file, "rb") as opened:
+        while block := opened.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _read(original: Path) -> dict[str, Tensor]:
+    try:
+        return reference_to_mm(read_weights(original))
+    except (WeightFileError, ValueError) as error:
+        raise ReleasedWeightsError(f"{original}: {error}") from error
+
+
+def load(filename: str, map_location: str | torch.device | Callable | None = None) -> dict[str, Any]:
+    """Load released weights, as MMEngine's `CheckpointLoader` asks for them."""
+    weights, meta = read_checkpoint(released_weights(filename))
+    if isinstance(map_location, (str, torch.device)):
+        weights = {name: value.to(map_location) for name, value in weights.items()}
+    return {"state_dict": weights, "meta": meta}

@@ -1,0 +1,42 @@
+"""The floor of a step's arithmetic against what PyTorch counts while the model runs."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from mapet_mm.arithmetic import PASSES, step_flops
+from mapet_mm.models import MaPeTPretrainViT, TokenPredictionHead, two_stream
+from mapet_mm.models.attention import attend_by_products
+from mapet_mm.models.objectives import get_objective, group_sizes, visibility
+
+DIM, DEPTH, CUTTING_POINT, TOKENS, VOCAB = 24, 3, 6, 17, 40
+ARCH = dict(embed_dims=DIM, num_layers=DEPTH, num_heads=2, feedforward_channels=4 * DIM)
+
+
+def masked_flops(objective) -> int:
+    """Of the scores and sums that are computed and masked, which the floor leaves out."""
+    targets = TOKENS - CUTTING_POINT
+    sees = visibility(objective, CUTTING_POINT, targets)
+    dense = sum(group_sizes(objective.dense_groups, CUTTING_POINT, targets))
+    predictions = group_sizes(objective.predicting_group, CUTTING_POINT, targets)[0]
+    masked = ~sees
+    masked[:dense, dense:] = False  # rows of C and M are not even multiplied with T's keys
+    pairs = (DEPTH - 1) * int(masked.sum()) + int(masked[-predictions:].sum())
+    return PASSES * 2 * 2 * DIM * pairs
+
+
+@pytest.mark.parametrize("name", ["mapet", "pim", "mim"])
+def test_the_floor_is_what_a_step_computes_less_what_it_masks(name, monkeypatch):
+    # Fused kernels are counted as if they computed their weights again.
+    monkeypatch.setattr(two_stream, "attend", attend_by_products)
+    backbone = MaPeTPretrainViT(
+        ARCH, img_size=16, patch_size=4, cutting_point=CUTTING_POINT, objective=name
+    ).train()
+    head = TokenPredictionHead(DIM, VOCAB)
+    targets = torch.randint(VOCAB, (2, TOKENS - CUTTING_POINT))
+    with FlopCounterMode(display=False) as counter:
+        latents, _ = backbone(torch.randn(2, 3, 16, 16))
+        head.loss(latents, targets)["loss"].backward()
+    objective = get_objective(name)
+    floor = step_flops(objective, TOKENS, CUTTING_POINT, DEPTH, DIM, 4 * DIM, 3 * 4 * 4, VOCAB)
+    assert counter.get_total_flops() == 2 * (floor + masked_flops(objective))

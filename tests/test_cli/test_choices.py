@@ -1,0 +1,214 @@
+"""What `mapet-mm pretrain` decides by itself, and what it refuses."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from mmengine.config import Config
+from PIL import Image
+
+from mapet_mm.cli import choices
+from mapet_mm.cli.choices import choose, look_at, take_weights, vocabulary
+from mapet_mm.cli.plan import plan
+from mapet_mm.cli.pretrain import parse_args
+from mapet_mm.errors import UserError
+from mapet_mm.models import MaPeTPretrainViT
+from mapet_mm.registry import MODELS
+from mapet_mm.tokenizers.clip_tower import TowerError
+from mapet_mm.weight_files import read_weights, write_weights
+
+
+@pytest.fixture
+def photographs(tmp_path) -> Path:
+    for number, name in enumerate(("a.jpg", "deep/er/b.PNG", "deep/c d.webp")):
+        path = tmp_path / "mine" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (30 + number, 40)).save(path)
+    (tmp_path / "mine/notes.txt").write_text("no image")
+    return tmp_path / "mine"
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch):
+    def build_tower(*_, **__):
+        raise TowerError("could not download")
+
+    monkeypatch.setattr(choices, "build_tower", build_tower)
+
+
+def options(photographs: Path, *more: str) -> argparse.Namespace:
+    args = parse_args([str(photographs), "--out", str(photographs.parent / "run"), *more])
+    args.out.mkdir(exist_ok=True)
+    return args
+
+
+@pytest.mark.parametrize(
+    ("images", "positions", "k"),
+    [
+        (1_281_167, 4, 8192),
+        (100_000, 4, 8192),
+        (10_000, 32, 8192),
+        (300, 196, 1024),
+        (8, 196, 32),
+        (1, 196, 4),
+    ],
+)
+def test_the_vocabulary_is_what_the_images_can_carry(images, positions, k):
+    """39 rows a centroid, as faiss advises, of at most all 196 places of an image, up to the paper's k."""
+    assert vocabulary(images) == (positions, k)
+
+
+def test_images_of_all_kinds_are_found_in_all_folders(photographs):
+    (photographs / "broken.jpg").write_bytes(b"\xff\xd8")
+    count, words = look_at(photographs)
+    assert count == 4
+    assert words == ["images: 4, median short side 31 pixels; 1 of 4 cannot be opened and will be left out"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [({}, "holds no images"), ({"a.jpg": b"no"}, "none of 1 images can be opened")]
+)
+def test_a_folder_without_images_is_refused(tmp_path, content, message):
+    for name, data in content.items():
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=message):
+        look_at(tmp_path)
+
+
+def test_without_clip_weights_the_network_is_a_random_one_and_a_line_says_so(photographs, capsys):
+    chosen = choose(options(photographs, "--arch", "tiny"))
+    assert "no CLIP weights: could not download" in capsys.readouterr().out
+    assert chosen.tokens.config["pretrained"] == dict(type="random", seed=0)
+    assert chosen.words[1].startswith("tokens: clusters of a random network's features, which know colours")
+    with pytest.raises(TowerError, match="could not download"):
+        choices.choose_tokens("clip", None, "tiny")
+
+
+def test_other_options_for_the_same_folder_are_refused(photographs):
+    choose(options(photographs, "--epochs", "5"))
+    choose(options(photographs, "--epochs", "5", "--workers", "0"))  # decides nothing
+    with pytest.raises(UserError, match=r"run was begun with other options \(--epochs was 5\): take another"):
+        choose(options(photographs, "--epochs", "6"))
+
+
+def deit(width: int = 192) -> torch.nn.Module:
+    return timm.create_model("deit_tiny_patch16_224", depth=1, embed_dim=width, num_heads=3)
+
+
+def test_weights_to_start_from_become_the_backbones(tmp_path):
+    """A classifier of timm: its head is left out, and LayerScale, which it has none of, is ones."""
+    model = deit()
+    torch.save({"model": model.state_dict()}, tmp_path / "deit.pth")
+    arch, told = take_weights(tmp_path / "deit.pth", tmp_path / "init.pth", None)
+    assert (arch, told) == ("tiny", f"start: {tmp_path}/deit.pth, names of timm, without head")
+    weights = read_weights(tmp_path / "init.pth")
+    assert torch.equal(weights["backbone.layers.0.attn.qkv.weight"], model.blocks[0].attn.qkv.weight)
+    assert torch.equal(weights["backbone.layers.0.attn.gamma1.weight"], torch.ones(192))
+    vit = MaPeTPretrainViT(
+        dict(embed_dims=192, num_layers=1, num_heads=3, feedforward_channels=768), cutting_point=50
+    )
+    own = {name.removeprefix("backbone."): value for name, value in weights.items()}
+    missing, unexpected = vit.load_state_dict(own, strict=False)
+    assert (missing, unexpected) == (["mask_token"], [])
+
+
+def test_a_decoder_stays_behind(tmp_path):
+    """As in MAE's own files."""
+    weights = {name: value for name, value in deit().state_dict().items() if not name.startswith("head.")}
+    weights |= {"mask_token": torch.zeros(1, 1, 8), "decoder_blocks.0.norm1.weight": torch.ones(8)}
+    torch.save({"model": weights}, tmp_path / "mae.pth")
+    _, told = take_weights(tmp_path / "mae.pth", tmp_path / "init.pth", "tiny")
+    assert told.endswith("names of timm, without decoder_blocks, mask_token")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(reg_token=torch.zeros(1, 4, 192)), "no weights of a plain ViT .*timm: .*reg_token"),
+        ({"blocks.0.mlp.w12.weight": torch.zeros(4, 192)}, "no weights of a plain ViT .*w12"),
+    ],
+)
+def test_other_networks_are_refused_by_what_they_have_more(tmp_path, change, message):
+    torch.save(deit().state_dict() | change, tmp_path / "other.pth")
+    with pytest.raises(UserError, match=message):
+        take_weights(tmp_path / "other.pth", tmp_path / "init.pth", None)
+
+
+def test_weights_of_another_size_are_refused(tmp_path):
+    torch.save(deit().state_dict(), tmp_path / "deit.pth")
+    with pytest.raises(UserError, match="is a ViT-tiny, --arch says base"):
+        take_weights(tmp_path / "deit.pth", tmp_path / "init.pth", "base")
+    torch.save(deit(96).state_dict(), tmp_path / "narrow.pth")
+    with pytest.raises(UserError, match="a ViT of width 96"):
+        take_weights(tmp_path / "narrow.pth", tmp_path / "init.pth", None)
+
+
+@pytest.mark.parametrize("arch", ["tiny", "small", "base"])
+def test_the_configs_are_ordinary_ones(photographs, arch, monkeypatch):
+    """They load, agree with each other, and build."""
+    chosen = choose(options(photographs, "--arch", arch, "--epochs", "60", "--seed", "7"))
+    stages = plan(chosen)
+    run = photographs.parent / "run"
+    tokens, training = (Config.fromfile(run / name) for name in ("tokenizer.py", "pretrain.py"))
+    assert tokens.codebook.k == training.model.head.vocab_size == training.model.target_generator.vocab_size
+    assert tokens.token_store == training.load_tokens.store == str(run / "tokens")
+    assert training.train_dataloader.dataset.data_root == tokens.dataset[0].data_root == str(photographs)
+    assert training.train_cfg.max_epochs == training.param_scheduler[1].end == 60
+    assert training.param_scheduler[0].end == training.param_scheduler[1].begin == 2
+    assert (training.randomness.seed, tokens.codebook.seed) == (7, 7)
+    assert training.optim_wrapper.optimizer.lr == pytest.approx(1.5e-3 * (64 / 2048) ** 0.5, rel=1e-2)
+    assert training.auto_scale_lr == dict(base_batch_size=64)
+    assert tokens.on_error == "skip"
+    assert [stage.result.name for stage in stages] == [
+        "codebook.safetensors",
+        "tokens",
+        "epoch_60.pth",
+        "timm",
+        "huggingface",
+    ]
+    assert stages[2].shown == f"mapet-mm train {run}/pretrain.py"
+    with torch.device("meta"):
+        assert (
+            MODELS.build(training.model.backbone).embed_dims
+            == {v: k for k, v in choices.WIDTHS.items()}[arch]
+        )
+
+
+def test_configs_that_were_edited_stay(photographs):
+    plan(choose(options(photographs)))
+    file = photographs.parent / "run/pretrain.py"
+    file.write_text(file.read_text().replace("max_epochs=300", "max_epochs=20"))
+    stages = plan(choose(options(photographs)))
+    assert stages[2].result.name == "epoch_20.pth"
+
+
+def test_tokens_of_the_weights_to_start_from(photographs, tmp_path):
+    write_weights(tmp_path / "init.pth", {})
+    tokens = choices.choose_tokens("auto", tmp_path / "init.pth", "base")
+    assert tokens.config["encoder"]["arch"] == "deit-base"
+    assert tokens.config["encoder"]["init_cfg"]["checkpoint"] == str(tmp_path / "init.pth")
+    with pytest.raises(UserError, match="--tokenizer init: --init names the weights"):
+        choices.choose_tokens("init", None, "tiny")
+
+
+def test_tokens_of_a_vit_of_timm_have_the_grid_of_the_patches():
+    tokens = choices.choose_tokens("timm:vit_small_patch14_dinov2", None, "tiny")
+    assert tokens.image_size == 196
+    assert tokens.config["encoder"] == dict(
+        type="TIMMBackbone", model_name="vit_small_patch14_dinov2", pretrained=True, img_size=196
+    )
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ("timm:nothing", "timm has no such model"),
+        ("timm:resnet18", "no ViT, it has no patches"),
+        ("dalle", "--tokenizer dalle: auto, clip, init, random or timm:NAME"),
+    ],
+)
+def test_tokenizers_that_cannot_be_had_are_refused(wish, message):
+    with pytest.raises(UserError, match=message):
+        choices.choose_tokens(wish, None, "tiny")

@@ -1,0 +1,76 @@
+"""`mapet-mm COMMAND` starts the command's tool, from a clone or a wheel."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from config_building import ROOT
+
+from mapet_mm.cli.main import PACKAGE, TOOLS, main, tool_command
+from mapet_mm.engine.launch import LaunchError, load_config
+
+TOOL = str(PACKAGE / "tools/train.py")
+
+
+@pytest.fixture
+def started(monkeypatch) -> list[list[str]]:
+    """The commands that replaced the process."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda _, command: commands.append(command))
+    return commands
+
+
+def test_a_command_becomes_its_tool(started):
+    main(["train", "CONFIG", "--amp"])
+    main(["--processes", "2", "train", "CONFIG"])
+    main(["--processes", "1", "extract-tokens", "CONFIG"])
+    torchrun = [str(PACKAGE / "tools/torchrun.py"), "--standalone", "--nproc_per_node=2"]
+    assert started == [
+        [sys.executable, TOOL, "CONFIG", "--amp"],
+        [sys.executable, *torchrun, TOOL, "CONFIG", "--launcher", "pytorch"],
+        [sys.executable, str(PACKAGE / "tools/extract_tokens.py"), "CONFIG"],
+    ]
+
+
+def test_extraction_in_several_processes_takes_no_launcher():
+    """Its processes share the store's folder."""
+    assert tool_command("extract-tokens", ["CONFIG"], 2)[-1] == "CONFIG"
+
+
+@pytest.mark.parametrize("name", sorted(set(TOOLS) - {"evaluate"}))
+def test_every_tool_is_there(name):
+    assert Path(tool_command(name, [])[1]).resolve().is_relative_to(ROOT / "tools")
+    assert Path(tool_command(name, [])[1]).is_file()
+
+
+def test_help_lists_the_commands(started, capsys):
+    main([])
+    printed = capsys.readouterr().out
+    assert all(f"\n  {name} " in printed for name in ("pretrain", *TOOLS))
+    assert not started
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["pretrian"], "error: mapet-mm has no command 'pretrian': pretrain, train, test"),
+        (["--processes", "2", "pretrain", "DIR"], "error: mapet-mm pretrain starts the processes itself"),
+    ],
+)
+def test_a_mistyped_command_is_refused_in_one_line(words, message):
+    with pytest.raises(SystemExit, match=message):
+        main(words)
+
+
+def test_recipes_are_found_without_a_clone(monkeypatch, tmp_path):
+    """By the path that they have in one; a file of that name in the working folder comes first."""
+    monkeypatch.chdir(tmp_path)
+    recipe = "configs/mapet/mapet_vit-tiny-p16_kclip_16xb128-amp-coslr-300e_in1k.py"
+    cfg = load_config(recipe)
+    assert cfg.model.backbone.arch == "deit-tiny"
+    assert cfg.work_dir == "work_dirs/mapet_vit-tiny-p16_kclip_16xb128-amp-coslr-300e_in1k"
+    (tmp_path / recipe).parent.mkdir(parents=True)
+    (tmp_path / recipe).write_text("model = dict(mine=True)")
+    assert load_config(recipe).model == dict(mine=True)
+    with pytest.raises(LaunchError, match=r"config configs/mapet/none\.py does not exist"):
+        load_config("configs/mapet/none.py")

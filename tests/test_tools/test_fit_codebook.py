@@ -1,0 +1,110 @@
+"""From images to a codebook: sampled, interrupted, refused."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from few_images import SIZE
+
+from mapet_mm.registry import MODELS
+from mapet_mm.tokenizers import Codebook, CodebookError
+from mapet_mm.tokenizers.codebook.sampling import sample_positions
+from mapet_mm.tokenizers.from_config import features_folder, run_fit_codebook
+
+
+def test_the_codebook_records_what_it_was_made_from(cfg):
+    _, codebook = run_fit_codebook(cfg)
+    recorded = codebook.metadata
+    assert recorded["encoder"] == "ModifiedResNet-1-1-1-1-width8"
+    assert recorded["weights"] == "random, seed 0"
+    assert (recorded["images"], recorded["rows"], recorded["k"], recorded["dim"]) == (12, 24, 6, 256)
+    assert recorded["preprocessing"]["pipeline"][1]["scale"] == SIZE
+    assert recorded["preprocessing"]["data_preprocessor"]["std"] == [70.0] * 3
+    assert len(recorded["encoder_digest"]) == 64
+
+
+def test_the_sample_depends_on_neither_workers_nor_order(cfg, tmp_path):
+    _, codebook = run_fit_codebook(cfg)
+    cfg.dataloader = dict(num_workers=1, group_size=4)
+    lines = (tmp_path / "data" / "train.txt").read_text().splitlines()
+    (tmp_path / "data" / "train.txt").write_text("\n".join(reversed(lines)))
+    _, again = run_fit_codebook(cfg, out=str(tmp_path / "other" / "codebook.safetensors"))
+    assert again.digest == codebook.digest
+
+
+def test_sampled_positions_are_distinct_seeded_and_spread_over_the_grid():
+    names = [f"{index}.png" for index in range(400)]
+    drawn = np.array([sample_positions(name, 16, 4, seed=0) for name in names])
+    assert all(len(set(row)) == 4 for row in drawn.tolist())
+    assert (drawn == [sample_positions(name, 16, 4, seed=0) for name in names]).all()
+    assert (drawn != [sample_positions(name, 16, 4, seed=1) for name in names]).any()
+    counts = np.bincount(drawn.ravel(), minlength=16)
+    assert counts.min() > 60  # 100 expected everywhere
+    assert counts.max() < 140
+
+
+def test_a_killed_sampling_goes_on_with_the_shards_that_are_left(cfg, monkeypatch):
+    monkeypatch.setattr("mapet_mm.tokenizers.codebook.feature_shards.IMAGES_PER_SHARD", 4)
+    encoded = []
+    features = MODELS.get("KCLIP").features
+
+    def counted(self, images):
+        if len(encoded) == 2:
+            raise KeyboardInterrupt
+        encoded.append(len(images))
+        return features(self, images)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MODELS.get("KCLIP"), "features", counted)
+        with pytest.raises(KeyboardInterrupt):
+            run_fit_codebook(cfg)
+    kept = list(features_folder(Path(cfg.tokenizer.codebook)).rglob("features-*.safetensors"))
+    assert kept
+    before = {file: file.stat().st_mtime_ns for file in kept}
+    _, codebook = run_fit_codebook(cfg)
+    assert {file: file.stat().st_mtime_ns for file in kept} == before
+    _, undisturbed = run_fit_codebook(cfg, out=f"{cfg.tokenizer.codebook}.other")
+    assert codebook.digest == undisturbed.digest
+
+
+def test_a_truncated_shard_is_named(cfg):
+    run_fit_codebook(cfg)
+    (shard,) = features_folder(Path(cfg.tokenizer.codebook)).rglob("features-*.safetensors")
+    os.truncate(shard, 100)
+    with pytest.raises(
+        ValueError, match=rf"{shard.name}` is damaged .*: remove it and run tools/fit_codebook"
+    ):
+        run_fit_codebook(cfg, overwrite=True)
+    shard.unlink()
+    run_fit_codebook(cfg, overwrite=True)
+
+
+def test_features_of_other_preprocessing_are_not_used_again(cfg):
+    """With another mean the same images give other features, and the codebook says which."""
+    _, codebook = run_fit_codebook(cfg)
+    cfg.data_preprocessor.mean = [90.0] * 3
+    _, other = run_fit_codebook(cfg, overwrite=True)
+    assert other.digest != codebook.digest
+    assert other.metadata["preprocessing"]["data_preprocessor"]["mean"] == [90.0] * 3
+    cfg.data_preprocessor.mean = [120.0] * 3
+    assert run_fit_codebook(cfg, overwrite=True)[1].digest == codebook.digest
+
+
+def test_an_existing_codebook_is_not_overwritten_unasked(cfg):
+    path, codebook = run_fit_codebook(cfg)
+    cfg.codebook.k = 5
+    with pytest.raises(CodebookError, match=r"codebook\.safetensors` exists: add --overwrite"):
+        run_fit_codebook(cfg)
+    assert Codebook.load(path).digest == codebook.digest
+    assert run_fit_codebook(cfg, overwrite=True)[1].k == Codebook.load(path).k == 5
+
+
+def test_too_few_rows_and_too_many_positions_are_refused(cfg):
+    cfg.codebook.k = 25
+    with pytest.raises(CodebookError, match="24 rows, k = 25"):
+        run_fit_codebook(cfg)
+    assert not features_folder(Path(cfg.tokenizer.codebook)).exists()  # nothing was sampled for nothing
+    cfg.codebook.positions_per_image = 5
+    with pytest.raises(ValueError, match=r"positions_per_image is 5, an image has 4 grid positions"):
+        run_fit_codebook(cfg)

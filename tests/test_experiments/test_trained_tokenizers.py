@@ -46,7 +46,7 @@ def test_a_round_of_bootstrapping_is_made_from_the_round_before(tmp_path):
 
 def test_the_teacher_is_trained_before_its_pupil(tmp_path):
     plan = plan_table(load_table("tokenizer_choice", DATA), [0], tmp_path)
-    order = ["fashion", "clip", "vqkd", "vqkd", "token-mlp"]
+    order = ["fashion", "clip", "vqkd-training", "vqkd", "token-mlp"]
     assert [step for step, _ in steps(plan, "VQ-KD")] == order
     assert steps(plan, "k-means of pixels")[-1] == ("token-mlp", f"{DATA}_round0")
     assert not [run for run in plan.runs if run.kind == "pre-training"]

@@ -18,6 +18,8 @@ TRACEBACK = "MAPET_MM_TRACEBACK"
 # What a check raises; an AssertionError or a NotImplementedError is a bug wherever it comes from.
 CHECKS = (ValueError, KeyError, RuntimeError, TypeError)
 PACKAGE = Path(__file__).parent
+# Exit code of a run that was told to end and goes on when it is started again (`EX_TEMPFAIL`).
+STOPPED = 75
 # A process of torchrun waits before it speaks: if the first one has failed in the same way, torchrun ends it.
 PATIENCE_SECONDS = 10
 
@@ -39,14 +41,24 @@ def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
         try:
             main()
         except Exception as error:
+            process = _process()
             if os.environ.get(TRACEBACK) or not for_the_user(error):
+                if process:
+                    print(f"{process} ends with an error:", file=sys.stderr)
                 raise
-            message = f"error: {what_it_says(error)}"
+            message = f"error: {process}{': ' if process else ''}{what_it_says(error)}"
             if os.environ.get("LOCAL_RANK", "0") != "0" and "TORCHELASTIC_RUN_ID" in os.environ:
                 time.sleep(PATIENCE_SECONDS)
             sys.exit(message)
 
     return run
+
+
+def _process() -> str:
+    """Which process of several this is, unless it is the first."""
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    count = os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", ""))
+    return "" if rank == "0" else f"process {rank} of {count}"
 
 
 def for_the_user(error: Exception) -> bool:

@@ -33,7 +33,9 @@ MODELS = Registry(
 )
 DATASETS = Registry("dataset", parent=MMENGINE_DATASETS, scope=SCOPE, locations=["mapet_mm.datasets"])
 TRANSFORMS = Registry("transform", parent=MMENGINE_TRANSFORMS, scope=SCOPE, locations=["mapet_mm.datasets"])
-HOOKS = Registry("hook", parent=MMENGINE_HOOKS, scope=SCOPE, locations=["mapet_mm.engine"])
+HOOKS = Registry(
+    "hook", parent=MMENGINE_HOOKS, scope=SCOPE, locations=["mapet_mm.engine", "mapet_mm.evaluation.hook"]
+)
 METRICS = Registry("metric", parent=MMENGINE_METRICS, scope=SCOPE, locations=["mapet_mm.engine"])
 MODEL_WRAPPERS = Registry(
     "model_wrapper", parent=MMENGINE_MODEL_WRAPPERS, scope=SCOPE, locations=["mapet_mm.engine"]

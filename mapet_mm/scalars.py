@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
+# Names of the accuracies by place in the permuted order begin so; they count iterations.
+PLACES = "place_accuracy/"
 
 
 def find_scalars(work_dir: str | os.PathLike) -> list[Path]:
@@ -65,14 +67,17 @@ def last_values(source: str | os.PathLike) -> dict[str, float]:
 
 def _read_file(file: Path, may_be_cut: bool = False) -> list[Record]:
     """A file's records; where a killed training may have cut the last line short, without that."""
-    lines = file.read_text().splitlines(keepends=True)
-    if may_be_cut and lines and not lines[-1].rstrip(" ").endswith(("\n", "}")):
-        lines.pop()
     try:
+        lines = file.read_text().splitlines(keepends=True)
+        if may_be_cut and lines and not lines[-1].rstrip(" ").endswith(("\n", "}")):
+            lines.pop()
         if file.suffix == ".csv":
             return [{key: float(cell) for key, cell in row.items() if cell} for row in csv.DictReader(lines)]
-        return [json.loads(line) for line in lines if line.strip()]
-    except (TypeError, ValueError) as error:
+        records = [json.loads(line) for line in lines if line.strip()]
+        if not all(isinstance(record, dict) for record in records):
+            raise ValueError("a line is no record")
+        return records
+    except (TypeError, ValueError, AttributeError, csv.Error) as error:
         raise ValueError(
             f"curve file `{file}` is damaged ({error}): it takes one JSON record a line, "
             "or CSV of numbers with a header"
@@ -93,4 +98,4 @@ def _first_step(records: list[Record], is_train: bool) -> float:
 
 def _is_train(record: Record) -> bool:
     # Training counts iterations and validation counts epochs, so their steps cannot be compared.
-    return "lr" in record or "loss" in record
+    return "lr" in record or "loss" in record or f"{PLACES}01" in record

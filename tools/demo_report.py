@@ -23,7 +23,7 @@ from mapet_mm.visualization.codebook_sheet import (
     draw_codebook_sheet,
     find_members,
 )
-from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure
+from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure, place_figure
 from mapet_mm.visualization.report import Column, Section, Table
 from mapet_mm.visualization.segmentation import predict_images, segmentation_figure
 from mapet_mm.visualization.token_usage import measure_usage
@@ -79,6 +79,9 @@ def curves_section(work_dir: str | os.PathLike, reference: str | os.PathLike | N
     if reference is not None:
         caption += f" Grey: the committed reference run, {reference}."
     figures = [curve_figure(panel, records, behind) for panel in PRETRAINING_PANELS]
+    if places := place_figure(records):
+        figures.append(places)
+        caption += " By place: the later a target, the more of the others it sees."
     return Section("Pre-training", caption, figures)
 
 

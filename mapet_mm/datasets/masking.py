@@ -5,7 +5,8 @@ from mmpretrain.datasets.transforms import BEiTMaskGenerator
 
 from mapet_mm.registry import TRANSFORMS
 
-ATTEMPTS = 10
+# Then no block fits, as in grids of one row, and single patches are masked.
+ATTEMPTS = 200
 
 
 @TRANSFORMS.register_module()
@@ -41,7 +42,7 @@ class BlockwiseMask(BEiTMaskGenerator):
             )
 
     def _mask(self, mask: np.ndarray, max_mask_patches: int) -> int:
-        """Mask one more block in place; returns how many patches it adds, 0 if no block drawn fitted."""
+        """Mask one more block in place, or a patch if none fits; returns how many patches it adds."""
         for _ in range(ATTEMPTS):
             area = np.random.uniform(self.min_num_patches, max_mask_patches)
             aspect = np.exp(np.random.uniform(*self.log_aspect_ratio))
@@ -55,4 +56,5 @@ class BlockwiseMask(BEiTMaskGenerator):
             if 0 < added <= max_mask_patches:
                 block[:] = 1
                 return added
-        return 0
+        mask.flat[np.random.choice(np.flatnonzero(mask == 0))] = 1
+        return 1

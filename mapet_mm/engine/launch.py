@@ -215,7 +215,7 @@ def configure_test(
     if not cfg.get("test_evaluator"):
         raise LaunchError(
             f"config {cfg.filename} has no `test_evaluator`: its test set is for feature extraction; "
-            "tools/knn_probe.py and the recipes in configs/mapet/benchmarks evaluate the features"
+            "tools/evaluate_features.py and the recipes in configs/mapet/benchmarks evaluate the features"
         )
     if amp:
         cfg.test_cfg.fp16 = True

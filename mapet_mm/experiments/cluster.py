@@ -28,6 +28,7 @@ def sbatch_words(run: Run, runner: Runner, after: Sequence[str] = ()) -> list[st
     per_node = min(run.processes, runner.gpus_per_node or run.processes)
     words = ["sbatch", "--parsable", f"--job-name={run.name}", f"--output={run.folder}/job.log"]
     words += ["--open-mode=append", "--requeue", f"--nodes={math.ceil(run.processes / per_node)}"]
+    words += ["--signal=B:USR1@120"]  # before the time is over: training saves and is put back into the queue
     words += [f"--ntasks-per-node={per_node}", f"--cpus-per-task={runner.cpus_per_process}"]
     if runner.gpus_per_node and run.kind != "data":
         words += [f"--gres=gpu:{per_node}"]

@@ -23,7 +23,7 @@ from statistics import mean
 from typing import NamedTuple, TextIO
 
 from mapet_mm.config_files import VARIABLE
-from mapet_mm.errors import UserError, one_line_errors
+from mapet_mm.errors import STOPPED, UserError, one_line_errors
 from mapet_mm.experiments.plan import TRAIN, Run
 from mapet_mm.experiments.records import (
     StageError,
@@ -41,6 +41,10 @@ TAIL_LINES = 20
 POLL_SECONDS = 0.2
 PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # Linux has it
 REPORT_SECONDS = 30
+
+
+class StoppedError(StageError):
+    """A run that was told to end by a signal, and goes on where it stands when it is started again."""
 
 
 class _Running(NamedTuple):
@@ -86,12 +90,14 @@ class LocalRunner:
         self.running: list[_Running] = []
         self.elsewhere: set[str] = set()
         self.failed: dict[str, str] = {}
+        self.told: list[int] = []
 
     def run(self) -> None:
         """Do what is not done.
 
         Raises:
             StageError: runs failed; raised after all others, with the ends of their logs.
+        StoppedError: a run was told to end.
         """
         if before := len(self.runs) - len(self.waiting):
             self.tell(f"{before} of {len(self.runs)} runs were done before")
@@ -164,6 +170,8 @@ class LocalRunner:
             self.running.remove(one)
             run, code = one.run, one.process.returncode
             missing = [output for output in run.outputs if not os.path.exists(output)]
+            if code and (self.told or code == STOPPED):
+                raise StoppedError(f"{run.command[0]} was told to end: the same command goes on")
             if code or missing:
                 self._fail(
                     run, _failure(run, f"ended with code {code}" if code else f"did not write {missing[0]}")
@@ -197,6 +205,12 @@ class LocalRunner:
         overall = mean(chain(*taken.values()))
         seconds = sum(mean(taken.get(run.config, [overall])) for run in rest) / self.jobs
         return f"; about {seconds / 60:.0f} min left for {len(rest)} more" if rest else ""
+
+    def pass_on(self, number: int, _: object) -> None:
+        """Handler of the signals by which Slurm tells a job to end: its tool saves and ends."""
+        self.told.append(number)
+        for one in self.running:
+            one.process.send_signal(number)
 
     def _say(self, run: Run, text: str) -> None:
         self.tell(f"[{self.runs.index(run) + 1:2d}/{len(self.runs)}] {run.name}: {text}")
@@ -249,7 +263,20 @@ def _tail(run: Run, count: int) -> list[str]:
 @one_line_errors
 def main() -> None:
     launcher, cpus, run = sys.argv[1:]
-    LocalRunner([Run(**json.loads(run))], 1, launcher, int(cpus)).run()
+    runner = LocalRunner([Run(**json.loads(run))], 1, launcher, int(cpus))
+    before = {number: signal.signal(number, runner.pass_on) for number in (signal.SIGUSR1, signal.SIGTERM)}
+    try:
+        runner.run()
+    except StoppedError as error:
+        print(error, flush=True)
+        # The job's time is over. Of jobs that end by SIGTERM, Slurm puts back those that it took the machine
+        # from, and not those that were cancelled.
+        if signal.SIGUSR1 in runner.told[:1] and (job := os.environ.get("SLURM_JOB_ID")):
+            subprocess.run(["scontrol", "requeue", job], check=False)
+        sys.exit(STOPPED)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from mapet_mm.models.cae import ProjectedCAE
 from mapet_mm.models.feature_pyramid import SimpleFeaturePyramid
 from mapet_mm.models.heads import BEiTTokenHead, CAETokenHead, TokenPredictionHead
 from mapet_mm.models.mapet import MaPeT
-from mapet_mm.models.necks import ProjectedCAENeck
+from mapet_mm.models.necks import BatchNormNeck, ProjectedCAENeck
 from mapet_mm.models.objectives import OBJECTIVES, Objective, visibility
 from mapet_mm.models.other_vits import MaPeTPretrainBEiT, MaPeTPretrainEVA02
 from mapet_mm.models.probe import LayerwiseLinearHead, LinearProbe
@@ -15,6 +15,7 @@ from mapet_mm.models.vit import MaPeTPretrainViT, MaPeTViT
 __all__ = [
     "OBJECTIVES",
     "BEiTTokenHead",
+    "BatchNormNeck",
     "CAETokenHead",
     "LayerwiseLinearHead",
     "LinearProbe",

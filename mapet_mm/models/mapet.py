@@ -6,6 +6,7 @@ from mmpretrain.models.selfsup.base import BaseSelfSupervisor
 from mmpretrain.structures import DataSample
 from torch import Tensor
 
+from mapet_mm.models.permutation import seeded_permutations, seeds_of
 from mapet_mm.models.targets import token_ids
 from mapet_mm.models.two_stream_vit import TwoStreamViT
 from mapet_mm.registry import MODELS
@@ -106,11 +107,24 @@ class MaPeT(BaseSelfSupervisor):
         return self.backbone.encode(images_of(inputs))
 
     def loss(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> dict[str, Tensor]:
-        """Loss and token accuracy of a batch, with a permutation drawn per image (see the class)."""
+        """Loss and token accuracy of a batch, with a permutation drawn per image (see the class).
+
+        Where the loader seeds each image (`EpochSeedHook`), its permutation comes from that seed.
+        """
         predicted = self.sample_predicted(inputs[0].device)
-        latents, permutation = self.backbone(inputs[0], predicted=predicted)
+        permutation = self.training_permutation(inputs[0].device, data_samples)
+        latents, permutation = self.backbone(inputs[0], permutation, predicted)
         tokens = self.target_tokens(inputs[1], permutation)
         return self.head.loss(latents, tokens if predicted is None else tokens[:, predicted])
+
+    def training_permutation(
+        self, device: torch.device | str, data_samples: list[DataSample] | None
+    ) -> Int64[Tensor, "batch token"] | None:
+        """The permutation `(B, N)` of each image by its seed; None where the images have none."""
+        seeds = seeds_of(data_samples)
+        if seeds is None:
+            return None
+        return seeded_permutations(seeds.to(device, non_blocking=True), self.backbone.num_tokens)
 
     def sample_predicted(self, device: torch.device | str) -> Int64[Tensor, " predicted"] | None:
         """Draw which targets a step predicts, `(m,)` in ascending order; None for all."""

@@ -9,8 +9,9 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,14 +37,13 @@ class TensorFile:
         try:
             size = os.fstat(self._file.fileno()).st_size
             start = 8 + int.from_bytes(os.pread(self._file.fileno(), 8, 0), "little")
-            header = json.loads(self._read(8, min(start, size) - 8))
+            if start > size:
+                raise ValueError(f"{start - 8} bytes long")
+            header = json.loads(self._read(8, start - 8))
             self.metadata: dict[str, str] = header.pop("__metadata__", {})
-            self.tensors = {
-                name: (np.dtype(DTYPES[one["dtype"]]), tuple(one["shape"]), start + one["data_offsets"][0])
-                for name, one in header.items()
-            }
-            end = start + max(one["data_offsets"][1] for one in header.values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self.tensors = {name: _place(entry, start) for name, entry in header.items()}
+            end = start + max(entry["data_offsets"][1] for entry in header.values())
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise self._damaged(f"its header: {error}") from None
         except OSError as error:
             raise _gone(error) from None
@@ -52,21 +52,21 @@ class TensorFile:
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """The tensor's entries `start` to `stop` along its first axis, a copy."""
-        dtype, (count, *inner), offset = self.tensors[name]
+        dtype, (count, *inner), offset = self._tensor(name)
         count = (count if stop is None else stop) - start
         size = math.prod(inner) * dtype.itemsize
         return np.ndarray((count, *inner), dtype, self._read(offset + start * size, count * size))
 
     def row_reader(self, name: str) -> Callable[[int], np.ndarray]:
         """A function that reads one entry along the tensor's first axis, a copy."""
-        dtype, (_, *inner), _ = self.tensors[name]
+        dtype, (_, *inner), _ = self._tensor(name)
         inner, size = tuple(inner), math.prod(inner) * dtype.itemsize
         read = self.bytes_reader(name)
         return lambda row: np.ndarray(inner, dtype, bytearray(read(row * size, row * size + size)))
 
     def bytes_reader(self, name: str) -> Callable[[int, int], bytes]:
         """A function that reads from one byte of a tensor to another."""
-        offset, number = self.tensors[name][2], self._file.fileno()
+        offset, number = self._tensor(name)[2], self._file.fileno()
 
         def read(start: int, stop: int) -> bytes:
             try:
@@ -83,6 +83,11 @@ class TensorFile:
         """Close the file; it cannot be read any more."""
         self._file.close()
 
+    def _tensor(self, name: str) -> tuple[np.dtype, tuple[int, ...], int]:
+        if name not in self.tensors:
+            raise self._damaged(f"it has no tensor `{name}`")
+        return self.tensors[name]
+
     def _read(self, offset: int, count: int) -> bytearray:
         content = bytearray(count)
         buffer = memoryview(content)
@@ -98,6 +103,15 @@ class TensorFile:
 
     def _damaged(self, how: str) -> Exception:
         return self._error(f"`{self.path}` is damaged ({how}): {self._remedy}")
+
+
+def _place(entry: Mapping[str, Any], start: int) -> tuple[np.dtype, tuple[int, ...], int]:
+    """Type and shape of a tensor, and where its data begin in the file."""
+    dtype, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"])
+    first, end = entry["data_offsets"]
+    if first < 0 or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != end - first:
+        raise ValueError(f"{end - first} bytes for {entry['dtype']} of shape {shape}")
+    return dtype, shape, start + first
 
 
 def _gone(error: OSError) -> OSError:

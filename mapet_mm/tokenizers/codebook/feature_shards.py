@@ -51,7 +51,11 @@ class FeatureShards:
             # Of processes that do this at once any may be last: they all write the same.
             shards = -(-len(names) // IMAGES_PER_SHARD)
             replace_json(manifest, {**self.identity, "shards": shards})
-        self.names: list[list[str]] = [[] for _ in range(json.loads(manifest.read_text())["shards"])]
+        try:
+            shards = json.loads(manifest.read_text())["shards"]
+            self.names: list[list[str]] = [[] for _ in range(shards)]
+        except (ValueError, KeyError, TypeError) as error:
+            raise FeatureError(f"`{manifest}` is damaged ({error}): remove `{self.folder}`") from None
         for name in sorted(names):
             self.names[zlib.crc32(encode_name(name)) % len(self.names)].append(name)
 

@@ -21,7 +21,8 @@ CONFIGS = sorted(
 
 read = cache(Config.fromfile)  # a fifth of a second each
 TOKENIZERS = [path for path in CONFIGS if "tokenizer" in read(path) and "model" not in read(path)]
-RECIPES = [path for path in CONFIGS if path not in TOKENIZERS]
+# A model without a backbone is a tokenizer's own network.
+RECIPES = [path for path in CONFIGS if "backbone" in (read(path).get("model") or {})]
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
 

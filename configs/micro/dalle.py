@@ -4,12 +4,17 @@ _base_ = "_base_/tokenizer.py"
 token_store = _base_.token_stores.dalle
 image_size = 8 * _base_.grid
 
+trained = dict(config="configs/micro/dalle-training_1xb64-coslr.py", checkpoint=_base_.dalle_checkpoint)
+trained_by = trained if _base_.dalle_trained else None
+pretrained = dict(type="Pretrained", checkpoint=_base_.dalle_checkpoint, prefix="tokenizer.")
+weights = dict(init_cfg=pretrained) if _base_.dalle_trained else dict()
+
 tokenizer = dict(
     type="mapet_mm.FrozenTokenizer",
     image_size=image_size,
     vocab_size=_base_.vocab_size,
     random_seed=0,  # unless there is an `init_cfg`
-    tokenizer=dict(vocab_size=_base_.vocab_size, **_base_.dalle),
+    tokenizer=dict(vocab_size=_base_.vocab_size, **weights, **_base_.dalle),
 )
 data_preprocessor = dict(
     type="SelfSupDataPreprocessor", mean=[127.5, 127.5, 127.5], std=[127.5, 127.5, 127.5], to_rgb=True

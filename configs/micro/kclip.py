@@ -1,14 +1,17 @@
-# k-CLIP with the data set's CLIP ResNet, whose stride is 32: one token per patch of the ViT.
+# k-CLIP with the data set's CLIP ResNet, on images so large that there is one token per patch of the ViT.
 _base_ = "_base_/tokenizer.py"
 
 token_store = _base_.token_stores.kclip
-image_size = 32 * _base_.grid
+image_size = _base_.clip_stride * _base_.grid
+trained = dict(config="configs/micro/clip_1xb128-coslr.py", checkpoint=_base_.clip_checkpoint)
+trained_by = trained if _base_.clip_trained else None
 
 tokenizer = dict(
     type="mapet_mm.KCLIP",
     clip_model=dict(image_size=image_size, **_base_.clip_resnet),
-    pretrained=_base_.clip_weights,
+    pretrained=_base_.clip_checkpoint if _base_.clip_trained else _base_.clip_weights,
     codebook=_base_.codebook_file,
+    stride=_base_.clip_stride,
 )
 # CLIP's own mean and standard deviation, in 0..255.
 data_preprocessor = dict(

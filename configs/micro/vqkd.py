@@ -3,6 +3,11 @@ _base_ = "_base_/tokenizer.py"
 
 token_store = _base_.token_stores.vqkd
 
+trained = dict(config="configs/micro/vqkd-training_1xb64-coslr.py", checkpoint=_base_.vqkd_checkpoint)
+trained_by = trained if _base_.vqkd_trained else None
+pretrained = dict(type="Pretrained", checkpoint=_base_.vqkd_checkpoint, prefix="tokenizer.")
+weights = dict(init_cfg=pretrained) if _base_.vqkd_trained else dict()
+
 tokenizer = dict(
     type="mapet_mm.FrozenTokenizer",
     image_size=_base_.img_size,
@@ -20,6 +25,7 @@ tokenizer = dict(
             layer_scale_init_value=0.0,
         ),
         num_embed=_base_.vocab_size,
+        **weights,
         **_base_.vqkd,
     ),
 )

@@ -1,28 +1,24 @@
 """The embedded data set: scikit-learn's 1,797 handwritten digits as an ImageNet-style folder.
 
-For transfer, there are two more domains: dark ink on light ground, and rotated. `digits_scenes.py` composes
-the same digits into scenes with pixel labels.
+In two other domains too, for transfer: dark ink on light ground, and rotated.
+`digits_scenes.py` beside this composes the same digits into scenes with pixel labels.
 """
 
-import json
-import os
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
+from mapet_mm.datasets.folders import require, write_folder, write_list
+
 NUM_CLASSES = 10
 SOURCE_SIZE = 8
 MARKER = "digits.json"
 ROTATION_SEED = 1
-# Increase this whenever the files written for the same options change, so that old folders are detected.
-FORMAT = 1
 
 
 class Source(NamedTuple):
@@ -33,7 +29,7 @@ class Source(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Rows of the source: `train` and `val` partition it; `few` is a balanced subset of `train`."""
+    """Rows of the source: `train` and `val` are disjoint and cover it, `few` is a balanced part of train."""
 
     train: np.ndarray
     val: np.ndarray
@@ -49,12 +45,12 @@ def _inverted(ink: np.ndarray, row: int) -> np.ndarray:
 
 
 def _rotated(ink: np.ndarray, row: int) -> np.ndarray:
-    """Rotate by an angle fixed per digit, in a range below a half turn, so that 6 and 9 stay distinct."""
+    """Turned by an angle of the digit's own; less than a half turn apart, so that 6 and 9 stay two digits."""
     angle = np.random.default_rng([ROTATION_SEED, row]).uniform(-90, 90)
     return np.asarray(Image.fromarray(ink).rotate(angle, Image.Resampling.BICUBIC))
 
 
-# How each domain draws the ink, (size, size) uint8, of a row of the source.
+# How a domain shows the ink (size, size) uint8 of a row of the source.
 DOMAINS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "plain": _plain,
     "inverted": _inverted,
@@ -64,13 +60,13 @@ DOMAINS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class DigitsOptions:
-    """Options of `write_digits`.
+    """What `write_digits` writes.
 
     Args:
         image_size: side of the written digits, in pixels.
         val_per_class: digits of each class held out for validation.
         few_per_class: digits of each class in the short training list.
-        seed: seed of the split; with the same seed, folder, domains and scenes share one split.
+        seed: seed of the split; the same one keeps folder, domains and scenes on the same split.
         domain: 'plain' (light ink on dark ground), 'inverted' or 'rotated'.
     """
 
@@ -99,7 +95,7 @@ def load_source() -> Source:
 
 
 def split_source(val_per_class: int, few_per_class: int, seed: int) -> Split:
-    """Split the source at random per class; the rows depend only on these arguments."""
+    """Split the source per class at random: the same rows for the same arguments, whatever is written."""
     labels = load_source().labels
     rng = np.random.default_rng(seed)
     orders = [rng.permutation(np.flatnonzero(labels == digit)) for digit in range(NUM_CLASSES)]
@@ -124,16 +120,16 @@ def write_digits(out: Path, options: DigitsOptions | None = None, overwrite: boo
         overwrite: replace a folder that was written with other options.
 
     Returns:
-        True if the folder was written, False if it existed already with the same options.
+        True if the folder was written, False if it was there already with the same options.
 
     Raises:
-        FileExistsError: `out` holds data with other options, or something else.
+        FileExistsError: `out` holds other options' data or something that is not ours.
     """
     options = options or DigitsOptions()
     kept = asdict(options)
-    if options.domain == "plain":  # keeps folders valid that were written before domains existed
+    if options.domain == "plain":  # folders written before there were domains stay valid
         del kept["domain"]
-    return write_folder(Path(out), kept, lambda folder: _fill(folder, options), overwrite)
+    return write_folder(Path(out), MARKER, kept, lambda folder: _fill(folder, options), overwrite)
 
 
 def _fill(folder: Path, options: DigitsOptions) -> None:
@@ -144,72 +140,13 @@ def _fill(folder: Path, options: DigitsOptions) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             ink = DOMAINS[options.domain](render_ink(row, options.image_size), int(row))
             Image.fromarray(np.repeat(ink[..., None], 3, axis=2)).save(path)
-    _write_list(folder / "meta" / "train.txt", split.train)
-    _write_list(folder / "meta" / "val.txt", split.val)
-    _write_list(folder / "meta" / f"train_{len(split.few)}.txt", split.few)
+    for name, rows in (("train", split.train), ("val", split.val), (f"train_{len(split.few)}", split.few)):
+        labels = load_source().labels
+        write_list(folder / "meta" / f"{name}.txt", ((_relative_path(row), labels[row]) for row in rows))
 
 
 def _relative_path(row: int) -> str:
     return f"{load_source().labels[row]}/{row:04d}.png"
-
-
-def _write_list(path: Path, rows: Sequence[int]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    labels = load_source().labels
-    path.write_text("".join(f"{_relative_path(row)} {labels[row]}\n" for row in rows))
-
-
-def write_folder(out: Path, options: dict, fill: Callable[[Path], None], overwrite: bool) -> bool:
-    """Make folder `out` completely or not at all: fill it under another name, then rename it.
-
-    Args:
-        out: the folder to make.
-        options: kept in the folder's marker file; a folder with the same options is not changed.
-        fill: writes the content into the empty folder that is passed to it.
-        overwrite: replace a folder that was written with other options.
-
-    Returns:
-        True if the folder was written, False if it existed already.
-    """
-    if out.exists() and _is_done(out, options, overwrite):
-        return False
-    partial, old = (out.with_name(f".{out.name}.{kind}-{os.getpid()}") for kind in ("partial", "old"))
-    partial.mkdir(parents=True)
-    try:
-        fill(partial)
-        libraries = {name: version(name) for name in ("scikit-learn", "numpy", "pillow")}
-        marker = {"format": FORMAT, "options": options, "libraries": libraries}
-        (partial / MARKER).write_text(json.dumps(marker, indent=2) + "\n")
-        if out.exists():
-            out.rename(old)
-        partial.rename(out)
-    except BaseException:
-        if old.exists():
-            old.rename(out)
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-    return True
-
-
-def _is_done(out: Path, options: dict, overwrite: bool) -> bool:
-    if not (out / MARKER).is_file():
-        raise FileExistsError(
-            f"{out} is there but was not written by this tool (no {MARKER}): remove it or take another --out"
-        )
-    marker = json.loads((out / MARKER).read_text())
-    if marker["format"] == FORMAT and marker["options"] == options:
-        return True
-    if overwrite:
-        return False
-    theirs = marker["options"]
-    changed = [
-        f"{key} {theirs.get(key)} -> {value}" for key, value in options.items() if theirs.get(key) != value
-    ]
-    changed = changed or [f"format {marker['format']} -> {FORMAT}"]
-    raise FileExistsError(
-        f"{out} was written with other options ({', '.join(changed)}): add --overwrite to replace it"
-    )
 
 
 def check_split_options(val_per_class: int, few_per_class: int, seed: int) -> None:
@@ -222,9 +159,3 @@ def check_split_options(val_per_class: int, few_per_class: int, seed: int) -> No
         val_per_class + few_per_class <= smallest,
         f"val_per_class {val_per_class} + few_per_class {few_per_class}: at most {smallest} digits per class",
     )
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise ValueError with `message` unless `condition` holds."""
-    if not condition:
-        raise ValueError(message)

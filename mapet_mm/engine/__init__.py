@@ -15,5 +15,6 @@ from mapet_mm.engine import (  # noqa: F401
     strides,
     stuck_loader,
     token_check,
+    token_usage,
     total_batch,
 )

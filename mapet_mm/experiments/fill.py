@@ -66,8 +66,8 @@ class TableFiller:
         """One line for each metric that the declaration names and its evaluations have not logged."""
         lines = {}
         for cell in self.plan.cells:
-            logged = (record_of(cell.run) or {}).get("metrics", {cell.metric: 0})
-            if cell.metric not in logged:
+            logged = self._metrics(cell)
+            if logged is not None and cell.metric not in logged:
                 has = ", ".join(sorted(logged))
                 lines[cell.column] = f"column {cell.column!r}: there is no `{cell.metric}`; logged are {has}"
         return list(lines.values())
@@ -91,13 +91,26 @@ class TableFiller:
         return {place: self._measured(cells, states) if cells else "-" for place, cells in of_cell.items()}
 
     def _measured(self, cells: Sequence[Cell], states: Mapping[str, str]) -> Measured | str:
-        logged = [record["metrics"] for cell in cells if (record := record_of(cell.run))]
+        logged = [metrics for cell in cells if (metrics := self._metrics(cell)) is not None]
         metric = cells[0].metric
         if measured := summarise(metrics[metric] for metrics in logged if metric in metrics):
             return measured
         runs = self.plan.closure(cell.run for cell in cells)
         failed = any(states[run.folder] == "failed" for run in runs)
         return f"no `{metric}`" if logged else "failed" if failed else "not run"
+
+    def _metrics(self, cell: Cell) -> dict[str, float] | None:
+        """What a cell's evaluation logged, and the minutes of what it stands on; None if it was not run.
+
+        `tokenizer/minutes` is what made the tokens: training, codebook, extraction.
+        """
+        if not (record := record_of(cell.run)):
+            return None
+        minutes = dict.fromkeys(("tokenizer/minutes", "pre-training/minutes"), 0.0)
+        for run in self.plan.closure([cell.run]):
+            if (key := f"{run.kind}/minutes") in minutes and (made := record_of(run)):
+                minutes[key] += made["seconds"] / 60
+        return record["metrics"] | minutes
 
     def facts(self) -> list[str]:
         """How the numbers were made."""

@@ -127,7 +127,9 @@ class _Planner:
     def evaluation(self, row: Row, column: Column, seed: int) -> Run:
         """The run that measures a cell."""
         values = {**column.values, **row.values}
-        config, data = _existing(column.config, values, column.name), column.data or self.table.dataset
+        config = _existing(column.config, values, column.name)
+        # Without a pre-training, what a row is of another data set are its tokens.
+        data = column.data or (None if row.pretrain else row.data) or self.table.dataset
         tokenizer = _existing(row.tokenizer, values, row.name) if row.tokenizer else None
         cfg = self._merged(config, data, column.options)
         slots, start, needs = _open_starts(cfg), f"scratch_seed-{seed}", []
@@ -146,7 +148,7 @@ class _Planner:
         return self._training(f"{name}--{start}", "evaluation", cfg, changes, needs, data)
 
     def _pretraining(self, row: Row, config: str, tokenizer: str | None, seed: int) -> Run:
-        data = self.table.dataset
+        data = row.data or self.table.dataset
         cfg = self._merged(config, data, row.options)
         tokens = self._tokens(tokenizer, cfg, data)
         if tokenizer and not tokens:
@@ -183,11 +185,37 @@ class _Planner:
         codebook = cfg.tokenizer.get("codebook") if cfg.get("codebook") else None
         if codebook and (tools or os.path.normpath(codebook) in read):
             tools.insert(0, ("fit_codebook", codebook))
+        if tools:
+            made = self._trained_by(cfg.get("trained_by"), data)
         for tool, output in tools:
             name, gpus = f"{tool}_{Path(tokenizer).stem}", max(1, self.table.runner.gpus_per_node)
             run = Run(name, "tokenizer", (f"tools/{tool}.py", tokenizer), (output,), config=tokenizer)
             made = [self._add(replace(run, processes=gpus), made or self._data(), cfg)]
         return made
+
+    def _trained_by(self, training: Mapping[str, str] | None, data: str) -> list[Run]:
+        """The training of a tokenizer's own network, whose checkpoint the tokenizer's config names.
+
+        Args:
+            training: its `config`, `checkpoint`, what it writes last; and `tokenizer` and `data`, if it reads
+                tokens, or is of another data set.
+            data: the tokenizer's data set.
+
+        Raises:
+            DeclarationError: the training ends with a checkpoint of another name.
+        """
+        if not training:
+            return []
+        config, checkpoint = training["config"], training["checkpoint"]
+        cfg, data = self.read(config, training.get("data", data)), training.get("data", data)
+        if (last := final_checkpoint(cfg)) != os.path.basename(checkpoint):
+            raise DeclarationError(f"`{checkpoint}` is to be made by `{config}`, which ends with {last}")
+        needs = self._tokens(training.get("tokenizer"), cfg, data) or self._trained_by(
+            cfg.get("trained_by"), data
+        )
+        command = (TRAIN, config, "--work-dir", os.path.dirname(checkpoint), "--resume")
+        run = Run(f"{Path(config).stem}_tokenizer", "tokenizer", command, (checkpoint,), config=config)
+        return [self._add(run, needs or self._data(), cfg)]
 
     def _add(self, run: Run, needs: Sequence[Run], cfg: Config | None = None) -> Run:
         """Add the run with its folder, which replaces `{run}` in it; `cfg` is its config as in the file."""

@@ -35,6 +35,7 @@ class Row:
     tokenizer: str | None = None  # tokenizer config whose tokens are read, None for none
     options: Mapping[str, Any] = field(default_factory=dict)  # changes to `pretrain`, as in --cfg-options
     columns: Sequence[str] | None = None  # names of the columns in which it is evaluated, None for all
+    data: str | None = None  # data set of the pre-training, None for the table's
     values: Mapping[str, str] = field(default_factory=dict)  # values for braces; they override the column's
 
 

@@ -1,6 +1,7 @@
 """Visual tokens: how they are made (`grid_kmeans`, `kclip`, `frozen`, `precomputed`) and stored (`store`)."""
 
 from mapet_mm.tokenizers.base import Tokenizer, full_float32
+from mapet_mm.tokenizers.clip_training import CaptionCLIP
 from mapet_mm.tokenizers.codebook import Codebook, CodebookError
 from mapet_mm.tokenizers.frozen import FrozenTokenizer, TokenizerError
 from mapet_mm.tokenizers.grid_kmeans import GridKMeans
@@ -14,11 +15,14 @@ from mapet_mm.tokenizers.store import (
     extend_store,
     merge_stores,
 )
+from mapet_mm.tokenizers.tokenizer_training import DiscreteAutoencoder, VQKDDistillation
 
 __all__ = [
     "KCLIP",
+    "CaptionCLIP",
     "Codebook",
     "CodebookError",
+    "DiscreteAutoencoder",
     "FrozenTokenizer",
     "GridError",
     "GridKMeans",
@@ -28,6 +32,7 @@ __all__ = [
     "TokenStoreError",
     "Tokenizer",
     "TokenizerError",
+    "VQKDDistillation",
     "extend_store",
     "full_float32",
     "grid_features",

@@ -277,10 +277,7 @@ def _read_state_dict(file: str) -> Mapping[str, Tensor]:
 
 def _tower_weights(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     weights = {name.removeprefix("module."): tensor for name, tensor in state_dict.items()}
-    if any(name.startswith("visual.") for name in weights):
-        weights = {
-            name.removeprefix("visual."): tensor
-            for name, tensor in weights.items()
-            if name.startswith("visual.")
-        }
+    # The tower of a whole CLIP, at whatever place of the model that was saved.
+    whole = {name.partition("visual.")[2]: tensor for name, tensor in weights.items() if "visual." in name}
+    weights = whole or weights
     return {name: tensor for name, tensor in weights.items() if not name.startswith("attnpool.")}

@@ -57,10 +57,12 @@ class GridKMeans(Tokenizer):
         # Read first: a wrong path should not cost the minutes of a weights download.
         if codebook is not None and not isinstance(codebook, Codebook):
             codebook = Codebook.load(codebook)
-        if isinstance(encoder, Mapping):
+        if isinstance(encoder, Mapping) and "type" in encoder:
             network, weights = self._build(encoder, image_size, layer, random_seed)
-        else:
+        elif isinstance(encoder, nn.Module):
             network, weights = encoder, "given"
+        else:
+            raise TokenizerError(f"encoder is {encoder!r}: give dict(type=..., ...), or a module")
         super().__init__(network, image_size, init_cfg)
         self.layer, self.codebook = layer, codebook
         self.description = self._describe(encoder, weights)

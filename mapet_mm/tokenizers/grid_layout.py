@@ -20,9 +20,9 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "B D H W": lambda output: output.flatten(2).transpose(1, 2),
     "B H W D": lambda output: output.flatten(1, 2),
 }
-DRAWS, SEED = 2, 0
+DRAWS, SEED = 4, 0
 # A changed corner's side, as a share of the image's, and its pixels: small beside any patch, and loud.
-CORNER_SHARE, LOUDNESS = 64, 8.0
+CORNER_SHARE, LOUDNESS = 32, 8.0
 
 
 class GridError(UserError, ValueError):

@@ -50,7 +50,7 @@ def shortened(config: Config, data: Path, work_dir: Path) -> Config:
         scheduler.pop("convert_to_iter_based", None)
     check, *probes = config.get("custom_hooks", [None])
     loaders = [config.train_dataloader, config.val_dataloader, config.test_dataloader]
-    for probe in probes:
+    for probe in (hook for hook in probes if "train_dataloader" in hook):
         loaders += [probe.train_dataloader, probe.val_dataloader]
         probe.k = 5
     for loader in filter(None, loaders):

@@ -10,16 +10,11 @@ import pytest
 from PIL import Image
 
 from mapet_mm.datasets.digits import DigitsOptions, load_source, render_ink, split_source, write_digits
-from mapet_mm.datasets.digits_scenes import (
-    INK_LEVEL,
-    LUMINANCE,
-    ScenesOptions,
-    compose_scenes,
-    contrasting_colour,
-    write_scenes,
-)
+from mapet_mm.datasets.digits_scenes import ScenesOptions, digit_things, write_scenes
+from mapet_mm.datasets.scenes import LUMINANCE, compose_scenes, contrasting_colour
 
 SCENES = ScenesOptions(training=24, validation=12)
+INK_LEVEL = 128  # at or above this, of 255, a pixel is labelled
 
 
 def digest(folder: Path) -> str:
@@ -123,7 +118,8 @@ def test_no_validation_digit_is_in_a_training_scene_and_none_the_other_way(scene
 
 
 def test_more_scenes_keep_the_first_ones():
-    few, many = (next(compose_scenes(ScenesOptions(training=n), "training")) for n in (1, 9))
+    things = digit_things(SCENES)
+    few, many = (next(compose_scenes(things, ScenesOptions(training=n), "training")) for n in (1, 9))
     np.testing.assert_array_equal(few.image, many.image)
 
 

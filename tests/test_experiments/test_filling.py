@@ -214,7 +214,7 @@ def test_a_mistyped_metric_costs_its_column_and_says_what_there_is(project, monk
     """It neither ends the other runs nor makes later calls fail; the right name needs no new training."""
     declare(project, metric="accuracy/top")
     run_tool(monkeypatch, "--rows", "scratch", "one")
-    assert "warning: column 'tuned (%)': there is no `accuracy/top`; logged are accuracy/top1, step" in (
+    assert "warning: column 'tuned (%)': there is no `accuracy/top`; logged are accuracy/top1, pre-train" in (
         capsys.readouterr().out
     )
     assert cells()["one", "probe"]["missing"] == ""

@@ -158,6 +158,12 @@ def test_an_output_without_a_grid_is_refused_with_what_to_do():
         GridKMeans(dict(pooled, out_type="raw"), 24, layer=7, random_seed=0)
 
 
+@pytest.mark.parametrize("encoder", ["mapet_mm.MaPeTViT", {}, None])
+def test_what_is_no_encoder_is_refused(encoder):
+    with pytest.raises(TokenizerError, match=r"encoder is .*: give dict"):
+        GridKMeans(encoder, 24)
+
+
 def test_an_encoder_that_nobody_gave_weights_is_refused(tmp_path):
     raw = dict(type="VisionTransformer", out_type="raw", **OWN)
     with pytest.raises(TokenizerError, match=r"encoder VisionTransformer has no weights: give .*random_seed"):

@@ -5,9 +5,18 @@ assert _base_.img_size % _base_.patch_size == 0, "`img_size` has to be a multipl
 grid = _base_.img_size // _base_.patch_size
 num_patches = grid * grid
 
+# Of networks that are trained for a tokenizer.
+vqkd_checkpoint = f"{_base_.work_root}/vqkd/epoch_{_base_.vqkd_epochs}.pth"
+dalle_checkpoint = f"{_base_.work_root}/dalle/epoch_{_base_.dalle_epochs}.pth"
+clip_checkpoint = f"{_base_.work_root}/clip/epoch_{_base_.clip_epochs}.pth"
+previous_checkpoint = f"{_base_.work_root}/previous_round/epoch_{_base_.pretrain_epochs}.pth"
+
 codebook_file = f"{_base_.work_root}/codebook.safetensors"
+grid_codebook_file = f"{_base_.work_root}/codebook_grid.safetensors"
+codebooks = dict(kclip=codebook_file, grid=grid_codebook_file, vqkd=None, dalle=None)
 token_stores = dict(
     kclip=f"{_base_.work_root}/tokens",
     vqkd=f"{_base_.work_root}/tokens_vqkd",
     dalle=f"{_base_.work_root}/tokens_dalle",
+    grid=f"{_base_.work_root}/tokens_grid",
 )

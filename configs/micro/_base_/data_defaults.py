@@ -14,6 +14,7 @@ finetune_epochs = 20
 few_finetune_epochs = 120
 scratch_epochs = 36  # as many as a pre-training and its fine-tuning have together
 token_epochs = 20
+clip_epochs = vqkd_epochs = dalle_epochs = 20
 upernet_iterations = 500
 
 # Tokenizers: small encoders with fixed random weights, so nothing is downloaded. Trained ones of a data set:
@@ -22,11 +23,18 @@ tokenizer_note = (
     "All three tokenizers are small and have fixed random weights: nothing was learnt from images but the "
     "codebook of k-CLIP."
 )
+tokens = "kclip"  # whose tokens pre-trainings predict: a tokenizer's file of configs/micro
 vocab_size = 128
 clip_resnet = dict(layers=[1, 1, 1, 1], width=8)
+clip_stride = 32
 clip_weights = dict(type="random", seed=0)
+clip_trained = False  # instead of those weights, trained ones, by configs/micro/clip_1xb128-coslr.py
+grid_encoder = dict()  # of tokens by k-means of any encoder; empty for the pixels of a patch
+previous_round = None  # instead of it, the data set whose MaPeT gives the features: bootstrapped tokens
+class_names = ()  # as captions say them
 vqkd = dict(type="VQKD", embed_dims=8, quantize_kmeans_init=False)
 vqkd_encoder = dict(embed_dims=48, num_layers=2, num_heads=3, feedforward_channels=96)
 dalle = dict(type="DALL-E", n_hid=32, n_blk_per_group=1)
+vqkd_trained = dalle_trained = False  # instead of random weights, by configs/micro/{vqkd,dalle}-training_*.py
 
 few_scenes = all_scenes = 0  # scenes with pixel labels to train on: there are none

@@ -1,9 +1,9 @@
-# Images with stored k-CLIP token grids; as in the paper, colour jitter is the only augmentation.
+# Images with stored token grids; as in the paper, colour jitter is the only augmentation.
 _base_ = "images.py"
 
 data_preprocessor = dict(type="mapet_mm.TokenGridDataPreprocessor")
 
-load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=_base_.token_stores.kclip)
+load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=_base_.token_stores[_base_.tokens])
 color_jitter = dict(type="ColorJitter", brightness=0.4, contrast=0.4, saturation=0.4)
 pack = dict(type="PackInputs", algorithm_keys=["token_grid"])
 
@@ -31,6 +31,6 @@ knn_probe = dict(
 
 custom_hooks = [
     # Training does not start on tokens of another codebook.
-    dict(type="mapet_mm.TokenStoreCheckHook", codebook=_base_.codebook_file),
+    dict(type="mapet_mm.TokenStoreCheckHook", codebook=_base_.codebooks[_base_.tokens]),
     knn_probe,
 ]

@@ -5,6 +5,7 @@ data_preprocessor = dict(_delete_=True, num_classes=_base_.num_classes)  # no me
 pack = dict(type="PackInputs", input_key="token_grid")
 kclip_tokens = [dict(type="mapet_mm.LoadTokenGrid", store=_base_.token_stores.kclip), pack]
 vqkd_tokens = [dict(type="mapet_mm.LoadTokenGrid", store=_base_.token_stores.vqkd), pack]
+grid_tokens = [dict(type="mapet_mm.LoadTokenGrid", store=_base_.token_stores.grid), pack]
 dalle_tokens = [dict(type="mapet_mm.LoadTokenGrid", store=_base_.token_stores.dalle), pack]
 
 val_evaluator = dict(type="Accuracy", topk=(1, 5))
@@ -12,7 +13,7 @@ test_evaluator = val_evaluator
 val_cfg = dict()
 test_cfg = dict()
 
-custom_hooks = [dict(type="mapet_mm.TokenStoreCheckHook")]
+custom_hooks = [dict(type="mapet_mm.TokenStoreCheckHook"), dict(type="mapet_mm.TokenUsageHook")]
 
 optim_wrapper = dict(
     constructor="mapet_mm.LayerDecayOptimWrapperConstructor",

@@ -3,7 +3,7 @@
 _base_ = "../../micro/_base_/data.py"
 
 tables = ["micro"]
-tokenizer = "configs/micro/kclip.py"
+tokenizer = f"configs/micro/{_base_.tokens}.py"
 
 pretrain = "configs/micro/{method}_vit-micro_kclip_1xb32-coslr.py"
 probe_few = "configs/micro/vit-micro_1xb100-linear-coslr_few-labels.py"

@@ -1,0 +1,53 @@
+# Tokens by k-means of the features of the data set's `grid_encoder`, of the pixels of a patch if it has none,
+# or of what MaPeT has learnt from the tokens of a previous round (bootstrapped).
+_base_ = ["_base_/vit-micro.py", "_base_/tokenizer.py"]
+
+token_store = _base_.token_stores.grid
+
+pixels = dict(type="torch.nn.PixelUnshuffle", downscale_factor=_base_.patch_size)
+learnt = dict(
+    type="mapet_mm.MaPeTViT",
+    arch=_base_.arch,
+    img_size=_base_.img_size,
+    patch_size=_base_.patch_size,
+    out_type="raw",
+    init_cfg=dict(type="Pretrained", checkpoint=_base_.previous_checkpoint, prefix="backbone."),
+)
+previous = dict(
+    config="configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py",
+    checkpoint=_base_.previous_checkpoint,
+    data=_base_.previous_round,
+    tokenizer="configs/micro/grid.py",
+)
+trained_by = previous if _base_.previous_round else None
+
+tokenizer = dict(
+    type="mapet_mm.GridKMeans",
+    encoder=learnt if _base_.previous_round else _base_.grid_encoder or pixels,
+    image_size=_base_.img_size,
+    codebook=_base_.grid_codebook_file,
+)
+data_preprocessor = dict(type="SelfSupDataPreprocessor", mean=_base_.mean, std=_base_.std, to_rgb=True)
+
+resize = dict(
+    type="ResizeEdge", scale=_base_.img_size, edge="short", backend="pillow", interpolation="bicubic"
+)
+pipeline = [*_base_.load, resize, _base_.pack]
+dataset = [
+    dict(pipeline=pipeline, **_base_.train_images),
+    dict(pipeline=pipeline, **_base_.val_images),
+]
+
+codebook = dict(
+    dataset=dataset[0],
+    positions_per_image=16,
+    k=_base_.vocab_size,
+    niter=20,
+    nredo=5,
+    max_points_per_centroid=512,
+    seed=0,
+)
+
+# What to run after the extraction.
+recipe = "mapet_vit-micro_kclip_1xb32-coslr" if _base_.tokens == "grid" else "token-mlp_grid_1xb64-coslr"
+next_config = f"configs/micro/{recipe}.py"

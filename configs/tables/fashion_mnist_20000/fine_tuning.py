@@ -1,0 +1,27 @@
+# Fine-tuning at 1 %, 10 % and all of the labels of the 60,000 images.
+_base_ = "../fashion_mnist_20000.py"
+
+title = "Fine-tuning on fashion_mnist_20000, k-CLIP tokens"
+few = "configs/micro/vit-micro_1xb50-coslr_few-labels.py"
+ann_file = "train_dataloader.dataset.ann_file"
+rows = [_base_.scratch, _base_.mim, _base_.pim, _base_.mapet, _base_.beit, _base_.cae]
+columns = [
+    dict(name="600 labels", unit="top-1, %", config=few, metric="accuracy/top1"),
+    dict(
+        name="6,000 labels",
+        unit="top-1, %",
+        config=_base_.finetune,
+        recipe="coslr",
+        options={ann_file: "meta/train_6000.txt"},
+        metric="accuracy/top1",
+    ),
+    dict(
+        name="60,000 labels",
+        unit="top-1, %",
+        config=_base_.finetune,
+        recipe="coslr",
+        options={ann_file: "meta/train.txt"},
+        metric="accuracy/top1",
+    ),
+]
+notes = ["No pre-training: with 600 labels the recipe of fine-tuning, from random weights."]

@@ -140,7 +140,7 @@ def _validation(images: int | None) -> dict:
 
 
 def final(work_dir: Path) -> dict[str, torch.Tensor]:
-    content = torch.load(work_dir / "iter_9.pth", weights_only=True)
+    content = torch.load(work_dir / "iter_9.pth", weights_only=False)
     return {**content["state_dict"], **content.get("ema_state_dict", {})}
 
 

@@ -50,9 +50,11 @@ class EpochSeedHook(Hook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Check that an epoch has as many steps as it had, or stands at its end."""
+        if not runner._resume or not isinstance(runner.train_loop, EpochBasedTrainLoop):
+            return
         meta, length = checkpoint.get("meta", {}), len(runner.train_dataloader)
         before = meta.get(LENGTH, length)
-        if not runner._resume or not isinstance(runner.train_loop, EpochBasedTrainLoop) or before == length:
+        if before == length:
             return
         processes, batch = get_world_size(), runner.train_dataloader.batch_size
         steps = meta["iter"] - meta["epoch"] * before

@@ -124,7 +124,8 @@ class MaPeT(BaseSelfSupervisor):
         seeds = seeds_of(data_samples)
         if seeds is None:
             return None
-        return seeded_permutations(seeds.to(device, non_blocking=True), self.backbone.num_tokens)
+        seeds = seeds.to(device, non_blocking=True)
+        return seeded_permutations(seeds, self.backbone.num_tokens, self.backbone.num_extra_tokens)
 
     def sample_predicted(self, device: torch.device | str) -> Int64[Tensor, " predicted"] | None:
         """Draw which targets a step predicts, `(m,)` in ascending order; None for all."""

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Int64
 from mmengine.structures import BaseDataElement
 from torch import Tensor
-from torch.nn import functional as F
 
 # SplitMix64's, as the signed numbers that a tensor holds.
 STEP, FIRST, SECOND = (
@@ -14,24 +13,29 @@ STEP, FIRST, SECOND = (
 )
 
 
-def seeded_permutations(seeds: Int64[Tensor, " batch"], num_tokens: int) -> Int64[Tensor, "batch token"]:
-    """A uniform random order of the patches for each seed; the class token (0) always comes first.
+def seeded_permutations(
+    seeds: Int64[Tensor, " batch"], num_tokens: int, num_extra_tokens: int = 1
+) -> Int64[Tensor, "batch token"]:
+    """A uniform random order of the patches for each seed, behind the class token (0) and any registers.
 
     Integer arithmetic alone: the same on every device, in whatever batch a seed comes.
 
     Args:
         seeds: `(B,)`.
-        num_tokens: `N`, with the class token.
+        num_tokens: `N`, with the class token and registers.
+        num_extra_tokens: how many of them are no patches; they keep their order.
 
     Returns:
         `(B, N)` int64: `permutation[b, t]` is the token at place `t`.
     """
-    places = torch.arange(1, num_tokens, device=seeds.device)
-    keys = seeds[:, None] + places * STEP  # B N-1, modulo 2^64
+    places = torch.arange(1, num_tokens - num_extra_tokens + 1, device=seeds.device)
+    keys = seeds[:, None] + places * STEP  # B patches, modulo 2^64
     keys = (keys ^ _shift_right(keys, 30)) * FIRST
     keys = (keys ^ _shift_right(keys, 27)) * SECOND
     keys = keys ^ _shift_right(keys, 31)
-    return F.pad(keys.argsort(dim=1, stable=True) + 1, (1, 0))
+    patches = keys.argsort(dim=1, stable=True) + num_extra_tokens
+    extra = torch.arange(num_extra_tokens, device=seeds.device).expand(len(seeds), -1)
+    return torch.cat([extra, patches], dim=1)
 
 
 def seeds_of(data_samples: Sequence[BaseDataElement] | None) -> Int64[Tensor, " batch"] | None:

@@ -89,8 +89,9 @@ def test_recipe_trains_two_iterations(recipe, data, tmp_path):
     assert len(losses) == 2
     assert np.isfinite(losses).all()
     checkpoint = torch.load(tmp_path / "iter_2.pth", weights_only=False)["state_dict"]
-    frozen = config.model.type == "mapet_mm.LinearProbe"
-    assert frozen <= any(name.startswith("backbone.layers.") for name in start.frozen)
+    layers = {name for name in start.weights if name.startswith("backbone.layers.")}
+    frozen = bool(layers) and layers <= start.frozen
+    assert frozen == ("linear" in recipe)
     for name, value in start.weights.items():
         moved = not torch.equal(checkpoint[name], value)
         # CAE's teacher has no gradient of its own: it follows the encoder.

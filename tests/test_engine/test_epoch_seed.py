@@ -173,6 +173,9 @@ def test_permutations_depend_on_their_seed_alone():
     permutations = seeded_permutations(seeds, 10)
     assert torch.equal(permutations[:, 0], torch.zeros(2000, dtype=torch.int64))
     assert torch.equal(permutations.sort(1).values, torch.arange(10).expand(2000, -1))
+    behind_registers = seeded_permutations(seeds, 13, num_extra_tokens=4)
+    assert torch.equal(behind_registers[:, :4], torch.arange(4).expand(len(seeds), 4))
+    assert torch.equal(behind_registers[:, 4:], permutations[:, 1:] + 3)
     assert torch.equal(seeded_permutations(seeds[[7, 3]], 10), permutations[[7, 3]])
     # Each of 9 patches at each of 9 places: 222 times on average, 5 standard deviations are 71.
     counts = torch.stack([torch.bincount(permutations[:, place], minlength=10)[1:] for place in range(1, 10)])

@@ -4,8 +4,8 @@
     python tools/get_flops.py configs/segmentation/*.py --shape 512
 
 FLOPs are for one image, a multiply-add as one, as in OpenMMLab's metafiles: of the features (a segmentor: of
-the prediction), attention included; and, for MaPeT, PIM and MIM, of a pre-training step, forward and backward,
-as much as it cannot do without.
+the prediction), attention included; and, for MaPeT, PIM and MIM, of a pre-training step, as much as it cannot
+do without, forward and backward.
 """
 
 import argparse

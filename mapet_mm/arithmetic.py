@@ -1,4 +1,4 @@
-"""The arithmetic of a model, and of a pre-training step at least: the floor under its time."""
+"""The operations of a model, and the minimum of a pre-training step, which bounds its time from below."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mapet_mm.models.objectives import MIM, Objective, group_sizes, visibility
 from mapet_mm.models.vit import MaPeTPretrainViT
 
-# One product forward, two backward: by the inputs and by the weights.
+# One matrix product forward, two backward: for the gradients of the inputs and of the weights.
 PASSES = 3
 
 
@@ -27,10 +27,10 @@ def step_flops(
     patch_values: int,
     vocab_size: int,
 ) -> int:
-    """Floating-point operations of the products of one image's training step, a multiply-add as two.
+    """FLOPs of the matrix products in one image's training step; a multiply-add counts as two.
 
-    Counted is what the method needs: attention over the keys that a row sees, no other; beyond the last layer
-    the predictions only.
+    Counts only what the method needs: attention over the keys that a row sees, and after the last layer only
+    the predictions.
 
     Args:
         objective: the objective.
@@ -39,7 +39,7 @@ def step_flops(
         depth: number of layers.
         dim: `D`.
         feedforward: width of the MLP.
-        patch_values: values of a patch (3 x 16 x 16).
+        patch_values: number of values in a patch (3 x 16 x 16).
         vocab_size: `V`.
     """
     num_targets = num_tokens - cutting_point
@@ -48,23 +48,24 @@ def step_flops(
     predictions = group_sizes(objective.predicting_group, cutting_point, num_targets)[0]
 
     def layer(queries: int, visible: int) -> int:
-        # Query and output projection and the MLP for the rows; key and value for the keys; scores and sums.
+        # Query and output projections and the MLP for the rows; keys and values for the keys; scores and
+        # weighted sums.
         return 2 * (dim * (2 * queries * (dim + feedforward) + 2 * keys * dim) + 2 * visible * dim)
 
     forward = (depth - 1) * layer(rows, int(sees.sum()))
     forward += layer(predictions, int(sees[-predictions:].sum()))
     forward += 2 * predictions * dim * vocab_size
-    # Images need no gradient: the patch embedding has one product less.
+    # Images need no gradient, so the patch embedding has one product less.
     return PASSES * forward + (PASSES - 1) * 2 * (num_tokens - 1) * patch_values * dim
 
 
 def plain_step_flops(num_tokens: int, num_masked: int, depth: int, **sizes: int) -> int:
-    """The same for a plain ViT that predicts `num_masked` of its tokens: BEiT."""
+    """As `step_flops`, for a plain ViT that predicts `num_masked` of its tokens (BEiT)."""
     return step_flops(MIM, num_tokens, num_tokens - num_masked, depth, **sizes)
 
 
 def backbone_step_flops(backbone: MaPeTPretrainViT, vocab_size: int) -> int:
-    """`step_flops` of a two-stream backbone, at its size of image."""
+    """`step_flops` of a two-stream backbone, at the size of its images."""
     height, width = backbone.patch_embed.projection.kernel_size
     return step_flops(
         backbone.objective,
@@ -79,12 +80,12 @@ def backbone_step_flops(backbone: MaPeTPretrainViT, vocab_size: int) -> int:
 
 
 class Complexity(NamedTuple):
-    """What a recipe's model costs, a multiply-add as one operation, as OpenMMLab's metafiles count.
+    """Cost of the model of a recipe. A multiply-add is one operation, as in OpenMMLab's metafiles.
 
     Args:
-        parameters: of the whole model, without a tokenizer that runs in it.
-        forward: operations of one image's features; of a segmentor, of its prediction.
-        step: operations of one image's pre-training step (:func:`step_flops`), for the two-stream backbones.
+        parameters: of the whole model, without an online tokenizer.
+        forward: operations for the features of one image; for a segmentor, for its prediction.
+        step: operations of the pre-training step of one image (`step_flops`), of a two-stream backbone.
     """
 
     parameters: int
@@ -94,9 +95,9 @@ class Complexity(NamedTuple):
 
 @torch.no_grad()
 def complexity(cfg: Config, size: tuple[int, int]) -> Complexity:
-    """Count the operations of a recipe's model, without weights and without computing.
+    """Count the operations of the model of a recipe, without running it.
 
-    Unlike MMEngine's counter, this one counts what the fused attention kernel multiplies.
+    Unlike MMEngine's counter, this includes the products inside the fused attention kernel.
 
     Args:
         cfg: a recipe of MMPretrain or MMSegmentation, with a model of images.
@@ -115,7 +116,7 @@ def complexity(cfg: Config, size: tuple[int, int]) -> Complexity:
 
 
 def _without_weights(cfg: Config) -> nn.Module:
-    """The model on the meta device; a tokenizer in it would be downloaded, so it is left out."""
+    """Build the model on the meta device, without its tokenizer, which would be downloaded."""
     settings = cfg.model.copy()
     if settings.get("target_generator"):
         settings.target_generator = None

@@ -1,4 +1,4 @@
-"""What the scripts of tools/benchmarks share: the machine in words, and tables."""
+"""Functions that the scripts in tools/benchmarks share: a description of the machine, timing, and tables."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def machine() -> str:
 def time_in_turns(
     calls: Mapping[str, Callable[[], object]], rounds: int, warm_up: int
 ) -> dict[str, list[float]]:
-    """Seconds of each call in each round, all calls in every round; the first rounds do not count.
+    """Time every call once per round and return its seconds by round, without the warm-up rounds.
 
     Args:
-        calls: what to time, by name.
-        rounds: rounds that count.
-        warm_up: rounds before them.
+        calls: the functions to time, by name.
+        rounds: number of rounds that count.
+        warm_up: number of rounds before them.
     """
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(warm_up + rounds):
@@ -45,19 +45,19 @@ def time_in_turns(
 
 
 def _wait() -> None:
-    """Until the GPU, if there is one, has done all it was given."""
+    """Wait until the GPU, if there is one, has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown, numbers to the right."""
+    """A Markdown table with numbers aligned right."""
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def processor() -> str:
-    """The CPU's model."""
+    """The model name of the CPU."""
     try:
         with open("/proc/cpuinfo") as lines:
             names = [text.split(":", 1)[1].strip() for text in lines if text.startswith("model name")]

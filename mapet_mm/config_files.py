@@ -1,4 +1,4 @@
-"""Config files, and the data set that they are read for: the environment variable MAPET_MM_DATA names it."""
+"""Config files, and their data set, which the environment variable MAPET_MM_DATA names."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from mmengine.config import Config
 from mapet_mm.errors import UserError
 
 VARIABLE = "MAPET_MM_DATA"
-PACKAGE = Path(__file__).parent / ".mim"  # configs/ and tools/, in a wheel as in a clone; `mim` looks there
+PACKAGE = Path(__file__).parent / ".mim"  # configs/ and tools/, in a wheel or a clone; `mim` looks there
 
 
 class ConfigError(UserError, ValueError):
-    """A config that cannot be read; the message is one line."""
+    """A config cannot be read; the message is one line."""
 
 
 @contextmanager
 def data_set(name: str | None) -> Iterator[None]:
-    """Read configs for this data set meanwhile; None leaves the environment's."""
+    """Within this context, read configs for this data set; None keeps the environment's."""
     before = os.environ.get(VARIABLE)
     if name is not None:
         os.environ[VARIABLE] = name
@@ -36,19 +36,19 @@ def data_set(name: str | None) -> Iterator[None]:
 
 
 def in_package(path: str) -> str:
-    """The package's own file of this path (`configs/...`) where the working folder has none."""
+    """The path itself, or the package's file of this name (`configs/...`) if the working folder has none."""
     return path if Path(path).exists() or not (PACKAGE / path).is_file() else str(PACKAGE / path)
 
 
 def read_config(path: str | os.PathLike, data: str | None = None) -> Config:
-    """Read a config for a data set, the environment's if None.
+    """Read a config for a data set; None takes the environment's.
 
     Raises:
-        ConfigError: whatever goes wrong in the file, or there is no such data set.
+        ConfigError: the file raises any error, or there is no such data set.
     """
     with data_set(data):
         chosen = os.environ.get(VARIABLE)
-        logging.disable(logging.INFO)  # MMEngine tells of the variable each time that a base uses it
+        logging.disable(logging.INFO)  # MMEngine logs each use of the variable
         try:
             cfg = Config.fromfile(path)
         except Exception as error:  # a config is Python, so it can raise anything
@@ -73,5 +73,5 @@ def read_config(path: str | os.PathLike, data: str | None = None) -> Config:
 
 
 def typed(cfg: Config, command: str) -> str:
-    """A command on a config as it is typed anywhere: with the variables that the config was read with."""
+    """A command on a config as typed in a shell, with the variables that the config was read with."""
     return "".join(f"{name}={shlex.quote(value)} " for name, value in cfg.env_variables.items()) + command

@@ -1,16 +1,16 @@
-"""State dicts under other names: the authors' <-> mapet_mm <-> timm <-> Hugging Face, -> torchvision.
+"""Rename state dicts: the authors' <-> mapet_mm <-> timm <-> Hugging Face, -> torchvision.
 
-All four describe the same network, so converting changes names and, where queries, keys and values are apart,
-cuts or joins matrices; values stay as they are. What a network of another origin leaves out (LayerScale, a
-bias) is filled with the value that means the same; what it has more is refused by name. Models that take the
-results:
+All describe the same network, so converting changes names and, where queries, keys and values are separate,
+cuts or joins matrices; values do not change. If a network of another origin lacks LayerScale or a bias, the
+neutral value is filled in; parts that this network does not have raise an error that names them. Models that
+load the results:
 
 - mapet_mm: `MaPeT` (pre-training) or MMPretrain's `ImageClassifier` on `MaPeTViT` (fine-tuned).
 - timm: `VisionTransformer` with LayerScale (`init_values`); fine-tuned with `global_pool="avg"`.
-- Hugging Face: `Dinov2Model`, whose network is this one with its final norm (pre-trained weights only). The
-  names are those of files on the Hub; load them with `from_pretrained`.
+- Hugging Face: `Dinov2Model`, the same network with a final norm (pre-trained weights only). The names are
+  those of files on the Hub; load them with `from_pretrained`.
 
-Architecture and preprocessing, which no name tells, are in :mod:`mapet_mm.export`.
+Names do not tell architecture and preprocessing; `mapet_mm.export` handles these.
 """
 
 import math
@@ -29,7 +29,7 @@ StateDict = dict[str, Tensor]
 Names = list[tuple[str, str]]
 Parts = list[tuple[str, int]]
 
-# Beginnings of names, as (mapet_mm's, the other's): the first that fits is replaced, what follows stays.
+# Prefixes of names, as (mapet_mm's, the other's): the first that fits is replaced, the rest is kept.
 REFERENCE = [
     ("backbone.cls_token", "cls_token"),
     ("backbone.pos_embed", "pos_embed"),
@@ -41,7 +41,7 @@ REFERENCE = [
     ("head.projection.", "decoder."),
     ("head.fc.", "head."),
 ]
-# What only pre-training has; timm has no place for either, Hugging Face none for the head.
+# Weights that only pre-training has; timm has neither of them, Hugging Face has no head.
 MASK_TOKEN, TOKEN_HEAD = "backbone.mask_token", "head.projection."
 TIMM = [names for names in REFERENCE if names[0] not in (MASK_TOKEN, TOKEN_HEAD)]
 HUGGING_FACE = [
@@ -73,7 +73,7 @@ HUGGING_FACE_LAYER = [
     ("ffn.layers.1.", "mlp.fc2."),
     ("ffn.gamma2.weight", "layer_scale2.lambda1"),
 ]
-# How queries, keys and values are kept, as (part of the name, how many of the three it holds).
+# How queries, keys and values are stored, as (part of the name, how many of the three it holds).
 REFERENCE_QKV = [("q", 1), ("kv", 2)]
 HUGGING_FACE_QKV = [("query", 1), ("key", 1), ("value", 1)]
 
@@ -82,20 +82,20 @@ def reference_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
     """Names of this package for the authors' weights, pre-trained or fine-tuned.
 
     Args:
-        state_dict: the authors' (their checkpoint's `state_dict`), names possibly behind `module.`.
+        state_dict: the authors' (their checkpoint's `state_dict`); names may start with `module.`.
 
     Raises:
-        ValueError: a name that the authors' networks have not, or one of theirs is missing.
+        ValueError: the authors' networks do not have one of the names, or one of theirs is missing.
     """
     joined = _join(_unwrapped(state_dict), "attn.", REFERENCE_QKV)
     return _complete(_rename(joined, _reverse(REFERENCE), _reverse(REFERENCE_LAYER), "the authors' networks"))
 
 
 def mm_to_reference(state_dict: Mapping[str, Tensor]) -> StateDict:
-    """The authors' names for weights of this package: the inverse of :func:`reference_to_mm`.
+    """The authors' names for weights of this package: the inverse of `reference_to_mm`.
 
     Raises:
-        ValueError: a name that the authors' networks have not, or no class token.
+        ValueError: the authors' networks do not have one of the names, or there is no class token.
     """
     where = "the authors' networks"
     renamed = _rename(_with_class_token(network(state_dict), where), REFERENCE, REFERENCE_LAYER, where)
@@ -106,7 +106,7 @@ def mm_to_timm(state_dict: Mapping[str, Tensor]) -> StateDict:
     """timm's names for a backbone, or a fine-tuned classifier; mask token and token head are left out.
 
     Raises:
-        ValueError: a name that timm's `VisionTransformer` has no place for.
+        ValueError: timm's `VisionTransformer` does not have one of the names.
     """
     weights = network(state_dict, MASK_TOKEN, TOKEN_HEAD)
     return _rename(weights, TIMM, TIMM_LAYER, "timm's VisionTransformer")
@@ -116,7 +116,7 @@ def timm_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
     """Names of this package for a plain `VisionTransformer` of timm, with or without LayerScale.
 
     Raises:
-        ValueError: a name that `MaPeTViT` has not, or one of its own is missing.
+        ValueError: a name is unknown, or one of `MaPeTViT`'s is missing.
     """
     renamed = _rename(_unwrapped(state_dict), _reverse(TIMM), _reverse(TIMM_LAYER), "MaPeTViT")
     return _complete(_with_class_position(renamed))
@@ -126,8 +126,8 @@ def mm_to_hf(state_dict: Mapping[str, Tensor]) -> StateDict:
     """Names of Hugging Face's `Dinov2Model` for a pre-trained backbone; the token head is left out.
 
     Raises:
-        ValueError: a fine-tuned model, which has no final norm, no class token, or a name that Dinov2 has no
-            place for.
+        ValueError: a fine-tuned model without final norm, no class token, or a name that Dinov2 does not
+            have.
     """
     where = "Hugging Face's Dinov2Model"
     weights = _with_class_token(network(state_dict, TOKEN_HEAD), where)
@@ -143,10 +143,10 @@ def mm_to_hf(state_dict: Mapping[str, Tensor]) -> StateDict:
 
 
 def hf_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
-    """Names of this package for a `Dinov2Model`: the inverse of :func:`mm_to_hf`.
+    """Names of this package for a `Dinov2Model`: the inverse of `mm_to_hf`.
 
     Raises:
-        ValueError: a name that `MaPeTViT` has not, or one of its own is missing.
+        ValueError: a name is unknown, or one of `MaPeTViT`'s is missing.
     """
     joined = _join(_unwrapped(state_dict), "attention.attention.", HUGGING_FACE_QKV)
     renamed = _rename(joined, _reverse(HUGGING_FACE), _reverse(HUGGING_FACE_LAYER), "MaPeTViT")
@@ -156,10 +156,10 @@ def hf_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
 
 
 def mm_to_torchvision(state_dict: Mapping[str, Tensor]) -> StateDict:
-    """torchvision's names for a backbone with its final norm; LayerScale goes into the layers before it.
+    """torchvision's names for a backbone with its final norm; LayerScale is folded into the layers before it.
 
     Raises:
-        ValueError: no class token, no final norm, or a name that torchvision's ViT has no place for.
+        ValueError: no class token, no final norm, or a name that torchvision's ViT does not have.
     """
     return torchvision_names(network(state_dict, MASK_TOKEN, TOKEN_HEAD))
 
@@ -180,13 +180,13 @@ FROM_MM: dict[str, Callable[[Mapping[str, Tensor]], StateDict]] = {
 
 
 def network(state_dict: Mapping[str, Tensor], *without: str) -> StateDict:
-    """A plain ViT's whole weights, from a checkpoint of this package or of MMPretrain's ViT or BEiT.
+    """A plain ViT's complete weights, from a checkpoint of this package or of MMPretrain's ViT or BEiT.
 
-    Left out are preprocessor, tokenizer and what starts with one of `without`. A bare backbone gets its
-    prefix; what wrappers (`module.`, `_orig_mod.`) put before a name is taken off.
+    Leaves out preprocessor, tokenizer and names that start with one of `without`. Adds the prefix to a bare
+    backbone's names and removes the prefixes of wrappers (`module.`, `_orig_mod.`).
 
     Raises:
-        ValueError: the weights are no plain ViT's: one is missing or of another shape.
+        ValueError: the weights are not a plain ViT's: one is missing or has another shape.
     """
     named = _unwrapped(state_dict)
     if not any(name.startswith("backbone.") for name in named):
@@ -201,9 +201,9 @@ def _unwrapped(state_dict: Mapping[str, Tensor]) -> StateDict:
 
 
 def _complete(state_dict: Mapping[str, Tensor]) -> StateDict:
-    """Check that the weights are a whole plain ViT's, and fill what it does without.
+    """Check that the weights are a complete plain ViT's, and fill in missing optional ones.
 
-    A LayerScale left out is a scale of one, a bias left out is zero: the outputs stay the same.
+    A missing LayerScale becomes ones, a missing bias zeros, so the outputs stay the same.
     """
     weights = dict(state_dict)
     width = _required(weights, "backbone.pos_embed").shape[-1]
@@ -228,6 +228,10 @@ def _complete(state_dict: Mapping[str, Tensor]) -> StateDict:
 
 
 def _complete_layer(weights: StateDict, layer: str, width: int) -> None:
+    known = tuple(name for name, _ in TIMM_LAYER)
+    for name in weights:
+        if name.startswith(layer) and not name.removeprefix(layer).startswith(known):
+            raise ValueError(f"`{name}` (this package's name): a plain ViT's layer has nothing of this name")
     hidden = _required(weights, f"{layer}ffn.layers.1.weight").shape[-1]
     shapes = {
         "ln1": (width,),
@@ -261,7 +265,7 @@ def _with_class_token(weights: StateDict, where: str) -> StateDict:
 
 
 def _with_class_position(weights: StateDict) -> StateDict:
-    """A zero position for the class token, where timm adds none to it (`no_embed_class`)."""
+    """Add a zero position for the class token if timm adds none to it (`no_embed_class`)."""
     positions = weights.get("backbone.pos_embed")
     if positions is None or "backbone.cls_token" not in weights or not _is_square(positions.shape[1]):
         return weights
@@ -284,7 +288,7 @@ def _rename(
     layer_names: Names,
     where: str,
 ) -> StateDict:
-    """Replace the beginnings of names, and within a layer (`...I.rest`) the beginning of the rest."""
+    """Replace the prefixes of names, and within a layer (`...I.rest`) the prefix of the rest."""
     renamed = {}
     for name, value in state_dict.items():
         beginning, rest = _replace(name, name, names, where)
@@ -302,7 +306,7 @@ def _replace(name: str, part: str, names: Names, where: str) -> tuple[str, str]:
 
 
 def _join(state_dict: Mapping[str, Tensor], prefix: str, parts: Parts) -> StateDict:
-    """Join queries, keys and values to one `qkv` each."""
+    """Join queries, keys and values into one `qkv` per layer."""
     joined = dict(state_dict)
     first = parts[0][0]
     pattern = re.compile(rf"(.*\.{re.escape(prefix)}){first}\.(weight|bias)")
@@ -316,7 +320,7 @@ def _join(state_dict: Mapping[str, Tensor], prefix: str, parts: Parts) -> StateD
 
 
 def _cut(state_dict: StateDict, prefix: str, parts: Parts) -> StateDict:
-    """Cut each `qkv` into what the other network keeps apart."""
+    """Cut each `qkv` into the parts that the other network stores separately."""
     cut = {}
     pattern = re.compile(rf"(.*\.{re.escape(prefix)})qkv\.(weight|bias)")
     for name, value in state_dict.items():

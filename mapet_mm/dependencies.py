@@ -1,8 +1,8 @@
-"""Are the OpenMMLab libraries there, once each, and new enough?
+"""Check that the OpenMMLab libraries are installed, once each, and new enough.
 
-They come in two distributions each that overwrite each other's files, and no requirement can say "either",
-so the package's requirements name none of them and this check runs when `mapet_mm` is imported. It reads
-metadata only and imports nothing.
+Each comes in two distributions that overwrite each other's files. No requirement can say "either", so the
+package's requirements name none of them, and this check runs when `mapet_mm` is imported. It only reads
+metadata and imports nothing.
 """
 
 import re
@@ -22,7 +22,7 @@ class Library(NamedTuple):
     required: bool = True
 
 
-# Lower bounds only: a newer version that does not work says so better than a bound that guesses.
+# Lower bounds only: an upper bound would be a guess, and an incompatible newer version raises its own error.
 # mmengine before 0.11 cannot load a checkpoint on torch >= 2.6, which the package needs.
 LIBRARIES = (
     Library("mmengine", {"onedl-mmengine": "0.10.12", "mmengine": "0.11.0rc3"}),
@@ -33,7 +33,7 @@ LIBRARIES = (
 
 
 def check_openmmlab() -> None:
-    """Raise ImportError, in one line with the command that helps, unless the libraries can be used."""
+    """Raise a one-line ImportError with the command that helps, unless the libraries can be used."""
     missing = [library.name for library in LIBRARIES if library.required and find_spec(library.name) is None]
     if missing:
         raise ImportError(f"mapet_mm needs OpenMMLab, and {', '.join(missing)} cannot be imported: {INSTALL}")
@@ -63,7 +63,7 @@ def _refuse_doubles(installed: dict[str, dict[str, str]]) -> None:
     doubles = [list(distributions) for distributions in installed.values() if len(distributions) > 1]
     if doubles:
         pairs = "; ".join(" and ".join(distributions) for distributions in doubles)
-        # Both go and one comes back: either one's files may have been overwritten by the other's.
+        # Uninstall both and reinstall one, because each may have overwritten the other's files.
         raise ImportError(
             f"{pairs} are installed together and overwrite each other's files: "
             f"pip uninstall -y {' '.join(name for names in doubles for name in names)} && "

@@ -1,6 +1,6 @@
-"""What a state dict does not tell of a network: its heads, and how images are prepared for it.
+"""What a state dict does not say about a network: its number of heads, and how images are prepared for it.
 
-Both are in the config of the training, whose text MMEngine keeps in each checkpoint.
+Both are in the training's config, whose text MMEngine stores in each checkpoint.
 """
 
 import ast
@@ -14,26 +14,26 @@ from typing import Any
 from mmpretrain.models.backbones import VisionTransformer
 from torch import Tensor
 
-# Those that Pillow, timm and Hugging Face know, with Pillow's numbers.
+# Interpolations that Pillow, timm and Hugging Face know, with Pillow's numbers.
 INTERPOLATIONS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
 
 
 @dataclass(frozen=True)
 class Description:
-    """A plain ViT and its images.
+    """Description of a plain ViT and its images.
 
     Args:
         img_size: height and width of the images in pixels.
         patch_size: side of a patch in pixels.
         embed_dims: width of the tokens.
         num_layers: depth.
-        num_heads: heads of attention.
+        num_heads: number of attention heads.
         feedforward_channels: width inside the MLP.
-        pool: 'token' | 'avg', what of the last layer is the feature.
+        pool: 'token' | 'avg', how the last layer gives the feature.
         mean: of the red, green and blue values between 0 and 1.
-        std: of the same.
+        std: standard deviation of these values.
         resize: length of the image's short side before the central crop of `img_size`.
-        interpolation: 'bicubic' | ..., of that resizing.
+        interpolation: 'bicubic' | ..., of this resizing.
     """
 
     img_size: tuple[int, int]
@@ -50,7 +50,7 @@ class Description:
 
     @property
     def crop_pct(self) -> float:
-        """The crop's share of the short side, rounded down so that timm finds `resize` again."""
+        """The crop's share of the short side, rounded down so that timm computes the same `resize`."""
         return math.floor(1e4 * min(self.img_size) / self.resize) / 1e4
 
     def __str__(self) -> str:
@@ -62,9 +62,9 @@ class Description:
 
 
 def config_of(text: str) -> dict[str, Any]:
-    """The values in a config's text, as MMEngine writes it into checkpoints, without running the text.
+    """The values in a config's text, as MMEngine writes it into checkpoints, without executing the text.
 
-    Assignments of anything but literals and `dict(...)` are passed over.
+    Assignments of anything but literals and `dict(...)` are ignored.
     """
     values = {}
     with suppress(SyntaxError, ValueError, RecursionError):
@@ -76,7 +76,7 @@ def config_of(text: str) -> dict[str, Any]:
 
 
 class _Literals(ast.NodeTransformer):
-    """`dict(a=1)` written as `{"a": 1}`."""
+    """Rewrites `dict(a=1)` as `{"a": 1}`."""
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
@@ -88,10 +88,10 @@ class _Literals(ast.NodeTransformer):
 
 
 def describe(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Description:
-    """The network of these weights (of :func:`mapet_mm.convert.network`) and its images, by its config.
+    """Describe the network of these weights (of `mapet_mm.convert.network`) and its images, from its config.
 
     Raises:
-        ValueError: the config does not say it, or is another network's.
+        ValueError: the config lacks an entry, or is another network's.
     """
     if not config:
         raise ValueError("the file has no config of a training")
@@ -128,7 +128,7 @@ def _architecture(backbone: Mapping[str, Any]) -> Mapping[str, int]:
 
 
 def _pool(weights: Mapping[str, Tensor], backbone: Mapping[str, Any]) -> str:
-    """What a classifier classifies; of a backbone alone, pre-trained for its patches, their mean."""
+    """The feature that a classifier reads; for a pre-trained backbone alone, the mean of the patches."""
     if "head.fc.weight" not in weights or "backbone.ln2.weight" in weights:
         return "avg"
     if (out_type := backbone.get("out_type", "cls_token")) != "cls_token":
@@ -139,7 +139,7 @@ def _pool(weights: Mapping[str, Tensor], backbone: Mapping[str, Any]) -> str:
 
 
 def _images(config: Mapping[str, Any], img_size: tuple[int, int]) -> dict[str, Any]:
-    """Mean, standard deviation and resizing that the config gives its images."""
+    """Mean, standard deviation and resizing of the images, from the config."""
     preprocessor = config.get("model", {}).get("data_preprocessor") or config.get("data_preprocessor") or {}
     if not preprocessor.get("mean") or not preprocessor.get("std"):
         raise ValueError("the config's `data_preprocessor` has no mean and std")
@@ -161,7 +161,7 @@ def _images(config: Mapping[str, Any], img_size: tuple[int, int]) -> dict[str, A
 
 
 def _pipeline(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The transforms of the images that a trained network is shown."""
+    """The transforms of the images that the trained network is tested on."""
     loaders = (config.get(f"{split}_dataloader") for split in ("test", "val"))
     dataset = next(filter(None, loaders), {}).get("dataset", {})
     while "dataset" in dataset:  # a wrapper
@@ -174,5 +174,5 @@ def _pair(size: Any) -> tuple[int, int]:
 
 
 def metadata(description: Description) -> dict[str, str]:
-    """A description as the texts that .safetensors takes."""
+    """A description as text values for a .safetensors header."""
     return {name: json.dumps(value) for name, value in asdict(description).items()}

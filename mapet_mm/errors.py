@@ -1,8 +1,8 @@
-"""Errors that a user can put right, and the one place that decides how the tools show an error.
+"""Errors that a user can fix, and the function that decides how the tools show an error.
 
-A tool's `main` shows what a user can put right as one line, `error: ...`, with exit code 1: a `UserError`; an
-error of the file system; a package that is not installed; and whatever else a check of this package raises.
-Anything else is a bug and keeps its traceback; `MAPET_MM_TRACEBACK=1` shows it for the others too.
+A tool's `main` shows an error that a user can fix as one line, `error: ...`, with exit code 1: a `UserError`,
+an error of the file system, a missing package, and any other error raised by a check in this package.
+Anything else is a bug and keeps its traceback; `MAPET_MM_TRACEBACK=1` shows the traceback of all errors.
 """
 
 import functools
@@ -15,33 +15,38 @@ from collections.abc import Callable
 from pathlib import Path
 
 TRACEBACK = "MAPET_MM_TRACEBACK"
-# What a check raises; an AssertionError or a NotImplementedError is a bug wherever it comes from.
+# Errors that checks raise; an AssertionError or a NotImplementedError is always a bug.
 CHECKS = (ValueError, KeyError, RuntimeError, TypeError)
 PACKAGE = Path(__file__).parent
-# A process of torchrun waits before it speaks: if the first one has failed in the same way, torchrun ends it.
+# Exit code of a run that was told to end and continues when it is started again (`EX_TEMPFAIL`).
+STOPPED = 75
+# Other processes of torchrun wait before they print: if the first one has failed too, torchrun ends them.
 PATIENCE_SECONDS = 10
 
 _FRAME = re.compile(r'^ *File "(.+?)", line \d+, in .+\n +(.+)$', re.MULTILINE)
 
 
 class UserError(Exception):
-    """Something that the user can put right; the message is one line: what, where, and what to do."""
+    """An error that the user can fix; the message is one line: what is wrong, where, and what to do."""
 
-    # KeyError, which a subclass may have as its second base, would print the message in quotes.
+    # KeyError, a second base of some subclasses, would print the message in quotes.
     __str__ = Exception.__str__
 
 
 def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
-    """Decorate a tool's `main`: errors that the user can put right end it with one line and exit code 1."""
+    """Decorate a tool's `main`: errors that the user can fix end it with one line and exit code 1."""
 
     @functools.wraps(main)
     def run() -> None:
         try:
             main()
         except Exception as error:
+            process = _process()
             if os.environ.get(TRACEBACK) or not for_the_user(error):
+                if process:
+                    print(f"{process} ends with an error:", file=sys.stderr)
                 raise
-            message = f"error: {what_it_says(error)}"
+            message = f"error: {process}{': ' if process else ''}{what_it_says(error)}"
             if os.environ.get("LOCAL_RANK", "0") != "0" and "TORCHELASTIC_RUN_ID" in os.environ:
                 time.sleep(PATIENCE_SECONDS)
             sys.exit(message)
@@ -49,8 +54,15 @@ def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
+def _process() -> str:
+    """Names this process among several, unless it is the first."""
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    count = os.environ.get("WORLD_SIZE", os.environ.get("SLURM_NTASKS", ""))
+    return "" if rank == "0" else f"process {rank} of {count}"
+
+
 def for_the_user(error: Exception) -> bool:
-    """Whether the user can put the error right, rather than who wrote the code."""
+    """Whether the user can fix the error, rather than the authors of the code."""
     if isinstance(error, (UserError, OSError, ImportError)):
         return True
     frames = _FRAME.findall(_text(error))
@@ -58,7 +70,7 @@ def for_the_user(error: Exception) -> bool:
 
 
 def what_it_says(error: Exception) -> str:
-    """The error's message; of an error in a worker process, the message there without its traceback."""
+    """The error's message; for an error in a worker process, the worker's message without its traceback."""
     if (worker := _worker_text(error)) is None:
         return str(error.args[0]) if type(error) is KeyError and error.args else str(error)
     messages = re.split(rf"^(?:[\w.]+\.)?{type(error).__name__}: ", worker, flags=re.MULTILINE)
@@ -74,6 +86,6 @@ def _text(error: Exception) -> str:
 
 
 def _worker_text(error: Exception) -> str | None:
-    """What a data loader raises for an error in a worker: its class, with the worker's traceback as text."""
+    """Message of a worker's error, from the worker's traceback in the text of a data loader's error."""
     text = str(error.args[0]) if error.args else ""
     return text if re.match(r"Caught \w+ in .+\.\nOriginal Traceback", text) else None

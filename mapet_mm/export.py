@@ -1,4 +1,4 @@
-"""Weights for timm and Hugging Face, with the files from which they know architecture and preprocessing."""
+"""Export weights to timm and Hugging Face, with the files that describe architecture and preprocessing."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def timm_config(weights: Mapping[str, Tensor], description: Description) -> dict
     """What timm's `create_model("local-dir:...")` reads in config.json.
 
     Raises:
-        ValueError: a final norm and another after pooling, of which timm's network has one.
+        ValueError: the weights have both a final norm and a norm after pooling; timm's network has only one.
     """
     classes = _num_classes(weights)
     return {
@@ -50,7 +50,7 @@ def timm_arguments(weights: Mapping[str, Tensor], description: Description) -> d
     """Arguments of timm's `VisionTransformer` for these weights, without `num_classes`.
 
     Raises:
-        ValueError: a final norm and another after pooling, of which timm's network has one.
+        ValueError: the weights have both a final norm and a norm after pooling; timm's network has only one.
     """
     final, pooled = "backbone.ln1.weight" in weights, "backbone.ln2.weight" in weights
     if final and pooled:
@@ -73,7 +73,7 @@ def timm_arguments(weights: Mapping[str, Tensor], description: Description) -> d
 
 
 def torchvision_call(weights: Mapping[str, Tensor], description: Description) -> str:
-    """How torchvision's `VisionTransformer` is made for these weights."""
+    """The call that makes torchvision's `VisionTransformer` for these weights."""
     arguments = dict(
         image_size=_size(description),
         patch_size=description.patch_size,
@@ -95,7 +95,7 @@ def hf_config(weights: Mapping[str, Tensor], description: Description) -> dict[s
     """What Hugging Face's `AutoModel.from_pretrained` reads in config.json.
 
     Raises:
-        ValueError: images that are not square, or an MLP's width that is no multiple of the tokens'.
+        ValueError: images are not square, or the MLP's width is no multiple of the tokens' width.
     """
     height, width = description.img_size
     ratio, rest = divmod(description.feedforward_channels, description.embed_dims)
@@ -142,14 +142,14 @@ def hf_preprocessor(description: Description) -> dict[str, Any]:
 
 
 def write_timm_folder(folder: Path, weights: Mapping[str, Tensor], description: Description) -> None:
-    """A folder for `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
+    """Write a folder for `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
     config = timm_config(weights, description)
     write_weights(folder / "model.safetensors", _named("timm", weights), metadata(description))
     _write_json(folder / "config.json", config)
 
 
 def write_hf_folder(folder: Path, weights: Mapping[str, Tensor], description: Description) -> None:
-    """A folder for Hugging Face's `AutoModel` and `AutoImageProcessor`."""
+    """Write a folder for Hugging Face's `AutoModel` and `AutoImageProcessor`."""
     config, preprocessor = hf_config(weights, description), hf_preprocessor(description)
     write_weights(folder / "model.safetensors", mm_to_hf(weights), metadata(description))
     _write_json(folder / "config.json", config)
@@ -169,7 +169,7 @@ def _size(description: Description) -> int | tuple[int, int]:
 
 
 def _ratio(description: Description) -> float:
-    """A ratio whose product with the width, cut to a whole number, is the MLP's width."""
+    """A ratio whose product with the tokens' width, truncated to an integer, is the MLP's width."""
     ratio = description.feedforward_channels / description.embed_dims
     exact = int(description.embed_dims * ratio) == description.feedforward_channels
     return ratio if exact else (description.feedforward_channels + 0.5) / description.embed_dims
@@ -186,21 +186,22 @@ def write_export(
     meta: Mapping[str, Any],
     fold: bool = False,
 ) -> str:
-    """Write weights under another library's names, with what it needs beside them.
+    """Write weights under another library's names, with the files that it needs.
 
     Args:
-        output: a .safetensors or .pth file, or for timm and Hugging Face a folder that they load by itself.
+        output: a .safetensors or .pth file, or, for timm and Hugging Face, a folder that they load without
+            further arguments.
         target: 'mm' | 'reference' | 'timm' | 'hf' | 'torchvision'.
-        state_dict: this package's names.
-        meta: what their file says of them; `cfg`, the text of the training's config, tells architecture, mean
-            and standard deviation.
-        fold: put LayerScale into the layers before it; for timm, torchvision's network always needs it.
+        state_dict: weights under this package's names.
+        meta: metadata of the weights' file; its `cfg`, the text of the training's config, gives architecture,
+            mean and standard deviation.
+        fold: for timm, fold LayerScale into the layers before it; for torchvision this is always done.
 
     Returns:
-        What the reader of `output` has to know, in lines.
+        Lines about how to load `output`.
 
     Raises:
-        ValueError: the weights do not fit the other network, or what a folder needs is not known.
+        ValueError: the weights do not fit the other network, or the content of a folder's files is not known.
     """
     to_folder = output.is_dir() or not output.suffix
     if to_folder and target not in FOLDERS:
@@ -232,7 +233,7 @@ def described(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Descrip
     """`describe` by the config that a checkpoint's `meta` holds.
 
     Raises:
-        ValueError: what the config, which comes in any form, does not say.
+        ValueError: the config, which can have any form, does not say it.
     """
     try:
         return describe(weights, config_of(meta.get("cfg", "")))
@@ -244,7 +245,7 @@ def described(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Descrip
 
 
 def _named(target: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under the target's names; folded ones do not get a LayerScale of ones."""
+    """The weights under the target's names; folded weights do not get a LayerScale of ones."""
     named = FROM_MM[target](weights)
     if target == "timm" and not has_layer_scale(weights):
         named = {
@@ -254,7 +255,7 @@ def _named(target: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _call(output: Path, target: str, weights: Mapping[str, Tensor], description: Description) -> str:
-    """How the network is made with these weights."""
+    """The call that makes the network for these weights."""
     if target == "reference":
         return ""
     if target == "timm" and output.is_dir():

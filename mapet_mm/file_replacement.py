@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, whoever else writes beside them."""
+"""Write files and folders that appear complete or not at all, beside other writers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-# For so long, a machine may remember that a name was not there (acdirmax of an NFS mount).
+# How long a machine may remember that a name was not there (acdirmax of an NFS mount).
 UNSEEN_SECONDS = 60
 
 
 def replace_file(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Write a file in one step, on disk when this returns; a killed run leaves the old file or the new.
+    """Write a file in one step; it is on disk when this returns. A killed run leaves the old or the new file.
 
     Args:
-        path: the file; its folder exists.
-        content: the bytes, or parts of them in order.
+        path: the file; its folder must exist.
+        content: the bytes, or consecutive parts of them.
     """
     partial = partial_path(path)
     try:
@@ -33,7 +33,7 @@ def replace_file(path: Path, content: bytes | Iterable[bytes]) -> None:
             os.fsync(file.fileno())
         os.replace(partial, path)
         sync_folder(path.parent)
-    except OSError as error:  # a full disk says nothing of where it is
+    except OSError as error:  # the error of a full disk does not name the path
         error.filename = error.filename or os.fspath(path)
         raise
     finally:
@@ -47,10 +47,10 @@ def replace_json(path: Path, content: Any) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which appears at `path` when the block ends, whole, unless something is there.
+    """A folder to fill, which appears at `path` complete when the block ends, unless something is there.
 
     Raises:
-        FileExistsError: something is at `path` by then; what was filled is gone.
+        FileExistsError: something is at `path` by then; the filled folder is removed.
     """
     partial = partial_path(path)
     partial.mkdir(parents=True)
@@ -58,9 +58,9 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield partial
         sync_folder(partial)
         try:
-            os.rename(partial, path)  # refuses any folder that is not empty, on every file system
+            os.rename(partial, path)  # fails if the target is a non-empty folder, on every file system
         except OSError as error:
-            # Over NFS, a machine may believe for a while that there is nothing: it asked before.
+            # Over NFS, a machine that looked earlier may believe for a while that nothing is there.
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST) or path.exists():
                 raise FileExistsError(f"`{path}` exists") from None
             raise
@@ -70,7 +70,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def wait_until_seen(folder: Path) -> None:
-    """Wait for a folder that is listed and not found: over NFS, another machine has just made it."""
+    """Wait for a folder that is listed but not found: over NFS, another machine has just made it."""
     end = time.monotonic() + UNSEEN_SECONDS
     while not folder.exists() and time.monotonic() < end:
         if not folder.parent.exists() or folder.name not in os.listdir(folder.parent):
@@ -79,12 +79,12 @@ def wait_until_seen(folder: Path) -> None:
 
 
 def partial_path(path: Path) -> Path:
-    """A name beside `path` that no other process has, on this machine or another."""
+    """A name beside `path` that is unique across processes and machines."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
 
 
 def sync_folder(path: Path) -> None:
-    """Have the names in a folder on disk."""
+    """Flush the names in a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,9 @@
-"""A backbone as an ONNX file, for any number of images of any size."""
+"""Export a backbone to ONNX, for any number of images of any size."""
 
 import contextlib
 import importlib.util
 import io
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ class Features(nn.Module):
         return tokens[:, 0], tokens[:, 1:].transpose(1, 2).reshape(grid.shape)
 
     def _positions(self, size: torch.Size) -> Float[Tensor, "1 patch dim"]:
-        """The patches' position embeddings, as MMPretrain resizes them; at their own size this is exact."""
+        """Position embeddings of the patches, resized as in MMPretrain; unchanged at their own size."""
         positions = self.vit.pos_embed[:, 1:].unflatten(1, self.vit.patch_resolution).permute(0, 3, 1, 2)
         positions = F.interpolate(positions, size=size, mode="bicubic", align_corners=False)
         return positions.flatten(2).transpose(1, 2)
@@ -63,14 +64,14 @@ def write_onnx(output: Path, state_dict: Mapping[str, Tensor], meta: Mapping[str
     Args:
         output: a .onnx file.
         state_dict: weights in this package's names.
-        meta: what their file says of them; `cfg`, the text of the training's config, tells the architecture.
+        meta: metadata of their file; its `cfg`, the text of the training config, gives the architecture.
 
     Returns:
-        What the reader of `output` has to know, in lines.
+        Inputs and outputs of the file, in two lines.
 
     Raises:
-        UserError: a package that ONNX needs is not installed.
-        ValueError: the file's name is another format's, or the weights' architecture is not known.
+        UserError: a package that the export needs is not installed.
+        ValueError: `output` does not end in .onnx, or the architecture of the weights is not known.
     """
     if missing := [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]:
         raise UserError(f"ONNX needs {' and '.join(missing)}: pip install 'mapet_mm[onnx]'")
@@ -80,9 +81,10 @@ def write_onnx(output: Path, state_dict: Mapping[str, Tensor], meta: Mapping[str
     description = described(weights, meta)
     features = Features(_backbone(weights, description))
     side = description.patch_size
-    images = torch.zeros(2, 3, 2 * side, 3 * side)  # no size that the graph could take for a constant
+    images = torch.zeros(2, 3, 2 * side, 3 * side)  # distinct sizes, so that none becomes a constant
     written = io.BytesIO()
-    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
+    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about PyTorch's own calls
         torch.onnx.export(
             features,
             (images,),

@@ -1,4 +1,4 @@
-"""Keep out of the terminal what libraries say on import and nobody can act on.
+"""Hide messages that libraries print on import and that no user can act on.
 
 A tool imports this first, `import mapet_mm.quiet`, before anything that imports MMCV or MMPretrain.
 """
@@ -11,7 +11,7 @@ import warnings
 
 from mmengine.logging import MMLogger
 
-# MMCV has no compiled operators here, and nothing here needs them.
+# MMCV may have no compiled operators; this package needs none.
 warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformableAttention``")
 warnings.filterwarnings("ignore", message="Only use 'alpha' for pillow backend")
 NOTICES = (
@@ -20,11 +20,11 @@ NOTICES = (
     '"HardDiskBackend" is the alias',
     "Distributed training is not used, all SyncBatchNorm",
 )
-LINES = 8  # of a message that are still read in a terminal
+LINES = 8  # longest message that is shown in a terminal
 
 
 def import_quietly(name: str) -> None:
-    """Import a module whose notices are printed instead of logged; whatever else it prints is passed on."""
+    """Import a module that prints its notices instead of logging them; its other output is passed on."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
@@ -36,7 +36,7 @@ def import_quietly(name: str) -> None:
 
 
 def quieten(logger: MMLogger) -> MMLogger:
-    """Leave messages of many lines (environment, config, lists of hooks) to the log file, if there is one."""
+    """Write long messages (environment, config, lists of hooks) to the log file only, if there is one."""
     files = [handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
     for handler in logger.handlers:
         if files and handler not in files:

@@ -1,9 +1,9 @@
 """Registries of the scope `mapet_mm`.
 
-Each is a child of the MMEngine root registry of the same kind, so `type='mapet_mm.X'` resolves from a
-config of any OpenMMLab library: MMEngine imports `mapet_mm.registry` when it meets the scope, and
-`locations` tells it which modules to import on the first look-up. From then on, checkpoints `mapet://...` are
-known as well.
+Each is a child of the corresponding MMEngine root registry, so `type='mapet_mm.X'` resolves in a config of
+any OpenMMLab library: MMEngine imports `mapet_mm.registry` when it meets the scope, and `locations` tells it
+which modules to import on the first look-up. Importing this module also registers the checkpoint prefix
+`mapet://`.
 """
 
 from typing import Any
@@ -33,7 +33,9 @@ MODELS = Registry(
 )
 DATASETS = Registry("dataset", parent=MMENGINE_DATASETS, scope=SCOPE, locations=["mapet_mm.datasets"])
 TRANSFORMS = Registry("transform", parent=MMENGINE_TRANSFORMS, scope=SCOPE, locations=["mapet_mm.datasets"])
-HOOKS = Registry("hook", parent=MMENGINE_HOOKS, scope=SCOPE, locations=["mapet_mm.engine"])
+HOOKS = Registry(
+    "hook", parent=MMENGINE_HOOKS, scope=SCOPE, locations=["mapet_mm.engine", "mapet_mm.evaluation.hook"]
+)
 METRICS = Registry("metric", parent=MMENGINE_METRICS, scope=SCOPE, locations=["mapet_mm.engine"])
 MODEL_WRAPPERS = Registry(
     "model_wrapper", parent=MMENGINE_MODEL_WRAPPERS, scope=SCOPE, locations=["mapet_mm.engine"]
@@ -50,13 +52,13 @@ OPTIM_WRAPPER_CONSTRUCTORS = Registry(
     scope=SCOPE,
     locations=["mapet_mm.engine"],
 )
-# Not of mapet_mm.engine: few runs need what it imports.
+# Not in mapet_mm.engine, because few runs need its imports.
 STRATEGIES = Registry(
     "strategy", parent=MMENGINE_STRATEGIES, scope=SCOPE, locations=["mapet_mm.engine.sharding"]
 )
 
-# Training checkpoints are read safely by whatever reads them with a model of this scope: MMEngine's own list
-# leaves out most of NumPy's types. It has `getattr` itself.
+# Allow the safe types in training checkpoints for everything that reads them with a model of this scope:
+# MMEngine's list lacks most of NumPy's types. It already has `getattr`.
 add_safe_globals(
     [one for one in SAFE_GLOBALS if not (isinstance(one, tuple) and one[1] == "builtins.getattr")]
 )
@@ -64,6 +66,6 @@ add_safe_globals(
 
 @CheckpointLoader.register_scheme(prefixes="mapet://")
 def _load_released(filename: str, map_location: Any = None) -> dict[str, Any]:
-    from mapet_mm.released import load  # which imports models, and those this module
+    from mapet_mm.released import load  # imported late: it imports models, and they import this module
 
     return load(filename, map_location)

@@ -1,8 +1,8 @@
-"""The authors' fine-tuned weights by name: `mapet://vit-base-kclip` wherever MMEngine takes a checkpoint.
+"""The authors' fine-tuned weights by name: use `mapet://vit-base-kclip` wherever MMEngine takes a checkpoint.
 
 `init_cfg=dict(type="Pretrained", checkpoint="mapet://vit-base-kclip")`, `load_from`, `tools/test.py CONFIG
-mapet://vit-base-kclip`, and, with `mapet_mm.hub`, `get_model(NAME, pretrained=True)`. Files are fetched once,
-into torch.hub's folder, and converted without running what they may hold.
+mapet://vit-base-kclip`, and, with `mapet_mm.hub`, `get_model(NAME, pretrained=True)`. Files are downloaded
+once, into torch.hub's folder, and converted without running any code in them.
 """
 
 import hashlib
@@ -28,24 +28,24 @@ FILES = {
     for size in ("tiny", "small", "base")
     for tokenizer in ("KCLIP", "VQKD")
 }
-# SHA-256 of the authors' files, by name, where somebody has fetched them and says so. The others are recorded
-# beside the file when it is fetched first, and checked against that from then on.
+# SHA-256 of the authors' files, by name, as far as known. Other digests are recorded beside the file on the
+# first download and checked from then on.
 DIGESTS: dict[str, str] = {}
 
 
 class ReleasedWeightsError(UserError):
-    """Weights that are not released, cannot be fetched or are not the ones they were."""
+    """Weights are not released, cannot be fetched, or have changed."""
 
 
 def released_weights(name: str) -> Path:
-    """The released weights in this package's names, fetched and converted if they are not there yet.
+    """The released weights under this package's names, downloaded and converted if not there yet.
 
     Args:
         name: for example 'vit-base-kclip', with or without 'mapet://'.
 
     Raises:
-        ReleasedWeightsError: no such weights; they cannot be fetched; or the file is not the one that its
-            digest was recorded of.
+        ReleasedWeightsError: there are no such weights, they cannot be fetched, or the file does not have the
+            recorded digest.
     """
     name = name.removeprefix(SCHEME)
     if name not in FILES:
@@ -55,7 +55,7 @@ def released_weights(name: str) -> Path:
     if converted.is_file():
         return converted
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / f"{name}.lock"):  # one process of all that start at once
+    with FileLock(folder / f"{name}.lock"):  # only one process downloads
         if not converted.is_file():
             if not original.is_file():
                 _fetch(ADDRESS + FILES[name], original)
@@ -69,9 +69,9 @@ def _fetch(address: str, file: Path) -> None:
     partial = partial_path(file)
     try:
         torch.hub.download_url_to_file(address, str(partial), progress=os.environ.get("RANK", "0") == "0")
-        _read(partial)  # not a page of a proxy's
+        _read(partial)  # fails if it is a proxy's error page
         os.replace(partial, file)
-    except Exception as error:  # whatever the proxy or the socket raises, the remedy is the same
+    except Exception as error:  # the remedy is the same for all errors
         reason = str(error).replace(str(partial), "it").split("\n", 1)[0][:160]
         raise ReleasedWeightsError(
             f"could not fetch {address} ({type(error).__name__}: {reason}): check the network, or put the "
@@ -82,7 +82,7 @@ def _fetch(address: str, file: Path) -> None:
 
 
 def _check(name: str, file: Path) -> None:
-    """Compare the file with its known digest, or record that."""
+    """Compare the file with its known digest, or record its digest."""
     found = _sha256(file)
     record = file.with_suffix(".sha256")
     known = DIGESTS.get(name) or (record.read_text().split()[0] if record.is_file() else None)
@@ -112,7 +112,7 @@ def _read(original: Path) -> dict[str, Tensor]:
 
 
 def load(filename: str, map_location: str | torch.device | Callable | None = None) -> dict[str, Any]:
-    """Load released weights, as MMEngine's `CheckpointLoader` asks for them."""
+    """Load released weights for MMEngine's `CheckpointLoader`."""
     weights, meta = read_checkpoint(released_weights(filename))
     if isinstance(map_location, (str, torch.device)):
         weights = {name: value.to(map_location) for name, value in weights.items()}

@@ -1,4 +1,4 @@
-"""The scalars that MMEngine writes while it trains: losses, rates, metrics."""
+"""Read the scalars that MMEngine logs during training: losses, rates, metrics."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
+# Prefix of the accuracies by place in the permuted order; they are logged by iteration.
+PLACES = "place_accuracy/"
 
 
 def find_scalars(work_dir: str | os.PathLike) -> list[Path]:
@@ -31,7 +33,7 @@ def find_scalars(work_dir: str | os.PathLike) -> list[Path]:
 def read_scalars(source: str | os.PathLike) -> list[Record]:
     """Read logged records from a work directory, a scalars file (JSON lines) or a CSV table.
 
-    Where a resumed run wrote steps again, the later ones stand.
+    If a resumed run logged steps again, the later records count.
 
     Args:
         source: the work directory or file; CSV needs a header line, empty cells mean "not logged".
@@ -54,7 +56,7 @@ def read_scalars(source: str | os.PathLike) -> list[Record]:
 
 
 def last_values(source: str | os.PathLike) -> dict[str, float]:
-    """The last logged value of everything that was logged, for example the final accuracy.
+    """The last value of every logged name, for example the final accuracy.
 
     Raises:
         FileNotFoundError: nothing was logged there.
@@ -64,15 +66,18 @@ def last_values(source: str | os.PathLike) -> dict[str, float]:
 
 
 def _read_file(file: Path, may_be_cut: bool = False) -> list[Record]:
-    """A file's records; where a killed training may have cut the last line short, without that."""
-    lines = file.read_text().splitlines(keepends=True)
-    if may_be_cut and lines and not lines[-1].rstrip(" ").endswith(("\n", "}")):
-        lines.pop()
+    """A file's records; if a killed training may have cut the last line short, that line is ignored."""
     try:
+        lines = file.read_text().splitlines(keepends=True)
+        if may_be_cut and lines and not lines[-1].rstrip(" ").endswith(("\n", "}")):
+            lines.pop()
         if file.suffix == ".csv":
             return [{key: float(cell) for key, cell in row.items() if cell} for row in csv.DictReader(lines)]
-        return [json.loads(line) for line in lines if line.strip()]
-    except (TypeError, ValueError) as error:
+        records = [json.loads(line) for line in lines if line.strip()]
+        if not all(isinstance(record, dict) for record in records):
+            raise ValueError("a line is no record")
+        return records
+    except (TypeError, ValueError, AttributeError, csv.Error) as error:
         raise ValueError(
             f"curve file `{file}` is damaged ({error}): it takes one JSON record a line, "
             "or CSV of numbers with a header"
@@ -80,7 +85,7 @@ def _read_file(file: Path, may_be_cut: bool = False) -> list[Record]:
 
 
 def _continue_with(earlier: list[Record], later: list[Record]) -> list[Record]:
-    """Append a resumed run's records; what it did again replaces what the interrupted run had logged."""
+    """Append a resumed run's records; steps that it repeated replace those of the interrupted run."""
     restart = {is_train: _first_step(later, is_train) for is_train in (True, False)}
     kept = [record for record in earlier if record.get("step", 0) < restart[_is_train(record)]]
     return kept + later
@@ -93,4 +98,4 @@ def _first_step(records: list[Record], is_train: bool) -> float:
 
 def _is_train(record: Record) -> bool:
     # Training counts iterations and validation counts epochs, so their steps cannot be compared.
-    return "lr" in record or "loss" in record
+    return "lr" in record or "loss" in record or f"{PLACES}01" in record

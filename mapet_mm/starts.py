@@ -1,4 +1,4 @@
-"""Weights of other origin as the start of a pre-training: MAE, DeiT, DINOv2, timm's, Hugging Face's."""
+"""Weights of other origin as initial weights of a pre-training: MAE, DeiT, DINOv2, timm, Hugging Face."""
 
 from collections.abc import Mapping
 
@@ -6,19 +6,19 @@ from torch import Tensor
 
 from mapet_mm.convert import TO_MM
 
-# What a pre-training leaves behind besides its encoder, and what a classifier has on top of it.
+# Parts of pre-trained models besides the encoder, and heads of classifiers.
 DECODERS = ("decoder", "mask_token", "head.", "fc.", "classifier.", "pooler.")
 
 
 def as_start(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
-    """The backbone's weights in this package's names, and a line that says what was done.
+    """The backbone's weights under this package's names, and a line that says what was done.
 
     Args:
         weights: a plain ViT's, under the names of this package, timm (MAE's, DeiT's and DINO's files have
             these), Hugging Face or the authors; heads and decoders are left out.
 
     Raises:
-        ValueError: none of these networks; the message has each one's reason.
+        ValueError: the weights fit none of these; the message gives the reason for each.
     """
     weights = {name.removeprefix("module."): value for name, value in weights.items()}
     reasons = {}

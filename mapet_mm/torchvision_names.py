@@ -24,15 +24,15 @@ SCALED = {"attn.gamma1.weight": "attn.proj", "ffn.gamma2.weight": "ffn.layers.1"
 
 
 def has_layer_scale(names: Iterable[str]) -> bool:
-    """Whether one of the names, of this package, is a LayerScale's."""
+    """Whether one of these names of this package belongs to a LayerScale."""
     return any(name.endswith(tuple(SCALED)) for name in names)
 
 
 def fold_layer_scale(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same network without LayerScale: each scale goes into the linear layer before it.
+    """The same network without LayerScale: each scale is multiplied into the linear layer before it.
 
     Args:
-        weights: a plain ViT's, in this package's names.
+        weights: a plain ViT's, under this package's names.
     """
     folded = dict(weights)
     for name in weights:
@@ -47,11 +47,11 @@ def torchvision_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """torchvision's names for a plain ViT's weights, with LayerScale folded in.
 
     Args:
-        weights: all of them, as of `mapet_mm.convert.network`.
+        weights: complete, as returned by `mapet_mm.convert.network`.
 
     Raises:
-        ValueError: no class token or no final norm, which torchvision's network always has; or a weight that
-            it has no place for.
+        ValueError: no class token or no final norm, which torchvision's network always has, or a weight that
+            it does not have.
     """
     for name, what in (("backbone.cls_token", "class token"), ("backbone.ln1.weight", "final norm")):
         if name not in weights:

@@ -1,4 +1,4 @@
-"""Weights from and to files, without running any code that a file may hold."""
+"""Read and write files of weights, without running any code that a file may hold."""
 
 import argparse
 import io
@@ -23,26 +23,26 @@ from torch.serialization import add_safe_globals, clear_safe_globals, get_safe_g
 from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import replace_file
 
-# Where checkpoints keep the network's weights.
+# Keys under which checkpoints keep the network's weights.
 KEYS = ("state_dict", "model")
 _LOCK = threading.Lock()
 
 
 class WeightFileError(UserError):
-    """A file that cannot be read as weights, or not be written; the message is one line."""
+    """A file of weights cannot be read or written; the message is one line."""
 
 
 def _statistic(owner: Any, name: str) -> Any:
-    """`getattr` as far as MMEngine's log buffers need it: one of their own four statistics."""
+    """`getattr` restricted to what MMEngine's log buffers need: one of their four statistics."""
     if owner is HistoryBuffer and name in ("min", "max", "current", "mean"):
         return getattr(HistoryBuffer, name)
     raise UnpicklingError(f"attribute {name!r} of {owner!r} is not read from a file")
 
 
-# What a training checkpoint may hold besides tensors and plain values, as `torch.serialization.safe_globals`
-# takes it: MMEngine's log buffers, NumPy's numbers and arrays in them, parsed arguments. `getattr` itself is
-# not among them (it reaches the builtins of any function), nor is NumPy's type for objects. NumPy 1 wrote the
-# same functions under another name.
+# Objects that a training checkpoint may hold besides tensors and plain values, for
+# `torch.serialization.safe_globals`: MMEngine's log buffers, NumPy's numbers and arrays in them, parsed
+# arguments. `getattr` itself is not among them (it reaches the builtins of any function), nor is NumPy's type
+# for objects. NumPy 1 saved the same functions under another name.
 _NUMPY = {
     "scalar": np.float64(0).__reduce__()[0],
     "_reconstruct": np.zeros(0).__reduce__()[0],
@@ -64,25 +64,25 @@ SAFE_GLOBALS: list[Any] = [
 
 @contextmanager
 def only_safe_globals(allowed: Sequence[Any] = SAFE_GLOBALS) -> Iterator[None]:
-    """`torch.load(weights_only=True)` makes exactly `allowed` besides what it always makes.
+    """Let `torch.load(weights_only=True)` create only `allowed` and the types that it always allows.
 
-    Other lists (MMEngine's has `getattr`, by which a file can run anything) do not count inside. What the
-    process had allowed before is allowed again afterwards.
+    Other lists are ignored inside (MMEngine's has `getattr`, with which a file can run anything). They are
+    restored afterwards.
     """
-    with _LOCK:  # torch keeps one list for the process
+    with _LOCK:  # torch keeps one list per process
         before = get_safe_globals()
         clear_safe_globals()
         add_safe_globals(list(allowed))
         try:
             yield
         finally:
-            imported = set(get_safe_globals()) - set(allowed)  # modules of torch add theirs when imported
+            imported = set(get_safe_globals()) - set(allowed)  # torch modules add theirs when imported
             clear_safe_globals()
             add_safe_globals([*before, *imported])
 
 
 class _StandIn:
-    """Stands where an object was that is no tensor; takes what its pickle gives it and does nothing."""
+    """Replaces an object that is not a tensor; accepts the pickle's arguments and state and ignores them."""
 
     __slots__ = ()
 
@@ -94,7 +94,7 @@ class _StandIn:
 
 
 def _stand_in(name: str) -> type[_StandIn]:
-    """A stand-in that errors name as what it stands for."""
+    """A stand-in that error messages name after the object that it replaces."""
     module, _, last = name.rpartition(".")
     return type(last, (_StandIn,), {"__module__": module, "__slots__": ()})
 
@@ -102,19 +102,20 @@ def _stand_in(name: str) -> type[_StandIn]:
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """The state dict in a .safetensors file, in what `torch.save` wrote, or in a folder's model.safetensors.
 
-    The content decides what a file is, not its name. Only tensors and plain values are made of a pickled
-    checkpoint; whatever else it names (arguments, log buffers, a function to call) is neither imported nor
-    run, and is passed over, unless it stands among the weights.
+    The content, not the name, decides the file's format. Only tensors and plain values of a pickled
+    checkpoint are loaded; anything else that it names (arguments, log buffers, a function to call) is neither
+    imported nor run, and is ignored unless it is among the weights.
 
     Raises:
-        WeightFileError: no such file, no weights in it, or a form that cannot be read without running it.
+        WeightFileError: no such file, no weights in it, or a format that cannot be read without running its
+            code.
     """
     return read_checkpoint(path)[0]
 
 
 def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """As :func:`read_weights`, and what the file says of them in plain values: MMEngine's `meta` (`cfg`, the
-    config as text, among it), or the texts in the header of .safetensors."""
+    """As `read_weights`, with the file's metadata as plain values: MMEngine's `meta` (whose `cfg` is the
+    config's text), or the texts in a .safetensors header."""
     path = Path(path)
     if path.is_dir():
         path = path / "model.safetensors"
@@ -132,7 +133,7 @@ def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]
         else:
             content = _load_inert(path, start)
             meta = _plain_values(content)
-    except Exception as error:  # what a broken file raises depends on where it is broken
+    except Exception as error:  # a damaged file can raise any error
         raise WeightFileError(f"{path} is no checkpoint ({_reason(error)})") from error
     return _state_dict(content, path), meta
 
@@ -143,17 +144,17 @@ def write_weights(path: Path, weights: Mapping[str, Tensor], meta: Mapping[str, 
     Args:
         path: ends in .safetensors or .pth.
         weights: the state dict.
-        meta: plain values that say something of the weights; in .safetensors as text, as JSON if need be.
+        meta: metadata in plain values; in .safetensors as text, as JSON if needed.
 
     Raises:
-        WeightFileError: another ending.
+        WeightFileError: the path has another suffix.
     """
     meta = dict(meta or {})
     if path.suffix == ".safetensors":
-        # One copy each: the format knows no shared memory.
+        # Copied, because the format does not support shared memory.
         apart = {name: value.clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
         texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in meta.items()}
-        content = save(apart, metadata={"format": "pt", **texts})  # as transformers wants it
+        content = save(apart, metadata={"format": "pt", **texts})  # transformers requires "format"
     elif path.suffix == ".pth":
         buffer = io.BytesIO()
         torch.save({"state_dict": dict(weights), "meta": meta}, buffer)
@@ -165,7 +166,7 @@ def write_weights(path: Path, weights: Mapping[str, Tensor], meta: Mapping[str, 
 
 
 def _other_file(start: bytes) -> str:
-    """What a file that starts so is, if it is one of those often found in place of weights."""
+    """Describe a file by its first bytes, if it is of a type often found instead of weights."""
     if not start:
         return "it is empty"
     if start.startswith(b"version https://git-lfs"):
@@ -176,13 +177,13 @@ def _other_file(start: bytes) -> str:
 
 
 def _load_inert(path: Path, start: bytes) -> Any:
-    """What `torch.save` wrote, with a stand-in for each object that torch does not make by itself."""
+    """Load what `torch.save` wrote, with a stand-in for each object that torch does not allow by default."""
     names = {
         one[1] if isinstance(one, tuple) else f"{one.__module__}.{one.__qualname__}" for one in SAFE_GLOBALS
     }
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Detected pickle protocol")  # what cannot be read of it raises
-        if start.startswith(b"PK"):  # the format before does not tell its names
+        warnings.filterwarnings("ignore", "Detected pickle protocol")  # bad content raises an error
+        if start.startswith(b"PK"):  # the older format does not list its names
             with only_safe_globals([]):
                 names |= set(torch.serialization.get_unsafe_globals_in_checkpoint(path))
         with only_safe_globals([(_stand_in(name), name) for name in names]):
@@ -190,7 +191,7 @@ def _load_inert(path: Path, start: bytes) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """One line of an error: torch's own words for what it met, without its advice to trust the file."""
+    """One line of an error: torch's description of the object, without its advice to trust the file."""
     if isinstance(error, WeightFileError):
         return str(error)
     met = error.__context__ if isinstance(error, UnpicklingError) and error.__context__ else error
@@ -203,7 +204,7 @@ def _reason(error: Exception) -> str:
 
 
 def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
-    """The weights in what a file holds. Methods are dict's: a file can put its own on an OrderedDict."""
+    """The weights in a file's content. Calls dict's methods, because a file can override an OrderedDict's."""
     for key in KEYS:
         if isinstance(content, dict) and isinstance(dict.get(content, key), dict):
             content = content[key]
@@ -221,7 +222,7 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
 
 
 def _plain_values(content: Any) -> dict[str, Any]:
-    """Of a checkpoint's `meta`, what JSON can say."""
+    """The entries of a checkpoint's `meta` that JSON can represent."""
     meta = dict.get(content, "meta") if isinstance(content, dict) else None
     plain = {}
     for name, value in dict.items(meta) if isinstance(meta, dict) else ():

@@ -11,11 +11,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import jaxtyping
 import pytest
 import torch
+from hypothesis import settings
 from jaxtyping import install_import_hook
 from mmengine.logging import MMLogger
 from mmengine.registry import DefaultScope
 
 install_import_hook("mapet_mm.models", "beartype.beartype")
+
+# The same few examples in every run; HYPOTHESIS_PROFILE=thorough draws many new ones.
+settings.register_profile("quick", max_examples=8, derandomize=True, deadline=None, database=None)
+settings.register_profile("thorough", max_examples=100, deadline=None, database=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_collection_finish() -> None:

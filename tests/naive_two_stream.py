@@ -3,7 +3,12 @@
 Nothing is permuted and nothing is shared: tokens stay in raster order, the content and query streams are two
 tensors that go through the layers one after the other, and every image and head has its own float mask, built
 with loops from the rank of each token in the permutation. Read it beside Section 4.1 of the paper.
+
+What other libraries' layers do beyond the plain ViT's is a `Library`: names, relative positions, angles, MLP.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
@@ -59,31 +64,114 @@ def build_masks(permutation, cutting_point, objective, num_heads):
 
 
 def linear(weights, name, x, part=slice(None)):
-    return F.linear(x, weights[f"{name}.weight"][part], weights[f"{name}.bias"][part])
+    bias = weights.get(f"{name}.bias")
+    return F.linear(x, weights[f"{name}.weight"][part], None if bias is None else bias[part])
+
+
+def layer_norm(weights, name, x, eps=1e-6):
+    if f"{name}.weight" not in weights:
+        return x
+    return F.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], eps=eps)
+
+
+def gelu_mlp(first, second):
+    """An MLP of two linear layers by these names."""
+
+    def mlp(weights, prefix, x, eps):
+        return linear(weights, prefix + second, F.gelu(linear(weights, prefix + first, x)))
+
+    return mlp
+
+
+def swiglu_mlp(gate, value, norm, out):
+    """SwiGLU, with a norm of the hidden channels if there is one; one layer may give gate and value."""
+
+    def mlp(weights, prefix, x, eps):
+        if gate == value:
+            half = len(weights[f"{prefix}{gate}.weight"]) // 2
+            parts = slice(0, half), slice(half, None)
+        else:
+            parts = slice(None), slice(None)
+        hidden = F.silu(linear(weights, prefix + gate, x, parts[0])) * linear(
+            weights, prefix + value, x, parts[1]
+        )
+        return linear(weights, prefix + out, layer_norm(weights, prefix + norm, hidden, eps))
+
+    return mlp
+
+
+PLAIN_MLP = gelu_mlp(".ffn.layers.0.0", ".ffn.layers.1")
+
+
+@dataclass
+class Library:
+    """Names of a library's ViT, and what its layers do; the defaults are MMPretrain's plain ViT."""
+
+    patches: str = "patch_embed.projection"
+    extra: tuple[str, ...] = ("cls_token",)  # tokens in front of the patches
+    positions: str = "pos_embed"
+    layer: str = "layers.{}"
+    norms: tuple[str, str] = ("ln1", "ln2")
+    scales: tuple[str, str] = ("attn.gamma1.weight", "ffn.gamma2.weight")
+    mlp: Callable = PLAIN_MLP
+    out: str = "ln1"
+    eps: float = 1e-6
+    relative: tuple[int, int] | None = None  # the grid, where attention has relative position biases
+    shared_bias: str = "rel_pos_bias.relative_position_bias_table"
+    angles: torch.Tensor | None = None  # (N, 2 d): of each token in raster order the sines, then the cosines
+
+
+def relative_positions(table, grid):
+    """BEiT's biases between any two tokens, (H, N, N): by their distance; three for the class token."""
+    places = [None] + [(y, x) for y in range(grid[0]) for x in range(grid[1])]
+    rows = []
+    for one in places:
+        for other in places:
+            if one is None and other is None:
+                index = len(table) - 1
+            elif one is None or other is None:
+                index = len(table) - (3 if one is None else 2)
+            else:
+                down, right = one[0] - other[0] + grid[0] - 1, one[1] - other[1] + grid[1] - 1
+                index = down * (2 * grid[1] - 1) + right
+            rows.append(table[index])
+    return torch.stack(rows).T.reshape(-1, len(places), len(places))
+
+
+def turn(x, angles):
+    """Rotate neighbouring channels as pairs: (B, H, L, d) by (B, L, 2 d)."""
+    sines, cosines = angles[:, None].chunk(2, -1)
+    turned = torch.empty_like(x)
+    turned[..., 0::2], turned[..., 1::2] = -x[..., 1::2], x[..., 0::2]
+    return x * cosines + turned * sines
 
 
 def split_heads(x, num_heads):
     return x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2)
 
 
-def attention(weights, prefix, num_heads, x, context, mask):
-    """Multi-head attention of x over context, with one float mask an image and head: (B, H, rows, keys)."""
-    dim = x.shape[-1]
-    queries, keys, values = (
-        split_heads(linear(weights, f"{prefix}.qkv", source, slice(i * dim, (i + 1) * dim)), num_heads)
-        for i, source in enumerate((x, context, context))
-    )
-    scores = queries / queries.shape[-1] ** 0.5 @ keys.transpose(2, 3) + mask
+def attention(weights, prefix, num_heads, library, streams, ids, mask):
+    """Multi-head attention of one stream over another, with one float mask an image and head.
+
+    `streams` are the asking rows and those asked, `ids` which token each of them stands for in each image.
+    """
+    dim = streams[0].shape[-1]
+    projected = []
+    for i, (kind, source) in enumerate(zip("qkv", (*streams, streams[1]), strict=True)):
+        x = linear(weights, f"{prefix}.qkv", source, slice(i * dim, (i + 1) * dim))
+        if f"{prefix}.{kind}_bias" in weights:
+            x = x + weights[f"{prefix}.{kind}_bias"]
+        projected.append(split_heads(x, num_heads))
+    queries, keys, values = projected
+    if library.angles is not None:
+        queries, keys = turn(queries, library.angles[ids[0]]), turn(keys, library.angles[ids[1]])
+    scores = queries @ keys.transpose(2, 3) / queries.shape[-1] ** 0.5 + mask
+    if library.relative:
+        own = f"{prefix}.relative_position_bias_table"
+        bias = relative_positions(weights.get(own, weights.get(library.shared_bias)), library.relative)
+        scores = scores + torch.stack([bias[:, i][:, :, j] for i, j in zip(*ids, strict=True)])
     heads = scores.softmax(-1) @ values
     return linear(weights, f"{prefix}.proj", heads.transpose(1, 2).flatten(2))
-
-
-def layer_norm(weights, name, x):
-    return F.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], eps=1e-6)
-
-
-def mlp(weights, prefix, x):
-    return linear(weights, f"{prefix}.1", F.gelu(linear(weights, f"{prefix}.0.0", x)))
 
 
 def draw_keep(batch_size, drop_rate, device):
@@ -93,20 +181,22 @@ def draw_keep(batch_size, drop_rate, device):
     return (1 - drop_rate + torch.rand(batch_size, 1, 1, device=device)).floor() / (1 - drop_rate)
 
 
-def run_layer(weights, i, num_heads, content, query, masks, drop_rate):
+def run_layer(weights, i, num_heads, content, query, ids, masks, drop_rate, library):
     """One layer for both streams: the query stream attends to the content stream of the layer below."""
-    name = f"layers.{i}"
-    content_masks, query_masks = masks
+    name = library.layer.format(i)
+    norm, mlp_norm = (f"{name}.{norm}" for norm in library.norms)
+    scale, mlp_scale = (weights.get(f"{name}.{scale}", 1.0) for scale in library.scales)
     keep_attention, keep_mlp = (draw_keep(len(content), drop_rate, content.device) for _ in range(2))
-    normed = layer_norm(weights, f"{name}.ln1", content)
+    normed = layer_norm(weights, norm, content, library.eps)
     streams = []
-    for stream, mask in ((query, query_masks), (content, content_masks)):
-        x = layer_norm(weights, f"{name}.ln1", stream)
-        out = attention(weights, f"{name}.attn", num_heads, x, normed, mask)
-        stream = stream + keep_attention * weights[f"{name}.attn.gamma1.weight"] * out
-        out = mlp(weights, f"{name}.ffn.layers", layer_norm(weights, f"{name}.ln2", stream))
-        streams.append(stream + keep_mlp * weights[f"{name}.ffn.gamma2.weight"] * out)
-    return streams[1], streams[0]
+    for stream, own_ids, mask in zip((content, query), ids, masks, strict=True):
+        x = layer_norm(weights, norm, stream, library.eps)
+        pair = (own_ids, ids[0])
+        out = attention(weights, f"{name}.attn", num_heads, library, (x, normed), pair, mask)
+        stream = stream + keep_attention * scale * out
+        out = library.mlp(weights, name, layer_norm(weights, mlp_norm, stream, library.eps), library.eps)
+        streams.append(stream + keep_mlp * mlp_scale * out)
+    return streams
 
 
 def two_stream_forward(
@@ -120,31 +210,35 @@ def two_stream_forward(
     num_heads,
     drop_rates,
     masks=None,
+    library=None,
 ):
     """Latents of the targets in raster order, (B, n, D), and which tokens are targets, (B, N).
 
     A data loader that makes the masks hands them on in `masks`.
     """
+    library = library or Library()
     batch_size, num_tokens = permutation.shape
     patches = F.conv2d(
-        images,
-        weights["patch_embed.projection.weight"],
-        weights["patch_embed.projection.bias"],
-        stride=patch_size,
+        images, weights[f"{library.patches}.weight"], weights[f"{library.patches}.bias"], stride=patch_size
     )
-    x = torch.cat([weights["cls_token"].repeat(batch_size, 1, 1), patches.flatten(2).transpose(1, 2)], 1)
-    x = x + weights["pos_embed"]
+    extra = [weights[name].repeat(batch_size, 1, 1) for name in library.extra]
+    x = torch.cat([*extra, patches.flatten(2).transpose(1, 2)], 1)
+    positions = weights.get(library.positions, torch.zeros_like(x[:1]))
+    x = x + positions
     rank = permutation.argsort(1)
     is_target = rank >= cutting_point
     mask_tokens = torch.stack(
-        [weights["mask_token"][0] + weights["pos_embed"][0, is_target[b]] for b in range(batch_size)]
+        [weights["mask_token"][0] + positions[0, is_target[b]] for b in range(batch_size)]
     )
+    targets = torch.stack([row.nonzero()[:, 0] for row in is_target])
+    every = torch.arange(num_tokens, device=images.device).expand(batch_size, -1)
     with_masks = objective in ("mapet", "mim")
     content = torch.cat([x, mask_tokens], 1) if with_masks else x
+    ids = [torch.cat([every, targets], 1) if with_masks else every, targets]
     query = mask_tokens
     if masks is None:
         masks = build_masks(permutation, cutting_point, objective, num_heads)
     for i, drop_rate in enumerate(drop_rates):
-        content, query = run_layer(weights, i, num_heads, content, query, masks, drop_rate)
+        content, query = run_layer(weights, i, num_heads, content, query, ids, masks, drop_rate, library)
     predicting = content[:, num_tokens:] if objective == "mim" else query
-    return layer_norm(weights, "ln1", predicting), is_target
+    return layer_norm(weights, library.out, predicting, library.eps), is_target

@@ -274,6 +274,22 @@ def test_what_has_no_place_is_named(pretrained, classifier):
         mm_to_hf(classifier.state_dict())
 
 
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (dict(layer_cfgs=dict(ffn_type="swiglu_fused")), r"layers\.0\.ffn\.w12\.weight"),
+        (dict(layer_cfgs=dict(num_fcs=3)), r"layers\.0\.ffn\.layers\.2\.weight"),
+        (dict(pre_norm=True), r"pre_norm\.weight"),
+    ],
+    ids=["swiglu", "three layers", "pre-norm"],
+)
+def test_what_our_own_vit_has_more_is_refused_by_name(options, name):
+    weights = MaPeTViT(ARCH, 20, 4, **options).state_dict()
+    for convert_to in (mm_to_reference, mm_to_timm, mm_to_hf):
+        with pytest.raises(ValueError, match=rf"`backbone\.{name}`.* nothing of this name"):
+            convert_to(weights)
+
+
 def test_a_missing_half_of_an_attention_is_named():
     with pytest.raises(
         ValueError, match=r"`blocks.0.attn.kv.bias` is missing: it belongs to `blocks.0.attn.q.bias`"

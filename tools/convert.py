@@ -1,5 +1,5 @@
-"""Weights under other names: the authors' (reference), this package's (mm), timm's, Hugging Face's (hf),
-torchvision's; and the backbone as an ONNX file.
+"""Convert weights between the names of the authors (reference), this package (mm), timm, Hugging Face (hf)
+and torchvision, or write the backbone as an ONNX file.
 
     python tools/convert.py mm timm work_dirs/RUN/epoch_300.pth vit      # timm.create_model("local-dir:vit")
     python tools/convert.py mm hf work_dirs/RUN/epoch_300.pth dinov2     # AutoModel.from_pretrained("dinov2")
@@ -8,11 +8,11 @@ torchvision's; and the backbone as an ONNX file.
     python tools/convert.py mm onnx work_dirs/RUN/epoch_300.pth vit.onnx    # any number of images of any size
     python tools/convert.py reference mm mapet_small.tar mapet_small.pth
 
-A folder gets the weights and what timm or Hugging Face read beside them: architecture, mean and standard
-deviation, by the config that MMEngine keeps in its checkpoints, or by --config. A file gets the weights: as
-.safetensors, which says the same in its metadata, or as .pth, which `init_cfg`, `load_from` and tools/test.py
-take. An .onnx file gives the class token and the patches' features. IN is read without running what a pickle
-may hold.
+A folder gets the weights and the files that timm or Hugging Face read: architecture, mean and standard
+deviation, from the config that MMEngine keeps in its checkpoints, or from --config. A .safetensors file gets
+the weights and the same information as metadata; a .pth file gets the weights, for `init_cfg`, `load_from`
+and tools/test.py. An .onnx file has the class token and the patch features as outputs. IN is read without
+running any code in it.
 """
 
 import argparse

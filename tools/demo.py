@@ -3,7 +3,7 @@
     python tools/demo.py [--jobs N] [--out work_dirs/demo]
 
 Runs each stage below, prints its exact command line, and ends with a table and a self-contained HTML report.
-Killed or failed, the same command resumes: stages that are done are skipped.
+After a kill or a failure, the same command resumes and skips completed stages.
 """
 
 import argparse
@@ -38,7 +38,7 @@ PROBE = f"{CONFIGS}/vit-micro_1xb100-linear-mean-coslr_few-labels.py"
 FINETUNE_FEW = f"{CONFIGS}/vit-micro_1xb50-coslr_few-labels.py"
 FINETUNE = f"{CONFIGS}/vit-micro_1xb64-coslr.py"
 
-# The whole road; what needs the pre-training comes first, so that it starts as early as it can.
+# All stages; rows that need the pre-training come first, so that it starts as early as possible.
 TABLE = TableDeclaration(
     name="demo",
     dataset="digits",

@@ -1,4 +1,4 @@
-"""What the demo reports: results with and without pre-training, the pictures, the machine."""
+"""Contents of the demo's report: results with and without pre-training, pictures, the machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mapet_mm.visualization.codebook_sheet import (
     draw_codebook_sheet,
     find_members,
 )
-from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure
+from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure, place_figure
 from mapet_mm.visualization.report import Column, Section, Table
 from mapet_mm.visualization.segmentation import predict_images, segmentation_figure
 from mapet_mm.visualization.token_usage import measure_usage
@@ -39,7 +39,7 @@ RESULT_COLUMNS = (
 
 
 def results_table(filler: TableFiller) -> Table:
-    """What each task measured without and with pre-training, and the gain in points.
+    """Each task's result without and with pre-training, and the gain in points.
 
     Raises:
         KeyError: a metric was never logged.
@@ -53,7 +53,7 @@ def results_table(filler: TableFiller) -> Table:
 
 
 def stage_table(runs: Sequence[Run], others: Sequence[tuple[str, float]] = ()) -> Table:
-    """Seconds of each run, after those of what came before them."""
+    """Seconds of each run, after the given other stages."""
     rows = [*others, *((run.name, record_of(run)["seconds"]) for run in runs)]
     note = "Stages run side by side where they can, so the sum is more than the time on the clock."
     return Table([Column("stage"), Column("seconds", ".0f")], [list(row) for row in rows], [note])
@@ -72,13 +72,16 @@ def machine_facts(jobs: int) -> list[tuple[str, str]]:
 
 
 def curves_section(work_dir: str | os.PathLike, reference: str | os.PathLike | None) -> Section:
-    """Loss and token accuracy of the pre-training, in front of a committed reference run."""
+    """Loss and token accuracy of the pre-training, drawn over a committed reference run."""
     records = read_scalars(work_dir)
     behind = None if reference is None else read_scalars(reference)
     caption = "Training: mean over each epoch. Validation: the same permutations every time."
     if reference is not None:
         caption += f" Grey: the committed reference run, {reference}."
     figures = [curve_figure(panel, records, behind) for panel in PRETRAINING_PANELS]
+    if places := place_figure(records):
+        figures.append(places)
+        caption += " By place: the later a target, the more of the others it sees."
     return Section("Pre-training", caption, figures)
 
 

@@ -1,7 +1,7 @@
 """Tokenise a tokenizer config's images into its token store; run again to continue after an interruption.
 
 Any number of processes on any number of machines share the images through the token store's folder: start the
-same command as often as you like, under torchrun, under srun or by hand, at any time.
+same command any number of times, under torchrun, under srun or by hand, at any time.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def parse_args() -> argparse.Namespace:
 
 @one_line_errors
 def main() -> None:
-    """Extract or verify, and say what comes next."""
+    """Extract or verify, and print the next command."""
     args = parse_args()
     cfg = read_config(args.config, args.cfg_options)
     if args.out:
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def next_step(cfg: Config, store: TokenStore) -> str:
-    """The training command if the config's `next_config` reads this store, else what a recipe needs."""
+    """The training command if the config's `next_config` reads this store, else what recipes need."""
     following = cfg.get("next_config")
     if following and Path(following).is_file():
         if repr(str(store.path)) in str(read_file(following).get("train_dataloader")):

@@ -43,7 +43,7 @@ def parse_args() -> argparse.Namespace:
 
 @one_line_errors
 def main() -> None:
-    """Fit, save, and say what comes next."""
+    """Fit, save, and print the next command."""
     args = parse_args()
     cfg = read_config(args.config, args.cfg_options)
     if args.on_error:

@@ -1,11 +1,11 @@
-"""Parameters and operations of recipes' models, as a Markdown table.
+"""Print parameters and FLOPs of recipes as a Markdown table.
 
     python tools/get_flops.py configs/mapet/*.py configs/mapet/benchmarks/*.py
     python tools/get_flops.py configs/segmentation/*.py --shape 512
 
-FLOPs are for one image, a multiply-add as one, as in OpenMMLab's metafiles: of the features (a segmentor: of
-the prediction), attention included; and, for MaPeT, PIM and MIM, of a pre-training step, as much as it cannot
-do without, forward and backward.
+FLOPs are for one image, with a multiply-add as one operation, as in OpenMMLab's metafiles. They are those of
+the features (for a segmentor: of the prediction), attention included. For MaPeT, PIM and MIM there is also
+the minimum of a pre-training step, forward and backward.
 """
 
 import argparse

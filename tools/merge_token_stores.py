@@ -1,4 +1,4 @@
-"""Make one token store of several of one tokenizer, for example of parts extracted on several machines."""
+"""Merge token stores of one tokenizer, for example parts extracted on several machines."""
 
 import argparse
 
@@ -16,7 +16,7 @@ def parse_args() -> argparse.Namespace:
 
 @one_line_errors
 def main() -> None:
-    """Merge, and say what is left to do."""
+    """Merge, and print what is left to do."""
     args = parse_args()
     merged = merge_stores(args.out, [TokenStore.open(path) for path in args.stores])
     print(f"wrote {merged.path}: {len(merged)} images of {len(args.stores)} token stores")

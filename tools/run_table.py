@@ -1,10 +1,10 @@
-"""Fill one of the paper's tables: run what has no result yet, write it beside the paper's numbers.
+"""Fill one of the paper's tables: do the runs without a result yet, and write the results beside the paper's.
 
     python tools/run_table.py objectives --dataset digits --seeds 3
     python tools/run_table.py objectives --dataset imagenet --launcher slurm --partition gpu
     python tools/run_table.py objectives --dataset imagenet --dry-run
 
-Killed or failed, the same command resumes; pre-trainings, tokens and codebooks are shared between tables, and
+After a kill or a failure, the same command resumes. Tables share pre-trainings, tokens and codebooks, and
 several people may fill one table.
 """
 
@@ -45,7 +45,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def positive(text: str) -> int:
-    """A number of one or more."""
+    """Parse an integer of at least one."""
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text}: one or more")
     return number
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def choose_runner(runner: Runner, args: argparse.Namespace) -> Runner:
-    """How to start: the table's own way, changed by the options and by what is here."""
+    """The table's runner, changed by the options and by what this machine has."""
     launcher = args.launcher or runner.launcher
     gpus = 0 if launcher == "local" else runner.gpus_per_node
     if launcher == "dist" and not args.dry_run:
@@ -84,7 +84,7 @@ def choose_runner(runner: Runner, args: argparse.Namespace) -> Runner:
 
 
 def run(filler: TableFiller, runs: list[Run], jobs: int) -> None:
-    """Start what is missing, the way that the table or `--launcher` says."""
+    """Start the missing runs with the launcher of the table or of `--launcher`."""
     filler.table.require_folders()
     runner = filler.table.runner
     print(f"{filler.status()}\n{len(runs)} runs are needed: {describe(runs) or 'none'}")
@@ -97,7 +97,7 @@ def run(filler: TableFiller, runs: list[Run], jobs: int) -> None:
 
 
 def require_gpus(runs: list[Run], here: int) -> None:
-    """Stop before anything is started if a training is meant for more GPUs than there are."""
+    """Raise an error before anything starts if a training needs more GPUs than there are."""
     largest = max(runs, key=lambda run: run.processes, default=None)
     if largest and largest.processes > max(here, 1):
         raise StageError(
@@ -107,13 +107,13 @@ def require_gpus(runs: list[Run], here: int) -> None:
 
 
 def report(filler: TableFiller) -> None:
-    """Write the table, and say how far it is."""
+    """Write the table, and print its status."""
     print(f"wrote {' and '.join(map(str, filler.write()))}")
     print("\n".join([filler.status(), *(f"warning: {line}" for line in filler.unknown_metrics())]))
 
 
 def print_commands(filler: TableFiller, runs: list[Run]) -> None:
-    """The commands of everything that is missing, in order, and what they take."""
+    """Print the commands of all missing runs, in order, and their GPU-hours."""
     runner = filler.table.runner
     if runner.launcher == "slurm":
         numbers = iter(range(1, len(runs) + 1))
@@ -121,7 +121,7 @@ def print_commands(filler: TableFiller, runs: list[Run]) -> None:
         def send(words: list[str], script: str) -> str:
             job = f"job_{next(numbers)}"
             print(printed(words, script, job))
-            return f"${{{job}%%;*}}"  # a federation's sbatch says `number;cluster`
+            return f"${{{job}%%;*}}"  # in a federation, sbatch prints `number;cluster`
 
         submit(runs, runner, send)
     else:

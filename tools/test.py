@@ -1,4 +1,4 @@
-"""Test a checkpoint: the config's metrics on its test set, predictions and drawings on request.
+"""Test a checkpoint: the config's metrics on its test set, and on request predictions and drawings.
 
     python tools/test.py CONFIG CHECKPOINT --out predictions.pkl
 

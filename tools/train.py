@@ -1,4 +1,4 @@
-"""Train a model: pre-training, classification or segmentation, whatever the config says.
+"""Train the model of a config: pre-training, classification or segmentation.
 
     python tools/train.py configs/micro/vit-micro_1xb64-coslr.py --amp
 

@@ -1,6 +1,6 @@
-"""Show what a tokenizer config's tokens are: patches that share a token, and how tokens are used.
+"""Show a tokenizer config's tokens: patches that share a token, and how often tokens are used.
 
-Writes sheets (PNG) and a page (HTML) that loads nothing from anywhere. Needs the extracted token store.
+Writes sheets (PNG) and a self-contained page (HTML). Needs the extracted token store.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def choose_tokens(args: argparse.Namespace, usage: TokenUsage) -> list[int]:
 def make_galleries(
     args: argparse.Namespace, cfg: Config, images: NamedImages, store: TokenStore, tokens: list[int]
 ) -> dict[int, list[Gallery]]:
-    """The patches to show of each token: the nearest to its centroid first, then random ones."""
+    """The patches to show for each token: first those nearest to its centroid, then random ones."""
     members = find_members(store, tokens, args.candidates, args.seed)
     galleries: dict[int, list[Gallery]] = {token: [] for token in tokens}
     if args.nearest:
@@ -105,7 +105,7 @@ def find_nearest(
 
 @one_line_errors
 def main() -> None:
-    """Measure, draw, write, and say what was written."""
+    """Measure, draw, write, and print what was written."""
     args = parse_args()
     cfg = read_config(args.config, args.cfg_options)
     out = args.out or Path(f"{cfg.get('token_store')}.codebook")

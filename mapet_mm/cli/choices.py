@@ -1,4 +1,4 @@
-"""What `mapet-mm pretrain` decides: which images, which tokenizer, and how many tokens they can carry."""
+"""The decisions of `mapet-mm pretrain`: which images, which tokenizer, and how many tokens."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from mapet_mm.tokenizers.clip_tower import TowerError, build_tower
 from mapet_mm.weight_files import read_weights, write_weights
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
-GRID = 14  # tokens on a side: 224 pixels in patches of 16
-LOOKED_AT = 500  # images whose headers are read
-ROWS_A_CENTROID = 39  # that faiss advises at least
+GRID = 14  # tokens per side: 224 pixels in patches of 16
+LOOKED_AT = 500  # number of images whose headers are read
+ROWS_A_CENTROID = 39  # the minimum that faiss advises
 LARGEST_K = 8192  # the paper's
 WIDTHS = {192: "tiny", 384: "small", 768: "base"}
 CLIP_STATISTICS = ([122.7709383, 116.7460125, 104.09373615], [68.5005327, 66.6321579, 70.32316305])
@@ -29,7 +29,7 @@ IMAGENET_STATISTICS = ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
 
 @dataclass
 class Tokens:
-    """A tokenizer in words and as a config; the side of its images in pixels, their mean and deviation."""
+    """A tokenizer: description, config, and its images' side in pixels, mean and standard deviation."""
 
     words: str
     config: dict[str, Any]
@@ -39,7 +39,7 @@ class Tokens:
 
 @dataclass
 class Choices:
-    """Everything that the two configs are made of."""
+    """Everything that goes into the two configs."""
 
     images: Path
     out: Path
@@ -54,10 +54,10 @@ class Choices:
 
 
 def choose(args: argparse.Namespace) -> Choices:
-    """Look at the images and decide; what was decided before in this folder stays.
+    """Look at the images and decide; earlier decisions in this folder are kept.
 
     Raises:
-        UserError: no images, other options than before, or weights that cannot be taken.
+        UserError: no images, other options than before, or unsuitable weights.
     """
     remember(args)
     count, words = look_at(args.images)
@@ -74,7 +74,7 @@ def choose(args: argparse.Namespace) -> Choices:
 
 
 def remember(args: argparse.Namespace) -> None:
-    """Write the options down; refuse to go on with others."""
+    """Save the options; raise UserError if other options were saved before."""
     file = args.out / "options.json"
     options = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
     options = {name: value for name, value in options.items() if name not in ("out", "workers", "processes")}
@@ -88,10 +88,10 @@ def remember(args: argparse.Namespace) -> None:
 
 
 def look_at(folder: Path) -> tuple[int, list[str]]:
-    """How many images a folder has, and a line about them.
+    """Number of images in a folder, and a line about them.
 
     Raises:
-        UserError: none.
+        UserError: there are none.
     """
     files = [path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file()]
     if not files:
@@ -108,16 +108,16 @@ def look_at(folder: Path) -> tuple[int, list[str]]:
 
 
 def short_side(path: Path) -> int | None:
-    """Of an image, by its header; None if it cannot be opened."""
+    """An image's shorter side in pixels, from its header; None if it cannot be opened."""
     try:
         with Image.open(path) as image:
             return min(image.size)
-    except Exception:  # Pillow raises many kinds
+    except Exception:  # Pillow raises many types of error
         return None
 
 
 def vocabulary(images: int) -> tuple[int, int]:
-    """Places to sample in each image, and how many centroids so many rows can carry: a power of two."""
+    """Positions to sample per image, and the number of centroids for these rows: a power of two."""
     enough = LARGEST_K * ROWS_A_CENTROID
     positions = min(GRID**2, max(4, -(-enough // images)))
     k = 2
@@ -127,10 +127,10 @@ def vocabulary(images: int) -> tuple[int, int]:
 
 
 def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str]:
-    """Convert weights to start from; the size of ViT that they are, and a line about them.
+    """Convert weights to start from; returns their ViT size and a line about them.
 
     Raises:
-        UserError: no plain ViT's weights, or those of another size.
+        UserError: the weights are not a plain ViT's, or have another size.
     """
     try:
         weights, told = as_start(read_weights(source))
@@ -153,7 +153,7 @@ def choose_tokens(wish: str, init: Path | None, arch: str) -> Tokens:
     """The tokenizer for a wish: 'auto' | 'clip' | 'init' | 'random' | 'timm:NAME'.
 
     Raises:
-        UserError: it cannot be had.
+        UserError: the tokenizer is not available.
     """
     if wish.startswith("timm:"):
         return timm_tokens(wish.removeprefix("timm:"))
@@ -174,7 +174,7 @@ def choose_tokens(wish: str, init: Path | None, arch: str) -> Tokens:
 
 
 def clip_tokens() -> Tokens:
-    """k-CLIP as the paper's; without a GPU of the smallest CLIP ResNet."""
+    """The paper's k-CLIP; without a GPU, k-CLIP with the smallest CLIP ResNet."""
     name = "RN50x64" if torch.cuda.is_available() else "RN50"
     build_tower(name, "openai")
     config = dict(type="mapet_mm.KCLIP", clip_model=name, pretrained="openai", image_size=32 * GRID)
@@ -182,7 +182,7 @@ def clip_tokens() -> Tokens:
 
 
 def init_tokens(init: Path, arch: str) -> Tokens:
-    """Clusters of the features of the weights to start from."""
+    """Clusters of the features of the initial weights."""
     weights = dict(type="Pretrained", checkpoint=str(init), prefix="backbone.")
     encoder = dict(type="mapet_mm.MaPeTViT", arch=f"deit-{arch}", img_size=16 * GRID, out_type="featmap")
     config = dict(type="mapet_mm.GridKMeans", encoder=dict(**encoder, init_cfg=weights))
@@ -206,7 +206,7 @@ def timm_tokens(name: str) -> Tokens:
 
 
 def random_tokens() -> Tokens:
-    """Clusters of the features of a small CLIP ResNet with random weights: colours and textures."""
+    """Clusters of the features of a small random CLIP ResNet, which capture colours and textures only."""
     tower = dict(layers=[1, 1, 1, 1], width=16, image_size=16 * GRID)
     config = dict(type="mapet_mm.KCLIP", clip_model=tower, pretrained=dict(type="random", seed=0), stride=16)
     return Tokens(

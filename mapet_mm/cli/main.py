@@ -1,4 +1,4 @@
-"""`mapet-mm COMMAND ...`: every tool, from an installed package as well as from a clone."""
+"""`mapet-mm COMMAND ...`: runs every tool, from an installed package or a clone."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ A config `configs/...` that is not in this folder is taken from the package: {pa
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Replace this process by the command's tool.
+    """Replace this process with the command's tool.
 
     Args:
         arguments: the command line without the program's name; None for this process's own.
@@ -57,12 +57,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def tool_command(name: str, arguments: list[str], processes: str | int | None = None) -> list[str]:
-    """The whole command of a tool.
+    """The complete command line of a tool.
 
     Args:
         name: one of `TOOLS`.
-        arguments: the tool's.
-        processes: how many to start with torchrun; None or 1 for one without it.
+        arguments: of the tool.
+        processes: number to start with torchrun; None or 1 for one process without torchrun.
     """
     tools = PACKAGE / "tools"
     tool = [str(tools / TOOLS[name][0]), *arguments]

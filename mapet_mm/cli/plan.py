@@ -1,4 +1,4 @@
-"""From choices to two configs and the stages that run them."""
+"""Make two configs from the choices, and the stages that run them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import TokenStore
 
 PAPERS_RATE, PAPERS_BATCH = 1.5e-3, 2048
-TRIAL = 8  # images by which the training's time is estimated
+TRIAL = 8  # number of images for estimating the training's time
 
 TOKENIZER = """\
 # Written by `mapet-mm pretrain`, yours to edit: images -> codebook -> tokens.
@@ -95,7 +95,7 @@ randomness = dict(seed={seed})
 
 
 def plan(choices: Choices) -> list[Stage]:
-    """Write the configs that are not there yet; the stages that run them."""
+    """Write the configs that do not exist yet; returns the stages that run them."""
     out, processes = choices.out, choices.options.processes or max(1, torch.cuda.device_count())
     tokenizer, pretraining = out / "tokenizer.py", out / "pretrain.py"
     codebook, store = out / "codebook.safetensors", out / "tokens"
@@ -134,7 +134,7 @@ def is_sealed(store: Path) -> bool:
 
 
 def tokenizer_config(choices: Choices, codebook: Path, store: Path, next_config: Path) -> str:
-    """The text of the tokenizer's config."""
+    """The text of the tokenizer config."""
     tokens = choices.tokens
     return TOKENIZER.format(
         data_root=str(choices.images),
@@ -153,7 +153,7 @@ def tokenizer_config(choices: Choices, codebook: Path, store: Path, next_config:
 
 
 def pretraining_config(choices: Choices, store: Path, processes: int) -> str:
-    """The text of the pre-training's config, on top of the package's recipe for the size of the ViT."""
+    """The text of the pre-training's config, derived from the package's recipe for this ViT size."""
     (recipe,) = (PACKAGE / "configs/mapet").glob(f"mapet_vit-{choices.arch}-p16_kclip_*_in1k.py")
     options, epochs = choices.options, choices.options.epochs
     total = options.batch_size * processes
@@ -179,19 +179,19 @@ def pretraining_config(choices: Choices, store: Path, processes: int) -> str:
 
 
 def _written(value: Any) -> str:
-    """A value as a config says it: `dict(type=...)`."""
+    """A value as config source text: `dict(type=...)`."""
     if isinstance(value, dict):
         return f"dict({', '.join(f'{name}={_written(each)}' for name, each in value.items())})"
     return repr(value)
 
 
 def training_seconds(config: Path, images: int, processes: int) -> float:
-    """What the pre-training takes on this machine, by the time of a few images' forward and backward pass.
+    """Estimate the pre-training's time on this machine from forward and backward passes of a few images.
 
     Args:
-        config: the pre-training's.
-        images: of an epoch.
-        processes: that share them.
+        config: of the pre-training.
+        images: number per epoch.
+        processes: number that share the images.
     """
     cfg = Config.fromfile(config)
     device = get_device()

@@ -1,8 +1,8 @@
 """`mapet-mm pretrain DIR`: a folder of images in, a pre-trained ViT for timm, Hugging Face and OpenMMLab out.
 
 Looks at the images, chooses a tokenizer, writes two configs and runs the tools on them: codebook, tokens,
-pre-training, export. The same command goes on where it was stopped. The configs are ordinary ones, yours to
-edit: with another one of them, run the commands that this prints.
+pre-training, export. The same command resumes after an interruption. The configs are ordinary configs: you
+can edit them and run the printed commands yourself.
 """
 
 from __future__ import annotations

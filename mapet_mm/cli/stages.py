@@ -1,4 +1,4 @@
-"""Stages of a long job: each a command of its own, with a line of progress and the time left."""
+"""Stages of a long job: each is a separate command, with a progress line and the time left."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from typing import IO
 
 from mapet_mm.errors import UserError
 
-PERCENT = re.compile(r"(\d+)%\|")  # tqdm's
-ETA = re.compile(r"eta: (?:(\d+) days?, )?(\d+):(\d\d):(\d\d)")  # MMEngine's
+PERCENT = re.compile(r"(\d+)%\|")  # tqdm's format
+ETA = re.compile(r"eta: (?:(\d+) days?, )?(\d+):(\d\d):(\d\d)")  # MMEngine's format
 REDRAW_SECONDS = 0.2
 
 
 @dataclass
 class Stage:
-    """A stage.
+    """One stage of a job.
 
     Args:
-        title: what it does, in a word or two.
-        command: what to run; it resumes by itself.
-        shown: the command as a user would write it.
-        result: the file or folder that it leaves.
-        done: whether it has nothing left to do; by default, whether the result is there.
-        estimate: seconds that it takes, asked for when an earlier one starts; None if they do not count.
+        title: one or two words.
+        command: to run; must resume by itself.
+        shown: the command as a user would type it.
+        result: the file or folder that the stage makes.
+        done: returns whether the stage is done; by default, whether the result exists.
+        estimate: returns the stage's seconds, called when an earlier stage starts; None to leave it out.
     """
 
     title: str
@@ -44,11 +44,11 @@ def run_stages(stages: Sequence[Stage], logs: Path) -> None:
     """Run the stages that are not done; a stage's output goes to a log file.
 
     Args:
-        stages: in their order.
+        stages: in order.
         logs: folder for `<number>-<title>.log`.
 
     Raises:
-        UserError: a stage failed; the message is its last line, and where its log is.
+        UserError: a stage failed; the message has its last line and the path of its log.
     """
     logs.mkdir(parents=True, exist_ok=True)
     width = max(len(stage.title) for stage in stages)
@@ -87,20 +87,20 @@ def _run(stage: Stage, head: str, later: float | None, log: Path) -> None:
 
 
 def _lines(output: IO[bytes], copy: IO[bytes]) -> Iterator[str]:
-    """Lines of a process's output as they come, bars among them; everything is copied."""
+    """Lines of a process's output as they arrive, including progress bars; all output is copied."""
     rest = b""
     while block := output.read1():
         copy.write(block)
         copy.flush()
         *whole, rest = re.split(rb"[\r\n]", rest + block)
-        # A bar stands in its last state until the next one; a line is whole when it ends.
+        # A progress bar's text is complete at the next carriage return, a line's at its end.
         yield from (text for line in whole if (text := line.decode(errors="replace").strip()))
     if text := rest.decode(errors="replace").strip():
         yield text
 
 
 def _left(line: str, elapsed: float) -> float | None:
-    """Seconds that a stage still takes, by its own line of progress."""
+    """Seconds left in a stage, from its own progress line."""
     if match := ETA.search(line):
         days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
         return ((24 * days + hours) * 60 + minutes) * 60 + seconds
@@ -110,7 +110,7 @@ def _left(line: str, elapsed: float) -> float | None:
 
 
 def _draw(head: str = "", line: str = "", left: float | None = None, later: float | None = None) -> None:
-    """Draw the line of progress, or none; only a terminal has one."""
+    """Draw or clear the progress line, in terminals only."""
     if not sys.stdout.isatty():
         return
     known = left is not None and later is not None

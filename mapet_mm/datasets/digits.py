@@ -1,7 +1,7 @@
 """The embedded data set: scikit-learn's 1,797 handwritten digits as an ImageNet-style folder.
 
-In two other domains too, for transfer: dark ink on light ground, and rotated.
-`digits_scenes.py` beside this composes the same digits into scenes with pixel labels.
+For transfer, there are two more domains: dark ink on light ground, and rotated. `digits_scenes.py` composes
+the same digits into scenes with pixel labels.
 """
 
 import json
@@ -21,7 +21,7 @@ NUM_CLASSES = 10
 SOURCE_SIZE = 8
 MARKER = "digits.json"
 ROTATION_SEED = 1
-# Raised whenever the files written for the same options change, so that old folders are noticed.
+# Increase this whenever the files written for the same options change, so that old folders are detected.
 FORMAT = 1
 
 
@@ -33,7 +33,7 @@ class Source(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Rows of the source: `train` and `val` are disjoint and cover it, `few` is a balanced part of train."""
+    """Rows of the source: `train` and `val` partition it; `few` is a balanced subset of `train`."""
 
     train: np.ndarray
     val: np.ndarray
@@ -49,12 +49,12 @@ def _inverted(ink: np.ndarray, row: int) -> np.ndarray:
 
 
 def _rotated(ink: np.ndarray, row: int) -> np.ndarray:
-    """Turned by an angle of the digit's own; less than a half turn apart, so that 6 and 9 stay two digits."""
+    """Rotate by an angle fixed per digit, in a range below a half turn, so that 6 and 9 stay distinct."""
     angle = np.random.default_rng([ROTATION_SEED, row]).uniform(-90, 90)
     return np.asarray(Image.fromarray(ink).rotate(angle, Image.Resampling.BICUBIC))
 
 
-# How a domain shows the ink (size, size) uint8 of a row of the source.
+# How each domain draws the ink, (size, size) uint8, of a row of the source.
 DOMAINS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "plain": _plain,
     "inverted": _inverted,
@@ -64,13 +64,13 @@ DOMAINS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class DigitsOptions:
-    """What `write_digits` writes.
+    """Options of `write_digits`.
 
     Args:
         image_size: side of the written digits, in pixels.
         val_per_class: digits of each class held out for validation.
         few_per_class: digits of each class in the short training list.
-        seed: seed of the split; the same one keeps folder, domains and scenes on the same split.
+        seed: seed of the split; with the same seed, folder, domains and scenes share one split.
         domain: 'plain' (light ink on dark ground), 'inverted' or 'rotated'.
     """
 
@@ -99,7 +99,7 @@ def load_source() -> Source:
 
 
 def split_source(val_per_class: int, few_per_class: int, seed: int) -> Split:
-    """Split the source per class at random: the same rows for the same arguments, whatever is written."""
+    """Split the source at random per class; the rows depend only on these arguments."""
     labels = load_source().labels
     rng = np.random.default_rng(seed)
     orders = [rng.permutation(np.flatnonzero(labels == digit)) for digit in range(NUM_CLASSES)]
@@ -124,14 +124,14 @@ def write_digits(out: Path, options: DigitsOptions | None = None, overwrite: boo
         overwrite: replace a folder that was written with other options.
 
     Returns:
-        True if the folder was written, False if it was there already with the same options.
+        True if the folder was written, False if it existed already with the same options.
 
     Raises:
-        FileExistsError: `out` holds other options' data or something that is not ours.
+        FileExistsError: `out` holds data with other options, or something else.
     """
     options = options or DigitsOptions()
     kept = asdict(options)
-    if options.domain == "plain":  # folders written before there were domains stay valid
+    if options.domain == "plain":  # keeps folders valid that were written before domains existed
         del kept["domain"]
     return write_folder(Path(out), kept, lambda folder: _fill(folder, options), overwrite)
 
@@ -160,16 +160,16 @@ def _write_list(path: Path, rows: Sequence[int]) -> None:
 
 
 def write_folder(out: Path, options: dict, fill: Callable[[Path], None], overwrite: bool) -> bool:
-    """Make folder `out` whole or not at all: filled beside its place, then renamed into it.
+    """Make folder `out` completely or not at all: fill it under another name, then rename it.
 
     Args:
         out: the folder to make.
-        options: kept in the folder's marker file; a folder with the same options is left as it is.
-        fill: writes the content into the (existing, empty) folder that it is given.
+        options: kept in the folder's marker file; a folder with the same options is not changed.
+        fill: writes the content into the empty folder that is passed to it.
         overwrite: replace a folder that was written with other options.
 
     Returns:
-        True if the folder was written, False if it was there already.
+        True if the folder was written, False if it existed already.
     """
     if out.exists() and _is_done(out, options, overwrite):
         return False

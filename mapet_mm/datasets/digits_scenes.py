@@ -22,27 +22,27 @@ from mapet_mm.datasets.digits import (
 )
 
 PARTS = ("training", "validation")
-# Ink at or above this, of 255, is labelled as the digit; what is below is only a soft edge.
+# Ink at or above this value (of 255) is labelled as the digit; less ink is a soft edge.
 INK_LEVEL = 128
 LUMINANCE = np.array([0.299, 0.587, 0.114])
-# Light ink on dimmed textures: light on dark, as the digits that the backbone is pre-trained on.
+# Textures are dimmed so that ink is light on dark, like the digits of the pre-training.
 DIMMING = 0.3
 CONTRAST = 0.3
 
 
 @dataclass(frozen=True)
 class ScenesOptions:
-    """What `write_scenes` writes.
+    """Options of `write_scenes`.
 
     Args:
         image_size: side of a scene, in pixels.
         training: number of training scenes.
         validation: number of validation scenes.
-        min_digits: fewest digits tried for a scene (the first always finds a place).
+        min_digits: fewest digits tried for a scene (the first one always fits).
         max_digits: most digits of a scene.
         min_size: side of the smallest digit, in pixels.
         max_size: side of the largest digit, in pixels.
-        val_per_class: as in `DigitsOptions`; training scenes are made of training digits alone.
+        val_per_class: as in `DigitsOptions`; training scenes contain training digits only.
         seed: seed of the split and of the scenes.
     """
 
@@ -82,8 +82,8 @@ class Scene(NamedTuple):
 def write_scenes(out: Path, options: ScenesOptions | None = None, overwrite: bool = False) -> bool:
     """Write `{images,annotations}/{training,validation}/<id>.png` under `out`.
 
-    `meta/{training,validation}.jsonl` says for each scene which digits of the source it is made of.
-    Arguments, result and errors are `write_digits`'s.
+    `meta/{training,validation}.jsonl` lists the source digits of each scene. Arguments, result and errors are
+    those of `write_digits`.
     """
     options = options or ScenesOptions()
     return write_folder(Path(out), asdict(options), lambda folder: _fill(folder, options), overwrite)
@@ -104,7 +104,7 @@ def _fill(folder: Path, options: ScenesOptions) -> None:
 
 
 def compose_scenes(options: ScenesOptions, part: str) -> Iterator[Scene]:
-    """Yield the scenes of a part; each has its own seed, so more scenes keep the first ones."""
+    """Yield the scenes of a part; each has its own seed, so the first ones do not depend on their number."""
     split = split_source(options.val_per_class, 1, options.seed)
     rows = split.train if part == "training" else split.val
     for index in range(getattr(options, part)):
@@ -113,7 +113,7 @@ def compose_scenes(options: ScenesOptions, part: str) -> Iterator[Scene]:
 
 
 def compose_scene(rng: np.random.Generator, rows: np.ndarray, part: str, options: ScenesOptions) -> Scene:
-    """Paint digits drawn from `rows` over a texture, none of them on top of another's ink."""
+    """Paint digits drawn from `rows` over a texture, without overlapping ink."""
     size = options.image_size
     canvas = DIMMING * texture(rng, size, part)
     label = np.zeros((size, size), np.uint8)
@@ -144,7 +144,7 @@ def _find_place(rng: np.random.Generator, label: np.ndarray, side: int) -> tuple
 
 
 def contrasting_colour(rng: np.random.Generator, background: np.ndarray) -> np.ndarray:
-    """Draw RGB in 0..1 until its luminance is well above the background's; white after that."""
+    """Draw RGB in 0..1 until its luminance is well above the background's; white after too many tries."""
     level = float(background @ LUMINANCE)
     for hue, saturation, value in rng.random((10, 3)):
         colour = np.array(colorsys.hsv_to_rgb(hue, 0.3 * saturation, value))
@@ -189,7 +189,7 @@ def _along(angle: float, size: int) -> np.ndarray:
 def _photograph_crop(rng: np.random.Generator, size: int, part: str) -> np.ndarray:
     photographs = _photographs()
     photograph = photographs[rng.integers(len(photographs))]
-    # The parts crop from different halves, so that no background of the validation scenes was trained on.
+    # The parts crop from different halves, so no validation background occurs in training.
     middle = photograph.width // 2
     left, right = (0, middle) if part == "training" else (middle, photograph.width)
     side = int(rng.integers(size, min(right - left, photograph.height) + 1))

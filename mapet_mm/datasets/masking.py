@@ -5,24 +5,25 @@ from mmpretrain.datasets.transforms import BEiTMaskGenerator
 
 from mapet_mm.registry import TRANSFORMS
 
-ATTEMPTS = 10
+# After this many draws no block fits, as in grids of one row, and single patches are masked.
+ATTEMPTS = 200
 
 
 @TRANSFORMS.register_module()
 class BlockwiseMask(BEiTMaskGenerator):
-    """Mask blocks of patches until a number of them is masked, as `mask`, `(H, W)` int64 (BEiT, Algorithm 1).
+    """Mask blocks until a number of patches is masked; adds `mask`, `(H, W)` int64 (BEiT, Algorithm 1).
 
-    MMPretrain's `BEiTMaskGenerator` draws a block's corner one short of the range, so that it never masks the
-    last row and the last column of the grid; BEiT's authors include it, and so does this.
+    MMPretrain's `BEiTMaskGenerator` draws a block's corner from a range that is one too short, so it never
+    masks the grid's last row and last column. BEiT's authors use the full range, and so does this class.
 
     Args:
-        input_size: patches a side, or (height, width).
-        num_masking_patches: how many patches are masked, exactly; BEiT's 75 of 196.
-        min_num_patches: patches of the smallest block drawn, before it is cut to the budget that is left.
+        input_size: patches per side, or (height, width).
+        num_masking_patches: exact number of masked patches; BEiT's is 75 of 196.
+        min_num_patches: fewest patches of a block, before it is cut to the remaining budget.
         **kwargs: those of `BEiTMaskGenerator`: `max_num_patches`, `min_aspect`, `max_aspect`.
 
     Raises:
-        ValueError: not fewer patches to mask than there are.
+        ValueError: the patches to mask are not fewer than all patches.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class BlockwiseMask(BEiTMaskGenerator):
             )
 
     def _mask(self, mask: np.ndarray, max_mask_patches: int) -> int:
-        """Mask one more block in place; returns how many patches it adds, 0 if no block drawn fitted."""
+        """Mask one more block in place, or a patch if none fits; returns the number of patches added."""
         for _ in range(ATTEMPTS):
             area = np.random.uniform(self.min_num_patches, max_mask_patches)
             aspect = np.exp(np.random.uniform(*self.log_aspect_ratio))
@@ -55,4 +56,5 @@ class BlockwiseMask(BEiTMaskGenerator):
             if 0 < added <= max_mask_patches:
                 block[:] = 1
                 return added
-        return 0
+        mask.flat[np.random.choice(np.flatnonzero(mask == 0))] = 1
+        return 1

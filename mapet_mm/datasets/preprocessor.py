@@ -17,16 +17,15 @@ from mapet_mm.registry import MODELS
 
 @MODELS.register_module()
 class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
-    """Normalise images and hand on `[images (B, 3, H, W), token_grids (B, h, w) int64]`.
+    """Normalise images and return `[images (B, 3, H, W), token_grids (B, h, w) int64]`.
 
-    MaPeT, and MMPretrain's BEiT and CAE, take the second as the target generator's input. Images, grids and,
-    where samples have them, masks go to the model's device in one copy each, while the host goes on. Labels
-    and whatever else the samples hold stay in the host's memory. Outside of training, a batch without any
-    token grid becomes images alone, which `extract_feat` takes: MMPretrain's `FeatureExtractor` gives such
-    batches.
+    MaPeT, and MMPretrain's BEiT and CAE, pass the second item to the target generator. Images, grids and, if
+    samples have them, masks go to the model's device in one asynchronous copy each. Labels and other data of
+    the samples stay in the host's memory. Outside training, a batch without token grids is returned as images
+    only, which `extract_feat` takes: MMPretrain's `FeatureExtractor` makes such batches.
 
     Args:
-        non_blocking: go on while the copies run.
+        non_blocking: do not wait for the copies.
         **kwargs: those of MMPretrain's `SelfSupDataPreprocessor`.
 
     Raises:
@@ -37,7 +36,7 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
         super().__init__(*args, non_blocking=non_blocking, **kwargs)
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Preprocess a batch `dict(inputs=images, data_samples=[...])`, whichever way it was collated."""
+        """Preprocess a batch `dict(inputs=images, data_samples=[...])`, collated in any way."""
         data_samples = data.get("data_samples") or ()
         images = self._send(_one_view(data["inputs"]), "images")
         has_grids = any("token_grid" in sample for sample in data_samples)
@@ -50,9 +49,9 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
         return {**data, "inputs": images if token_grids is None else [images, token_grids]}
 
     def _send(self, batch: Tensor | Sequence[Tensor], what: str) -> Tensor:
-        """Copy a batch, or the members of one, to the device at once."""
+        """Copy a batch, or the list of its members, to the device in one copy."""
         if not isinstance(batch, Tensor):
-            # Stacked in page-locked memory, from which alone a GPU copies while the host goes on.
+            # Stacked in page-locked memory, because only from there GPUs copy asynchronously.
             batch = _stack(batch, what, self.device.type == "cuda")
         return batch.to(self.device, non_blocking=self._non_blocking)
 
@@ -69,7 +68,7 @@ def _stack(members: Sequence[Tensor], what: str, pinned: bool) -> Tensor:
 
 
 def _one_view(images: Tensor | Sequence[Tensor]) -> Tensor | Sequence[Tensor]:
-    """MMEngine's default collate function leaves the images a list, and so do several views."""
+    """Check that images have one view; a list may hold images or, where there are several, views."""
     if not isinstance(images, Tensor) and any(image.ndim != 3 for image in images):
         raise ValueError("TokenGridDataPreprocessor takes one view of each image, got several")
     return images

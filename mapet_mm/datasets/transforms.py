@@ -1,4 +1,4 @@
-"""Pipeline steps that bring an image's stored token grid along and keep the two aligned."""
+"""Pipeline steps that load an image's stored token grid and keep it aligned with the image."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from mapet_mm.tokenizers.store import MissingTokensError, TokenStore
 
 @TRANSFORMS.register_module()
 class LoadTokenGrid(BaseTransform):
-    """Add `token_grid`, (H, W) int64, the stored tokens of the image at `img_path`.
+    """Add `token_grid`, (H, W) int64: the stored tokens of the image at `img_path`.
 
     Pass it on with `PackInputs(algorithm_keys=["token_grid"])`. The image's name in the store is its path
-    relative to `data_root`, and nothing else: an image elsewhere has no tokens, whatever it is called.
+    relative to `data_root`; an image outside that folder has no tokens.
 
     Args:
         store: directory of the token store; opened when first used.
-        data_root: folder that the names in the store are relative to; by default the one that the store
-            recorded. Set it where the data set has moved since.
-        codebook: path of the codebook whose tokens the store must hold; checked at once.
-        optional: let images without `img_path` through, without tokens: MMPretrain's inferencers hand over
-            pixels alone, which is enough for `FeatureExtractor`.
+        data_root: folder that the names in the store are relative to; by default the one recorded in the
+            store. Set it if the data set has moved since.
+        codebook: path of the codebook whose tokens the store must hold; checked on construction.
+        optional: pass images without `img_path` on without tokens: MMPretrain's inferencers give pixels only,
+            which is enough for `FeatureExtractor`.
 
     Raises:
         TokenStoreError: the store is missing or damaged, or was made by another tokenizer than `codebook`.
-        MissingTokensError: the store has no tokens for an image, or an image comes without `img_path`.
+        MissingTokensError: the store has no tokens for an image, or an image has no `img_path`.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class LoadTokenGrid(BaseTransform):
 
     @cached_property
     def store(self) -> TokenStore:
-        """The token store, opened at first use."""
+        """The token store, opened when first used."""
         return TokenStore.open(self.path)
 
     def name_of(self, img_path: str) -> str:
-        """Name in the store of the image at a path.
+        """Name in the store of the image at this path.
 
         Raises:
             MissingTokensError: the path is not under the data root, or there is none.
@@ -127,11 +127,11 @@ class RandomCropTokenGrid(BaseTransform):
 
     Args:
         crop_size: side of the window in pixels, or (height, width).
-        patch_size: side in pixels of the patch that a token stands for.
+        patch_size: side in pixels of the patch that a token describes.
 
     Raises:
-        ValueError: a crop size off the patch grid or larger than the image, an image whose size is not its
-            grid times the patch size, or no token grid.
+        ValueError: the crop size is no multiple of the patch size or larger than the image, the image's size
+            is not its grid times the patch size, or there is no token grid.
     """
 
     def __init__(self, crop_size: int | tuple[int, int], patch_size: int) -> None:
@@ -150,7 +150,7 @@ class RandomCropTokenGrid(BaseTransform):
         return height // self.patch_size, width // self.patch_size
 
     def transform(self, results: dict) -> dict:
-        """Cut `img` and `token_grid` to a window drawn uniformly."""
+        """Crop `img` and `token_grid` to a uniformly drawn window."""
         tokens, patch = _token_grid(results, self), self.patch_size
         if results["img"].shape[:2] != (tokens.shape[0] * patch, tokens.shape[1] * patch):
             raise ValueError(

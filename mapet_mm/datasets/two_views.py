@@ -1,4 +1,4 @@
-"""Batches of images with a second view for a tokenizer that runs in the model."""
+"""Batches of images with a second view, for a tokenizer that runs inside the model."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mapet_mm.registry import MODELS
 
 @MODELS.register_module()
 class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
-    """MMPretrain's `TwoNormDataPreprocessor`, with which a pre-trained model gives features too.
+    """MMPretrain's `TwoNormDataPreprocessor`, extended for extracting features with a pre-trained model.
 
-    Outside of training, images with one view only are normalised and handed on as `(B, 3, H, W)`, and two
-    views as a list with the first one's `shape`, which MMPretrain's `FeatureExtractor` asks for. Arguments
-    are those of `TwoNormDataPreprocessor`.
+    Outside training, images with one view are normalised and returned as `(B, 3, H, W)`, and two views as a
+    list with the `shape` of the first, which MMPretrain's `FeatureExtractor` reads. Arguments are those of
+    `TwoNormDataPreprocessor`.
 
     Raises:
-        ValueError: images of a training batch have one view.
+        ValueError: the images of a training batch have one view only.
     """
 
     def forward(self, data: dict, training: bool = False) -> dict:

@@ -100,9 +100,12 @@ def find_checkpoint(cfg: Config, trust: bool = False) -> str | None:
 def later_checkpoints(cfg: Config, checkpoint: str) -> list[str]:
     """Names of the checkpoints in the run's folder that going on from this one will write again."""
     folder, name, steps = _numbered(cfg)
-    match = name.fullmatch(Path(checkpoint).name)
-    inside = match and Path(checkpoint).resolve().parent == folder.resolve()
-    return [steps[step].name for step in sorted(steps) if not inside or step > int(match[1])]
+    reached = 0
+    if Path(checkpoint).resolve().parent == folder.resolve():
+        match = name.fullmatch(Path(checkpoint).name)
+        # One within an epoch has no number in its name.
+        reached = int(match[1]) if match else _read(Path(checkpoint))["meta"][_unit(cfg)]
+    return [steps[step].name for step in sorted(steps) if step > reached]
 
 
 def recipe(cfg: Config) -> dict[str, str]:
@@ -181,13 +184,21 @@ def _candidates(cfg: Config) -> Iterator[Path]:
 
 def _numbered(cfg: Config) -> tuple[Path, re.Pattern, dict[int, Path]]:
     """Where the run writes checkpoints, under which names, and which are there by epoch or iteration."""
-    hook = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
+    hook = _checkpoint_hook(cfg)
     folder = Path(checkpoint_folder(str(cfg.work_dir), hook.get("out_dir")))
-    kind = "epoch" if hook.get("by_epoch", True) else "iter"
-    before, after = (hook.get("filename_tmpl") or f"{kind}_{{}}.pth").split("{}", 1)
+    before, after = (hook.get("filename_tmpl") or f"{_unit(cfg)}_{{}}.pth").split("{}", 1)
     name = re.compile(rf"{re.escape(before)}(\d+){re.escape(after)}")
     matches = map(name.fullmatch, os.listdir(folder) if folder.is_dir() else ())
     return folder, name, {int(match[1]): folder / match[0] for match in matches if match}
+
+
+def _checkpoint_hook(cfg: Config) -> dict:
+    return (cfg.get("default_hooks") or {}).get("checkpoint") or {}
+
+
+def _unit(cfg: Config) -> str:
+    """What checkpoints are numbered by."""
+    return "epoch" if _checkpoint_hook(cfg).get("by_epoch", True) else "iter"
 
 
 def _normal(value: Any) -> Any:

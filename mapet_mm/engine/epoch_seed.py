@@ -1,29 +1,156 @@
-"""Randomness that a resumed training shares with an undisturbed one."""
+"""A training's randomness as a function of where it stands, so that one can be resumed anywhere."""
 
+import logging
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import torch
-from mmengine.dist import get_rank
+from mmengine.dist import broadcast_object_list, get_rank, get_world_size
 from mmengine.hooks import Hook
-from mmengine.runner import Runner
+from mmengine.logging import print_log
+from mmengine.model import is_model_wrapper
+from mmengine.runner import EpochBasedTrainLoop, Runner
 
+from mapet_mm.datasets.draws import SeededBatches, SeededDataset
+from mapet_mm.errors import UserError
 from mapet_mm.registry import HOOKS
+from mapet_mm.tokenizers.images import check_on_error
+
+LENGTH = "steps_per_epoch"  # of the training that wrote a checkpoint, in its metainfo
+
+
+class ResumeError(UserError):
+    """A checkpoint from which this run cannot go on exactly; the message says with what it could."""
 
 
 @HOOKS.register_module()
 class EpochSeedHook(Hook):
-    """Seed each epoch's draws from the run's seed, the iteration reached and the process.
+    """Seed each image's and each step's draws, and begin an epoch where a checkpoint was written.
 
-    Without it a training resumed from a checkpoint draws other permutations, jitter and stochastic depth than
-    one that ran through. With it, and images loaded in the main process (`num_workers=0`), the two end with
-    the same weights bit for bit on a CPU; with workers, only what the workers draw differs.
+    What the loader draws of an image (augmentations, masks), and its permutation, come from the run's seed,
+    the epoch and the image, see `mapet_mm.datasets.draws`; what the model draws in a step, stochastic
+    depth for example, from the seed, the step and the process. So a run that was killed and resumed from a
+    checkpoint, also one in the middle of an epoch or of gradient accumulation, ends with the weights of an
+    undisturbed one, bit for bit on one machine type; with any number of workers.
+
+    Another number of processes sees the same batches with the same draws if `processes x batch_size` stays;
+    sums over them then differ in their last bits, and stochastic depth is drawn by process.
+
+    Args:
+        on_error: of training images that cannot be read, see `mapet_mm.datasets.draws.SeededDataset`.
+
+    Raises:
+        ResumeError: a checkpoint of the middle of an epoch with another number of steps.
     """
 
+    def __init__(self, on_error: str = "raise") -> None:
+        check_on_error(on_error)
+        self.on_error = on_error
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Check that an epoch has as many steps as it had, or stands at its end."""
+        meta, length = checkpoint.get("meta", {}), len(runner.train_dataloader)
+        before = meta.get(LENGTH, length)
+        if not runner._resume or not isinstance(runner.train_loop, EpochBasedTrainLoop) or before == length:
+            return
+        processes, batch = get_world_size(), runner.train_dataloader.batch_size
+        steps = meta["iter"] - meta["epoch"] * before
+        if 0 < steps < before:
+            raise ResumeError(
+                f"the checkpoint stands {steps} steps into an epoch of {before}, this run's have {length} ("
+                f"{processes} processes x {batch} images a step): set `train_dataloader.batch_size` so that "
+                "they have as many, or resume from the end of an epoch"
+            )
+        meta["iter"] = (meta["epoch"] + bool(steps)) * length
+        print_log(
+            f"the checkpoint's epochs have {before} steps, this run's {length} ({processes} processes x "
+            f"{batch} images a step): schedules go on by the steps of before",
+            logger="current",
+            level=logging.WARNING,
+        )
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Note the number of steps of an epoch."""
+        checkpoint["meta"][LENGTH] = len(runner.train_dataloader)
+
+    def before_train(self, runner: Runner) -> None:
+        """Have the loader's draws seeded, and make again what a checkpoint leaves out: summed gradients."""
+        seeds = [runner.seed]
+        broadcast_object_list(seeds)  # MMEngine adds the process's number
+        self.seed = seeds[0]
+        loader = runner.train_dataloader
+        if loader.batch_sampler is None:
+            print_log(
+                "EpochSeedHook: the training set makes its own batches, whose draws it cannot seed: a "
+                "resumed run will differ from an undisturbed one",
+                logger="current",
+                level=logging.WARNING,
+            )
+            return
+        # A loader refuses another data set or sampler because their lengths could differ; here they do not.
+        object.__setattr__(loader, "dataset", SeededDataset(loader.dataset, self.on_error))
+        object.__setattr__(loader, "batch_sampler", SeededBatches(loader.batch_sampler, self.seed))
+        for sampler in {id(one): one for one in (loader.sampler, loader.batch_sampler.sampler)}.values():
+            if hasattr(sampler, "seed"):
+                sampler.seed = self.seed  # the checkpoint's, where the config has none
+        self._accumulate_again(runner)
+
     def before_train_epoch(self, runner: Runner) -> None:
-        """Seed Python, NumPy and PyTorch on all devices."""
-        sequence = np.random.SeedSequence([runner.seed, runner.iter, get_rank()])
+        """Begin where the run stands, with the draws of this epoch."""
+        if isinstance(runner.train_dataloader.batch_sampler, SeededBatches):
+            self._place(runner, runner.iter)
+
+    def before_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
+        """Seed what the step draws: Python, NumPy and PyTorch on all devices."""
+        self._seed_step(runner.iter)
+
+    def _seed_step(self, step: int) -> None:
+        sequence = np.random.SeedSequence([self.seed, step, get_rank()])
         seed = int(sequence.generate_state(1)[0])
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)
+
+    def _place(self, runner: Runner, step: int) -> None:
+        """Let the loader begin with the batch of a step."""
+        loader = runner.train_dataloader
+        batches = loader.batch_sampler
+        if isinstance(runner.train_loop, EpochBasedTrainLoop):
+            # At the very end of an epoch, its hooks and its validation may still be due.
+            batches.epoch = min(step // len(loader), runner.epoch)
+            batches.start = step - batches.epoch * len(loader)
+            for sampler in (loader.sampler, batches.sampler):
+                if hasattr(sampler, "set_epoch"):
+                    sampler.set_epoch(batches.epoch)
+        elif hasattr(loader.sampler, "skip"):  # MMEngine lets it skip
+            batches.epoch, batches.passed = 0, step * loader.batch_size
+
+    def _accumulate_again(self, runner: Runner) -> None:
+        """Back-propagate the batches whose gradients were summed up, and not used yet, at the checkpoint."""
+        wrapper = runner.optim_wrapper
+        lost = runner.iter % getattr(wrapper, "_accumulative_counts", 1)
+        if not lost:
+            return
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        wrapper._inner_count -= lost
+        runner.model.train()
+        for step, batch in self._batches(runner, runner.iter - lost, runner.iter):
+            self._seed_step(step)
+            runner.model.train_step(batch, optim_wrapper=wrapper)
+        with torch.no_grad():  # statistics and averages had seen these batches
+            for name, value in model.state_dict().items():
+                value.copy_(state[name])
+
+    def _batches(self, runner: Runner, first: int, end: int) -> Iterator[tuple[int, dict]]:
+        """The batches of steps that were done before, with their numbers."""
+        loop, batches = runner.train_loop, None
+        for step in range(first, end):
+            if batches is None or step % len(runner.train_dataloader) == 0:
+                self._place(runner, step)
+                batches = iter(runner.train_dataloader)
+                if not isinstance(loop, EpochBasedTrainLoop):
+                    batches = loop.dataloader_iterator
+                    batches.skip_iter(step)
+            yield step, next(batches)

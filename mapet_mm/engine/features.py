@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -107,6 +107,23 @@ def normalise(
     if getattr(preprocessor, "_channel_conversion", getattr(preprocessor, "to_rgb", False)):
         images = images.flip(1)
     return images if mean is None else (images - mean) / std
+
+
+def rank_me(blocks: Iterable[Float[Tensor, "row dim"]]) -> float:
+    """The effective rank of features: RankMe (Garrido et al., 2023), from 1 to D.
+
+    Singular values come from `X^T X`, so memory does not grow with the number of rows.
+
+    Args:
+        blocks: features, some rows at a time.
+    """
+    return effective_rank(sum(block.double().T @ block.double() for block in blocks))
+
+
+def effective_rank(gram: Float[Tensor, "dim dim"]) -> float:
+    """RankMe by `X^T X`: the exponential of the entropy of the singular values' shares."""
+    singular = torch.linalg.eigvalsh(gram.double().cpu()).clamp(min=0).sqrt()
+    return float(torch.special.entr(singular / singular.sum()).sum().exp())
 
 
 def own_rows(values: Tensor, total: int) -> Tensor:

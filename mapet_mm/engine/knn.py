@@ -14,7 +14,7 @@ from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from mapet_mm.engine.features import (
     POOLINGS,
@@ -23,6 +23,7 @@ from mapet_mm.engine.features import (
     check_sampler,
     image_features,
     own_rows,
+    rank_me,
     undisturbed,
 )
 from mapet_mm.engine.token_check import leave_out_as_in
@@ -186,10 +187,15 @@ class KNNProbeHook(Hook):
         """Probe every `interval` epochs and after the last."""
         if not (self.every_n_epochs(runner, self.interval) or self.is_last_train_epoch(runner)):
             return
+        figures, epoch = self.figures(runner), runner.epoch + 1
+        runner.visualizer.add_scalars(figures, step=epoch)
+        listed = "  ".join(f"{name}: {value:.4f}" for name, value in figures.items())
+        print_log(f"Epoch(knn) [{epoch}]  {listed}", logger="current")
+
+    def figures(self, runner: Runner) -> dict[str, float]:
+        """What is logged of the runner's model as it is, by its name."""
         top1 = self.probe(runner, runner.train_dataloader.dataset)
-        epoch = runner.epoch + 1
-        runner.visualizer.add_scalars({"knn/top1": top1}, step=epoch)
-        print_log(f"Epoch(knn) [{epoch}]  knn/top1: {top1:.4f}", logger="current")
+        return {"knn/top1": top1, "knn/rank_me": self.rank_me}
 
     def probe(self, runner: Runner, trained_on: Dataset | None = None) -> float:
         """Top-1 in percent of the runner's model as it is.
@@ -200,18 +206,24 @@ class KNNProbeHook(Hook):
         """
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         with undisturbed(model):
-            loaders = [build_loader(config, runner.seed) for config in self.loaders]
-            sizes = [len(loader.dataset) for loader in loaders]
-            for loader in loaders if trained_on is not None else ():
-                leave_out_as_in(trained_on, loader.dataset)
-            check_neighbours(self.k, sizes[0])  # before the set's features are taken
+            loaders, sizes = self.build_loaders(runner, trained_on)
             train, val = (image_features(model, loader, self.pooling, self.amp) for loader in loaders)
             return self._top1(
                 [own_rows(part, sizes[0]) for part in train], [all_rows(part, sizes[1]) for part in val]
             )
 
+    def build_loaders(self, runner: Runner, trained_on: Dataset | None) -> tuple[list[DataLoader], list[int]]:
+        """Loaders of the voting images and of those to classify, and the numbers of images."""
+        loaders = [build_loader(config, runner.seed) for config in self.loaders]
+        sizes = [len(loader.dataset) for loader in loaders]
+        for loader in loaders if trained_on is not None else ():
+            leave_out_as_in(trained_on, loader.dataset)
+        check_neighbours(self.k, sizes[0])  # before the set's features are taken
+        return loaders, sizes
+
     def _top1(self, train: list[Tensor], val: list[Tensor]) -> float:
         (train_features, train_labels), (features, labels) = train, val
+        self.rank_me = rank_me([features])
         num_classes = 1 + max(map(int, all_gather(torch.cat([train_labels, labels]).max())))
         predicted = knn_predict_shared(
             train_features, train_labels, features, num_classes, self.k, self.temperature

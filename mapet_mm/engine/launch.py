@@ -78,7 +78,7 @@ def _complete_dataloaders(cfg: Config) -> None:
 
 
 def _complete_visualizer(cfg: Config) -> None:
-    """A backend may be its type alone, for `--cfg-options` has no dicts in lists."""
+    """Accept the type of a backend alone, because `--cfg-options` cannot give a list of dicts."""
     visualizer = cfg.get("visualizer") or {}
     if isinstance(backends := visualizer.get("vis_backends"), (list, tuple)):
         visualizer.vis_backends = [dict(type=b) if isinstance(b, str) else b for b in backends]
@@ -118,7 +118,10 @@ def configure_training(
     check_scaling(cfg)
     _configure_compilation(cfg)
     hook = dict(type="mapet_mm.PortableCheckpointHook", recipe=recipe(cfg))
-    cfg.default_hooks = ConfigDict(cfg.get("default_hooks") or {}, portable_checkpoint=hook)
+    strides = dict(type="mapet_mm.StrideCheckHook")
+    cfg.default_hooks = ConfigDict(
+        cfg.get("default_hooks") or {}, portable_checkpoint=hook, stride_check=strides
+    )
     _configure_start(cfg, resume, trust_checkpoint)
     _check_pretrained(cfg, trust_checkpoint)
 
@@ -220,7 +223,7 @@ def configure_test(
     if not cfg.get("test_evaluator"):
         raise LaunchError(
             f"config {cfg.filename} has no `test_evaluator`: its test set is for feature extraction; "
-            "tools/knn_probe.py and the recipes in configs/mapet/benchmarks evaluate the features"
+            "tools/evaluate_features.py and the recipes in configs/mapet/benchmarks evaluate the features"
         )
     if amp:
         cfg.test_cfg.fp16 = True

@@ -1,28 +1,46 @@
-"""Checkpoints that any `torch.load(weights_only=True)` reads and that belong to the folder they lie in."""
+"""Checkpoints that any `torch.load(weights_only=True)` reads, whole, and of the folder that they lie in."""
 
 import logging
 import os.path as osp
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
+from mmengine.dist import is_main_process
+from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import HistoryBuffer, print_log
 from mmengine.runner import Runner
 from torch import Tensor
 
+from mapet_mm.file_replacement import replace_file
 from mapet_mm.registry import HOOKS
 
 HISTORY = "log_history"
 PLAIN = (Tensor, str, bytes, int, float, complex, type(None), torch.Size, torch.dtype, torch.device)
+WHOLE_FILES = "mapet_mm.whole_files"
+
+
+@register_backend(WHOLE_FILES)
+class WholeFileBackend(LocalBackend):
+    """MMEngine's local files, each of which appears once it is whole; MMEngine fills them in their place."""
+
+    def put(self, obj: bytes, filepath: str | PurePath) -> None:
+        """Write a file in one step."""
+        path = Path(filepath)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, bytes(obj))
 
 
 @HOOKS.register_module()
 class PortableCheckpointHook(Hook):
-    """Keep training checkpoints to tensors and plain values, and their paths to the run's own folder.
+    """Keep training checkpoints whole, to tensors and plain values, and their paths to the run's own folder.
+
+    A checkpoint on a local disk appears once it is written, and the only one is not removed before the next
+    is there.
 
     MMEngine puts its log buffers and NumPy's numbers into a checkpoint; neither can be read without their
     classes. They are written as tensors and numbers, and become log buffers again when a run resumes.
@@ -35,6 +53,18 @@ class PortableCheckpointHook(Hook):
 
     def __init__(self, recipe: dict[str, str] | None = None) -> None:
         self.recipe = dict(recipe or {})
+
+    def before_train(self, runner: Runner) -> None:
+        """Have MMEngine's CheckpointHook write whole files."""
+        hook = next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
+        if hook is None or hook.backend_args or hook.file_client_args:
+            return
+        hook.backend_args = whole_files(hook.out_dir)
+        if hook.max_keep_ckpts == 1:  # it removes the oldest before it writes the newest
+            hook.max_keep_ckpts = 2
+        if is_main_process():  # what killed runs had not written to the end
+            for partial in Path(_checkpoint_folder(runner)).glob(".*.pth.*.partial"):
+                partial.unlink(missing_ok=True)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Replace, in the checkpoint alone, what is not a tensor or a plain value."""
@@ -66,6 +96,11 @@ class PortableCheckpointHook(Hook):
         for name, value in hub["runtime_info"].items():
             if name == "last_ckpt" or name.startswith("best_ckpt"):
                 hub["runtime_info"][name] = osp.join(folder, osp.basename(value)) if value else value
+
+
+def whole_files(folder: str | PurePath | None) -> dict[str, str] | None:
+    """`backend_args` of MMEngine for whole files in a folder; of an address its own."""
+    return None if "://" in str(folder) else dict(backend=WHOLE_FILES)
 
 
 def checkpoint_folder(work_dir: str, out_dir: str | None = None) -> str:

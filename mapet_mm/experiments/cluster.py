@@ -1,4 +1,4 @@
-"""A plan as jobs of Slurm, with dependencies; and the GPU-hours that the paper gives for it."""
+"""Submit a plan as Slurm jobs with dependencies, and report the GPU-hours that the paper gives for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mapet_mm.experiments.records import StageError, claim, is_done
 from mapet_mm.experiments.table import Runner
 from mapet_mm.file_replacement import replace_file
 
-# Takes the words of sbatch and the script for its standard input; returns the job's number.
+# Takes the sbatch command and the script for its standard input; returns the job's number.
 Send = Callable[[Sequence[str], str], str]
 
 
@@ -28,6 +28,7 @@ def sbatch_words(run: Run, runner: Runner, after: Sequence[str] = ()) -> list[st
     per_node = min(run.processes, runner.gpus_per_node or run.processes)
     words = ["sbatch", "--parsable", f"--job-name={run.name}", f"--output={run.folder}/job.log"]
     words += ["--open-mode=append", "--requeue", f"--nodes={math.ceil(run.processes / per_node)}"]
+    words += ["--signal=B:USR1@120"]  # before the time limit: training saves and is requeued
     words += [f"--ntasks-per-node={per_node}", f"--cpus-per-task={runner.cpus_per_process}"]
     if runner.gpus_per_node and run.kind != "data":
         words += [f"--gres=gpu:{per_node}"]
@@ -37,36 +38,36 @@ def sbatch_words(run: Run, runner: Runner, after: Sequence[str] = ()) -> list[st
 
 
 def job_script(run: Run, runner: Runner) -> str:
-    """What a job does: the run, as a runner on the job's machine does it."""
+    """The script of a job, which does the run as a local runner on the job's machine."""
     words = [sys.executable, "-m", "mapet_mm.experiments.local", "slurm", str(runner.cpus_per_process)]
     return f"#!/bin/bash\nexec {shlex.join([*words, json.dumps(asdict(run))])}\n"
 
 
 def submit(runs: Sequence[Run], runner: Runner, send: Send | None = None) -> int:
-    """Submit what is neither done nor submitted, each after the jobs of what it needs; how many.
+    """Submit the runs that are neither done nor submitted, each depending on its needs; returns how many.
 
     Args:
-        runs: each after the ones that it needs.
-        runner: the resources.
-        send: instead of sbatch, for a look; nothing is written then.
+        runs: in an order in which each follows those that it needs.
+        runner: the resources of each job.
+        send: called instead of sbatch, to show the commands; nothing is written then.
 
     Raises:
-        StageError: there is no Slurm here, or it refuses a job.
+        StageError: there is no Slurm here, or it rejects a job.
     """
     if send is not None:
         return len(_submit(runs, runner, send, {}))
     if not runs:
         return 0
-    # Two people who submit at the same moment must not submit the same run.
+    # Two people who submit at the same time must not submit the same run.
     with claim(os.path.dirname(runs[0].folder), wait=True):
         return len(_submit(runs, runner, _sbatch, {run: job for run, (job, _) in live_jobs(runs).items()}))
 
 
 def _submit(runs: Sequence[Run], runner: Runner, send: Send, jobs: dict[str, str]) -> set[str]:
-    """Submit, and keep each run's job in its folder; `jobs` are those that wait or run already."""
+    """Submit, and note each run's job in its folder; `jobs` are those already waiting or running."""
     new: set[str] = set()
     for run in runs:
-        # The job of a run whose need is submitted again waits for one that has failed: Slurm removes it.
+        # If a need is submitted again, the run's old job depends on a failed one, and Slurm removes it.
         if is_done(run) or (run.folder in jobs and not new.intersection(run.needs)):
             continue
         after = [jobs[need] for need in run.needs if need in jobs]
@@ -78,7 +79,7 @@ def _submit(runs: Sequence[Run], runner: Runner, send: Send, jobs: dict[str, str
 
 
 def _sbatch(words: Sequence[str], script: str) -> str:
-    # Slurm does not make a log's folder.
+    # Slurm does not create the folder of a log.
     log = next(word for word in words if word.startswith("--output="))
     os.makedirs(os.path.dirname(log.removeprefix("--output=")), exist_ok=True)
     return _slurm(words, script).split(";")[0].strip()
@@ -106,13 +107,13 @@ def _slurm(words: Sequence[str], script: str | None = None) -> str:
 
 
 def printed(words: Sequence[str], script: str, job: str) -> str:
-    """A submission as lines of a shell script that keeps the job's number as `$job`."""
+    """A submission as lines of a shell script that stores the job's number in the variable `job`."""
     line = " ".join(f'"{word}"' if "$" in word else shlex.quote(word) for word in words)
     return f"{job}=$({line} <<'END'\n{script}END\n)"
 
 
 def dist_lines(run: Run, runner: Runner) -> list[str]:
-    """The command of a run without Slurm, for several machines where one has too few GPUs."""
+    """The command of a run without Slurm, for several machines if one has too few GPUs."""
     per_node = runner.gpus_per_node or run.processes
     here = replace(run, processes=min(run.processes, per_node))
     words = launch_words(here, "dist", runner.cpus_per_process)
@@ -127,7 +128,7 @@ def dist_lines(run: Run, runner: Runner) -> list[str]:
 
 
 def hours_report(runs: Sequence[Run], gpu_hours: Mapping[str, float]) -> list[str]:
-    """GPU-hours of each kind of training as far as the paper gives them, and their sum."""
+    """GPU-hours of each training config as far as the paper gives them, and their sum."""
     counts = Counter(Path(run.config).stem for run in runs if run.kind in ("pre-training", "evaluation"))
     hours = {stem: gpu_hours[stem] for stem in counts if stem in gpu_hours}
     lines = [

@@ -1,4 +1,4 @@
-"""Fill a table: what has no result yet, what state it is in, and the table with what there is."""
+"""Fill a table: find the runs that lack a result, show their states, and write the table."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class TableFiller:
 
     Args:
         table: the declaration.
-        seeds: one training of every cell each.
+        seeds: every cell is trained once per seed.
         out: folder of all tables.
-        command: the command line, for the table's foot.
+        command: the command line, shown below the table.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class TableFiller:
         self.plan = plan_table(table, self.seeds, self.folder)
 
     def needed_runs(self, rows: Sequence[str] | None = None) -> list[Run]:
-        """What has to be done for the cells without a result, each after what it needs; done runs among them.
+        """The runs, done ones included, for the cells without a result, each after those that it needs.
 
         Args:
             rows: only for these rows.
@@ -49,21 +49,21 @@ class TableFiller:
         return self.plan.closure(cell.run for cell in cells if not is_done(cell.run))
 
     def states(self) -> dict[str, str]:
-        """Done, running, queued, failed, stopped or not run: each run, by its folder."""
+        """State of each run by its folder: done, running, queued, failed, stopped or not run."""
         jobs = {}
         with contextlib.suppress(StageError):  # no Slurm here
             jobs = live_jobs(self.plan.runs)
         return {run.folder: _state(run, jobs.get(run.folder, ("", ""))[1]) for run in self.plan.runs}
 
     def status(self) -> str:
-        """One line: how many results there are, and what the runs for the others are doing."""
+        """One line: the number of results, and the states of the runs for the others."""
         counts = Counter(self.states().values())
         there = sum(is_done(cell.run) for cell in self.plan.cells)
         runs = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
         return f"{self.table.title}: {there} of {len(self.plan.cells)} results are there; runs: {runs}"
 
     def unknown_metrics(self) -> list[str]:
-        """What the declaration asks for and its evaluations have not logged, a line each."""
+        """One line for each metric that the declaration names and its evaluations have not logged."""
         lines = {}
         for cell in self.plan.cells:
             logged = (record_of(cell.run) or {}).get("metrics", {cell.metric: 0})
@@ -73,7 +73,7 @@ class TableFiller:
         return list(lines.values())
 
     def write(self, run: Run | None = None) -> tuple[Path, Path]:
-        """Write Markdown and CSV with the results that there are; returns their paths."""
+        """Write the existing results as Markdown and CSV; returns the two paths."""
         cells = self.cells()
         markdown, sheet = (self.folder / f"{self.table.name}.{suffix}" for suffix in ("md", "csv"))
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class TableFiller:
         return markdown, sheet
 
     def cells(self) -> Grid:
-        """Each cell over its seeds, or why it is empty; a dash where its row is not evaluated."""
+        """Each cell over its seeds, or why it is empty; a dash if its row is not evaluated."""
         states = self.states()
         places = [(row.name, column.heading) for row in self.table.rows for column in self.table.columns]
         of_cell: dict[tuple[str, str], list[Cell]] = {place: [] for place in places}
@@ -100,7 +100,7 @@ class TableFiller:
         return f"no `{metric}`" if logged else "failed" if failed else "not run"
 
     def facts(self) -> list[str]:
-        """How the numbers came about."""
+        """How the numbers were made."""
         missing = sum(not is_done(cell.run) for cell in self.plan.cells)
         records = [record for run in self.plan.runs if (record := record_of(run))]
         seconds = sum(record["seconds"] for record in records)
@@ -127,5 +127,5 @@ def _state(run: Run, job: str) -> str:
 
 
 def describe(runs: Sequence[Run]) -> str:
-    """How many runs of each kind."""
+    """The number of runs of each `kind`."""
     return ", ".join(f"{count} {kind}" for kind, count in Counter(run.kind for run in runs).items())

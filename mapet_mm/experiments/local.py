@@ -1,8 +1,8 @@
-"""Do runs on this machine: side by side where they can be, each with its log, whatever other runners do.
+"""Do runs on this machine, in parallel where possible, each with its own log; safe beside other runners.
 
     python -m mapet_mm.experiments.local LAUNCHER CPUS '{"command": ["tools/train.py", ...], ...}'
 
-is how a job of a cluster does its one run. A run that was stopped goes on where its tool resumes.
+is how a cluster job does its one run. An interrupted run continues from where its tool resumes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from statistics import mean
 from typing import NamedTuple, TextIO
 
 from mapet_mm.config_files import VARIABLE
-from mapet_mm.errors import UserError, one_line_errors
+from mapet_mm.errors import STOPPED, UserError, one_line_errors
 from mapet_mm.experiments.plan import TRAIN, Run
 from mapet_mm.experiments.records import (
     StageError,
@@ -43,6 +43,10 @@ PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # Linux has it
 REPORT_SECONDS = 30
 
 
+class StoppedError(StageError):
+    """A signal told the run to end; it resumes when it is started again."""
+
+
 class _Running(NamedTuple):
     run: Run
     process: subprocess.Popen
@@ -51,18 +55,18 @@ class _Running(NamedTuple):
 
 
 class LocalRunner:
-    """Does runs in processes of this machine; what fails costs only what needs it.
+    """Does runs in processes of this machine; a failure stops only the runs that need the failed one.
 
-    A run that another runner is doing is waited for, while others can be done. On Ctrl-C, and when this
-    process is killed, its runs end; a new runner goes on.
+    If another runner is doing a run, this one does others and then waits for it. On Ctrl-C, or when this
+    process is killed, its runs end; a new runner continues them.
 
     Args:
-        runs: each after the ones that it needs.
-        jobs: how many at a time.
+        runs: in an order in which each follows those that it needs.
+        jobs: number of runs at once.
         launcher: 'local', 'dist', or 'slurm' inside a job.
-        cpus: threads of each process: on a busy machine, threads that wait for each other are slower than
-            one, and results do not depend on the number of cores.
-        tell: takes each line of progress.
+        cpus: threads of each process. A fixed number keeps results independent of the number of cores; on a
+            busy machine, threads that wait for each other are slower than one.
+        tell: called with each line of progress.
         on_done: called after each run that is done.
 
     Raises:
@@ -86,12 +90,14 @@ class LocalRunner:
         self.running: list[_Running] = []
         self.elsewhere: set[str] = set()
         self.failed: dict[str, str] = {}
+        self.told: list[int] = []
 
     def run(self) -> None:
-        """Do what is not done.
+        """Do all runs that are not done.
 
         Raises:
-            StageError: runs failed; raised after all others, with the ends of their logs.
+            StageError: some runs failed; raised after all others, with the ends of their logs.
+        StoppedError: a run was told to end.
         """
         if before := len(self.runs) - len(self.waiting):
             self.tell(f"{before} of {len(self.runs)} runs were done before")
@@ -104,7 +110,7 @@ class LocalRunner:
                 if time.monotonic() - reported >= REPORT_SECONDS:
                     reported = time.monotonic()
                     for one in self.running:
-                        # Without the time, logger and level that MMEngine puts before its message.
+                        # Without the time, logger and level that MMEngine puts before the message.
                         last = _tail(one.run, 1)[0].rsplit(" - INFO - ", 1)[-1]
                         self._say(one.run, " ".join(last.split())[:90])
         finally:
@@ -126,7 +132,7 @@ class LocalRunner:
                 self._begin(run, held)
 
     def _begin(self, run: Run, held: TextIO) -> None:
-        """Start a claimed run's tool, unless what it makes is there."""
+        """Start a claimed run's tool, unless its outputs exist."""
         Path(run.folder, "failed").unlink(missing_ok=True)
         try:
             check_identity(run)
@@ -152,9 +158,10 @@ class LocalRunner:
                 env=environment,
                 stdout=log,
                 stderr=log,
-                # A session of its own: Ctrl-C reaches this process alone, which stops the tool's workers too.
+                # In its own session, so Ctrl-C reaches only this process, which also stops the tool's
+                # workers.
                 start_new_session=True,
-                # The tool keeps the claim, should this process be killed before it.
+                # The tool keeps the claim if this process is killed first.
                 pass_fds=[held.fileno()],
                 preexec_fn=_end_with_runner,
             )
@@ -164,6 +171,8 @@ class LocalRunner:
             self.running.remove(one)
             run, code = one.run, one.process.returncode
             missing = [output for output in run.outputs if not os.path.exists(output)]
+            if code and (self.told or code == STOPPED):
+                raise StoppedError(f"{run.command[0]} was told to end: the same command goes on")
             if code or missing:
                 self._fail(
                     run, _failure(run, f"ended with code {code}" if code else f"did not write {missing[0]}")
@@ -178,7 +187,7 @@ class LocalRunner:
         self.on_done(run)
 
     def _fail(self, run: Run, why: str) -> None:
-        """Note a failure, where others see it too, and drop what needs the run."""
+        """Record a failure where other runners see it, and drop the runs that need this one."""
         replace_file(Path(run.folder, "failed"), f"{why}\n".encode())
         self.failed[run.folder] = f"`{run.name}`: {why}"
         self._say(run, why)
@@ -188,7 +197,7 @@ class LocalRunner:
                 self.failed[other.folder] = f"`{other.name}` was not done: it needs {broken[0]}"
 
     def _time_left(self) -> str:
-        """How long the rest will take: the mean of what is done of the same config, or of all."""
+        """Time left, estimated from the mean of completed runs of the same config, else of all."""
         taken: dict[str | None, list[float]] = defaultdict(list)
         for run in self.runs:
             if record := record_of(run):
@@ -197,6 +206,12 @@ class LocalRunner:
         overall = mean(chain(*taken.values()))
         seconds = sum(mean(taken.get(run.config, [overall])) for run in rest) / self.jobs
         return f"; about {seconds / 60:.0f} min left for {len(rest)} more" if rest else ""
+
+    def pass_on(self, number: int, _: object) -> None:
+        """Handler of the signals with which Slurm ends a job: its tool saves and ends."""
+        self.told.append(number)
+        for one in self.running:
+            one.process.send_signal(number)
 
     def _say(self, run: Run, text: str) -> None:
         self.tell(f"[{self.runs.index(run) + 1:2d}/{len(self.runs)}] {run.name}: {text}")
@@ -213,7 +228,7 @@ class LocalRunner:
 
 
 def launch_words(run: Run, launcher: str, cpus: int) -> list[str]:
-    """The command line that starts a run's tool in as many processes as it is meant for."""
+    """The command line that starts a run's tool in the run's number of processes."""
     python, processes = sys.executable, str(run.processes)
     if run.processes == 1:
         return [python, *run.command]
@@ -227,7 +242,7 @@ def launch_words(run: Run, launcher: str, cpus: int) -> list[str]:
 
 
 def _end_with_runner() -> None:
-    """In a tool before it starts: Linux ends it when its runner is killed; nobody would see or stop it."""
+    """Called in the tool's process before it starts: Linux then ends the tool when its runner is killed."""
     if PRCTL is not None:
         PRCTL(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
@@ -242,14 +257,27 @@ def _failure(run: Run, what: str) -> str:
 
 def _tail(run: Run, count: int) -> list[str]:
     text = log_of(run).read_text(errors="replace") if log_of(run).is_file() else ""
-    # A progress bar redraws its line after carriage returns; the last state is the one to show.
+    # A progress bar redraws its line after carriage returns; only its last state is shown.
     return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.rstrip("\n").split("\n")][-count:]
 
 
 @one_line_errors
 def main() -> None:
     launcher, cpus, run = sys.argv[1:]
-    LocalRunner([Run(**json.loads(run))], 1, launcher, int(cpus)).run()
+    runner = LocalRunner([Run(**json.loads(run))], 1, launcher, int(cpus))
+    before = {number: signal.signal(number, runner.pass_on) for number in (signal.SIGUSR1, signal.SIGTERM)}
+    try:
+        runner.run()
+    except StoppedError as error:
+        print(error, flush=True)
+        # The job has reached its time limit. Of jobs that end by SIGTERM, Slurm requeues those that it
+        # preempted, but not those that were cancelled.
+        if signal.SIGUSR1 in runner.told[:1] and (job := os.environ.get("SLURM_JOB_ID")):
+            subprocess.run(["scontrol", "requeue", job], check=False)
+        sys.exit(STOPPED)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

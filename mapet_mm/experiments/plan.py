@@ -1,7 +1,7 @@
-"""From tables to the runs that fill them: each pre-training, token store and evaluation once.
+"""From tables to the runs that fill them, with each pre-training, token store and evaluation once.
 
-What a run is decides where it is: its folder ends in a digest of its command, its config, the runs that it
-needs and the package's version, so what another recipe has left is never found.
+A run's folder ends in a digest of its command, its config, the runs that it needs and the package's version,
+so a run never picks up the outputs of another recipe.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mapet_mm.config_files import VARIABLE, read_config
 from mapet_mm.experiments.table import Column, DeclarationError, Row, TableDeclaration
 
 TRAIN = "tools/train.py"
-# What a training reads and starts from is said in these parts of its config.
+# The parts of a config that name what a training reads and starts from.
 PARTS = ("model", "train_dataloader", "val_dataloader")
 
 
@@ -33,29 +33,29 @@ PARTS = ("model", "train_dataloader", "val_dataloader")
 class Run:
     """One command of a plan."""
 
-    name: str  # what it is, for people
+    name: str  # shown to people
     kind: str  # 'data', 'tokenizer', 'pre-training' or 'evaluation'
     command: tuple[str, ...]  # a tool and its arguments, as typed after `python`
-    outputs: tuple[str, ...]  # what exists once it is done
+    outputs: tuple[str, ...]  # files or folders that exist once it is done
     folder: str = ""  # <folder of all runs>/<name>-<digest>: its claim, its log, a training's work directory
     needs: tuple[str, ...] = ()  # folders of the runs before it
-    config: str | None = None  # what it trains or tokenises with
-    data: str | None = None  # the data set that its config is read for, None if that depends on none
-    processes: int = 1  # how many the recipe is meant for
+    config: str | None = None  # the config to train or tokenise with
+    data: str | None = None  # the data set that its config is read for, None if there is none
+    processes: int = 1  # the number that the recipe is meant for
 
     @property
     def line(self) -> str:
-        """The command as it is typed, for one process."""
+        """The command as typed for one process."""
         return self.typed(["python", *self.command])
 
     def typed(self, words: Sequence[str]) -> str:
-        """A command line that starts this run, with the data set that it is for."""
+        """A command line that starts this run, with the variable that selects its data set."""
         return (f"{VARIABLE}={shlex.quote(self.data)} " if self.data else "") + shlex.join(words)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table: row's name, column's heading, and the run that gives it, for one seed."""
+    """One number of a table for one seed: row name, column heading, and the run that measures it."""
 
     row: str
     column: str
@@ -72,7 +72,7 @@ class Plan:
     cells: Sequence[Cell]
 
     def closure(self, wanted: Iterable[Run]) -> list[Run]:
-        """These runs and all that they need, in order."""
+        """These runs and all runs that they need, in order."""
         folders = {run.folder for run in wanted}
         for run in reversed(self.runs):
             if run.folder in folders:
@@ -85,13 +85,13 @@ def plan_table(table: TableDeclaration, seeds: Iterable[int], out: str | os.Path
 
     Args:
         table: its declaration.
-        seeds: a training of every cell each.
+        seeds: every cell is trained once per seed.
         out: folder of the data set's tables; the runs go below it.
 
     Raises:
-        DeclarationError: a config that does not exist, braces that neither row nor column fill, or configs
-            that do not fit together.
-        ConfigError: a config that cannot be read for the data set.
+        DeclarationError: a config does not exist, neither row nor column fills a pair of braces, or configs
+            do not fit together.
+        ConfigError: a config cannot be read for the data set.
     """
     planner = _Planner(table, f"{out}/runs")
     cells = [
@@ -105,9 +105,9 @@ def plan_table(table: TableDeclaration, seeds: Iterable[int], out: str | os.Path
 
 
 def identity(command: Sequence[str], needs: Sequence[str], folder: str, config: Config | None = None) -> str:
-    """Digest of what decides a run's outputs: command, config in full, what it builds on, the version.
+    """Digest of what decides a run's outputs: command, full config, the runs that it needs, the version.
 
-    Where the folder of runs lies decides nothing, so it may be moved.
+    The location of the folder of runs is left out, so the folder may be moved.
     """
     runs = os.path.dirname(folder)
     words = [word.replace(folder, "{run}").replace(runs, "{runs}") for word in command]
@@ -117,7 +117,7 @@ def identity(command: Sequence[str], needs: Sequence[str], folder: str, config: 
 
 
 class _Planner:
-    """Makes the runs of a table; `runs` has each once, by its folder."""
+    """Makes the runs of a table; `runs` has each of them once, by folder."""
 
     def __init__(self, table: TableDeclaration, folder: str) -> None:
         self.table, self.folder = table, folder
@@ -171,7 +171,7 @@ class _Planner:
         return [self._add(Run("data", "data", data["command"], data.get("outputs", ())), [])]
 
     def _tokens(self, tokenizer: str | None, reader: Config, data: str) -> list[Run]:
-        """What makes the codebook and the token store of a tokenizer, as far as this config reads them."""
+        """The runs that make a tokenizer's codebook and token store, as far as this config reads them."""
         if tokenizer is None:
             return []
         cfg = self.read(tokenizer, data)
@@ -190,7 +190,7 @@ class _Planner:
         return made
 
     def _add(self, run: Run, needs: Sequence[Run], cfg: Config | None = None) -> Run:
-        """A run with its folder, which stands for `{run}` in it; `cfg` is its config as the file has it."""
+        """Add the run with its folder, which replaces `{run}` in it; `cfg` is its config as in the file."""
         before = tuple(need.folder for need in needs)
         folder = f"{self.folder}/{run.name}-{identity(run.command, before, f'{self.folder}/{{run}}', cfg)}"
         words, outputs = (
@@ -216,7 +216,7 @@ def final_checkpoint(cfg: Config) -> str:
 
 
 def processes_of(cfg: Config) -> int:
-    """Processes whose batches add up to the batch that the learning rate is meant for, 1 if not said."""
+    """Number of processes that gives the total batch size of the learning rate, 1 if not given."""
     meant = (cfg.get("auto_scale_lr") or {}).get("base_batch_size", 0)
     batch = (cfg.get("train_dataloader") or {}).get("batch_size", 1)
     batch *= (cfg.get("optim_wrapper") or {}).get("accumulative_counts", 1)
@@ -224,7 +224,7 @@ def processes_of(cfg: Config) -> int:
 
 
 def _nodes(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Each dict, list and leaf inside a part of a config, with its key."""
+    """Each dict, list and leaf in a part of a config, with its key."""
     yield key, node
     children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for name, child in children:
@@ -232,7 +232,7 @@ def _nodes(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _open_starts(cfg: Config) -> list[str]:
-    """Keys of the model's parts, each an `init_cfg`, that wait for a checkpoint."""
+    """Keys of the `init_cfg` entries in the model that need a checkpoint."""
     dicts = [(key, node) for key, node in _nodes(cfg.get("model"), "model") if isinstance(node, dict)]
     return [key for key, node in dicts if "checkpoint" in node and not node["checkpoint"]]
 
@@ -250,6 +250,6 @@ def _existing(template: str, values: Mapping[str, str], owner: str) -> str:
 
 
 def _suffix(options: Mapping[str, Any]) -> str:
-    """Options as a part of a file name: `_cutting_point-30`."""
+    """Options as part of a file name: `_cutting_point-30`."""
     parts = (f"_{key.rsplit('.', 1)[-1]}-{value}" for key, value in options.items())
     return re.sub(r"[^\w.=-]", "-", "".join(parts))

@@ -1,6 +1,6 @@
-"""What is known of a run: who is doing it, whether it was done, and what it measured.
+"""What is known about a run: whether a process is doing it, whether it is done, and what it measured.
 
-A run is done once its record is there: one file in `results/`, beside the folder of runs, written once.
+A run is done once its record exists: one file in `results/`, beside the folder of runs, written once.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from mapet_mm.scalars import last_values
 
 
 class StageError(UserError, RuntimeError):
-    """A run that failed or cannot be done; the message says what to do."""
+    """A run failed or cannot be done; the message says what to do."""
 
 
 def log_of(run: Run) -> Path:
-    """The log of what a run's tool has said, over all its starts."""
+    """The log of a run's tool, over all its starts."""
     return Path(run.folder, "run.log")
 
 
 def record_of(run: Run) -> dict[str, Any] | None:
-    """What is kept of a run that was done: metrics, seconds, command, version, date; None if it was not."""
+    """The record of a completed run: metrics, seconds, command, version, date; None if it is not done."""
     file = _record_file(run)
     return json.loads(file.read_text()) if file.is_file() else None
 
 
 def is_done(run: Run) -> bool:
-    """Whether the run was completed and what it made is there as it was; evaluations are only measured.
+    """Whether the run was completed and its outputs are unchanged; of evaluations only the record counts.
 
-    A codebook or store that was replaced since is looked at again, by the tool that makes it.
+    If a codebook or store was replaced since, its tool runs again and checks it.
     """
     record = record_of(run)
     return record is not None and (run.kind == "evaluation" or record["made"] == _made(run))
 
 
 def write_record(run: Run, seconds: float) -> None:
-    """Keep what a run gave, which makes it a done one."""
+    """Write the record of a run, which marks it as done."""
     record = {
         "run": run.name,
         "command": run.command,
@@ -69,15 +69,15 @@ def _record_file(run: Run) -> Path:
 
 
 def _made(run: Run) -> dict[str, int]:
-    """The outputs that are there; what is not in the run's own folder, and may be replaced, with its date."""
+    """The outputs that exist; those outside the run's folder, which may be replaced, with their date."""
     there = [output for output in run.outputs if os.path.exists(output)]
     return {path: 0 if path.startswith(run.folder) else os.stat(path).st_mtime_ns for path in there}
 
 
 def claim(folder: str, wait: bool = False) -> TextIO | None:
-    """A file that holds a folder for this process and its children while it is open, however they end.
+    """Open a file that claims a folder for this process and its children until they end in whatever way.
 
-    None if another process, on whatever machine, holds it; `wait` waits for that one instead.
+    Returns None if another process on any machine has claimed it; with `wait`, waits for that process.
     """
     os.makedirs(folder, exist_ok=True)
     file = open(f"{folder}/claim", "a")  # noqa: SIM115
@@ -92,7 +92,7 @@ def claim(folder: str, wait: bool = False) -> TextIO | None:
 
 
 def is_claimed(run: Run) -> bool:
-    """Whether some process is doing the run now; a look, which leaves nothing behind."""
+    """Whether a process is doing the run now; the check writes nothing."""
     with contextlib.suppress(FileNotFoundError, PermissionError), open(f"{run.folder}/claim", "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,19 +102,19 @@ def is_claimed(run: Run) -> bool:
 
 
 def check_identity(run: Run) -> None:
-    """Raise StageError if the config was edited since the plan: it must not be recorded as the plan's."""
+    """Raise StageError if the config was edited since the plan: the result would not be the plan's."""
     config = read_config(run.config, run.data) if run.config else None
     if not run.folder.endswith(identity(run.command, run.needs, run.folder, config)):
         raise StageError(f"{run.config} was changed after this run was planned: run the same command again")
 
 
 def is_adopted(run: Run) -> bool:
-    """Whether a codebook of this recipe is there already, made by hand or for another table.
+    """Whether this tokenizer config's codebook exists already, made by hand or for another table.
 
-    Stores are adopted by their tool, which goes on with what is there and refuses that of another tokenizer.
+    Stores are adopted by their tool, which continues an existing store and refuses another tokenizer's.
 
     Raises:
-        StageError: a codebook of another recipe is in its place.
+        StageError: the file holds a codebook of another tokenizer config.
     """
     if run.command[0] != "tools/fit_codebook.py" or not os.path.exists(run.outputs[0]):
         return False

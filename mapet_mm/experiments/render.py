@@ -1,4 +1,4 @@
-"""A filled table as Markdown and CSV, the paper's numbers beside the measured ones."""
+"""A filled table as Markdown and CSV, with the paper's numbers beside the measured ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Measured(NamedTuple):
     values: tuple[float, ...]
 
 
-# By the row's name and the column's heading: what was measured, or why nothing was.
+# What was measured, or why nothing was, by row name and column heading.
 Grid = Mapping[tuple[str, str], Measured | str]
 
 
@@ -32,7 +32,7 @@ def summarise(values: Iterable[float]) -> Measured | None:
 
 
 def render_markdown(table: TableDeclaration, cells: Grid, facts: Sequence[str]) -> str:
-    """Heading, one row a line, notes, and the facts of how the numbers came about."""
+    """Heading, one line per row, notes, and how the numbers were made."""
     headings = [""]
     for column in table.columns:
         headings.append(column.heading)
@@ -52,7 +52,7 @@ def render_markdown(table: TableDeclaration, cells: Grid, facts: Sequence[str]) 
 
 
 def render_csv(table: TableDeclaration, cells: Grid) -> str:
-    """One line a cell: row, column, unit, mean, sample standard deviation, seeds, values, the paper's."""
+    """One line per cell: row, column, unit, mean, sample standard deviation, seeds, values, the paper's."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["row", "column", "unit", "mean", "std", "seeds", "values", "paper", "missing"])

@@ -4,7 +4,7 @@
     columns = [dict(name="ViT-T, fine-tuning", unit="top-1, %", size="tiny", batch="16xb128",
                     config="configs/mapet/benchmarks/...", metric="accuracy/top1", paper={"MIM": 74.9})]
 
-A name in braces is taken from the row's or the column's own entries.
+A name in braces is replaced by the entry of that name in the row or the column.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LAUNCHERS = ("local", "dist", "slurm")
 
 
 class DeclarationError(UserError, ValueError):
-    """A table that does not exist or whose declaration is wrong; the message is one line."""
+    """A table does not exist or its declaration is wrong; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Row:
 
     name: str  # as the paper writes it
     pretrain: str | None = None  # config of the pre-training, None for none
-    tokenizer: str | None = None  # config of the tokenizer whose tokens are read, None for none
+    tokenizer: str | None = None  # tokenizer config whose tokens are read, None for none
     options: Mapping[str, Any] = field(default_factory=dict)  # changes to `pretrain`, as in --cfg-options
-    columns: Sequence[str] | None = None  # names of those that it is evaluated in, None for all
-    values: Mapping[str, str] = field(default_factory=dict)  # for braces, before those of the column
+    columns: Sequence[str] | None = None  # names of the columns in which it is evaluated, None for all
+    values: Mapping[str, str] = field(default_factory=dict)  # values for braces; they override the column's
 
 
 @dataclass(frozen=True)
@@ -44,26 +44,26 @@ class Column:
 
     name: str  # as the paper writes it
     unit: str  # what is measured and its unit
-    config: str | None  # of the evaluation's training; None leaves the column out: there is no such data
-    metric: str  # as MMEngine logs it; its last value counts
+    config: str | None  # of the evaluation; None leaves the column out (no such data)
+    metric: str  # name in MMEngine's log; the last value counts
     options: Mapping[str, Any] = field(default_factory=dict)  # changes to `config`, as in --cfg-options
     data: str | None = None  # the data set to evaluate on, None for the table's
     paper: Mapping[str, float] = field(default_factory=dict)  # the paper's numbers, by the row's name
-    values: Mapping[str, str] = field(default_factory=dict)  # what the braces of configs stand for
+    values: Mapping[str, str] = field(default_factory=dict)  # values for the braces in configs
 
     @property
     def heading(self) -> str:
-        """Name and unit, which tell it from the other columns."""
+        """Name and unit, unique among the columns."""
         return f"{self.name} ({self.unit})"
 
 
 @dataclass(frozen=True)
 class Runner:
-    """How a table's runs are started: 'local' (side by side here, one process each), 'dist' (one after
-    another, on this machine's GPUs) or 'slurm' (a job each); and what each of them gets."""
+    """How a table's runs are started: 'local' (here, in parallel, one process each), 'dist' (one after
+    another, on this machine's GPUs) or 'slurm' (one job each); and the resources of each run."""
 
     launcher: str = "local"
-    gpus_per_node: int = 0  # of the machines that are meant; 0 for runs on the CPU
+    gpus_per_node: int = 0  # of the machines to use; 0 for runs on the CPU
     cpus_per_process: int = 1  # threads of a process, and CPUs that a job asks for
     sbatch: Sequence[str] = ()  # more arguments of sbatch, such as `--time=3-0`
 
@@ -81,18 +81,19 @@ class TableDeclaration:
     title: str
     rows: Sequence[Row]
     columns: Sequence[Column]
-    notes: Sequence[str] = ()  # what a reader has to know, a line each
-    # What makes the data: dict(command=[...], outputs=[...]); or dict(folders=[...]) that have to be there.
+    notes: Sequence[str] = ()  # what readers need to know, one line each
+    # The command that makes the data, dict(command=[...], outputs=[...]), or the folders that must exist,
+    # dict(folders=[...]).
     data: Mapping[str, Sequence[str]] = field(default_factory=dict)
     runner: Runner = field(default_factory=Runner)
     gpu_hours: Mapping[str, float] = field(default_factory=dict)  # the paper's, by the stem of a config
 
     def require_rows(self, names: Sequence[str]) -> None:
-        """Raise DeclarationError unless all of these are rows of the table."""
+        """Raise DeclarationError unless all of these names are rows of the table."""
         _require(names, "row", [row.name for row in self.rows], f"table `{self.name}`: --rows names")
 
     def require_folders(self) -> None:
-        """Raise DeclarationError unless the data that no command makes is there."""
+        """Raise DeclarationError if data folders that no command makes are missing."""
         if missing := [folder for folder in self.data.get("folders", ()) if not os.path.isdir(folder)]:
             raise DeclarationError(
                 f"folder {missing[0]} is not there: this table needs it; put the data there"
@@ -100,12 +101,12 @@ class TableDeclaration:
 
 
 def list_datasets(root: str | os.PathLike = TABLES) -> list[str]:
-    """Names of the data sets that tables are declared for: the files."""
+    """Names of the data sets that tables are declared for, from the files' names."""
     return sorted(path.stem for path in Path(root).glob("*.py"))
 
 
 def list_tables(dataset: str, root: str | os.PathLike = TABLES) -> list[str]:
-    """Names of the tables that a data set has: those of the folders that its file names in `tables`."""
+    """Names of a data set's tables: those in the folders that its file lists in `tables`."""
     return sorted(_table_files(dataset, root))
 
 
@@ -113,7 +114,7 @@ def _table_files(dataset: str, root: str | os.PathLike) -> dict[str, Path]:
     if dataset not in (datasets := list_datasets(root)):
         raise DeclarationError(f"there is no {dataset}.py in {root}; there are: {', '.join(datasets)}")
     folders = read_config(Path(root) / f"{dataset}.py", dataset).get("tables", [dataset])
-    # Of two tables of one name, the one of the folder that is named first.
+    # If two folders have a table of one name, the folder that is listed first counts.
     files = [path for folder in reversed(folders) for path in (Path(root) / folder).glob("*.py")]
     return {path.stem: path for path in files}
 
@@ -122,7 +123,7 @@ def load_table(name: str, dataset: str, root: str | os.PathLike = TABLES) -> Tab
     """Read a table's declaration; a column whose config is None is left out.
 
     Raises:
-        DeclarationError: there is no such table, an entry is missing or not known, or names repeat.
+        DeclarationError: there is no such table, an entry is missing or unknown, or names repeat.
     """
     files = _table_files(dataset, root)
     if name not in files:
@@ -144,7 +145,7 @@ def load_table(name: str, dataset: str, root: str | os.PathLike = TABLES) -> Tab
 
 
 def _build(kind: type, entries: Mapping[str, Any], path: Path) -> Row | Column:
-    """A row or column; entries that it does not know are values for the braces."""
+    """Build a row or column; its unknown entries become values for the braces."""
     known = {key: value for key, value in entries.items() if key in kind.__dataclass_fields__}
     values = {key: value for key, value in entries.items() if key not in known}
     if wrong := [key for key, value in values.items() if not isinstance(value, str)]:

@@ -10,22 +10,27 @@ def attend(
     queries: Float[Tensor, "batch head row channel"],
     keys: Float[Tensor, "batch head key channel"],
     values: Float[Tensor, "batch head key channel"],
-    bias: Float[Tensor, "row key"] | None = None,
+    bias: Float[Tensor, "*#batch_head row key"] | None = None,
     dropout: float = 0.0,
+    scale: float | None = None,
 ) -> Float[Tensor, "batch head row channel"]:
-    """Scaled dot-product attention with one additive mask for all images and heads.
+    """Scaled dot-product attention with an additive mask.
 
     Args:
         queries: `(B, H, R, d)`.
         keys: `(B, H, K, d)`.
         values: `(B, H, K, d)`.
-        bias: `(R, K)`, 0 where the row sees the key, minus infinity elsewhere; None if all see all.
+        bias: `(R, K)` for all images and heads, or `(B, H, R, K)`: 0 (or what else is to be added) where the
+            row sees the key, minus infinity elsewhere; None if all see all.
         dropout: probability of dropping an attention weight.
+        scale: of the scores; by default `d ** -0.5`.
     """
     if takes_products(queries):
-        return attend_by_products(queries, keys, values, bias, dropout)
+        return attend_by_products(queries, keys, values, bias, dropout, scale)
     bias = None if bias is None else bias.to(queries.dtype)
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, dropout_p=dropout)
+    return F.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=bias, dropout_p=dropout, scale=scale
+    )
 
 
 def takes_products(queries: Tensor) -> bool:
@@ -37,11 +42,14 @@ def attend_by_products(
     queries: Float[Tensor, "batch head row channel"],
     keys: Float[Tensor, "batch head key channel"],
     values: Float[Tensor, "batch head key channel"],
-    bias: Float[Tensor, "row key"] | None = None,
+    bias: Float[Tensor, "*#batch_head row key"] | None = None,
     dropout: float = 0.0,
+    scale: float | None = None,
 ) -> Float[Tensor, "batch head row channel"]:
     """`attend` by two matrix products and a softmax; keeps the weights (B, H, R, K) for the backward pass."""
-    batch_and_head, scale = queries.shape[:2], queries.shape[-1] ** -0.5
+    batch_and_head = queries.shape[:2]
+    scale = queries.shape[-1] ** -0.5 if scale is None else scale
+    bias = bias.flatten(0, 1) if bias is not None and bias.ndim == 4 else bias  # (B H) R K
     queries, keys, values = (x.flatten(0, 1) for x in (queries, keys, values))  # (B H) L d
     with torch.autocast(queries.device.type, enabled=False):  # its softmax would be a float32 copy
         if bias is None:

@@ -12,7 +12,7 @@ from mapet_mm.registry import MODELS
 
 @MODELS.register_module()
 class ProjectedCAE(CAE):
-    """MMPretrain's `CAE` around a :class:`mapet_mm.models.necks.ProjectedCAENeck`.
+    """MMPretrain's `CAE` around a `mapet_mm.models.necks.ProjectedCAENeck`.
 
     As in the code of CAE's authors, one projection takes the encoder's latents and its teacher's to the width
     of regressor and decoder, where predicted and true latents are compared, and the positions are fixed sines

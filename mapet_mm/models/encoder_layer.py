@@ -2,8 +2,9 @@
 
 import torch
 from jaxtyping import Float
+from mmcv.cnn.bricks import DropPath
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 
@@ -24,3 +25,12 @@ class EncoderLayer(TransformerEncoderLayer):
         if self.with_cp and torch.is_grad_enabled():
             return checkpoint(super().forward, tokens, use_reentrant=False)
         return super().forward(tokens)
+
+
+def take_over(layer: nn.Module, layer_type: type[nn.Module], with_cp: bool) -> None:
+    """Make a layer that a library's backbone has built one of our class; parameters and names stay."""
+    layer.__class__ = layer_type
+    layer.with_cp = with_cp
+    for module in layer.modules():
+        if isinstance(module, DropPath):  # with a NumPy scalar, on which torch.compile breaks its graph
+            module.drop_prob = float(module.drop_prob)

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from mapet_mm.models.init import init_truncated_normal
 from mapet_mm.models.losses import linear_cross_entropy
+from mapet_mm.models.statistics import PredictionStatistics
 from mapet_mm.models.targets import is_due, token_ids
 from mapet_mm.registry import MODELS
 
@@ -29,6 +30,7 @@ class TokenPredictionHead(BaseModule):
         super().__init__(init_cfg)
         self.vocab_size = vocab_size
         self.projection = nn.Linear(embed_dims, vocab_size)
+        self.statistics: PredictionStatistics | None = None  # of whoever watches the training
 
     def init_weights(self) -> None:
         """Initialise as the authors do, and over it as `init_cfg` says; once, as MMEngine's modules do."""
@@ -55,7 +57,16 @@ class TokenPredictionHead(BaseModule):
             percent (logged by MMEngine, not added to the loss).
         """
         weight, bias = self.projection.weight, self.projection.bias
-        loss, hits = linear_cross_entropy(latents.flatten(0, 1), weight, bias, tokens.flatten())
+        predictions = None if self.statistics is None else torch.empty_like(tokens)
+        loss, hits = linear_cross_entropy(
+            latents.flatten(0, 1),
+            weight,
+            bias,
+            tokens.flatten(),
+            predictions=None if predictions is None else predictions.view(-1),
+        )
+        if predictions is not None:
+            self.statistics.add(latents, predictions, tokens)
         return {"loss": loss, "token_accuracy": 100 * hits.float() / tokens.numel()}
 
     @torch.no_grad()
@@ -78,7 +89,7 @@ class BEiTTokenHead(TokenPredictionHead):
     Args:
         max_masked: how many patches of an image are masked at most; the head then computes so many rows per
             image. All patches if None, more arithmetic for the same loss.
-        **kwargs: those of :class:`TokenPredictionHead`.
+        **kwargs: those of `TokenPredictionHead`.
     """
 
     def __init__(self, *args, max_masked: int | None = None, **kwargs) -> None:
@@ -96,7 +107,7 @@ class BEiTTokenHead(TokenPredictionHead):
 
         Args:
             latents: `(B, N, D)`, the class token first.
-            targets: what the target generator gives for all patches, see :func:`token_ids`.
+            targets: what the target generator gives for all patches, see `token_ids`.
             mask: `(B, H, W)`, not zero where the patch is masked.
 
         Raises:

@@ -19,12 +19,14 @@ class Layout(NamedTuple):
     Args:
         objective: the objective.
         sizes: rows of each of its groups.
-        padded_bias: `(stream, num_keys)` with the keys filled up to a multiple of 8; see :attr:`bias`.
+        padded_bias: `(stream, num_keys)` with the keys filled up to a multiple of 8; see `bias`.
+        places: `(L,)` int64, which place of the permuted sequence stands in each row.
     """
 
     objective: Objective
     sizes: tuple[int, ...]
     padded_bias: Tensor
+    places: Tensor
 
     @property
     def num_rows(self) -> int:
@@ -56,7 +58,9 @@ class Layout(NamedTuple):
         """The layout with only these rows of Q; nobody attends to Q, so nothing else changes."""
         stream, asking = self.padded_bias.tensor_split([-self.sizes[-1]])
         bias = torch.cat([stream, asking[queries]])
-        return self._replace(sizes=(*self.sizes[:-1], len(queries)), padded_bias=bias)
+        content, targets = self.places.tensor_split([-self.sizes[-1]])
+        places = torch.cat([content, targets[queries]])
+        return self._replace(sizes=(*self.sizes[:-1], len(queries)), padded_bias=bias, places=places)
 
     def to(self, dtype: torch.dtype) -> "Layout":
         """The layout with its bias in the precision of the attention."""
@@ -76,7 +80,9 @@ def lay_out(objective: Objective, num_context: int, num_targets: int) -> Layout:
         num_targets: number of targets, `n = N - c`.
     """
     sizes = tuple(group_sizes(objective.groups, num_context, num_targets))
-    layout = Layout(objective, sizes, torch.empty(0))
+    context, targets = torch.arange(num_context + num_targets).split([num_context, num_targets])
+    places = torch.cat([context if group == "C" else targets for group in objective.groups])
+    layout = Layout(objective, sizes, torch.empty(0), places)
     sees = visibility(objective, num_context, num_targets)[layout.num_dense :]
     bias = torch.zeros(sees.shape).masked_fill(~sees, float("-inf"))
     return layout._replace(padded_bias=F.pad(bias, (0, -layout.num_keys % ALIGNMENT)))

@@ -22,6 +22,7 @@ def linear_cross_entropy(
     bias: Float[Tensor, " vocab"],
     targets: Int64[Tensor, " target"],
     counted: Bool[Tensor, " target"] | None = None,
+    predictions: Int64[Tensor, " target"] | None = None,
 ) -> tuple[Float[Tensor, ""], Int64[Tensor, ""]]:
     """Mean cross-entropy (nats) of `latents @ weight.T + bias`, and how many targets have the largest logit.
 
@@ -34,10 +35,11 @@ def linear_cross_entropy(
         bias: `(V,)`.
         targets: `(R,)` classes.
         counted: `(R,)`, which of them count; all if None.
+        predictions: `(R,)`, filled with the class of each row's largest logit.
     """
     # Inside, gradients are always off.
     with_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (latents, weight, bias))
-    return _LinearCrossEntropy.apply(latents, weight, bias, targets, counted, with_gradients)
+    return _LinearCrossEntropy.apply(latents, weight, bias, targets, counted, predictions, with_gradients)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -49,6 +51,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: Tensor,
         targets: Tensor,
         counted: Tensor | None,
+        predictions: Tensor | None,
         with_gradients: bool,
     ) -> tuple[Tensor, Tensor]:
         device = latents.device.type
@@ -60,6 +63,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 bias.to(dtype),
                 targets,
                 counted,
+                predictions,
                 with_gradients,
             )
         ctx.save_for_backward(*gradients)
@@ -74,7 +78,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # Only now divided by the number of targets: float16 would not hold gradients so small.
         scale = loss_gradient / ctx.num_targets
         gradients = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        return *((gradient * scale).to(dtype) for gradient, dtype in gradients), None, None, None
+        return *((gradient * scale).to(dtype) for gradient, dtype in gradients), *[None] * 4
 
 
 def _by_blocks(
@@ -83,6 +87,7 @@ def _by_blocks(
     bias: Tensor,
     targets: Tensor,
     counted: Tensor | None,
+    predictions: Tensor | None,
     with_gradients: bool,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Summed loss, hits, and the summed loss's gradients by latents, weight and bias (none if not asked)."""
@@ -93,10 +98,13 @@ def _by_blocks(
     by_latents: list[Tensor] = []
     by_weight = by_bias = None
     blocks = [latents.split(rows), targets[:, None].split(rows)]
-    blocks.append(repeat(None, len(blocks[0])) if counted is None else counted[:, None].split(rows))
-    for block, target, counts in zip(*blocks, strict=True):
+    for more in (counted, predictions):
+        blocks.append(repeat(None, len(blocks[0])) if more is None else more[:, None].split(rows))
+    for block, target, counts, predicted in zip(*blocks, strict=True):
         logits = torch.addmm(bias, block, weight.t()).float()  # R V
         largest, where = logits.max(1, keepdim=True)
+        if predicted is not None:
+            predicted.copy_(where)
         at_target = logits.gather(1, target)
         probabilities = logits.softmax(1)
         # log(sum(exp(logits))), by way of the largest probability, which is at least 1 / V.

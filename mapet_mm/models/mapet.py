@@ -2,12 +2,13 @@
 
 import torch
 from jaxtyping import Int64, Shaped
-from mmpretrain.models.backbones import VisionTransformer
 from mmpretrain.models.selfsup.base import BaseSelfSupervisor
 from mmpretrain.structures import DataSample
 from torch import Tensor
 
+from mapet_mm.models.permutation import seeded_permutations, seeds_of
 from mapet_mm.models.targets import token_ids
+from mapet_mm.models.two_stream_vit import TwoStreamViT
 from mapet_mm.registry import MODELS
 
 # Of the coefficients that turn an image into the seed of its permutation in validation.
@@ -22,8 +23,9 @@ class MaPeT(BaseSelfSupervisor):
     With the backbone's objectives 'pim' and 'mim' it trains Permuted and Masked Image Modeling.
 
     Args:
-        backbone: a :class:`mapet_mm.models.vit.MaPeTPretrainViT`.
-        head: a :class:`mapet_mm.models.heads.TokenPredictionHead`.
+        backbone: a `mapet_mm.models.vit.MaPeTPretrainViT`, or another library's ViT with a two-stream
+            forward: `MaPeTPretrainBEiT`, `MaPeTPretrainEVA02`, `MaPeTPretrainTIMM`.
+        head: a `mapet_mm.models.heads.TokenPredictionHead`.
         target_generator: gives the tokens: `PrecomputedTokens`, `KCLIP`, or MMPretrain's `VQKD` or
             `DALL-E`; always in evaluation mode. None for a model that only gives features.
         data_preprocessor: hands on `inputs` as a list: `inputs[0]` the images `(B, 3, H, W)`, `inputs[1]`
@@ -34,8 +36,8 @@ class MaPeT(BaseSelfSupervisor):
         init_cfg: as for any MMEngine module.
 
     Raises:
-        ValueError: the target generator's vocabulary is larger than the head's, or the prediction ratio is
-            outside (0, 1].
+        ValueError: a backbone without a two-stream forward, the target generator's vocabulary is larger than
+            the head's, or the prediction ratio is outside (0, 1].
     """
 
     def __init__(
@@ -54,6 +56,13 @@ class MaPeT(BaseSelfSupervisor):
             data_preprocessor=data_preprocessor,
             init_cfg=init_cfg,
         )
+        if not isinstance(self.backbone, TwoStreamViT):
+            kinds = {name: kind for name, kind in MODELS.module_dict.items() if isinstance(kind, type)}
+            known = sorted(f"mapet_mm.{name}" for name in kinds if issubclass(kinds[name], TwoStreamViT))
+            raise ValueError(
+                f"model.backbone is a {type(self.backbone).__name__}, which has no two-stream forward: take "
+                f"{' or '.join(known)}"
+            )
         if not 0 < prediction_ratio <= 1:
             raise ValueError(f"prediction_ratio={prediction_ratio} is outside (0, 1]: 1 predicts all targets")
         self.prediction_ratio = prediction_ratio
@@ -95,14 +104,27 @@ class MaPeT(BaseSelfSupervisor):
         Args:
             inputs: `(B, 3, H, W)`, or a list that begins with it: whatever the data preprocessor hands on.
         """
-        return VisionTransformer.forward(self.backbone, images_of(inputs))
+        return self.backbone.encode(images_of(inputs))
 
     def loss(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> dict[str, Tensor]:
-        """Loss and token accuracy of a batch, with a permutation drawn per image (see the class)."""
+        """Loss and token accuracy of a batch, with a permutation drawn per image (see the class).
+
+        Where the loader seeds each image (`EpochSeedHook`), its permutation comes from that seed.
+        """
         predicted = self.sample_predicted(inputs[0].device)
-        latents, permutation = self.backbone(inputs[0], predicted=predicted)
+        permutation = self.training_permutation(inputs[0].device, data_samples)
+        latents, permutation = self.backbone(inputs[0], permutation, predicted)
         tokens = self.target_tokens(inputs[1], permutation)
         return self.head.loss(latents, tokens if predicted is None else tokens[:, predicted])
+
+    def training_permutation(
+        self, device: torch.device | str, data_samples: list[DataSample] | None
+    ) -> Int64[Tensor, "batch token"] | None:
+        """The permutation `(B, N)` of each image by its seed; None where the images have none."""
+        seeds = seeds_of(data_samples)
+        if seeds is None:
+            return None
+        return seeded_permutations(seeds.to(device, non_blocking=True), self.backbone.num_tokens)
 
     def sample_predicted(self, device: torch.device | str) -> Int64[Tensor, " predicted"] | None:
         """Draw which targets a step predicts, `(m,)` in ascending order; None for all."""
@@ -148,14 +170,15 @@ class MaPeT(BaseSelfSupervisor):
             ValueError: the target generator gives another number of tokens than the backbone has patches.
         """
         tokens = token_ids(self.target_generator(target_inputs))
-        num_patches = self.backbone.num_tokens - 1
+        extra = self.backbone.num_extra_tokens
+        num_patches = self.backbone.num_tokens - extra
         if tokens.shape != (len(permutation), num_patches):
             raise ValueError(
                 f"the target generator gives tokens of shape {tuple(tokens.shape)}, but the backbone has "
                 f"{num_patches} patches per image: both must cover the same grid"
             )
-        # Place c + i of the permutation holds token p, which is patch p - 1.
-        return tokens.gather(1, permutation[:, self.backbone.cutting_point :] - 1)
+        # Place c + i of the permutation holds token p, which is patch p - 1 behind one class token.
+        return tokens.gather(1, permutation[:, self.backbone.cutting_point :] - extra)
 
 
 def images_of(inputs: Tensor | list[Tensor]) -> Tensor:

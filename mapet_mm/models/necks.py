@@ -1,6 +1,10 @@
-"""CAE's regressor and decoder, of another width than the encoder's."""
+"""Necks: CAE's regressor and decoder at a width of their own, and BatchNorm for linear segmentation."""
+
+from collections.abc import Sequence
 
 from jaxtyping import Float
+from mmcv.cnn import build_norm_layer
+from mmengine.model import BaseModule
 from mmpretrain.models.necks import CAENeck
 from torch import Tensor, nn
 
@@ -9,7 +13,7 @@ from mapet_mm.registry import MODELS
 
 @MODELS.register_module()
 class ProjectedCAENeck(CAENeck):
-    """MMPretrain's `CAENeck` at a width of its own, for :class:`mapet_mm.models.cae.ProjectedCAE`.
+    """MMPretrain's `CAENeck` at a width of its own, for `mapet_mm.models.cae.ProjectedCAE`.
 
     `encoder_to_neck` takes latents of the encoder to the neck's width: a linear layer and a LayerNorm, as in
     the code of CAE's authors, or nothing where the widths are the same.
@@ -62,3 +66,32 @@ class ProjectedCAENeck(CAENeck):
                 f"`mask_tokens_num`={self.mask_token_num}: set both to the same number"
             )
         return super().forward(x_unmasked, pos_embed_masked, pos_embed_unmasked)
+
+
+@MODELS.register_module()
+class BatchNormNeck(BaseModule):
+    """Dropout of channels and BatchNorm of a frozen backbone's last feature map, before a linear classifier.
+
+    Args:
+        channels: width of the feature map.
+        dropout: share of the channels that are dropped in training.
+        norm_cfg: the norm, `dict(type="BN")` by default, "SyncBN" in several processes.
+        init_cfg: as for any MMEngine module.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        dropout: float = 0.1,
+        norm_cfg: dict | None = None,
+        init_cfg: dict | list[dict] | None = None,
+    ) -> None:
+        super().__init__(init_cfg)
+        self.dropout = nn.Dropout2d(dropout)
+        self.norm = build_norm_layer(norm_cfg or dict(type="BN"), channels)[1]
+
+    def forward(
+        self, feature_maps: Sequence[Float[Tensor, "batch channel row column"]]
+    ) -> tuple[Float[Tensor, "batch channel row column"]]:
+        """The last feature map `(B, C, H, W)`, normalised, as the only one."""
+        return (self.norm(self.dropout(feature_maps[-1])),)

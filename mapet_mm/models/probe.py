@@ -23,7 +23,7 @@ class LinearProbe(ImageClassifier):
     also when a runner sets the model to training mode. Arguments are those of `ImageClassifier`.
 
     Raises:
-        ValueError: the head is a :class:`LayerwiseLinearHead`, and the backbone normalises its last layer's
+        ValueError: the head is a `LayerwiseLinearHead`, and the backbone normalises its last layer's
             tokens or has no class token, which the head could not tell.
     """
 
@@ -59,7 +59,7 @@ class LayerwiseLinearHead(ClsHead):
     share no parameter and start from the same weights, so each becomes what it would have become alone.
 
     The backbone gives the tokens: `out_type="raw"`, `final_norm=False` (or the last layer's features would be
-    normalised) and one of `out_indices` for each of `layers`. :class:`LinearProbe` freezes it.
+    normalised) and one of `out_indices` for each of `layers`. `LinearProbe` freezes it.
 
     Args:
         num_classes: number of classes.

@@ -48,8 +48,8 @@ class TokenViT(MaPeTViT):
     Args:
         vocab_size: number of token ids.
         grid: tokens a side, or (rows, columns).
-        arch: as for :class:`MaPeTViT`; the paper's is ViT-T.
-        **kwargs: those of :class:`MaPeTViT`, without `img_size` and `patch_size`.
+        arch: as for `MaPeTViT`; the paper's is ViT-T.
+        **kwargs: those of `MaPeTViT`, without `img_size` and `patch_size`.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
-"""One Transformer layer over the layout `C | M | T | Q` (see :mod:`mapet_mm.models.objectives`)."""
+"""One Transformer layer over the layout `C | M | T | Q` (see `mapet_mm.models.objectives`)."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -16,109 +17,97 @@ from mapet_mm.models.precision import product_dtype
 from mapet_mm.models.recomputation import linears
 
 
-class TwoStreamLayer(EncoderLayer):
-    """MMPretrain's layer with a forward pass for both streams; its parameters and their names stay.
+class TwoStreamPass(nn.Module):
+    """A layer's forward pass for both streams, for the Transformer layer of any library.
 
-    Stochastic depth acts on the whole layout: one draw per image and branch, shared by the streams.
+    A subclass names the library's layer as its second base and keeps that layer's parameters and their
+    names. It offers the two residual branches, norms, projections, scale and stochastic depth included:
+
+    - `attention(tokens, layout, first_row, positions)`: what attention adds to the rows from `first_row` on;
+      the norm, `project_heads`, `attend_streams` and the way back are its parts.
+    - `feed_forward(tokens)`: the tokens with what the MLP adds.
+
+    Apart from `attend_streams` both have to compute each row by itself. Stochastic depth then acts on the
+    whole layout: one draw per image and branch, shared by the streams.
     """
 
-    # Compute GELU again in the backward pass instead of keeping its result, and LayerNorm where it would be
-    # kept as a copy in autocast's precision.
-    recompute = False
+    with_cp = False  # keep only the input for the backward pass and run the layer again there
 
-    def forward(
+    def forward(self, tokens: Float[Tensor, "batch row dim"], *args: Any, **kwargs: Any) -> Tensor:
+        """Of a layout the output of `two_streams`; else the library's, all rows seeing each other."""
+        if args and isinstance(args[0], Layout):
+            return self.two_streams(tokens, *args, **kwargs)
+        return super().forward(tokens, *args, **kwargs)
+
+    def two_streams(
         self,
         tokens: Float[Tensor, "batch layout dim"],
-        layout: Layout | None = None,
+        layout: Layout,
         first_row: int = 0,
+        positions: Any = None,
     ) -> Float[Tensor, "batch row dim"]:
         """The layer's output for the rows of the layout from `first_row` on.
 
         Args:
             tokens: `(B, L, D)`.
-            layout: the layout of the rows; None for a plain ViT's pass, all rows seeing each other.
+            layout: the layout of the rows.
             first_row: the first row of the result.
+            positions: what the attention takes of the rows' places in the image; None if nothing.
 
         Raises:
             ValueError: the tokens are not those of the layout.
         """
-        if layout is None:
-            return super().forward(tokens)
         if tokens.shape[1] != layout.num_rows:
             raise ValueError(
                 f"{tokens.shape[1]} rows of tokens, but the layout has {layout.num_rows}: "
                 f"{dict(zip(layout.objective.groups, layout.sizes, strict=True))}"
             )
         if self.with_cp and torch.is_grad_enabled():
-            return checkpoint(self._run, tokens, layout, first_row, False, use_reentrant=False)
-        # A compiler settles by itself what to compute again.
-        return self._run(tokens, layout, first_row, self.recompute and not torch.compiler.is_compiling())
+            return checkpoint(self._run, tokens, layout, first_row, positions, use_reentrant=False)
+        return self._run(tokens, layout, first_row, positions)
 
     def _run(
-        self, tokens: Float[Tensor, "batch layout dim"], layout: Layout, first_row: int, recompute: bool
+        self, tokens: Float[Tensor, "batch layout dim"], layout: Layout, first_row: int, positions: Any
     ) -> Float[Tensor, "batch row dim"]:
-        update = self._attention(tokens, layout, first_row, recompute)
+        update = self.attention(tokens, layout, first_row, positions)
         if first_row:  # the gradient of a slice is a copy, even of all rows
             tokens = tokens[:, first_row:]
-        tokens = tokens + self.attn.out_drop(update)
+        return self.feed_forward(tokens + update)
+
+
+class TwoStreamLayer(TwoStreamPass, EncoderLayer):
+    """MMPretrain's layer, with a forward pass for both streams."""
+
+    # Compute GELU again in the backward pass instead of keeping its result, and LayerNorm where it would be
+    # kept as a copy in autocast's precision.
+    recompute = False
+
+    @property
+    def _recomputes(self) -> bool:
+        # Checkpointing and compilers settle by themselves what to compute again.
+        return self.recompute and not self.with_cp and not torch.compiler.is_compiling()
+
+    def attention(
+        self, tokens: Float[Tensor, "batch layout dim"], layout: Layout, first_row: int, positions: None
+    ) -> Float[Tensor, "batch row dim"]:
+        """What the attention branch adds."""
+        attention = self.attn
+        normed, make = _normed(self.ln1, tokens, self._recomputes)
+        qkv = attention.qkv
+        heads = project_heads(normed, qkv.weight, qkv.bias, attention.num_heads, layout, first_row, make)
+        rows = attend_streams(*heads, layout, first_row, attention.attn_drop if self.training else 0.0)
+        update = attention.proj_drop(F.linear(rows, *_scaled(attention.proj, attention.gamma1)))
+        return attention.out_drop(update)
+
+    def feed_forward(self, tokens: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
+        """The tokens with what the MLP adds."""
         if not isinstance(self.ffn, FFN) or len(self.ffn.layers) != 3:  # `layer_cfgs` asks for another MLP
             return self.ffn(self.ln2(tokens), identity=tokens)
-        return tokens + self.ffn.dropout_layer(self._feed_forward(tokens, recompute))
+        return tokens + self.ffn.dropout_layer(self._mlp(tokens))
 
-    def _attention(
-        self, tokens: Float[Tensor, "batch layout dim"], layout: Layout, first_row: int, recompute: bool
-    ) -> Float[Tensor, "batch row dim"]:
-        """Two-stream attention (paper, Eq. 3) with its projection and LayerScale.
-
-        Queries are computed for the rows from `first_row` on only, keys and values for C, M and T only.
-        """
-        attention = self.attn
-        queries, keys, values = self._project(tokens, layout.num_keys, first_row, recompute)
-        bias = layout.bias[max(first_row - layout.num_dense, 0) :]
-        dropout = attention.attn_drop if self.training else 0.0
-        num_dense_rows = max(layout.num_dense - first_row, 0)
-        num_stream_rows = queries.shape[2] - num_dense_rows
-        if len(bias) != num_stream_rows:
-            raise ValueError(f"a mask of {len(bias)} rows for {num_stream_rows} rows of T and Q")
-        # Split, not sliced: the gradient is then one copy instead of sums into zeros.
-        dense_queries, stream_queries = queries.split([num_dense_rows, num_stream_rows], dim=2)
-        if takes_products(keys):  # copied once for both calls, not in each
-            keys, values = keys.contiguous(), values.contiguous()
-        attended = []
-        if num_dense_rows:
-            dense_keys, dense_values = keys[:, :, : layout.num_dense], values[:, :, : layout.num_dense]
-            attended.append(attend(dense_queries, dense_keys, dense_values, dropout=dropout))
-        if num_stream_rows:
-            attended.append(attend(stream_queries, keys, values, bias, dropout))
-        # B H L d -> B L (H d); the kernels already write it in this order.
-        rows = torch.cat([x.transpose(1, 2) for x in attended], dim=1).flatten(2)
-        return attention.proj_drop(F.linear(rows, *_scaled(attention.proj, attention.gamma1)))
-
-    def _project(
-        self, tokens: Float[Tensor, "batch layout dim"], num_keys: int, first_row: int, recompute: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries from `first_row` on, keys and values of the first `num_keys` rows; `(B, H, R, d)` each."""
-        attention, dim = self.attn, tokens.shape[-1]
-        query_weight, key_value_weight = attention.qkv.weight.split([dim, 2 * dim])
-        shift = attention.qkv.bias
-        query_shift, key_value_shift = (None, None) if shift is None else shift.split([dim, 2 * dim])
-        normed, make = _normed(self.ln1, tokens, recompute)
-        queries, keys_and_values = linears(
-            normed,
-            (slice(first_row, None), query_weight, query_shift),
-            (slice(num_keys), key_value_weight, key_value_shift),
-            make=make,
-        )
-        # B L (H d) -> B H L d
-        return tuple(
-            x.unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
-            for x in (queries, *keys_and_values.chunk(2, dim=-1))
-        )
-
-    def _feed_forward(
-        self, tokens: Float[Tensor, "batch row dim"], recompute: bool
-    ) -> Float[Tensor, "batch row dim"]:
+    def _mlp(self, tokens: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
         """The MLP of two linear layers with its LayerNorm and LayerScale."""
+        recompute = self._recomputes
         (first, activate, first_drop), second, second_drop = self.ffn.layers
         normed, make = _normed(self.ln2, tokens, recompute)
         (hidden,) = linears(normed, (slice(None), first.weight, first.bias), make=make)
@@ -127,6 +116,86 @@ class TwoStreamLayer(EncoderLayer):
         again = recompute and not (first_drop.p and first_drop.training)
         scaled = (slice(None), *_scaled(second, self.ffn.gamma2))
         return second_drop(*linears(active, scaled, make=(lambda: activate(hidden)) if again else None))
+
+
+def project_heads(
+    normed: Float[Tensor, "batch layout dim"],
+    weight: Float[Tensor, "three_dims dim"],
+    bias: Float[Tensor, " three_dims"] | None,
+    num_heads: int,
+    layout: Layout,
+    first_row: int,
+    make: Callable[[], Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries of the rows from `first_row` on, keys and values of C, M and T only; `(B, H, R, d)` each.
+
+    Args:
+        normed: `(B, L, D)`.
+        weight: of queries, keys and values, one below the other.
+        bias: the same; None without.
+        num_heads: `H`.
+        layout: the layout of the rows.
+        first_row: the first row that asks.
+        make: as in `linears`.
+    """
+    dim = len(weight) // 3
+    query_weight, key_value_weight = weight.split([dim, 2 * dim])
+    query_shift, key_value_shift = (None, None) if bias is None else bias.split([dim, 2 * dim])
+    queries, keys_and_values = linears(
+        normed,
+        (slice(first_row, None), query_weight, query_shift),
+        (slice(layout.num_keys), key_value_weight, key_value_shift),
+        make=make,
+    )
+    # B L (H d) -> B H L d
+    return tuple(
+        x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (queries, *keys_and_values.chunk(2, dim=-1))
+    )
+
+
+def attend_streams(
+    queries: Float[Tensor, "batch head row channel"],
+    keys: Float[Tensor, "batch head key channel"],
+    values: Float[Tensor, "batch head key channel"],
+    layout: Layout,
+    first_row: int,
+    dropout: float = 0.0,
+    bias: Float[Tensor, "batch head row key"] | None = None,
+    scale: float | None = None,
+) -> Float[Tensor, "batch row dim"]:
+    """Two-stream attention (paper, Eq. 3): C and M among themselves, T and Q behind one mask.
+
+    Args:
+        queries: `(B, H, R, d)`, of the rows from `first_row` on.
+        keys: `(B, H, K, d)`, of C, M and T.
+        values: `(B, H, K, d)`.
+        layout: the layout of the rows.
+        first_row: the first row that asks.
+        dropout: probability of dropping an attention weight.
+        bias: `(B, H, R, K)`, added to the scores of each image and head, as of relative positions.
+        scale: of the scores; by default `d ** -0.5`.
+    """
+    mask = layout.bias[max(first_row - layout.num_dense, 0) :]
+    num_dense_rows = max(layout.num_dense - first_row, 0)
+    num_stream_rows = queries.shape[2] - num_dense_rows
+    if len(mask) != num_stream_rows:
+        raise ValueError(f"a mask of {len(mask)} rows for {num_stream_rows} rows of T and Q")
+    # Split, not sliced: the gradient is then one copy instead of sums into zeros.
+    dense_queries, stream_queries = queries.split([num_dense_rows, num_stream_rows], dim=2)
+    dense_bias = None
+    if bias is not None:
+        dense_bias, stream_bias = bias.split([num_dense_rows, num_stream_rows], dim=2)
+        dense_bias, mask = dense_bias[..., : layout.num_dense], stream_bias + mask
+    if takes_products(keys):  # copied once for both calls, not in each
+        keys, values = keys.contiguous(), values.contiguous()
+    attended = []
+    if num_dense_rows:
+        dense_keys, dense_values = keys[:, :, : layout.num_dense], values[:, :, : layout.num_dense]
+        attended.append(attend(dense_queries, dense_keys, dense_values, dense_bias, dropout, scale=scale))
+    if num_stream_rows:
+        attended.append(attend(stream_queries, keys, values, mask, dropout, scale=scale))
+    # B H L d -> B L (H d); the kernels already write it in this order.
+    return torch.cat([x.transpose(1, 2) for x in attended], dim=1).flatten(2)
 
 
 def _normed(norm: nn.Module, tokens: Tensor, recompute: bool) -> tuple[Tensor, Callable[[], Tensor] | None]:

@@ -7,23 +7,19 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import SupportsIndex
 
-import torch
-from jaxtyping import Float, Int64
-from mmcv.cnn.bricks import DropPath
 from mmengine.logging import print_log
 from mmpretrain.models.backbones import VisionTransformer
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mapet_mm.models.beit_names import beit_to_vit
-from mapet_mm.models.encoder_layer import EncoderLayer
+from mapet_mm.models.encoder_layer import EncoderLayer, take_over
 from mapet_mm.models.init import init_truncated_normal
-from mapet_mm.models.layout import Layout, lay_out
-from mapet_mm.models.objectives import get_objective
 from mapet_mm.models.position_embedding import fit_positions, record_grid
-from mapet_mm.models.precision import product_dtype
 from mapet_mm.models.two_stream import TwoStreamLayer
+from mapet_mm.models.two_stream_vit import TwoStreamViT, check_trainable
 from mapet_mm.registry import MODELS
+
+WITH_CLASS_TOKEN = "featmap_and_cls_token"
 
 
 @MODELS.register_module()
@@ -33,12 +29,17 @@ class MaPeTViT(VisionTransformer):
     Takes pre-training checkpoints by `init_cfg` or `load_from`, MaPeT's and those of MMPretrain's BEiT and
     CAE with absolute positions: the mask token is dropped and the position embedding resized to `img_size`.
 
+    All that MMPretrain's tests ask of its class holds of this one. It differs in its defaults, in the initial
+    weights (the authors'), in refusing output layers that would not be returned, and in asking for the grid
+    of a checkpoint where MMPretrain takes it for a square.
+
     Args:
         arch: 'deit-tiny' | 'deit-small' | 'deit-base' | 'large' | a dict, as in MMPretrain.
         img_size: side, or (height, width), of the images in pixels.
         patch_size: side, or (height, width), of a patch in pixels.
         out_type: 'cls_token' | 'avg_featmap' (mean of the patch tokens, then LayerNorm: fine-tuning) |
-            'featmap' `(B, D, h, w)` (segmentation) | 'raw' `(B, N, D)`.
+            'featmap' `(B, D, h, w)` (segmentation) | 'raw' `(B, N, D)` | 'featmap_and_cls_token' (a pair of
+            both for each layer, as MMSegmentation's DPT head takes it).
         out_indices: the layers whose output is returned, as a tuple; ascending, negative from the end.
         layer_scale_init_value: initial LayerScale (paper, hyper-parameters for pre-training).
         with_cp: keep only the layers' inputs for the backward pass and run each layer again there: less
@@ -50,11 +51,12 @@ class MaPeTViT(VisionTransformer):
             `frozen_stages`, `init_cfg`, ...
 
     Raises:
-        ValueError: a size that is not one or two whole numbers, or output layers that are not there, twice
-            there or not ascending.
+        ValueError: a size that is not one or two whole numbers, output layers that are not there, twice
+            there or not ascending, or an output with the class token of a backbone without one.
     """
 
     layer_type = EncoderLayer
+    OUT_TYPES = VisionTransformer.OUT_TYPES | {WITH_CLASS_TOKEN}
 
     def __init__(
         self,
@@ -78,13 +80,11 @@ class MaPeTViT(VisionTransformer):
             **kwargs,
         )
         self._check_out_indices(out_indices)
+        if out_type == WITH_CLASS_TOKEN and not self.num_extra_tokens:
+            raise ValueError(f"out_type='{out_type}' needs the class token: leave `with_cls_token` out")
         self.pretrained_grid = None if pretrained_grid is None else _pair("pretrained_grid", pretrained_grid)
         for layer in self.layers:
-            layer.__class__ = self.layer_type  # MMPretrain's constructor knows its own class only
-            layer.with_cp = with_cp
-        for module in self.modules():
-            if isinstance(module, DropPath):  # with a NumPy scalar, on which torch.compile breaks its graph
-                module.drop_prob = float(module.drop_prob)
+            take_over(layer, self.layer_type, with_cp)
         self.register_load_state_dict_pre_hook(_adapt_checkpoint)
         self.register_state_dict_post_hook(record_grid)
 
@@ -118,6 +118,13 @@ class MaPeTViT(VisionTransformer):
     def _prepare_pos_embed(self, state_dict: dict, prefix: str, local_metadata: dict, *_) -> None:
         """MMPretrain's hook on loading; its own takes every source for a square."""
         fit_positions(self, state_dict, prefix, local_metadata)
+
+    def _format_output(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor | tuple[Tensor, Tensor]:
+        """One layer's output, as `out_type` says."""
+        if self.out_type != WITH_CLASS_TOKEN:
+            return super()._format_output(tokens, grid)
+        patches = tokens[:, 1:].unflatten(1, tuple(grid))  # B h w D
+        return patches.permute(0, 3, 1, 2), tokens[:, 0]
 
     def _check_out_indices(self, given: SupportsIndex | Sequence[SupportsIndex]) -> None:
         """MMPretrain's own check lets the number of layers pass, and returns each layer once, in order."""
@@ -157,24 +164,20 @@ def _adapt_checkpoint(vit: MaPeTViT, state_dict: dict[str, Tensor], prefix: str,
 
 
 @MODELS.register_module()
-class MaPeTPretrainViT(MaPeTViT):
+class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
     """Two-stream Vision Transformer that embeds targets for token prediction (paper, Section 4.1).
 
-    The tokens are permuted once, at the input, and laid out `C | M | T | Q` (see
-    :mod:`mapet_mm.models.objectives`). From there on every mask is one constant, for all images, layers and
-    heads, and every layer runs once on the whole layout: the streams share all weights.
-
     Args:
-        arch: as for :class:`MaPeTViT`.
-        img_size: as for :class:`MaPeTViT`; the images must have this size.
-        patch_size: as for :class:`MaPeTViT`.
+        arch: as for `MaPeTViT`.
+        img_size: as for `MaPeTViT`; the images must have this size.
+        patch_size: as for `MaPeTViT`.
         cutting_point: how many tokens of the permuted sequence are visible context, the class token counted;
             in `1 .. N-1` with `N` the number of patches plus one. The paper's: 50 for ViT-T and S, 60 for B.
         objective: 'mapet' | 'pim' | 'mim'.
         recompute: compute GELU again in the backward pass instead of keeping its result, and LayerNorm where
             autocast would keep a copy of it: a quarter less memory, a little slower (docs/performance.md).
             Nothing of it where `with_cp` or a compiler settles what is kept.
-        **kwargs: as for :class:`MaPeTViT`; `with_cp` and `drop_path_rate` among them.
+        **kwargs: as for `MaPeTViT`; `with_cp` and `drop_path_rate` among them.
 
     Raises:
         ValueError: the objective is not known, the cutting point is outside `1 .. N-1`, or the class token or
@@ -193,131 +196,19 @@ class MaPeTPretrainViT(MaPeTViT):
         recompute: bool = True,
         **kwargs,
     ) -> None:
-        for option in ("with_cls_token", "final_norm"):
-            if not kwargs.get(option, True):
-                raise ValueError(
-                    f"{option}={kwargs[option]}: pre-training needs the class token, which is always "
-                    "context, and the final norm before the head; leave it out here and switch it off "
-                    "downstream"
-                )
-        super().__init__(arch, img_size, patch_size, out_type="raw", **kwargs)
-        self.objective = get_objective(objective)
-        self.num_tokens = self.pos_embed.shape[1]
-        cutting_point = operator.index(cutting_point)
-        if not 1 <= cutting_point <= self.num_tokens - 1:
-            raise ValueError(
-                f"cutting_point={cutting_point} is outside 1..{self.num_tokens - 1}: an image of "
-                f"{self.img_size} has {self.num_tokens - 1} patches and a class token, of which at least one "
-                "must be context and one a target"
-            )
-        self.cutting_point = cutting_point
-        self.num_targets = self.num_tokens - cutting_point
+        check_trainable(kwargs)
+        super().__init__(
+            arch,
+            img_size,
+            patch_size,
+            out_type="raw",
+            cutting_point=cutting_point,
+            objective=objective,
+            **kwargs,
+        )
         for layer in self.layers:
             layer.recompute = recompute
-
-        self.mask_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
-        layout = lay_out(self.objective, cutting_point, self.num_targets)
-        self.group_sizes = layout.sizes
-        # The only mask there is: of the rows T and Q over the keys C | M | T.
-        self.register_buffer("stream_bias", layout.padded_bias, persistent=False)
 
     def draw_weights(self) -> None:
         super().draw_weights()
         init_truncated_normal(self.mask_token)
-
-    @property
-    def layout(self) -> Layout:
-        """Where the groups are in the layout, and who of T and Q sees whom."""
-        return Layout(self.objective, self.group_sizes, self.stream_bias)
-
-    def sample_permutation(
-        self, batch_size: int, device: torch.device | str, generator: torch.Generator | None = None
-    ) -> Int64[Tensor, "batch token"]:
-        """Draw one uniform random order of the patches per image; the class token (0) always comes first.
-
-        Args:
-            batch_size: number of images, `B`.
-            device: where to draw.
-            generator: source of randomness, on that device; the global one if None.
-
-        Returns:
-            `(B, N)` int64: `permutation[b, t]` is the token at place `t`.
-        """
-        shuffled = torch.rand(batch_size, self.num_tokens - 1, device=device, generator=generator).argsort(1)
-        return F.pad(shuffled + 1, (1, 0))  # B N
-
-    def forward(
-        self,
-        images: Float[Tensor, "batch channel height width"],
-        permutation: Int64[Tensor, "batch token"] | None = None,
-        predicted: Int64[Tensor, " predicted"] | None = None,
-    ) -> tuple[Float[Tensor, "batch target dim"], Int64[Tensor, "batch token"]]:
-        """Embed the targets.
-
-        Args:
-            images: `(B, 3, H, W)`, normalised, of the size that the model was built for.
-            permutation: `(B, N)` int64 with 0, the class token, first; drawn on the images' device if None.
-            predicted: `(m,)` int64, which of the `N-c` targets to predict, in permuted order; all if None.
-
-        Returns:
-            The predicting group's outputs after the final norm, `(B, N-c, D)` or `(B, m, D)`, in permuted
-            order: the `i`-th belongs to the patch `permutation[:, c + i] - 1`. And the permutation, `(B, N)`.
-
-        Raises:
-            ValueError: the images or the permutation have another size than the model's.
-        """
-        self._check_size(images, permutation)
-        if permutation is None:
-            permutation = self.sample_permutation(len(images), images.device)
-        tokens = self.embed(images, permutation)  # B C|M|T|Q D
-        layout = self.layout.to(product_dtype(tokens))  # once for all layers
-        queries_apart = "Q" in self.objective.groups  # MIM's mask tokens, which predict, are keys as well
-        if predicted is not None and queries_apart:
-            tokens, layout = self._keep_queries(tokens, layout, predicted)
-        # A slice of a ModuleList would be a new module, which torch.compile refuses.
-        *layers, last_layer = self.layers
-        for layer in layers:
-            tokens = layer(tokens, layout)
-        # Beyond the last layer only the predictions count; the other groups still give it keys and values.
-        latents = last_layer(tokens, layout, layout.slice_of(self.objective.predicting_group).start)
-        if predicted is not None and not queries_apart:
-            latents = latents[:, predicted]
-        return self.ln1(latents), permutation
-
-    def _keep_queries(
-        self,
-        tokens: Float[Tensor, "batch layout dim"],
-        layout: Layout,
-        predicted: Int64[Tensor, " predicted"],
-    ) -> tuple[Float[Tensor, "batch kept dim"], Layout]:
-        """Tokens and layout with only these rows of the query stream."""
-        content, queries = tokens.tensor_split([layout.slice_of("Q").start], dim=1)
-        return torch.cat([content, queries[:, predicted]], dim=1), layout.keep(predicted)
-
-    def embed(
-        self, images: Float[Tensor, "batch channel height width"], permutation: Int64[Tensor, "batch token"]
-    ) -> Float[Tensor, "batch layout dim"]:
-        """Embed the patches, permute the tokens and lay them out in the objective's groups, `(B, L, D)`."""
-        patches, _ = self.patch_embed(images)  # B N-1 D
-        class_token = self.cls_token.expand(len(images), -1, -1)  # B 1 D
-        tokens = torch.cat([class_token, patches], dim=1) + self.pos_embed  # B N D
-        tokens = tokens.gather(1, permutation[..., None].expand_as(tokens))
-        context, targets = tokens.split([self.cutting_point, self.num_targets], dim=1)
-        # A position embedding travels with its token, so each mask token stands where its target does.
-        target_positions = self.pos_embed[0][permutation[:, self.cutting_point :]]  # B n D
-        masks = self.mask_token + target_positions
-        start = {"C": context, "M": masks, "T": targets, "Q": masks}
-        tokens = torch.cat([start[group] for group in self.objective.groups], dim=1)  # B L D
-        return self.pre_norm(self.drop_after_pos(tokens))
-
-    def _check_size(self, images: Tensor, permutation: Tensor | None) -> None:
-        if tuple(images.shape[-2:]) != self.img_size:
-            raise ValueError(
-                f"images of {tuple(images.shape[-2:])} pixels, but the backbone was built for img_size="
-                f"{self.img_size}: resize or crop in the pipeline, or set the backbone's `img_size`"
-            )
-        if permutation is not None and permutation.shape != (len(images), self.num_tokens):
-            raise ValueError(
-                f"permutation has shape {tuple(permutation.shape)}, expected "
-                f"{(len(images), self.num_tokens)}: one row per image, the class token (0) first"
-            )

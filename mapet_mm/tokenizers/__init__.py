@@ -1,4 +1,4 @@
-"""Visual tokens: what makes them (`grid_kmeans`, `kclip`, `frozen`, `precomputed`), and where they rest."""
+"""Visual tokens: how they are made (`grid_kmeans`, `kclip`, `frozen`, `precomputed`) and stored (`store`)."""
 
 from mapet_mm.tokenizers.base import Tokenizer, full_float32
 from mapet_mm.tokenizers.codebook import Codebook, CodebookError

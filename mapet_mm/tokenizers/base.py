@@ -1,4 +1,4 @@
-"""What all tokenizers that encode images have in common: frozen, in float32, outside the model's weights."""
+"""Base class of the tokenizers that encode images: frozen, in float32, outside the model's weights."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 class Tokenizer(BaseModule):
     """Target generator that maps images to token ids with a frozen network.
 
-    The network is not a submodule, so that a model which tokenises on the fly has none of it in its
-    checkpoint, optimizer or gradient buckets. It moves between devices with the model; its precision stays
-    float32, whatever the model is converted to, and it stays in evaluation mode.
+    The network is not a submodule, so a model that tokenises on the fly does not put it into its checkpoint,
+    optimizer or gradient buckets. It moves between devices with the model, but stays in float32 and in
+    evaluation mode, whatever the model is converted to.
 
     Args:
-        network: what encodes images.
+        network: encodes the images.
         image_size: side of the input images in pixels.
     """
 
@@ -29,8 +29,8 @@ class Tokenizer(BaseModule):
         super().__init__(init_cfg)
         self.image_size = image_size
         network.float().requires_grad_(False)
-        network.eval()  # which returns nothing in MMPretrain's backbones
-        self._network = (network,)  # in a tuple, out of nn.Module's sight
+        network.eval()  # not chained: MMPretrain's backbones return None here
+        self._network = (network,)  # the tuple hides it from nn.Module
         self.eval()
 
     @property
@@ -41,7 +41,7 @@ class Tokenizer(BaseModule):
     @property
     @abstractmethod
     def digest(self) -> str:
-        """Identity: what decides the tokens of an image that the tokenizer is shown."""
+        """Identity of the tokenizer: a digest of everything that decides an image's tokens."""
 
     @abstractmethod
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Int64[Tensor, "batch grid"]:
@@ -56,17 +56,17 @@ class Tokenizer(BaseModule):
             )
 
     def train(self, mode: bool = True) -> Tokenizer:
-        """Stay in evaluation mode whatever is asked: a tokenizer must not follow the batch."""
+        """Stay in evaluation mode whatever `mode` is: tokens must not depend on the batch."""
         return super().train(False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Tokenizer:
-        # What .to(), .cuda() and .half() call. Only the device counts: rounded weights give other tokens.
+        # .to(), .cuda() and .half() call this. Only the device is applied: rounded weights give other tokens.
         self._network[0].to(fn(torch.empty(0)).device)
         return super()._apply(fn, recurse)
 
 
-# The switches of PyTorch for products and convolutions of less than float32: the new ones where it has them.
-# Reading the old ones raises an error as soon as anything has set one of the new.
+# PyTorch's switches for matrix products and convolutions below float32 precision. The new ones are used where
+# they exist: once one of them has been set, reading an old one raises an error.
 if hasattr(torch.backends.cudnn, "conv"):
     _SWITCH, _FULL = "fp32_precision", "ieee"
     _BACKENDS: tuple[Any, ...] = (
@@ -82,7 +82,7 @@ else:
 
 @contextmanager
 def full_float32(device: torch.device) -> Iterator[None]:
-    """Compute in true float32, neither autocast nor TF32: an image gets the same tokens on any device."""
+    """Compute in true float32, without autocast or TF32, so an image gets the same tokens on any device."""
     before = [getattr(backend, _SWITCH) for backend in _BACKENDS]
     for backend in _BACKENDS:
         setattr(backend, _SWITCH, _FULL)

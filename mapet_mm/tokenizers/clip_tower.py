@@ -1,4 +1,4 @@
-"""The visual tower of a CLIP ResNet, built alone: open_clip's architecture and its weights or one's own."""
+"""The visual tower of a CLIP ResNet without the text tower: open_clip's architecture, any weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mapet_mm.errors import UserError
 from mapet_mm.registry import MODELS
 from mapet_mm.weight_files import WeightFileError, read_weights
 
-if TYPE_CHECKING:  # open_clip is imported where a tower is built: whoever has no tokenizer needs none of it
+if TYPE_CHECKING:  # open_clip is imported only where a tower is built
     from open_clip.modified_resnet import ModifiedResNet
 
 # Stem (two strides), then three stages with a stride each.
@@ -25,7 +25,7 @@ WEIGHTS_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 
 
 class TowerError(UserError, ValueError):
-    """A tower that cannot be built or loaded; the message is one line that says what to do."""
+    """A tower cannot be built or loaded; the message is one line that says what to do."""
 
 
 def tower_config(clip_model: str | Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def tower_config(clip_model: str | Mapping[str, Any]) -> dict[str, Any]:
             optionally, `head_width` (64) and `output_dim` (those of the attention pooling, not used here).
 
     Raises:
-        TowerError: unknown name, or a model whose visual tower is no ResNet.
+        TowerError: the name is unknown, or the model's visual tower is not a ResNet.
     """
     if isinstance(clip_model, str):
         import open_clip
@@ -70,15 +70,15 @@ def build_visual(
     pretrained: str | Mapping[str, Any] = "openai",
     stride: int | None = None,
 ) -> nn.Module:
-    """The image tower of any model of open_clip: a ResNet as `build_tower` makes it, others as they are.
+    """The image tower of any open_clip model: a ResNet from `build_tower`, others unchanged.
 
     Args:
         clip_model: a name that open_clip knows, or a dict for a small ResNet (see `tower_config`).
         pretrained: a weights tag or a local weights file; for a ResNet see `build_tower`.
-        stride: of a ResNet, see `build_tower`; others have their own.
+        stride: of a ResNet, see `build_tower`; others have a fixed one.
 
     Raises:
-        TowerError: no such model or weights, or a stride for a model that is no ResNet.
+        TowerError: no such model or weights, or a stride for a model that is not a ResNet.
     """
     import open_clip
 
@@ -89,7 +89,7 @@ def build_visual(
         raise TowerError(f"`stride` is {stride}, but only ResNets take one: leave it out for {clip_model}")
     try:
         model = open_clip.create_model(clip_model, pretrained=pretrained)
-    except Exception as error:  # whatever the hub or the file raises, the remedy is the same
+    except Exception as error:  # the remedy is the same for all errors
         reason = f"{type(error).__name__}: {error}".split("\n", 1)[0][:160]
         raise TowerError(
             f"could not build {clip_model} with weights '{pretrained}' ({reason}): give a tag of open_clip "
@@ -111,14 +111,14 @@ def build_tower(
         stride: pixels from one grid position to the next (see `set_stride`).
 
     Raises:
-        TowerError: the weights are unknown, cannot be fetched, or belong to another architecture; or another
-            stride.
+        TowerError: the weights are unknown, cannot be fetched, or belong to another architecture; or the
+            stride is not supported.
     """
     config = tower_config(clip_model)
     if pretrained == "random" or isinstance(pretrained, Mapping):
         tower = _random_tower(config, {} if isinstance(pretrained, str) else dict(pretrained))
     else:
-        # Built without storage and given the loaded tensors: half the memory, and nothing to initialise.
+        # Built without storage, then given the loaded tensors: half the memory and no initialisation.
         with torch.device("meta"):
             tower = _bare_tower(config)
         _load(tower, _weights_file(clip_model, pretrained))
@@ -127,12 +127,13 @@ def build_tower(
 
 
 def set_stride(tower: ModifiedResNet, stride: int) -> None:
-    """Give a tower's features a finer grid: its last stages do not pool, and their filters are dilated.
+    """Give a tower's features a finer grid: the last stages no longer pool, and their filters are dilated.
 
-    A filter then sees as far as before, so that weights of stride 32 keep their meaning (DeepLab's way).
+    The dilated filters cover the same area as before, so weights trained at stride 32 still fit (as in
+    DeepLab).
 
     Raises:
-        TowerError: a stride that no number of its stages gives.
+        TowerError: no number of unpooled stages gives this stride.
     """
     if stride not in (4, 8, 16, STRIDE):
         raise TowerError(f"`stride` is {stride}: 32, the towers' own, or 16, 8 or 4")
@@ -158,7 +159,7 @@ def weights_digest(tower: nn.Module) -> str:
 def describe(
     clip_model: str | Mapping[str, Any], pretrained: str | Mapping[str, Any], stride: int = STRIDE
 ) -> dict[str, str]:
-    """Encoder and weights in words, as a codebook records them (a weights file by its name only)."""
+    """Description of encoder and weights for a codebook's metadata (of a weights file only the name)."""
     if isinstance(clip_model, str):
         encoder = clip_model
     else:
@@ -203,7 +204,7 @@ def _random_tower(config: Mapping[str, Any], options: dict[str, Any]) -> Modifie
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
             elif isinstance(module, Bottleneck):
-                # open_clip starts residual branches at zero, for training; a fixed encoder has to use them.
+                # open_clip initialises residual branches to zero for training; a fixed encoder needs them.
                 nn.init.constant_(module.bn3.weight, 0.5)
     return tower
 
@@ -228,7 +229,7 @@ def _weights_file(clip_model: str | Mapping[str, Any], pretrained: str) -> str:
         )
     try:
         return _download(clip_model, pretrained)
-    except Exception as error:  # whatever the hub, the proxy or the socket raises, the remedy is the same
+    except Exception as error:  # the remedy is the same for all errors
         reason = str(error).split("\n", 1)[0][:160]
         raise TowerError(
             f"could not download the '{pretrained}' weights of {clip_model} "
@@ -237,19 +238,19 @@ def _weights_file(clip_model: str | Mapping[str, Any], pretrained: str) -> str:
 
 
 def _download(clip_model: str, tag: str) -> str:
-    """Fetch weights into open_clip's cache, by one process of all that share it; the file."""
+    """Download into open_clip's cache, in one process of all that share it, and return the file."""
     from open_clip.pretrained import download_pretrained, get_pretrained_cfg
 
-    cache = os.path.expanduser("~/.cache/clip")  # open_clip's own, given so that the lock is beside the file
+    cache = os.path.expanduser("~/.cache/clip")  # open_clip's default, named here for the lock
     os.makedirs(cache, exist_ok=True)
     with FileLock(os.path.join(cache, f"{clip_model}-{tag}.lock")):
-        # From the publisher's address, whose files open_clip verifies by checksum.
+        # From the publisher's address: open_clip verifies the checksums of these files.
         return download_pretrained(get_pretrained_cfg(clip_model, tag), prefer_hf_hub=False, cache_dir=cache)
 
 
 def _load(tower: ModifiedResNet, file: str) -> None:
     weights = _tower_weights(_read_state_dict(file))
-    # Files of the tower alone may lack the counters that only training updates.
+    # Files with only the tower may lack the counters that training updates.
     for name, tensor in tower.state_dict().items():
         if name.endswith("num_batches_tracked") and name not in weights:
             weights[name] = torch.zeros((), dtype=tensor.dtype)

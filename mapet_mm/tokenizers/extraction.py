@@ -1,4 +1,4 @@
-"""Tokenise images into a token store, by any number of processes, going on where earlier ones stopped."""
+"""Tokenise images into a token store, in any number of processes, continuing where earlier ones stopped."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.tokenizers.store import TokenStore, TokenStoreError, extend_store
 
 CLAIMS = "claims"
-# A block has at most so many images, and a data set at least so many blocks, in whole groups.
+# Most images in a block, and fewest blocks of a data set; a block is a whole number of groups.
 BLOCK_IMAGES, LEAST_BLOCKS = 1024, 64
 
 
 @dataclass
 class Extraction:
-    """What a run of `extract_tokens` did, in this process.
+    """What a run of `extract_tokens` did in this process.
 
     Args:
         images: images tokenised.
-        seconds: from the first image on.
+        seconds: time since the first image.
         waited: seconds spent waiting for decoded images.
         skipped: images that could not be decoded and were left out.
     """
@@ -56,16 +56,16 @@ class Extraction:
 def open_or_create(
     path: str | os.PathLike, tokenizer: Tokenizer, images: NamedImages, preprocessing: Mapping[str, Any]
 ) -> tuple[TokenStore, np.ndarray]:
-    """The token store at a path, made if absent, extended if images are new; and where its images are.
+    """Open the token store at a path; create it if absent, extend it if images are new; locate its images.
 
-    Any number of processes may do this at a time.
+    Any number of processes may do this at once.
 
     Returns:
-        The store, and for each of its rows the place of the image in `images`, -1 where it is not in them.
+        The store, and for each of its rows the index of the image in `images`, -1 if it is not there.
 
     Raises:
-        TokenStoreError: it was made by another tokenizer, for another grid, of other preprocessing or of
-            images in another folder.
+        TokenStoreError: the store was made by another tokenizer, for another grid, with other preprocessing
+            or from images in another folder.
     """
     if not Path(path).exists():
         names = images.places("reading names")
@@ -117,7 +117,7 @@ def _check_identity(
 
 
 def differences(recorded: Any, found: Any, where: str = "") -> str:
-    """Where two values of a config differ first, in words; empty if they do not."""
+    """Description of the first difference between two config values; empty if they are equal."""
     if isinstance(recorded, Mapping) and isinstance(found, Mapping):
         pairs = [(key, recorded.get(key), found.get(key)) for key in {**recorded, **found}]
     elif (
@@ -142,17 +142,17 @@ def extract_tokens(
     on_error: str = "raise",
     retry_skipped: bool = False,
 ) -> Extraction:
-    """Write the token grids of the images that the store misses, and seal it once it misses none.
+    """Write the token grids missing in the store, and seal it once it is complete.
 
-    Any number of processes and machines may do this at a time: each takes blocks of rows that nobody has
-    taken, and in the end those that nobody has finished.
+    Any number of processes and machines may do this at once: each claims blocks of rows, and at the end
+    repeats blocks that were claimed but not finished.
 
     Args:
-        tokenizer: gives the tokens, on its own device.
-        loader: of the images.
-        store: where the tokens go; all processes must see it.
-        place_of_row: the place of each row's image, -1 where the loader does not have it.
-        on_error: 'raise' leaves images that cannot be decoded missing and says so in the end; 'skip' records
+        tokenizer: computes the tokens on its own device.
+        loader: loads the images.
+        store: receives the tokens; all processes must see it.
+        place_of_row: index of each row's image in the loader's dataset, -1 if it is not there.
+        on_error: 'raise' leaves images that cannot be decoded missing and raises at the end; 'skip' records
             them in the store, which can then be sealed.
         retry_skipped: try the images that were skipped again.
 
@@ -171,7 +171,7 @@ def extract_tokens(
 
 
 class _Rows(ImageTasks):
-    """The rows that an extraction has to write, in tasks of a block each."""
+    """The rows that an extraction has to write; a task is one block."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class _Rows(ImageTasks):
         super().__init__(store.path / CLAIMS, dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
     def _left(self) -> Int64[np.ndarray, " rows"]:
-        """Rows of the images that nobody has written yet."""
+        """Rows of the images that no process has written yet."""
         missing = self.store.missing(with_skipped=self.retry_skipped)
         return missing[self.place_of_row[missing] >= 0]
 
@@ -202,7 +202,7 @@ class _Rows(ImageTasks):
         return dict(zip(self.place_of_row[rows].tolist(), rows.tolist(), strict=True))
 
     def encode(self, group: ImageGroup) -> Iterable[Tensor]:
-        # On their device until all of a task are there: copying waits for it.
+        # Results stay on the device until the task is complete, because copying waits for the device.
         return self.tokenizer(group.inputs)
 
     def write(self, task: int, results: Mapping[int, Tensor], skipped: Mapping[int, str]) -> None:

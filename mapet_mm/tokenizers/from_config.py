@@ -1,4 +1,4 @@
-"""A tokenizer's config file, taken to a fitted codebook (k-CLIP) and to a filled token store (all)."""
+"""From a tokenizer config to a fitted codebook (k-CLIP) and a filled token store (all tokenizers)."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ def run_fit_codebook(
     overwrite: bool = False,
     join_processes: Callable[[], None] | None = None,
 ) -> tuple[Path, Codebook]:
-    """Sample features as the config says, cluster them and save the codebook.
+    """Sample features, cluster them and save the codebook, as specified in the config.
 
     Args:
         cfg: a tokenizer config: `tokenizer`, `data_preprocessor`, `dataset`, `codebook`, `token_store`, and
             optionally `data_root`, `dataloader`, `on_error`. `codebook` has `k`, `positions_per_image`,
-            `seed`, the settings of `KMeansOptions`, and optionally the `dataset` to sample instead of all.
-        out: where to save; the config's `tokenizer.codebook` if None.
+            `seed`, the settings of `KMeansOptions`, and optionally a `dataset` to sample instead of the
+            config's.
+        out: file to write; the config's `tokenizer.codebook` if None.
         overwrite: replace an existing codebook.
-        join_processes: called once the features are there. Sampling needs no process group, clustering does.
+        join_processes: called once the features are written. Only clustering needs a process group.
 
     Raises:
         CodebookError: the tokenizer has no codebook to fit, one exists already, or there are too few rows.
-        UnreadableImagesError: images that cannot be decoded; the features of all others are kept.
+        UnreadableImagesError: some images cannot be decoded; the features of all others are kept.
     """
     # Imported here because they need faiss.
     from mapet_mm.tokenizers.codebook.fitting import check_rows, fit_shards
@@ -59,7 +60,7 @@ def run_fit_codebook(
     init_default_scope(cfg.get("default_scope", "mmpretrain"))
     images = NamedImages(dataset, cfg.get("data_root"))
     places = images.places("reading names")
-    check_rows(len(places) * positions, options.k)  # before weights are fetched and features sampled
+    check_rows(len(places) * positions, options.k)  # before downloading weights and sampling features
     tokenizer, loader = _load(cfg, images, {"codebook": None})
     folder, preprocessing = features_folder(path), preprocessing_of(cfg, dataset)
     on_error = cfg.get("on_error", "raise")
@@ -85,11 +86,11 @@ def run_fit_codebook(
 
 
 def run_extract_tokens(cfg: Config, retry_skipped: bool = False) -> tuple[TokenStore, Extraction]:
-    """Tokenise the config's images into its token store; returns it and what was done now.
+    """Tokenise the config's images into its token store; returns the store and what this run did.
 
     Args:
         cfg: a tokenizer config.
-        retry_skipped: try images that an earlier run could not decode again.
+        retry_skipped: try again to decode the images that an earlier run skipped.
     """
     tokenizer, loader = _load(cfg)
     preprocessing = preprocessing_of(cfg, cfg.dataset)
@@ -99,7 +100,7 @@ def run_extract_tokens(cfg: Config, retry_skipped: bool = False) -> tuple[TokenS
 
 
 def run_verify_tokens(cfg: Config, count: int) -> tuple[TokenStore, Verification]:
-    """Check the config's token store, and the tokens of `count` of its images against fresh ones."""
+    """Check the config's token store, and `count` of its images against newly computed tokens."""
     tokenizer, loader = _load(cfg)
     store = TokenStore.open(cfg.token_store)
     return store, verify_store(tokenizer, loader, store, count)
@@ -113,7 +114,7 @@ def build_images(cfg: Config) -> NamedImages:
 
 
 def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tuple[Tokenizer, nn.Module]:
-    """The tokenizer, with these changes to its config, and the data preprocessor, on the device."""
+    """Build the tokenizer, with these changes to its config, and the data preprocessor, on the device."""
     _check_config(cfg)
     init_default_scope(cfg.get("default_scope", "mmpretrain"))
     device = torch.device(get_device())
@@ -129,10 +130,10 @@ def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tu
 
 
 def preprocessing_of(cfg: Config, dataset: Any) -> dict[str, Any]:
-    """What a tokenizer is shown: the pipeline of the datasets, and the data preprocessor.
+    """How images are prepared for the tokenizer: the datasets' pipeline and the data preprocessor.
 
     Raises:
-        ValueError: the datasets have different pipelines, which gives tokens of two kinds.
+        ValueError: the datasets have different pipelines, so their tokens could not be compared.
     """
     datasets = [dataset] if isinstance(dataset, Mapping) else list(dataset)
     pipeline, *others = (_plain(one["pipeline"]) for one in datasets)
@@ -142,20 +143,20 @@ def preprocessing_of(cfg: Config, dataset: Any) -> dict[str, Any]:
 
 
 def _plain(part: Any) -> Any:
-    """A part of a config in what JSON has, in one order: the same from whichever file."""
+    """A part of a config in JSON's types and in sorted order, independent of the config file's format."""
     content = Config(dict(part=part)).to_dict()["part"]
     return json.loads(json.dumps(content, sort_keys=True, default=str))
 
 
 def features_folder(codebook: Path) -> Path:
-    """Where the sampled features of a codebook are kept."""
+    """Folder of a codebook's sampled features."""
     return codebook.with_name(f"{codebook.name}.features")
 
 
 def _load(
     cfg: Config, images: NamedImages | None = None, changes: Mapping[str, Any] | None = None
 ) -> tuple[Tokenizer, GroupLoader]:
-    """The tokenizer, with these changes to its config, and the loader of the images (else the config's)."""
+    """Build the tokenizer, with these changes to its config, and a loader of the images or the config's."""
     tokenizer, preprocessor = build_tokenizer(cfg, changes)
     images = build_images(cfg) if images is None else images
     return tokenizer, GroupLoader(images, tokenizer.image_size, preprocessor, **cfg.get("dataloader", {}))
@@ -175,7 +176,7 @@ def _check_config(cfg: Config) -> None:
 
 
 def _codebook_settings(cfg: Config, out: str | None, overwrite: bool) -> tuple[Path, dict[str, Any]]:
-    """Where the codebook goes, and the config's `codebook`."""
+    """The path of the codebook, and the config's `codebook`."""
     _check_config(cfg)
     if "codebook" not in cfg or "codebook" not in cfg.tokenizer:
         raise CodebookError(

@@ -1,4 +1,4 @@
-"""Tokenizers of other libraries, MMPretrain's VQ-KD and DALL-E among them, frozen and checked."""
+"""Tokenizers from other libraries, for example MMPretrain's VQ-KD and DALL-E, frozen and checked."""
 
 from __future__ import annotations
 
@@ -22,31 +22,32 @@ from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.base import Tokenizer, full_float32
 from mapet_mm.weight_files import read_weights
 
-# Running statistics that decide no token.
+# Running statistics that do not affect tokens.
 STATISTICS = ("cluster_size",)
 OPTION = "init_cfg.checkpoint"
 
 
 class TokenizerError(UserError, ValueError):
-    """A tokenizer whose weights cannot be had or do not fit; the message is one line."""
+    """A tokenizer's weights cannot be found or do not fit; the message is one line."""
 
 
 @MODELS.register_module()
 class FrozenTokenizer(Tokenizer):
     """Target generator: any module that maps images to token ids or to logits over a vocabulary.
 
-    Never in training mode, where MMPretrain's VQ-KD would go on learning its codebook.
+    It is never in training mode, in which MMPretrain's VQ-KD would go on updating its codebook.
 
     Args:
-        tokenizer: its config, for example `dict(type="VQKD", ..., init_cfg=dict(type="Pretrained",
-            checkpoint=<address or file>))`. The checkpoint has to have every weight of it; more is ignored.
+        tokenizer: config of the module, for example `dict(type="VQKD", ..., init_cfg=dict(type="Pretrained",
+            checkpoint=<address or file>))`. The checkpoint must have all of the module's weights; additional
+            entries are ignored.
         image_size: side of the input images in pixels.
         vocab_size: number of token ids.
-        random_seed: instead of a checkpoint, fixed random weights drawn from this seed.
+        random_seed: draw fixed random weights from this seed instead of loading a checkpoint.
 
     Raises:
-        TokenizerError: neither checkpoint nor seed, a checkpoint that cannot be had or lacks weights, or a
-            VQ-KD whose codebook is not initialised.
+        TokenizerError: there is neither a checkpoint nor a seed, the checkpoint cannot be found or lacks
+            weights, or VQ-KD's codebook is not initialised.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class FrozenTokenizer(Tokenizer):
         """(H, W) tokens of an image of `image_size`; the grid is square."""
         device = next(self.model.parameters()).device
         tokens = self(torch.zeros(1, 3, self.image_size, self.image_size, device=device))
-        self._checked = False  # a black image says little of the ids
+        self._checked = False  # a black image does not test the ids' range
         side = round(tokens.shape[1] ** 0.5)
         if side * side != tokens.shape[1]:
             raise TokenizerError(f"the tokenizer gives {tokens.shape[1]} tokens an image: no square grid")
@@ -98,7 +99,7 @@ class FrozenTokenizer(Tokenizer):
         """Token ids (B, HW), int64, in raster order, of normalised images (B, 3, H, W).
 
         Raises:
-            ValueError: images of another size, or ids outside the vocabulary.
+            ValueError: the images have another size, or ids are outside the vocabulary.
         """
         self.check_size(images)
         with full_float32(images.device):
@@ -107,7 +108,7 @@ class FrozenTokenizer(Tokenizer):
         return tokens
 
     def _check_ids(self, tokens: Tensor, device_type: str) -> None:
-        # Looking at the ids waits for the device: on a GPU the first batch has to do.
+        # Reading the ids waits for the device, so on a GPU only the first batch is checked.
         if device_type != "cpu" and self._checked:
             return
         if (highest := int(tokens.max())) >= self.vocab_size:
@@ -119,7 +120,7 @@ class FrozenTokenizer(Tokenizer):
 
 
 def split_checkpoint(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A network's config without `init_cfg`, and the `Pretrained` entry of that; empty if there is none."""
+    """A network's config without `init_cfg`, and the `Pretrained` entry of `init_cfg` (empty if none)."""
     config = ConfigDict(config).to_dict()
     entries = config.pop("init_cfg", None) or []
     entries = [entries] if isinstance(entries, Mapping) else entries
@@ -127,16 +128,16 @@ def split_checkpoint(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
 
 
 def build_frozen(what: str, config: Mapping[str, Any], checkpoint: Mapping[str, Any], seed: int) -> nn.Module:
-    """A network with all its weights from a checkpoint, or as its constructor makes them under a seed.
+    """Build a network with all weights from a checkpoint, or with its constructor's weights under a seed.
 
     Args:
         what: "tokenizer" or "encoder", for the messages.
-        config: its config without `init_cfg`.
+        config: the network's config without `init_cfg`.
         checkpoint: a `Pretrained` entry of `init_cfg`; empty for the constructor's weights.
-        seed: of what the constructor draws; the caller's generator stays as it is.
+        seed: for the random weights; the caller's generator is left unchanged.
 
     Raises:
-        TokenizerError: the checkpoint cannot be had, or lacks weights.
+        TokenizerError: the checkpoint cannot be found, or lacks weights.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -147,7 +148,7 @@ def build_frozen(what: str, config: Mapping[str, Any], checkpoint: Mapping[str, 
 
 
 def no_weights(what: str, config: Mapping[str, Any]) -> str:
-    """What to say of a network that nobody gave weights."""
+    """Error message for a network without weights."""
     return (
         f"{what} {config['type']} has no weights: give it init_cfg=dict(type='Pretrained', "
         "checkpoint=<address or file>), or random_seed=<int> for fixed random weights"
@@ -183,7 +184,7 @@ def _read(what: str, checkpoint: str) -> dict[str, Tensor]:
         raise TokenizerError(f"the {what}'s weights `{checkpoint}` do not exist: {remedy}")
     try:
         return read_weights(_download(checkpoint) if "://" in checkpoint else checkpoint)
-    except Exception as error:  # whatever the network or the file raises, the remedy is the same
+    except Exception as error:  # the remedy is the same for all errors
         reason = f"{type(error).__name__}: {error}".split("\n", 1)[0][:160]
         raise TokenizerError(
             f"could not read the {what}'s weights `{checkpoint}` ({reason}): {remedy}"
@@ -191,7 +192,7 @@ def _read(what: str, checkpoint: str) -> dict[str, Tensor]:
 
 
 def _download(address: str) -> str:
-    """Fetch into PyTorch's cache, by one process of all that share it; the file."""
+    """Download into PyTorch's cache, in one process of all that share it, and return the file."""
     folder = os.path.join(torch.hub.get_dir(), "checkpoints")
     os.makedirs(folder, exist_ok=True)
     file = os.path.join(folder, os.path.basename(urlparse(address).path))

@@ -1,7 +1,7 @@
-"""Decoded and normalised images in groups of one size, each of them for one pass of an encoder.
+"""Load, decode and normalise images in groups of a fixed size; each group is one pass of an encoder.
 
-A convolution's last bits depend on the number of images that it is given; in groups of one size, an image has
-the same features whoever its neighbours are.
+A convolution's last bits depend on the batch size. With groups of a fixed size, an image has the same
+features whichever images share its group.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class ImageGroup(NamedTuple):
     """Images for one pass of the encoder.
 
     Args:
-        task: what the group is a part of.
-        places: in the images, of the first inputs; the other inputs are padding.
+        task: number of the task that the group is part of.
+        places: indices in the dataset of the first inputs' images; the other inputs are padding.
         inputs: `(group, 3, H, W)`, normalised, on the preprocessor's device.
-        unreadable: places of the images that could not be decoded, with the reason.
+        unreadable: index of each image that could not be decoded, with the reason.
     """
 
     task: int
@@ -39,14 +39,14 @@ class ImageGroup(NamedTuple):
 
 
 class GroupLoader:
-    """Loads groups of images in the order in which they are asked for.
+    """Loads groups of images in the order requested.
 
     Args:
-        images: the images.
-        image_size: side in pixels that the pipeline has to give.
+        images: the dataset.
+        image_size: side in pixels that the pipeline must produce.
         preprocessor: MMPretrain data preprocessor with the tokenizer's mean and standard deviation.
-        group_size: images of a group; smaller ones are padded with black images.
-        num_workers: processes that decode.
+        group_size: images per group; smaller groups are padded with black images.
+        num_workers: number of decoding processes.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class GroupLoader:
         self.images, self.preprocessor = images, preprocessor
         self.group_size, self.num_workers = group_size, num_workers
         self._collate = partial(_collate, size=group_size, side=image_size)
-        self.waited = 0.0  # seconds, for decoded images
+        self.waited = 0.0  # seconds spent waiting for decoded images
 
     def load(self, groups: Iterable[tuple[int, Sequence[int]]]) -> Iterator[ImageGroup]:
-        """Load groups, which are taken as the workers need them.
+        """Load groups; the iterable is consumed as the workers need it.
 
         Args:
-            groups: pairs of a task's number and the places of some of its images, at most `group_size`.
+            groups: pairs of a task's number and the indices of at most `group_size` of its images.
         """
         order: deque[int] = deque()
 
@@ -98,7 +98,7 @@ def split(places: Sequence[int], size: int) -> list[Sequence[int]]:
 def _collate(
     samples: Sequence[tuple[int, Tensor | str]], size: int, side: int
 ) -> tuple[list[int], Tensor, dict[int, str]]:
-    """Places of the images that could be decoded, all of them padded to a group, and the others' reasons."""
+    """Indices of the decoded images, their pixels padded to a group, and why the others failed."""
     read = [(place, image) for place, image in samples if isinstance(image, Tensor)]
     padded = torch.zeros(size, 3, side, side, dtype=read[0][1].dtype if read else torch.uint8)
     for slot, (_, image) in zip(padded, read, strict=False):

@@ -1,4 +1,4 @@
-"""An image's name: its path relative to the data root, told in one way where tokens are written and read."""
+"""An image's name is its path relative to the data root, computed in the same way for writing and reading."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import PurePath
 def relative_name(img_path: str | os.PathLike, root: str | os.PathLike) -> str | None:
     """Path of an image relative to a folder, '/'-separated, or None if it is not under it.
 
-    A folder may be spelled in several ways (relative, with `..`, through a symbolic link); what is below it
-    may consist of symbolic links, too, and keeps its name.
+    The folder may be given in several spellings (relative, with `..`, through a symbolic link). Symbolic
+    links below it are not resolved: their own names count.
     """
     working_folder = os.getcwd()
     path, folder = _absolute(img_path, working_folder), _folder(os.fspath(root), working_folder)
@@ -27,7 +27,7 @@ def _folder(root: str, working_folder: str) -> str:
 
 
 def _absolute(path: str | os.PathLike, working_folder: str) -> str:
-    """A path from the root of the file system on, without `..`: the folder above a link is its target's."""
+    """Absolute path without `..`; the parent of a symbolic link is its target's parent."""
     path = os.path.join(working_folder, path)
     above, dots, rest = path.rpartition(f"{os.sep}{os.pardir}{os.sep}")
     return os.path.normpath(os.path.join(os.path.realpath(above + dots), rest) if dots else path)
@@ -35,7 +35,7 @@ def _absolute(path: str | os.PathLike, working_folder: str) -> str:
 
 @cache
 def _same_folder(path: str, root: str) -> str | None:
-    """The part of a path that leads to the root by another spelling, with a separator at its end, or None."""
+    """The prefix of a path that is the root in another spelling, ending in a separator, or None."""
     for folder in (path, *map(str, PurePath(path).parents)):
         if os.path.exists(root) and os.path.exists(folder) and os.path.samefile(folder, root):
             return os.path.join(folder, "")

@@ -1,4 +1,4 @@
-"""What is made of images, handed out in tasks of some images each: features for k-means, and token grids."""
+"""Work on images (features for k-means, token grids), handed out in tasks of some images each."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from mapet_mm.tokenizers.sharing import SharedTasks, process_number
 
 
 class ImageTasks(ABC):
-    """Results of images, made by any number of processes, a task at a time; each is written as a whole.
+    """Computes a result per image in any number of processes; a task's results are written in one step.
 
-    An image is known by its place in the loader's images, a result by the image's `key` where it is written.
+    Images are identified by their index in the loader's dataset, results by the `key` under which they are
+    written.
 
     Args:
-        folder: of the claims; all processes see it.
-        sizes: how many images each task lacks, by its number.
+        folder: holds the claims; all processes must see it.
+        sizes: number of images without a result, by task number.
     """
 
     def __init__(self, folder: Path, sizes: Mapping[int, int]) -> None:
@@ -33,28 +34,29 @@ class ImageTasks(ABC):
 
     @abstractmethod
     def lacking(self, task: int) -> dict[int, Any]:
-        """Places of a task's images of which nothing is written by now, with their keys."""
+        """Indices and keys of a task's images for which nothing has been written yet."""
 
     @abstractmethod
     def encode(self, group: ImageGroup) -> Iterable[Any]:
-        """The result of each of a group's images."""
+        """The results of a group's images, in order."""
 
     @abstractmethod
     def write(self, task: int, results: Mapping[Any, Any], skipped: Mapping[Any, str]) -> None:
-        """Write results, and the reasons for which others are skipped, by key; they are on disk then."""
+        """Write results, and why other images are skipped, by key; both are on disk when this returns."""
 
     def done(self, tasks: Sequence[int]) -> set[int]:
-        """Which of these tasks lack nothing."""
+        """Which of these tasks are complete."""
         return {task for task in tasks if not self.lacking(task)}
 
     def run(self, loader: GroupLoader, what: str, on_error: str, kept: str) -> int:
-        """Do what nobody else does, until nothing is left; the number of images that cannot be decoded.
+        """Do unclaimed tasks until none is left; returns the number of images that cannot be decoded.
 
         Args:
-            loader: of the images.
-            what: for the progress bar, which counts the images of all processes.
-            on_error: 'raise', after all others, for images that cannot be decoded, or 'skip': record them.
-            kept: for that error, what is there nevertheless.
+            loader: loads the images.
+            what: name of the progress bar, which counts the images of all processes.
+            on_error: for images that cannot be decoded: 'raise' once all others are done, or 'skip' and
+                record them.
+            kept: what has been kept, for that error's message.
 
         Raises:
             UnreadableImagesError: after the results of all other images are written.

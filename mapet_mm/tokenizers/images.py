@@ -1,4 +1,4 @@
-"""The images that a tokenizer reads: those of any MMPretrain datasets, each known by its name."""
+"""The images that a tokenizer reads: any MMPretrain datasets, with a name for each image."""
 
 from __future__ import annotations
 
@@ -32,23 +32,24 @@ class UnreadableImagesError(UserError, RuntimeError):
 
 
 def check_on_error(on_error: str) -> None:
-    """Raise ValueError unless `on_error` says what to do with images that cannot be decoded."""
+    """Raise ValueError unless `on_error` is one of the options for images that cannot be decoded."""
     if on_error not in ON_ERROR:
         raise ValueError(f"on_error is {on_error!r}: one of {', '.join(ON_ERROR)}")
 
 
 class NamedImages(Dataset):
-    """The images of several datasets, by their place in all of them.
+    """The images of several datasets, concatenated and accessed by index.
 
     An image's name is its path relative to the data root, '/'-separated. The same image may be in several
     datasets.
 
     Args:
         configs: a dataset config of MMPretrain, or a list of them.
-        data_root: folder that names are relative to; None takes the datasets' own.
+        data_root: folder that names are relative to; None: the datasets' own.
 
     Raises:
-        ValueError: no data root, or several different ones; an image outside it, when it is named.
+        ValueError: there is no data root or there are several, or (on naming it) an image is outside the
+            root.
     """
 
     def __init__(
@@ -75,14 +76,14 @@ class NamedImages(Dataset):
         return name
 
     def places(self, what: str) -> dict[str, int]:
-        """Where each name is first found, in the order of names; with a progress bar called `what`."""
+        """Index of the first image with each name, sorted by name; shows a progress bar called `what`."""
         found: dict[str, int] = {}
         for index, name in self.numbered_names(what):
             found.setdefault(name, index)
         return {name: found[name] for name in sorted(found)}
 
     def numbered_names(self, what: str) -> Iterator[tuple[int, str]]:
-        """All names with their places; with a progress bar where that takes longer than a moment."""
+        """All names with their indices; shows a progress bar if this takes more than a moment."""
         for index in tqdm(range(len(self)), desc=what, unit="image", delay=2):
             yield index, self.name(index)
 
@@ -97,10 +98,10 @@ class NamedImages(Dataset):
         return None if classes is None else list(classes)
 
     def __getitem__(self, index: int) -> tuple[int, Tensor | str]:
-        """Place and pipeline output `inputs` (3, H, W), or why the image could not be decoded."""
+        """Index and pipeline output `inputs` (3, H, W), or the reason why the image could not be decoded."""
         load, *steps = self._datasets[bisect_right(self._ends, index)].pipeline.transforms
         results = self._info(index)
-        # Only loading may fail for an image's own fault; a mistake in the pipeline stops the run at once.
+        # Only errors while loading are blamed on the image; an error in the pipeline stops the run at once.
         try:
             results = load(results)
         except Exception as error:

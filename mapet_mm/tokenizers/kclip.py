@@ -36,17 +36,17 @@ def grid_features(
 
 @MODELS.register_module()
 class KCLIP(GridKMeans):
-    """Target generator: the grid of CLIP features of an image, as indices of their nearest centroids.
+    """Target generator: the nearest centroid's index for each feature of an image's CLIP grid.
 
     Args:
         clip_model: a CLIP ResNet of open_clip, or `dict(layers, width, image_size)` for a small one.
         pretrained: a weights tag of open_clip, a local weights file, or `dict(type="random", seed=0)`.
         codebook: path of the codebook (or a `Codebook`); None to compute features only.
         image_size: side of the input images in pixels, if not the architecture's own.
-        stride: pixels from one grid position to the next: 32, or 16, 8 or 4 for a finer grid of an image.
+        stride: pixels from one grid position to the next: 32, or 16, 8 or 4 for a finer grid.
 
     Raises:
-        TowerError: the tower's weights cannot be had or do not fit, or another stride.
+        TowerError: the tower's weights cannot be found or do not fit, or the stride is not supported.
         CodebookError: the codebook cannot be read or was fitted on another encoder.
     """
 
@@ -59,7 +59,7 @@ class KCLIP(GridKMeans):
         stride: int = STRIDE,
         init_cfg: dict | None = None,
     ) -> None:
-        # Read first, as in GridKMeans.
+        # Read the codebook first, as GridKMeans does.
         if codebook is not None and not isinstance(codebook, Codebook):
             codebook = Codebook.load(codebook)
         image_size = image_size or tower_config(clip_model)["image_size"]
@@ -77,6 +77,6 @@ class KCLIP(GridKMeans):
         return self._words
 
     def _find_layout(self) -> GridLayout:
-        """Known without a pass of the tower, which takes seconds."""
+        """Computed from the stride, because a pass through the tower takes seconds."""
         side = self.image_size // self.stride
         return GridLayout("B D H W", 0, side, side, self.visual.layer4[-1].conv3.out_channels)

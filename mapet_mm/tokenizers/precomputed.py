@@ -1,4 +1,4 @@
-"""Stored tokens as a target generator, so that no tokenizer runs during pre-training."""
+"""A target generator that reads stored tokens, so no tokenizer runs during pre-training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mapet_mm.registry import MODELS
 
 @MODELS.register_module()
 class PrecomputedTokens(BaseModule):
-    """Target generator that passes token grids of a token store through, as token ids in raster order.
+    """Target generator that flattens the token grids of a token store to token ids in raster order.
 
     Args:
         vocab_size: number of token ids that the head predicts; ids must be below it.
@@ -26,7 +26,7 @@ class PrecomputedTokens(BaseModule):
         """Token ids (B, HW), int64, of token grids (B, H, W).
 
         Raises:
-            ValueError: not integer grids, or ids outside 0..vocab_size - 1.
+            ValueError: the grids are not integers, or ids are outside 0..vocab_size - 1.
         """
         if token_grids.ndim != 3 or token_grids.is_floating_point():
             raise ValueError(
@@ -34,7 +34,7 @@ class PrecomputedTokens(BaseModule):
                 f"{tuple(token_grids.shape)}: use LoadTokenGrid and TokenGridDataPreprocessor"
             )
         tokens = token_grids.flatten(1).long()
-        # Looking at the ids waits for the device: on a GPU the first batch has to do.
+        # Reading the ids waits for the device, so on a GPU only the first batch is checked.
         if tokens.device.type == "cpu" or not self._checked:
             self._check(tokens)
         return tokens

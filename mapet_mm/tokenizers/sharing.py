@@ -1,8 +1,9 @@
-"""Work handed out through a folder: any number of processes and machines may join, die and come back.
+"""Work shared through a folder: any number of processes and machines may join, die and come back.
 
-Nothing but the file system coordinates them. A claim, a file made exclusively, says only that somebody has
-started on a task; whether it is done, its result says. Whoever finds nothing unclaimed does again what is
-claimed and not done, so nobody waits for a slow process or a dead one. Results do not depend on who does it.
+Only the file system coordinates them. A claim is a file that only one process can create; it says that a task
+was started. The task's result says that it is done. A process that finds no unclaimed task repeats those that
+are claimed but not done, so no process waits for a slow or dead one. A result does not depend on the process
+that computes it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
-# How long ago a process has looked whether others have done its task: a look lists a folder.
+# Seconds between two checks whether another process has done the task: each check lists a folder.
 LOOK_SECONDS = 2.0
 
 
 def process_number() -> tuple[int, int]:
-    """Number of this process and of all that were started with it, by torchrun or Slurm; (0, 1) if alone."""
+    """Rank of this process and number of processes, as started by torchrun or Slurm; (0, 1) if alone."""
     for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
@@ -29,12 +30,12 @@ def process_number() -> tuple[int, int]:
 
 
 class SharedTasks:
-    """Tasks to do until all of them are done, by whomever; a process does each at most once.
+    """Iterates over tasks until all are done by any process; one process does each task at most once.
 
     Args:
-        folder: of the claims; all processes see it.
-        tasks: the same in all processes, by number.
-        done: which of the given tasks are done, by a look at their results.
+        folder: holds the claims; all processes must see it.
+        tasks: task numbers, the same in all processes.
+        done: returns which of the given tasks are done, by looking at their results.
     """
 
     def __init__(self, folder: Path, tasks: Sequence[int], done: Callable[[Sequence[int]], set[int]]) -> None:
@@ -48,7 +49,8 @@ class SharedTasks:
             left = [task for task in left if task not in done | tried]
             if not left:
                 return
-            # In the first attempt in order; later, processes that look at the same moment go apart.
+            # First attempt: in order. Later: shuffled, so that processes that look at once take different
+            # tasks.
             for task in left if attempt == 0 else random.Random().sample(left, len(left)):
                 if self._claim(task, attempt) and not self._done([task]):
                     tried.add(task)
@@ -56,7 +58,7 @@ class SharedTasks:
                     yield task
 
     def is_lost(self, task: int) -> bool:
-        """Whether another process has done a task of this one by now (as far as was looked lately)."""
+        """Whether another process has done this process's task (checked every `LOOK_SECONDS`)."""
         now = time.monotonic()
         if now - self._looked[task] < LOOK_SECONDS:
             return False
@@ -68,7 +70,7 @@ class SharedTasks:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / f"{task}.{attempt}").touch(exist_ok=False)
         except OSError as error:
-            # Claimed, or all are done and the folder is gone; stale, if another machine removed it over NFS.
+            # Claimed, or the folder is gone because all tasks are done (ESTALE: removed over NFS).
             if error.errno in (errno.EEXIST, errno.ENOENT, errno.ESTALE):
                 return False
             raise
@@ -76,7 +78,7 @@ class SharedTasks:
 
     def clear(self) -> None:
         """Remove all claims, once all tasks are done."""
-        with contextlib.suppress(OSError):  # it was never made, or another process claims or clears as well
+        with contextlib.suppress(OSError):  # the folder is not there, or another process uses it
             for claim in self.folder.glob("*"):
                 with contextlib.suppress(OSError):
                     claim.unlink()

@@ -1,4 +1,4 @@
-"""Check a token store: its files against their checksums, and some images' tokens against fresh ones."""
+"""Check a token store: its files against their checksums, and some images against newly computed tokens."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from mapet_mm.tokenizers.base import Tokenizer
 from mapet_mm.tokenizers.image_groups import GroupLoader, split
 from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
 
-# Another device may round a feature between two centroids to the other one; a wrong image, weights file or
-# pipeline changes most of its tokens.
+# A feature between two centroids may be assigned differently on another device; a wrong image, weights file
+# or pipeline changes most of an image's tokens.
 LARGEST_SHARE = 0.05
 
 
 class Verification(NamedTuple):
-    """Images whose tokens were computed again, and how many of the tokens differ from the store's."""
+    """Numbers of images tokenised again, of their tokens, and of tokens that differ from the store's."""
 
     images: int
     tokens: int
@@ -33,11 +33,11 @@ def verify_store(
     count: int = 256,
     seed: int = 0,
 ) -> Verification:
-    """Compare a sealed store with its checksums, and the tokens of `count` random images with fresh ones.
+    """Check a sealed store against its checksums, and `count` random images against newly computed tokens.
 
     Raises:
-        TokenStoreError: it was made by another tokenizer, is not sealed, a file has changed, or more than 5 %
-            of an image's tokens differ (fewer are ties that another device may break in another way).
+        TokenStoreError: another tokenizer made the store, it is not sealed, a file has changed, or more than
+            5 % of an image's tokens differ (fewer are ties that devices break differently).
     """
     store.require_tokenizer(tokenizer.digest, "the config's tokenizer")
     store.verify_checksums()

@@ -1,1 +1,1 @@
-"""Pictures of what the suite does: attention masks, codebook sheets, curves, overlays, the demo's report."""
+"""Pictures: attention masks, codebook sheets, curves, segmentation overlays, the demo's report."""

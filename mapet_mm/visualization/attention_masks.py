@@ -1,4 +1,4 @@
-"""Draw who sees whom: the objectives' attention masks, from the code that training uses."""
+"""Draw the objectives' attention masks (which token sees which), from the code that training uses."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ CELL_INCHES = 0.27
 
 
 def mask_codes(objective: Objective, num_context: int, num_targets: int) -> Int[np.ndarray, "rows keys"]:
-    """The picture of `visibility`: 0 where a row does not see a key, else 1 + the key's group in "CMTQ".
+    """`visibility` as colour codes: 0 if a row does not see a key, else 1 + the key's group in "CMTQ".
 
     Args:
         objective: the objective.
@@ -32,10 +32,10 @@ def mask_codes(objective: Objective, num_context: int, num_targets: int) -> Int[
 
 
 def draw_attention_mask(axes: Axes, objective: Objective, num_context: int, num_targets: int) -> None:
-    """Draw one objective's mask: a cell per (row, key), coloured by the key's group where the row sees it.
+    """Draw one objective's mask: a cell per (row, key), in the colour of the key's group if the row sees it.
 
     Args:
-        axes: where to draw.
+        axes: to draw on.
         objective: the objective.
         num_context: the cutting point `c`; counts the class token.
         num_targets: number of targets `n`.
@@ -53,7 +53,7 @@ def draw_attention_mask(axes: Axes, objective: Objective, num_context: int, num_
 def attention_mask_figure(
     objectives: Sequence[Objective] = tuple(OBJECTIVES.values()), num_context: int = 3, num_targets: int = 4
 ) -> Figure:
-    """The masks of some objectives side by side, all cells of one size.
+    """Draw the masks of several objectives side by side, with cells of the same size.
 
     Args:
         objectives: the objectives, left to right; all of them by default.
@@ -61,7 +61,7 @@ def attention_mask_figure(
         num_targets: number of targets `n`.
     """
     shapes = [mask_codes(one, num_context, num_targets).shape for one in objectives]
-    # In cells: room above for title and key groups, left for row groups, right as a gap.
+    # Margins in cells: above for title and key groups, left for row groups, right as a gap.
     above, beside, gap = 2.7, 1.8, 0.8
     width = sum(keys + beside + gap for _, keys in shapes)
     height = max(rows for rows, _ in shapes) + above + gap

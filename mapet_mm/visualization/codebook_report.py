@@ -1,4 +1,4 @@
-"""The page about a codebook: how its tokens are used, and patches that share a token."""
+"""The page about a codebook: usage of its tokens, and patches that share a token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKENS_PER_SHEET = 8
 
 
 class Gallery(NamedTuple):
-    """Patches to show of one token: how they were chosen ("random", "nearest to the centroid") and which."""
+    """Patches of one token to show, and how they were chosen ("random", "nearest to the centroid")."""
 
     chosen: str
     patches: Sequence[Patch]
@@ -27,11 +27,11 @@ class CodebookPictures:
 
     Args:
         store: the token store.
-        usage: its usage.
-        galleries: of each token to show, in the order to show them.
+        usage: of the store's tokens.
+        galleries: for each token to show, in display order.
         image_root: the folder that the store's names are relative to.
         context: patches shown around the framed one, on each side.
-        class_names: names of the classes by index where the usage has classes; indices by default.
+        class_names: names of the classes by index if `usage` has classes; indices by default.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class CodebookPictures:
         self.image_root, self.context, self.class_names = image_root, context, class_names
 
     def sheets(self) -> list[Figure]:
-        """All galleries, eight tokens a figure."""
+        """All galleries, eight tokens per figure."""
         tokens = list(self.galleries)
         parts = [
             tokens[start : start + TOKENS_PER_SHEET] for start in range(0, len(tokens), TOKENS_PER_SHEET)
@@ -55,7 +55,7 @@ class CodebookPictures:
         return [self._draw(part) for part in parts]
 
     def report(self, title: str, summary: str, commands: Sequence[str]) -> Report:
-        """The page: statistics, usage, a section for each token."""
+        """The page: statistics, usage, and a section for each token."""
         usage = Section(
             "How often tokens are used",
             "Left: patches of each token in use; dotted, what each would have if all were used evenly. "
@@ -97,7 +97,7 @@ class CodebookPictures:
 
 
 def usage_table(usage: TokenUsage) -> Table:
-    """The statistics of a codebook's use."""
+    """The statistics of a codebook's usage."""
     vocab_size = len(usage.counts)
     rows = [
         ["tokens", f"{vocab_size:,}"],

@@ -1,4 +1,4 @@
-"""Codebook sheets: patches that share a token, each framed in its image (as in the paper's figures)."""
+"""Codebook sheets: patches that share a token, each framed in its image, as in the paper's figures."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from mapet_mm.tokenizers import TokenStore
 
 CELL_INCHES, GAP_INCHES, TITLE_INCHES = 0.72, 0.06, 0.26
 FRAME_COLOUR = "#e6252f"
-# Below this many pixels a crop is drawn pixel by pixel, because smoothing would hide what the patch shows.
+# Crops smaller than this many pixels are drawn without smoothing, which would hide the patch's content.
 SMALL_CROP = 96
 
 
 class Patch(NamedTuple):
-    """One patch of one image: the image's name in the token store and the patch's place in the token grid."""
+    """A patch of an image: the image's name in the token store and the patch's position in the grid."""
 
     name: str
     row: int
@@ -32,7 +32,7 @@ class Patch(NamedTuple):
 
 
 class SheetRow(NamedTuple):
-    """One row of a sheet: patches and what stands above them."""
+    """One row of a sheet: patches and the text above them."""
 
     title: str
     patches: Sequence[Patch]
@@ -46,8 +46,8 @@ def find_members(
     Args:
         store: the token store.
         tokens: token ids.
-        limit: keep a random sample of so many patches of a token that has more; its order is random too.
-        seed: of that sample.
+        limit: keep a random sample, in random order, of at most this many patches per token.
+        seed: for that sample.
 
     Raises:
         ValueError: an id is outside the store's vocabulary.
@@ -132,7 +132,7 @@ def draw_codebook_sheet(
     width = columns * (CELL_INCHES + GAP_INCHES)
     height = len(rows) * (CELL_INCHES + TITLE_INCHES) + GAP_INCHES
     figure = Figure(figsize=(width, height))
-    # Fixed places: an automatic layout would widen the first column to hold the row's title.
+    # Fixed layout: an automatic one would widen the first column to hold the row's title.
     figure.subplots_adjust(0, GAP_INCHES / height, 1 - GAP_INCHES / width, 1 - TITLE_INCHES / height)
     spaces = {"wspace": GAP_INCHES / CELL_INCHES, "hspace": TITLE_INCHES / CELL_INCHES}
     cells = figure.subplots(len(rows), columns, squeeze=False, gridspec_kw=spaces)
@@ -143,7 +143,7 @@ def draw_codebook_sheet(
 
 
 def count_patches(number: int) -> str:
-    """A number of patches in words."""
+    """A number of patches as text."""
     return f"{number:,} patch{'es' if number != 1 else ''}"
 
 

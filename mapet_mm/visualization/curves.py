@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from mapet_mm.scalars import Record
+from mapet_mm.scalars import PLACES, Record
 
 TRAIN_COLOUR, VAL_COLOUR, REFERENCE_COLOUR = "#2f6fb0", "#d9722a", "#b8b8c0"
 
@@ -26,7 +26,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """What one picture of curves shows: the axis label with its unit and the logged keys."""
+    """Contents of one plot: the axis label with its unit, and the logged keys."""
 
     title: str
     label: str
@@ -41,7 +41,7 @@ PRETRAINING_PANELS = (
 
 
 def curve(records: Sequence[Record], key: str) -> Curve:
-    """One value over training: by epoch (mean over what the epoch logged) or, without epochs, by iteration.
+    """One value over training: per epoch (mean over the epoch's logs) or, without epochs, per iteration.
 
     Args:
         records: what `read_scalars` returns.
@@ -60,7 +60,7 @@ def curve(records: Sequence[Record], key: str) -> Curve:
 def curve_figure(
     panel: Panel, records: Sequence[Record], reference: Sequence[Record] | None = None
 ) -> Figure:
-    """Draw one panel: training and validation, and a reference run behind them.
+    """Draw one panel: training and validation curves, with a reference run behind them.
 
     Args:
         panel: what to draw.
@@ -80,6 +80,33 @@ def curve_figure(
     axes.set_ylabel(panel.label, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(color="#e8e8ec")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def place_figure(records: Sequence[Record]) -> Figure | None:
+    """Draw token accuracy by place in the permuted order (early, middle and late steps); None if not logged.
+
+    Args:
+        records: what `read_scalars` returns of a run with `HealthHook`.
+    """
+    logged = [record for record in records if f"{PLACES}01" in record]
+    if not logged:
+        return None
+    figure = Figure(figsize=(4.4, 3.0), layout="constrained")
+    axes = figure.subplots()
+    chosen = sorted({0, len(logged) // 2, len(logged) - 1})
+    for index, shade in zip(chosen, ("0.8", "0.55", TRAIN_COLOUR), strict=False):
+        record = logged[index]
+        values = [record[name] for name in sorted(record) if name.startswith(PLACES)]
+        places = [(number + 0.5) / len(values) for number in range(len(values))]
+        axes.plot(places, values, "-o", color=shade, markersize=3, label=f"iteration {record['step']:.0f}")
+    axes.set_title("Token accuracy by place", fontsize=11, fontweight="bold")
+    axes.set_xlabel("place among the targets (0 first, 1 last)", fontsize=9)
+    axes.set_ylabel("targets predicted right (%)", fontsize=9)
+    axes.tick_params(labelsize=8)
     axes.grid(color="#e8e8ec")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)

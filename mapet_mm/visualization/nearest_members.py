@@ -24,16 +24,16 @@ def nearest_members(
     group_size: int = GROUP_SIZE,
     num_workers: int = 2,
 ) -> dict[int, list[Patch]]:
-    """The `count` candidates of each token that are nearest to its centroid (L2), nearest first.
+    """Find each token's `count` candidates nearest to its centroid (L2), nearest first.
 
-    The store has no features, so the candidates' images go through the encoder again.
+    The store has no features, so the candidates' images are encoded again.
 
     Args:
-        tokenizer: k-CLIP, or another of k-means, with the codebook of the tokens.
-        preprocessor: its data preprocessor.
-        images: the images; all candidates are in them.
+        tokenizer: k-CLIP or another k-means tokenizer, with the codebook of the tokens.
+        preprocessor: the tokenizer's data preprocessor.
+        images: must include those of all candidates.
         candidates: patches of each token.
-        count: how many to keep.
+        count: number to keep.
     """
     patches = [(token, patch) for token, members in candidates.items() for patch in members]
     wanted: dict[str, list[tuple[int, Patch]]] = {}
@@ -57,6 +57,6 @@ def nearest_members(
 def _smallest(
     token: int, members: Sequence[Patch], distances: Mapping[tuple[int, Patch], float], count: int
 ) -> list[Patch]:
-    found = [patch for patch in members if (token, patch) in distances]  # not those of undecodable images
+    found = [patch for patch in members if (token, patch) in distances]  # without undecodable images
     order = np.argsort([distances[token, patch] for patch in found], kind="stable")[:count]
     return [found[place] for place in order]

@@ -1,4 +1,4 @@
-"""Reports: one self-contained HTML page, and its table for the terminal."""
+"""Reports: a self-contained HTML page, and its table for the terminal."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Column:
         return bool(self.format)
 
     def text(self, cell: str | float | None) -> str:
-        """A cell as it is shown; None, a figure that there is not, is a dash."""
+        """The displayed text of a cell; None, a missing figure, is a dash."""
         if cell is None:
             return NO_VALUE
         return format(cell, self.format) if self.is_number else str(cell)
@@ -65,7 +65,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns, rows of one cell a column, and notes below.
+    """Columns, rows with one cell per column, and notes below.
 
     Raises:
         ValueError: a row has another number of cells than there are columns.
@@ -83,7 +83,7 @@ class Table:
                 )
 
     def texts(self) -> list[list[str]]:
-        """The rows as they are shown."""
+        """The displayed text of the rows."""
         return [
             [column.text(cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows
         ]
@@ -91,7 +91,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """Pictures under one heading with what they show; they wrap where the page is narrow."""
+    """Pictures with captions under one heading; they wrap on a narrow page."""
 
     title: str
     caption: str
@@ -100,15 +100,15 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """What is reported: all that `write_report` shows, in its order.
+    """Contents of a report, in the order in which `write_report` shows them.
 
     Args:
         title: the page's title.
-        summary: what ran on what, a sentence or two.
+        summary: a sentence or two about the run and the machine.
         results: the results.
         sections: pictures.
-        stages: the stages with their seconds.
-        facts: name and value of what the figures depend on: versions, machine, seeds.
+        stages: the stages with their durations in seconds.
+        facts: name and value of everything that the figures depend on: versions, machine, seeds.
         commands: the exact command lines, in order.
     """
 

@@ -1,4 +1,4 @@
-"""Segmentation overlays: image, ground truth and prediction side by side, with the classes' legend."""
+"""Segmentation overlays: image, ground truth and prediction side by side, with a legend of the classes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def predict_images(
     Args:
         config: a config with `val_dataloader` and `test_pipeline`.
         checkpoint: trained weights.
-        count: how many images.
-        device: where the model runs.
+        count: number of images.
+        device: runs the model.
 
     Returns:
         The segmented images and the names of the classes.
@@ -46,7 +46,7 @@ def predict_images(
     from mmseg.registry import DATASETS
 
     loaded = Config.fromfile(config)
-    # The checkpoint has all weights: what the backbone started from is not looked up again.
+    # The checkpoint has all weights, so the backbone's initial weights need not be loaded.
     loaded.model.backbone.init_cfg = None
     init_default_scope(loaded.default_scope)
     dataset = DATASETS.build(loaded.val_dataloader.dataset)
@@ -76,7 +76,7 @@ def overlay(
     colours: UInt8[np.ndarray, "classes 3"],
     opacity: float = 0.65,
 ) -> UInt8[np.ndarray, "height width 3"]:
-    """Blend the classes' colours over an image; pixels of class 0 and ignored pixels (255) stay as they are.
+    """Blend the classes' colours over an image; pixels of class 0 and ignored pixels (255) are unchanged.
 
     Raises:
         ValueError: image and labels differ in size, or a label has no colour.
@@ -94,7 +94,7 @@ def overlay(
 
 
 def segmentation_figure(images: Sequence[SegmentedImage], classes: Sequence[str]) -> Figure:
-    """Draw a row per image: the image, its ground truth and its prediction, and a legend of the classes seen.
+    """Draw one row per image (image, ground truth, prediction), and a legend of the classes that occur.
 
     Args:
         images: what to draw.

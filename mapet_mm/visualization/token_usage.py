@@ -1,4 +1,4 @@
-"""How a codebook's tokens are used: how often, how evenly, and by images of which classes."""
+"""Statistics of a codebook's tokens: how often and how evenly they are used, and in which classes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ BAR_COLOUR = "#2f6fb0"
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """Patches of each token, and of each token and class where the images have labels.
+    """Numbers of patches per token and, if the images have labels, per token and class.
 
     Args:
-        counts: (V,) patches of each token.
-        class_counts: (V, classes) patches of each token in images of each class, or None.
+        counts: (V,) number of patches per token.
+        class_counts: (V, classes) number of patches per token in images of each class, or None.
     """
 
     counts: Int[np.ndarray, " vocab"]
@@ -30,12 +30,12 @@ class TokenUsage:
 
     @property
     def used(self) -> int:
-        """Tokens with at least one patch."""
+        """Number of tokens with at least one patch."""
         return int((self.counts > 0).sum())
 
     @property
     def perplexity(self) -> float:
-        """2 to the entropy of the tokens in bits: as many tokens, used evenly, would be as unpredictable."""
+        """2 to the power of the tokens' entropy in bits: that many evenly used tokens have this entropy."""
         shares = self.counts[self.counts > 0] / self.counts.sum()
         return float(np.exp(-(shares * np.log(shares)).sum()))
 
@@ -46,39 +46,39 @@ class TokenUsage:
 
     @property
     def mean_purity(self) -> float:
-        """Purity of the mean patch's token (0 to 1)."""
+        """Mean over patches of their token's purity (0 to 1)."""
         return float(self.class_counts.max(axis=1).sum() / self.counts.sum())
 
     @property
     def chance_purity(self) -> float:
-        """What `mean_purity` is when tokens know nothing of classes: the share of the most frequent class."""
+        """`mean_purity` of tokens that are independent of the class: the share of the most frequent class."""
         return float(self.class_counts.sum(axis=0).max() / self.counts.sum())
 
     def main_class(self, token: int) -> int:
-        """The class whose images have most of a token's patches."""
+        """The class whose images have the most patches of a token."""
         return int(self.class_counts[token].argmax())
 
     def most_used(self, count: int) -> list[int]:
-        """The tokens of most patches, most used first, at most `count` and only tokens in use."""
+        """At most `count` tokens in use, those with the most patches first."""
         order = np.argsort(-self.counts, kind="stable")[:count]
         return [int(token) for token in order if self.counts[token]]
 
     def random(self, count: int, seed: int) -> list[int]:
-        """Tokens in use, drawn without replacement with a seed, in ascending order."""
+        """A seeded sample of the tokens in use, without replacement, in ascending order."""
         used = np.flatnonzero(self.counts)
         drawn = np.random.default_rng(seed).choice(used, size=min(count, len(used)), replace=False)
         return sorted(int(token) for token in drawn)
 
 
 def measure_usage(store: TokenStore, labels: Mapping[str, int] | None = None) -> TokenUsage:
-    """Count the patches of a token store; images not yet written do not count.
+    """Count the patches of a token store, leaving out images without tokens.
 
     Args:
         store: the token store.
-        labels: class of each image by its name; with it, only images in it count.
+        labels: class of each image by name; if given, only these images count.
 
     Raises:
-        ValueError: no image that counts has tokens.
+        ValueError: none of the images that count has tokens.
     """
     classes = 1 + max(labels.values()) if labels else 1
     label_of_row = np.zeros(len(store), dtype=np.int64)
@@ -97,7 +97,7 @@ def measure_usage(store: TokenStore, labels: Mapping[str, int] | None = None) ->
 
 
 def draw_usage(usage: TokenUsage) -> Figure:
-    """Patches of every token, most used first, beside a histogram of them."""
+    """Draw the patches per token, most used first, beside their histogram."""
     figure = Figure(figsize=(6.4, 2.4), layout="constrained")
     ranks, histogram = figure.subplots(1, 2)
     used = np.sort(usage.counts[usage.counts > 0])[::-1]
@@ -109,7 +109,7 @@ def draw_usage(usage: TokenUsage) -> Figure:
     bins = np.geomspace(used[-1], used[0] + 1, 30)
     histogram.hist(used, bins=bins, color=BAR_COLOUR)
     histogram.set(xlabel="patches", ylabel="tokens", xscale="log")
-    # Labels between the powers of ten overlap.
+    # Labels between powers of ten would overlap.
     ranks.yaxis.set_minor_formatter(NullFormatter())
     histogram.xaxis.set_minor_formatter(NullFormatter())
     for axes in (ranks, histogram):

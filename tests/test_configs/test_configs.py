@@ -53,7 +53,7 @@ def first_sample(cfg, loader: str, root):
 
 def test_there_are_configs_of_every_kind():
     assert len(TOKENIZERS) >= 1
-    others = [("mapet/benchmarks", 6), ("scratch", 3), ("segmentation", 3), ("micro", 8)]
+    others = [("mapet/benchmarks", 6), ("scratch", 3), ("segmentation", 12), ("micro", 8)]
     for folder, count in [*((method, 6) for method in METHODS), *others]:
         assert sum(path.parent == ROOT / "configs" / folder for path in RECIPES) >= count, folder
 
@@ -151,7 +151,7 @@ def test_pretraining_image_is_the_largest_centred_square(path, imagenet):
     np.testing.assert_array_equal(inputs.permute(1, 2, 0).numpy()[..., ::-1], np.asarray(square))
 
 
-@pytest.mark.parametrize("path", [p for p in RECIPES if p.parent.name == "segmentation"], ids=label)
+@pytest.mark.parametrize("path", [p for p in RECIPES if "ade20k" in p.name], ids=label)
 def test_segmentation_recipe_reads_a_scene(path, tmp_path):
     """Batches of 512 x 512 in training; in evaluation, the label at its own size with class 0 ignored."""
     labels = np.arange(PHOTOGRAPH[..., 0].size, dtype=np.uint32).reshape(PHOTOGRAPH.shape[:2]) % 151
@@ -172,6 +172,31 @@ def test_segmentation_recipe_reads_a_scene(path, tmp_path):
     assert tuple(val["inputs"].shape) == (3, 512, 770)
     expected = np.where(labels == 0, 255, labels - 1)
     np.testing.assert_array_equal(val["data_samples"].gt_sem_seg.data[0].numpy(), expected)
+
+
+LAYOUTS = {
+    "voc12": ("JPEGImages/cat.jpg", "SegmentationClass/cat.png"),
+    "cityscapes": (
+        "leftImg8bit/val/aachen/cat_leftImg8bit.png",
+        "gtFine/val/aachen/cat_gtFine_labelTrainIds.png",
+    ),
+}
+
+
+@pytest.mark.parametrize("data", LAYOUTS)
+def test_linear_segmentation_reads_the_data_sets_own_layout(data, tmp_path):
+    """In evaluation, the label at its own size, with 255 ignored and no class left out."""
+    labels = np.arange(PHOTOGRAPH[..., 0].size, dtype=np.uint32).reshape(PHOTOGRAPH.shape[:2]) % 19
+    labels[0] = 255
+    for name, pixels in zip(LAYOUTS[data], (PHOTOGRAPH, labels.astype(np.uint8)), strict=True):
+        (tmp_path / name).parent.mkdir(parents=True)
+        Image.fromarray(pixels).save(tmp_path / name)
+    (tmp_path / "ImageSets/Segmentation").mkdir(parents=True)
+    (tmp_path / "ImageSets/Segmentation/val.txt").write_text("cat\n")
+    (path,) = (p for p in RECIPES if f"vit-base-p16_linear_8xb2-amp-40k_{data}" in p.name)
+    val = first_sample(load(path), "val_dataloader", tmp_path)
+    assert min(val["inputs"].shape[1:]) == (512 if data == "voc12" else 1024)
+    np.testing.assert_array_equal(val["data_samples"].gt_sem_seg.data[0].numpy(), labels)
 
 
 @pytest.mark.parametrize("path", TOKENIZERS, ids=label)

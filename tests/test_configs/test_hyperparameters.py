@@ -351,3 +351,35 @@ def test_segmentation_warms_up_and_decays_linearly_to_zero():
     assert rates[1_499] == pytest.approx(5e-5)
     assert rates[(1_500 + 160_000) // 2] == pytest.approx(2.5e-5, rel=1e-4)
     assert 0 <= rates[-1] < 1e-9
+
+
+@pytest.mark.parametrize(("data", "classes"), [("ade20k", 150), ("voc12", 21), ("cityscapes", 19)])
+@pytest.mark.parametrize("size", SIZES)
+def test_linear_segmentation_is_dinov3s(size, data, classes):
+    """AdamW at 1e-3 for 40,000 iterations of 16; only BatchNorm and a 1 x 1 convolution learn."""
+    path, cfg = recipe(f"configs/segmentation/vit-{size}-p16_linear_*_{data}-*")
+    assert_adamw(cfg, weight_decay=1e-3)
+    assert_batch(path, cfg, 16)
+    model = build_model(cfg).train()
+    width = model.backbone.embed_dims
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+    assert shapes == {
+        "neck.norm.weight": (width,),
+        "neck.norm.bias": (width,),
+        "decode_head.conv_seg.weight": (classes, width, 1, 1),
+        "decode_head.conv_seg.bias": (classes,),
+    }
+    assert not any(module.training for module in model.backbone.modules())
+    assert (model.neck.dropout.p, model.decode_head.dropout) == (0.1, None)
+    assert model.backbone.final_norm
+    assert model.backbone.out_indices == [11]
+    assert cfg.model.test_cfg == dict(mode="slide", crop_size=(512, 512), stride=(341, 341))
+
+
+def test_linear_segmentation_warms_up_and_decays_by_a_cosine():
+    _, cfg = recipe("configs/segmentation/vit-base-p16_linear_*_ade20k-*")
+    rates = learning_rates(cfg, one_group(1e-3), 40_000)[:, 0]
+    assert rates[0] == pytest.approx(1e-9)
+    assert rates[1_500] == pytest.approx(1e-3, rel=1e-3)
+    assert rates[(1_500 + 40_000) // 2] == pytest.approx(5e-4, rel=1e-3)
+    assert 0 <= rates[-1] < 1e-10

@@ -14,7 +14,7 @@ from mapet_mm.datasets.digits_scenes import ScenesOptions, write_scenes
 from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "micro"
-RECIPES = sorted(path.name for path in CONFIGS.glob("*vit-*.py"))
+RECIPES = sorted(path.name for path in CONFIGS.glob("*-micro_*.py"))
 
 
 @pytest.fixture(scope="module")

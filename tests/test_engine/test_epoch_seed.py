@@ -1,117 +1,189 @@
-"""A training that was stopped and resumed ends bit for bit where an undisturbed one does."""
+"""A training that was stopped anywhere and resumed ends bit for bit where an undisturbed one does."""
+
+import pickle
+import random
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from mmengine.hooks import Hook
-from mmengine.runner import Runner
-from mmpretrain.structures import DataSample
-from torch.utils.data import Dataset
+from jittered_training import BATCH, EPOCHS, SEEN, JitteredNoise, StopAfter, build, final, same
+from torch.utils.data import DataLoader
 
-from mapet_mm.registry import DATASETS
+from mapet_mm.datasets.draws import SeededBatches, SeededDataset, draw_seeds
+from mapet_mm.engine.epoch_seed import EpochSeedHook, ResumeError
+from mapet_mm.models.permutation import seeded_permutations
 
-ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
-
-
-@DATASETS.register_module()
-class JitteredNoise(Dataset):
-    """Fixed noise images, each read with noise of NumPy's global generator on top, and token grids."""
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> dict:
-        rng = np.random.default_rng(index)
-        image = rng.integers(0, 200, (3, 16, 16)) + np.random.randint(0, 50, (3, 16, 16))
-        grid = rng.integers(0, 8, (4, 4))
-        return dict(
-            inputs=torch.from_numpy(image.astype(np.uint8)),
-            data_samples=DataSample(metainfo=dict(img_path=str(index)), token_grid=grid),
-        )
+pytestmark = pytest.mark.usefixtures("one_thread")
+OPTIONS = {
+    "plain": {},
+    "autocast": dict(optim_wrapper=dict(type="mapet_mm.AutocastOptimWrapper")),
+    "accumulated": dict(optim_wrapper=dict(accumulative_counts=2)),
+    "accumulated over epochs": dict(optim_wrapper=dict(accumulative_counts=4)),
+    "EMA": dict(custom_hooks=[dict(type="EMAHook", momentum=0.1)]),
+    "all at once": dict(
+        optim_wrapper=dict(type="mapet_mm.AutocastOptimWrapper", accumulative_counts=4),
+        custom_hooks=[dict(type="EMAHook", momentum=0.1)],
+    ),
+    "iterations": dict(train_cfg=dict(type="IterBasedTrainLoop", max_iters=9)),
+}
 
 
-class StopAfter(Hook):
-    """Ends the run after an epoch, as a kill would."""
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Final weights of a run with these options that nothing disturbed."""
 
-    priority = "VERY_LOW"
+    @cache
+    def weights(name: str) -> dict[str, torch.Tensor]:
+        folder = tmp_path_factory.mktemp("undisturbed") / name.replace(" ", "-")
+        build(folder, **OPTIONS[name]).train()
+        return final(folder)
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def after_train_epoch(self, runner: Runner) -> None:
-        if runner.epoch + 1 == self.epoch:
-            raise KeyboardInterrupt
-
-
-def runner(work_dir, hooks: dict, resume: bool = False) -> Runner:
-    return Runner(
-        model=dict(
-            type="mapet_mm.MaPeT",
-            backbone=dict(
-                type="mapet_mm.MaPeTPretrainViT",
-                arch=ARCH,
-                img_size=16,
-                patch_size=4,
-                cutting_point=5,
-                drop_path_rate=0.3,
-            ),
-            head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=8),
-            target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=8),
-            data_preprocessor=dict(type="mapet_mm.TokenGridDataPreprocessor", mean=[128.0], std=[64.0]),
-        ),
-        work_dir=str(work_dir),
-        train_dataloader=dict(
-            batch_size=4,
-            num_workers=0,
-            sampler=dict(type="DefaultSampler", shuffle=True),
-            dataset=dict(type="mapet_mm.JitteredNoise"),
-            collate_fn=dict(type="default_collate"),
-        ),
-        train_cfg=dict(by_epoch=True, max_epochs=4),
-        optim_wrapper=dict(optimizer=dict(type="AdamW", lr=1e-3)),
-        default_hooks=dict(
-            sampler_seed=dict(type="DistSamplerSeedHook"),
-            checkpoint=dict(type="CheckpointHook", interval=1),
-            **hooks,
-        ),
-        randomness=dict(seed=3),
-        resume=resume,
-        default_scope="mmpretrain",
-        experiment_name=work_dir.name + str(resume),
-    )
+    return weights
 
 
-def final_weights(work_dir) -> dict[str, torch.Tensor]:
-    return torch.load(work_dir / "epoch_4.pth", weights_only=False)["state_dict"]
-
-
-@pytest.mark.parametrize("hooked", [True, False])
-def test_resumed_training_equals_an_undisturbed_one(hooked, tmp_path):
-    """Permutations, jitter, stochastic depth and order of the images; without the hook they differ."""
-    hooks = dict(epoch_seed=dict(type="mapet_mm.EpochSeedHook")) if hooked else {}
-    runner(tmp_path / "whole", hooks).train()
-
-    stopped = runner(tmp_path / "parts", hooks)
-    stopped.register_hook(StopAfter(2))
+def stop_and_resume(folder: Path, after: int, workers: int = 0, **options) -> dict[str, torch.Tensor]:
+    stopped = build(folder, **options)
+    stopped.register_hook(StopAfter(after))
     with pytest.raises(KeyboardInterrupt):
         stopped.train()
-    torch.rand(7)  # another state of the generators than the first process had
-    runner(tmp_path / "parts", hooks, resume=True).train()
-
-    whole, parts = final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts")
-    assert whole.keys() == parts.keys()
-    assert all(torch.equal(whole[name], parts[name]) for name in whole) == hooked
+    torch.rand(7), np.random.rand(3)  # another state of the generators than the first process had
+    build(folder, resume=True, workers=workers, **options).train()
+    return final(folder)
 
 
-def test_epochs_draw_differently():
-    """The seed of an epoch follows from the iteration reached, the run's seed and the process."""
-    from types import SimpleNamespace
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [
+        ("plain", 3),  # at the end of an epoch, before its hooks
+        ("all at once", 5),
+        ("iterations", 5),
+        *(pytest.param(name, after, marks=pytest.mark.slow) for name in OPTIONS for after in range(1, 9)),
+    ],
+)
+def test_a_run_resumed_in_the_middle_of_an_epoch_equals_an_undisturbed_one(
+    name, after, undisturbed, tmp_path
+):
+    assert same(stop_and_resume(tmp_path / "parts", after, **OPTIONS[name]), undisturbed(name))
 
-    from mapet_mm.engine.epoch_seed import EpochSeedHook
 
-    draws = []
-    for seed, iteration in ((0, 0), (0, 3), (1, 0), (0, 0)):
-        EpochSeedHook().before_train_epoch(SimpleNamespace(seed=seed, iter=iteration))
-        draws.append((torch.rand(1).item(), np.random.rand()))
+def test_steps_since_the_last_checkpoint_are_done_again_the_same(undisturbed, tmp_path):
+    """Checkpoints every two steps; the run is stopped before one is due."""
+    assert same(stop_and_resume(tmp_path / "parts", 5, interval=2), undisturbed("plain"))
+    SEEN.clear()
+    assert same(stop_and_resume(tmp_path / "more", 2), undisturbed("plain"))
+    epochs = [4 + 4, 2, 10, 10]  # the first two batches once, then the rest: none twice
+    assert len(SEEN) == sum(epochs)
+
+
+def test_workers_change_nothing(undisturbed, tmp_path):
+    build(tmp_path / "workers", workers=2).train()
+    assert same(final(tmp_path / "workers"), undisturbed("plain"))
+    assert same(stop_and_resume(tmp_path / "parts", 4, workers=1), undisturbed("plain"))
+
+
+def test_without_the_hook_a_resumed_run_draws_otherwise(undisturbed, tmp_path):
+    assert not same(stop_and_resume(tmp_path / "parts", 5, hooks={}), undisturbed("plain"))
+
+
+def test_the_same_command_gives_the_same_weights_twice(undisturbed, tmp_path):
+    build(tmp_path / "again").train()
+    assert same(final(tmp_path / "again"), undisturbed("plain"))
+
+
+def test_the_middle_of_an_epoch_of_other_length_is_refused_and_its_end_is_not(tmp_path, capture_log):
+    stopped = build(tmp_path / "parts")
+    stopped.register_hook(StopAfter(4))
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train()
+    with pytest.raises(ResumeError, match=r"1 steps into an epoch of 3, this run's have 2 \(1 process"):
+        build(tmp_path / "parts", resume=True, batch=5).train()
+    (tmp_path / "parts/last_checkpoint").write_text(str(tmp_path / "parts/iter_3.pth"))
+    other = build(tmp_path / "parts", resume=True, batch=5)
+    other.train()
+    assert other.iter == 2 * EPOCHS
+
+
+# --- what an image's draws depend on ---------------------------------------------------------------------
+
+
+def epoch_of(workers: int, epoch: int, start: int = 0, batch: int = BATCH) -> dict[int, bytes]:
+    """Pixels of each image of an epoch, and where it came."""
+    loader = DataLoader(SeededDataset(JitteredNoise()), batch, num_workers=workers, collate_fn=list)
+    batches = SeededBatches(loader.batch_sampler, 1)
+    batches.epoch, batches.start = epoch, start
+    object.__setattr__(loader, "batch_sampler", batches)
+    samples = [sample for group in loader for sample in group]
+    return {
+        int(one["data_samples"].img_path): (one["inputs"].numpy().tobytes(), one["data_samples"].draw_seed)
+        for one in samples
+    }
+
+
+def test_draws_come_from_seed_epoch_and_image():
+    first = epoch_of(0, 0)
+    assert epoch_of(2, 0) == first == epoch_of(0, 0, batch=3)
+    other = epoch_of(0, 1)
+    assert all(other[index] != first[index] for index in first)
+    rest = epoch_of(0, 0, start=1)
+    assert rest == {index: first[index] for index in range(4, 10)}
+
+
+def test_an_epoch_follows_the_one_before():
+    """Also where nobody says so: a loop that begins a loader again."""
+    batches = SeededBatches([[0, 1], [2]], 1)
+    seeds = [[index.seed for batch in batches for index in batch] for _ in range(3)]
+    assert len({one for epoch in seeds for one in epoch}) == 9
+    assert seeds[1] == draw_seeds(1, 1, np.arange(3))
+
+
+def test_processes_share_one_order():
+    """Images 0..7 in batches of 4 of one process, or of 2 of two: the same seeds."""
+    alone = {int(i): i.seed for batch in SeededBatches([[0, 1, 2, 3], [4, 5, 6, 7]], 5) for i in batch}
+    shared = {}
+    for rank in range(2):
+        batches = SeededBatches([[rank, rank + 2], [rank + 4, rank + 6]], 5)
+        batches.rank, batches.world_size = rank, 2
+        shared |= {int(i): i.seed for batch in batches for i in batch}
+    assert shared == alone
+
+
+def test_copies_of_an_image_differ():
+    (batch,) = SeededBatches([[3, 3, 3]], 1)
+    assert len({index.seed for index in batch}) == 3
+
+
+def test_wrappers_survive_other_start_methods_and_pass_attributes_on():
+    dataset = JitteredNoise()
+    dataset.pipeline = "old"
+    wrapped = pickle.loads(pickle.dumps(SeededDataset(dataset)))
+    assert wrapped.pipeline == "old"
+    wrapped.pipeline = "new"
+    assert wrapped.dataset.pipeline == "new"
+    assert not hasattr(wrapped, "metainfo")
+    (batch,) = SeededBatches([[7]], 1)
+    again = pickle.loads(pickle.dumps(batch))[0]
+    assert (again, again.seed) == (7, batch[0].seed)
+    assert isinstance(wrapped[5]["inputs"], torch.Tensor)  # without a seed: as it is
+
+
+def test_permutations_depend_on_their_seed_alone():
+    seeds = torch.tensor(draw_seeds(0, 0, np.arange(2000)))
+    permutations = seeded_permutations(seeds, 10)
+    assert torch.equal(permutations[:, 0], torch.zeros(2000, dtype=torch.int64))
+    assert torch.equal(permutations.sort(1).values, torch.arange(10).expand(2000, -1))
+    assert torch.equal(seeded_permutations(seeds[[7, 3]], 10), permutations[[7, 3]])
+    # Each of 9 patches at each of 9 places: 222 times on average, 5 standard deviations are 71.
+    counts = torch.stack([torch.bincount(permutations[:, place], minlength=10)[1:] for place in range(1, 10)])
+    assert (counts - 2000 / 9).abs().max() < 71
+
+
+def test_steps_draw_differently():
+    hook, draws = EpochSeedHook(), []
+    for seed, step in ((0, 0), (0, 3), (1, 0), (0, 0)):
+        hook.seed = seed
+        hook._seed_step(step)
+        draws.append((torch.rand(1).item(), np.random.rand(), random.random()))
     assert len(set(draws)) == 3
     assert draws[0] == draws[3]

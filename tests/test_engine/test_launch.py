@@ -175,7 +175,11 @@ def test_training_that_cannot_start_says_which_option_to_change(config, options,
     [
         ({}, dict(checkpoint="gone.pth"), "checkpoint gone.pth does not exist"),
         (dict(test_dataloader=None), dict(checkpoint="https://x/y.pth"), "has no `test_dataloader`"),
-        (dict(test_evaluator=[]), dict(checkpoint="https://x/y.pth"), "has no `test_evaluator`: .*knn_probe"),
+        (
+            dict(test_evaluator=[]),
+            dict(checkpoint="https://x/y.pth"),
+            "`test_evaluator`: .*evaluate_features",
+        ),
         ({}, dict(checkpoint="https://x/y.pth", tta=True), "--tta: .* has no `tta_model`"),
         ({}, dict(checkpoint="https://x/y.pth", label_maps="out.txt"), r"--out out.txt: a .pkl file"),
     ],

@@ -72,7 +72,7 @@ def with_probe(cfg: Config, folder: Path) -> Config:
     for loader in (probe["train_dataloader"], probe["val_dataloader"]):
         loader.update(num_workers=0, persistent_workers=False)
         loader.dataset.data_root = str(folder)
-    cfg.custom_hooks.append(probe)
+    cfg.custom_hooks += [probe, dict(probe, type="mapet_mm.FeatureProbeHook")]
     return cfg
 
 
@@ -179,8 +179,8 @@ def test_a_probe_runs_in_the_middle_of_a_sharded_training(folder):
     """With fewer images than processes; the two splits' photograph is the same."""
     (file,) = (folder / "bfloat16").glob("*/vis_data/scalars.json")
     logged = [json.loads(line) for line in file.read_text().splitlines()]
-    probes = {record["step"]: record["knn/top1"] for record in logged if "knn/top1" in record}
-    assert probes == {2: 100.0, 3: 100.0}
+    for name in ("knn/top1", "features/k-NN, class token", "features/k-NN, mean", "features/k-NN, both"):
+        assert {record["step"]: record[name] for record in logged if name in record} == {2: 100.0, 3: 100.0}
 
 
 def test_a_sharded_model_starts_with_the_weights_of_an_unsharded_one(folder):

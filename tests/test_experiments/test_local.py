@@ -1,16 +1,19 @@
 """Runs on this machine: in order, side by side, one thread each, claimed by one process, with logs."""
 
+import json
 import multiprocessing
 import os
+import signal
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 from mmengine.config import Config
 
-from mapet_mm.experiments.local import LocalRunner
+from mapet_mm.experiments.local import LocalRunner, main
 from mapet_mm.experiments.plan import Run, identity
 from mapet_mm.experiments.records import (
     StageError,
@@ -134,6 +137,42 @@ def test_a_claim_ends_with_its_process():
     process.kill()
     process.join()
     assert not is_claimed(run)
+
+
+TOLD = """
+import os, signal, sys, time
+signal.signal(getattr(signal, sys.argv[1]), lambda *_: sys.exit(int(sys.argv[2])))
+os.kill(os.getppid(), getattr(signal, sys.argv[1]))
+time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "queued"),
+    [
+        ("SIGUSR1", 75, True),  # the job's time is over
+        ("SIGUSR1", 10, True),  # a tool that saves as it goes
+        ("SIGTERM", 75, False),  # cancelled, or preempted, which Slurm puts back itself
+    ],
+)
+def test_a_job_whose_time_is_over_ends_its_tool_and_is_put_back_into_the_queue(
+    name, code, queued, monkeypatch
+):
+    Path("told.py").write_text(TOLD)
+    Path("scontrol").write_text('#!/bin/sh\necho "$@" > scontrol.txt\n')
+    Path("scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{os.getcwd()}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    run = job("a", command=("told.py", name, str(code)))
+    monkeypatch.setattr("sys.argv", ["local", "slurm", "1", json.dumps(asdict(run))])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 75
+    assert Path("scontrol.txt").is_file() == queued
+    assert not queued or Path("scontrol.txt").read_text() == "requeue 17\n"
+    assert not is_done(run)
+    assert not Path(run.folder, "failed").exists()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
 TOKENIZER = """

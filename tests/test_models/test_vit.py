@@ -262,6 +262,34 @@ def test_mapet_vit_is_mmpretrains_vision_transformer():
     ours.load_state_dict(theirs.state_dict(), strict=True)
 
 
+def test_what_mmpretrains_tests_ask_of_its_vision_transformer_holds():
+    """Architectures, stochastic depth, norms, output types and image sizes."""
+    with pytest.raises(AssertionError, match="not in default archs"):
+        MaPeTViT("unknown")
+    with pytest.raises(AssertionError, match="Custom arch needs"):
+        MaPeTViT(dict(num_layers=24, num_heads=16, feedforward_channels=4096))
+    with pytest.raises(ValueError, match="must be True"):
+        MaPeTViT(**GEOMETRY, with_cls_token=False, out_type="cls_token")
+    with pytest.raises(ValueError, match="Unsupported `out_type`"):
+        MaPeTViT(**GEOMETRY, out_type="unknown")
+    vit = MaPeTViT(**GEOMETRY, drop_path_rate=0.1, pre_norm=True)
+    for layer, rate in zip(vit.layers, (0.0, 0.05, 0.1), strict=True):
+        assert layer.attn.out_drop.drop_prob == pytest.approx(rate)
+        assert layer.ffn.dropout_layer.drop_prob == pytest.approx(rate)
+    assert isinstance(vit.pre_norm, torch.nn.LayerNorm)
+    assert vit.pos_embed.eq(0).all()
+    images = torch.randn(2, 3, 20, 20)
+    shapes = {"raw": (2, 26, 24), "cls_token": (2, 24), "featmap": (2, 24, 5, 5), "avg_featmap": (2, 24)}
+    for out_type, shape in shapes.items():
+        assert MaPeTViT(**GEOMETRY, out_type=out_type)(images)[-1].shape == shape
+    without = MaPeTViT(**GEOMETRY, out_type="raw", with_cls_token=False, out_indices=[-3, -2, -1])
+    assert [tuple(output.shape) for output in without(images)] == [(2, 25, 24)] * 3
+    of_any_size = MaPeTViT(**GEOMETRY, out_type="featmap")
+    for height, width in ((24, 24), (20, 31)):  # the convolution fills up what is no whole patch
+        maps = of_any_size(torch.randn(1, 3, height, width))[0]
+        assert maps.shape == (1, 24, -(-height // 4), -(-width // 4))
+
+
 @pytest.mark.parametrize(("frozen_stages", "training"), [(0, [True] * 4), (2, [False, False, True, True])])
 def test_frozen_stages_stay_in_evaluation_mode(frozen_stages, training):
     """Calling train() on the model does not thaw them: no stochastic depth in a frozen layer."""

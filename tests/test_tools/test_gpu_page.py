@@ -1,5 +1,7 @@
 """The page of GPU figures keeps what was measured, whatever a part does."""
 
+import json
+import runpy
 import sys
 from pathlib import Path
 
@@ -76,3 +78,27 @@ def test_without_a_gpu_nothing_is_measured(run):
 def test_the_limits_of_all_parts_fit_a_quarter_of_an_hour():
     """Ten minutes are the aim; the limits are what a part may take at worst."""
     assert sum(part.minutes for part in gpu.PARTS.values()) <= 15
+
+
+def test_kernels_run_at_small_sizes(capsys, monkeypatch):
+    monkeypatch.chdir(gpu.ROOT)
+    part = gpu.PARTS["kernels"]
+    runpy.run_path(part.command)["main"](part.small.split())
+    assert "| ViT-tiny, bfloat16 |" in capsys.readouterr().out
+
+
+def test_clustering_runs_at_small_sizes(capsys, monkeypatch, tmp_path):
+    """Ours, which is what may change under it, in this process instead of one of its own."""
+    monkeypatch.chdir(gpu.ROOT)
+    part = gpu.PARTS["clustering"]
+    options = ["--only", "mapet_mm, on disk", "--folder", str(tmp_path)]
+    runpy.run_path(part.command)["main"]([*part.small.split(), *options])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["inertia"] > 0
+
+
+@pytest.mark.slow
+def test_the_whole_page_is_made_at_small_sizes(run):
+    code, page = run("--small")
+    assert code == 0, page
+    assert page.count("\n## ") == len(gpu.PARTS)
+    assert page.count("| ") > 50

@@ -1,8 +1,9 @@
-"""What the pre-training loader spends on an image beside pixels, in bytes and milliseconds.
+"""Bytes and milliseconds per image that the pre-training loader spends on tokens, besides the pixels.
 
 Ours is the pipeline of configs/_base_/datasets/imagenet_tokens.py on JPEG files of scikit-image's
-photographs; what tokens cost is what it takes with them more than without. The reference's loader makes the
-two float masks of Section 4.1 for each image, vectorised. Below: the steps that make the pixels.
+photographs; the cost of tokens is the difference between the pipeline with and without them. The reference's
+loader makes the two float masks of Section 4.1 for each image, vectorised. A second table has the steps that
+make the pixels.
 """
 
 import pickle
@@ -27,11 +28,11 @@ from mapet_mm.tokenizers.store import TokenStore
 
 PHOTOGRAPHS = ("astronaut", "cat", "coffee", "rocket", "retina")
 NUM_TOKENS, CUTTING_POINT = 197, 50
-COPIES = 200  # of every photograph in the token store, so that look-ups do not repeat
+COPIES = 200  # of each photograph in the store, so that look-ups do not repeat
 
 
 def write_photographs(folder: Path) -> list[str]:
-    """JPEG files of 500 px on the longer side, like ImageNet's, and their token store; returns the paths."""
+    """Write JPEG files with a longer side of 500 px and their token store; returns the paths."""
     names = []
     for name in PHOTOGRAPHS:
         image = Image.fromarray(getattr(photographs, name)())
@@ -72,7 +73,7 @@ def milliseconds(calls: dict[str, Callable[[int], object]], images: int) -> dict
 def measure_tokens(
     load: Callable, pack: Callable, image: dict, paths: list[str], images: int
 ) -> list[list[str]]:
-    """Rows of the table: ours and the reference's bytes and milliseconds beside pixels."""
+    """Rows of the table: bytes and milliseconds besides the pixels, ours and the reference's."""
 
     def with_tokens(number: int) -> dict:
         return pack(load({**image, "img_path": paths[number * 7 % len(paths)]}))
@@ -116,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         next(step for step in steps if "store" in step)["store"] = str(folder / "tokens")
         pipeline = [TRANSFORMS.build(step) for step in steps]
         *pixels, load, pack = pipeline
-        # What each step is given, for one image.
+        # The input of each step, for one image.
         given = [*accumulate(pixels, lambda results, step: step(results), initial={"img_path": paths[0]})]
         rows = measure_tokens(load, pack, given[-1], paths, args.images)
         headings = ["an image, beside its pixels", "bytes beside tokens", "ms"]

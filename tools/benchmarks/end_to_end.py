@@ -1,8 +1,8 @@
-"""What the real Runner reaches of the bare training step: loading, hooks, logging and schedules included.
+"""Speed of the real Runner, with loading, hooks, logging and schedules, relative to the bare training step.
 
-The recipe is the ImageNet one, with pipeline, hooks and optimizer wrapper, on JPEG files of scikit-image's
-photographs with random tokens. The bare step is the same model's and wrapper's `train_step` on one batch that
-is already loaded, timed before and after the run.
+It runs the ImageNet recipe with its pipeline, hooks and optimizer wrapper, on JPEG files of scikit-image's
+photographs with random tokens. The bare step is `train_step` of the same model and wrapper on a batch that is
+already loaded, timed before and after the run.
 """
 
 import statistics
@@ -25,7 +25,7 @@ WARM_UP = 3
 
 
 def make_runner(args: Namespace, folder: Path) -> Runner:
-    """The recipe's runner for so many iterations on the photographs."""
+    """Build the recipe's runner for training on the photographs."""
     (recipe,) = (ROOT / "configs/mapet").glob(f"mapet_vit-{args.size}-p16_kclip_*_in1k.py")
     cfg = load_config(str(recipe), work_dir=str(folder / "work"))
     loader = cfg.train_dataloader
@@ -49,7 +49,7 @@ def make_runner(args: Namespace, folder: Path) -> Runner:
 
 
 def bare_steps(runner: Runner, batch: dict, count: int) -> float:
-    """Median seconds of the model's train step alone."""
+    """Median seconds of the model's train step."""
     taken = []
     for _ in range(WARM_UP + count):
         start = time.perf_counter()
@@ -61,7 +61,7 @@ def bare_steps(runner: Runner, batch: dict, count: int) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run, and print what was reached."""
+    """Run, and print the relative speed."""
     args = parse_options(
         __doc__,
         arguments,
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_photographs(folder)
         runner = make_runner(args, folder)
         batch = next(iter(runner.build_dataloader(runner.cfg.train_dataloader)))
-        runner.train_loop  # noqa: B018 (builds the loop, which the optimizer's start needs)
+        runner.train_loop  # noqa: B018 (builds the loop, which initialising the optimizer needs)
         runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
         runner.model.train()
         before = bare_steps(runner, batch, args.iterations // 2)

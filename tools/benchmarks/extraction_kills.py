@@ -1,9 +1,9 @@
-"""Disturb a tokenisation that several processes share: kill it again and again, and slow one of them down.
+"""Disturb a tokenisation shared by several processes: kill it repeatedly, and slow one process down.
 
-The images are the three domains of the embedded digits. Killed with SIGKILL, the first time while the
-processes start, then at random moments while they write, the tokenizer of configs/micro must leave the token
-store of an undisturbed run, byte for byte. For a process that is ten times slower than the other, a tokenizer
-that only waits takes the place of the encoder; together they may take 15 % longer than the ideal split.
+The images are the three domains of the embedded digits, the tokenizer config is that of configs/micro. The
+processes are killed with SIGKILL, first while they start, then at random moments while they write; the token
+store must equal an undisturbed run's byte for byte. A second test has one process ten times slower than the
+other, with a tokenizer that only waits; both together may take 15 % longer than the ideal split.
 """
 
 import argparse
@@ -35,7 +35,7 @@ CONFIG = "configs/micro/kclip.py"
 DOMAINS = ("plain", "inverted", "rotated")
 LONGEST_DELAY = 0.4
 PASS_IMAGES = 8
-# What two processes may take longer than the ideal split of the work.
+# Share by which two processes may take longer than the ideal split of the work.
 ALLOWED = 0.15
 
 
@@ -71,7 +71,7 @@ def make_config(folder: Path) -> Path:
 
 
 def start(config: Path, store: Path, processes: int) -> subprocess.Popen:
-    """Start the tokenisation in a process group of its own."""
+    """Start the tokenisation in a new process group."""
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc_per_node={processes}", "tools/extract_tokens.py", str(config), "--out", str(store)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -94,7 +94,7 @@ def written(store: Path) -> int:
 
 
 def kill_while_writing(process: subprocess.Popen, store: Path, delay: float) -> None:
-    """Wait for the next written rows and a moment more, then kill all processes."""
+    """Wait for the next written rows and a short delay, then kill all processes."""
     before = written(store)
     while process.poll() is None and written(store) == before:
         time.sleep(0.01)
@@ -103,27 +103,27 @@ def kill_while_writing(process: subprocess.Popen, store: Path, delay: float) -> 
 
 
 def kill(process: subprocess.Popen) -> None:
-    """SIGKILL to the whole group."""
+    """Send SIGKILL to the process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def finish(process: subprocess.Popen) -> None:
-    """Wait for the end of an undisturbed run."""
+    """Wait for an undisturbed run to end."""
     output, _ = process.communicate()
     if process.returncode:
         sys.exit(f"error: extraction failed\n{output[-2000:]}")
 
 
 def files_of(store: Path) -> dict[str, bytes]:
-    """Content of all of a store's files."""
+    """Contents of all files of a store."""
     return {str(file.relative_to(store)): file.read_bytes() for file in store.rglob("*") if file.is_file()}
 
 
 @MODELS.register_module()
 class WaitingTokenizer(Tokenizer):
-    """Takes so many seconds per pass, and next to no processor time."""
+    """Takes a given number of seconds per pass, and almost no processor time."""
 
     vocab_size, digest, grid = 2, "waiting", (1, 1)
 
@@ -132,13 +132,13 @@ class WaitingTokenizer(Tokenizer):
         self.seconds = seconds
 
     def forward(self, images: Tensor) -> Tensor:
-        """Whether an image is light, (B, 1)."""
+        """Token 1 for light images, else 0, (B, 1)."""
         time.sleep(self.seconds)
         return (images.flatten(1).mean(dim=1, keepdim=True) > 0).long()
 
 
 def share(config: Path, store: Path, paces: list[float]) -> float:
-    """Seconds until all processes have ended that share a tokenisation, each at its pace."""
+    """Seconds until all processes that share a tokenisation have ended, each at its own pace."""
     cfg = Config.fromfile(config)
     for dataset in cfg.dataset:
         dataset.pipeline = [step for step in dataset.pipeline if step.type != "ResizeEdge"]
@@ -161,7 +161,7 @@ def share(config: Path, store: Path, paces: list[float]) -> float:
 
 
 def compare_with_ideal(config: Path, folder: Path, slower: float, seconds: float) -> bool:
-    """Print what two processes take of which one is slow; whether it is within what is allowed."""
+    """Print the time of two processes, one of them slow; returns whether it is within the limit."""
     taken = share(config, folder / "shared", [seconds, slower * seconds])
     images = len(TokenStore.open(folder / "shared"))
     alone = images / PASS_IMAGES * seconds
@@ -175,7 +175,7 @@ def compare_with_ideal(config: Path, folder: Path, slower: float, seconds: float
 
 
 def compare_with_undisturbed(config: Path, folder: Path, args: argparse.Namespace) -> bool:
-    """Kill and resume; whether the token store is that of an undisturbed run."""
+    """Kill and resume; returns whether the token store equals an undisturbed run's."""
     moments = random.Random(args.seed)
     killed, undisturbed = folder / "killed", folder / "undisturbed"
     progress = []
@@ -198,7 +198,7 @@ def compare_with_undisturbed(config: Path, folder: Path, args: argparse.Namespac
 
 
 def main() -> None:
-    """Disturb, compare."""
+    """Run both tests."""
     args = parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:

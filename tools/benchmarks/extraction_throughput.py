@@ -1,9 +1,9 @@
-"""Throughput of `extract_tokens` beside the encoder's bare forward pass, in interleaved rounds.
+"""Throughput of `extract_tokens` and of the encoder's bare forward pass, in interleaved rounds.
 
-The bare pass has its images decoded and on the device; the extraction decodes JPEG files, runs the encoder,
+The bare pass starts from decoded images on the device; the extraction decodes JPEG files, runs the encoder,
 finds the nearest centroids and writes the token store. The encoder has random weights, which cost as much as
-trained ones. On CPU a smaller encoder and codebook stand in, with the paper's ratio of nearest-centroid
-search to encoder (some 2.5 % of the arithmetic), and the encoder leaves cores to the decoding.
+trained ones. On CPU a smaller encoder and codebook are used, with the paper's ratio of nearest-centroid
+search to encoder (about 2.5 % of the arithmetic), and the encoder leaves cores to the decoding.
 """
 
 import statistics
@@ -25,7 +25,7 @@ from mapet_mm.tokenizers.images import NamedImages
 
 
 def write_images(folder: Path, count: int) -> None:
-    """JPEG files of ImageNet's mean size, 500 x 375."""
+    """Write JPEG files of ImageNet's mean size, 500 x 375."""
     rng = np.random.default_rng(0)
     (folder / "images").mkdir()
     for index in range(count):
@@ -42,7 +42,7 @@ def dataset(folder: Path, size: int) -> dict:
 
 
 def bare_seconds(tokenizer: KCLIP, images: int) -> float:
-    """Seconds of the encoder alone."""
+    """Seconds of the encoder without decoding or writing."""
     inputs = torch.randn(GROUP_SIZE, 3, tokenizer.image_size, tokenizer.image_size, device=DEVICE)
     groups = range(images // GROUP_SIZE)
     step = {"encoder": lambda: [tokenizer.features(inputs) for _ in groups]}
@@ -50,7 +50,7 @@ def bare_seconds(tokenizer: KCLIP, images: int) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure both in turn, print medians and their ratio."""
+    """Measure both in turn, and print medians and their ratio."""
     args = parse_options(
         __doc__,
         arguments,

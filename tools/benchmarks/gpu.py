@@ -1,7 +1,7 @@
-"""What is to be measured on a GPU, on one page: exactness, kernels, training steps, the road of the data.
+"""Make all measurements for a GPU on one page: exactness, kernels, training steps, the data path.
 
-Each part runs in a process of its own with a time limit, and stands on the page as soon as it is done: a part
-that fails, or a machine that is taken away, costs nothing that was measured before.
+Each part runs in its own process with a time limit, and is written to the page as soon as it is done, so a
+failed part or a lost machine does not affect earlier measurements.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from mapet_mm.errors import UserError, one_line_errors
 from mapet_mm.file_replacement import replace_file
 
 ROOT = Path(__file__).parents[2]
-TAIL = 20  # lines of a part's errors that stand on the page
+TAIL = 20  # number of lines of a part's errors on the page
 
 
 class Part(NamedTuple):
     """A part of the page.
 
     Args:
-        title: its heading.
-        command: what the interpreter runs.
+        title: heading of the part.
+        command: script or module to run with Python.
         full: the arguments on a GPU.
-        small: the arguments without one, for seconds of work.
-        minutes: the limit of its time.
+        small: the arguments without a GPU, for seconds of work.
+        minutes: time limit.
     """
 
     title: str
@@ -64,7 +64,7 @@ PARTS = {
         "Extraction",
         "tools/benchmarks/extraction_throughput.py",
         "--images 512 --rounds 1",
-        "--images 16 --rounds 1 --workers 0 --k 8 --model RN50",
+        "--images 32 --rounds 1 --workers 0 --k 8 --model RN50",
         2,
     ),
     "clustering": Part(
@@ -96,7 +96,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def device() -> str:
-    """GPU and driver, versions, date and commit, as the page's second paragraph."""
+    """GPU, driver, versions, date and commit, for the page's second paragraph."""
     told = [machine(), f"{datetime.now(timezone.utc):%Y-%m-%d}"]
     if torch.cuda.is_available():
         memory = torch.cuda.get_device_properties(0).total_memory / 2**30
@@ -106,7 +106,7 @@ def device() -> str:
 
 
 def output_of(command: str) -> str:
-    """What a command prints, or nothing if it cannot be run."""
+    """The output of a command, empty if it cannot be run."""
     try:
         return subprocess.run(
             command.split(), cwd=ROOT, capture_output=True, text=True, check=False
@@ -116,7 +116,7 @@ def output_of(command: str) -> str:
 
 
 def run_part(part: Part, small: bool) -> tuple[str, bool]:
-    """A part's section of the page, and whether it was measured."""
+    """Run a part; returns its section of the page and whether it succeeded."""
     arguments = f"{part.command} {part.small if small else part.full}".split()
     print(f"{part.title}: python {' '.join(arguments)}", flush=True)
     start = time.monotonic()
@@ -145,7 +145,7 @@ def run_part(part: Part, small: bool) -> tuple[str, bool]:
 
 @one_line_errors
 def main() -> None:
-    """Run the parts one after the other and write the page after each."""
+    """Run the parts in turn, and write the page after each."""
     args = parse_args()
     if not args.small and not torch.cuda.is_available():
         raise UserError("no GPU was found: `--small` tries this script on a CPU, with sizes that say nothing")

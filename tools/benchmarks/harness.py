@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, figures in Markdown, and work in a process of its own."""
+"""Functions that the benchmarks share: options, Markdown tables, and work in a fresh process."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 
 
 def parse_options(description: str, arguments: Sequence[str] | None, **defaults: Any) -> argparse.Namespace:
-    """Options of a benchmark: each takes what its default is, several of them where that is a list.
+    """Parse a benchmark's options; each has the type of its default, and several values if that is a list.
 
     Args:
         description: the script's docstring.
         arguments: the command line; None takes the process's own.
-        defaults: by name; a pair of the default and what it may be, where that is limited.
+        defaults: by name; if the choices are limited, a pair of the default and the choices.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -57,12 +57,12 @@ def parse_options(description: str, arguments: Sequence[str] | None, **defaults:
 
 
 def report(what: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table below what it is of."""
+    """Print a table below its title."""
     print(f"\n{what}\n\n{table(headings, rows)}", flush=True)
 
 
 def fresh(script: str, arguments: Sequence[Any], environment: Mapping[str, str] | None = None) -> Any:
-    """What a process of its own prints last, as JSON."""
+    """Run a script in a fresh process, and return the last line that it prints, parsed as JSON."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", script, *map(str, arguments)],
         stdout=subprocess.PIPE,

@@ -1,7 +1,7 @@
-"""The choices inside a pre-training step, each beside its alternatives: attention, the head's loss, AdamW.
+"""Times of the choices inside a pre-training step and their alternatives: attention, head loss, AdamW.
 
-Attention is that of the rows T and Q with their mask in one layer, the head's loss that of a batch's targets,
-both forward and backward. Rounds are interleaved, times are medians.
+Attention is that of the rows T and Q with their mask in one layer, and the head's loss is over a batch's
+targets, both forward and backward. Rounds are interleaved, and times are medians.
 """
 
 import statistics
@@ -31,7 +31,7 @@ VOCAB = 8192
 
 
 def milliseconds(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, str]:
-    """Median time of each call, in turns; what the device refuses is a dash."""
+    """Median time of each call, in turns; a dash if the device does not support it."""
     taken = time_in_turns({name: call for name, call in calls.items() if runs(call)}, rounds, WARM_UP)
     return {name: f"{1000 * statistics.median(taken[name]):.1f}" if name in taken else "–" for name in calls}
 
@@ -69,7 +69,7 @@ def attention_calls(size: str, dtype: torch.dtype, device: str, batch: int) -> d
         backward(attend_by_products(queries, keys, values, bias))
 
     calls = {"fused": fused, "products": products}
-    if device != "cuda":  # there flex attention has no backward pass, and the backends are one
+    if device != "cuda":  # elsewhere flex attention has no backward pass, and there is one backend
         return calls
     blocks = create_block_mask(lambda batch, head, row, key: sees[row, key], None, None, *sees.shape, device)
     compiled = torch.compile(flex_attention)
@@ -82,7 +82,7 @@ def attention_calls(size: str, dtype: torch.dtype, device: str, batch: int) -> d
 
 
 def head_calls(size: str, dtype: torch.dtype, device: str, batch: int) -> dict[str, Callable[[], None]]:
-    """The loss by PyTorch's linear layer and cross-entropy, and in blocks of several sizes."""
+    """The loss with PyTorch's linear layer and cross-entropy, and in blocks of several sizes."""
     heads, context = MODELS[size]
     targets = torch.randint(VOCAB, (batch * (197 - context),), device=device)
     latents = torch.randn(len(targets), 64 * heads, device=device, requires_grad=True)
@@ -106,7 +106,7 @@ def head_calls(size: str, dtype: torch.dtype, device: str, batch: int) -> dict[s
 
 
 def adamw_calls(size: str, device: str) -> dict[str, Callable[[], None]]:
-    """One step over as many parameters as the ViT has in its matrices, twelve layers of them."""
+    """One step over as many parameters as twelve layers of the ViT have in their matrices."""
     dim = 64 * MODELS[size][0]
     calls = {}
     for name, options in {"default": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}.items():
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def print_times(title: str, cases: dict[str, dict[str, Callable[[], object]]], rounds: int) -> None:
-    """A row for each case, a column for each of its alternatives."""
+    """Print a row for each case and a column for each alternative."""
     measured = {case: milliseconds(calls, rounds) for case, calls in cases.items()}
     names = list(dict.fromkeys(name for times in measured.values() for name in times))
     rows = [[case, *(times.get(name, "") for name in names)] for case, times in measured.items()]

@@ -1,7 +1,7 @@
-"""Cluster features on disk, out of memory, beside faiss.Kmeans on the same rows in memory.
+"""Cluster features on disk, out of memory, and compare with faiss.Kmeans on the same rows in memory.
 
-Each fit runs in a process of its own and reports its peak resident memory. The features are a mixture of
-Gaussians behind a ReLU, as an encoder's last stage gives them, in float16 shards of 256 images.
+Each fit runs in its own process and reports its peak resident memory. The features are a mixture of Gaussians
+after a ReLU, like those of an encoder's last stage, in float16 shards of 256 images.
 """
 
 import json
@@ -27,7 +27,7 @@ CENTRES = 4096
 
 
 def make_features(folder: Path, gigabytes: float, dim: int) -> FeatureShards:
-    """Write the shards that are not there yet."""
+    """Write the missing shards."""
     images = round(gigabytes * 1e9 / 2 / dim / POSITIONS_PER_IMAGE)
     names = [f"{index:08d}" for index in range(images)]
     shards = FeatureShards(folder, dict(positions_per_image=POSITIONS_PER_IMAGE, dim=dim), names)
@@ -45,13 +45,13 @@ def make_features(folder: Path, gigabytes: float, dim: int) -> FeatureShards:
 
 
 def fit_on_disk(shards: FeatureShards, settings: KMeansOptions) -> list[float]:
-    """Ours."""
+    """Fit with this package's k-means."""
     with tempfile.TemporaryDirectory() as folder:
         return cluster_shards(shards, settings, Path(folder) / "state")[1]
 
 
 def fit_in_memory(shards: FeatureShards, settings: KMeansOptions) -> list[float]:
-    """faiss.Kmeans."""
+    """Fit with faiss.Kmeans."""
     features = np.empty((len(shards), shards.dim), dtype=np.float32)
     for number, rows in enumerate(shards.rows()):
         features[rows.start : rows.stop] = shards.read(number)
@@ -64,7 +64,7 @@ METHODS = {"mapet_mm, on disk": fit_on_disk, "faiss.Kmeans, in memory": fit_in_m
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the features, run each method by itself, print the table."""
+    """Make the features, run each method in its own process, and print the table."""
     args = parse_options(
         __doc__, arguments, gigabytes=4.0, dim=4096, k=1024, niter=3, folder="", only=("", ["", *METHODS])
     )
@@ -89,10 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(args: Namespace) -> dict[str, float]:
-    """Seconds, peak of resident memory and inertia of one method, in this process."""
+    """Seconds, peak resident memory and inertia of one method, in this process."""
     MMLogger.get_instance("benchmark", log_level="WARNING")
     shards = make_features(Path(args.folder), args.gigabytes, args.dim)
-    # All rows are clustered, by both.
+    # Both methods cluster all rows.
     settings = KMeansOptions(args.k, args.niter, nredo=1, max_points_per_centroid=2**20)
     start = time.perf_counter()
     inertia = METHODS[args.only](shards, settings)[-1]

@@ -1,9 +1,9 @@
-"""Mutants of the core, and how many of them the tests kill: one changed operator or constant at a time.
+"""Make mutants of the core, each with one changed operator or constant, and count those that tests kill.
 
 A mutant swaps a comparison, an arithmetic or a boolean operator, drops a `not` or a minus, adds one to a
-number, negates a boolean, returns nothing, or leaves out a call or an error; a seeded sample of those of each
-file is made. Each is written into a copy of the project, where the file's tests run until one fails, in a
-process forked from one that has imported the libraries, but nothing of `mapet_mm`.
+number, negates a boolean, returns nothing, or leaves out a call or an error. A seeded sample is made for each
+file. Each mutant is written into a copy of the project, where the file's tests run until one fails. The tests
+run in a process forked from one that has imported the libraries, but not `mapet_mm`.
 """
 
 import argparse
@@ -27,7 +27,7 @@ LIBRARIES = (
     "beartype", "faiss", "jaxtyping", "mmpretrain.apis", "mmseg.apis", "open_clip", "skimage.data", "timm",
 )  # fmt: skip
 STORE = "test_tokenizers/test_token_store.py test_tokenizers/test_store_changes.py"
-# The tests of each file, the most telling first.
+# The tests of each file, those likeliest to fail first.
 TESTS = {
     "mapet_mm/models/objectives.py": "test_models/test_objectives.py test_models/test_two_stream.py",
     "mapet_mm/models/two_stream.py": "test_models/test_layout.py test_models/test_two_stream.py "
@@ -45,7 +45,7 @@ TESTS = {
         str(path.relative_to(ROOT)): STORE for path in sorted(ROOT.glob("mapet_mm/tokenizers/store/[!_]*.py"))
     },
 }
-# Left out: tests that take long.
+# Slow tests that are left out.
 LEFT_OUT = ("one_graph", "hundred_thousand")
 PAIRS = (
     "Lt LtE", "Gt GtE", "Eq NotEq", "In NotIn", "Is IsNot", "Add Sub", "Mult Div", "BitAnd BitOr",
@@ -87,7 +87,7 @@ def replacements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def code_nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
-    """Each node that is no type annotation: its parent, the parent's field and the place in it."""
+    """Each node outside type annotations: its parent, the parent's field, and the index in that field."""
     for field, value in ast.iter_fields(tree):
         if field in ("annotation", "returns"):
             continue
@@ -98,7 +98,7 @@ def code_nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
 
 
 def mutants(source: str) -> Iterator[tuple[str, str]]:
-    """What was changed where, and the changed source."""
+    """Descriptions of the changes, each with the changed source."""
     tree = ast.parse(source)
     for parent, field, place in code_nodes(tree):
         holder, key = (getattr(parent, field), place) if place is not None else (parent.__dict__, field)
@@ -110,7 +110,7 @@ def mutants(source: str) -> Iterator[tuple[str, str]]:
 
 
 class Workshop:
-    """A copy of the project in which one mutant at a time is tested."""
+    """A copy of the project in which one mutant is tested at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -121,11 +121,11 @@ class Workshop:
 
     @property
     def log(self) -> str:
-        """What pytest said last."""
+        """The output of the last pytest run."""
         return (self.folder / "log.txt").read_text()
 
     def start(self, path: str, source: str, limit: float) -> int:
-        """Fork a process that runs the file's tests on the source; its id."""
+        """Fork a process that runs the file's tests on the source; returns its id."""
         (self.folder / path).write_text(source)
         process = os.fork()
         if process:
@@ -145,7 +145,7 @@ class Workshop:
 
 
 def run(path: str, sample: int, workshops: list[Workshop]) -> tuple[int, list[str]]:
-    """Test a sample of a file's mutants; how many were made, and those that survived."""
+    """Test a sample of a file's mutants; returns their number and the survivors."""
     source = (ROOT / path).read_text()
     start = time.monotonic()
     _, status = os.waitpid(workshops[0].start(path, ast.unparse(ast.parse(source)), 600), 0)

@@ -1,11 +1,11 @@
 """Throughput and memory of a pre-training step: the naive reference, ours, ours compiled, BEiT, MIM.
 
 A step is forward, backward and AdamW on random images and tokens, without stochastic depth. The reference is
-tests/naive_two_stream.py: float masks for each image and head, made before the time starts, and the streams
-apart; it steps PyTorch's default AdamW, the others the fused one. Each variant has processes of its own, as a
-training has, in turns with the others'; times are medians over all their rounds. On CPU they keep the memory
-they free, as tools/train.py does; the reference is measured without that as well. Peak memory is what a step
-adds to what stays between steps: inputs, masks, activations and gradients.
+tests/naive_two_stream.py: float masks for each image and head, made before timing starts, and separate
+streams. It uses PyTorch's default AdamW, the others the fused one. Each variant runs in its own processes, as
+a training does, in turns with the others; times are medians over all rounds. On CPU the processes keep the
+memory that they free, as tools/train.py does; the reference is also measured without that. Peak memory is
+what a step adds to the memory in use between steps: inputs, masks, activations and gradients.
 """
 
 import gc
@@ -72,7 +72,7 @@ def read_arguments(arguments: Sequence[str] | None) -> Namespace:
 
 
 class Step:
-    """One variant's training step, and the products' arithmetic of it."""
+    """One variant's training step, and the FLOPs of its matrix products."""
 
     def __init__(self, variant: str, size: str, precision: str, batch: int) -> None:
         self.variant, self.dtype = variant, DTYPES[precision]
@@ -81,7 +81,7 @@ class Step:
         self.model = build_model(variant, size).to(DEVICE).train()
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(parameters, fused=not self.is_reference or None)
-        for parameter in parameters:  # so that the optimizer's state is there
+        for parameter in parameters:  # so that the optimizer's state exists
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -92,14 +92,14 @@ class Step:
         self.make_inputs()
 
     def make_inputs(self) -> None:
-        """Images, tokens, and what else the variant's loader would hand over."""
+        """Make images, tokens, and everything else that the variant's loader would give."""
         self.images = torch.randn(self.batch, 3, 224, 224, device=DEVICE)
         self.tokens = torch.randint(8192, (self.batch, 14, 14), device=DEVICE)
         masks = BlockwiseMask((14, 14), 75)
         self.samples = [DataSample(mask=torch.as_tensor(masks({})["mask"])) for _ in range(self.batch)]
         if self.is_reference:
             backbone = self.model.backbone
-            # The masks' content does not change the time: a few images' are enough, and are copied.
+            # The masks' content does not affect the time, so the masks of a few images are copied.
             permutation = backbone.sample_permutation(min(4, self.batch), DEVICE)
             copies = -(-self.batch // len(permutation))
             made = build_masks(permutation, backbone.cutting_point, "mapet", self._num_heads())
@@ -107,7 +107,7 @@ class Step:
             self.masks = [mask.repeat(copies, 1, 1, 1)[: self.batch] for mask in made]
 
     def drop_inputs(self) -> None:
-        """Forget what `make_inputs` made."""
+        """Delete the inputs."""
         self.images = self.tokens = self.samples = self.permutation = self.masks = None
 
     def __call__(self) -> None:
@@ -176,8 +176,8 @@ def build_model(variant: str, size: str) -> nn.Module:
 
 
 def peak_memory(step: Step) -> int:
-    """Bytes that two steps add to what stays in memory between steps; on CPU in a fresh process."""
-    step()  # compiles, and loads what libraries load when they are first used
+    """Bytes that two steps add to the memory in use between steps; on CPU in a fresh process."""
+    step()  # compiles, and loads what libraries load on first use
     step()
     step.drop_inputs()
     gc.collect()
@@ -198,15 +198,15 @@ def peak_memory(step: Step) -> int:
 
 
 def apart(task: str, variant: str, case: str, args: Namespace) -> Any:
-    """What a process of its own says of a variant: the `task` is time or memory."""
+    """Measure a variant in its own process; `task` is time or memory."""
     told = ["--cases", case, "--variants", variant, "--batch", args.batch, "--rounds", args.rounds]
-    # For memory, freed blocks go back to the system at once, so that resident memory is what is in use.
+    # For memory, freed blocks return to the system at once, so resident memory is the memory in use.
     environment = {"MALLOC_MMAP_THRESHOLD_": "65536"} if task == "memory" else {}
     return fresh(__file__, [*told, "--only", task], environment)
 
 
 def answer(args: Namespace) -> Any:
-    """The other side of `apart`."""
+    """Measure in the process that `apart` started."""
     (case,), (variant,) = args.cases, args.variants
     size, _, precision = case.partition(":")
     if args.only == "time" and variant != "reference":
@@ -219,7 +219,7 @@ def answer(args: Namespace) -> Any:
 
 
 def product_rate(precision: str) -> float:
-    """FLOP/s of one large product."""
+    """FLOP/s of one large matrix product."""
     side = 8192 if ON_GPU else 2048
     square = torch.randn(side, side, device=DEVICE, dtype=DTYPES[precision])
     taken = time_in_turns({"product": partial(torch.mm, square, square)}, 5, WARM_UP)["product"]
@@ -227,7 +227,7 @@ def product_rate(precision: str) -> float:
 
 
 def measure(case: str, args: Namespace) -> tuple[dict[str, list[float]], float, dict[str, dict]]:
-    """Seconds of each variant's steps, the rate of a large product, and what else was answered of each."""
+    """Seconds of each variant's steps, the rate of a large product, and each variant's other measurements."""
     taken: dict[str, list[float]] = defaultdict(list)
     answers, rates = {}, []
     for _ in range(args.repeats):

@@ -19,7 +19,7 @@ WRITTEN_AT_A_TIME = 8192
 
 
 def name_of(index: int) -> str:
-    """As ImageNet's training images are called."""
+    """A name like those of ImageNet's training images."""
     return f"train/n{index % 1000:08d}/n{index % 1000:08d}_{index // 1000}.JPEG"
 
 
@@ -42,7 +42,7 @@ def resident_bytes() -> int:
 
 
 def look_up(path: Path, images: int, lookups: int, results: multiprocessing.Queue) -> None:
-    """In a worker: open, look random images up, and report seconds to open, look-ups/s and memory grown."""
+    """In a worker: open, look up random images, and report seconds to open, look-ups/s and added memory."""
     names = [name_of(index) for index in random.Random(0).choices(range(images), k=lookups)]
     before = resident_bytes()
     start = time.perf_counter()

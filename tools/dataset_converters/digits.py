@@ -5,7 +5,7 @@
 makes `<out>/digits` (ImageNet-style folder: train, val and a balanced short list of training digits),
 `<out>/digits_inverted` and `<out>/digits_rotated` (the same digits and split in other domains) and
 `<out>/digits_scenes` (ADE20K-style folder: images and pixel labels, 0 = background, 1..10 = digit 0..9).
-Nothing is downloaded, the same options give the same files, and a second run leaves them as they are.
+Nothing is downloaded, the same options give the same files, and a second run changes nothing.
 """
 
 import argparse

@@ -4,6 +4,6 @@ default_scope = "mmpretrain"
 data_root = "data/imagenet"
 train_images = dict(type="ImageNet", data_root=data_root, split="train")
 val_images = dict(type="ImageNet", data_root=data_root, split="val")
-load = dict(type="LoadImageFromFile", imdecode_backend="pillow")
+load = dict(type="LoadImageFromFile")  # as in training: pillow reads 16 bits and transparency otherwise
 pack = dict(type="PackInputs")
 dataloader = dict(num_workers=8)

@@ -47,8 +47,8 @@ test_cfg = dict()
 
 custom_hooks = [dict(type="mapet_mm.TokenStoreCheckHook")]
 
-# For tools/knn_probe.py. During training too with `custom_hooks = [*_base_.custom_hooks, _base_.knn_probe]`,
-# which is not the default, because each probe passes 1.28 M images through the backbone.
+# For tools/evaluate_features.py. `custom_hooks = [*_base_.custom_hooks, _base_.knn_probe]` runs it during
+# training too, which is not the default: each probe passes 1.28 M images through the backbone.
 knn_loader = dict(batch_size=256, num_workers=8, persistent_workers=True)
 knn_dataset = dict(
     type="ImageNet", data_root="data/imagenet", pipeline=[*load_square, dict(type="PackInputs")]

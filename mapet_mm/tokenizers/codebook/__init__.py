@@ -1,4 +1,4 @@
-"""Codebooks: centroids of encoder features, how they are fitted, and the features that they are fitted on."""
+"""Codebooks (centroids of encoder features), how they are fitted, and the features to fit them on."""
 
 from mapet_mm.tokenizers.codebook.codebook import Codebook, CodebookError, KMeansOptions
 

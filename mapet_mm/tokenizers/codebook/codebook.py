@@ -27,19 +27,19 @@ BLOCK_ELEMENTS = 2**24
 
 
 class CodebookError(UserError, ValueError):
-    """A codebook that cannot be made, read or used; the message is one line that says what to do."""
+    """A codebook cannot be made, read or used; the message is one line that says what to do."""
 
 
 @dataclass(frozen=True)
 class KMeansOptions:
-    """Settings of k-means, with faiss's meaning and defaults but for the redos.
+    """Settings of k-means, with faiss's meaning and, except for `nredo`, faiss's defaults.
 
     Args:
         k: number of centroids.
-        niter: iterations of each redo; fewer where an iteration changes nothing.
+        niter: iterations of each redo; fewer if an iteration changes nothing.
         nredo: random starts, of which the one with the lowest inertia is kept.
-        max_points_per_centroid: k times this many rows are drawn when there are more.
-        seed: of that draw, of the starts and of the splits.
+        max_points_per_centroid: if there are more than k times this many rows, that many are sampled.
+        seed: for that sample, the starts and the splits.
     """
 
     k: int
@@ -54,8 +54,8 @@ class Codebook:
 
     Args:
         centroids: (k, D) array or tensor, kept as float32.
-        metadata: what the centroids were made from (encoder, weights, preprocessing, rows seen, seed, ...);
-            values must be representable in JSON.
+        metadata: what the centroids were made from (encoder, weights, preprocessing, rows used, seed, ...),
+            as JSON values.
 
     Raises:
         CodebookError: the centroids are not a (k, D) matrix of finite numbers.
@@ -111,14 +111,14 @@ class Codebook:
             niter: k-means iterations of each redo.
             nredo: random starts, of which the one with the lowest inertia is kept.
             max_points_per_centroid: faiss samples k times this many rows when there are more.
-            seed: of that sample and of the starts.
+            seed: for that sample and the starts.
             gpu: search neighbours on all GPUs (needs a faiss built for GPUs).
             metadata: recorded beside what this function adds (k, dim, rows, seed, inertia, versions).
 
         Raises:
             CodebookError: fewer rows than centroids, or features that are not a finite matrix.
         """
-        from mapet_mm.tokenizers.codebook.fitting import fit_in_memory  # needs faiss, the rest does not
+        from mapet_mm.tokenizers.codebook.fitting import fit_in_memory  # only this needs faiss
 
         options = KMeansOptions(k, niter, nredo, max_points_per_centroid, seed)
         centroids, fitted = fit_in_memory(features, options, gpu)
@@ -129,7 +129,7 @@ class Codebook:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         header = {"format": FORMAT, **{key: json.dumps(value) for key, value in self.metadata.items()}}
-        # Through bytes, because `save_file` makes files that only their owner can read.
+        # Written as bytes, because `save_file` makes files that only their owner can read.
         replace_file(path, save({"centroids": self.centroids}, metadata=header))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Sampled encoder features on disk: float16 shards of some images each, never read as a whole."""
+"""Sampled encoder features on disk: float16 shards, each with the features of some images."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ IMAGES_PER_SHARD = 256
 
 
 class FeatureError(UserError, ValueError):
-    """Features that cannot be written or read; the message is one line that says what to do."""
+    """Features cannot be written or read; the message is one line that says what to do."""
 
 
 class FeatureShards:
-    """Features of images at some positions each, in a folder of their own for each encoder and sample.
+    """Features at sampled positions of each image, in one folder per encoder and sample.
 
-    An image's name decides its shard, and a shard is a file that is written once, so images come and go at
-    their own cost. Rows are numbered through all shards, in the order of the names in each. Shards are read,
-    not mapped: pages of a map count as the reader's own memory, and k-means visits all of them each time.
+    An image's name decides its shard, and a shard is a file that is written once, so adding or removing an
+    image costs only that image. Rows are numbered across all shards, in the order of the names in each.
+    Shards are read, not memory-mapped: mapped pages count as the process's memory, and each iteration of
+    k-means reads them all.
 
     Args:
-        folder: of all features of a codebook.
-        identity: what the features are of, with `positions_per_image` and `dim`.
-        names: the images wanted; others in the shards are left alone.
+        folder: holds all features of a codebook.
+        identity: encoder, preprocessing and sample of the features, with `positions_per_image` and `dim`.
+        names: the images to use; others in the shards are ignored.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any], names: Iterable[str]) -> None:
@@ -48,10 +49,14 @@ class FeatureShards:
         names = list(names)
         manifest = self.folder / MANIFEST
         if not manifest.exists():
-            # Of processes that do this at once any may be last: they all write the same.
+            # Several processes may do this at once: they all write the same content.
             shards = -(-len(names) // IMAGES_PER_SHARD)
             replace_json(manifest, {**self.identity, "shards": shards})
-        self.names: list[list[str]] = [[] for _ in range(json.loads(manifest.read_text())["shards"])]
+        try:
+            shards = json.loads(manifest.read_text())["shards"]
+            self.names: list[list[str]] = [[] for _ in range(shards)]
+        except (ValueError, KeyError, TypeError) as error:
+            raise FeatureError(f"`{manifest}` is damaged ({error}): remove `{self.folder}`") from None
         for name in sorted(names):
             self.names[zlib.crc32(encode_name(name)) % len(self.names)].append(name)
 
@@ -62,11 +67,11 @@ class FeatureShards:
 
     @property
     def per_image(self) -> int:
-        """Rows of an image."""
+        """Rows per image."""
         return self.identity["positions_per_image"]
 
     def lacking(self, number: int) -> list[str]:
-        """Images of a shard whose features are not there, nor the reason why they cannot be."""
+        """Images of a shard that have neither features nor a recorded reason for having none."""
         path = self._path(number)
         if not path.exists():
             return self.names[number]
@@ -80,16 +85,16 @@ class FeatureShards:
         features: Float16[np.ndarray, "rows dim"],
         skipped: Mapping[str, str],
     ) -> None:
-        """Store a shard's lacking images in one step, beside those that it has.
+        """Add a shard's missing images to those that it has, in one step.
 
         Args:
-            number: the shard's.
-            names: images that it gets.
-            features: their rows, in order.
+            number: of the shard.
+            names: images to add.
+            features: rows of these images, in order.
             skipped: images that could not be decoded, with the reason.
 
         Raises:
-            FeatureError: the features are not finite; k-means would make every centroid NaN.
+            FeatureError: the features are not finite, and k-means would make every centroid NaN.
         """
         if not np.isfinite(features).all():
             raise FeatureError(
@@ -113,7 +118,7 @@ class FeatureShards:
 
     @cached_property
     def _there(self) -> list[dict[str, int]]:
-        """For each shard the wanted images that it has, in order of names, with their places in its file."""
+        """For each shard its requested images, sorted by name, with their positions in the file."""
         return [self._places(number) for number in range(len(self.names))]
 
     def _places(self, number: int) -> dict[str, int]:
@@ -132,7 +137,7 @@ class FeatureShards:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of what the rows are of."""
+        """SHA-256 of the features' identity and the images."""
         content = json.dumps([self.identity, len(self.names), list(chain.from_iterable(self._there))])
         return hashlib.sha256(encode_name(content)).hexdigest()
 
@@ -158,7 +163,7 @@ class FeatureShards:
         return taken
 
     def _header(self, number: int) -> tuple[list[str], dict[str, str]]:
-        """Names of the images that a shard has, in order, and of those that were skipped."""
+        """Names of the images in a shard, in order, and those skipped, with the reason."""
         file = self._open(number)
         names, skipped = decode_names(file.rows("names").tobytes()), json.loads(file.metadata["skipped"])
         file.close()

@@ -21,7 +21,7 @@ from mapet_mm.tokenizers.codebook.kmeans import cluster_shards
 def fit_in_memory(
     features: np.ndarray | Tensor, options: KMeansOptions, gpu: bool
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Centroids of features in memory, and what a codebook records of the fit (see `Codebook.fit`)."""
+    """Fit centroids to features in memory; returns them and metadata about the fit (see `Codebook.fit`)."""
     features = _as_rows(features, options.k)
     settings = {key: value for key, value in asdict(options).items() if key != "k"}
     kmeans = faiss.Kmeans(features.shape[1], options.k, gpu=gpu, **settings)
@@ -41,12 +41,12 @@ def fit_shards(
     checkpoint: Path,
     metadata: Mapping[str, Any] | None = None,
 ) -> Codebook:
-    """A codebook of features on disk, out of memory, by all processes; resumable (see `cluster_shards`).
+    """Fit a codebook to features on disk, out of memory, in all processes; resumable (see `cluster_shards`).
 
     Args:
         shards: complete feature shards.
         options: settings of k-means.
-        checkpoint: file that keeps the state of every iteration; remove it once the codebook is saved.
+        checkpoint: file with the state after the last iteration; remove it once the codebook is saved.
         metadata: recorded beside what this function adds (k, dim, rows, seed, inertia, versions).
 
     Raises:
@@ -58,7 +58,7 @@ def fit_shards(
 
 
 def check_rows(rows: int, k: int) -> None:
-    """Raise CodebookError where there are fewer feature rows than centroids."""
+    """Raise CodebookError if there are fewer feature rows than centroids."""
     if rows < k:
         raise CodebookError(
             f"k-means needs at least as many feature rows as centroids: {rows} rows, k = {k}; "
@@ -67,10 +67,10 @@ def check_rows(rows: int, k: int) -> None:
 
 
 def _best_run(objectives: np.ndarray, niter: int) -> list[float]:
-    """Inertia per iteration of the best redo, from faiss's list of all redos up to and with that one.
+    """Inertia per iteration of the best redo, from faiss's list of all redos up to and including it.
 
-    A redo may stop early, so its start is where the inertia last rose; within a redo it only falls (save
-    where faiss refills an empty cluster, and then the list starts there).
+    A redo may stop early, so its start is found where the inertia last rose. Within a redo it only falls,
+    unless faiss refills an empty cluster; the list then starts there.
     """
     tail = [float(objective) for objective in objectives[-niter:]]
     rises = [index for index in range(1, len(tail)) if tail[index] > tail[index - 1]]
@@ -90,7 +90,7 @@ def _as_rows(features: np.ndarray | Tensor, k: int) -> np.ndarray:
 
 
 def _fitted(rows: int, dim: int, options: KMeansOptions, inertia: list[float]) -> dict[str, Any]:
-    """What a fitted codebook records of its fit."""
+    """Metadata about the fit."""
     return {
         **asdict(options),
         "dim": dim,

@@ -1,9 +1,9 @@
-"""k-means on feature shards, out of memory, over any number of processes, resumable in every iteration.
+"""k-means on feature shards, out of memory, in any number of processes, resumable after each iteration.
 
-Nearest centroids are a product on the device, as in `Codebook.assign`; faiss splits empty clusters and gives
-the random numbers: the same rows and the same starts as `faiss.Kmeans` on the same seed. Its own loops hold
-all rows in memory (`faiss.Kmeans`) or neither redo nor resume (`faiss.contrib.clustering.kmeans`), hence one
-here.
+Nearest centroids are found by a matrix product on the device, as in `Codebook.assign`. faiss splits empty
+clusters and draws the random numbers, so rows and starts are those of `faiss.Kmeans` with the same seed.
+faiss's own loops are not used because `faiss.Kmeans` holds all rows in memory, and
+`faiss.contrib.clustering.kmeans` can neither redo nor resume.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from mapet_mm.tokenizers.codebook.codebook import Codebook, KMeansOptions
 from mapet_mm.tokenizers.codebook.feature_shards import FeatureShards
 
 # Rows assigned at a time: 64 MiB of float32 at 4096 channels. Fixed, because the last bits of a matrix
-# product may depend on its shape, and the codebook shall not depend on the number of processes.
+# product may depend on its shape, and the codebook must not depend on the number of processes.
 BLOCK_ROWS = 4096
 
 
 class Assignment(NamedTuple):
-    """All rows assigned to their nearest centroids: what an iteration needs of it.
+    """Result of assigning all rows to their nearest centroids.
 
-    `sums` holds the features of each cluster, in float64: multiples of 2^-24, as float16 features are, add up
-    exactly there, in any order, while a channel's sum stays under 2^29.
+    `sums` holds each cluster's sum of features in float64. float16 features are multiples of 2^-24, so these
+    sums are exact in any order while a channel's sum stays below 2^29.
     """
 
     sums: Float64[Tensor, "k dim"]
@@ -49,7 +49,7 @@ class Assignment(NamedTuple):
 
 @dataclass
 class Progress:
-    """Where a fit stands, as its checkpoint keeps it."""
+    """State of a fit, as saved in its checkpoint."""
 
     redo: int = 0
     iteration: int = 0
@@ -64,14 +64,14 @@ def cluster_shards(
 ) -> tuple[Float32[np.ndarray, "k dim"], list[float]]:
     """Centroids of all rows of the shards, and their inertia per iteration (sum of squared L2 distances).
 
-    Each process assigns the shards of its own; the result is the same bits for any number of processes.
-    Continues from the checkpoint of a killed run with the same shards and options, and ends with what an
-    undisturbed one gives.
+    Each process assigns its share of the shards; the result is bit-identical for any number of processes.
+    A killed run continues from its checkpoint, given the same shards and options, with the same result as an
+    uninterrupted run.
 
     Args:
         shards: complete feature shards, in a folder that all processes see.
         options: settings of k-means.
-        checkpoint: written by the main process after every iteration; remove it when the result is kept.
+        checkpoint: written by the main process after every iteration; remove it once the result is saved.
     """
     key = {**asdict(options), "features": shards.digest}
     chosen = _chosen_rows(len(shards), options)
@@ -94,14 +94,14 @@ def _start_redo(
 ) -> None:
     if progress.iteration == 0:
         count = len(shards) if chosen is None else len(chosen)
-        # faiss's own offset between redos.
+        # faiss's offset between the seeds of redos.
         starts = _random_permutation(count, options.seed + 1 + progress.redo * 15486557)[: options.k]
         progress.centroids = torch.from_numpy(shards.take(starts if chosen is None else chosen[starts]))
         progress.inertias = ()
 
 
 def _iterate(progress: Progress, assigner: _Assigner, options: KMeansOptions) -> None:
-    """One iteration, and the end of the redo where it is the last one or changed nothing."""
+    """Run one iteration; end the redo if it was the last iteration or changed nothing."""
     assigned = assigner.assign(progress.centroids)
     counts = assigned.counts.copy()
     means = assigned.sums / torch.from_numpy(np.maximum(counts, 1))[:, None]
@@ -126,7 +126,7 @@ def _iterate(progress: Progress, assigner: _Assigner, options: KMeansOptions) ->
 
 
 class _Assigner:
-    """Nearest centroids of this process's shards, on its device; summed over all processes."""
+    """Assigns this process's shards to centroids on its device, and sums over all processes."""
 
     def __init__(self, shards: FeatureShards, chosen: Int64[np.ndarray, " count"] | None) -> None:
         self.shards, self.rows = shards, shards.rows()
@@ -143,7 +143,7 @@ class _Assigner:
             for block in self._blocks(number):
                 with full_float32(self.device):
                     distances, ids = codebook.nearest(block)
-                # Of the ways to add rows up exactly, the fastest on CPU (measured).
+                # The fastest exact way to sum rows on a CPU (measured).
                 sums.index_add_(0, ids, block.double())
                 counts += torch.bincount(ids, minlength=k)
                 inertias[number] += distances.sum()
@@ -152,7 +152,7 @@ class _Assigner:
         return Assignment(sums.cpu(), counts.cpu().numpy(), float(inertias.sum()))
 
     def _blocks(self, number: int) -> Iterator[Float32[Tensor, "rows dim"]]:
-        """The chosen rows of a shard, some at a time, as float32."""
+        """The chosen rows of a shard in blocks, as float32."""
         features = self.shards.read(number)
         if self.chosen is not None:
             rows = self.rows[number]
@@ -169,7 +169,7 @@ def _chosen_rows(rows: int, options: KMeansOptions) -> Int64[np.ndarray, " count
 
 
 def _random_permutation(count: int, seed: int) -> Int64[np.ndarray, " count"]:
-    """A permutation by faiss's own generator."""
+    """A permutation drawn by faiss's generator."""
     permutation = np.empty(count, dtype=np.int32)
     faiss.rand_perm(faiss.swig_ptr(permutation), count, seed)
     return permutation.astype(np.int64)

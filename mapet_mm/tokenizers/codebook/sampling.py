@@ -1,4 +1,4 @@
-"""Feature rows for k-means: a few grid positions of every image, drawn from the image's name and a seed."""
+"""Feature rows for k-means: a few grid positions of every image, chosen by the image's name and a seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mapet_mm.tokenizers.tensor_files import encode_name
 
 
 def sample_positions(name: str, grid_size: int, count: int, seed: int) -> np.ndarray:
-    """Distinct grid positions of one image, (count,), ascending, from its name and the seed alone."""
+    """Distinct grid positions of an image, (count,), ascending; they depend only on its name and the seed."""
     rng = np.random.default_rng([seed, zlib.crc32(encode_name(name))])
     return np.sort(rng.choice(grid_size, size=count, replace=False))
 
@@ -32,20 +32,20 @@ def sample_features(
     seed: int = 0,
     on_error: str = "raise",
 ) -> FeatureShards:
-    """Features at `positions_per_image` positions of every image; continues what earlier runs wrote.
+    """Sample features at `positions_per_image` positions of every image, continuing earlier runs.
 
-    Any number of processes and machines may do this at a time; the features are the same bits for any number
-    of them and of workers.
+    Any number of processes and machines may do this at once; the features are bit-identical for any number of
+    processes and workers.
 
     Args:
-        tokenizer: gives the features; its tower's device is used.
-        loader: of the images.
-        places: the images to sample: the place of each, by name.
-        folder: where the features are kept; all processes must see it.
-        preprocessing: what the encoder is shown; other preprocessing gives other features.
-        positions_per_image: 4 of 196 is the paper's 2 %.
-        seed: of the positions.
-        on_error: 'raise', after all others, for images that cannot be decoded, or 'skip' them.
+        tokenizer: computes the features, on its tower's device.
+        loader: loads the images.
+        places: the images to sample: index in the loader's dataset by name.
+        folder: receives the features; all processes must see it.
+        preprocessing: how images are prepared for the encoder; part of the features' identity.
+        positions_per_image: 4 of 196 are the paper's 2 %.
+        seed: for the positions.
+        on_error: for images that cannot be decoded: 'raise' once all others are done, or 'skip' them.
 
     Raises:
         UnreadableImagesError: after the features of all other images are written.
@@ -57,7 +57,7 @@ def sample_features(
             f"codebook.positions_per_image is {positions_per_image}, an image has {grid_size} grid positions"
         )
     identity = {
-        **{key: value for key, value in tokenizer.metadata.items() if key != "weights"},  # the digest says it
+        **{key: value for key, value in tokenizer.metadata.items() if key != "weights"},  # in the digest
         "preprocessing": preprocessing,
         "data_root": loader.images.data_root,
         "dim": tokenizer.dim,
@@ -74,7 +74,7 @@ def sample_features(
 
 
 class _Shards(ImageTasks):
-    """The feature rows that shards lack, a shard a task."""
+    """The feature rows missing in shards; a task is one shard."""
 
     def __init__(self, tokenizer: GridKMeans, shards: FeatureShards, places: Mapping[str, int]) -> None:
         self.tokenizer, self.shards, self.places = tokenizer, shards, places

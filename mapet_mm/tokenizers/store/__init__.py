@@ -1,4 +1,4 @@
-"""Where tokens rest: a grid of ids per image, written in blocks, sealed, read by name."""
+"""Token stores: a grid of ids per image, written in blocks, sealed, and read by name."""
 
 from mapet_mm.tokenizers.store.changes import extend_store, merge_stores
 from mapet_mm.tokenizers.store.errors import MissingTokensError, TokenStoreError

@@ -1,4 +1,4 @@
-"""Token stores made of token stores: extended by further images, or merged."""
+"""Extend a token store by further images, and merge token stores."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from mapet_mm.tokenizers.store.token_store import IDENTITY, TokenStore, write_na
 
 
 def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
-    """Add rows for further images, behind the others and not written yet; the store changes in one step.
+    """Append rows, not written yet, for further images; the store changes in one step.
 
-    Who has the store open goes on reading the generation that he opened.
+    Readers that have the store open go on reading the generation that they opened.
 
     Args:
         path: the token store.
         names: image names that it does not have.
 
     Raises:
-        TokenStoreError: no names, or one that is there already, is given twice or cannot be stored.
+        TokenStoreError: there are no names, or a name is there already, is given twice or cannot be stored.
     """
     names = list(names)
     if not names:
@@ -42,11 +42,11 @@ def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
 
 
 def merge_stores(path: str | os.PathLike, stores: Sequence[TokenStore]) -> TokenStore:
-    """Make one store of several of the same tokenizer and data root; it appears complete or not at all.
+    """Merge stores of one tokenizer and data root into a new store, which appears complete or not at all.
 
     Args:
         path: directory to make.
-        stores: the stores to merge; no image in two of them. Rows that they miss, the new one misses too.
+        stores: the stores to merge, without common images. Rows missing in them are missing in the new store.
 
     Raises:
         TokenStoreError: something is at `path` already, or the stores do not fit together.

@@ -1,4 +1,4 @@
-"""What a token store cannot do for its user."""
+"""Errors of token stores."""
 
 from mapet_mm.errors import UserError
 
@@ -7,8 +7,8 @@ RESTORE = "restore it from a copy, or extract into another token store with tool
 
 
 class TokenStoreError(UserError, ValueError):
-    """A token store that cannot be made, read or written; the message is one line that says what to do."""
+    """A token store cannot be made, read or written; the message is one line that says what to do."""
 
 
 class MissingTokensError(TokenStoreError, KeyError):
-    """An image that the token store does not know, or whose tokens are not written yet."""
+    """An image is not in the token store, or its tokens are not written yet."""

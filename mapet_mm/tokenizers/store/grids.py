@@ -1,8 +1,8 @@
-"""Where the grids of a store's rows are: in sealed files, and in blocks above them.
+"""The grids of a store's rows, in sealed files and in newer blocks.
 
-A block is the rows of one `write`: a file that counts from the moment it has its name. It holds what it needs
-to be understood alone: rows, names, grids, their checksum and the images that were skipped. Where blocks
-overlap, the later one counts.
+A block holds the rows of one `write`, in a file that counts as soon as it has its final name. It is
+self-contained: rows, names, grids, their checksum and the skipped images. If blocks overlap, the later one
+counts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from mapet_mm.tokenizers.tensor_files import TensorFile, encode_name, text_tenso
 
 BLOCKS = "blocks"
 REMOVE = "remove it and run tools/extract_tokens.py again"
-# Files open at a time.
+# Maximum number of open files.
 HANDLES = 512
-# Rows read at a time.
+# Rows read at once.
 CHUNK_ROWS = 16384
 
 
@@ -43,9 +43,9 @@ def write_block(
 
     Args:
         store: the store's folder.
-        manifest: the store's.
-        rows: of the grids.
-        names: of the rows.
+        manifest: of the store.
+        rows: row of each grid.
+        names: name of each row.
         grids: the ids.
         skipped: images without tokens, by row, with the reason.
     """
@@ -62,13 +62,13 @@ def write_block(
     }
     (store / BLOCKS).mkdir(exist_ok=True)
     latest = max((int(path.name.split("-")[0]) for path in _blocks(store)), default=0)
-    # The number orders blocks, the rest keeps processes that write at the same moment apart.
+    # The number orders the blocks; the rest keeps simultaneous writers from choosing the same name.
     name = f"{latest + 1:08d}-{uuid.uuid4().hex[:12]}.safetensors"
     replace_file(store / BLOCKS / name, save(tensors, metadata))
 
 
 def open_listed(path: Path) -> TensorFile:
-    """A file that the manifest lists: it must be there."""
+    """Open a file that the manifest lists, which must exist."""
     wait_until_seen(path.parent)
     try:
         return TensorFile(path, TokenStoreError, RESTORE)
@@ -77,14 +77,14 @@ def open_listed(path: Path) -> TensorFile:
 
 
 class Grids:
-    """The grids of a store's rows, as far as they were there at the last `refresh`.
+    """The grids of a store's rows, as of the last `refresh`.
 
-    A place is a row's number through all files: the sealed ones, then the blocks.
+    A place is a row's number counted across all files: the sealed ones, then the blocks.
 
     Args:
         store: the store's folder.
-        manifest: the store's.
-        count: rows; an extension that came later may have more.
+        manifest: of the store.
+        count: number of rows; a later extension may have more.
     """
 
     def __init__(self, store: Path, manifest: Manifest, count: int) -> None:
@@ -99,9 +99,9 @@ class Grids:
             self._starts.append(self._starts[-1] + file.rows)
         self._readers: dict[int, Callable[[int], np.ndarray]] = {}
         self._foreign: set[Path] = set()
-        # Blocks that have rows of an extension which this generation does not know.
+        # Blocks with rows of an extension that this generation does not know.
         self._beyond: set[Path] = set()
-        # Of each row, -1 where it has none; None while there are no blocks, when a row is its own place.
+        # Place of each row, -1 if it has none; None while there are no blocks and place equals row.
         self._places: Int[np.ndarray, " rows"] | None = None
         self.skipped = {row: why for row, why in self.manifest.skipped.items() if row < self.count}
 
@@ -111,7 +111,7 @@ class Grids:
         return self._files[len(self.manifest.grids) :]
 
     def refresh(self) -> bool:
-        """Take up new blocks; False, and none is known, if one is gone: sealed by another process."""
+        """Add new blocks; False, with all forgotten, if a block is gone because another process sealed it."""
         found, known = set(_blocks(self.store)), {*self.blocks, *self._foreign}
         try:
             if known <= found:
@@ -193,7 +193,7 @@ class Grids:
         return grids
 
     def changed(self) -> Int[np.ndarray, " rows"]:
-        """Rows of which blocks say what the sealed files do not."""
+        """Rows that are in blocks, and in the sealed files either missing or different."""
         skips = {row for row, _ in self.skipped.items() ^ self.manifest.skipped.items()}
         if self._places is None:
             return np.array(sorted(skips), dtype=np.int64)
@@ -225,7 +225,7 @@ class Grids:
 
 
 def spans(start: int, stop: int) -> Iterator[Int[np.ndarray, " rows"]]:
-    """Row numbers, some thousands at a time."""
+    """Row numbers in chunks of `CHUNK_ROWS`."""
     for first in range(start, stop, CHUNK_ROWS):
         yield np.arange(first, min(first + CHUNK_ROWS, stop))
 

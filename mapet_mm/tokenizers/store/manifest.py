@@ -1,7 +1,7 @@
-"""What is in a token store: a manifest in each of its generations, of which the newest counts.
+"""A token store's manifests: one per generation, of which the newest counts.
 
-A generation is a folder that appears whole and never changes. Whoever opened an older one goes on with it,
-and of two processes that would make the same one, the second finds it there and starts over.
+A generation is a folder that appears whole and never changes. Readers of an older one go on with it. If two
+processes make the same generation, the second finds it there and starts over.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MANIFEST, GENERATION = "manifest.json", "generation-"
 
 
 class StoredFile(NamedTuple):
-    """A file that counts: its path in the store, its checksum, and how many rows it has."""
+    """A file of the store: its path in the store, its checksum and its number of rows."""
 
     path: str
     sha256: str
@@ -31,15 +31,15 @@ class StoredFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """A generation of a store; the first arguments are those of `TokenStore.create`.
+    """Contents of a generation; the first arguments are those of `TokenStore.create`.
 
     Args:
         names: file of the names.
-        grids: files of the grids, those of the first rows first; the rows behind them are in blocks.
-        skipped: images that could not be decoded, by row, with the reason, as far as these files have them.
-        origin: digest of the names that the store was made with. Blocks carry it, so that none counts in
-            another store that takes this one's place.
-        generation: its number.
+        grids: files of the grids, in the order of rows; the remaining rows are in blocks.
+        skipped: images in these files that could not be decoded, by row, with the reason.
+        origin: digest of the names that the store was made with. Blocks carry it, so they do not count in
+            another store that is later created at this path.
+        generation: number of the generation.
     """
 
     grid: tuple[int, int]
@@ -60,12 +60,12 @@ class Manifest:
 
     @property
     def sealed_rows(self) -> int:
-        """Rows that the files of the grids have."""
+        """Number of rows in the files of the grids."""
         return sum(file.rows for file in self.grids)
 
     @property
     def next_folder(self) -> str:
-        """Where the next generation will be, relative to the store."""
+        """Path of the next generation, relative to the store."""
         return f"{GENERATION}{self.generation + 1:04d}"
 
 
@@ -77,18 +77,18 @@ def write_generation(
     rows: int,
     changes: Callable[[StoredFile], Mapping[str, Any]],
 ) -> None:
-    """Make a store's next generation: one file, and the manifest that says what counts with it.
+    """Make a store's next generation: one new file and the manifest that lists it.
 
     Args:
-        store: its folder.
-        manifest: of the generation before.
-        name: of the file.
-        content: of the file, in parts.
-        rows: of the file.
-        changes: what of the manifest is new, given the file.
+        store: the store's folder.
+        manifest: of the previous generation.
+        name: of the new file.
+        content: of the new file, in parts.
+        rows: number of rows in the new file.
+        changes: function from the new file to the changed entries of the manifest.
 
     Raises:
-        FileExistsError: another process has made that generation.
+        FileExistsError: another process has already made that generation.
     """
     sha = hashlib.sha256()
 
@@ -106,10 +106,10 @@ def write_generation(
 
 
 def read_manifest(store: Path) -> Manifest:
-    """The newest generation's.
+    """Read the newest generation's manifest.
 
     Raises:
-        TokenStoreError: the folder is missing, no token store, or damaged.
+        TokenStoreError: the folder is missing, not a token store, or damaged.
     """
     if not store.is_dir():
         raise TokenStoreError(f"token store `{store}` does not exist: {REMEDY} or correct the path")
@@ -134,9 +134,10 @@ def read_manifest(store: Path) -> Manifest:
 
 
 def newest_generation(store: Path) -> int:
-    """Number of the newest generation that a listing of the store shows, 0 if none.
+    """Number of the newest generation in a listing of the store, 0 if there is none.
 
-    A listing, because a machine that asks for a name over NFS remembers for a while that it was not there.
+    It lists the folder, because an NFS client that once looked up a missing name remembers for a while that
+    it was missing.
     """
     numbers = [path.name[len(GENERATION) :] for path in store.glob(f"{GENERATION}*")]
     return max((int(number) for number in numbers if number.isdecimal()), default=0)

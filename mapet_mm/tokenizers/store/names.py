@@ -1,4 +1,4 @@
-"""The names of a token store: from an image's name to its row and back, with no memory per name."""
+"""The names of a token store: look-ups from name to row and back that need no memory per name."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from safetensors.numpy import save
 
 from mapet_mm.tokenizers.tensor_files import TensorFile, decode_names, encode_name, text_tensor
 
-# Only each block's first name is kept in memory; the others are read and searched a block at a time.
+# Only the first name of each block is kept in memory; a block is read to find a name in it.
 BLOCK = 32
 
 
 def names_file(names: Iterable[str]) -> bytes:
-    """Contents of a safetensors file that finds a name's row; rows are in the order of the names given.
+    """Contents of a safetensors file that maps names to rows; row i is the i-th name given.
 
-    `text` has the names in byte order, a line each; `firsts` every 32nd of them, `bounds` where their blocks
-    begin in `text` and where the last ends. Only where the names were given in another order, `rows` has the
-    row of each line, `lines` the line of each row.
+    `text` has the names in byte order, one per line; `firsts` every 32nd name; `bounds` the offsets in `text`
+    where their blocks begin and the last one ends. If the names were given in another order, `rows` has the
+    row of each line, and `lines` the line of each row.
 
     Raises:
-        ValueError: no names, an empty name, a name with a line break, or a name given twice.
+        ValueError: no names, an empty name, a name with a line break, or a duplicate name.
     """
     given = [encode_name(name) for name in names]
     if not given:
@@ -52,13 +52,13 @@ def _check_names(encoded: Sequence[bytes]) -> None:
 
 
 class StoredNames(Sequence):
-    """The names in a names file as a sequence by row, read from the file as they are asked for."""
+    """The names in a names file as a sequence by row, read from the file when accessed."""
 
     def __init__(self, file: TensorFile, count: int) -> None:
         self._file, self._count = file, count
         self._firsts = file.rows("firsts").tobytes().split(b"\n")[:-1]
         self._bounds = file.rows("bounds").tolist()
-        # In memory, 4 bytes per name of a store that was not made in order at once: look-ups need it.
+        # Kept in memory for look-ups: 4 bytes per name, only in stores whose rows are not in byte order.
         self._rows = file.rows("rows") if "rows" in file.tensors else None
         self._text = file.bytes_reader("text")
 

@@ -1,4 +1,4 @@
-"""Blocks joined into files that readers read: what `TokenStore.seal` does."""
+"""Join blocks into one file, for `TokenStore.seal`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from mapet_mm.tokenizers.tensor_files import tensor_parts
 
 
 def join_blocks(store: Path, manifest: Manifest, grids: Grids) -> None:
-    """Make a generation with the grids that only blocks have; where there are none, remove the blocks.
+    """Make a generation with the grids that are only in blocks; if there are none, remove the blocks.
 
     Raises:
-        FileExistsError: another process has made it.
+        FileExistsError: another process has made the generation.
         FileNotFoundError: another process has sealed a block and removed it.
     """
-    if grids.count != manifest.names.rows:  # extended this very moment
+    if grids.count != manifest.names.rows:  # extended just now
         return
     changed = grids.changed()
     if not changed.size and manifest.sealed_rows == grids.count:
         grids.drop_blocks()
         return
-    # Files of grids stay as they are, unless a row of theirs is another now.
+    # Existing files of grids are kept unless one of their rows has changed.
     kept = manifest.grids if changed.min(initial=grids.count) >= manifest.sealed_rows else ()
     first = sum(file.rows for file in kept)
     rows, skipped = grids.count - first, dict(sorted(grids.skipped.items()))
@@ -38,7 +38,7 @@ def join_blocks(store: Path, manifest: Manifest, grids: Grids) -> None:
 
 
 def check_files(store: Path, manifest: Manifest) -> None:
-    """Raise TokenStoreError unless the files that count are what they were when they were written."""
+    """Raise TokenStoreError if a file of the manifest is not as it was written."""
     for path, expected, _ in (manifest.names, *manifest.grids):
         sha = hashlib.sha256()
         with open(store / path, "rb") as file:
@@ -52,7 +52,7 @@ def check_files(store: Path, manifest: Manifest) -> None:
 
 
 def _dense(grids: Grids, first: int) -> Iterator[Int[np.ndarray, "rows height width"]]:
-    """All grids from a row on, some at a time, zeros where an image was skipped."""
+    """All grids starting at a row, in chunks, with zeros for skipped images."""
     there = grids.there()
     for rows in spans(first, grids.count):
         chunk = np.zeros((len(rows), *grids.manifest.grid), grids.manifest.dtype)

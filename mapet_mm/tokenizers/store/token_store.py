@@ -26,13 +26,14 @@ T = TypeVar("T")
 class TokenStore:
     """A folder with a grid of token ids for each named image; made by `create`, read through `open`.
 
-    Every file in it is written once, by one process, and appears whole: `write` leaves a block in `blocks/`
-    that counts at once; `seal` joins the blocks into one file that readers read; `extend_store` adds images.
-    Sealing and extending make a new generation, whose manifest says which files count; who has the store open
-    goes on with the images that it had then. So any number of processes and machines may write, read and die
-    at any time. All files but the manifests are safetensors.
+    Every file in it is written once, by one process, and appears whole. `write` puts a block into `blocks/`
+    that counts at once; `seal` joins the blocks into one file; `extend_store` adds images. Sealing and
+    extending make a new generation, whose manifest says which files count; readers that have the store open
+    go on with the images that it had then. So any number of processes and machines may write, read and die at
+    any time. All files except the manifests are safetensors.
 
-    Opening reads no names; files are opened when first used, so a store can be pickled and used after a fork.
+    Opening a store reads no names. Files are opened when first used, so a store can be pickled and used after
+    a fork.
 
     Attributes:
         path: the folder.
@@ -40,7 +41,8 @@ class TokenStore:
         vocab_size: all ids are below this.
         tokenizer: digest of the tokenizer that made the ids.
         data_root: folder that the names are relative to, as given when the store was made.
-        preprocessing: what the tokenizer was shown (`pipeline`, `data_preprocessor`), if it was recorded.
+        preprocessing: how images were prepared for the tokenizer (`pipeline`, `data_preprocessor`), if
+            recorded.
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
@@ -74,7 +76,7 @@ class TokenStore:
         data_root: str | None = None,
         preprocessing: Mapping[str, Any] | None = None,
     ) -> TokenStore:
-        """Make a store with no row written; it appears at `path` complete or not at all.
+        """Make a store with no rows written yet; it appears at `path` complete or not at all.
 
         Args:
             path: directory to make.
@@ -83,7 +85,8 @@ class TokenStore:
             vocab_size: ids are below it; stored as uint16 up to 65,536 ids, else as uint32.
             tokenizer: digest of the codebook (or other tokenizer) whose ids these are.
             data_root: folder that the names are relative to, recorded for look-ups.
-            preprocessing: what the tokenizer was shown: `pipeline` and `data_preprocessor`, as in configs.
+            preprocessing: how images were prepared for the tokenizer: `pipeline` and `data_preprocessor`, as
+                in configs.
 
         Raises:
             TokenStoreError: something is at `path` already, or the names cannot be stored.
@@ -102,7 +105,7 @@ class TokenStore:
 
     @cached_property
     def names(self) -> Sequence[str]:
-        """The image names, by row; a sequence that reads them from disk as it goes."""
+        """The image names by row, in a sequence that reads them from disk when accessed."""
         return StoredNames(open_listed(self.path / self._names.path), len(self))
 
     @property
@@ -118,18 +121,18 @@ class TokenStore:
         return self.row(name) is not None
 
     def row(self, name: str) -> int | None:
-        """Row of an image name, or None if the store does not know it."""
+        """Row of an image name, or None if the store does not have it."""
         return self.names.find(name)
 
     def require_tokenizer(self, digest: str, whose: str) -> None:
-        """Refuse ids of another tokenizer.
+        """Raise an error if another tokenizer made the ids.
 
         Args:
-            digest: the tokenizer's that is wanted.
-            whose: what that is, for the message ("the config's codebook `...`").
+            digest: of the expected tokenizer.
+            whose: what has this digest, for the message ("the config's codebook `...`").
 
         Raises:
-            TokenStoreError: the store was made by another one.
+            TokenStoreError: another tokenizer made the store.
         """
         if self.tokenizer != digest:
             raise TokenStoreError(
@@ -141,7 +144,7 @@ class TokenStore:
         """Token grid (H, W) of an image, a copy, as uint16 (uint32 past 65,536 ids).
 
         Raises:
-            MissingTokensError: the store does not know the name, its tokens are not written yet, or the image
+            MissingTokensError: the store does not have the name, its tokens are not written yet, or the image
                 was skipped.
         """
         row = self.names.find(name)
@@ -151,7 +154,7 @@ class TokenStore:
             grid = self._grids.read(row) if self._grids.looked else None
         except FileNotFoundError:
             grid = None
-        if grid is None:  # it may have been written since
+        if grid is None:  # it may have been written since the last look
             self._refresh()
             grid = self._lasting(Grids.read, row)
         if grid is None:
@@ -169,7 +172,7 @@ class TokenStore:
         )
 
     def _lasting(self, read: Callable[[Grids, Any], T], what: Any) -> T:
-        """What is read of the grids, though another process may seal their blocks meanwhile."""
+        """Call `read` on the grids, again if another process sealed their blocks meanwhile."""
         while True:
             try:
                 return read(self._grids, what)
@@ -178,14 +181,14 @@ class TokenStore:
                 self._refresh()
 
     def chunks(self) -> Iterator[tuple[Int[np.ndarray, " rows"], Int[np.ndarray, "rows height width"]]]:
-        """Rows whose tokens are stored, ascending, with their grids, thousands at a time."""
+        """Rows whose tokens are stored, ascending, with their grids, in chunks of thousands."""
         written = self.written()
         for rows in spans(0, len(self)):
             if (stored := rows[written[rows]]).size:
                 yield stored, self._lasting(Grids.gather, stored)
 
     def written(self) -> Bool[np.ndarray, " rows"]:
-        """Mark of every row: True where its tokens are stored."""
+        """For every row, True if its tokens are stored."""
         self._refresh()
         return self._grids.there()
 
@@ -208,10 +211,10 @@ class TokenStore:
     ) -> None:
         """Store token grids; they are on disk when this returns, and a killed run leaves them missing.
 
-        Any number of processes may write to one store at a time.
+        Any number of processes may write to a store at once.
 
         Args:
-            rows: row of each grid, no row twice.
+            rows: row of each grid, without duplicates.
             grids: (len(rows), H, W) ids (array or CPU tensor).
             skipped: rows of images that cannot be decoded, with the reason.
 
@@ -248,9 +251,9 @@ class TokenStore:
         return self._manifest.sealed_rows >= len(self) and not self._grids.blocks
 
     def seal(self) -> None:
-        """Join the blocks into files that readers read, with checksums; call it once all rows are written.
+        """Join the blocks into files with checksums; call it once all rows are written.
 
-        Where images that were added meanwhile have no tokens yet, whoever writes those seals.
+        If images were added meanwhile, the process that writes their tokens seals.
 
         Raises:
             TokenStoreError: rows are missing.
@@ -260,7 +263,7 @@ class TokenStore:
                 f"token store `{self.path}` misses the tokens of {missing} images: {REMEDY} to complete it"
             )
         while not (newest := TokenStore.open(self.path)).sealed and not newest.missing().size:
-            # Where another process that seals is ahead: look again at what is left to do.
+            # If another process sealed first, look again at what is left to do.
             with contextlib.suppress(FileExistsError, FileNotFoundError):
                 join_blocks(self.path, newest._manifest, newest._grids)
 
@@ -268,14 +271,14 @@ class TokenStore:
         """Read all files and compare them with the checksums that sealing recorded.
 
         Raises:
-            TokenStoreError: a file has changed since, or the store is not sealed.
+            TokenStoreError: a file has changed since sealing, or the store is not sealed.
         """
         if not self.sealed:
             raise TokenStoreError(f"token store `{self.path}` has no checksums yet: {REMEDY} to complete it")
         check_files(self.path, self._manifest)
 
     def _refresh(self) -> None:
-        """Take up what was written since; of newer generations only that what is known here was sealed."""
+        """Add what was written since; newer generations count only if they seal rows of this one."""
         while newest_generation(self.path) > self._manifest.generation or not self._grids.refresh():
             self._use(read_manifest(self.path))
 
@@ -294,7 +297,7 @@ class TokenStore:
 
 
 def write_names(store: Path, manifest: Manifest, names: Sequence[str]) -> None:
-    """Make a generation of a store that has these names.
+    """Make a generation of a store with these names.
 
     Raises:
         TokenStoreError: the names cannot be rows.

@@ -1,0 +1,50 @@
+# Pascal VOC 2012 (its own 1,464 training images) at 512 x 512, with MMSegmentation's augmentations.
+train_pipeline = [
+    dict(type="LoadImageFromFile"),
+    dict(type="LoadAnnotations"),
+    dict(type="RandomResize", scale=(2048, 512), ratio_range=(0.5, 2.0), keep_ratio=True),
+    dict(type="RandomCrop", crop_size=(512, 512), cat_max_ratio=0.75),
+    dict(type="RandomFlip", prob=0.5),
+    dict(type="PhotoMetricDistortion"),
+    dict(type="PackSegInputs"),
+]
+
+# Labels are loaded after the resize: they are compared at their own size.
+test_pipeline = [
+    dict(type="LoadImageFromFile"),
+    dict(type="Resize", scale=(2048, 512), keep_ratio=True),
+    dict(type="LoadAnnotations"),
+    dict(type="PackSegInputs"),
+]
+
+train_dataloader = dict(
+    batch_size=2,
+    num_workers=4,
+    persistent_workers=True,
+    sampler=dict(type="InfiniteSampler", shuffle=True),
+    dataset=dict(
+        type="PascalVOCDataset",
+        data_root="data/VOCdevkit/VOC2012",
+        data_prefix=dict(img_path="JPEGImages", seg_map_path="SegmentationClass"),
+        ann_file="ImageSets/Segmentation/train.txt",
+        pipeline=train_pipeline,
+    ),
+)
+
+val_dataloader = dict(
+    batch_size=1,
+    num_workers=4,
+    persistent_workers=True,
+    sampler=dict(type="DefaultSampler", shuffle=False),
+    dataset=dict(
+        type="PascalVOCDataset",
+        data_root="data/VOCdevkit/VOC2012",
+        data_prefix=dict(img_path="JPEGImages", seg_map_path="SegmentationClass"),
+        ann_file="ImageSets/Segmentation/val.txt",
+        pipeline=test_pipeline,
+    ),
+)
+val_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
+
+test_dataloader = val_dataloader
+test_evaluator = val_evaluator

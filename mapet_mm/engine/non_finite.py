@@ -1,0 +1,193 @@
+"""Steps whose loss or gradients are not finite: left out, counted, and too many in a row end the run."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.dist import all_gather_object, is_main_process
+from mmengine.hooks import Hook
+from mmengine.logging import print_log
+from mmengine.model import is_model_wrapper
+from mmengine.optim import OptimWrapper
+from mmengine.runner import EpochBasedTrainLoop, Runner
+from torch import Tensor, nn
+
+from mapet_mm.engine.portable_checkpoint import whole_files
+from mapet_mm.errors import UserError
+from mapet_mm.file_replacement import replace_json
+from mapet_mm.registry import HOOKS
+
+STATE, IMAGES = "non_finite.pth", "non_finite.json"
+
+
+class NonFiniteError(UserError):
+    """Too many steps in a row had a loss or gradients that are not finite."""
+
+
+@HOOKS.register_module()
+class NonFiniteHook(Hook):
+    """Leave steps out whose loss or gradients are not finite, and end the run after many in a row.
+
+    All processes leave out the same steps. Nothing waits for the device that did not wait before: the norm
+    that clipping takes is looked at, without clipping a fused optimizer decides on the device and is asked
+    every few steps; other optimizers wait.
+
+    A run that ends so leaves `non_finite.pth`, from which `--resume` does the first of these steps again, and
+    `non_finite.json`, which lists its images.
+
+    Args:
+        patience: how many steps in a row are left out before the run ends. A float16 run leaves out a few
+            while it looks for its loss scale.
+        interval: steps between two looks at what a device has counted.
+
+    Raises:
+        NonFiniteError: with the step, its images, and how to do it again.
+    """
+
+    def __init__(self, patience: int = 20, interval: int = 10) -> None:
+        if min(patience, interval) < 1:
+            raise ValueError(f"NonFiniteHook's patience={patience} and interval={interval} must be 1 or more")
+        self.patience, self.interval = patience, interval
+        self.left_out: int | Tensor = 0  # on the device, where it decides
+        self.in_a_row: int | Tensor = 0
+        self.reported, self.looked_at = 0, False
+
+    def before_train(self, runner: Runner) -> None:
+        """Watch the losses and the optimizers."""
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model.register_forward_hook(self._watch_losses)
+        for wrapper in _wrappers(runner):
+            wrapper.optimizer.register_step_pre_hook(
+                lambda optimizer, *_, wrapper=wrapper: self._look(wrapper, optimizer)
+            )
+        self.accumulated = max(getattr(wrapper, "_accumulative_counts", 1) for wrapper in _wrappers(runner))
+        # Beyond what may have happened until the next look.
+        self.batches: deque = deque(maxlen=self.accumulated * (self.patience + self.interval))
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        """Keep who is in the batch, without the images."""
+        samples = data_batch.get("data_samples") if isinstance(data_batch, Mapping) else None
+        self.batches.append([runner.iter, samples, None])
+        self.looked_at = False
+
+    def after_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
+        """Say what was left out, and end the run if that does not stop."""
+        scaled = any(getattr(wrapper, "loss_scaler", None) is not None for wrapper in _wrappers(runner))
+        if scaled and not self.looked_at and all(wrapper.should_update() for wrapper in _wrappers(runner)):
+            self._count(True)  # the loss scaler has left it out
+        on_device = isinstance(self.left_out, Tensor)
+        if on_device and not self.every_n_train_iters(runner, self.interval):
+            return
+        left_out, in_a_row = int(self.left_out), int(self.in_a_row)
+        if left_out > self.reported:
+            self.reported = left_out
+            print_log(
+                f"step {runner.iter + 1}: loss or gradients were not finite, {left_out} steps left out so "
+                f"far, {in_a_row} in a row (the run ends after {self.patience})",
+                logger="current",
+                level=30,
+            )
+        runner.message_hub.update_info("steps_left_out", left_out)
+        if in_a_row >= self.patience:
+            self._end(runner, in_a_row)
+
+    def _watch_losses(self, model: nn.Module, inputs: tuple, output: Any) -> Any:
+        """Make the gradients of a loss that is not finite not finite either: then all processes see it."""
+        if not (model.training and isinstance(output, dict)):
+            return None
+        losses = {name: value for name, value in output.items() if "loss" in name}
+        if self.batches:
+            self.batches[-1][2] = [one.detach() for one in _tensors(losses)]
+        return {**output, **_apply(losses)}
+
+    def _look(self, wrapper: OptimWrapper, optimizer: torch.optim.Optimizer) -> None:
+        """Before a step of an optimizer: have it left out if gradients are not finite."""
+        self.looked_at = True
+        by_scaler = getattr(optimizer, "found_inf", None)
+        if by_scaler is not None and getattr(optimizer, "grad_scale", None) is not None:
+            self._count(by_scaler.bool().any())
+            return
+        gradients = [value.grad for value in _parameters(optimizer) if value.grad is not None]
+        if wrapper.clip_grad_kwargs and wrapper.grad_name == "grad_norm":
+            bad = not math.isfinite(wrapper.message_hub.get_scalar("train/grad_norm").current())
+        else:
+            norm = nn.utils.get_total_norm(gradients)
+            norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+            bad = ~norm.isfinite()
+            if optimizer.defaults.get("fused"):
+                optimizer.found_inf = bad.float()
+                self._count(bad)
+                return
+        if bad:
+            for value in _parameters(optimizer):  # without a gradient nothing of it is touched
+                value.grad = None
+        self._count(bool(bad))
+
+    def _count(self, bad: bool | Tensor) -> None:
+        self.left_out = self.left_out + bad
+        self.in_a_row = (self.in_a_row + bad) * bad
+
+    def _end(self, runner: Runner, in_a_row: int) -> None:
+        wanted = list(self.batches)[-in_a_row * self.accumulated :]
+        first = wanted[0][0]
+        length = len(runner.train_dataloader)
+        by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
+        meta = dict(iter=first, epoch=first // length if by_epoch else runner.epoch)
+        # Nothing has changed since: the weights are those with which the first of these steps began.
+        runner.save_checkpoint(
+            runner.work_dir, STATE, meta=meta, by_epoch=False, backend_args=whole_files(runner.work_dir)
+        )
+        guilty = [names(samples) for _, samples, losses in wanted if not _finite(losses)]
+        found = all_gather_object((guilty[:1], names(wanted[0][1])))
+        images = [name for batches, _ in found for batch in batches for name in batch]
+        images = images or [name for _, batch in found for name in batch]
+        if is_main_process():
+            replace_json(Path(runner.work_dir, IMAGES), {"step": first + 1, "images": images})
+        shown = ", ".join(f"`{name}`" for name in images[:3]) + (", ..." if len(images) > 3 else "")
+        raise NonFiniteError(
+            f"{in_a_row} steps in a row, from step {first + 1} on, had a loss or gradients that are not "
+            f"finite; images of the first: {shown} (all in {runner.work_dir}/{IMAGES}): "
+            f"`--resume {runner.work_dir}/{STATE}` does it again; lower the learning rate, clip gradients "
+            "(`optim_wrapper.clip_grad`), or look at these images"
+        )
+
+
+def names(samples: Sequence[Any] | None) -> list[str]:
+    """Paths of a batch's images, as far as its samples know them."""
+    return [str(sample.get("img_path", "an image without a path")) for sample in samples or ()]
+
+
+def _wrappers(runner: Runner) -> list[OptimWrapper]:
+    wrapper = runner.optim_wrapper
+    return list(wrapper.values()) if hasattr(wrapper, "values") else [wrapper]
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _tensors(losses: Mapping[str, Any]) -> list[Tensor]:
+    parts = [value if isinstance(value, list | tuple) else [value] for value in losses.values()]
+    return [one for part in parts for one in part if isinstance(one, Tensor)]
+
+
+def _apply(losses: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: [_spread(one) for one in value] if isinstance(value, list | tuple) else _spread(value)
+        for name, value in losses.items()
+    }
+
+
+def _spread(loss: Any) -> Any:
+    """The same number to the bit if it is finite; otherwise not a number, and so are its gradients."""
+    return loss * (1 + 0 * loss.detach()) if isinstance(loss, Tensor) else loss
+
+
+def _finite(losses: Sequence[Tensor] | None) -> bool:
+    return all(bool(one.isfinite().all()) for one in losses or ())

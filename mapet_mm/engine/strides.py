@@ -1,0 +1,68 @@
+"""A warning where a head is told strides that its feature maps do not have, which runs and learns badly."""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from mmengine.hooks import Hook
+from mmengine.logging import print_log
+from mmengine.model import is_model_wrapper
+from mmengine.runner import Runner
+from torch import nn
+
+from mapet_mm.engine.features import undisturbed
+from mapet_mm.registry import HOOKS
+
+SIDE = 256  # of the image that is sent through, in pixels
+
+
+@HOOKS.register_module()
+class StrideCheckHook(Hook):
+    """Warn, before training starts, of heads whose strides are not those of the maps that they get.
+
+    The maps of a plain ViT have one stride, that of its patches, whatever neck calls itself a pyramid.
+    """
+
+    def before_train(self, runner: Runner) -> None:
+        """Say it once, in the log."""
+        model = runner.model
+        for line in wrong_strides(model.module if is_model_wrapper(model) else model):
+            print_log(f"warning: {line}", logger="current", level=logging.WARNING)
+
+
+def wrong_strides(model: nn.Module) -> list[str]:
+    """A line for each head, or extractor of regions, that is told strides which its maps do not have.
+
+    Args:
+        model: a segmentor or detector; its `extract_feat(images)` gives the maps that its heads get.
+    """
+    told = {name: strides for name, module in model.named_modules() if (strides := _told_strides(module))}
+    if not told:
+        return []
+    device = next(model.parameters()).device
+    with undisturbed(model):
+        maps = model.extract_feat(torch.zeros(1, 3, SIDE, SIDE, device=device))
+    actual = [round(SIDE / one.shape[-1]) for one in maps]
+    lines = []
+    for name, strides in told.items():
+        taken = getattr(model.get_submodule(name), "in_index", range(len(strides)))
+        found = [actual[i] for i in taken]
+        if found != strides:
+            lines.append(
+                f"`{name}` is told maps of strides {_listed(strides)}, but they have {_listed(found)}: put "
+                "`mapet_mm.SimpleFeaturePyramid` behind the backbone, or tell it the strides there are"
+            )
+    return lines
+
+
+def _told_strides(module: nn.Module) -> list[int]:
+    """What a head of MMSegmentation or MMDetection is told of its maps; nothing if it is not told."""
+    generator = getattr(module, "prior_generator", None)
+    for owner, name in ((module, "feature_strides"), (module, "featmap_strides"), (generator, "strides")):
+        if strides := getattr(owner, name, None):
+            return [stride[0] if isinstance(stride, Sequence) else stride for stride in strides]
+    return []
+
+
+def _listed(strides: Sequence[int]) -> str:
+    return ", ".join(map(str, strides))

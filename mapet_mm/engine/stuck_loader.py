@@ -1,0 +1,93 @@
+"""A loader that hangs ends its run, with a line, instead of keeping all processes waiting."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+
+from mmengine.dist import get_dist_info
+from mmengine.hooks import Hook
+from mmengine.runner import EpochBasedTrainLoop, Runner
+
+from mapet_mm.registry import HOOKS
+
+
+@HOOKS.register_module()
+class StuckLoaderHook(Hook):
+    """End the process if no batch arrives for a while: the other processes of the run would wait for hours.
+
+    It says which process it is and where it hangs. torchrun, or Slurm, then ends the others.
+
+    Args:
+        seconds: how long a batch may take.
+    """
+
+    priority = "LOWEST"
+
+    def __init__(self, seconds: float = 50) -> None:
+        if seconds <= 0:
+            raise ValueError(f"StuckLoaderHook's seconds={seconds} must be above 0")
+        self.seconds = seconds
+        self._since: float | None = None
+        self._ended = threading.Event()
+
+    def before_train(self, runner: Runner) -> None:
+        """Begin to watch."""
+        self._ended.clear()
+        self._loop, self._thread = runner.train_loop, threading.get_ident()
+        threading.Thread(target=self._watch, args=(get_dist_info(),), daemon=True).start()
+
+    def before_train_epoch(self, runner: Runner) -> None:
+        """A batch is waited for."""
+        self._since = time.monotonic()
+
+    def before_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
+        """It has come."""
+        self._since = None
+
+    def after_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
+        """The next one is waited for, but at the end of an epoch, where checkpoints are written."""
+        by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
+        last = by_epoch and (runner.iter + 1) % len(runner.train_dataloader) == 0
+        self._since = None if last else time.monotonic()
+
+    def before_val(self, runner: Runner) -> None:
+        """Nothing is waited for."""
+        self._since = None
+
+    def after_val(self, runner: Runner) -> None:
+        """The next batch is waited for, if there is one."""
+        self._since = None if isinstance(runner.train_loop, EpochBasedTrainLoop) else time.monotonic()
+
+    def after_train(self, runner: Runner) -> None:
+        """Stop watching."""
+        self._since = None
+        self._ended.set()
+
+    def _watch(self, process: tuple[int, int]) -> None:
+        while not self._ended.wait(min(1, self.seconds / 4)):
+            since = self._since
+            if since is not None and time.monotonic() - since > self.seconds:
+                if not self._trains():
+                    return
+                print(
+                    f"error: process {process[0]} of {process[1]}: no batch has come for {self.seconds:g} s: "
+                    "the loader hangs (a file system? a transform?); its stack follows. "
+                    "`default_hooks.stuck_loader.seconds` allows it more time",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                faulthandler.dump_traceback()
+                os._exit(1)
+
+    def _trains(self) -> bool:
+        """Whether the training still runs, and has not ended with an error that somebody has caught."""
+        frame = sys._current_frames().get(self._thread)
+        while frame is not None:
+            if frame.f_locals.get("self") is self._loop:
+                return True
+            frame = frame.f_back
+        return False

@@ -1,0 +1,148 @@
+"""Attentive probe: one learned query looks at the patch tokens, a linear layer classifies what it sees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from mapet_mm.evaluation.batches import ShuffledBatches
+from mapet_mm.evaluation.features import Features
+from mapet_mm.evaluation.image_sets import check_labels
+from mapet_mm.evaluation.linear import half_cosine
+from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row
+
+HEAD_WIDTH = 64
+
+
+class AttentiveClassifier(nn.Module):
+    """CAPI's attentive probe: a query, keys and values of the tokens, and a linear layer.
+
+    With one query per head, keys and values need not be made for each token: `q . (K x) = (K^T q) . x`, and
+    the weighted sum of values is the value of the weighted sum of tokens. A bias of the keys would change
+    nothing.
+
+    Args:
+        dim: width of the tokens, `D`; heads are about 64 wide.
+        num_classes: number of classes.
+        seed: of the start.
+    """
+
+    def __init__(self, dim: int, num_classes: int, seed: int = 0) -> None:
+        super().__init__()
+        self.heads = max(1, dim // HEAD_WIDTH)
+        while dim % self.heads:
+            self.heads -= 1
+        generator = torch.Generator().manual_seed(seed)
+
+        def start(*shape: int) -> nn.Parameter:
+            return nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=0.02, generator=generator))
+
+        self.query, self.key, self.value = start(dim), start(dim, dim), start(dim, dim)
+        self.value_bias, self.bias = nn.Parameter(torch.zeros(dim)), nn.Parameter(torch.zeros(num_classes))
+        self.classifier = start(num_classes, dim)
+
+    def forward(self, tokens: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch class"]:
+        """Logits."""
+        key, value = (weight.unflatten(0, (self.heads, -1)) for weight in (self.key, self.value))  # H E D
+        query = self.query.view(self.heads, 1, -1)
+        seen = tokens @ (query @ key / math.sqrt(query.shape[2])).squeeze(1).T  # B N H
+        pooled = seen.softmax(1).mT @ tokens  # B H D
+        values = torch.einsum("bhd,hed->bhe", pooled, value).flatten(1) + self.value_bias
+        return F.linear(values, self.classifier, self.bias)
+
+
+def train_attentive(
+    batches: ShuffledBatches,
+    rates: Sequence[float],
+    num_classes: int,
+    epochs: int,
+    weight_decay: float = 5e-4,
+    device: torch.device | str = "cpu",
+) -> list[AttentiveClassifier]:
+    """One classifier for each rate, trained together by AdamW, each as it would be alone."""
+    features = batches.features
+    models = [AttentiveClassifier(features.dim, num_classes).to(device) for _ in rates]
+    groups = [
+        {"params": list(model.parameters()), "lr": rate} for model, rate in zip(models, rates, strict=True)
+    ]
+    steps = torch.optim.AdamW(groups, weight_decay=weight_decay)
+    total = epochs * batches.steps
+    cosine = torch.optim.lr_scheduler.LambdaLR(
+        steps, lambda step: min((step + 1) / max(1, total // 10), half_cosine(step, total))
+    )
+    for epoch in tqdm(range(epochs), desc="attentive probe", delay=2):
+        for tokens, labels in batches.epoch(epoch):
+            steps.zero_grad()
+            tokens, labels = tokens.to(device), labels.to(device)
+            for model in models:
+                F.cross_entropy(model(tokens), labels).backward()
+            steps.step()
+            cosine.step()
+    return models
+
+
+@torch.no_grad()
+def attentive_accuracies(
+    models: Sequence[AttentiveClassifier], features: Features, device: torch.device | str
+) -> list[float]:
+    """Top-1 in percent of each classifier."""
+    right = torch.zeros(len(models))
+    for rows, tokens in features.blocks("tokens"):
+        tokens, labels = tokens.to(device), features.labels[rows].to(device)
+        right += torch.tensor([(model(tokens).argmax(1) == labels).sum().item() for model in models])
+    return (100 * right / len(features)).tolist()
+
+
+@PROTOCOLS.register_module()
+class AttentiveProbe(Protocol):
+    """CAPI's attentive probe of the last layer's patch tokens; the rate that classifies `val` best counts.
+
+    Args:
+        rates: of AdamW, swept in one pass.
+        epochs: passes over the tokens, but
+        least_steps: at least so many steps, for small sets.
+        batch_size: images of a step.
+        weight_decay: AdamW's.
+        seed: of the order of the images.
+    """
+
+    needs: ClassVar = {"train": ["tokens"], "val": ["tokens"]}
+
+    def __init__(
+        self,
+        rates: Sequence[float] = (1e-4, 5e-4, 2e-3, 1e-2),
+        epochs: int = 10,
+        least_steps: int = 600,
+        batch_size: int = 128,
+        weight_decay: float = 5e-4,
+        seed: int = 0,
+    ) -> None:
+        self.rates, self.epochs, self.least_steps, self.batch_size = (
+            list(rates),
+            epochs,
+            least_steps,
+            batch_size,
+        )
+        self.weight_decay, self.seed = weight_decay, seed
+
+    def run(self, evaluated: Evaluated) -> list[Row]:
+        """One row; none of a backbone without patch tokens."""
+        num_classes = check_labels(*(evaluated.images[name] for name in ("train", "val")))
+        train, val = evaluated.features["train"], evaluated.features["val"]
+        if not math.prod(train.grid):
+            return []
+        batches = ShuffledBatches(train, "tokens", self.batch_size, self.seed)
+        epochs = max(self.epochs, -(-self.least_steps // batches.steps))
+        models = train_attentive(
+            batches, self.rates, num_classes, epochs, self.weight_decay, evaluated.device
+        )
+        found = attentive_accuracies(models, val, evaluated.device)
+        top1, rate = max(zip(found, self.rates, strict=True))
+        return [Row("attentive probe", "patch tokens, last layer", top1, note=f"rate {rate:g}")]

@@ -1,0 +1,270 @@
+"""Tokens of every layer of any backbone, found by a look at what it computes and not by its class."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mapet_mm.engine.features import normalise
+from mapet_mm.errors import UserError
+
+# Images of noise among which learned tokens, the same for all of them, are told from patches.
+NOISE_IMAGES = 8
+
+
+class BackboneError(UserError):
+    """A model of which no features can be taken, or not of these images."""
+
+
+class LayerTokens(NamedTuple):
+    """What a backbone gives of a batch.
+
+    Args:
+        class_token: of each layer `(B, L, D)`; None if the backbone has none.
+        patches: of each layer `(B, N, D)`, in raster order; none where its features are vectors.
+        grid: (H, W) of the patches.
+    """
+
+    class_token: Float[Tensor, "batch layer dim"] | None
+    patches: Sequence[Float[Tensor, "batch patch dim"]]
+    grid: tuple[int, int]
+
+
+class TokenBackbone:
+    """A model's backbone as a giver of tokens.
+
+    Its layers are the longest list of modules that all give tokens of the same shape `(B, N, D)`. If the
+    backbone normalises the last layer's tokens, the normalised ones come last, as "output"; the numbered
+    layers' have no norm. A backbone of stages of several widths, or without a list of layers, has one layer,
+    "output": what it gives last.
+
+    Args:
+        model: MaPeT, or any pre-training, classifier or backbone of MMPretrain, timm's and Hugging Face's
+            through its wrappers; in evaluation mode.
+        preprocessor: data preprocessor with mean and standard deviation; the model's own by default.
+        missing: names of weights that no checkpoint gave, and are NaN.
+
+    Raises:
+        BackboneError: when it is first used: it takes no such images, or gives no features.
+    """
+
+    def __init__(
+        self, model: nn.Module, preprocessor: nn.Module | None = None, missing: Sequence[str] = ()
+    ) -> None:
+        self.model, self.missing = model, list(missing)
+        self.preprocessor = preprocessor or getattr(model, "data_preprocessor", None)
+        self._run = _features_of(model)
+        self._looked_at: tuple[int, ...] | None = None  # (C, H, W)
+        self._modules: list[nn.Module] = []
+        self.layers: list[str] = []  # "1", "2", ..., "output"
+        self.grid = (0, 0)
+        self.prefix = 0  # tokens before the patches
+        self.has_class_token = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def normalise(self, images: Tensor | Sequence[Tensor]) -> Float[Tensor, "batch 3 height width"]:
+        """Images of a pipeline as the model wants them, on its device."""
+        return normalise(self.preprocessor, images, self.device)
+
+    def __call__(self, images: Float[Tensor, "batch channel height width"]) -> LayerTokens:
+        """Tokens of each layer, of normalised images."""
+        if tuple(images.shape[1:]) != self._looked_at:
+            self.look(images)
+        if self._modules:
+            outputs: dict[nn.Module, Tensor] = {}
+            with _watching(self._modules, lambda module, _, output: outputs.__setitem__(module, output)):
+                self._forward(images)
+            tokens = [outputs[module] for module in self._modules]
+        else:
+            tokens = [self._last_output(images)[0]]
+        class_token = torch.stack([one[:, 0] for one in tokens], 1) if self.has_class_token else None
+        return LayerTokens(class_token, [one[:, self.prefix :] for one in tokens], self.grid)
+
+    @torch.no_grad()
+    def look(self, images: Float[Tensor, "batch channel height width"]) -> None:
+        """Find the layers, the tokens before the patches and the grid, for images of this size and kind."""
+        # Whole numbers up to the largest value suit images and grids of token ids.
+        highest = max(2, int(images.max()) + 1)
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randint(highest, (NOISE_IMAGES, *images.shape[1:]), generator=generator).to(images)
+        calls: list[Call] = []
+        with _watching(self.model.modules(), lambda *call: calls.append(Call(*call))):
+            self._forward(noise)
+        layers, norm = find_layers(self.model, calls)
+        self._modules = [*layers, *([] if norm is None else [norm])]
+        self.layers = [str(number) for number in range(1, len(layers) + 1)]
+        if norm is not None or not layers:
+            self.layers.append("output")
+        entry = next((place for place, call in enumerate(calls) if call.module in layers), len(calls))
+        maps = [
+            tuple(one.shape[2:]) for one in [noise, *(call.output for call in calls[:entry])] if one.ndim == 4
+        ]
+        if layers:
+            self.prefix = _learned_tokens(calls[entry].tokens)
+            self.grid = _grid(calls[entry].tokens.shape[1] - self.prefix, maps)
+        else:
+            tokens, own = self._last_output(noise)
+            places = [own] if own else [size for size in maps if math.prod(size) <= tokens.shape[1]]
+            # A vector is a class token; other tokens may have joined the patches on the way.
+            self.prefix = min((tokens.shape[1] - math.prod(size) for size in places), default=0)
+            self.grid = own or _grid(tokens.shape[1] - self.prefix, maps)
+        # timm's registers may stand where a class token would.
+        named = [getattr(module, "has_class_token", None) for module in self.model.modules()]
+        self.has_class_token = self.prefix > 0 and False not in named
+        self._looked_at = tuple(images.shape[1:])
+        self._check(noise)
+
+    def _check(self, images: Tensor) -> None:
+        first, again = (
+            [one for one in (tokens.class_token, *tokens.patches) if one is not None]
+            for tokens in (self(images), self(images))
+        )
+        if self.missing and not all(tokens.isfinite().all() for tokens in first):
+            raise BackboneError(
+                f"the checkpoint has no `{self.missing[0]}` in the config's shape ({len(self.missing)} "
+                "weights of the backbone are missing): name the config that it was trained with"
+            )
+        if not all(torch.allclose(*both, rtol=0.01, atol=0.01) for both in zip(first, again, strict=True)):
+            raise BackboneError(
+                "the backbone gives other features each time (it masks or permutes at random): give the "
+                "config of the whole pre-training model, or a backbone for downstream tasks"
+            )
+
+    def _forward(self, images: Tensor) -> Any:
+        try:
+            return self._run(images)
+        except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            height, width = images.shape[-2:]
+            reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+            raise BackboneError(
+                f"the backbone does not take images of {height} x {width} pixels ({reason}): let the "
+                "data's pipeline make the size that it was built for"
+            ) from error
+
+    def _last_output(self, images: Tensor) -> tuple[Float[Tensor, "batch token dim"], tuple[int, int] | None]:
+        """What a backbone without a list of layers gives last, tokens or a vector as one; a map's (H, W)."""
+        output = self._forward(images)
+        while isinstance(output, list | tuple):
+            output = output[-1]
+        output = getattr(output, "last_hidden_state", output)
+        if not isinstance(output, Tensor) or not 2 <= output.ndim <= 4:
+            raise BackboneError(f"the backbone gives {type(output).__name__}, of which no features are taken")
+        if output.ndim == 4:
+            rows, columns = images.shape[-2:]
+            if _aspect_error(output.shape[1:3], rows / columns) < _aspect_error(
+                output.shape[2:], rows / columns
+            ):
+                output = output.permute(0, 3, 1, 2)  # B H W D -> B D H W
+            return output.flatten(2).mT, tuple(output.shape[2:])
+        return (output[:, None], (0, 0)) if output.ndim == 2 else (output, None)
+
+
+class Call(NamedTuple):
+    """A module that ran: the first tensor that it took, and the first that it gave."""
+
+    module: nn.Module
+    tokens: Tensor
+    output: Tensor
+
+
+def find_layers(model: nn.Module, calls: Sequence[Call]) -> tuple[list[nn.Module], nn.Module | None]:
+    """The layers of a ViT among the modules that ran, and the norm of the last one's tokens.
+
+    The layers are the longest list of modules that ran once each and gave tokens of the same shape; there are
+    none if others of another shape follow, as in a backbone of several stages.
+    """
+    shapes: dict[nn.Module, list[tuple[int, ...]]] = {}
+    for call in calls:
+        shapes.setdefault(call.module, []).append(tuple(call.output.shape))
+    lists = {
+        name: list(module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential) and _is_uniform(list(module), shapes)
+    }
+    outer = [
+        found for name, found in lists.items() if not any(name.startswith(f"{other}.") for other in lists)
+    ]
+    if not outer:
+        return [], None
+    layers = max(outer, key=len)
+    order = {call.module: place for place, call in enumerate(calls)}
+    last = order[layers[-1]]
+    if any(order[found[-1]] > last and shapes[found[-1]] != shapes[layers[-1]] for found in outer):
+        return [], None
+    norms = (
+        call.module for call in calls[last + 1 :] if call.tokens is calls[last].output and _is_norm(call)
+    )
+    return layers, next(norms, None)
+
+
+def _is_uniform(modules: Sequence[nn.Module], shapes: dict[nn.Module, list[tuple[int, ...]]]) -> bool:
+    found = [shapes.get(module, []) for module in modules]
+    return bool(found) and len(found[0]) == 1 and len(found[0][0]) == 3 and all(s == found[0] for s in found)
+
+
+def _is_norm(call: Call) -> bool:
+    weights = list(call.module.parameters())
+    same = call.output.shape == call.tokens.shape
+    return same and bool(weights) and all(weight.ndim == 1 for weight in weights)
+
+
+def _learned_tokens(tokens: Float[Tensor, "image token dim"]) -> int:
+    """How many tokens at the start are the same in all images."""
+    same = (tokens == tokens[:1]).all(dim=2).all(dim=0)  # N
+    return int(same.int().cumprod(0).sum())
+
+
+def _grid(patches: int, maps: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """(H, W) of the last map of so many places, else the one that is most like the first map, the image."""
+    sizes = [size for size in maps if size[0] * size[1] == patches]
+    sizes = sizes or [(h, patches // h) for h in range(1, patches + 1) if patches % h == 0]
+    return min(reversed(sizes), key=lambda size: _aspect_error(size, maps[0][0] / maps[0][1]))
+
+
+def _aspect_error(size: Sequence[int], ratio: float) -> float:
+    return abs(math.log(size[0] / size[1] / ratio))
+
+
+def _features_of(model: nn.Module) -> Callable[[Tensor], Any]:
+    """The function of a model that runs its backbone on images."""
+    bases = (module.base_model for module in model.modules() if hasattr(module, "base_model"))
+    if (base := next(bases, None)) is not None:  # Hugging Face's, whose wrapper has no features
+        return base
+    if not hasattr(model, "extract_feat"):
+        return model
+    stages = "stage" in inspect.signature(model.extract_feat).parameters
+    return partial(model.extract_feat, stage="backbone") if stages else model.extract_feat
+
+
+@contextmanager
+def _watching(
+    modules: Iterable[nn.Module], see: Callable[[nn.Module, Tensor, Tensor], None]
+) -> Iterator[None]:
+    """Show each call of the modules that takes and gives tensors, as it ends."""
+
+    def hook(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
+        output = output[0] if isinstance(output, list | tuple) and output else output
+        if tensors and isinstance(output, Tensor):
+            see(module, tensors[0], output)
+
+    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,203 @@
+"""Features of an image set into files, by any number of processes, going on where earlier ones stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
+
+from mapet_mm.engine.autocast import choose_dtype
+from mapet_mm.errors import UserError
+from mapet_mm.evaluation.backbone import LayerTokens, TokenBackbone
+from mapet_mm.evaluation.checkpoints import Checkpoint
+from mapet_mm.evaluation.features import CachedFeatures, bytes_per_image
+from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
+from mapet_mm.file_replacement import replace_file, replace_json
+from mapet_mm.tokenizers.sharing import SharedTasks, process_number
+
+# Draws of the first image: a pipeline that flips half of them is found out with probability 0.99.
+DRAWS = 8
+
+
+def take_features(
+    checkpoint: Checkpoint,
+    images: ImageSet,
+    cache: Path,
+    kinds: Sequence[str] = ("pooled",),
+    amp: bool | None = None,
+) -> CachedFeatures:
+    """The features of an image set, computed unless they are in the cache.
+
+    Any number of processes and machines may do this at a time; each returns when all features are there.
+
+    Args:
+        checkpoint: the backbone.
+        images: the images.
+        cache: folder of all features; those of one checkpoint and image set have a folder in it, named by a
+            digest of weights, normalisation, pipeline, images and precision.
+        kinds: of 'pooled' and 'tokens' (see `Features`).
+        amp: autocast; by default on CUDA only.
+
+    Raises:
+        UserError: images that cannot be read or that the backbone does not take, or no room for the features.
+    """
+    backbone = checkpoint.backbone
+    device = backbone.device.type
+    dtype = choose_dtype(device) if (device == "cuda" if amp is None else amp) else None
+    inputs = _Inputs(images)
+    tokens = _look(backbone, inputs)
+    known = {
+        "layers": backbone.layers,
+        "poolings": ["class token"] * backbone.has_class_token + ["mean"] * bool(len(tokens.patches[-1][0])),
+        "dim": tokens.patches[-1].shape[-1],
+        "grid": backbone.grid,
+        "size": len(images),
+    }
+    identity = {"weights": checkpoint.digest, "images": images.digest, "autocast": str(dtype), **known}
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    features = CachedFeatures(
+        cache / f"{images.name}-{digest[:16]}", name=images.name, labels=images.labels, **known
+    )
+    if missing := features.missing(kinds):
+        _announce(features, kinds, missing)
+        (features.folder).mkdir(parents=True, exist_ok=True)
+        replace_json(features.folder / "meta.json", {"model": checkpoint.name, **identity})
+        _fill(features, backbone, inputs, kinds, missing, dtype)
+    return features
+
+
+def _look(backbone: TokenBackbone, inputs: _Inputs) -> LayerTokens:
+    """What the backbone gives of the first image, which has to be the same each time that it is read."""
+    first = [inputs[0] for _ in range(DRAWS)]
+    if any(not torch.equal(first[0], other) for other in first[1:]):
+        raise ImageSetError(
+            f"the pipeline of the `{inputs.images.name}` images draws at random: features are taken of each "
+            "image once, so give the set a test pipeline"
+        )
+    with torch.no_grad():
+        return backbone(backbone.normalise(first[:1]))
+
+
+def _announce(features: CachedFeatures, kinds: Sequence[str], missing: Sequence[int]) -> None:
+    """Say how large the features are; refuse a disk that has no room for them."""
+    sizes = {kind: len(features) * bytes_per_image(kind, features) for kind in kinds}
+    folder = next(parent for parent in features.folder.parents if parent.exists())
+    needed = sum(sizes.values()) * len(missing) / features.num_blocks
+    if needed > (free := shutil.disk_usage(folder).free):
+        raise UserError(
+            f"the features of the `{features.name}` images take {needed / 1e9:.1f} GB, and {folder} has "
+            f"{free / 1e9:.1f} GB left: choose another --cache, or protocols that need less"
+        )
+    if process_number()[0] == 0:
+        listed = ", ".join(f"{kind} {size / 1e9:.2g} GB" for kind, size in sizes.items())
+        print(
+            f"features of {len(features)} `{features.name}` images ({listed}) into {features.folder}",
+            flush=True,
+        )
+
+
+def _fill(
+    features: CachedFeatures,
+    backbone: TokenBackbone,
+    inputs: _Inputs,
+    kinds: Sequence[str],
+    missing: Sequence[int],
+    dtype: torch.dtype | None,
+) -> None:
+    def done(blocks: Sequence[int]) -> set[int]:
+        return {block for block in blocks if all(features.path(kind, block).exists() for kind in kinds)}
+
+    tasks = SharedTasks(features.folder / "claims", missing, done)
+    for kind in kinds:
+        (features.folder / kind).mkdir(exist_ok=True)
+    bar = tqdm(
+        total=len(missing), desc=f"features of {features.name}", unit="block", disable=process_number()[0] > 0
+    )
+    with bar, torch.no_grad(), torch.autocast(backbone.device.type, dtype, enabled=dtype is not None):
+        for block, batches in groupby(_load(features, inputs, tasks), key=lambda batch: batch[0]):
+            parts = [_stored(backbone(backbone.normalise(batch)), kinds) for _, batch in batches]
+            for place, kind in enumerate(kinds):
+                values = torch.cat([part[place] for part in parts], dim=2 if kind == "pooled" else 0)
+                replace_file(features.path(kind, block), save({kind: values.contiguous()}))
+            bar.update()
+    if not features.missing(kinds):
+        tasks.clear()
+
+
+def _stored(tokens: LayerTokens, kinds: Sequence[str]) -> list[Tensor]:
+    """Of a batch what a block holds: pooled `(2, L, b, D)`, patch tokens `(b, N, D)`, in float16."""
+    found = []
+    for kind in kinds:
+        if kind == "tokens":
+            values = tokens.patches[-1]
+        else:
+            poolings = [] if tokens.class_token is None else [tokens.class_token.transpose(0, 1).float()]
+            if tokens.patches[-1].shape[1]:
+                poolings.append(torch.stack([one.float().mean(1) for one in tokens.patches]))
+            values = torch.stack(poolings)
+        half = values.half().cpu()
+        if not half.isfinite().all():
+            raise UserError(
+                f"features of the backbone reach {values.float().abs().max():.3g}: float16 cannot hold them"
+            )
+        found.append(half)
+    return found
+
+
+class _Inputs(Dataset):
+    """Images as the pipeline gives them.
+
+    Args:
+        images: the image set.
+    """
+
+    def __init__(self, images: ImageSet) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Tensor:
+        try:
+            return self.images.dataset[index]["inputs"]
+        except Exception as error:  # what a broken image raises depends on where it is broken
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise ImageSetError(f"image `{self.images.path(index)}` cannot be read ({reason})") from error
+
+
+def _load(features: CachedFeatures, inputs: _Inputs, tasks: Iterable[int]) -> Iterator[tuple[int, Tensor]]:
+    """Batches of the tasks' blocks, with the block's number."""
+    order: deque[int] = deque()
+
+    def batches() -> Iterator[list[int]]:
+        for block in tasks:
+            rows = features.rows(block)
+            for start in range(rows.start, rows.stop, inputs.images.batch_size):
+                order.append(block)
+                yield list(range(start, min(start + inputs.images.batch_size, rows.stop)))
+
+    loader = DataLoader(
+        inputs, batch_sampler=batches(), num_workers=inputs.images.num_workers, collate_fn=_stack
+    )
+    for batch in loader:
+        yield order.popleft(), batch
+
+
+def _stack(images: Sequence[Tensor]) -> Tensor:
+    sizes = {tuple(image.shape) for image in images}
+    if len(sizes) > 1:
+        listed = " and ".join(f"{h} x {w}" for _, h, w in sorted(sizes)[:2])
+        raise ImageSetError(
+            f"the pipeline gives images of {listed} pixels: end it with one size before packing"
+        )
+    return torch.stack(list(images))

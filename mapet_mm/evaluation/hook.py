@@ -1,0 +1,111 @@
+"""The evaluations in the middle of a pre-training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from mmengine.dist import all_gather, barrier, is_main_process
+from mmengine.model import is_model_wrapper
+from mmengine.runner import Runner
+from torch import Tensor, nn
+
+from mapet_mm.engine.features import all_rows, image_features, own_rows, undisturbed
+from mapet_mm.engine.knn import KNNProbeHook, knn_predict_shared
+from mapet_mm.evaluation.backbone import TokenBackbone
+from mapet_mm.evaluation.features import MemoryFeatures
+from mapet_mm.registry import HOOKS
+
+
+@HOOKS.register_module()
+class FeatureProbeHook(KNNProbeHook):
+    """Log what a pre-training's features are worth: k-NN on class token, patch mean and both, and more.
+
+    One pass of the backbone, nothing trained; on one process or several, sharded or not, with the figures of
+    one. The training goes on as if the hook were not there.
+
+    Args:
+        train_dataloader: as for MMEngine's Runner; images with `gt_label`, each taken once.
+        val_dataloader: images to classify.
+        interval: epochs between two probes; there is always one at the end.
+        protocols: what else to run, of those that need pooled features alone, as for
+            tools/evaluate_features.py: `[dict(type="LowShot", shots=[10])]`. The first process runs them, and
+            the others wait; each holds the last layer's features of all images (8 GB of ViT-B's on ImageNet).
+        **kwargs: `k`, `temperature` and `amp`, as for `KNNProbeHook`.
+    """
+
+    def __init__(
+        self,
+        train_dataloader: Mapping[str, Any],
+        val_dataloader: Mapping[str, Any],
+        interval: int = 10,
+        protocols: Sequence[Mapping[str, Any]] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(train_dataloader, val_dataloader, interval, **kwargs)
+        self.protocols = list(protocols)
+
+    def figures(self, runner: Runner) -> dict[str, float]:
+        """Top-1 of each pooling, and the rows of other protocols in the first process."""
+        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        with undisturbed(model):
+            loaders, sizes = self.build_loaders(runner, runner.train_dataloader.dataset)
+            backbone = _PooledBackbone(model)
+            train, val = (image_features(backbone, loader, amp=self.amp) for loader in loaders)
+            known = [own_rows(part, sizes[0]) for part in train]
+            others = [all_rows(part, sizes[1]) for part in val]
+            num_classes = 1 + max(map(int, all_gather(torch.cat([known[1], others[1]]).max())))
+            options = num_classes, self.k, self.temperature
+            found = {}
+            for pooling, columns in backbone.columns(known[0].shape[1]).items():
+                seen = known[0][:, columns], known[1], others[0][:, columns]
+                predicted = knn_predict_shared(*seen, *options)
+                found[f"features/k-NN, {pooling}"] = 100 * (predicted == others[1]).float().mean().item()
+            if self.protocols:
+                sets = {"train": [all_rows(part, sizes[0]) for part in train], "val": others}
+                found |= self._others(sets, backbone) if is_main_process() else {}
+                barrier()
+        return found
+
+    def _others(self, sets: Mapping[str, Sequence[Tensor]], backbone: _PooledBackbone) -> dict[str, float]:
+        from mapet_mm.evaluation.protocols import Evaluated, build_protocols  # scikit-learn takes its time
+
+        images, features = {}, {}
+        for name, (values, labels) in sets.items():
+            images[name] = SimpleNamespace(name=name, labels=labels.cpu(), class_names=None)
+            pooled = values.cpu().unflatten(1, (len(backbone.poolings), 1, -1)).movedim(0, 2)  # P 1 n D
+            known = dict(layers=["output"], poolings=backbone.poolings, grid=backbone.tokens.grid)
+            features[name] = MemoryFeatures(pooled, name=name, labels=images[name].labels, **known)
+        evaluated = Evaluated(None, features, images, backbone.tokens.device)
+        with torch.enable_grad():
+            rows = [row for one in build_protocols(self.protocols, images) for row in one.run(evaluated)]
+        return {f"features/{row.protocol}, {row.setting}": row.value for row in rows if not row.detail}
+
+
+class _PooledBackbone(nn.Module):
+    """The last layer's class token and patch mean side by side, as `image_features` asks for features.
+
+    Args:
+        model: any that `TokenBackbone` takes.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.data_preprocessor = model, model.data_preprocessor
+        self.tokens = TokenBackbone(model)
+
+    def extract_feat(self, images: Tensor) -> list[Float[Tensor, "batch width"]]:
+        """`(B, D)`, or `(B, 2 D)` of both."""
+        class_token, patches, grid = self.tokens(images)
+        self.poolings = ["class token"] * (class_token is not None) + ["mean"] * (grid != (0, 0))
+        parts = [] if class_token is None else [class_token[:, -1].float()]
+        return [torch.cat([*parts, *([patches[-1].float().mean(1)] if grid != (0, 0) else [])], dim=1)]
+
+    def columns(self, width: int) -> dict[str, slice]:
+        """Where each pooling is among so many columns."""
+        if len(self.poolings) == 1:
+            return {self.poolings[0]: slice(None)}
+        return {"class token": slice(width // 2), "mean": slice(width // 2, None), "both": slice(None)}

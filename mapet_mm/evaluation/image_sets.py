@@ -1,0 +1,200 @@
+"""The images whose features are taken: any dataset of MMPretrain or MMSegmentation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from mmengine.config import Config, ConfigDict
+from mmengine.registry import DefaultScope
+from torch import Tensor
+from torch.utils.data import Dataset
+from tqdm import tqdm
+
+from mapet_mm.engine.launch import read_config
+from mapet_mm.errors import UserError
+from mapet_mm.registry import DATASETS
+
+# What an image set's entry may say of its loader, beside the dataset.
+LOADER_OPTIONS = {"batch_size": 64, "num_workers": 0}
+SECTION = "evaluation"
+
+
+class ImageSetError(UserError):
+    """Images or labels that the evaluation cannot use."""
+
+
+class ImageSet:
+    """A dataset, its labels and its identity.
+
+    Args:
+        name: 'train', 'val', 'dense_train' or 'dense_val'.
+        config: as a data loader's: `dataset`, with `batch_size` and `num_workers` if they are not to be 64
+            and 0; other options are passed over.
+
+    Raises:
+        ImageSetError: the dataset cannot be built, or has no images.
+    """
+
+    def __init__(self, name: str, config: Mapping[str, Any]) -> None:
+        self.name = name
+        options = {**LOADER_OPTIONS, **config}
+        self.batch_size, self.num_workers = options["batch_size"], options["num_workers"]
+        self._pipeline = config["dataset"].get("pipeline")
+        try:
+            self.dataset: Dataset = DATASETS.build(config["dataset"])
+        except (OSError, KeyError, ValueError, TypeError, AssertionError, RuntimeError) as error:
+            raise ImageSetError(f"`{name}` images: {error}".replace("\n", " ")) from error
+        if not len(self.dataset):
+            raise ImageSetError(f"`{name}` images: {type(self.dataset).__name__} has none")
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def path(self, index: int) -> str:
+        """Path of an image."""
+        return self._infos[index][0]
+
+    @cached_property
+    def labels(self) -> Int64[Tensor, " image"] | None:
+        """Class of each image; None for images without labels, or with several each."""
+        labels = [label for _, label, _ in self._infos]
+        if not all(isinstance(label, int) for label in labels):
+            return None
+        return torch.tensor(labels)
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """Names of the classes by index, where the dataset knows them."""
+        classes = getattr(self.dataset, "metainfo", {}).get("classes")
+        return None if classes is None else [str(name) for name in classes]
+
+    @cached_property
+    def digest(self) -> str:
+        """Of paths, labels and file sizes, and of the pipeline."""
+        known = hashlib.sha256(json.dumps(plain(self._pipeline), sort_keys=True).encode())
+        for path, label, annotation in self._infos:
+            known.update(f"{path}|{_size(path)}|{label}|{annotation}|{_size(annotation)}\n".encode())
+        return known.hexdigest()
+
+    @cached_property
+    def _infos(self) -> list[tuple[str, Any, str | None]]:
+        """Path, label and file of pixel labels of each image."""
+        infos = []
+        for index in tqdm(range(len(self)), desc=f"reading names of {self.name}", unit="image", delay=2):
+            info = self.dataset.get_data_info(index)
+            label = info.get("gt_label")
+            if label is not None and torch.as_tensor(label).numel() == 1:
+                label = int(label)
+            infos.append((str(info.get("img_path")), label, info.get("seg_map_path")))
+        return infos
+
+
+def check_labels(train: ImageSet, val: ImageSet) -> int:
+    """The number of classes of two image sets that a classifier is trained and tested on.
+
+    Raises:
+        ImageSetError: images without labels, one class, or a class of the images to classify or of the
+            dataset that no image to learn from has.
+    """
+    for images in (train, val):
+        if images.labels is None:
+            raise ImageSetError(
+                f"the `{images.name}` images have no labels (one `gt_label` each): name a labelled dataset, "
+                "or choose protocols that need none"
+            )
+    classes = set(train.labels.tolist())
+    if len(classes) < 2:
+        raise ImageSetError(
+            f"the `train` images are all of one class ({classes.pop()}): nothing to tell apart"
+        )
+    known = range(len(train.class_names or ()))
+    if missing := sorted((set(val.labels.tolist()) | set(known)) - classes):
+        named = ", ".join(f"{c} ({train.class_names[c]})" if c in known else str(c) for c in missing[:5])
+        raise ImageSetError(
+            f"the `train` images have none of class {named}: add some, or leave the class out"
+        )
+    return max(classes) + 1
+
+
+def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageSet]:
+    """The image sets of a config, or of what stands in for it.
+
+    Args:
+        config: the model's config. Its section `evaluation` names the sets, each as a data loader; without
+            one, those of `knn_probe` are 'train' and 'val'.
+        data: another config with such a section; or a folder of images with `train` and `val` in it, to
+            which the pipeline of the model's config is applied.
+    """
+    declared = config
+    if data is not None and Path(data).is_dir():
+        loaders = _folder_loaders(config, Path(data))
+    else:
+        declared = config if data is None else read_config(data)
+        loaders = _declared_loaders(declared)
+    with DefaultScope.overwrite_default_scope(declared.get("default_scope", "mmpretrain")):
+        return {name: ImageSet(name, loader) for name, loader in loaders.items()}
+
+
+def _declared_loaders(config: Config) -> dict[str, Any]:
+    if section := config.get(SECTION):
+        return {name: loader for name, loader in section.items() if name != "protocols"}
+    if probe := config.get("knn_probe"):
+        return {"train": probe.train_dataloader, "val": probe.val_dataloader}
+    raise ImageSetError(
+        f"config {config.filename} names no images to evaluate on: give it a section `{SECTION}`, or --data"
+    )
+
+
+def _folder_loaders(config: Config, folder: Path) -> dict[str, Any]:
+    if config.get(SECTION) or config.get("knn_probe"):
+        loaders = _declared_loaders(config)
+    else:
+        loaders = {"train": config.get("test_dataloader"), "val": config.get("test_dataloader")}
+    if not loaders.get("val"):
+        raise ImageSetError(
+            f"config {config.filename} has no pipeline for the images in {folder}: give it a section "
+            f"`{SECTION}`, or name a config with one as --data"
+        )
+    made = {}
+    for name in ("train", "val"):
+        if not (folder / name).is_dir():
+            raise ImageSetError(f"{folder} has no folder `{name}`: it takes `train` and `val`")
+        # Tokens are a pre-training's, and of its own images.
+        pipeline = [
+            dict(step) for step in loaders["val"].dataset.pipeline if "Token" not in str(step["type"])
+        ]
+        pipeline[-1].pop("algorithm_keys", None)
+        known = dict(type="CustomDataset", data_root=str(folder), data_prefix=name, pipeline=pipeline)
+        if (folder / "meta" / f"{name}.txt").is_file():
+            known["ann_file"] = f"meta/{name}.txt"
+        else:  # a folder a class, or no labels
+            known["with_label"] = any(path.is_dir() for path in (folder / name).iterdir())
+        made[name] = ConfigDict(loaders["val"], dataset=known)
+    return made
+
+
+def plain(value: Any) -> Any:
+    """A config's value as JSON has it."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return (
+        value if isinstance(value, str | int | float | None) else getattr(value, "__qualname__", str(value))
+    )
+
+
+def _size(path: str | None) -> int | None:
+    """Bytes of a local file, which tell another image of the same name; None for what is elsewhere."""
+    try:
+        return os.stat(path).st_size
+    except (OSError, TypeError):
+        return None

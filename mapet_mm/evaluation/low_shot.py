@@ -1,0 +1,102 @@
+"""Logistic regression on few labels: the images are drawn several times."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from mapet_mm.evaluation.features import Features
+from mapet_mm.evaluation.image_sets import check_labels
+from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row
+
+
+def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None:
+    """Images drawn from each class, in ascending order: so many, or a share of them (at least one).
+
+    Args:
+        labels: class of each image.
+        share: a whole number, or a share below 1.
+        seed: of the draw.
+
+    Returns:
+        The images' places; None if a class has too few.
+    """
+    rng = np.random.default_rng(seed)
+    chosen = []
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels == label)
+        number = share if share >= 1 else max(1, round(share * len(of_class)))
+        if number > len(of_class):
+            return None
+        chosen.append(rng.choice(of_class, int(number), replace=False))
+    return np.sort(np.concatenate(chosen))
+
+
+def moments(features: Features, pooling: str) -> tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]]:
+    """Mean and standard deviation of the last layer's features, read a block at a time."""
+    total, squares = 0, 0
+    for _, values in features.blocks("pooled", -1):
+        values = features.pool(values, pooling).double()
+        total, squares = total + values.sum(0), squares + values.square().sum(0)
+    mean = total / len(features)
+    return mean.float(), (squares / len(features) - mean.square()).clamp(min=0).sqrt().float() + 1e-6
+
+
+@PROTOCOLS.register_module()
+class LowShot(Protocol):
+    """Logistic regression (scikit-learn's, L2) on a few labelled images, of the last layer's features.
+
+    Features are standardised by mean and deviation of all training images, which takes no labels.
+
+    Args:
+        shots: images of each class, or a share of the training images below 1.
+        draws: how often they are drawn; the row is the mean, with the standard deviation.
+        C: inverse strength of the regularisation.
+        pooling: 'class token', 'mean' or 'both'; 'both' by default, where there are both.
+    """
+
+    def __init__(
+        self,
+        shots: Sequence[int | float] = (1, 2, 5, 10, 0.01, 0.1),
+        draws: int = 5,
+        C: float = 1.0,
+        pooling: str | None = None,
+    ) -> None:
+        self.shots, self.draws, self.C, self.pooling = list(shots), draws, C, pooling
+
+    def run(self, evaluated: Evaluated) -> list[Row]:
+        """A row for each number of labels that every class has images enough for."""
+        check_labels(*(evaluated.images[name] for name in ("train", "val")))
+        train, val = evaluated.features["train"], evaluated.features["val"]
+        pooling = self.pooling or train.poolings[-1]
+        mean, deviation = moments(train, pooling)
+        queries = (val.pooled(pooling) - mean).div_(deviation).numpy()
+        rows = []
+        for share in self.shots:
+            tops = []
+            for seed in range(self.draws):
+                if (chosen := draw(train.labels.numpy(), share, seed)) is None:
+                    break
+                known = (
+                    (train.pooled(pooling, images=torch.from_numpy(chosen)) - mean).div_(deviation).numpy()
+                )
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", ConvergenceWarning)
+                    model = LogisticRegression(C=self.C, max_iter=1000).fit(
+                        known, train.labels[chosen].numpy()
+                    )
+                tops.append(100 * model.score(queries, val.labels.numpy()))
+            if tops:
+                setting = f"{share} a class" if share >= 1 else f"{share:.0%} of the images"
+                spread = float(np.std(tops, ddof=1)) if len(tops) > 1 else None
+                rows.append(
+                    Row("logistic regression", f"{pooling}, {setting}", float(np.mean(tops)), spread=spread)
+                )
+        return rows

@@ -1,0 +1,64 @@
+"""k-NN on the pooled features: nothing is trained."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional as F
+
+from mapet_mm.engine.knn import check_neighbours
+from mapet_mm.evaluation.features import Features
+from mapet_mm.evaluation.image_sets import check_labels
+from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row
+
+
+@PROTOCOLS.register_module()
+class NearestNeighbours(Protocol):
+    """Top-1 of the k most similar training images, which vote with `exp(similarity / temperature)`.
+
+    Args:
+        k: neighbours that vote.
+        temperature: of the votes.
+    """
+
+    def __init__(self, k: int = 20, temperature: float = 0.07) -> None:
+        self.k, self.temperature = k, temperature
+
+    def run(self, evaluated: Evaluated) -> list[Row]:
+        """A row for the last layer's class token, patch mean, and both side by side."""
+        num_classes = check_labels(*(evaluated.images[name] for name in ("train", "val")))
+        train, val = evaluated.features["train"], evaluated.features["val"]
+        check_neighbours(self.k, len(train))
+        rows = []
+        for pooling in train.poolings:
+            queries = F.normalize(val.pooled(pooling).to(evaluated.device), dim=1)
+            similarity, voters = neighbours(queries, train, pooling, self.k)
+            votes = torch.zeros(len(queries), num_classes, device=evaluated.device)
+            votes.scatter_add_(1, voters, (similarity / self.temperature).exp())
+            right = votes.argmax(1) == val.labels.to(evaluated.device)
+            rows.append(Row("k-NN", pooling, 100 * right.float().mean().item()))
+        return rows
+
+
+def neighbours(
+    queries: Float[Tensor, "query dim"], train: Features, pooling: str, k: int
+) -> tuple[Float[Tensor, "query k"], Int64[Tensor, "query k"]]:
+    """Similarities and labels of the k most similar training images, which are read a block at a time.
+
+    Args:
+        queries: of length 1, on the device where they are compared.
+        train: the training images.
+        pooling: of the last layer.
+        k: number of neighbours.
+    """
+    similarity = queries.new_full((len(queries), k), float("-inf"))
+    voters = torch.zeros(len(queries), k, dtype=torch.int64, device=queries.device)
+    for rows, values in train.blocks("pooled", -1):
+        block = F.normalize(train.pool(values, pooling).to(queries.device), dim=1)
+        labels = train.labels[rows].to(queries.device)
+        both = torch.cat([similarity, queries @ block.T], dim=1)  # Q k+b
+        names = torch.cat([voters, labels.expand(len(queries), -1)], dim=1)
+        similarity, places = both.topk(k, dim=1)
+        voters = names.gather(1, places)
+    return similarity, voters

@@ -1,0 +1,182 @@
+"""What an evaluation is: protocols that turn features into rows of a table, and pictures of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from matplotlib.figure import Figure
+from mmengine.registry import Registry
+
+from mapet_mm import __version__
+from mapet_mm.errors import UserError
+from mapet_mm.evaluation.checkpoints import Checkpoint
+from mapet_mm.evaluation.extraction import take_features
+from mapet_mm.evaluation.features import Features
+from mapet_mm.evaluation.image_sets import ImageSet
+from mapet_mm.file_replacement import replace_json
+from mapet_mm.tokenizers.sharing import process_number
+from mapet_mm.visualization.report import Column, Section, Table
+
+PROTOCOLS = Registry("evaluation protocol", scope="mapet_mm", locations=["mapet_mm.evaluation.catalogue"])
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure.
+
+    Args:
+        protocol: as the table calls it: 'k-NN'.
+        setting: on what: 'class token'.
+        value: the figure.
+        unit: with its meaning: 'top-1, %'.
+        spread: standard deviation over draws.
+        note: what was chosen: 'layer 3, rate 0.1'.
+        detail: whether it stands in the JSON file only.
+    """
+
+    protocol: str
+    setting: str
+    value: float
+    unit: str = "top-1, %"
+    spread: float | None = None
+    note: str = ""
+    detail: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What the figures of several checkpoints have in common."""
+        return self.protocol, self.setting, self.unit
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A checkpoint with its features, as protocols get them.
+
+    Args:
+        checkpoint: with the backbone; None where features alone are evaluated.
+        features: by the name of the image set.
+        images: the image sets by name: datasets, labels, names of classes.
+        device: where to compute.
+    """
+
+    checkpoint: Checkpoint | None
+    features: Mapping[str, Features]
+    images: Mapping[str, ImageSet]
+    device: torch.device
+
+
+class Protocol:
+    """One way of judging features. Options are arguments of the constructor, kept under their names.
+
+    Subclasses are registered in `PROTOCOLS`; `needs` names their image sets, with the kinds of features.
+    """
+
+    needs: ClassVar[Mapping[str, Sequence[str]]] = {"train": ["pooled"], "val": ["pooled"]}
+
+    def run(self, evaluated: Evaluated) -> list[Row]:
+        """The figures of one checkpoint."""
+        raise NotImplementedError
+
+    def identity(self, evaluated: Evaluated) -> list[str]:
+        """What decides the figures beside the protocol, its options and the features."""
+        return []
+
+    def sections(self, evaluated: Evaluated, rows: Sequence[Row]) -> list[Section]:
+        """Pictures for the page, of the features and of this protocol's rows."""
+        return []
+
+
+def build_protocols(configs: Sequence[Mapping[str, Any]], images: Mapping[str, ImageSet]) -> list[Protocol]:
+    """The protocols whose image sets are there.
+
+    Raises:
+        UserError: another name, or an option that the protocol does not have.
+    """
+    PROTOCOLS.import_from_location()
+    built = []
+    for config in configs:
+        options = dict(config)
+        kind = options.pop("type").removeprefix(f"{PROTOCOLS.scope}.")
+        if kind not in PROTOCOLS:
+            raise UserError(f"there is no protocol {kind}: one of {', '.join(PROTOCOLS.module_dict)}")
+        try:
+            built.append(PROTOCOLS.get(kind)(**options))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"protocol {kind}: {error}") from error
+    return [protocol for protocol in built if set(protocol.needs) <= set(images)]
+
+
+def evaluate(
+    checkpoint: Checkpoint,
+    images: Mapping[str, ImageSet],
+    protocols: Sequence[Protocol],
+    cache: Path,
+    amp: bool | None = None,
+) -> tuple[Evaluated, list[list[Row]]]:
+    """A checkpoint's features and, in the first process, the rows of each protocol, cached where they were.
+
+    Args:
+        checkpoint: the backbone with its weights.
+        images: the image sets by name.
+        protocols: what to run, in this order.
+        cache: folder of features and results.
+        amp: see `take_features`.
+    """
+    kinds: dict[str, list[str]] = {}
+    for protocol in protocols:
+        for name, needed in protocol.needs.items():
+            kinds[name] = sorted({*kinds.get(name, []), *needed})
+    features = {
+        name: take_features(checkpoint, images[name], cache, needed, amp) for name, needed in kinds.items()
+    }
+    evaluated = Evaluated(checkpoint, features, images, checkpoint.backbone.device)
+    if process_number()[0] > 0:  # the first process has the table
+        return evaluated, []
+    return evaluated, [_rows(protocol, evaluated, cache) for protocol in protocols]
+
+
+def _rows(protocol: Protocol, evaluated: Evaluated, cache: Path) -> list[Row]:
+    known = [type(protocol).__name__, {k: str(v) for k, v in vars(protocol).items()}, __version__]
+    known += [evaluated.features[name].folder.name for name in protocol.needs]
+    known += protocol.identity(evaluated)
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
+    file = cache / "results" / f"{type(protocol).__name__}-{digest}.json"
+    if not file.is_file():
+        rows = protocol.run(evaluated)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_json(file, [asdict(row) for row in rows])
+    return [Row(**row) for row in json.loads(file.read_text())]
+
+
+def results_table(results: Mapping[str, Sequence[Row]]) -> Table:
+    """One column of figures a checkpoint, one line a figure.
+
+    Args:
+        results: the rows by the checkpoint's name.
+    """
+    keys = {row.key: None for rows in results.values() for row in rows if not row.detail}
+    columns = [Column("protocol"), Column("on"), Column("figure"), *(Column(name) for name in results)]
+    found = {name: {row.key: row for row in rows} for name, rows in results.items()}
+    lines = [[*key, *(_cell(found[name].get(key)) for name in results)] for key in keys]
+    return Table(columns, lines)
+
+
+def side_by_side(sections: Sequence[Section]) -> list[Section]:
+    """Sections with the pictures of all checkpoints under each heading, in the order of the first."""
+    merged: dict[tuple[str, str], list[Figure]] = {}
+    for section in sections:
+        merged.setdefault((section.title, section.caption), []).extend(section.figures)
+    return [Section(*heading, figures) for heading, figures in merged.items()]
+
+
+def _cell(row: Row | None) -> str | None:
+    if row is None:
+        return None
+    spread = "" if row.spread is None else f" ± {row.spread:.1f}"
+    return f"{row.value:.{1 if abs(row.value) >= 1 else 3}f}{spread}" + (f" ({row.note})" if row.note else "")

@@ -1,0 +1,204 @@
+"""The two-stream forward of a whole Vision Transformer, whichever library's (paper, Section 4.1)."""
+
+import operator
+from collections.abc import Sequence
+from math import prod
+from typing import Any, SupportsIndex
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from mapet_mm.models.layout import Layout, lay_out
+from mapet_mm.models.objectives import get_objective
+from mapet_mm.models.precision import product_dtype
+
+
+class TwoStreamViT(nn.Module):
+    """A Vision Transformer's two-stream forward: the first base of a class, the library's ViT the second.
+
+    The tokens are permuted once, at the input, and laid out `C | M | T | Q` (see
+    `mapet_mm.models.objectives`). From there on every mask is one constant, for all images, layers and
+    heads, and every layer runs once on the whole layout: the streams share all weights.
+
+    What it takes of the ViT is `layers` (of `mapet_mm.models.two_stream.TwoStreamPass`), `img_size`,
+    `patch_resolution`, `num_extra_tokens`, `embed_dims`, and the methods `stem`, `enter`,
+    `attention_positions` and `leave`, which suit MMPretrain's ViTs.
+
+    Args:
+        *args: as for the library's ViT.
+        cutting_point: how many tokens of the permuted sequence are visible context, the extra tokens (class
+            token, registers) counted; below `N`, the number of patches plus extra tokens.
+        objective: 'mapet' | 'pim' | 'mim'.
+        **kwargs: as for the library's ViT.
+
+    Raises:
+        ValueError: the objective is not known, or no patch would be left to predict or to see.
+    """
+
+    num_extra_tokens: int
+    patch_resolution: Sequence[int]
+    layers: Sequence[nn.Module]
+
+    def __init__(self, *args: Any, cutting_point: SupportsIndex, objective: str = "mapet", **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.objective = get_objective(objective)
+        self.num_tokens = self.num_extra_tokens + prod(self.patch_resolution)
+        cutting_point = operator.index(cutting_point)
+        extra = self.num_extra_tokens
+        if not extra <= cutting_point < self.num_tokens:
+            raise ValueError(
+                f"cutting_point={cutting_point} is outside {extra}..{self.num_tokens - 1}: an image of "
+                f"{tuple(self.img_size)} has {extra} tokens that are always context (class token, registers) "
+                f"and {self.num_tokens - extra} patches, at least one of which has to be a target"
+            )
+        self.cutting_point = cutting_point
+        self.num_targets = self.num_tokens - cutting_point
+
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
+        layout = lay_out(self.objective, cutting_point, self.num_targets)
+        self.group_sizes = layout.sizes
+        # The only mask there is: of the rows T and Q over the keys C | M | T.
+        self.register_buffer("stream_bias", layout.padded_bias, persistent=False)
+        self.register_buffer("row_places", layout.places, persistent=False)
+
+    @property
+    def layout(self) -> Layout:
+        """Where the groups are in the layout, and who of T and Q sees whom."""
+        return Layout(self.objective, self.group_sizes, self.stream_bias, self.row_places)
+
+    def sample_permutation(
+        self, batch_size: int, device: torch.device | str, generator: torch.Generator | None = None
+    ) -> Int64[Tensor, "batch token"]:
+        """Draw one uniform random order of the patches per image; the extra tokens always come first.
+
+        Args:
+            batch_size: number of images, `B`.
+            device: where to draw.
+            generator: source of randomness, on that device; the global one if None.
+
+        Returns:
+            `(B, N)` int64: `permutation[b, t]` is the token at place `t`; 0 is the class token.
+        """
+        extra = self.num_extra_tokens
+        keys = torch.rand(batch_size, self.num_tokens - extra, device=device, generator=generator)
+        first = torch.arange(extra, device=device).expand(batch_size, -1)
+        return torch.cat([first, keys.argsort(1) + extra], dim=1)  # B N
+
+    def forward(
+        self,
+        images: Float[Tensor, "batch channel height width"],
+        permutation: Int64[Tensor, "batch token"] | None = None,
+        predicted: Int64[Tensor, " predicted"] | None = None,
+    ) -> tuple[Float[Tensor, "batch target dim"], Int64[Tensor, "batch token"]]:
+        """Embed the targets.
+
+        Args:
+            images: `(B, 3, H, W)`, normalised, of the size that the model was built for.
+            permutation: `(B, N)` int64, the extra tokens (0 is the class token) first; drawn on the images'
+                device if None.
+            predicted: `(m,)` int64, which of the `N-c` targets to predict, in permuted order; all if None.
+
+        Returns:
+            The predicting group's outputs after the final norm, `(B, N-c, D)` or `(B, m, D)`, in permuted
+            order: the `i`-th belongs to the token `permutation[:, c + i]`. And the permutation, `(B, N)`.
+
+        Raises:
+            ValueError: the images or the permutation have another size than the model's.
+        """
+        self._check_size(images, permutation)
+        if permutation is None:
+            permutation = self.sample_permutation(len(images), images.device)
+        tokens = self.embed(images, permutation)  # B C|M|T|Q D
+        layout = self.layout.to(product_dtype(tokens))  # once for all layers
+        queries_apart = "Q" in self.objective.groups  # MIM's mask tokens, which predict, are keys as well
+        if predicted is not None and queries_apart:
+            tokens, layout = self._keep_queries(tokens, layout, predicted)
+        positions = self.attention_positions(permutation, layout)
+        # A slice of a ModuleList would be a new module, which torch.compile refuses.
+        *layers, last_layer = self.layers
+        for layer in layers:
+            tokens = layer(tokens, layout, 0, positions)
+        # Beyond the last layer only the predictions count; the other groups still give it keys and values.
+        first_row = layout.slice_of(self.objective.predicting_group).start
+        latents = last_layer(tokens, layout, first_row, positions)
+        if predicted is not None and not queries_apart:
+            latents = latents[:, predicted]
+        return self.leave(latents), permutation
+
+    def encode(self, images: Float[Tensor, "batch channel height width"]) -> tuple[Tensor, ...]:
+        """Features `(B, N, D)` of whole images, none masked: the library's own forward pass."""
+        return super().forward(images)
+
+    def _keep_queries(
+        self,
+        tokens: Float[Tensor, "batch layout dim"],
+        layout: Layout,
+        predicted: Int64[Tensor, " predicted"],
+    ) -> tuple[Float[Tensor, "batch kept dim"], Layout]:
+        """Tokens and layout with only these rows of the query stream."""
+        content, queries = tokens.tensor_split([layout.slice_of("Q").start], dim=1)
+        return torch.cat([content, queries[:, predicted]], dim=1), layout.keep(predicted)
+
+    def embed(
+        self, images: Float[Tensor, "batch channel height width"], permutation: Int64[Tensor, "batch token"]
+    ) -> Float[Tensor, "batch layout dim"]:
+        """Embed the patches, permute the tokens and lay them out in the objective's groups, `(B, L, D)`."""
+        tokens, positions = self.stem(images)  # B N D, 1 N D
+        if positions is not None:
+            tokens = tokens + positions
+        tokens = tokens.gather(1, permutation[..., None].expand_as(tokens))
+        context, targets = tokens.split([self.cutting_point, self.num_targets], dim=1)
+        if positions is None:
+            masks = self.mask_token.expand_as(targets)
+        else:  # a position embedding travels with its token, so each mask token stands where its target does
+            masks = self.mask_token + positions[0][permutation[:, self.cutting_point :]]  # B n D
+        start = {"C": context, "M": masks, "T": targets, "Q": masks}
+        tokens = torch.cat([start[group] for group in self.objective.groups], dim=1)  # B L D
+        return self.enter(tokens)
+
+    def stem(
+        self, images: Float[Tensor, "batch channel height width"]
+    ) -> tuple[Float[Tensor, "batch token dim"], Float[Tensor, "one token dim"] | None]:
+        """Extra tokens and patches `(B, N, D)`, and the position embeddings `(1, N, D)` to add to them."""
+        patches, _ = self.patch_embed(images)  # B N-1 D
+        class_token = self.cls_token.expand(len(images), -1, -1)  # B 1 D
+        return torch.cat([class_token, patches], dim=1), self.pos_embed
+
+    def enter(self, tokens: Float[Tensor, "batch layout dim"]) -> Float[Tensor, "batch layout dim"]:
+        """What comes between the embedding and the first layer."""
+        return self.pre_norm(self.drop_after_pos(tokens))
+
+    def attention_positions(self, permutation: Int64[Tensor, "batch token"], layout: Layout) -> Any:
+        """What the layers' attention takes of the rows' places in each image; None if nothing.
+
+        Row `r` of the layout holds token `permutation[:, layout.places[r]]`, its mask or its query.
+        """
+        return None
+
+    def leave(self, latents: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
+        """What comes behind the last layer."""
+        return self.ln1(latents)
+
+    def _check_size(self, images: Tensor, permutation: Tensor | None) -> None:
+        if tuple(images.shape[-2:]) != tuple(self.img_size):
+            raise ValueError(
+                f"images of {tuple(images.shape[-2:])} pixels, but the backbone was built for img_size="
+                f"{tuple(self.img_size)}: resize or crop in the pipeline, or set the backbone's `img_size`"
+            )
+        if permutation is not None and permutation.shape != (len(images), self.num_tokens):
+            raise ValueError(
+                f"permutation has shape {tuple(permutation.shape)}, expected "
+                f"{(len(images), self.num_tokens)}: one row per image, the class token (0) first"
+            )
+
+
+def check_trainable(options: dict[str, Any]) -> None:
+    """Raise ValueError if a ViT of MMPretrain is to lack what pre-training needs."""
+    for option in ("with_cls_token", "final_norm"):
+        if not options.get(option, True):
+            raise ValueError(
+                f"{option}={options[option]}: pre-training needs the class token, which is always "
+                "context, and the final norm before the head; leave it out here and switch it off "
+                "downstream"
+            )

@@ -1,0 +1,149 @@
+"""A pre-training of nine steps that draws wherever one can draw, and what tests of resuming do with it."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+from mmpretrain.structures import DataSample
+from torch.utils.data import Dataset
+
+from mapet_mm.registry import DATASETS
+
+ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
+EPOCHS, IMAGES, BATCH = 3, 10, 4  # 3 steps an epoch, the last with 2 images
+SEEN: list[tuple[str, int]] = []  # images that were loaded in this process
+
+
+@DATASETS.register_module()
+class JitteredNoise(Dataset):
+    """Fixed noise images, each read with noise of all three generators on top, and token grids."""
+
+    def __init__(self, images: int | None = None, jitter: bool = True) -> None:
+        self.images, self.jitter = images, jitter
+
+    def __len__(self) -> int:
+        return self.images or IMAGES
+
+    def __getitem__(self, index: int) -> dict:
+        SEEN.append((type(index).__name__, index))
+        rng = np.random.default_rng(index)
+        image = rng.integers(0, 150, (3, 16, 16))
+        if self.jitter:
+            image = image + np.random.randint(0, 50, image.shape) + random.randint(0, 25)
+            image = image + torch.randint(0, 25, image.shape).numpy()
+        grid = rng.integers(0, 8, (4, 4))
+        return dict(
+            inputs=torch.from_numpy(image.astype(np.uint8)),
+            data_samples=DataSample(metainfo=dict(img_path=str(index)), token_grid=grid),
+        )
+
+
+class StopAfter(Hook):
+    """Ends the run after a number of steps, as a kill would: nothing is written any more."""
+
+    priority = "VERY_LOW"
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after_train_iter(self, runner: Runner, *args, **kwargs) -> None:
+        if runner.iter + 1 == self.step:
+            raise KeyboardInterrupt
+
+
+HOOKS = dict(
+    epoch_seed=dict(type="mapet_mm.EpochSeedHook"),
+    portable_checkpoint=dict(type="mapet_mm.PortableCheckpointHook"),
+)
+
+
+def build(
+    work_dir: Path,
+    resume=False,
+    interval=1,
+    workers=0,
+    batch=BATCH,
+    hooks: dict = HOOKS,
+    dataset: dict | None = None,
+    drop_path_rate=0.3,
+    val_images: int | None = None,
+    **options,
+) -> Runner:
+    """The run of 9 steps, which writes `iter_N.pth`; entries of the config in `options` change it."""
+    by_iteration = "train_cfg" in options
+    return Runner(
+        model=dict(
+            type="mapet_mm.MaPeT",
+            backbone=dict(
+                type="mapet_mm.MaPeTPretrainViT",
+                arch=ARCH,
+                img_size=16,
+                patch_size=4,
+                cutting_point=5,
+                drop_path_rate=drop_path_rate,
+            ),
+            head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=ARCH["embed_dims"], vocab_size=8),
+            target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=8),
+            data_preprocessor=dict(type="mapet_mm.TokenGridDataPreprocessor", mean=[128.0], std=[64.0]),
+        ),
+        work_dir=str(work_dir),
+        train_dataloader=dict(
+            batch_size=batch,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            sampler=dict(type="InfiniteSampler" if by_iteration else "DefaultSampler", shuffle=True),
+            dataset=dataset or dict(type="mapet_mm.JitteredNoise"),
+            collate_fn=dict(type="default_collate"),
+        ),
+        train_cfg=options.get("train_cfg") or dict(by_epoch=True, max_epochs=EPOCHS),
+        param_scheduler=dict(
+            type="CosineAnnealingLR",
+            T_max=EPOCHS * (1 if by_iteration else 3),
+            by_epoch=False,
+        ),
+        optim_wrapper={"optimizer": dict(type="AdamW", lr=1e-2), **options.get("optim_wrapper", {})},
+        custom_hooks=options.get("custom_hooks"),
+        launcher=options.get("launcher", "none"),
+        cfg=dict(model_wrapper_cfg=options.get("model_wrapper_cfg")),
+        **_validation(val_images),
+        default_hooks=dict(
+            sampler_seed=dict(type="DistSamplerSeedHook"),
+            **{
+                "checkpoint": dict(
+                    type="CheckpointHook", by_epoch=False, interval=interval, max_keep_ckpts=3
+                ),
+                **hooks,
+            },
+        ),
+        randomness=dict(seed=3, diff_rank_seed=True),
+        resume=resume,
+        default_scope="mmpretrain",
+        experiment_name=f"{work_dir.name}{resume}{interval}",
+    )
+
+
+def _validation(images: int | None) -> dict:
+    """Of the first images, without jitter."""
+    if images is None:
+        return {}
+    loader = dict(
+        batch_size=2,
+        sampler=dict(type="DefaultSampler", shuffle=False),
+        dataset=dict(type="mapet_mm.JitteredNoise", images=images, jitter=False),
+        collate_fn=dict(type="default_collate"),
+    )
+    evaluator = dict(type="mapet_mm.TokenAccuracy")
+    return dict(val_dataloader=loader, val_evaluator=evaluator, val_cfg=dict())
+
+
+def final(work_dir: Path) -> dict[str, torch.Tensor]:
+    content = torch.load(work_dir / "iter_9.pth", weights_only=True)
+    return {**content["state_dict"], **content.get("ema_state_dict", {})}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)

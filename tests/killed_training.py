@@ -1,0 +1,58 @@
+"""A process that trains the nine steps until it kills itself.
+
+    killed_training.py FOLDER STEP WHERE [compiled]
+
+It goes on from the folder's last whole checkpoint. WHERE is `step`, after it, or `writing`, in the middle of
+its checkpoint's file.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import jittered_training
+from mmengine.config import Config
+from mmengine.hooks import Hook
+
+from mapet_mm import file_replacement
+from mapet_mm.engine.checkpoints import find_checkpoint
+
+
+class Kill(Hook):
+    """Sends SIGKILL to its own process."""
+
+    priority = "LOWEST"
+
+    def __init__(self, step: int, where: str) -> None:
+        self.step, self.where = step, where
+
+    def after_train_iter(self, runner, *args, **kwargs) -> None:
+        if self.where == "step" and runner.iter + 1 == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def before_save_checkpoint(self, runner, checkpoint) -> None:
+        if self.where == "writing" and runner.iter + 1 == self.step:
+            file_replacement.os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    folder, step, where = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    options = dict(
+        optim_wrapper=dict(type="mapet_mm.AutocastOptimWrapper", accumulative_counts=2),
+        custom_hooks=[dict(type="EMAHook", momentum=0.1)],
+    )
+    if "compiled" in sys.argv:
+        options["custom_hooks"].append(dict(type="mapet_mm.CompileHook", backend="aot_eager"))
+    hook = dict(type="CheckpointHook", by_epoch=False, interval=1)
+    cfg = Config(dict(work_dir=str(folder), default_hooks=dict(checkpoint=hook)))
+    found = folder.exists() and find_checkpoint(cfg)
+    # The last checkpoint may be one that was never written to the end: MMEngine's own search would take it.
+    runner = jittered_training.build(folder, resume=bool(found), workers=int(step) % 3, **options)
+    runner._load_from = found or None
+    runner.register_hook(Kill(step, where))
+    runner.train()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Images of every kind: what tokens are made of is what training sees, or both refuse it in the same way."""
+
+import os
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from config_building import ROOT, read
+from mmengine.registry import DATASETS
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from mapet_mm.datasets.draws import SeededBatches, SeededDataset, UnreadableImageError
+from mapet_mm.engine.probes import grey, matching_share, pattern, views_of
+from mapet_mm.tokenizers.images import NamedImages
+
+SIZE, GRID = (320, 280), (14, 14)
+IMAGENET = ROOT / "configs/_base_/datasets"
+
+
+def exif(orientation: int) -> Image.Exif:
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    return tags
+
+
+def make(kind: str, path: Path) -> None:
+    """A coordinate image: each of its patches can be told from all others."""
+    levels = pattern(SIZE, 20)
+    colours = np.stack([levels, np.roll(levels, 7, 1) // 2 + 60, 255 - levels // 2], -1)
+    image, alpha = Image.fromarray(colours), np.full(SIZE, 255, np.uint8)
+    alpha[:100] = 0
+    transparent = Image.fromarray(np.dstack([colours, alpha]))
+    animated = dict(save_all=True, append_images=[image.rotate(180)], duration=50)
+    if kind.startswith("exif"):
+        image.save(path, exif=exif(int(kind[4])))
+    elif kind == "rgb16.png":
+        cv2.imwrite(str(path), colours.astype(np.uint16) * 257)
+    elif kind.startswith("grey16"):
+        Image.fromarray(levels.astype(np.uint16) * 257).save(path)
+    elif kind.startswith("animated"):
+        image.save(path, **animated)
+    elif kind in ("zero.jpg", "text.jpg"):
+        path.write_bytes(b"" if kind == "zero.jpg" else b"no image at all")
+    elif kind.startswith("cut"):
+        image.save(path)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif kind == "loop.png":
+        path.symlink_to(path)
+    elif kind == "folder.png":
+        path.mkdir()
+    elif kind == "link.png":
+        make("plain.png", path.with_name("target.png"))
+        path.symlink_to("target.png")
+    else:
+        kinds = {
+            "cmyk.jpg": image.convert("CMYK"),
+            "grey.png": Image.fromarray(levels),
+            "bits.png": Image.fromarray(levels > 100),
+            "grey_alpha.png": Image.fromarray(np.dstack([levels, alpha])),
+            "alpha.png": transparent,
+            "palette.png": image.quantize(64),
+            "palette_alpha.png": transparent.quantize(64),
+            "lab.tif": image.convert("LAB"),
+            "float.tif": Image.fromarray(levels.astype(np.float32)),
+            "one.png": Image.new("RGB", (1, 1), (9, 8, 7)),
+            "line.png": Image.new("RGB", (1, 300), (9, 8, 7)),
+            "long.png": Image.new("RGB", (20_000, 30), (9, 8, 7)),
+            "huge.png": Image.new("L", (20_000, 20_000)) if kind == "huge.png" else None,
+        }
+        kinds.get(kind, image).save(path)
+
+
+READABLE = [*(f"exif{number}.jpg" for number in range(1, 9)), "exif6.png", "exif6.webp"]
+READABLE += ["cmyk.jpg", "rgb16.png", "grey16.png", "grey16.tif", "grey.png", "bits.png", "grey_alpha.png"]
+READABLE += ["alpha.png", "palette.png", "palette_alpha.png", "animated.gif", "animated.png", "animated.webp"]
+READABLE += ["lab.tif", "link.png", "a name with spaces.png", "new\nline.png", "üñí 日本 \U0001f600.png"]
+UNREADABLE = ["zero.jpg", "text.jpg", "cut.jpg", "cut.png", "loop.png", "folder.png", "float.tif"]
+BLANK = ["one.png", "line.png", "long.png", pytest.param("huge.png", marks=pytest.mark.slow)]
+
+
+def tokenized(path: Path):
+    """What a tokenizer of ImageNet is given of an image: pixels, or why there are none."""
+    cfg = read(IMAGENET / "imagenet_images.py")
+    square = read(IMAGENET / "imagenet_tokens.py").load_square[1:]
+    config = dict(type="CustomDataset", pipeline=[cfg.load, *square, cfg.pack])
+    images = NamedImages(config | _files(path), None)
+    return images[0][1]
+
+
+def trained(path: Path, on_error: str = "raise") -> SeededDataset:
+    """The training set of ImageNet with one image, without jitter."""
+    cfg = read(IMAGENET / "imagenet_tokens.py")
+    pipeline = [*cfg.load_square, cfg.pack]
+    config = dict(type="mmpretrain.CustomDataset", pipeline=pipeline)
+    return SeededDataset(DATASETS.build(config | _files(path)), on_error)
+
+
+def _files(path: Path) -> dict:
+    """A data set of the image and of the good ones beside it, by a list, which takes no newline."""
+    if "\n" in path.name:
+        return dict(data_prefix=path.parent.name, data_root=str(path.parents[1]), with_label=False)
+    others = sorted(one.name for one in path.parent.glob("good_*.png"))
+    path.with_name("list.txt").write_text("".join(f"{one} 0\n" for one in [path.name, *others]))
+    return dict(data_prefix="", data_root=str(path.parent), ann_file="list.txt")
+
+
+@pytest.mark.parametrize("kind", READABLE)
+def test_tokens_and_training_see_the_same_patches(kind, tmp_path):
+    make(kind, tmp_path / kind)
+    seen, image = tokenized(tmp_path / kind), trained(tmp_path / kind)[0]["inputs"]
+    assert np.array_equal(seen, image)
+    ids = np.arange(GRID[0] * GRID[1]).reshape(GRID)
+    share = matching_share(grey(image), ids, views_of(grey(seen), GRID))
+    assert share is not None
+    assert share > 0.95
+
+
+def test_orientation_is_applied(tmp_path):
+    """Turned back, and not as its pixels lie in the file: 6 is a quarter turn to the right."""
+    make("exif1.png", tmp_path / "exif1.png")
+    make("exif6.png", tmp_path / "exif6.png")
+    upright, turned = (trained(tmp_path / f"exif{number}.png")[0]["inputs"].numpy() for number in (1, 6))
+    assert np.abs(np.rot90(upright, -1, (1, 2)).astype(int) - turned).mean() < 3
+
+
+@pytest.mark.parametrize("kind", BLANK)
+def test_sizes_at_the_edge_are_read(kind, tmp_path):
+    make(kind, tmp_path / kind)
+    assert np.array_equal(tokenized(tmp_path / kind), trained(tmp_path / kind)[0]["inputs"])
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_what_cannot_be_read_is_refused_by_name_in_both(kind, tmp_path):
+    path = tmp_path / kind
+    make(kind, path)
+    assert isinstance(tokenized(path), str)
+    with pytest.raises(UnreadableImageError, match=r"cannot be read .*on_error=skip") as raised:
+        trained(path)[0]
+    assert f"image `{path}`" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_skipped_image_gives_its_place_to_the_next_whole(tmp_path, capture_log):
+    for index in range(2):
+        make("plain.png", tmp_path / f"good_{index}.png")
+    make("zero.jpg", tmp_path / "zero.jpg")
+    dataset = trained(tmp_path / "zero.jpg", "skip")
+    assert [Path(dataset[index]["data_samples"].img_path).name for index in range(3)] == [
+        "good_0.png",
+        "good_0.png",
+        "good_1.png",
+    ]
+    assert f"image `{tmp_path / 'zero.jpg'}` cannot be read" in capture_log()
+
+
+def test_a_set_of_unreadable_images_is_refused(tmp_path):
+    make("zero.jpg", tmp_path / "zero.jpg")
+    with pytest.raises(UnreadableImageError):
+        trained(tmp_path / "zero.jpg", "skip")[0]
+
+
+def test_a_file_that_vanishes_in_mid_run_is_named_from_its_worker(tmp_path):
+    make("plain.png", tmp_path / "there.png")
+    dataset = trained(tmp_path / "there.png")
+    assert dataset[0]["inputs"].shape == (3, 224, 224)
+    os.remove(tmp_path / "there.png")
+    loader = DataLoader(dataset, 1, num_workers=1, collate_fn=list)
+    object.__setattr__(loader, "batch_sampler", SeededBatches(loader.batch_sampler, 0))
+    with pytest.raises(UnreadableImageError, match=r"there.png` cannot be read \(FileNotFoundError"):
+        next(iter(loader))
+
+
+def test_a_mistake_in_the_pipeline_is_not_an_unreadable_image(tmp_path):
+    make("plain.png", tmp_path / "plain.png")
+    dataset = trained(tmp_path / "plain.png", "skip")
+    dataset.pipeline.transforms.insert(1, lambda results: results["no such entry"])
+    with pytest.raises(KeyError, match="no such entry"):
+        dataset[0]
+
+
+def test_a_mistyped_policy_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="on_error is 'ignore': one of raise, skip"):
+        SeededDataset([], "ignore")

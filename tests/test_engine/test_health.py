@@ -1,0 +1,154 @@
+"""Figures beside the loss, by value, and one warning for each way to fail."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from mmengine.logging import MessageHub
+
+from mapet_mm.engine.features import effective_rank, rank_me
+from mapet_mm.engine.health import HealthHook
+from mapet_mm.models import TokenPredictionHead
+from mapet_mm.models.statistics import PredictionStatistics
+from mapet_mm.scalars import last_values
+from mapet_mm.visualization.curves import place_figure
+
+
+def statistics(predictions, tokens, vocab_size=8) -> PredictionStatistics:
+    found = PredictionStatistics(vocab_size)
+    found.add(torch.randn(*predictions.shape, 4), predictions, tokens)
+    return found
+
+
+def test_accuracy_by_place_is_the_mean_over_images():
+    tokens = torch.zeros(2, 4, dtype=torch.int64)
+    predictions = torch.tensor([[0, 1, 1, 0], [0, 0, 1, 1]])
+    found = statistics(predictions, tokens)
+    assert found.accuracy_by_place(4) == [100.0, 50.0, 0.0, 50.0]
+    assert found.accuracy_by_place(2) == [75.0, 25.0]
+    found.add(torch.randn(1, 4, 4), tokens[:1], tokens[:1])
+    assert found.accuracy_by_place(1) == [pytest.approx(100 * 8 / 12)]
+
+
+def test_effective_tokens_are_the_exponential_of_the_entropy():
+    found = statistics(torch.tensor([[0, 1, 2, 3]]), torch.tensor([[5, 5, 5, 5]]))
+    assert found.effective_tokens() == (pytest.approx(4.0), pytest.approx(1.0))
+
+
+def test_rank_me_counts_directions():
+    basis = torch.linalg.qr(torch.randn(16, 16))[0]
+    features = torch.randn(4000, 3) @ basis[:3]
+    assert rank_me(features.split(100)) == pytest.approx(3, abs=0.01)
+    assert effective_rank(torch.eye(5)) == pytest.approx(5)
+    shares = torch.tensor([3.0, 1.0]) / 4
+    expected = torch.exp(-(shares * shares.log()).sum()).item()
+    assert effective_rank(torch.diag(torch.tensor([9.0, 1.0, 0.0]))) == pytest.approx(expected)
+
+
+def test_a_head_that_is_watched_counts_what_it_predicts_and_learns_the_same():
+    head = TokenPredictionHead(6, 5)
+    head.init_weights()
+    latents, tokens = torch.randn(3, 4, 6), torch.randint(5, (3, 4))
+    alone = head.loss(latents, tokens)
+    head.statistics = PredictionStatistics(5)
+    watched = head.loss(latents, tokens)
+    assert all(torch.equal(alone[name], watched[name]) for name in alone)
+    predictions = head(latents).argmax(-1)
+    assert head.statistics.accuracy_by_place(1) == [pytest.approx(watched["token_accuracy"].item())]
+    assert head.statistics._counts[0].tolist() == torch.bincount(predictions.flatten(), minlength=5).tolist()
+    assert head.statistics._counts[1].tolist() == torch.bincount(tokens.flatten(), minlength=5).tolist()
+    assert head.statistics.images == 3
+
+
+class Watched:
+    """A run of which the hook is told figures, an interval of one step at a time."""
+
+    def __init__(self, name: str) -> None:
+        self.hook, self.scalars = HealthHook(interval=1, bins=2), {}
+        self.runner = SimpleNamespace(
+            iter=0,
+            max_iters=100,
+            message_hub=MessageHub(name),
+            visualizer=SimpleNamespace(add_scalars=lambda figures, step: self.scalars.update(figures)),
+            train_dataloader=SimpleNamespace(num_workers=2),
+            model=SimpleNamespace(head=TokenPredictionHead(4, 400)),
+        )
+        self.hook.before_train(self.runner)
+
+    def step(self, predictions=None, tokens=None, **figures: float) -> None:
+        for name, value in figures.items():
+            self.runner.message_hub.update_scalar(f"train/{name}", value)
+        if predictions is not None:
+            predictions, tokens = torch.tensor([predictions]), torch.tensor([tokens])
+            self.hook.statistics.add(torch.randn(1, predictions.shape[1], 4), predictions, tokens)
+        self.hook.after_train_iter(self.runner)
+        self.runner.iter += 1
+
+
+@pytest.fixture
+def watched(tmp_path, capture_log) -> Watched:
+    return Watched(tmp_path.name)
+
+
+def test_a_loss_that_rises_is_warned_of_once(watched, capture_log):
+    for loss in (5.0, 4.0, 4.9, 4.5, 5.2):
+        watched.step(loss=loss)
+    assert "risen" not in capture_log()  # 30 % and more
+    for loss in (5.4, 9.0):
+        watched.step(loss=loss)
+    assert capture_log().count("the loss has risen from 4 to 5.4") == 1
+    assert capture_log().count("risen") == 1
+
+
+def test_a_loader_that_does_not_keep_up_is_warned_of_once(watched, capture_log):
+    for waited in (0.5, 0.1, 0.3):  # a start, and a single pause
+        watched.step(data_time=waited, time=1.0)
+    assert "waiting" not in capture_log()
+    for _ in range(3):
+        watched.step(data_time=0.4, time=1.0)
+    assert capture_log().count("40% of the time goes by waiting for images: raise `train_dataloader.") == 1
+
+
+def test_collapsed_predictions_and_codebooks_are_warned_of_once(watched, capture_log):
+    many = list(range(300))
+    watched.step([0] * 300, many)  # in the beginning: the commonest token is all that it knows
+    assert "collapsed" not in capture_log()
+    watched.step(many, many)
+    assert watched.scalars["effective_tokens/predicted"] == pytest.approx(300)
+    for _ in range(2):
+        watched.step([0] * 300, many)
+    assert capture_log().count("the predictions have collapsed: 1.0 tokens") == 1
+    for _ in range(2):
+        watched.step([0, 0], [7, 7])
+    assert capture_log().count("the targets use 1.0 of 400 tokens") == 1
+
+
+def test_a_healthy_run_is_warned_of_nothing(watched, capture_log):
+    many = list(range(300))
+    for loss in np.linspace(6, 3, 40):
+        watched.step(many, many, loss=loss, data_time=0.05, time=1.0)
+    assert capture_log() == ""
+
+
+def test_places_are_logged_and_drawn(watched):
+    watched.step([1, 1, 2, 2], [1, 1, 3, 2])
+    assert (watched.scalars["place_accuracy/01"], watched.scalars["place_accuracy/02"]) == (100.0, 50.0)
+    figure = place_figure([{"lr": 1.0, "step": 1}, {**watched.scalars, "step": 1}])
+    (line,) = figure.axes[0].lines
+    assert line.get_xydata().tolist() == [[0.25, 100.0], [0.75, 50.0]]
+    assert place_figure([{"lr": 1.0, "step": 1}]) is None
+
+
+def test_a_resumed_run_keeps_the_places_of_before(tmp_path):
+    """They count iterations, validations count epochs."""
+    for stamp, step in (("1", 500), ("2", 900)):
+        folder = tmp_path / stamp / "vis_data"
+        folder.mkdir(parents=True)
+        (folder / "scalars.json").write_text(
+            f'{{"place_accuracy/01": {step}, "step": {step}}}\n{{"knn/top1": 1, "step": {step // 100}}}\n'
+        )
+    from mapet_mm.scalars import read_scalars
+
+    assert [one["step"] for one in read_scalars(tmp_path) if "place_accuracy/01" in one] == [500, 900]
+    assert last_values(tmp_path)["place_accuracy/01"] == 900

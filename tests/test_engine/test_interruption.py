@@ -1,0 +1,160 @@
+"""A run that is told to end saves where it stands, and the same command goes on with the next batch."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from jittered_training import EPOCHS, HOOKS, StopAfter, build, final, same
+from mmengine.config import Config
+from mmengine.hooks import Hook
+
+from mapet_mm.engine.checkpoints import find_checkpoint, later_checkpoints
+from mapet_mm.engine.interruption import InterruptionHook
+from mapet_mm.errors import STOPPED
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+BY_EPOCH = dict(checkpoint=dict(type="CheckpointHook", interval=1))
+
+
+def hooks(minutes=None, **others) -> dict:
+    return {**HOOKS, "interruption": dict(type="mapet_mm.InterruptionHook", minutes=minutes), **others}
+
+
+class Tell(Hook):
+    """Sends this process a signal after a step."""
+
+    def __init__(self, step: int, number: int) -> None:
+        self.step, self.number = step, number
+
+    def after_train_iter(self, runner, *args, **kwargs) -> None:
+        if runner.iter + 1 == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
+@pytest.mark.parametrize(("number", "step"), [(signal.SIGUSR1, 4), (signal.SIGTERM, 6)])
+def test_a_run_that_is_told_to_end_goes_on_as_if_nothing_had_been(number, step, tmp_path):
+    """In the middle of an epoch and at its end; checkpoints are written by epoch otherwise."""
+    before = signal.getsignal(number)
+    build(tmp_path / "whole", hooks=hooks(**BY_EPOCH)).train()
+    told = build(tmp_path / "parts", hooks=hooks(**BY_EPOCH))
+    told.register_hook(Tell(step, number))
+    with pytest.raises(SystemExit) as ended:
+        told.train()
+    assert ended.value.code == STOPPED == 75
+    assert signal.getsignal(number) is before
+    cfg = Config(dict(work_dir=str(tmp_path / "parts")))
+    latest = tmp_path / "parts/latest.pth"
+    assert find_checkpoint(cfg) == str(latest)
+    assert later_checkpoints(cfg, str(latest)) == []
+    build(tmp_path / "parts", resume=True, hooks=hooks(**BY_EPOCH)).train()
+    name = f"epoch_{EPOCHS}.pth"
+    assert same(weights(tmp_path / "whole" / name), weights(tmp_path / "parts" / name))
+    assert not latest.exists()
+
+
+def test_checkpoints_by_the_clock_lie_within_epochs(tmp_path):
+    """A run that is killed loses what came after the last one; epochs' checkpoints count as before."""
+    killed = build(tmp_path / "parts", hooks=hooks(minutes=0, **BY_EPOCH))
+    killed.register_hook(StopAfter(5))
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    folder = tmp_path / "parts"
+    assert torch.load(folder / "latest.pth", weights_only=True)["meta"]["iter"] in (4, 5)
+    cfg = Config(dict(work_dir=str(folder)))
+    assert find_checkpoint(cfg) == str(folder / "latest.pth")
+    (folder / "latest.pth").write_bytes(b"PK\x03\x04 cut short")
+    assert find_checkpoint(cfg) == str(folder / "epoch_1.pth")
+    assert later_checkpoints(cfg, str(folder / "epoch_1.pth")) == []
+
+
+def test_half_an_hour_has_not_passed_in_nine_steps(tmp_path):
+    build(tmp_path / "run", hooks=hooks(minutes=30)).train()
+    assert not (tmp_path / "run/latest.pth").exists()
+
+
+def test_a_checkpoint_of_the_same_step_is_not_written_twice(tmp_path):
+    told = build(tmp_path / "run", hooks=hooks())
+    told.register_hook(Tell(4, signal.SIGUSR1))
+    with pytest.raises(SystemExit):
+        told.train()
+    assert not (tmp_path / "run/latest.pth").exists()
+    assert (tmp_path / "run/last_checkpoint").read_text().endswith("iter_4.pth")
+
+
+def test_workers_of_a_loader_outlive_a_signal_to_all_processes(tmp_path):
+    """Slurm's SIGTERM reaches them as well; the step needs their images."""
+
+    class TellAll(Tell):
+        def after_train_iter(self, runner, *args, **kwargs) -> None:
+            if runner.iter + 1 == self.step:
+                for worker in torch.multiprocessing.active_children():
+                    os.kill(worker.pid, self.number)
+                os.kill(os.getpid(), self.number)
+
+    build(tmp_path / "whole").train()
+    told = build(tmp_path / "parts", workers=2, hooks=hooks(interruption=dict(type=Late, minutes=None)))
+    told.register_hook(TellAll(3, signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        told.train()
+    assert told.iter + 1 == 5
+    build(tmp_path / "parts", resume=True, hooks=hooks()).train()
+    assert same(final(tmp_path / "whole"), final(tmp_path / "parts"))
+
+
+class Late(InterruptionHook):
+    """Ends two steps after it was told."""
+
+    def after_train_iter(self, runner, *args, **kwargs) -> None:
+        if not self.told or runner.iter + 1 >= 5:
+            super().after_train_iter(runner)
+
+
+# --- whole files -----------------------------------------------------------------------------------------
+
+
+class Listed(Hook):
+    """The checkpoints that are there when another one is about to be written."""
+
+    def __init__(self) -> None:
+        self.there: list[list[str]] = []
+
+    def before_save_checkpoint(self, runner, checkpoint) -> None:
+        self.there.append(sorted(path.name for path in Path(runner.work_dir).glob("iter_*.pth")))
+
+
+def test_the_only_checkpoint_is_there_until_the_next_one_is(tmp_path):
+    one = dict(type="CheckpointHook", by_epoch=False, interval=1, max_keep_ckpts=1)
+    run = build(tmp_path / "run", hooks=hooks(checkpoint=one))
+    listed = Listed()
+    run.register_hook(listed)
+    run.train()
+    assert listed.there[:3] == [[], ["iter_1.pth"], ["iter_2.pth"]]
+
+
+def test_what_a_killed_run_left_half_written_is_removed_and_never_read(tmp_path):
+    (tmp_path / "run").mkdir()
+    left = tmp_path / "run/.iter_3.pth.0123.partial"
+    left.write_bytes(b"half")
+    build(tmp_path / "run").train()
+    assert not left.exists()
+
+
+def test_a_write_that_fails_leaves_the_checkpoint_of_before(tmp_path, monkeypatch):
+    """A full disk, in the middle of the first file that is written anew."""
+    build(tmp_path / "run").train()
+    before = (tmp_path / "run/iter_9.pth").read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mapet_mm.file_replacement.os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        build(tmp_path / "run", interval=9, hooks=hooks()).train()
+    assert (tmp_path / "run/iter_9.pth").read_bytes() == before
+    assert not list((tmp_path / "run").glob(".*partial"))

@@ -1,0 +1,153 @@
+"""Layers, class token, patches and grid are found in any backbone, and equal what the model itself gives."""
+
+import pytest
+import torch
+from mmpretrain.registry import MODELS
+from torch import nn
+
+from mapet_mm.evaluation.backbone import BackboneError, TokenBackbone
+
+ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
+VIT = dict(type="mapet_mm.MaPeTViT", arch=ARCH, img_size=16, patch_size=4)
+PLAIN = dict(VIT, type="VisionTransformer")
+LAYERS = ["1", "2", "3"]
+TIMM = dict(type="TIMMBackbone", img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3)
+
+
+def build(config: dict) -> TokenBackbone:
+    model = MODELS.build(config)
+    model.eval()
+    return TokenBackbone(model)
+
+
+def pretraining() -> dict:
+    return dict(
+        type="mapet_mm.MaPeT",
+        backbone=dict(VIT, type="mapet_mm.MaPeTPretrainViT", cutting_point=6),
+        head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=8),
+        target_generator=None,
+    )
+
+
+CASES = {
+    # config, image (H, W): layers, tokens before the patches, class token, grid
+    "ours": (VIT, (16, 16), [*LAYERS, "output"], 1, True, (4, 4)),
+    "another size": (VIT, (24, 16), [*LAYERS, "output"], 1, True, (6, 4)),
+    "oblong patches": (dict(VIT, patch_size=(4, 8)), (16, 16), [*LAYERS, "output"], 1, True, (4, 2)),
+    "no final norm": (dict(VIT, out_type="avg_featmap", final_norm=False), (16, 16), LAYERS, 1, True, (4, 4)),
+    "one layer": (dict(VIT, arch=dict(ARCH, num_layers=1)), (16, 16), ["1", "output"], 1, True, (4, 4)),
+    "MaPeT": (pretraining(), (16, 16), [*LAYERS, "output"], 1, True, (4, 4)),
+    "a classifier": (
+        dict(type="ImageClassifier", backbone=PLAIN, neck=dict(type="GlobalAveragePooling")),
+        (16, 16),
+        [*LAYERS, "output"],
+        1,
+        True,
+        (4, 4),
+    ),
+    "no class token": (
+        dict(PLAIN, with_cls_token=False, out_type="raw"),
+        (16, 16),
+        [*LAYERS, "output"],
+        0,
+        False,
+        (4, 4),
+    ),
+    "BEiT": (dict(PLAIN, type="BEiTViT"), (16, 16), LAYERS, 1, True, (4, 4)),
+    "two tokens": (
+        dict(PLAIN, type="DistilledVisionTransformer"),
+        (16, 16),
+        [*LAYERS, "output"],
+        2,
+        True,
+        (4, 4),
+    ),
+    "timm": (dict(TIMM, model_name="vit_tiny_patch16_224"), (32, 32), ["1", "2", "output"], 1, True, (4, 4)),
+    "registers": (
+        dict(TIMM, model_name="vit_base_patch16_reg4_gap_256"),
+        (32, 32),
+        ["1", "2", "output"],
+        4,
+        False,
+        (4, 4),
+    ),
+    "stages": (dict(type="ResNet", depth=18), (64, 64), ["output"], 0, False, (2, 2)),
+    "class token at the end": (
+        dict(
+            type="TIMMBackbone", model_name="cait_xxs24_224", img_size=32, patch_size=8, embed_dim=24, depth=2
+        ),
+        (32, 32),
+        ["output"],
+        1,
+        True,
+        (4, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_backbone_is_understood_by_what_it_computes(case):
+    config, size, layers, prefix, has_class_token, grid = CASES[case]
+    backbone = build(config)
+    with torch.no_grad():
+        tokens = backbone(torch.randn(2, 3, *size))
+    assert (backbone.layers, backbone.prefix, backbone.grid, tokens.grid) == (layers, prefix, grid, grid)
+    assert (tokens.class_token is not None) == backbone.has_class_token == has_class_token
+    assert [one.shape[:2] for one in tokens.patches] == [(2, grid[0] * grid[1])] * len(layers)
+    if has_class_token:
+        assert tokens.class_token.shape == (2, len(layers), tokens.patches[0].shape[-1])
+
+
+def test_tokens_are_the_models_own():
+    """Of each layer without a norm, and of the output with the model's."""
+    raw = MODELS.build(dict(PLAIN, out_type="raw", out_indices=[0, 1, 2], final_norm=False))
+    normed = MODELS.build(dict(PLAIN, out_type="raw"))
+    normed.load_state_dict(raw.state_dict(), strict=False)
+    nn.init.normal_(normed.ln1.weight)
+    raw.eval(), normed.eval()
+    images = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        expected = [*raw(images), normed(images)[-1]]
+        tokens = TokenBackbone(normed)(images)
+    for place, layer in enumerate(expected):
+        torch.testing.assert_close(tokens.class_token[:, place], layer[:, 0])
+        torch.testing.assert_close(tokens.patches[place], layer[:, 1:])
+
+
+def test_hugging_faces_wrapper(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    options = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=48)
+    config = transformers.Dinov2WithRegistersConfig(**options, image_size=28, patch_size=7)
+    config.save_pretrained(tmp_path)
+    backbone = build(dict(type="HuggingFaceClassifier", model_name=str(tmp_path)))
+    with torch.no_grad():
+        tokens = backbone(images := torch.randn(2, 3, 28, 28))
+        expected = backbone.model.model.base_model(images).last_hidden_state
+    assert backbone.layers == ["1", "2", "output"]
+    assert backbone.grid == (4, 4)
+    torch.testing.assert_close(tokens.class_token[:, -1], expected[:, 0])
+    torch.testing.assert_close(tokens.patches[-1], expected[:, -16:])  # four registers between
+
+
+def test_grids_of_token_ids_are_images_as_well():
+    backbone = build(dict(type="mapet_mm.TokenViT", vocab_size=9, grid=(4, 6), arch=ARCH))
+    with torch.no_grad():
+        tokens = backbone(torch.randint(9, (2, 1, 4, 6)).float())
+    assert (backbone.grid, tokens.patches[0].shape) == ((4, 6), (2, 24, 24))
+
+
+def test_vectors_are_class_tokens():
+    backbone = build(dict(type="mapet_mm.TokenMLP", vocab_size=9, embed_dims=16))
+    tokens = backbone(torch.randint(9, (2, 1, 4, 6)).float())
+    assert (backbone.grid, tokens.class_token.shape, tokens.patches[0].shape[1]) == ((0, 0), (2, 1, 16), 0)
+
+
+def test_images_of_a_size_that_the_backbone_does_not_take_are_refused():
+    backbone = build(dict(TIMM, model_name="vit_tiny_patch16_224"))
+    with pytest.raises(BackboneError, match=r"does not take images of 40 x 32 pixels \(Input height"):
+        backbone(torch.randn(2, 3, 40, 32))
+
+
+def test_a_backbone_that_permutes_at_random_is_refused():
+    with pytest.raises(BackboneError, match=r"other features each time .* config of the whole pre-training"):
+        build(pretraining()["backbone"])(torch.randn(2, 3, 16, 16))

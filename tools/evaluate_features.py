@@ -1,0 +1,133 @@
+"""Evaluate a backbone's frozen features by nearest neighbours, linear and attentive probes.
+
+    python tools/evaluate_features.py CONFIG CHECKPOINT --data data/digits
+    python tools/evaluate_features.py CONFIG CHECKPOINT --compare OTHER_CONFIG OTHER_CHECKPOINT
+
+CONFIG describes a pre-training, a classifier or a bare backbone, of MMPretrain, timm (TIMMBackbone) or
+Hugging Face (HuggingFaceClassifier). Without CHECKPOINT the weights are those that the config names, or
+random. Features are computed once and kept in --cache. After a kill, the same command resumes. Any number of
+processes on any number of machines share the work: start the same command any number of times, under
+torchrun, under srun or by hand.
+"""
+
+import argparse
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from mmengine.config import Config, DictAction
+from mmengine.logging import MMLogger
+
+from mapet_mm.engine.launch import read_config
+from mapet_mm.engine.processes import choose_device
+from mapet_mm.errors import UserError, one_line_errors
+from mapet_mm.evaluation.checkpoints import load_checkpoint
+from mapet_mm.evaluation.image_sets import SECTION, read_image_sets
+from mapet_mm.evaluation.protocols import PROTOCOLS, build_protocols, evaluate, results_table, side_by_side
+from mapet_mm.file_replacement import replace_json
+from mapet_mm.tokenizers.sharing import process_number
+from mapet_mm.visualization.report import Report, format_table, write_report
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("config")
+    parser.add_argument("checkpoint", nargs="?")
+    parser.add_argument(
+        "--compare",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar=("CONFIG", "CHECKPOINT"),
+        help="another one beside it, as often as you like",
+    )
+    parser.add_argument(
+        "--data",
+        help=f"folder with `train` and `val`, or a config whose section `{SECTION}` names image sets and "
+        "protocols; by default CONFIG's own section",
+    )
+    parser.add_argument("--protocols", nargs="+", metavar="NAME", help="only these")
+    parser.add_argument(
+        "--cache", type=Path, default=Path("work_dirs/features"), help="%(default)s by default"
+    )
+    parser.add_argument("--out", type=Path, help="folder for results.json and the page, report.html")
+    parser.add_argument(
+        "--cfg-options", nargs="+", action=DictAction, metavar="KEY=VALUE", help="override settings of CONFIG"
+    )
+    parser.add_argument("--amp", action=argparse.BooleanOptionalAction, help="by default on CUDA only")
+    parser.add_argument(
+        "--trust-checkpoint",
+        action="store_true",
+        help="load a checkpoint that holds Python objects, which can run code: only a file you trust",
+    )
+    return parser.parse_args()
+
+
+def protocol_configs(cfg: Config, data: str | None, names: list[str] | None) -> list[dict]:
+    """The declared protocols or, without a declaration, all protocols with their defaults."""
+    declared = read_config(data) if data and not Path(data).is_dir() else cfg
+    PROTOCOLS.import_from_location()
+    configs = (declared.get(SECTION) or {}).get("protocols")
+    if configs is None:
+        configs = [dict(type=name) for name in PROTOCOLS.module_dict]
+        # The settings of the k-NN hook.
+        probe = cfg.get("knn_probe") or {}
+        configs[0] |= {name: probe[name] for name in ("k", "temperature") if name in probe}
+    known = [config["type"] for config in configs]
+    if unknown := [name for name in names or [] if name not in known]:
+        raise UserError(f"--protocols {unknown[0]}: one of {', '.join(known)}")
+    return [config for config in configs if not names or config["type"] in names]
+
+
+@one_line_errors
+def main() -> None:
+    args = parse_args()
+    MMLogger.get_instance(
+        "evaluate_features", log_level="WARNING"
+    )  # MMEngine logs how weights are initialised
+    choose_device()
+    results, sections, images, protocols = {}, [], {}, []
+    for place, (config, *checkpoint) in enumerate(
+        [[args.config, *filter(None, [args.checkpoint])], *args.compare]
+    ):
+        if len(checkpoint) > 1:
+            raise UserError(f"--compare {config} {' '.join(checkpoint)}: one config and one checkpoint")
+        cfg = read_config(config, args.cfg_options if place == 0 else None)
+        loaded = load_checkpoint(cfg, *(checkpoint or [None]), trust=args.trust_checkpoint)
+        if place == 0:
+            images = read_image_sets(cfg, args.data)
+            configs = protocol_configs(cfg, args.data, args.protocols)
+            protocols = build_protocols(configs, images)
+            built = {type(protocol).__name__ for protocol in protocols}
+            missing = [one["type"] for one in configs if one["type"].rpartition(".")[2] not in built]
+            if missing and process_number()[0] == 0:
+                print(f"no {', '.join(missing)}: of their images there are {', '.join(images)} only")
+        name = loaded.name if loaded.name not in results else f"{loaded.name} ({place + 1})"
+        evaluated, rows = evaluate(loaded, images, protocols, args.cache, args.amp)
+        results[name] = [row for some in rows for row in some]
+        if args.out and process_number()[0] == 0:
+            for protocol, some in zip(protocols, rows, strict=True):
+                sections += protocol.sections(evaluated, some)
+    if process_number()[0] > 0:
+        return
+    table = results_table(results)
+    print(f"\n{format_table(table)}")
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        replace_json(
+            args.out / "results.json", {name: [asdict(row) for row in rows] for name, rows in results.items()}
+        )
+        summary = f"Frozen features of {', '.join(results)}."
+        command = shlex.join(["python", *sys.argv])
+        page = write_report(
+            args.out / "report.html",
+            Report("Features", summary, table, side_by_side(sections), commands=[command]),
+        )
+        print(f"wrote {args.out / 'results.json'} and {page} (open it in a browser)")
+
+
+if __name__ == "__main__":
+    main()

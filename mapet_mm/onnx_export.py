@@ -19,7 +19,6 @@ from mapet_mm.errors import UserError
 from mapet_mm.export import described
 from mapet_mm.file_replacement import replace_file
 from mapet_mm.models import MaPeTViT
-from mapet_mm.torchvision_names import has_layer_scale
 
 
 class Features(nn.Module):
@@ -114,7 +113,6 @@ def _backbone(weights: Mapping[str, Tensor], description: Description) -> MaPeTV
         ),
         img_size=description.img_size,
         patch_size=description.patch_size,
-        layer_scale_init_value=0.1 if has_layer_scale(weights) else 0.0,
         final_norm="backbone.ln1.weight" in weights,
         pretrained_grid=grid,
     )

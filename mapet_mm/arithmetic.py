@@ -1,8 +1,17 @@
-"""The minimum arithmetic of a pre-training step, which bounds its time from below."""
+"""The operations of a model, and the minimum of a pre-training step, which bounds its time from below."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
 from mapet_mm.models.objectives import MIM, Objective, group_sizes, visibility
+from mapet_mm.models.vit import MaPeTPretrainViT
 
 # One matrix product forward, two backward: for the gradients of the inputs and of the weights.
 PASSES = 3
@@ -53,3 +62,69 @@ def step_flops(
 def plain_step_flops(num_tokens: int, num_masked: int, depth: int, **sizes: int) -> int:
     """As `step_flops`, for a plain ViT that predicts `num_masked` of its tokens (BEiT)."""
     return step_flops(MIM, num_tokens, num_tokens - num_masked, depth, **sizes)
+
+
+def backbone_step_flops(backbone: MaPeTPretrainViT, vocab_size: int) -> int:
+    """`step_flops` of a two-stream backbone, at the size of its images."""
+    height, width = backbone.patch_embed.projection.kernel_size
+    return step_flops(
+        backbone.objective,
+        backbone.num_tokens,
+        backbone.cutting_point,
+        depth=len(backbone.layers),
+        dim=backbone.embed_dims,
+        feedforward=backbone.arch_settings["feedforward_channels"],
+        patch_values=3 * height * width,
+        vocab_size=vocab_size,
+    )
+
+
+class Complexity(NamedTuple):
+    """Cost of the model of a recipe. A multiply-add is one operation, as in OpenMMLab's metafiles.
+
+    Args:
+        parameters: of the whole model, without an online tokenizer.
+        forward: operations for the features of one image; for a segmentor, for its prediction.
+        step: operations of the pre-training step of one image (`step_flops`), of a two-stream backbone.
+    """
+
+    parameters: int
+    forward: int
+    step: int | None
+
+
+@torch.no_grad()
+def complexity(cfg: Config, size: tuple[int, int]) -> Complexity:
+    """Count the operations of the model of a recipe, without running it.
+
+    Unlike MMEngine's counter, this includes the products inside the fused attention kernel.
+
+    Args:
+        cfg: a recipe of MMPretrain or MMSegmentation, with a model of images.
+        size: (height, width) of the image in pixels.
+    """
+    model = _without_weights(cfg).eval()
+    images = torch.empty(1, 3, *size, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        model(images, mode="tensor") if hasattr(model, "decode_head") else model.extract_feat(images)
+    two_stream = isinstance(getattr(model, "backbone", None), MaPeTPretrainViT)
+    return Complexity(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        forward=counter.get_total_flops() // 2,
+        step=backbone_step_flops(model.backbone, model.head.vocab_size) // 2 if two_stream else None,
+    )
+
+
+def _without_weights(cfg: Config) -> nn.Module:
+    """Build the model on the meta device, without its tokenizer, which would be downloaded."""
+    settings = cfg.model.copy()
+    if settings.get("target_generator"):
+        settings.target_generator = None
+    if "data_preprocessor" in cfg:
+        settings.setdefault("data_preprocessor", cfg.data_preprocessor)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        try:
+            with torch.device("meta"):
+                return MODELS.build(settings)
+        except RuntimeError:  # MMPretrain's CAE reads numbers from tensors while it is built
+            return MODELS.build(settings).to("meta")

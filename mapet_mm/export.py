@@ -216,21 +216,32 @@ def write_export(
     elif fold and target != "torchvision":
         raise ValueError(f"--fold-layerscale is for timm and torchvision, not for names of {target}")
     try:
-        description = describe(weights, config_of(meta.get("cfg", "")))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # configs can have any form
-        reason = error if isinstance(error, ValueError) else f"the config has another form: {error!r}"
-        unknown = (
-            f"architecture, mean and std are not known ({reason}): give the training's config (--config)"
-        )
+        description = described(weights, meta)
+    except ValueError as error:
         if to_folder:
-            raise ValueError(unknown) from error
+            raise
         write_weights(output, _named(target, weights))
-        return unknown
+        return str(error)
     if to_folder:
         FOLDERS[target](output, weights, description)
     else:
         write_weights(output, _named(target, weights), metadata(description))
     return f"{_call(output, target, weights, description)}\n{description}".strip()
+
+
+def described(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Description:
+    """`describe` by the config that a checkpoint's `meta` holds.
+
+    Raises:
+        ValueError: the config, which can have any form, does not say it.
+    """
+    try:
+        return describe(weights, config_of(meta.get("cfg", "")))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = error if isinstance(error, ValueError) else f"the config has another form: {error!r}"
+        raise ValueError(
+            f"architecture, mean and std are not known ({reason}): give the training's config (--config)"
+        ) from error
 
 
 def _named(target: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

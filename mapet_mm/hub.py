@@ -9,4 +9,4 @@ from mmpretrain.apis.model import ModelHub
 
 INDEX = Path(__file__).parent / ".mim/model-index.yml"
 
-ModelHub.register_model_index(INDEX)
+ModelHub.register_model_index(INDEX, config_prefix=INDEX.parent)  # of the metafiles that it imports

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import yaml
 from mmengine.config import Config
 from mmengine.optim import OptimWrapper, build_optim_wrapper
 from mmengine.registry import MODELS, PARAM_SCHEDULERS, DefaultScope
@@ -24,6 +25,12 @@ TOKENIZERS = [path for path in CONFIGS if "tokenizer" in read(path) and "model" 
 # A model without a backbone is a tokenizer's own network.
 RECIPES = [path for path in CONFIGS if "backbone" in (read(path).get("model") or {})]
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
+
+
+def index_models() -> list[dict]:
+    """The models of `model-index.yml`, which imports the methods' metafiles."""
+    imported = yaml.safe_load((ROOT / "model-index.yml").read_text())["Import"]
+    return [model for file in imported for model in yaml.safe_load((ROOT / file).read_text())["Models"]]
 
 
 def label(path: Path) -> str:

@@ -3,8 +3,7 @@
 import mmpretrain
 import numpy as np
 import pytest
-import yaml
-from config_building import RECIPES, ROOT, read
+from config_building import RECIPES, ROOT, index_models, read
 
 import mapet_mm.hub  # noqa: F401
 from mapet_mm.models import MaPeT, MaPeTViT
@@ -13,8 +12,7 @@ METHODS = ("mapet", "pim", "mim", "beit", "cae")
 
 
 def test_the_index_lists_every_recipe_of_mmpretrain():
-    index = yaml.safe_load((ROOT / "model-index.yml").read_text())
-    listed = {entry["Config"]: entry["Name"] for entry in index["Models"] if "Weights" not in entry}
+    listed = {entry["Config"]: entry["Name"] for entry in index_models() if "Weights" not in entry}
     recipes = [path.relative_to(ROOT) for path in RECIPES if read(path).default_scope == "mmpretrain"]
     recipes = [path for path in recipes if path.parts[1] in METHODS]
     assert sorted(listed) == sorted(map(str, recipes))
@@ -25,7 +23,7 @@ def test_the_index_lists_every_recipe_of_mmpretrain():
 
 def test_the_index_says_which_recipes_classify():
     """`mmpretrain.inference_model` needs it; pre-training gives features only."""
-    for entry in yaml.safe_load((ROOT / "model-index.yml").read_text())["Models"]:
+    for entry in index_models():
         tasks = [result["Task"] for result in entry.get("Results", [])]
         classifies = "benchmarks" in entry["Config"]
         assert tasks == (["Image Classification"] if classifies else []), entry["Name"]

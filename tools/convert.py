@@ -1,16 +1,18 @@
 """Convert weights between the names of the authors (reference), this package (mm), timm, Hugging Face (hf)
-and torchvision.
+and torchvision, or write the backbone as an ONNX file.
 
     python tools/convert.py mm timm work_dirs/RUN/epoch_300.pth vit      # timm.create_model("local-dir:vit")
     python tools/convert.py mm hf work_dirs/RUN/epoch_300.pth dinov2     # AutoModel.from_pretrained("dinov2")
     python tools/convert.py mm timm work_dirs/RUN/epoch_300.pth vit.safetensors
     python tools/convert.py mm torchvision work_dirs/RUN/epoch_300.pth vit.pth
+    python tools/convert.py mm onnx work_dirs/RUN/epoch_300.pth vit.onnx    # any number of images of any size
     python tools/convert.py reference mm mapet_small.tar mapet_small.pth
 
 A folder gets the weights and the files that timm or Hugging Face read: architecture, mean and standard
 deviation, from the config that MMEngine keeps in its checkpoints, or from --config. A .safetensors file gets
 the weights and the same information as metadata; a .pth file gets the weights, for `init_cfg`, `load_from`
-and tools/test.py. IN is read without running any code in it.
+and tools/test.py. An .onnx file has the class token and the patch features as outputs. IN is read without
+running any code in it.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from mapet_mm.convert import FROM_MM, TO_MM
 from mapet_mm.engine.launch import read_config
 from mapet_mm.errors import UserError, one_line_errors
 from mapet_mm.export import write_export
+from mapet_mm.onnx_export import write_onnx
 from mapet_mm.weight_files import read_checkpoint, read_weights
 
 
@@ -30,10 +33,12 @@ def parse_args() -> argparse.Namespace:
     )
     names = ", ".join(TO_MM)
     parser.add_argument("source", choices=TO_MM, metavar="FROM", help=f"whose names IN has: {names}")
-    parser.add_argument("target", choices=FROM_MM, metavar="TO", help=f"whose names OUT gets: {names}")
+    parser.add_argument(
+        "target", choices=[*FROM_MM, "onnx"], metavar="TO", help=f"whose names OUT gets: {names}; or onnx"
+    )
     parser.add_argument("input", type=Path, metavar="IN", help="checkpoint, .safetensors or torch.save's")
     parser.add_argument(
-        "output", type=Path, metavar="OUT", help=".safetensors or .pth; timm, hf: or a folder"
+        "output", type=Path, metavar="OUT", help=".safetensors or .pth; timm, hf: or a folder; .onnx"
     )
     parser.add_argument("--config", help="config of the training, where IN does not hold it")
     parser.add_argument(
@@ -57,6 +62,9 @@ def main() -> None:
         ours = TO_MM[args.source](weights)
         if args.backbone:
             ours = {name: value for name, value in ours.items() if name.startswith("backbone.")}
+        if args.target == "onnx":
+            print(f"wrote {args.output}\n{write_onnx(args.output, ours, meta)}")
+            return
         told = write_export(args.output, args.target, ours, meta, args.fold_layerscale)
     except ValueError as error:
         raise UserError(f"{args.input}: {error}") from error

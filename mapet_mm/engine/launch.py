@@ -63,6 +63,7 @@ def load_config(path: str, cfg_options: dict | None = None, work_dir: str | None
     name = Path(cfg.get("work_root", "work_dirs")) / Path(path).stem
     cfg.work_dir = work_dir or cfg.get("work_dir") or str(name)
     _complete_dataloaders(cfg)
+    _complete_visualizer(cfg)
     return cfg
 
 
@@ -74,6 +75,13 @@ def _complete_dataloaders(cfg: Config) -> None:
         workers = loader.get("num_workers", 0) > 0
         loader.persistent_workers = workers and loader.get("persistent_workers", True)
         loader.pin_memory = torch.cuda.is_available() and loader.get("pin_memory", True)
+
+
+def _complete_visualizer(cfg: Config) -> None:
+    """Accept the type of a backend alone, because `--cfg-options` cannot give a list of dicts."""
+    visualizer = cfg.get("visualizer") or {}
+    if isinstance(backends := visualizer.get("vis_backends"), (list, tuple)):
+        visualizer.vis_backends = [dict(type=b) if isinstance(b, str) else b for b in backends]
 
 
 def configure_training(

@@ -225,6 +225,13 @@ def test_tensorboard_without_its_package_is_one_line(config, tmp_path, monkeypat
     assert "\n" not in ended.value.code
 
 
+def test_one_option_adds_a_backend_by_its_type(config):
+    """As `--cfg-options "visualizer.vis_backends=[LocalVisBackend,WandbVisBackend]"` gives it."""
+    backends = ["LocalVisBackend", {"type": "WandbVisBackend", "commit": True}]
+    cfg = load_config(str(config), {"visualizer.vis_backends": backends})
+    assert cfg.visualizer.vis_backends == [{"type": "LocalVisBackend"}, backends[1]]
+
+
 def test_launcher_without_cuda_devices_says_which_one_to_use(config, monkeypatch):
     monkeypatch.setattr("mapet_mm.engine.launch.get_device", lambda: "cpu")
     with pytest.raises(UserError, match="slurm needs CUDA devices"):

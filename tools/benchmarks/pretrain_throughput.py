@@ -28,7 +28,7 @@ from mmengine.registry import init_default_scope
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 
-from mapet_mm.arithmetic import plain_step_flops, step_flops
+from mapet_mm.arithmetic import backbone_step_flops, plain_step_flops
 from mapet_mm.datasets.masking import BlockwiseMask
 from mapet_mm.engine.compilation import CompileHook
 from mapet_mm.engine.freed_memory import keep_freed_memory
@@ -141,17 +141,17 @@ class Step:
 
     def _image_flops(self) -> int:
         backbone = self.model.backbone
-        settings = backbone.arch_settings
-        sizes = dict(
+        if self.variant != "beit":
+            return backbone_step_flops(backbone, vocab_size=8192)
+        return plain_step_flops(
+            num_tokens=197,
+            num_masked=75,
             depth=len(backbone.layers),
             dim=backbone.embed_dims,
-            feedforward=settings["feedforward_channels"],
+            feedforward=backbone.arch_settings["feedforward_channels"],
             patch_values=3 * 16 * 16,
             vocab_size=8192,
         )
-        if self.variant == "beit":
-            return plain_step_flops(num_tokens=197, num_masked=75, **sizes)
-        return step_flops(backbone.objective, 197, backbone.cutting_point, **sizes)
 
 
 def build_model(variant: str, size: str) -> nn.Module:

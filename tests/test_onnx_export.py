@@ -1,0 +1,80 @@
+"""The ONNX file computes what the network does, for images of every number and size."""
+
+import importlib.util
+from pathlib import Path
+
+import jaxtyping
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mapet_mm.errors import UserError
+from mapet_mm.models import MaPeTViT
+from mapet_mm.onnx_export import write_onnx
+
+SMALL = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
+CONFIG = f"""
+model = dict(backbone=dict(arch={SMALL}, img_size=(32, 128)))
+data_preprocessor = dict(mean=[128, 128, 128], std=[64, 64, 64], to_rgb=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def vit() -> MaPeTViT:
+    vit = MaPeTViT(SMALL, img_size=(32, 128), out_type="raw").eval()
+    for parameter in vit.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return vit
+
+
+def weights(vit: MaPeTViT) -> dict[str, Tensor]:
+    return {f"backbone.{name}": value for name, value in vit.state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def session(vit, tmp_path_factory):
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    path = tmp_path_factory.mktemp("onnx") / "vit.onnx"
+    jaxtyping.config.update("jaxtyping_disable", True)  # a checked shape is a constant to the exporter
+    try:
+        assert "32 x 128" in write_onnx(path, weights(vit), {"cfg": CONFIG})
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+    assert [file.name for file in path.parent.iterdir()] == ["vit.onnx"]
+    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+# The training's size; other squares and rectangles; one patch; sides that are padded to whole patches.
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 32, 128), (1, 3, 128, 32), (3, 3, 128, 128), (1, 3, 16, 16), (1, 3, 70, 33)]
+)
+def test_the_file_computes_what_the_network_does(session, vit, shape):
+    images = torch.randn(shape)
+    with torch.no_grad():
+        (tokens,) = vit(images)
+    outputs = session.run(["class_token", "patch_features"], {"images": images.numpy()})
+    of_class, of_patches = map(torch.from_numpy, outputs)
+    assert of_patches.shape[2:] == (-(-shape[2] // 16), -(-shape[3] // 16))
+    torch.testing.assert_close(of_class, tokens[:, 0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(of_patches.flatten(2).mT, tokens[:, 1:], rtol=1e-4, atol=1e-5)
+
+
+def test_missing_packages_are_one_line_with_the_extra(vit, monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"^ONNX needs onnx and onnxscript: pip install 'mapet_mm\[onnx\]'$"):
+        write_onnx(tmp_path / "vit.onnx", weights(vit), {"cfg": CONFIG})
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "match"),
+    [
+        ("vit.pth", CONFIG, r"ONNX goes to a \.onnx file, not to .*vit\.pth"),
+        ("vit.onnx", "", "architecture, mean and std are not known .*--config"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_first(name, config, match, vit, monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: Path)
+    with pytest.raises(ValueError, match=match):
+        write_onnx(tmp_path / name, weights(vit), {"cfg": config})
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,49 @@
+"""Print parameters and FLOPs of recipes as a Markdown table.
+
+    python tools/get_flops.py configs/mapet/*.py configs/mapet/benchmarks/*.py
+    python tools/get_flops.py configs/segmentation/*.py --shape 512
+
+FLOPs are for one image, with a multiply-add as one operation, as in OpenMMLab's metafiles. They are those of
+the features (for a segmentor: of the prediction), attention included. For MaPeT, PIM and MIM there is also
+the minimum of a pre-training step, forward and backward.
+"""
+
+import argparse
+
+from mmengine.logging import MMLogger
+
+import mapet_mm.quiet  # noqa: F401
+from mapet_mm.arithmetic import complexity
+from mapet_mm.engine.launch import read_config
+from mapet_mm.errors import UserError, one_line_errors
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("configs", nargs="+", metavar="CONFIG")
+    parser.add_argument("--shape", type=int, nargs="+", default=[224], help="side, or height and width")
+    args = parser.parse_args()
+    if len(args.shape) > 2 or min(args.shape) < 1:
+        parser.error(f"--shape {args.shape}: one side in pixels, or height and width")
+    return args
+
+
+@one_line_errors
+def main() -> None:
+    args = parse_args()
+    MMLogger.get_instance("mmengine", log_level="WARNING")  # nothing between the table's rows
+    print("| recipe | parameters (M) | FLOPs (G) | FLOPs of a step (G) |")
+    print("| --- | ---: | ---: | ---: |")
+    for config in args.configs:
+        cfg = read_config(config)
+        if not cfg.get("model", {}).get("backbone", {}).get("patch_size"):
+            raise UserError(f"{config} has no model of images (`model.backbone` with a `patch_size`)")
+        parameters, forward, step = complexity(cfg, (args.shape[0], args.shape[-1]))
+        step = "" if step is None else f"{step / 1e9:.1f}"
+        print(f"| `{config}` | {parameters / 1e6:.1f} | {forward / 1e9:.2f} | {step} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

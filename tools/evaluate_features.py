@@ -19,6 +19,7 @@ from pathlib import Path
 from mmengine.config import Config, DictAction
 from mmengine.logging import MMLogger
 
+import mapet_mm.quiet  # noqa: F401
 from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.processes import choose_device
 from mapet_mm.errors import UserError, one_line_errors

@@ -37,7 +37,9 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return torch.load(path, weights_only=True)["state_dict"]
 
 
-@pytest.mark.parametrize(("number", "step"), [(signal.SIGUSR1, 4), (signal.SIGTERM, 6)])
+@pytest.mark.parametrize(
+    ("number", "step"), [(signal.SIGUSR1, 4), pytest.param(signal.SIGTERM, 6, marks=pytest.mark.slow)]
+)
 def test_a_run_that_is_told_to_end_goes_on_as_if_nothing_had_been(number, step, tmp_path):
     """In the middle of an epoch and at its end; checkpoints are written by epoch otherwise."""
     before = signal.getsignal(number)

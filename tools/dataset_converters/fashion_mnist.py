@@ -14,6 +14,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+import mapet_mm.quiet  # noqa: F401
 from mapet_mm.datasets.fashion_mnist import (
     GarmentsOptions,
     download_source,

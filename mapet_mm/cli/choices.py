@@ -14,7 +14,7 @@ from PIL import Image
 from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import replace_json
 from mapet_mm.starts import as_start
-from mapet_mm.tokenizers.clip_tower import TowerError, build_tower
+from mapet_mm.tokenizers.clip_tower import TowerError, weights_file
 from mapet_mm.weight_files import read_weights, write_weights
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -176,7 +176,7 @@ def choose_tokens(wish: str, init: Path | None, arch: str) -> Tokens:
 def clip_tokens() -> Tokens:
     """The paper's k-CLIP; without a GPU, k-CLIP with the smallest CLIP ResNet."""
     name = "RN50x64" if torch.cuda.is_available() else "RN50"
-    build_tower(name, "openai")
+    weights_file(name, "openai")
     config = dict(type="mapet_mm.KCLIP", clip_model=name, pretrained="openai", image_size=32 * GRID)
     return Tokens(f"k-CLIP of {name}", config, 32 * GRID, CLIP_STATISTICS)
 

@@ -46,14 +46,15 @@ def main(arguments: list[str] | None = None) -> None:
         command = tool_command(name, words[1:], processes)
         os.execv(command[0], command)
     else:
-        known = [f"  {each:20}{told}" for each, told in [("pretrain", PRETRAIN), *_told().items()]]
+        told = {"pretrain": PRETRAIN, **{each: what for each, (_, what) in TOOLS.items()}}
+        known = [f"  {each:20}{what}" for each, what in told.items()]
         usage = USAGE.format(commands="\n".join(known), package=PACKAGE)
         if name in ("-h", "--help"):
             print(usage)
         elif name == "pretrain":
             sys.exit("error: mapet-mm pretrain starts the processes itself: --processes after `pretrain`")
         else:
-            sys.exit(f"error: mapet-mm has no command {name!r}: {', '.join(['pretrain', *TOOLS])}")
+            sys.exit(f"error: mapet-mm has no command {name!r}: {', '.join(told)}")
 
 
 def tool_command(name: str, arguments: list[str], processes: str | int | None = None) -> list[str]:
@@ -71,10 +72,6 @@ def tool_command(name: str, arguments: list[str], processes: str | int | None = 
     launch = [str(tools / "torchrun.py"), "--standalone", f"--nproc_per_node={processes}"]
     launcher = ["--launcher", "pytorch"] if name in ("train", "test", "fit-codebook") else []
     return [sys.executable, *launch, *tool, *launcher]
-
-
-def _told() -> dict[str, str]:
-    return {name: told for name, (_, told) in TOOLS.items()}
 
 
 if __name__ == "__main__":

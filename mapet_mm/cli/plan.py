@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.registry import init_default_scope
 
 from mapet_mm.cli.choices import EXTENSIONS, Choices
 from mapet_mm.cli.main import tool_command
 from mapet_mm.cli.stages import Stage
-from mapet_mm.config_files import PACKAGE
+from mapet_mm.config_files import PACKAGE, read_config
 from mapet_mm.engine.autocast import choose_dtype
 from mapet_mm.file_replacement import replace_file
 from mapet_mm.registry import MODELS
@@ -105,7 +104,7 @@ def plan(choices: Choices) -> list[Stage]:
     ):
         if not file.exists():
             replace_file(file, text.encode())
-    training = out / "training" / f"epoch_{Config.fromfile(pretraining).train_cfg.max_epochs}.pth"
+    training = out / "training" / f"epoch_{read_config(pretraining).train_cfg.max_epochs}.pth"
 
     def stage(title: str, result: Path, tool: str, *arguments: Path | str, **options: Any) -> Stage:
         several = processes if tool in ("train", "fit-codebook", "extract-tokens") else 1
@@ -193,7 +192,7 @@ def training_seconds(config: Path, images: int, processes: int) -> float:
         images: number per epoch.
         processes: number that share the images.
     """
-    cfg = Config.fromfile(config)
+    cfg = read_config(config)
     device = get_device()
     cfg.model.backbone.init_cfg = None
     init_default_scope("mmpretrain")
@@ -203,7 +202,7 @@ def training_seconds(config: Path, images: int, processes: int) -> float:
     for _ in range(3):
         start = time.perf_counter()
         with torch.autocast(device, choose_dtype(device, None)):
-            loss = model.loss([images.to(device) for images in batch], [])["loss"]
+            loss = model.loss([part.to(device) for part in batch], [])["loss"]
         loss.backward()
         loss.item()  # waits for the device
         taken.append(time.perf_counter() - start)

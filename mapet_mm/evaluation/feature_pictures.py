@@ -24,6 +24,7 @@ from mapet_mm.evaluation.picture_grid import (
     picture_grid,
 )
 from mapet_mm.evaluation.pictures import chosen_patch, component_colours, patch_similarity
+from mapet_mm.visualization.curves import finish
 
 Pictures = Sequence[UInt8[np.ndarray, "height width 3"]]
 COLUMNS = 6
@@ -162,11 +163,6 @@ def similarity_curve(by_distance: Sequence[float], across: float, title: str = "
         axes.axhline(across, color="#8a8a94", linestyle="--", linewidth=1, label="in two images")
     axes.set_title(title, fontsize=9, fontweight="bold", loc="left")
     axes.set_ylim(min(0.0, np.nan_to_num(across), *by_distance) - 0.05, 1.05)  # nearly the same for all
-    axes.set_xlabel("distance in patches", fontsize=9)
-    axes.set_ylabel("cosine similarity", fontsize=9)
-    axes.tick_params(labelsize=8)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(color="#e8e8ec")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
+    finish(axes, "distance in patches", "cosine similarity")
     return figure

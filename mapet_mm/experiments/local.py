@@ -97,7 +97,7 @@ class LocalRunner:
 
         Raises:
             StageError: some runs failed; raised after all others, with the ends of their logs.
-        StoppedError: a run was told to end.
+            StoppedError: a run was told to end.
         """
         if before := len(self.runs) - len(self.waiting):
             self.tell(f"{before} of {len(self.runs)} runs were done before")

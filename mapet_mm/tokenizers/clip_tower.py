@@ -121,7 +121,7 @@ def build_tower(
         # Built without storage, then given the loaded tensors: half the memory and no initialisation.
         with torch.device("meta"):
             tower = _bare_tower(config)
-        _load(tower, _weights_file(clip_model, pretrained))
+        _load(tower, weights_file(clip_model, pretrained))
     set_stride(tower, stride)
     return tower.float().eval().requires_grad_(False)
 
@@ -209,7 +209,12 @@ def _random_tower(config: Mapping[str, Any], options: dict[str, Any]) -> Modifie
     return tower
 
 
-def _weights_file(clip_model: str | Mapping[str, Any], pretrained: str) -> str:
+def weights_file(clip_model: str | Mapping[str, Any], pretrained: str) -> str:
+    """The local file of a tower's weights, fetched into open_clip's cache if it is not there.
+
+    Raises:
+        TowerError: there are no such weights, or they cannot be fetched.
+    """
     options = (
         "give a local weights file (pretrained='/path/to/weights.pt' or .safetensors), or try it with "
         "random weights: tokenizer=dict(_delete_=True, type='mapet_mm.KCLIP', codebook=..., clip_model=dict("

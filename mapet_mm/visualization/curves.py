@@ -76,14 +76,19 @@ def curve_figure(
     _plot(axes, training, "training", TRAIN_COLOUR, "-", 1.6)
     _plot(axes, curve(records, panel.val_key), "validation", VAL_COLOUR, "--", 1.6)
     axes.set_title(panel.title, fontsize=11, fontweight="bold")
-    axes.set_xlabel(f"{training.unit}s", fontsize=9)
-    axes.set_ylabel(panel.label, fontsize=9)
-    axes.tick_params(labelsize=8)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    finish(axes, f"{training.unit}s", panel.label)
+    return figure
+
+
+def finish(axes: Axes, x_label: str, y_label: str) -> None:
+    """Label a plot of lines, with the grid and the legend that all of them have."""
+    axes.set_xlabel(x_label, fontsize=9)
+    axes.set_ylabel(y_label, fontsize=9)
+    axes.tick_params(labelsize=8)
     axes.grid(color="#e8e8ec")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)
-    return figure
 
 
 def place_figure(records: Sequence[Record]) -> Figure | None:
@@ -104,12 +109,7 @@ def place_figure(records: Sequence[Record]) -> Figure | None:
         places = [(number + 0.5) / len(values) for number in range(len(values))]
         axes.plot(places, values, "-o", color=shade, markersize=3, label=f"iteration {record['step']:.0f}")
     axes.set_title("Token accuracy by place", fontsize=11, fontweight="bold")
-    axes.set_xlabel("place among the targets (0 first, 1 last)", fontsize=9)
-    axes.set_ylabel("targets predicted right (%)", fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.grid(color="#e8e8ec")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
+    finish(axes, "place among the targets (0 first, 1 last)", "targets predicted right (%)")
     return figure
 
 

@@ -32,10 +32,10 @@ def photographs(tmp_path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch):
-    def build_tower(*_, **__):
+    def weights_file(*_, **__):
         raise TowerError("could not download")
 
-    monkeypatch.setattr(choices, "build_tower", build_tower)
+    monkeypatch.setattr(choices, "weights_file", weights_file)
 
 
 def options(photographs: Path, *more: str) -> argparse.Namespace:
@@ -182,6 +182,14 @@ def test_configs_that_were_edited_stay(photographs):
     file.write_text(file.read_text().replace("max_epochs=300", "max_epochs=20"))
     stages = plan(choose(options(photographs)))
     assert stages[2].result.name == "epoch_20.pth"
+
+
+def test_a_config_that_was_edited_wrongly_is_one_line(photographs):
+    plan(choose(options(photographs)))
+    file = photographs.parent / "run/pretrain.py"
+    file.write_text(file.read_text() + "\nepochs = max_epoch + 1\n")
+    with pytest.raises(UserError, match=r"config .*run/pretrain\.py: NameError: .*max_epoch"):
+        plan(choose(options(photographs)))
 
 
 def test_tokens_of_the_weights_to_start_from(photographs, tmp_path):

@@ -38,8 +38,8 @@ def test_a_round_of_bootstrapping_is_made_from_the_round_before(tmp_path):
     assert steps(plan, "MaPeT") == data + clip + probe
     folders = {run.outputs[0] for run in plan.runs if run.name.endswith("_tokenizer")}
     assert folders == {
-        f"work_dirs/{rounds[1]}/previous_round/epoch_10.pth",
-        f"work_dirs/{rounds[2]}/previous_round/epoch_10.pth",
+        f"work_dirs/{rounds[1]}/previous_round/epoch_5.pth",
+        f"work_dirs/{rounds[2]}/previous_round/epoch_5.pth",
         f"work_dirs/{DATA}/clip/epoch_2.pth",
     }
 

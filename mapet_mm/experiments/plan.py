@@ -25,8 +25,11 @@ from mapet_mm.config_files import VARIABLE, read_config
 from mapet_mm.experiments.table import Column, DeclarationError, Row, TableDeclaration
 
 TRAIN = "tools/train.py"
-# The parts of a config that name what a training reads and starts from.
-PARTS = ("model", "train_dataloader", "val_dataloader")
+EVALUATE = "tools/evaluate_features.py"  # for a config that has a section `evaluation` instead of a training
+RESULTS, FEATURES = "results.json", "features"  # its figures, and its cache
+SECTION = "evaluation"
+# The parts of a config that name what a run reads and starts from.
+PARTS = ("model", "train_dataloader", "val_dataloader", SECTION)
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def plan_table(table: TableDeclaration, seeds: Iterable[int], out: str | os.Path
     """
     planner = _Planner(table, f"{out}/runs")
     cells = [
-        Cell(row.name, column.heading, seed, planner.evaluation(row, column, seed), column.metric)
+        Cell(row.name, column.heading, seed, planner.evaluation(row, column, seed), _metric(row, column))
         for seed in seeds
         for row in table.rows
         for column in table.columns
@@ -160,9 +163,9 @@ class _Planner:
     def _training(
         self, name: str, kind: str, cfg: Config, changes: Mapping[str, Any], needs: Sequence[Run], data: str
     ) -> Run:
-        arguments = [f"{key}={value}" for key, value in changes.items()]
-        command = (TRAIN, cfg.filename, "--work-dir", "{run}", "--resume", "--cfg-options", *arguments)
-        outputs = (f"{{run}}/{final_checkpoint(cfg)}",)
+        start, result = _tool(cfg)
+        command = (*start, "--cfg-options", *(f"{key}={value}" for key, value in changes.items()))
+        outputs = (f"{{run}}/{result}",)
         run = Run(name, kind, command, outputs, config=cfg.filename, processes=processes_of(cfg))
         return self._add(run, needs or self._data(), self.read(cfg.filename, data))
 
@@ -234,6 +237,13 @@ class _Planner:
         return cfg
 
 
+def _tool(cfg: Config) -> tuple[tuple[str, ...], str]:
+    """The tool of a config with its arguments, and the name of its result: an evaluation or a training."""
+    if SECTION in cfg and not cfg.get("train_cfg"):
+        return (EVALUATE, cfg.filename, "--out", "{run}", "--cache", f"{{run}}/{FEATURES}"), RESULTS
+    return (TRAIN, cfg.filename, "--work-dir", "{run}", "--resume"), final_checkpoint(cfg)
+
+
 def final_checkpoint(cfg: Config) -> str:
     """Name of the checkpoint that a training with this config writes last."""
     loop = cfg.get("train_cfg") or {}
@@ -263,6 +273,10 @@ def _open_starts(cfg: Config) -> list[str]:
     """Keys of the `init_cfg` entries in the model that need a checkpoint."""
     dicts = [(key, node) for key, node in _nodes(cfg.get("model"), "model") if isinstance(node, dict)]
     return [key for key, node in dicts if "checkpoint" in node and not node["checkpoint"]]
+
+
+def _metric(row: Row, column: Column) -> str:
+    return column.metric.format(**{**column.values, **row.values})
 
 
 def _existing(template: str, values: Mapping[str, str], owner: str) -> str:

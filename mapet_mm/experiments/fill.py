@@ -35,17 +35,22 @@ class TableFiller:
         self.folder = Path(out) / table.dataset
         self.plan = plan_table(table, self.seeds, self.folder)
 
-    def needed_runs(self, rows: Sequence[str] | None = None) -> list[Run]:
+    def needed_runs(
+        self, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None
+    ) -> list[Run]:
         """The runs, done ones included, for the cells without a result, each after those that it needs.
 
         Args:
             rows: only for these rows.
+            columns: only for the columns of these names.
 
         Raises:
-            DeclarationError: there is no such row.
+            DeclarationError: there is no such row or column.
         """
-        self.table.require_rows(rows or ())
+        self.table.require(rows or (), columns or ())
+        headings = [one.heading for one in self.table.columns if columns is None or one.name in columns]
         cells = [cell for cell in self.plan.cells if rows is None or cell.row in rows]
+        cells = [cell for cell in cells if cell.column in headings]
         return self.plan.closure(cell.run for cell in cells if not is_done(cell.run))
 
     def states(self) -> dict[str, str]:

@@ -89,9 +89,11 @@ class TableDeclaration:
     runner: Runner = field(default_factory=Runner)
     gpu_hours: Mapping[str, float] = field(default_factory=dict)  # the paper's, by the stem of a config
 
-    def require_rows(self, names: Sequence[str]) -> None:
-        """Raise DeclarationError unless all of these names are rows of the table."""
-        _require(names, "row", [row.name for row in self.rows], f"table `{self.name}`: --rows names")
+    def require(self, rows: Sequence[str], columns: Sequence[str]) -> None:
+        """Raise DeclarationError unless all of these names are rows and columns of the table."""
+        where = f"table `{self.name}`: --{{}}s names"
+        _require(rows, "row", [row.name for row in self.rows], where.format("row"))
+        _require(columns, "column", [column.name for column in self.columns], where.format("column"))
 
     def require_folders(self) -> None:
         """Raise DeclarationError if data folders that no command makes are missing."""

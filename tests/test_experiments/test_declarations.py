@@ -274,7 +274,9 @@ def test_unknown_tables_and_rows_are_answered_with_those_that_are_there():
         DeclarationError,
         match="names 'DINO', which is no row; rows are tokens alone, no pre-training, MIM, PIM",
     ):
-        load_table("objectives", "digits").require_rows(["MIM", "DINO"])
+        load_table("objectives", "digits").require(["MIM", "DINO"], [])
+    with pytest.raises(DeclarationError, match="--columns names 'knn', which is no column; columns"):
+        load_table("objectives", "digits").require([], ["k-NN", "knn"])
 
 
 def test_frozen_columns_are_one_evaluation_of_the_pretrained_weights():

@@ -26,6 +26,7 @@ def step_flops(
     feedforward: int,
     patch_values: int,
     vocab_size: int,
+    query_from_layer: int = 0,
 ) -> int:
     """FLOPs of the matrix products in one image's training step; a multiply-add counts as two.
 
@@ -41,6 +42,7 @@ def step_flops(
         feedforward: width of the MLP.
         patch_values: number of values in a patch (3 x 16 x 16).
         vocab_size: `V`.
+        query_from_layer: the first layer that runs the query stream.
     """
     num_targets = num_tokens - cutting_point
     sees = visibility(objective, cutting_point, num_targets)
@@ -52,7 +54,8 @@ def step_flops(
         # weighted sums.
         return 2 * (dim * (2 * queries * (dim + feedforward) + 2 * keys * dim) + 2 * visible * dim)
 
-    forward = (depth - 1) * layer(rows, int(sees.sum()))
+    forward = query_from_layer * layer(keys, int(sees[:keys].sum()))
+    forward += (depth - 1 - query_from_layer) * layer(rows, int(sees.sum()))
     forward += layer(predictions, int(sees[-predictions:].sum()))
     forward += 2 * predictions * dim * vocab_size
     # Images need no gradient, so the patch embedding has one product less.
@@ -76,6 +79,7 @@ def backbone_step_flops(backbone: MaPeTPretrainViT, vocab_size: int) -> int:
         feedforward=backbone.arch_settings["feedforward_channels"],
         patch_values=3 * height * width,
         vocab_size=vocab_size,
+        query_from_layer=backbone.query_from_layer,
     )
 
 

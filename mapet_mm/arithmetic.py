@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 import torch
 from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope
+from mmengine.dataset import pseudo_collate
+from mmengine.registry import DATASETS, MODELS, DefaultScope
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mapet_mm.models.objectives import MIM, Objective, group_sizes, visibility
@@ -26,6 +28,7 @@ def step_flops(
     feedforward: int,
     patch_values: int,
     vocab_size: int,
+    query_from_layer: int = 0,
 ) -> int:
     """FLOPs of the matrix products in one image's training step; a multiply-add counts as two.
 
@@ -41,6 +44,7 @@ def step_flops(
         feedforward: width of the MLP.
         patch_values: number of values in a patch (3 x 16 x 16).
         vocab_size: `V`.
+        query_from_layer: the first layer that runs the query stream.
     """
     num_targets = num_tokens - cutting_point
     sees = visibility(objective, cutting_point, num_targets)
@@ -52,7 +56,8 @@ def step_flops(
         # weighted sums.
         return 2 * (dim * (2 * queries * (dim + feedforward) + 2 * keys * dim) + 2 * visible * dim)
 
-    forward = (depth - 1) * layer(rows, int(sees.sum()))
+    forward = query_from_layer * layer(keys, int(sees[:keys].sum()))
+    forward += (depth - 1 - query_from_layer) * layer(rows, int(sees.sum()))
     forward += layer(predictions, int(sees[-predictions:].sum()))
     forward += 2 * predictions * dim * vocab_size
     # Images need no gradient, so the patch embedding has one product less.
@@ -76,7 +81,30 @@ def backbone_step_flops(backbone: MaPeTPretrainViT, vocab_size: int) -> int:
         feedforward=backbone.arch_settings["feedforward_channels"],
         patch_values=3 * height * width,
         vocab_size=vocab_size,
+        query_from_layer=backbone.query_from_layer,
     )
+
+
+def training_flops(cfg: Config, processes: int = 1) -> int:
+    """FLOPs of a whole training of any model: what PyTorch counts in the step of the first image, per image.
+
+    Unlike `step_flops`, this includes scores that are computed and masked. It is the same on every machine,
+    and needs the images and, for a pre-training, their tokens. Validation is not counted.
+
+    Args:
+        cfg: a recipe of MMPretrain or MMSegmentation.
+        processes: number of processes that train, for a length in iterations.
+    """
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        dataset = DATASETS.build(cfg.train_dataloader.dataset)
+        model = MODELS.build(_settings(cfg)).train()
+    # The kernels of attention on the CPU are not counted, the plain products are.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        batch = model.data_preprocessor(pseudo_collate([dataset[0]]), training=True)
+        model.parse_losses(model(**batch, mode="loss"))[0].backward()
+    batch_size = cfg.train_dataloader.batch_size * processes
+    images = cfg.train_cfg.get("max_epochs", 0) * len(dataset)
+    return counter.get_total_flops() * (images or cfg.train_cfg.max_iters * batch_size)
 
 
 class Complexity(NamedTuple):
@@ -117,14 +145,20 @@ def complexity(cfg: Config, size: tuple[int, int]) -> Complexity:
 
 def _without_weights(cfg: Config) -> nn.Module:
     """Build the model on the meta device, without its tokenizer, which would be downloaded."""
-    settings = cfg.model.copy()
+    settings = _settings(cfg)
     if settings.get("target_generator"):
         settings.target_generator = None
-    if "data_preprocessor" in cfg:
-        settings.setdefault("data_preprocessor", cfg.data_preprocessor)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         try:
             with torch.device("meta"):
                 return MODELS.build(settings)
         except RuntimeError:  # MMPretrain's CAE reads numbers from tensors while it is built
             return MODELS.build(settings).to("meta")
+
+
+def _settings(cfg: Config) -> Config:
+    """The model's config, with the data preprocessor that a recipe has beside it."""
+    settings = cfg.model.copy()
+    if "data_preprocessor" in cfg:
+        settings.setdefault("data_preprocessor", cfg.data_preprocessor)
+    return settings

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from mapet_mm.errors import UserError
 from mapet_mm.experiments.cluster import live_jobs
+from mapet_mm.experiments.compute import TERAFLOPS, teraflops_of
 from mapet_mm.experiments.plan import Cell, Run, plan_table
 from mapet_mm.experiments.records import StageError, is_claimed, is_done, log_of, record_of
 from mapet_mm.experiments.render import Grid, Measured, render_csv, render_markdown, summarise
@@ -105,17 +107,22 @@ class TableFiller:
         return f"no `{metric}`" if logged else "failed" if failed else "not run"
 
     def _metrics(self, cell: Cell) -> dict[str, float] | None:
-        """What a cell's evaluation logged, and the minutes of what it stands on; None if it was not run.
+        """What a cell's evaluation logged, and the cost of what it stands on; None if it was not run.
 
-        `tokenizer/minutes` is what made the tokens: training, codebook, extraction.
+        `tokenizer/minutes` is what made the tokens: training, codebook, extraction. `pre-training/teraflops`
+        is counted only where a column asks for it.
         """
         if not (record := record_of(cell.run)):
             return None
-        minutes = dict.fromkeys(("tokenizer/minutes", "pre-training/minutes"), 0.0)
-        for run in self.plan.closure([cell.run]):
-            if (key := f"{run.kind}/minutes") in minutes and (made := record_of(run)):
-                minutes[key] += made["seconds"] / 60
-        return record["metrics"] | minutes
+        costs = dict.fromkeys(("tokenizer/minutes", "pre-training/minutes"), 0.0)
+        needed = self.plan.closure([cell.run])
+        for run in needed:
+            if (key := f"{run.kind}/minutes") in costs and (made := record_of(run)):
+                costs[key] += made["seconds"] / 60
+        if cell.metric == TERAFLOPS:
+            with contextlib.suppress(OSError, UserError):  # images or tokens are not on this machine
+                costs[TERAFLOPS] = sum(teraflops_of(run) for run in needed if run.kind == "pre-training")
+        return record["metrics"] | costs
 
     def facts(self) -> list[str]:
         """How the numbers were made."""

@@ -34,6 +34,8 @@ class Row:
     pretrain: str | None = None  # config of the pre-training, None for none
     tokenizer: str | None = None  # tokenizer config whose tokens are read, None for none
     options: Mapping[str, Any] = field(default_factory=dict)  # changes to `pretrain`, as in --cfg-options
+    start: str | None = None  # the row above whose pre-training this one goes on from, None for none
+    evaluation_options: Mapping[str, Any] = field(default_factory=dict)  # changes to the columns' configs
     columns: Sequence[str] | None = None  # names of the columns in which it is evaluated, None for all
     data: str | None = None  # data set of the pre-training, None for the table's
     values: Mapping[str, str] = field(default_factory=dict)  # values for braces; they override the column's
@@ -49,6 +51,7 @@ class Column:
     metric: str  # name in MMEngine's log; the last value counts
     options: Mapping[str, Any] = field(default_factory=dict)  # changes to `config`, as in --cfg-options
     data: str | None = None  # the data set to evaluate on, None for the table's
+    source: Mapping[str, Sequence[str]] = field(default_factory=dict)  # what makes it, as the table's `data`
     paper: Mapping[str, float] = field(default_factory=dict)  # the paper's numbers, by the row's name
     values: Mapping[str, str] = field(default_factory=dict)  # values for the braces in configs
 
@@ -171,6 +174,10 @@ def _check_names(rows: Sequence[Row], columns: Sequence[Column], path: Path) -> 
     names = [column.name for column in columns]
     for row in rows:
         _require(row.columns or (), "column", names, f"table `{path}`: row {row.name!r} names")
+    for i, row in enumerate(rows):
+        above = [other.name for other in rows[:i] if other.pretrain] if row.pretrain else []
+        where = f"table `{path}`: `start` of row {row.name!r} names"
+        _require([row.start] if row.start else (), "pre-trained row above it", above, where)
     for column in columns:
         where = f"table `{path}`: the paper's numbers of column {column.heading!r} name"
         _require(column.paper, "row", known, where)

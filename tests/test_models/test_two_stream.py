@@ -205,7 +205,9 @@ def test_compiled_mapet_is_one_graph_and_equals_the_authors_code(data_dir, devic
     assert float(done.stdout.splitlines()[-1]) < TOLERANCE
 
 
-COMPILED_LATE = COMPILED[: COMPILED.index("vit, head =")] + """
+COMPILED_LATE = (
+    COMPILED[: COMPILED.index("vit, head =")]
+    + """
 vit, _ = build_golden(golden, arch_of(golden), query_from_layer=1)
 images, permutation = (torch.from_numpy(golden[key]) for key in ("images", "permutation"))
 def results():
@@ -216,6 +218,7 @@ eager = results()
 CompileHook(backend=sys.argv[5]).compile(torch.nn.ModuleDict({"backbone": vit}))
 print(max(relative_error(*pair) for pair in zip(results(), eager)))
 """
+)
 
 
 @pytest.mark.slow

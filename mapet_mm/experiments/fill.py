@@ -13,6 +13,7 @@ from pathlib import Path
 from mapet_mm.errors import UserError
 from mapet_mm.experiments.cluster import live_jobs
 from mapet_mm.experiments.compute import TERAFLOPS, teraflops_of
+from mapet_mm.experiments.differences import render_differences
 from mapet_mm.experiments.plan import Cell, Run, plan_table
 from mapet_mm.experiments.records import StageError, is_claimed, is_done, log_of, record_of
 from mapet_mm.experiments.render import Grid, Measured, render_csv, render_markdown, summarise
@@ -84,7 +85,8 @@ class TableFiller:
         cells = self.cells()
         markdown, sheet = (self.folder / f"{self.table.name}.{suffix}" for suffix in ("md", "csv"))
         self.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(markdown, render_markdown(self.table, cells, self.facts()).encode())
+        text = render_markdown(self.table, cells, self.facts()) + render_differences(self.table, cells)
+        replace_file(markdown, text.encode())
         replace_file(sheet, render_csv(self.table, cells).encode())
         return markdown, sheet
 
@@ -98,9 +100,10 @@ class TableFiller:
         return {place: self._measured(cells, states) if cells else "-" for place, cells in of_cell.items()}
 
     def _measured(self, cells: Sequence[Cell], states: Mapping[str, str]) -> Measured | str:
-        logged = [metrics for cell in cells if (metrics := self._metrics(cell)) is not None]
+        logged = {cell.seed: metrics for cell in cells if (metrics := self._metrics(cell)) is not None}
         metric = cells[0].metric
-        if measured := summarise(metrics[metric] for metrics in logged if metric in metrics):
+        values = {seed: metrics[metric] for seed, metrics in logged.items() if metric in metrics}
+        if measured := summarise(values.values(), values):
             return measured
         runs = self.plan.closure(cell.run for cell in cells)
         failed = any(states[run.folder] == "failed" for run in runs)

@@ -36,6 +36,7 @@ class Row:
     options: Mapping[str, Any] = field(default_factory=dict)  # changes to `pretrain`, as in --cfg-options
     start: str | None = None  # the row above whose pre-training this one goes on from, None for none
     evaluation_options: Mapping[str, Any] = field(default_factory=dict)  # changes to the columns' configs
+    curve: str | None = None  # in a picture over compute, the curve with this row's point, None for its own
     columns: Sequence[str] | None = None  # names of the columns in which it is evaluated, None for all
     data: str | None = None  # data set of the pre-training, None for the table's
     values: Mapping[str, str] = field(default_factory=dict)  # values for braces; they override the column's
@@ -59,6 +60,11 @@ class Column:
     def heading(self) -> str:
         """Name and unit, unique among the columns."""
         return f"{self.name} ({self.unit})"
+
+    @property
+    def is_cost(self) -> bool:
+        """Whether it says what a row costs, not how good it is."""
+        return self.metric.startswith(("tokenizer/", "pre-training/"))
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ class TableDeclaration:
     title: str
     rows: Sequence[Row]
     columns: Sequence[Column]
+    baseline: str | None = None  # the row that all others are compared with, seed by seed; None for none
     notes: Sequence[str] = ()  # what readers need to know, one line each
     # The command that makes the data, dict(command=[...], outputs=[...]), or the folders that must exist,
     # dict(folders=[...]).
@@ -145,7 +152,9 @@ def load_table(name: str, dataset: str, root: str | os.PathLike = TABLES) -> Tab
     columns = [column for column in columns if column.config is not None]
     if not columns:
         raise DeclarationError(f"table `{path}` has no column that {dataset} has the data for")
-    others = {key: cfg[key] for key in ("notes", "data", "gpu_hours") if key in cfg}
+    others = {key: cfg[key] for key in ("baseline", "notes", "data", "gpu_hours") if key in cfg}
+    if "baseline" in others:
+        _require([others["baseline"]], "row", [row.name for row in rows], f"table `{path}`: `baseline` names")
     others["runner"] = _make(Runner, cfg.get("runner", {}), path)
     return TableDeclaration(name, dataset, cfg["title"], rows, columns, **others)
 

@@ -219,10 +219,10 @@ class TwoStreamViT(nn.Module):
         if not 0 <= first <= last:
             raise ValueError(f"query_from_layer={first} is outside 0..{last}, the layers that there are")
         if first and not {"M", "Q"} <= set(self.objective.groups):
+            lacking = "query stream" if "M" in self.objective.groups else "mask tokens"
             raise ValueError(
-                f"query_from_layer={first}: the query stream starts as mask tokens, and objective="
-                f"{self.objective.name!r} has no {'query stream' if 'M' in self.objective.groups else 'mask tokens'}"
-                ": leave it out"
+                f"query_from_layer={first}: the query stream starts as mask tokens, and "
+                f"objective={self.objective.name!r} has no {lacking}: leave it out"
             )
 
     def _check_size(self, images: Tensor, permutation: Tensor | None) -> None:

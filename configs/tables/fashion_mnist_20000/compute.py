@@ -28,6 +28,7 @@ kinds["MaPeT, width 64"] = dict(method="mapet", epochs=(5,), narrow=True)
 rows = [
     dict(
         name=f"{name}, {epochs} epochs",
+        curve=name,
         method=kind["method"],
         pretrain=_base_.pretrain,
         options={
@@ -52,6 +53,7 @@ columns = [
     ),
     dict(name="linear probe, all labels", unit="top-1, %", config=_base_.probe, metric="accuracy/top1"),
 ]
+baseline = "MaPeT, 5 epochs"
 notes = [
     _base_.probe_note,
     "TFLOPs: the products of the pre-training, forward and backward, counted by PyTorch, the same on every "

@@ -38,10 +38,11 @@ columns = [
         metric="accuracy/top1",
     ),
 ]
+baseline = "round 0, 10 epochs"
 notes = [
     _base_.probe_note,
-    "Round 0: k-means of pixels. Rounds 1 and 2: k-means of the features of a MaPeT that was pre-trained for 5 "
-    "epochs on the tokens of the round before; those epochs are not counted in the row's name.",
+    "Round 0: k-means of pixels. Rounds 1 and 2: k-means of the features of a MaPeT that was pre-trained for "
+    "5 epochs on the tokens of the round before; those epochs are not counted in the row's name.",
     "Going on: the backbone starts from the weights of the row that is named, the head anew.",
     "MaPeT, the last row, has 5 epochs on tokens of k-CLIP, whose tower was trained on captions.",
 ]

@@ -1,5 +1,5 @@
-# The paper's cross-domain transfer (tab:suppl_new_domains), from garments to handwritten digits, whose grid of
-# patches is smaller: 6 x 6 instead of 7 x 7, so position embeddings are resized.
+# The paper's cross-domain transfer (tab:suppl_new_domains), from garments to handwritten digits. Their grid
+# of patches is smaller, 6 x 6 instead of 7 x 7, so position embeddings are resized.
 _base_ = "../fashion_mnist_20000.py"
 
 title = "Linear probe on digits, pre-trained on fashion_mnist_20000"
@@ -17,4 +17,5 @@ columns = [
     dict(name="linear probe, 100 labels", config=_base_.probe_few, **digits),
     dict(name="linear probe, all labels", config=_base_.probe, **digits),
 ]
+baseline = "MaPeT"
 notes = [_base_.probe_note]

@@ -197,6 +197,10 @@ GOOD = (
             GOOD.replace("name='a'", "name='a', columns=['z']"),
             "row 'a' names 'z', which is no column; columns are b",
         ),
+        (
+            GOOD.replace("dict(name='a')", "dict(name='a'), dict(name='c', pretrain='p', start='a')"),
+            "`start` of row 'c' names 'a', which is no pre-trained row above it",
+        ),
         (GOOD.replace("metric='m'", ""), "missing 1 required positional argument: 'metric'"),
     ],
 )
@@ -238,6 +242,27 @@ def test_a_pretraining_that_does_not_read_the_rows_tokens_is_refused(tmp_path):
     probe = "configs/micro/vit-micro_1xb128-linear-coslr.py"
     write(tmp_path, GOOD.replace("dict(name='a')", row).replace("configs/micro/kclip.py", probe))
     with pytest.raises(DeclarationError, match=r"'a': `.*mapet.*` reads no tokens of `.*dalle\.py`"):
+        plan_table(load_table("mine", "digits", tmp_path), [0], "out")
+
+
+def test_a_row_goes_on_from_the_pretraining_of_another_and_shares_it(tmp_path):
+    pretrain = "pretrain='configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py'"
+    rows = f"dict(name='a', {pretrain}), dict(name='c', {pretrain}, start='a'), dict(name='e', {pretrain}, "
+    rows += "start='c', options={'train_cfg.max_epochs': 3})"
+    probe = "configs/micro/vit-micro_1xb128-linear-coslr.py"
+    text = GOOD.replace("dict(name='a')", rows).replace("configs/micro/kclip.py", probe)
+    write(tmp_path, text)
+    runs = {run.name: run for run in plan_table(load_table("mine", "digits", tmp_path), [7], "out").runs}
+    stem = "mapet_vit-micro_kclip_1xb32-coslr"
+    first, second, third = (
+        runs[f"{stem}{more}_seed-7"] for more in ("", "_going-on", "_max_epochs-3_going-on")
+    )
+    assert (second.needs, third.needs) == ((first.folder,), (second.folder,))
+    assert f"model.backbone.init_cfg.checkpoint={second.outputs[0]}" in third.command
+    assert len([run for run in runs.values() if run.kind == "pre-training"]) == 3
+    beit = text.replace("micro/mapet_vit", "micro/beit_vit")
+    write(tmp_path, beit)
+    with pytest.raises(DeclarationError, match=r"'c': .* has a list in `model\.backbone\.init_cfg`"):
         plan_table(load_table("mine", "digits", tmp_path), [0], "out")
 
 

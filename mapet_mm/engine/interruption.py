@@ -20,6 +20,7 @@ from mmengine.runner import Runner
 from torch import distributed
 
 from mapet_mm.engine.portable_checkpoint import whole_files
+from mapet_mm.engine.stuck_loader import runs_in
 from mapet_mm.errors import STOPPED
 from mapet_mm.file_replacement import replace_file
 from mapet_mm.registry import HOOKS
@@ -54,7 +55,7 @@ class InterruptionHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Listen to the signals."""
-        self.process, self.saved = os.getpid(), time.monotonic()
+        self.process, self.loop, self.saved = os.getpid(), runner.train_loop, time.monotonic()
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._tell) for number in self.signals}
         loader = runner.train_dataloader
@@ -89,8 +90,13 @@ class InterruptionHook(Hook):
             Path(self._folder(runner), LATEST).unlink(missing_ok=True)
 
     def _tell(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() == self.process:
+        if os.getpid() != self.process:
+            return
+        if runs_in(self.loop, frame):
             self.told = number
+        else:  # the training has ended with an error
+            self._restore()
+            signal.raise_signal(number)
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

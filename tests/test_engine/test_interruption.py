@@ -60,6 +60,22 @@ def test_a_run_that_is_told_to_end_goes_on_as_if_nothing_had_been(number, step, 
     assert not latest.exists()
 
 
+def test_after_an_error_a_signal_does_what_it_did_before(tmp_path):
+    seen, plain = [], signal.getsignal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before := lambda number, _: seen.append(number))
+    try:
+        for folder in ("one", "two"):
+            failed = build(tmp_path / folder, hooks=hooks())
+            failed.register_hook(StopAfter(1))
+            with pytest.raises(KeyboardInterrupt):
+                failed.train()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert seen == [signal.SIGUSR1]
+        assert signal.getsignal(signal.SIGUSR1) is before
+    finally:
+        signal.signal(signal.SIGUSR1, plain)
+
+
 def test_checkpoints_by_the_clock_lie_within_epochs(tmp_path):
     """A run that is killed loses what came after the last one; epochs' checkpoints count as before."""
     killed = build(tmp_path / "parts", hooks=hooks(minutes=0, **BY_EPOCH))

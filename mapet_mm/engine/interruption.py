@@ -27,7 +27,7 @@ from mapet_mm.registry import HOOKS
 
 LATEST = "latest.pth"
 NOTHING, SAVE, STOP = range(3)
-# A loader's worker that is told to end goes on for so long: the step needs its images.
+# A loader's worker that is told to end looks so often whether its run is still there, which needs its images.
 WORKER_SECONDS = 30
 
 
@@ -135,7 +135,7 @@ class InterruptionHook(Hook):
 class _PatientWorker:
     """Starts a loader's worker, which then outlives the signals that go to all processes of a job.
 
-    PyTorch's workers end at SIGTERM, and the run with them, before it has saved.
+    PyTorch's workers end at SIGTERM, and the run with them, before it has saved. These end with their run.
 
     Args:
         start: what else is called in a worker.
@@ -150,14 +150,15 @@ class _PatientWorker:
     def __call__(self, worker: int) -> None:
         if self.start is not None:
             self.start(worker)
-        for number in self.signals:
+        for number in (*self.signals, signal.SIGALRM):
             signal.signal(number, self._wait)
 
     def _close(self) -> None:
         self.closing.value = 1
 
     def _wait(self, number: int, frame: FrameType | None) -> None:
-        if self.closing.value:  # it is the run itself that ends
+        run = multiprocessing.parent_process()
+        if self.closing.value or not (run and run.is_alive()):  # it is the run itself that ends
             os._exit(0)
         signal.alarm(WORKER_SECONDS)
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -105,8 +106,9 @@ def test_a_checkpoint_of_the_same_step_is_not_written_twice(tmp_path):
     assert (tmp_path / "run/last_checkpoint").read_text().endswith("iter_4.pth")
 
 
-def test_workers_of_a_loader_outlive_a_signal_to_all_processes(tmp_path):
-    """Slurm's SIGTERM reaches them as well; the step needs their images."""
+def test_workers_of_a_loader_outlive_a_signal_to_all_processes(tmp_path, monkeypatch):
+    """Slurm's SIGTERM reaches them as well; the run needs their images, however long its step takes."""
+    monkeypatch.setattr("mapet_mm.engine.interruption.WORKER_SECONDS", 1)
 
     class TellAll(Tell):
         def after_train_iter(self, runner, *args, **kwargs) -> None:
@@ -114,6 +116,7 @@ def test_workers_of_a_loader_outlive_a_signal_to_all_processes(tmp_path):
                 for worker in torch.multiprocessing.active_children():
                     os.kill(worker.pid, self.number)
                 os.kill(os.getpid(), self.number)
+                time.sleep(2.5)
 
     build(tmp_path / "whole").train()
     told = build(tmp_path / "parts", workers=2, hooks=hooks(interruption=dict(type=Late, minutes=None)))

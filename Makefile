@@ -18,12 +18,13 @@ START := $(shell date +%s)
 JOBS ?= 2
 TORCH := torch==2.11.0 torchvision==0.26.0
 
-.PHONY: help setup demo test docs bench-gpu lint format lock clean
+.PHONY: help setup demo test coverage docs bench-gpu lint format lock clean
 
 help:
 	@echo "make setup   install everything into $(VENV), pinned by requirements.lock"
 	@echo "make demo    set up, then run the main job on the embedded data set"
 	@echo "make test    set up, then lint and run the tests"
+	@echo "make coverage   set up, then run the same tests and say which lines and branches they do not run"
 	@echo "make docs    build the documentation's pages into build/site"
 	@echo "make bench-gpu   measure on a GPU (10 minutes), into work_dirs/gpu.md"
 	@echo "make lint    check style;  make format: apply it"
@@ -50,6 +51,10 @@ demo: $(STAMP)
 
 test: lint
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu"
+
+coverage: $(STAMP)
+	@$(PIP) install --quiet --editable ".[coverage]"
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu" --cov --cov-report term-missing:skip-covered
 
 docs: $(STAMP)
 	@$(PIP) install --quiet --editable ".[docs]"

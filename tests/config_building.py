@@ -51,15 +51,16 @@ def in_scope(cfg: Config):
 def build_model(cfg: Config) -> nn.Module:
     """Build the model as MMEngine's Runner does, but on the meta device: shapes and no memory.
 
-    MMPretrain's CAE reads numbers from tensors while it is built, so it gets memory. A tokenizer that runs in
-    the model would be downloaded, so stored tokens take its place.
+    MMPretrain's CAE and MMSegmentation's Segmenter read numbers from tensors while they are built: they get
+    memory. A tokenizer that runs in the model would be downloaded, so stored tokens take its place.
     """
     model = cfg.model.copy()
     if "tokenizer" in cfg:
         model.target_generator = dict(type="mapet_mm.PrecomputedTokens", vocab_size=8192)
     if "data_preprocessor" in cfg:
         model.setdefault("data_preprocessor", cfg.data_preprocessor)
-    with in_scope(cfg), torch.device("cpu" if "CAE" in model.type else "meta"):
+    parts = model.type + model.get("decode_head", {}).get("type", "")
+    with in_scope(cfg), torch.device("cpu" if "CAE" in parts or "Segmenter" in parts else "meta"):
         return MODELS.build(model)
 
 

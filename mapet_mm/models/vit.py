@@ -121,10 +121,12 @@ class MaPeTViT(VisionTransformer):
 
     def _format_output(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor | tuple[Tensor, Tensor]:
         """One layer's output, as `out_type` says."""
-        if self.out_type != WITH_CLASS_TOKEN:
+        if self.out_type not in ("featmap", WITH_CLASS_TOKEN):
             return super()._format_output(tokens, grid)
-        patches = tokens[:, 1:].unflatten(1, tuple(grid))  # B h w D
-        return patches.permute(0, 3, 1, 2), tokens[:, 0]
+        patches = tokens[:, self.num_extra_tokens :].unflatten(1, tuple(grid))  # B h w D
+        # Not MMPretrain's permuted view: some decoders take views of it themselves.
+        feature_map = patches.permute(0, 3, 1, 2).contiguous()
+        return feature_map if self.out_type == "featmap" else (feature_map, tokens[:, 0])
 
     def _check_out_indices(self, given: SupportsIndex | Sequence[SupportsIndex]) -> None:
         """MMPretrain's own check lets the number of layers pass, and returns each layer once, in order."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from mmengine.runner.checkpoint import save_checkpoint
+from mmengine.runner.checkpoint import load_checkpoint, save_checkpoint
 from mmpretrain.models.backbones import VisionTransformer
 from skimage import data as photographs
 from torch.nn import functional as F
@@ -316,6 +316,30 @@ def test_what_mmpretrains_tests_ask_of_its_vision_transformer_holds():
     for height, width in ((24, 24), (20, 31)):  # the convolution fills up what is no whole patch
         maps = of_any_size(torch.randn(1, 3, height, width))[0]
         assert maps.shape == (1, 24, -(-height // 4), -(-width // 4))
+
+
+def test_feature_maps_are_contiguous():
+    """MMPretrain's are permuted views, of which decoders cannot take views of their own (DMNet)."""
+    vit, theirs = (build(out_type="featmap", **GEOMETRY) for build in (MaPeTViT, VisionTransformer))
+    images = torch.randn(2, 3, 20, 20)
+    assert not theirs(images)[0].is_contiguous()
+    for feature_map in (vit(images)[0], MaPeTViT(out_type="featmap_and_cls_token", **GEOMETRY)(images)[0][0]):
+        assert feature_map.view(2, 24, 25).shape == (2, 24, 25)
+
+
+def test_an_init_cfg_counts_over_the_authors_weights(tmp_path):
+    """As MMPretrain asks of its class; what is saved then goes to a larger image, strictly."""
+    kaiming = dict(type="Kaiming", layer="Conv2d", mode="fan_in", nonlinearity="linear", bias=3)
+    vit = MaPeTViT(init_cfg=[kaiming], **GEOMETRY)
+    vit.init_weights()
+    assert vit.patch_embed.projection.bias.eq(3).all()
+    assert vit.layers[0].attn.qkv.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    save_checkpoint(vit.state_dict(), str(tmp_path / "weights.pth"))
+    larger = MaPeTViT(**{**GEOMETRY, "img_size": 32})
+    load_checkpoint(larger, str(tmp_path / "weights.pth"), strict=True)
+    grid = vit.pos_embed[0, 1:].T.view(1, 24, 5, 5)
+    resized = F.interpolate(grid, size=(8, 8), mode="bicubic", align_corners=False)
+    torch.testing.assert_close(larger.pos_embed[0, 1:], resized.flatten(2)[0].T)
 
 
 @pytest.mark.parametrize(("frozen_stages", "training"), [(0, [True] * 4), (2, [False, False, True, True])])

@@ -8,6 +8,7 @@ can edit them and run the printed commands yourself.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,7 +43,10 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--batch-size", type=int, default=64, help="images of a step and process (default 64)"
     )
-    parser.add_argument("--workers", type=int, default=4, help="processes that load images (default 4)")
+    workers = min(4, os.cpu_count() or 1)
+    parser.add_argument(
+        "--workers", type=int, default=workers, help=f"processes that load images (default {workers})"
+    )
     parser.add_argument("--processes", type=int, help="processes to train in (default: one for each GPU)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)

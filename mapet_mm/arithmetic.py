@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS, DefaultScope
+from mmpretrain.models.selfsup import BEiT
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from mapet_mm.models.cae import ProjectedCAE
 from mapet_mm.models.objectives import MIM, Objective, group_sizes, visibility
 from mapet_mm.models.vit import MaPeTPretrainViT
 
@@ -52,9 +55,7 @@ def step_flops(
     predictions = group_sizes(objective.predicting_group, cutting_point, num_targets)[0]
 
     def layer(queries: int, visible: int) -> int:
-        # Query and output projections and the MLP for the rows; keys and values for the keys; scores and
-        # weighted sums.
-        return 2 * (dim * (2 * queries * (dim + feedforward) + 2 * keys * dim) + 2 * visible * dim)
+        return _layer_flops(queries, keys, visible, dim, feedforward)
 
     forward = query_from_layer * layer(keys, int(sees[:keys].sum()))
     forward += (depth - 1 - query_from_layer) * layer(rows, int(sees.sum()))
@@ -64,9 +65,11 @@ def step_flops(
     return PASSES * forward + (PASSES - 1) * 2 * (num_tokens - 1) * patch_values * dim
 
 
-def plain_step_flops(num_tokens: int, num_masked: int, depth: int, **sizes: int) -> int:
-    """As `step_flops`, for a plain ViT that predicts `num_masked` of its tokens (BEiT)."""
-    return step_flops(MIM, num_tokens, num_tokens - num_masked, depth, **sizes)
+def _layer_flops(queries: int, keys: int, pairs: int, dim: int, feedforward: int) -> int:
+    """FLOPs of a layer's forward pass, where `pairs` of a query and a key see each other."""
+    # Query and output projections and the MLP for the rows; keys and values for the keys; scores and weighted
+    # sums.
+    return 2 * (dim * (2 * queries * (dim + feedforward) + 2 * keys * dim) + 2 * pairs * dim)
 
 
 def backbone_step_flops(backbone: MaPeTPretrainViT, vocab_size: int) -> int:
@@ -107,13 +110,66 @@ def training_flops(cfg: Config, processes: int = 1) -> int:
     return counter.get_total_flops() * (images or cfg.train_cfg.max_iters * batch_size)
 
 
+def beit_step_flops(model: BEiT) -> int:
+    """As `step_flops`, for BEiT: a plain ViT that predicts the masked ones of its tokens."""
+    backbone = model.backbone
+    num_tokens = 1 + math.prod(backbone.patch_resolution)
+    masked = model.head.max_masked or num_tokens - 1
+    return step_flops(
+        MIM,
+        num_tokens,
+        num_tokens - masked,
+        depth=len(backbone.layers),
+        dim=backbone.embed_dims,
+        feedforward=backbone.arch_settings["feedforward_channels"],
+        patch_values=backbone.patch_embed.projection.weight[0].numel(),
+        vocab_size=model.head.vocab_size,
+    )
+
+
+def cae_step_flops(model: ProjectedCAE) -> int:
+    """As `step_flops`, for CAE: encoder, regressor and decoder, and the teacher's forward pass."""
+    backbone, neck = model.backbone, model.neck
+    masked = neck.mask_token_num
+    visible = math.prod(backbone.patch_resolution) - masked
+    dim, width = backbone.embed_dims, neck.embed_dim
+
+    def encoder(patches: int) -> int:
+        rows, feedforward = 1 + patches, backbone.arch_settings["feedforward_channels"]
+        to_neck = 2 * patches * dim * width if width != dim else 0
+        return len(backbone.layers) * _layer_flops(rows, rows, rows**2, dim, feedforward) + to_neck
+
+    patches = masked + visible
+    predictor = len(neck.regressors) * _layer_flops(masked, patches, masked * patches, width, 4 * width)
+    predictor += len(neck.decoders) * _layer_flops(masked, masked, masked**2, width, 4 * width)
+    predictor += 2 * masked * width * neck.vocab_size
+    # The encoder embeds the visible patches, its teacher the masked ones.
+    embedded = 2 * dim * backbone.patch_embed.projection.weight[0].numel()
+    return (
+        PASSES * (encoder(visible) + predictor)
+        + encoder(masked)
+        + ((PASSES - 1) * visible + masked) * embedded
+    )
+
+
+def model_step_flops(model: nn.Module) -> int | None:
+    """`step_flops` of MaPeT, PIM, MIM, BEiT or CAE, at the size of its images; None for other models."""
+    if isinstance(model, BEiT):
+        return beit_step_flops(model)
+    if isinstance(model, ProjectedCAE):
+        return cae_step_flops(model)
+    if isinstance(getattr(model, "backbone", None), MaPeTPretrainViT):
+        return backbone_step_flops(model.backbone, model.head.vocab_size)
+    return None
+
+
 class Complexity(NamedTuple):
     """Cost of the model of a recipe. A multiply-add is one operation, as in OpenMMLab's metafiles.
 
     Args:
         parameters: of the whole model, without an online tokenizer.
         forward: operations for the features of one image; for a segmentor, for its prediction.
-        step: operations of the pre-training step of one image (`step_flops`), of a two-stream backbone.
+        step: operations of the pre-training step of one image (`model_step_flops`).
     """
 
     parameters: int
@@ -135,11 +191,11 @@ def complexity(cfg: Config, size: tuple[int, int]) -> Complexity:
     images = torch.empty(1, 3, *size, device="meta")
     with FlopCounterMode(display=False) as counter:
         model(images, mode="tensor") if hasattr(model, "decode_head") else model.extract_feat(images)
-    two_stream = isinstance(getattr(model, "backbone", None), MaPeTPretrainViT)
+    step = model_step_flops(model)
     return Complexity(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         forward=counter.get_total_flops() // 2,
-        step=backbone_step_flops(model.backbone, model.head.vocab_size) // 2 if two_stream else None,
+        step=None if step is None else step // 2,
     )
 
 

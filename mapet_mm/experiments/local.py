@@ -164,7 +164,7 @@ class LocalRunner:
                 start_new_session=True,
                 # The tool keeps the claim if this process is killed first.
                 pass_fds=[held.fileno()],
-                preexec_fn=_end_with_runner,
+                preexec_fn=end_with_runner,
             )
 
     def _collect(self) -> None:
@@ -243,7 +243,7 @@ def launch_words(run: Run, launcher: str, cpus: int) -> list[str]:
     return [*srun, *run.command, "--launcher", "slurm"]
 
 
-def _end_with_runner() -> None:
+def end_with_runner() -> None:
     """Called in the tool's process before it starts: Linux then ends the tool when its runner is killed."""
     if PRCTL is not None:
         PRCTL(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

@@ -1,4 +1,4 @@
-"""Boxes, masks, key points and rotated boxes of the scenes' things, as detectors and pose estimators read them."""
+"""Boxes, masks, key points and rotated boxes of the scenes' things, for detectors and pose estimators."""
 
 import json
 from collections.abc import Iterator
@@ -37,7 +37,9 @@ def write_scene_boxes(scenes: Path, out: Path, overwrite: bool = False) -> bool:
     scenes = Path(scenes)
     lists = [scenes / "meta" / f"{part}.jsonl" for part in PARTS]
     markers = list(scenes.glob("*.json"))
-    require(all(map(Path.is_file, lists)) and len(markers) == 1, f"{scenes} holds no scenes: write them first")
+    require(
+        all(map(Path.is_file, lists)) and len(markers) == 1, f"{scenes} holds no scenes: write them first"
+    )
     options = json.loads(markers[0].read_text())["options"]
 
     def fill(folder: Path) -> None:

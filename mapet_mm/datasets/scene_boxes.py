@@ -24,7 +24,7 @@ class Thing(NamedTuple):
     mask: np.ndarray
 
 
-def write_scene_boxes(scenes: Path, out: Path, overwrite: bool = False) -> bool:
+def write_scene_boxes(scenes: Path, out: Path, num_classes: int = 10, overwrite: bool = False) -> bool:
     """Write what `scenes`, a folder of `fill_scenes`, says of its things, under `out`.
 
     `{training,validation}.json` are COCO's files of boxes, masks and key points, `rotated/<part>/<id>.txt`
@@ -40,18 +40,19 @@ def write_scene_boxes(scenes: Path, out: Path, overwrite: bool = False) -> bool:
     require(
         all(map(Path.is_file, lists)) and len(markers) == 1, f"{scenes} holds no scenes: write them first"
     )
-    options = json.loads(markers[0].read_text())["options"]
+    options = json.loads(markers[0].read_text())["options"] | dict(num_classes=num_classes)
 
     def fill(folder: Path) -> None:
         for part in PARTS:
-            _fill_part(folder, scenes, part)
+            _fill_part(folder, scenes, part, num_classes)
 
     return write_folder(Path(out), MARKER, options, fill, overwrite)
 
 
-def _fill_part(folder: Path, scenes: Path, part: str) -> None:
+def _fill_part(folder: Path, scenes: Path, part: str, num_classes: int) -> None:
     images, annotations = [], []
-    (folder / "rotated" / part).mkdir(parents=True)
+    rotated = folder / "rotated" / part
+    rotated.mkdir(parents=True)
     for name, things in read_things(scenes, part):
         with Image.open(scenes / "images" / part / name) as image:
             width, height = image.size
@@ -60,9 +61,9 @@ def _fill_part(folder: Path, scenes: Path, part: str) -> None:
             numbers = dict(id=len(annotations) + 1, image_id=images[-1]["id"])
             annotations.append(numbers | coco_annotation(thing))
         lines = [f"{' '.join(f'{x:.2f}' for x in rectangle(t.mask).flat)} {t.kind} 0\n" for t in things]
-        (folder / "rotated" / part / name).with_suffix(".txt").write_text("".join(lines))
-    kinds = sorted({annotation["category_id"] for annotation in annotations})
-    categories = [dict(id=k, name=str(k - 1), keypoints=KEYPOINTS, skeleton=[]) for k in kinds]
+        (rotated / name).with_suffix(".txt").write_text("".join(lines))
+    # All of them, seen in this part or not: detectors number their classes by them.
+    categories = [dict(id=k + 1, name=str(k), keypoints=KEYPOINTS, skeleton=[]) for k in range(num_classes)]
     text = json.dumps(dict(images=images, annotations=annotations, categories=categories))
     (folder / f"{part}.json").write_text(text)
 

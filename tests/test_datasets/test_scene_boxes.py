@@ -74,6 +74,7 @@ def test_coco_and_dota_files_hold_every_thing(scenes, tmp_path):
         assert thing.mask[top : top + height, left : left + width].sum() == entry["area"] == thing.mask.sum()
         assert thing.mask[:, [left, left + width - 1]].any(axis=0).all()
         assert thing.mask[[top, top + height - 1]].any(axis=1).all()
+    assert [(one["id"], one["name"]) for one in coco["categories"]] == [(k + 1, str(k)) for k in range(10)]
     lines = [line for file in sorted((out / "rotated/validation").iterdir()) for line in file.open()]
     assert [int(line.split()[8]) for line in lines] == [thing.kind for _, thing in things]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from config_building import ROOT
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, DefaultScope
 
 ARCH = dict(embed_dims=96, num_layers=4, num_heads=3, feedforward_channels=96)
@@ -60,23 +60,23 @@ DETECTORS = {
         dict(PYRAMID, num_outs=5),
     ),
 }
-TRANSFORMERS = 2  # layers each way, of six: what is tested is the same in each
+LAYERS = 2  # of a transformer, each way, instead of six: what is tested is the same in each
 IMAGES = [(3, 65, 97), (3, 96, 64)]
 
 
-def library_model(library: str, name: str, backbone: dict, neck) -> dict:
+def library_model(library: str, name: str, backbone: dict, neck) -> ConfigDict:
     """The model of a library's own config, on another backbone; small where that changes nothing."""
     cfg = Config.fromfile(Path(import_module(library).__file__).parent / ".mim/configs" / f"{name}.py")
-    model = cfg.model.to_dict()
-    model.update(backbone=backbone, neck=neck)
-    if library == "mmdet" and "Mask2Former" in model["type"]:
-        model["panoptic_head"]["in_channels"] = [256] * 4
-        model["data_preprocessor"].pop("batch_augments", None)
+    model = cfg.model
+    model.backbone, model.neck = backbone, neck
+    if model.type == "Mask2Former":
+        model.panoptic_head.in_channels = [256] * 4
+        model.data_preprocessor.pop("batch_augments")  # to 1024 x 1024
     for part in ("encoder", "decoder"):
         if part in model:
-            model[part]["num_layers"] = TRANSFORMERS
+            model[part].num_layers = LAYERS
     if "num_queries" in model:
-        model["num_queries"] = 20
+        model.num_queries = model.test_cfg.max_per_img = 20
     return model
 
 
@@ -150,6 +150,7 @@ def test_detector_learns_and_predicts(name, called):
     library, config, backbone, neck = DETECTORS[name]
     with DefaultScope.overwrite_default_scope(library):
         model = MODELS.build(library_model(library, config, backbone, neck))
+        model.init_weights()
         losses = model(**model.data_preprocessor(samples(library), True), mode="loss")
         loss, _ = model.parse_losses(losses)
         loss.backward()
@@ -160,7 +161,7 @@ def test_detector_learns_and_predicts(name, called):
         with torch.no_grad():
             results = model(**model.data_preprocessor(samples(library), False), mode="predict")
     assert len(results) == 2
-    assert all(len(one.pred_instances) >= 0 for one in results)
+    assert all(torch.isfinite(one.pred_instances.scores).all() for one in results)
     print(f"{name}: {', '.join(sorted(called)) or 'none'}")
     assert set(re.findall(r"`(\w+)`", page_row(name)[-1])) == called
 
@@ -169,9 +170,8 @@ def test_rotated_fcos_has_no_operator_on_a_cpu():
     library, config = "mmrotate", "rotated_fcos/rotated-fcos-le90_r50_fpn_1x_dota"
     with DefaultScope.overwrite_default_scope(library):
         model = MODELS.build(library_model(library, config, BACKBONE, THREE_LEVELS))
-        with pytest.raises(RuntimeError, match=r"(?i)not implemented|cuda|cpu") as error:
+        with pytest.raises(RuntimeError, match="sort_vertices.*device cpu not found"):
             model(**model.data_preprocessor(samples(library), True), mode="loss")
-    print(error.value)
 
 
 def test_vitpose_head_learns_and_predicts(called):

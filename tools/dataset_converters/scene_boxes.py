@@ -21,6 +21,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("scenes", type=Path, nargs="?", default=Path("data/digits_scenes"))
     parser.add_argument("--out", type=Path, help="folder to make; default: <scenes>_boxes")
+    parser.add_argument("--classes", type=int, default=10, help="classes of things")
     parser.add_argument("--overwrite", action="store_true", help="replace what other scenes gave")
     return parser.parse_args()
 
@@ -29,9 +30,9 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     out = args.out or args.scenes.with_name(f"{args.scenes.name}_boxes")
-    written = write_scene_boxes(args.scenes, out, args.overwrite)
+    written = write_scene_boxes(args.scenes, out, args.classes, args.overwrite)
     print(f"{out}: {'written' if written else 'already there, left as it is'}")
-    print("next: make test-detection, or a recipe configs/micro/vit-micro_mask-rcnn_1xb8.py (docs/mixing.md)")
+    print("next: .venv-detection/bin/python tools/train.py configs/micro/detection/... (docs/mixing.md)")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ model = dict(
         ),
     ),
     positional_encoding=dict(num_feats=32),
-    bbox_head=dict(num_classes=len(_base_.thing_classes)),
+    bbox_head=dict(embed_dims=64, num_classes=len(_base_.thing_classes)),
     dn_cfg=dict(group_cfg=dict(num_dn_queries=20)),
     test_cfg=dict(max_per_img=20),
 )

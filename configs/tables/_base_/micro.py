@@ -10,6 +10,10 @@ probe_few = "configs/micro/vit-micro_1xb100-linear-coslr_few-labels.py"
 probe = "configs/micro/vit-micro_1xb128-linear-coslr.py"
 finetune = "configs/micro/vit-micro_1xb64-{recipe}.py"
 upernet = "configs/micro/vit-micro_upernet_1xb8-poly.py" if _base_.few_scenes else None
+linear_segmentation = (
+    "configs/micro/vit-micro_linear-segmentation_1xb8-coslr.py" if _base_.few_scenes else None
+)
+unlabelled_scenes = None  # the data set of scenes without labels to pre-train on: there is none
 
 # Of frozen features, at no training's cost: nearest neighbours, few labels, patch tokens, pixels of scenes.
 frozen = dict(

@@ -89,7 +89,7 @@ def backbone_step_flops(backbone: MaPeTPretrainViT, vocab_size: int) -> int:
 
 
 def training_flops(cfg: Config, processes: int = 1) -> int:
-    """FLOPs of a whole training of any model: what PyTorch counts in the step of the first image, per image.
+    """FLOPs of a whole training of any model: what PyTorch counts in a step on the first image, per image.
 
     Unlike `step_flops`, this includes scores that are computed and masked. It is the same on every machine,
     and needs the images and, for a pre-training, their tokens. Validation is not counted.
@@ -103,11 +103,12 @@ def training_flops(cfg: Config, processes: int = 1) -> int:
         model = MODELS.build(_settings(cfg)).train()
     # The kernels of attention on the CPU are not counted, the plain products are.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        batch = model.data_preprocessor(pseudo_collate([dataset[0]]), training=True)
+        # Twice the image, for BatchNorm.
+        batch = model.data_preprocessor(pseudo_collate([dataset[0], dataset[0]]), training=True)
         model.parse_losses(model(**batch, mode="loss"))[0].backward()
     batch_size = cfg.train_dataloader.batch_size * processes
     images = cfg.train_cfg.get("max_epochs", 0) * len(dataset)
-    return counter.get_total_flops() * (images or cfg.train_cfg.max_iters * batch_size)
+    return counter.get_total_flops() // 2 * (images or cfg.train_cfg.max_iters * batch_size)
 
 
 def beit_step_flops(model: BEiT) -> int:

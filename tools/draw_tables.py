@@ -34,14 +34,15 @@ def parse_args() -> argparse.Namespace:
 @one_line_errors
 def main() -> None:
     args = parse_args()
-    if args.picture.suffix not in KINDS:
+    kind = args.picture.suffix.lower()
+    if kind not in KINDS:
         raise UserError(f"--picture {args.picture}: the name has to end in one of {', '.join(KINDS)}")
     fillers = [
         TableFiller(load_table(name, args.dataset), range(args.seeds), args.out) for name in args.tables
     ]
     figure = draw_tables([(filler.table, filler.cells()) for filler in fillers])
     content = io.BytesIO()
-    figure.savefig(content, format=args.picture.suffix[1:], dpi=150)
+    figure.savefig(content, format=kind[1:], dpi=150)
     args.picture.parent.mkdir(parents=True, exist_ok=True)
     replace_file(args.picture, content.getvalue())
     print("\n".join([f"wrote {args.picture}", *(filler.status() for filler in fillers)]))

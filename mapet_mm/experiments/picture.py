@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import cycle
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import LogLocator, NullFormatter
@@ -32,8 +33,9 @@ def draw_tables(filled: Sequence[tuple[TableDeclaration, Grid]]) -> Figure:
     heights = [_height(table) for table, _ in filled]
     figure = Figure(figsize=(13, sum(heights)), layout="constrained", facecolor="white")
     bands = figure.subfigures(len(filled), 1, height_ratios=heights, squeeze=False)[:, 0]
-    for band, (table, cells) in zip(bands, filled, strict=True):
-        _draw_table(band, table, cells)
+    with rc_context({"text.parse_math": False}):  # a $ in a name is a $
+        for band, (table, cells) in zip(bands, filled, strict=True):
+            _draw_table(band, table, cells)
     return figure
 
 

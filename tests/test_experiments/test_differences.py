@@ -2,6 +2,7 @@
 
 import runpy
 import sys
+from dataclasses import replace
 
 import pytest
 from config_building import ROOT
@@ -119,8 +120,10 @@ def test_a_table_with_compute_is_drawn_as_curves_over_it():
 
 
 def test_nothing_measured_is_a_picture_too():
-    figure = draw_tables([(TABLE, cells())])
+    figure = draw_tables([(replace(TABLE, title="$5 and $6"), cells())])
     assert "Nothing has been measured yet." in texts(figure)
+    title = next(text for band in figure.subfigs for text in band.texts if text.get_text() == "$5 and $6")
+    assert not title.get_parse_math()
 
 
 def test_one_command_draws_what_there_is(tmp_path, monkeypatch, capsys):

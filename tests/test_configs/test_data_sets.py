@@ -183,7 +183,7 @@ def test_jobs_carry_their_data_set(monkeypatch, capsys):
 
 def test_a_table_without_scenes_leaves_their_column_out():
     heads = {name: len(load_table("objectives", name).columns) for name in ("digits", "clouds")}
-    assert heads == dict(digits=4, clouds=3)
+    assert heads == dict(digits=7, clouds=5)
     with pytest.raises(
         DeclarationError, match=r"segmentation\.py` has no column that clouds has the data for"
     ):

@@ -170,7 +170,7 @@ def test_rotated_fcos_has_no_operator_on_a_cpu():
     library, config = "mmrotate", "rotated_fcos/rotated-fcos-le90_r50_fpn_1x_dota"
     with DefaultScope.overwrite_default_scope(library):
         model = MODELS.build(library_model(library, config, BACKBONE, THREE_LEVELS))
-        with pytest.raises(RuntimeError, match="sort_vertices.*device cpu not found"):
+        with pytest.raises(RuntimeError, match=r"sort_vertices.*device cpu not found"):
             model(**model.data_preprocessor(samples(library), True), mode="loss")
 
 

@@ -23,7 +23,13 @@ frozen_columns = [
     dict(name="k-NN", metric="k-NN, {pooling}", **frozen),
     dict(name="10 labels a class", metric="logistic regression, {pooling}, 10 a class", **frozen),
     dict(name="attentive probe", metric="attentive probe, patch tokens, last layer", **frozen),
-    dict(name="k-NN segmentation", metric="k-NN segmentation, patch tokens", **{**frozen, "unit": "mIoU, %"}),
+    dict(
+        name="k-NN segmentation",
+        metric="k-NN segmentation, patch tokens",
+        unit="mIoU, %",
+        config=frozen["config"] if _base_.few_scenes else None,
+        features="vit-micro",
+    ),
 ]
 frozen_note = (
     "Frozen features: the 20 nearest neighbours, and logistic regression on 10 labels a class (mean of five "

@@ -117,6 +117,8 @@ def _draw_curves(panel: Axes, table: TableDeclaration, column: Column, compute: 
             color=f"C{number % 10}",
             label=name if points else f"{name} (missing)",
         )
+    if not any(len(line.get_xdata()) for line in panel.lines):
+        panel.set_yticks([])
     panel.set_xscale("log")
     panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     panel.xaxis.set_major_formatter("{x:g}")

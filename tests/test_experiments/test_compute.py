@@ -26,7 +26,6 @@ from mapet_mm.tokenizers import TokenStore
 
 DATA = "fashion_mnist_20000"
 MAPET = "configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py"
-LATE = "MaPeT, query stream in the last 2 layers"
 GOING_ON = "round 1, going on from round 0, 5 + 5 epochs"
 
 
@@ -86,11 +85,6 @@ def test_rows_of_equal_compute_cost_what_mapet_costs_to_the_nearest_epoch():
         equal = teraflops_of(pretraining("objectives", f"{name}, equal compute"))
         assert abs(equal - mapet) < equal / epochs / 2
     assert mapet / equal == pytest.approx(10.0 / 10, abs=0.005)
-
-
-def test_a_query_stream_in_the_last_layers_saves_what_the_table_shows():
-    mapet, late = (pretraining("compute", f"{name}, 5 epochs") for name in ("MaPeT", LATE))
-    assert teraflops_of(late) / teraflops_of(mapet) == pytest.approx(249.2 / 294.7, abs=1e-3)
 
 
 def test_seeds_and_starts_share_a_count(monkeypatch):

@@ -115,8 +115,15 @@ def test_a_table_with_compute_is_drawn_as_curves_over_it():
     panels = [axes for band in figure.subfigs for axes in band.axes]
     assert len(panels) == 2
     lines = [bars.lines[0] for bars in panels[0].containers]
+    assert len(panels[0].get_yticks()) > 0
     assert [list(line.get_xdata()) for line in lines] == [[10.0], [20.0, 30.0]]
     assert [list(line.get_ydata()) for line in lines] == [[61.0], [65.5, 70.5]]
+
+
+def test_curves_without_a_point_have_no_scale():
+    table = replace(TABLE, columns=[replace(COLUMNS[2], metric="pre-training/teraflops"), COLUMNS[0]])
+    (band,) = draw_tables([(table, cells())]).subfigs
+    assert list(band.axes[0].get_yticks()) == []
 
 
 def test_nothing_measured_is_a_picture_too():

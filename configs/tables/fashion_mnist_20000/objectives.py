@@ -7,7 +7,6 @@ rows = [
     dict(name="MIM, equal compute", method="mim", pretrain=_base_.pretrain, options=_base_.lengths[11]),
     dict(name="BEiT, equal compute", method="beit", pretrain=_base_.pretrain, options=_base_.lengths[10]),
 ]
-baseline = "MaPeT"
 notes = [
     *_base_.notes,
     "Equal compute: MaPeT's 5 epochs cost as much arithmetic as 11.4 of MIM's and 10.0 of BEiT's; these rows "

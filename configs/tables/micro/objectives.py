@@ -4,6 +4,7 @@ _base_ = "../{{$MAPET_MM_DATA:digits}}.py"
 
 title = f"Pre-training objectives and competitors on {_base_.data_set}, k-CLIP tokens"
 rows = [_base_.tokens_alone, _base_.scratch, _base_.mim, _base_.pim, _base_.mapet, _base_.beit, _base_.cae]
+baseline = "MaPeT"
 columns = [
     *_base_.frozen_columns,
     dict(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import mapet_mm.quiet  # noqa: F401
 from mapet_mm.benchmark import processor
@@ -115,9 +116,16 @@ def masks_section() -> Section:
     return Section("Who sees whom", caption, [attention_mask_figure([one]) for one in OBJECTIVES.values()])
 
 
-def segmentation_section(config: str | os.PathLike, checkpoint: str | os.PathLike, count: int = 6) -> Section:
-    """Ground truth and prediction on the first validation images, in two columns."""
-    images, classes = predict_images(config, checkpoint, count)
-    half = (len(images) + 1) // 2
-    figures = [segmentation_figure(part, classes) for part in (images[:half], images[half:]) if part]
-    return Section("Segmentation", f"The first {len(images)} validation images, with pre-training.", figures)
+def segmentation_section(config: str, runs: Mapping[str, Run], count: int = 5) -> Section:
+    """Ground truth and prediction on the first validation images, for each run by its row's name.
+
+    Args:
+        config: name of the config that a run keeps in its folder.
+        runs: trainings of it.
+        count: number of images.
+    """
+    figures = []
+    for name, run in runs.items():
+        images, classes = predict_images(Path(run.folder, config), run.outputs[0], count)
+        figures.append(segmentation_figure(images, classes, name))
+    return Section("Segmentation", f"The first {count} validation images, after fine-tuning.", figures)

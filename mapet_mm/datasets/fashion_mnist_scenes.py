@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 from scipy.ndimage import binary_fill_holes
-from tqdm import tqdm
 
 from mapet_mm.datasets.fashion_mnist import MARKER, Garments
 from mapet_mm.datasets.folders import require, write_folder
-from mapet_mm.datasets.scenes import PARTS, Things, check_scenes, compose_scenes, fill_scenes
+from mapet_mm.datasets.scenes import Things, check_scenes, fill_scenes, fill_unlabelled
 
 # Darker pixels, of 255, are the ground: around a garment there are specks of 1 to 10.
 GROUND = 16
@@ -79,15 +78,7 @@ def write_unlabelled_scenes(
     options = options or GarmentScenesOptions(training=20_000, seed=1)
 
     def fill(folder: Path) -> None:
-        things = garment_things(source)
-        (folder / "meta").mkdir(parents=True)
-        for name, part in zip(("train", "val"), PARTS, strict=True):
-            (folder / name).mkdir()
-            scenes = compose_scenes(things, options, part)
-            for index, scene in enumerate(tqdm(scenes, desc=f"writing {out.name}/{name}", delay=2)):
-                Image.fromarray(scene.image).save(folder / name / f"{index:05d}.png", compress_level=1)
-            names = (f"{index:05d}.png\n" for index in range(getattr(options, part)))
-            (folder / "meta" / f"{name}.txt").write_text("".join(names))
+        fill_unlabelled(folder, garment_things(source), options)
 
     kept = {**asdict(options), "labels": False, "source": source.digest}
     return write_folder(Path(out), MARKER, kept, fill, overwrite)

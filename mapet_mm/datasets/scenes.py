@@ -2,7 +2,7 @@
 
 import colorsys
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from PIL import Image
+from tqdm import tqdm
 
 from mapet_mm.datasets.folders import require
 
@@ -76,21 +77,38 @@ def check_scenes(options: SceneOptions, smallest: int, noun: str) -> None:
 
 
 def fill_scenes(folder: Path, things: Things, options: SceneOptions) -> None:
-    """Write `{images,annotations}/{training,validation}/<id>.png`, and `meta/<part>.jsonl`.
+    """Write both parts of the scenes by `fill_labelled`."""
+    for part in PARTS:
+        fill_labelled(folder, part, compose_scenes(things, options, part), things.noun)
+
+
+def fill_labelled(folder: Path, part: str, scenes: Iterable[Scene], noun: str) -> None:
+    """Write `{images,annotations}/<part>/<id>.png`, and `meta/<part>.jsonl`.
 
     Each line of the latter says of which things a scene is made.
     """
+    images, annotations = folder / "images" / part, folder / "annotations" / part
+    for made in (images, annotations, folder / "meta"):
+        made.mkdir(parents=True, exist_ok=True)
+    with (folder / "meta" / f"{part}.jsonl").open("w") as meta:
+        for index, scene in enumerate(scenes):
+            name = f"{index:05d}.png"
+            Image.fromarray(scene.image).save(images / name)
+            Image.fromarray(scene.label).save(annotations / name)
+            meta.write(json.dumps({"name": name, f"{noun}s": scene.things}) + "\n")
+
+
+def fill_unlabelled(folder: Path, things: Things, options: SceneOptions) -> None:
+    """Write `{train,val}/<id>.png`, and their names in `meta/{train,val}.txt`, for pre-training."""
     (folder / "meta").mkdir()
-    for part in PARTS:
-        images, annotations = folder / "images" / part, folder / "annotations" / part
-        images.mkdir(parents=True)
-        annotations.mkdir(parents=True)
-        with (folder / "meta" / f"{part}.jsonl").open("w") as meta:
-            for index, scene in enumerate(compose_scenes(things, options, part)):
-                name = f"{index:05d}.png"
-                Image.fromarray(scene.image).save(images / name)
-                Image.fromarray(scene.label).save(annotations / name)
-                meta.write(json.dumps({"name": name, f"{things.noun}s": scene.things}) + "\n")
+    for name, part in zip(("train", "val"), PARTS, strict=True):
+        (folder / name).mkdir()
+        count = getattr(options, part)
+        scenes = compose_scenes(things, options, part)
+        progress = tqdm(scenes, desc=f"writing unlabelled scenes, {name}", total=count, delay=2)
+        for index, scene in enumerate(progress):
+            Image.fromarray(scene.image).save(folder / name / f"{index:05d}.png", compress_level=1)
+        (folder / "meta" / f"{name}.txt").write_text("".join(f"{index:05d}.png\n" for index in range(count)))
 
 
 def compose_scenes(things: Things, options: SceneOptions, part: str) -> Iterator[Scene]:

@@ -188,17 +188,20 @@ class KNNProbeHook(Hook):
         if not (self.every_n_epochs(runner, self.interval) or self.is_last_train_epoch(runner)):
             return
         figures, epoch = self.figures(runner), runner.epoch + 1
+        if not figures:
+            print_log("the images have no labels: no k-NN probe", logger="current")
+            return
         runner.visualizer.add_scalars(figures, step=epoch)
         listed = "  ".join(f"{name}: {value:.4f}" for name, value in figures.items())
         print_log(f"Epoch(knn) [{epoch}]  {listed}", logger="current")
 
     def figures(self, runner: Runner) -> dict[str, float]:
-        """What is logged of the runner's model as it is, by its name."""
+        """What is logged of the runner's model as it is, by its name; nothing of images without labels."""
         top1 = self.probe(runner, runner.train_dataloader.dataset)
-        return {"knn/top1": top1, "knn/rank_me": self.rank_me}
+        return {} if top1 is None else {"knn/top1": top1, "knn/rank_me": self.rank_me}
 
-    def probe(self, runner: Runner, trained_on: Dataset | None = None) -> float:
-        """Top-1 in percent of the runner's model as it is.
+    def probe(self, runner: Runner, trained_on: Dataset | None = None) -> float | None:
+        """Top-1 in percent of the runner's model as it is; None if the first images have no labels.
 
         Args:
             runner: its model is probed.
@@ -207,6 +210,8 @@ class KNNProbeHook(Hook):
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         with undisturbed(model):
             loaders, sizes = self.build_loaders(runner, trained_on)
+            if all(loader.dataset[0]["data_samples"].get("gt_label") is None for loader in loaders):
+                return None
             train, val = (image_features(model, loader, self.pooling, self.amp) for loader in loaders)
             return self._top1(
                 [own_rows(part, sizes[0]) for part in train], [all_rows(part, sizes[1]) for part in val]

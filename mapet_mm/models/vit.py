@@ -179,11 +179,13 @@ class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
         recompute: compute GELU again in the backward pass instead of keeping its result, and LayerNorm where
             autocast would keep a copy of it: a quarter less memory, a little slower (docs/performance.md).
             Nothing of it where `with_cp` or a compiler settles what is kept.
-        **kwargs: as for `MaPeTViT`; `with_cp` and `drop_path_rate` among them.
+        **kwargs: as for `MaPeTViT`, `with_cp` and `drop_path_rate` among them; and `query_from_layer`, the
+            first layer that runs the query stream (an extension: see `TwoStreamViT`), by default 0.
 
     Raises:
-        ValueError: the objective is not known, the cutting point is outside `1 .. N-1`, or the class token or
-            the final norm, which the method needs, is switched off.
+        ValueError: the objective is not known, the cutting point is outside `1 .. N-1`, the objective or the
+            depth has no place for `query_from_layer`, or the class token or the final norm, which the method
+            needs, is switched off.
     """
 
     layer_type = TwoStreamLayer

@@ -42,6 +42,10 @@ def predict_images(
     """
     from mmengine.config import Config
     from mmengine.registry import init_default_scope
+
+    from mapet_mm.quiet import import_quietly
+
+    import_quietly("mmseg.datasets")
     from mmseg.apis import inference_model, init_model
     from mmseg.registry import DATASETS
 
@@ -93,12 +97,15 @@ def overlay(
     return np.round(blended).astype(np.uint8)
 
 
-def segmentation_figure(images: Sequence[SegmentedImage], classes: Sequence[str]) -> Figure:
+def segmentation_figure(
+    images: Sequence[SegmentedImage], classes: Sequence[str], title: str = "prediction"
+) -> Figure:
     """Draw one row per image (image, ground truth, prediction), and a legend of the classes that occur.
 
     Args:
         images: what to draw.
         classes: names by class index; class 0 is the background.
+        title: of the predictions.
     """
     colours = class_colours(len(classes))
     size = (3 * CELL_INCHES + 0.2, len(images) * CELL_INCHES + 1.0)
@@ -109,8 +116,8 @@ def segmentation_figure(images: Sequence[SegmentedImage], classes: Sequence[str]
         for axes, picture in zip(line, (one.image, truth, prediction), strict=True):
             axes.imshow(picture, interpolation="nearest")
             axes.set_axis_off()
-    for axes, title in zip(cells[0], ("image", "ground truth", "prediction"), strict=True):
-        axes.set_title(title, fontsize=10)
+    for axes, text in zip(cells[0], ("image", "ground truth", title), strict=True):
+        axes.set_title(text, fontsize=10)
     seen = sorted(
         {int(label) for one in images for label in np.unique([one.truth, one.prediction])} - {0, IGNORED}
     )

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,13 @@ import pytest
 from PIL import Image
 
 from mapet_mm.datasets.digits import DigitsOptions, load_source, render_ink, split_source, write_digits
-from mapet_mm.datasets.digits_scenes import ScenesOptions, digit_things, write_scenes
+from mapet_mm.datasets.digits_scenes import (
+    ScenesOptions,
+    digit_things,
+    write_pixel_labels,
+    write_scenes,
+    write_unlabelled_scenes,
+)
 from mapet_mm.datasets.scenes import LUMINANCE, compose_scenes, contrasting_colour
 
 SCENES = ScenesOptions(training=24, validation=12)
@@ -121,6 +128,41 @@ def test_more_scenes_keep_the_first_ones():
     things = digit_things(SCENES)
     few, many = (next(compose_scenes(things, ScenesOptions(training=n), "training")) for n in (1, 9))
     np.testing.assert_array_equal(few.image, many.image)
+
+
+def test_pixel_labels_of_the_digits_are_their_ink_and_the_short_list_comes_first(digits, tmp_path):
+    folder = tmp_path / "pixels"
+    assert write_pixel_labels(folder)
+    for part, name, count in (("training", "train", 1437), ("validation", "val", 360)):
+        made = list(read_scenes(folder, part))
+        assert len(made) == count
+        listed = {int(Path(path).stem): label for path, label in read_list(digits / "meta" / f"{name}.txt")}
+        assert {things[0]["row"]: things[0]["digit"] for *_, things in made} == listed
+        for image, label, ((row, digit),) in ((i, y, [one.values() for one in t]) for i, y, t in made[::40]):
+            np.testing.assert_array_equal(image[..., 0], render_ink(row, 24))
+            np.testing.assert_array_equal(label, np.where(render_ink(row, 24) >= INK_LEVEL, digit + 1, 0))
+        if part == "training":
+            few = {int(Path(path).stem) for path, _ in read_list(digits / "meta" / "train_100.txt")}
+            assert {things[0]["row"] for *_, things in made[:100]} == few
+
+
+def test_unlabelled_scenes_are_other_ones_of_the_same_split(scenes, tmp_path):
+    folder, own = tmp_path / "unlabelled", ScenesOptions(training=24, validation=12)
+    assert write_unlabelled_scenes(folder, own)
+    assert {path.name for path in folder.iterdir()} == {"digits.json", "meta", "train", "val"}
+    for part, (name, count) in zip(("training", "validation"), (("train", 24), ("val", 12)), strict=True):
+        names = (folder / "meta" / f"{name}.txt").read_text().splitlines()
+        assert names == sorted(path.name for path in (folder / name).iterdir())
+        assert len(names) == count
+        # By their own seed, of the digits of the labelled scenes' split.
+        made = compose_scenes(digit_things(own), replace(own, seed=1), part)
+        for file, scene in zip(names, made, strict=True):
+            image = np.asarray(Image.open(folder / name / file))
+            np.testing.assert_array_equal(image, scene.image)
+            assert (image != np.asarray(Image.open(scenes / "images" / part / file))).any()
+    assert not write_unlabelled_scenes(folder, own)
+    with pytest.raises(FileExistsError, match="training 24 -> 25"):
+        write_unlabelled_scenes(folder, replace(own, training=25))
 
 
 def test_second_run_leaves_the_files_and_other_options_ask_for_overwrite(tmp_path):

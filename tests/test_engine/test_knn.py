@@ -83,8 +83,8 @@ def test_images_are_normalised_as_the_model_does(kind):
 class TwoColours(Dataset):
     """Noise that is brighter in class 1, with token grids."""
 
-    def __init__(self, number: int = 24, contrast: int = 120) -> None:
-        self.number, self.contrast = number, contrast
+    def __init__(self, number: int = 24, contrast: int = 120, labelled: bool = True) -> None:
+        self.number, self.contrast, self.labelled = number, contrast, labelled
 
     def __len__(self) -> int:
         return self.number
@@ -92,7 +92,9 @@ class TwoColours(Dataset):
     def __getitem__(self, index: int) -> dict:
         rng = np.random.default_rng(index)
         image = rng.integers(0, 120, (3, 16, 16)) + self.contrast * (index % 2)
-        sample = DataSample(token_grid=rng.integers(0, 8, (4, 4))).set_gt_label(index % 2)
+        sample = DataSample(token_grid=rng.integers(0, 8, (4, 4)))
+        if self.labelled:
+            sample.set_gt_label(index % 2)
         return dict(inputs=torch.from_numpy(image.astype(np.uint8)), data_samples=sample)
 
 
@@ -147,6 +149,16 @@ def test_training_goes_on_as_if_there_were_no_probe(tmp_path):
     probes = {record["step"]: record["knn/top1"] for record in logged if "knn/top1" in record}
     # Dark and bright images are told apart by any features; an image is its own nearest neighbour too.
     assert probes == {2: 100.0, 3: 100.0}
+
+
+def test_images_without_labels_are_trained_on_and_not_probed(tmp_path):
+    unlabelled = dict(batch_size=5, num_workers=0, dataset=dict(type="mapet_mm.TwoColours", labelled=False))
+    train(tmp_path / "run", [dict(PROBE, train_dataloader=unlabelled, val_dataloader=unlabelled)])
+    (file,) = (tmp_path / "run").glob("*/vis_data/scalars.json")
+    assert "loss" in file.read_text()
+    assert "knn" not in file.read_text()
+    (log,) = (tmp_path / "run").glob("*/*.log")
+    assert log.read_text().count("the images have no labels: no k-NN probe") == 2  # where a probe is due
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from config_building import ROOT
 
+from mapet_mm.config_files import read_config
 from mapet_mm.experiments.fill import TableFiller
 
 
@@ -24,8 +25,8 @@ def demo(monkeypatch):
 
 def test_the_road_is_planned_with_the_pretraining_as_early_as_it_can_start(demo, tmp_path):
     runs = TableFiller(demo.TABLE, [0], tmp_path).plan.runs
-    assert [run.kind for run in runs] == ["data", *2 * ["tokenizer"], "pre-training", *8 * ["evaluation"]]
-    assert [len(run.needs) for run in runs] == [0, *11 * [1]]
+    assert [run.kind for run in runs] == ["data", *2 * ["tokenizer"], "pre-training", *10 * ["evaluation"]]
+    assert [len(run.needs) for run in runs] == [0, *13 * [1]]
 
 
 def test_results_are_what_was_recorded_and_the_gain_in_points(demo, tmp_path):
@@ -38,9 +39,23 @@ def test_results_are_what_was_recorded_and_the_gain_in_points(demo, tmp_path):
         (results / f"{Path(cell.run.folder).name}.json").write_text(json.dumps(record))
     table = demo.results_table(filler)
     assert table.rows[0] == ["linear probe, 100 labels (top-1, %)", 63.0, 71.5, 8.5]
-    assert table.texts()[3] == ["UperNet, 50 labelled scenes (mIoU, %)", "63.0", "71.5", "+8.5"]
+    headings = [row[0] for row in table.rows]
+    assert headings[3:] == [f"{how} segmentation, 100 labels (mIoU, %)" for how in ("linear", "fine-tuned")]
+    assert table.texts()[3][1:] == ["63.0", "71.5", "+8.5"]
     evaluations = [cell.run for cell in filler.plan.cells]
     assert demo.stage_table(evaluations, [("set-up", 9.0)]).texts()[0] == ["set-up", "9"]
+
+
+def test_segmentation_starts_with_the_same_images_and_trains_all_or_the_head_alone(demo, tmp_path):
+    cells = [cell for cell in TableFiller(demo.TABLE, [0], tmp_path).plan.cells if cell.metric == "mIoU"]
+    assert [(cell.row, cell.run.data) for cell in cells] == [
+        (row, "digits_pixels") for row in ("MaPeT", "no pre-training") for _ in range(2)
+    ]
+    unfrozen = "model.backbone.frozen_stages=-1"
+    assert [unfrozen in cell.run.command for cell in cells] == [False, True, False, True]
+    assert len({cell.run.folder for cell in cells}) == 4
+    cfg = read_config(demo.SEGMENTATION, "digits_pixels")
+    assert (cfg.model.backbone.frozen_stages, cfg.train_dataloader.dataset.indices) == (4, 100)
 
 
 def test_facts_name_the_versions_that_ran(demo):

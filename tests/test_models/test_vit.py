@@ -113,6 +113,34 @@ def test_mim_never_sees_a_target():
     assert torch.equal(vit(images + noise, permutation)[0], vit(images, permutation)[0])
 
 
+def test_a_query_stream_starts_at_the_input_unless_told_otherwise():
+    """Bit for bit the paper's method by default; from a later layer on it is another."""
+    images = torch.randn(2, 3, 20, 20)
+    default, first, later = (
+        pretrain_vit(query_from_layer=layer) if layer is not None else pretrain_vit()
+        for layer in (None, 0, np.int64(1))
+    )
+    permutation = default.sample_permutation(2, "cpu")
+    for vit in (first, later):
+        vit.load_state_dict(default.state_dict(), strict=True)
+    assert torch.equal(first(images, permutation)[0], default(images, permutation)[0])
+    assert not torch.equal(later(images, permutation)[0], default(images, permutation)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(query_from_layer=3), r"query_from_layer=3 is outside 0\.\.2, the layers that there are"),
+        (dict(query_from_layer=-1), r"query_from_layer=-1 is outside 0\.\.2"),
+        (dict(query_from_layer=1, objective="mim"), "objective='mim' has no query stream: leave it out"),
+        (dict(query_from_layer=1, objective="pim"), "objective='pim' has no mask tokens: leave it out"),
+    ],
+)
+def test_a_query_stream_without_a_start_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        pretrain_vit(**options)
+
+
 @pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
 @pytest.mark.parametrize("cutting_point", [1, 8, 25])
 def test_every_parameter_gets_a_gradient(objective, cutting_point):

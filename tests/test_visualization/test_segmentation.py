@@ -35,7 +35,8 @@ def test_class_colours_are_distinct():
 def test_figure_names_the_classes_seen_and_no_others():
     truth, prediction = np.array([[0, 1], [1, 255]]), np.array([[0, 3], [1, 0]])
     one = SegmentedImage(np.zeros((2, 2, 3), np.uint8), truth, prediction)
-    figure = segmentation_figure([one, one], ["background", "zero", "one", "two"])
+    figure = segmentation_figure([one, one], ["background", "zero", "one", "two"], "fine-tuned")
+    assert [axes.get_title() for axes in figure.axes[:3]] == ["image", "ground truth", "fine-tuned"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["zero", "two"]
     assert len(figure.axes) == 6
     drawn = np.asarray(figure.axes[1].images[0].get_array())

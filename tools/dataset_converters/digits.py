@@ -3,9 +3,11 @@
     python tools/dataset_converters/digits.py [--out data]
 
 makes `<out>/digits` (ImageNet-style folder: train, val and a balanced short list of training digits),
-`<out>/digits_inverted` and `<out>/digits_rotated` (the same digits and split in other domains) and
-`<out>/digits_scenes` (ADE20K-style folder: images and pixel labels, 0 = background, 1..10 = digit 0..9).
-Nothing is downloaded, the same options give the same files, and a second run changes nothing.
+`<out>/digits_inverted` and `<out>/digits_rotated` (the same digits and split in other domains),
+`<out>/digits_pixels` (the digits as an ADE20K-style folder: images and pixel labels, 0 = background,
+1..10 = digit 0..9), `<out>/digits_scenes` (the same of several digits over textures) and
+`<out>/digits_scenes_unlabelled` (other scenes for pre-training, with names alone). Nothing is downloaded,
+the same options give the same files, and a second run changes nothing.
 """
 
 import argparse
@@ -14,7 +16,12 @@ from pathlib import Path
 
 import mapet_mm.quiet  # noqa: F401
 from mapet_mm.datasets.digits import DOMAINS, DigitsOptions, write_digits
-from mapet_mm.datasets.digits_scenes import ScenesOptions, write_scenes
+from mapet_mm.datasets.digits_scenes import (
+    ScenesOptions,
+    write_pixel_labels,
+    write_scenes,
+    write_unlabelled_scenes,
+)
 from mapet_mm.errors import one_line_errors
 
 
@@ -33,6 +40,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--scene-size", type=int, default=scenes.image_size, help="side of a scene, pixels")
     parser.add_argument("--train-scenes", type=int, default=scenes.training)
     parser.add_argument("--val-scenes", type=int, default=scenes.validation)
+    parser.add_argument("--unlabelled-scenes", type=int, default=3000, help="for pre-training")
     parser.add_argument("--overwrite", action="store_true", help="replace data written with other options")
     return parser.parse_args()
 
@@ -52,7 +60,13 @@ def main() -> None:
     )
     for domain, folder in folders.items():
         report(folder, write_digits(folder, replace(digits, domain=domain), args.overwrite))
-    report(args.out / "digits_scenes", write_scenes(args.out / "digits_scenes", scenes, args.overwrite))
+    unlabelled = replace(scenes, training=args.unlabelled_scenes)
+    for name, write, options in (
+        ("digits_pixels", write_pixel_labels, digits),
+        ("digits_scenes", write_scenes, scenes),
+        ("digits_scenes_unlabelled", write_unlabelled_scenes, unlabelled),
+    ):
+        report(args.out / name, write(args.out / name, options, args.overwrite))
     print("next: python tools/fit_codebook.py configs/micro/kclip.py")
 
 

@@ -2,7 +2,9 @@
 _base_ = "../{{$MAPET_MM_DATA:digits}}.py"
 
 title = f"Decoders on {_base_.data_set} scenes, k-CLIP tokens"
-rows = [_base_.scratch, _base_.mapet]
+unlabelled = _base_.unlabelled_scenes
+on_scenes = dict(_base_.mapet, name="MaPeT, unlabelled scenes", data=unlabelled)
+rows = [_base_.scratch, _base_.mapet, *([on_scenes] if unlabelled else [])]
 segmentation = "configs/micro/vit-micro_{decoder}.py" if _base_.few_scenes else None
 column = dict(unit="mIoU, %", config=segmentation, metric="mIoU")
 columns = [

@@ -147,6 +147,11 @@ def test_a_truncated_codebook_is_refused_by_name(tmp_path, rows, kept):
     assert "\n" not in str(error.value)
 
 
+def test_features_that_are_no_rows_are_refused():
+    with pytest.raises(CodebookError, match=r"\(rows, D\) matrix, got shape \(2, 3, 4\)"):
+        Codebook.fit(torch.zeros(2, 3, 4), k=2)
+
+
 def test_other_files_and_missing_ones_are_refused_by_name(tmp_path):
     from safetensors.torch import save_file
 

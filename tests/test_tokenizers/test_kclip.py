@@ -15,7 +15,7 @@ from sklearn.datasets import load_sample_image
 
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import KCLIP, grid_features
-from mapet_mm.tokenizers.clip_tower import TowerError, build_tower, tower_config, weights_digest
+from mapet_mm.tokenizers.clip_tower import TowerError, build_tower, build_visual, tower_config, weights_digest
 from mapet_mm.tokenizers.codebook import Codebook, CodebookError
 
 SMALL = {"layers": [1, 1, 1, 1], "width": 8, "image_size": 64}
@@ -246,3 +246,13 @@ def test_tokens_without_a_codebook_are_refused():
     assert kclip.features(torch.zeros(1, 3, 64, 64)).shape == (1, 4, 256)
     with pytest.raises(CodebookError, match="KCLIP has no codebook: give `codebook=<path>`"):
         kclip(torch.zeros(1, 3, 64, 64))
+
+
+def test_options_of_other_towers_are_refused_before_one_is_built():
+    with pytest.raises(
+        TowerError, match=r"`stride` is 8, but only ResNets take one: leave it out for ViT-L-14"
+    ):
+        build_visual("ViT-L-14", "openai", stride=8)
+    small = dict(layers=[1, 1, 1, 1], width=8, image_size=32)
+    with pytest.raises(TowerError, match=r"is dict\(type='random', seed=<int>\) and nothing else"):
+        build_tower(small, dict(type="random", sead=1))

@@ -1,5 +1,7 @@
 # make demo: set up .venv and run the whole road on the embedded data set
 # make test: set up .venv and run lint and the tests (no slow and no GPU ones)
+# make test-detection: set up .venv and, over it, .venv-detection (MMDetection, MMRotate, MMPose, and MMCV's operators
+#   compiled here for the CPU), and run the tests of their recipes
 # make bench-gpu: set up .venv and measure on this machine's GPU everything that docs/performance.md leaves open
 # make docs: build the documentation's pages into build/site
 # Tests in more processes than two: make test JOBS=8
@@ -14,21 +16,27 @@ FITS := import sys, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.10 python3 python; do \
 	$$p -c '$(FITS)' >/dev/null 2>&1 && echo $$p && break; done)
 START := $(shell date +%s)
+# Sees the packages of $(VENV) behind its own, among which is the MMCV with operators.
+DETECTION := .venv-detection
+DETECTION_BIN := $(DETECTION)/bin
+DETECTION_STAMP := $(DETECTION)/.installed
 # Processes that tests run in.
 JOBS ?= 2
 TORCH := torch==2.11.0 torchvision==0.26.0
 
-.PHONY: help setup demo test docs bench-gpu lint format lock clean
+.PHONY: help setup demo test test-detection coverage docs bench-gpu lint format lock clean
 
 help:
 	@echo "make setup   install everything into $(VENV), pinned by requirements.lock"
 	@echo "make demo    set up, then run the main job on the embedded data set"
 	@echo "make test    set up, then lint and run the tests"
+	@echo "make coverage   set up, then run the same tests and say which lines and branches they do not run"
+	@echo "make test-detection   set up $(DETECTION) as well, then test detection and pose estimation"
 	@echo "make docs    build the documentation's pages into build/site"
 	@echo "make bench-gpu   measure on a GPU (10 minutes), into work_dirs/gpu.md"
 	@echo "make lint    check style;  make format: apply it"
 	@echo "make lock    write requirements.lock anew from requirements.txt (needs uv)"
-	@echo "make clean   remove $(VENV) and caches; data/ and work_dirs/ stay"
+	@echo "make clean   remove the environments and caches; data/ and work_dirs/ stay"
 
 setup: $(STAMP)
 
@@ -50,6 +58,24 @@ demo: $(STAMP)
 
 test: lint
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu"
+
+coverage: $(STAMP)
+	@$(PIP) install --quiet --editable ".[coverage]"
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu" --cov --cov-report term-missing:skip-covered
+
+test-detection: $(DETECTION_STAMP)
+	@$(DETECTION_BIN)/python -m pytest tests/test_detection
+
+$(DETECTION_STAMP): $(STAMP) requirements-detection.txt tools/build_mmcv.py
+	@echo "setting up $(DETECTION) over $(VENV): compiles MMCV's operators, 5 minutes of processor time"
+	@$(BIN)/python -m venv --clear --without-pip $(DETECTION)
+	@$(BIN)/python -c "import sysconfig; p = sysconfig.get_path('purelib'); print('import site; site.addsitedir(%r)' % p)" \
+		> $$($(DETECTION_BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/base.pth
+	@$(subst $(BIN),$(DETECTION_BIN),$(PIP)) install --quiet --no-deps -r requirements-detection.txt
+	@$(DETECTION_BIN)/python -W ignore tools/build_mmcv.py build/mmcv
+	@$(subst $(BIN),$(DETECTION_BIN),$(PIP)) install --quiet --no-deps --ignore-installed build/mmcv/onedl_mmcv-*.whl
+	@echo $$(( $$(date +%s) - $(START) )) > $@
+	@echo "set up $(DETECTION) in $$(cat $@) s"
 
 docs: $(STAMP)
 	@$(PIP) install --quiet --editable ".[docs]"
@@ -73,5 +99,5 @@ lock:
 		--output-file requirements.lock requirements.txt -
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(DETECTION) build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -not -path "./$(VENV)/*" -prune -exec rm -rf {} +

@@ -3,6 +3,7 @@
 import re
 from copy import deepcopy
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,11 @@ CONFIGS = sorted(
 )
 
 read = cache(Config.fromfile)  # a fifth of a second each
+# MMDetection, MMRotate and MMPose are in an environment of their own (make test-detection).
+BUILDABLE = [path for path in CONFIGS if find_spec(read(path).get("default_scope", "mmpretrain"))]
 TOKENIZERS = [path for path in CONFIGS if "tokenizer" in read(path) and "model" not in read(path)]
 # A model without a backbone is a tokenizer's own network.
-RECIPES = [path for path in CONFIGS if "backbone" in (read(path).get("model") or {})]
+RECIPES = [path for path in BUILDABLE if "backbone" in (read(path).get("model") or {})]
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
 
@@ -51,15 +54,16 @@ def in_scope(cfg: Config):
 def build_model(cfg: Config) -> nn.Module:
     """Build the model as MMEngine's Runner does, but on the meta device: shapes and no memory.
 
-    MMPretrain's CAE reads numbers from tensors while it is built, so it gets memory. A tokenizer that runs in
-    the model would be downloaded, so stored tokens take its place.
+    MMPretrain's CAE and MMSegmentation's Segmenter read numbers from tensors while they are built: they get
+    memory. A tokenizer that runs in the model would be downloaded, so stored tokens take its place.
     """
     model = cfg.model.copy()
     if "tokenizer" in cfg:
         model.target_generator = dict(type="mapet_mm.PrecomputedTokens", vocab_size=8192)
     if "data_preprocessor" in cfg:
         model.setdefault("data_preprocessor", cfg.data_preprocessor)
-    with in_scope(cfg), torch.device("cpu" if "CAE" in model.type else "meta"):
+    parts = model.type + model.get("decode_head", {}).get("type", "")
+    with in_scope(cfg), torch.device("cpu" if "CAE" in parts or "Segmenter" in parts else "meta"):
         return MODELS.build(model)
 
 

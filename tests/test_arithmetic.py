@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mapet_mm.arithmetic import PASSES, step_flops
+from mapet_mm.arithmetic import PASSES, backbone_step_flops, step_flops
 from mapet_mm.models import MaPeTPretrainViT, TokenPredictionHead, two_stream
 from mapet_mm.models.attention import attend_by_products
 from mapet_mm.models.objectives import get_objective, group_sizes, visibility
@@ -13,7 +13,7 @@ DIM, DEPTH, CUTTING_POINT, TOKENS, VOCAB = 24, 3, 6, 17, 40
 ARCH = dict(embed_dims=DIM, num_layers=DEPTH, num_heads=2, feedforward_channels=4 * DIM)
 
 
-def masked_flops(objective) -> int:
+def masked_flops(objective, query_from_layer) -> int:
     """Of the scores and sums that are computed and masked, which the floor leaves out."""
     targets = TOKENS - CUTTING_POINT
     sees = visibility(objective, CUTTING_POINT, targets)
@@ -22,15 +22,18 @@ def masked_flops(objective) -> int:
     masked = ~sees
     masked[:dense, dense:] = False  # rows of C and M are not even multiplied with T's keys
     pairs = (DEPTH - 1) * int(masked.sum()) + int(masked[-predictions:].sum())
+    pairs -= query_from_layer * int(masked[masked.shape[1] :].sum())
     return PASSES * 2 * 2 * DIM * pairs
 
 
-@pytest.mark.parametrize("name", ["mapet", "pim", "mim"])
-def test_the_floor_is_what_a_step_computes_less_what_it_masks(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "first"), [("mapet", 0), ("mapet", 1), ("mapet", DEPTH - 1), ("pim", 0), ("mim", 0)]
+)
+def test_the_floor_is_what_a_step_computes_less_what_it_masks(name, first, monkeypatch):
     # Fused kernels are counted as if they computed their weights again.
     monkeypatch.setattr(two_stream, "attend", attend_by_products)
     backbone = MaPeTPretrainViT(
-        ARCH, img_size=16, patch_size=4, cutting_point=CUTTING_POINT, objective=name
+        ARCH, 16, 4, cutting_point=CUTTING_POINT, objective=name, query_from_layer=first
     ).train()
     head = TokenPredictionHead(DIM, VOCAB)
     targets = torch.randint(VOCAB, (2, TOKENS - CUTTING_POINT))
@@ -38,5 +41,6 @@ def test_the_floor_is_what_a_step_computes_less_what_it_masks(name, monkeypatch)
         latents, _ = backbone(torch.randn(2, 3, 16, 16))
         head.loss(latents, targets)["loss"].backward()
     objective = get_objective(name)
-    floor = step_flops(objective, TOKENS, CUTTING_POINT, DEPTH, DIM, 4 * DIM, 3 * 4 * 4, VOCAB)
-    assert counter.get_total_flops() == 2 * (floor + masked_flops(objective))
+    floor = step_flops(objective, TOKENS, CUTTING_POINT, DEPTH, DIM, 4 * DIM, 3 * 4 * 4, VOCAB, first)
+    assert counter.get_total_flops() == 2 * (floor + masked_flops(objective, first))
+    assert backbone_step_flops(backbone, VOCAB) == floor

@@ -45,7 +45,9 @@ def session(vit, tmp_path_factory):
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
+# 10 s, nearly all of it in the exporter of PyTorch.
 # The training's size; other squares and rectangles; one patch; sides that are padded to whole patches.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape", [(2, 3, 32, 128), (1, 3, 128, 32), (3, 3, 128, 128), (1, 3, 16, 16), (1, 3, 70, 33)]
 )

@@ -34,7 +34,8 @@ def parse_args() -> argparse.Namespace:
         nargs="?",
         const=256,
         metavar="IMAGES",
-        help="write nothing: check the store's files, and the tokens of so many random images (default 256)",
+        help="write nothing: check the store's files, and the tokens of so many random images (default 256), "
+        "first of those whose files have changed since the store was made",
     )
     parser.add_argument(
         "--on-error",

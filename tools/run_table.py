@@ -34,6 +34,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--jobs", type=positive, default=2, help="launcher local: runs side by side")
     parser.add_argument("--out", type=Path, default=Path("work_dirs/tables"), help="folder for all it writes")
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="run only these rows")
+    parser.add_argument("--columns", nargs="+", metavar="COLUMN", help="run only these columns")
     parser.add_argument("--collect", action="store_true", help="run nothing, write what results there are")
     parser.add_argument("--dry-run", action="store_true", help="run nothing, print the commands in order")
     parser.add_argument("--launcher", choices=LAUNCHERS, help="how to start, instead of the table's own way")
@@ -59,7 +60,7 @@ def main() -> None:
         table = load_table(args.table, args.dataset)
         table = replace(table, runner=choose_runner(table.runner, args))
         filler = TableFiller(table, range(args.seeds), args.out, command)
-        runs = filler.needed_runs(args.rows)
+        runs = filler.needed_runs(args.rows, args.columns)
         if args.dry_run:
             print_commands(filler, runs)
             return

@@ -8,12 +8,15 @@ dense_pipeline = [
     dict(type="mmseg.LoadAnnotations"),
     dict(type="mmseg.PackSegInputs"),
 ]
-train_scenes = {**_base_.train_scenes, "type": "mmseg.BaseSegDataset"}
-val_scenes = {**_base_.val_scenes, "type": "mmseg.BaseSegDataset"}
+scenes = {}
+if _base_.few_scenes:
+    train_scenes = {**_base_.train_scenes, "type": "mmseg.BaseSegDataset"}
+    val_scenes = {**_base_.val_scenes, "type": "mmseg.BaseSegDataset"}
+    scenes["dense_train"] = dict(dataset=dict(pipeline=dense_pipeline, indices=100, **train_scenes))
+    scenes["dense_val"] = dict(dataset=dict(pipeline=dense_pipeline, indices=50, **val_scenes))
 
 evaluation = dict(
     train=dict(dataset=dict(pipeline=pipeline, **_base_.train_images)),
     val=dict(dataset=dict(pipeline=pipeline, **_base_.val_images)),
-    dense_train=dict(dataset=dict(pipeline=dense_pipeline, indices=100, **train_scenes)),
-    dense_val=dict(dataset=dict(pipeline=dense_pipeline, indices=50, **val_scenes)),
+    **scenes,
 )

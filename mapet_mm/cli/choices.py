@@ -54,12 +54,11 @@ class Choices:
 
 
 def choose(args: argparse.Namespace) -> Choices:
-    """Look at the images and decide; earlier decisions in this folder are kept.
+    """Look at the images and decide.
 
     Raises:
-        UserError: no images, other options than before, or unsuitable weights.
+        UserError: no images, or unsuitable weights.
     """
-    remember(args)
     count, words = look_at(args.images)
     init, arch = None, args.arch or "small"
     if args.init:
@@ -87,8 +86,8 @@ def remember(args: argparse.Namespace) -> None:
         raise UserError(f"{args.out} was begun with other options ({told}): take another --out")
 
 
-def look_at(folder: Path) -> tuple[int, list[str]]:
-    """Number of images in a folder, and a line about them.
+def find_images(folder: Path) -> list[Path]:
+    """The images in a folder and its subfolders.
 
     Raises:
         UserError: there are none.
@@ -96,6 +95,16 @@ def look_at(folder: Path) -> tuple[int, list[str]]:
     files = [path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file()]
     if not files:
         raise UserError(f"{folder} holds no images ({', '.join(EXTENSIONS)})")
+    return files
+
+
+def look_at(folder: Path) -> tuple[int, list[str]]:
+    """Number of images in a folder, and a line about them.
+
+    Raises:
+        UserError: there are none, or none can be opened.
+    """
+    files = find_images(folder)
     step = -(-len(files) // LOOKED_AT)
     sides = sorted(filter(None, map(short_side, files[::step])))
     unreadable = len(files[::step]) - len(sides)
@@ -167,7 +176,8 @@ def choose_tokens(wish: str, init: Path | None, arch: str) -> Tokens:
             except TowerError as error:
                 if wish != "auto":
                     raise
-                print(f"no CLIP weights: {error}", flush=True)
+                # The rest of the message is for those who write a config.
+                print(f"no CLIP weights: {str(error).partition(': check the network')[0]}", flush=True)
     if wish in ("auto", "random"):
         return random_tokens()
     raise UserError(f"--tokenizer {wish}: auto, clip, init, random or timm:NAME")

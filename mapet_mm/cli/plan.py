@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import shlex
 import time
@@ -21,8 +22,9 @@ from mapet_mm.file_replacement import replace_file
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import TokenStore
 
+CONFIGS = ("tokenizer.py", "pretrain.py")
 PAPERS_RATE, PAPERS_BATCH = 1.5e-3, 2048
-TRIAL = 8  # number of images for estimating the training's time
+TRIAL = 2  # images of a trial step on CPU, where an image takes about as long in any batch
 
 TOKENIZER = """\
 # Written by `mapet-mm pretrain`, yours to edit: images -> codebook -> tokens.
@@ -93,17 +95,27 @@ randomness = dict(seed={seed})
 """
 
 
-def plan(choices: Choices) -> list[Stage]:
-    """Write the configs that do not exist yet; returns the stages that run them."""
-    out, processes = choices.out, choices.options.processes or max(1, torch.cuda.device_count())
-    tokenizer, pretraining = out / "tokenizer.py", out / "pretrain.py"
-    codebook, store = out / "codebook.safetensors", out / "tokens"
+def write_configs(choices: Choices) -> None:
+    """Write the two configs into RUN; files that exist are kept."""
+    tokenizer, pretraining = (choices.out / name for name in CONFIGS)
     for file, text in (
-        (tokenizer, tokenizer_config(choices, codebook, store, pretraining)),
-        (pretraining, pretraining_config(choices, store, processes)),
+        (tokenizer, tokenizer_config(choices, pretraining)),
+        (pretraining, pretraining_config(choices)),
     ):
         if not file.exists():
             replace_file(file, text.encode())
+
+
+def plan(args: argparse.Namespace, images: int) -> list[Stage]:
+    """The stages that run the configs in RUN.
+
+    Args:
+        args: the command line.
+        images: number of images, for the estimate of the time.
+    """
+    out, processes = args.out, process_count(args)
+    tokenizer, pretraining = (out / name for name in CONFIGS)
+    codebook, store = out / "codebook.safetensors", out / "tokens"
     training = out / "training" / f"epoch_{read_config(pretraining).train_cfg.max_epochs}.pth"
 
     def stage(title: str, result: Path, tool: str, *arguments: Path | str, **options: Any) -> Stage:
@@ -120,11 +132,17 @@ def plan(choices: Choices) -> list[Stage]:
             training,
             "train",
             pretraining,
-            estimate=lambda: training_seconds(pretraining, choices.count, processes),
+            # Of a training that was begun, the log says how long it still takes.
+            seconds=None if training.parent.exists() else training_seconds(pretraining, images, processes),
         ),
         stage("for timm", out / "timm", "convert", "mm", "timm", training, out / "timm"),
         stage("for Hugging Face", out / "huggingface", "convert", "mm", "hf", training, out / "huggingface"),
     ]
+
+
+def process_count(args: argparse.Namespace) -> int:
+    """Number of processes: as asked for, else one for each GPU."""
+    return args.processes or max(1, torch.cuda.device_count())
 
 
 def is_sealed(store: Path) -> bool:
@@ -132,13 +150,13 @@ def is_sealed(store: Path) -> bool:
     return store.exists() and TokenStore.open(store).sealed
 
 
-def tokenizer_config(choices: Choices, codebook: Path, store: Path, next_config: Path) -> str:
+def tokenizer_config(choices: Choices, next_config: Path) -> str:
     """The text of the tokenizer config."""
-    tokens = choices.tokens
+    tokens, out = choices.tokens, choices.out
     return TOKENIZER.format(
         data_root=str(choices.images),
-        store=str(store),
-        tokenizer=_written({**tokens.config, "codebook": str(codebook)}),
+        store=str(out / "tokens"),
+        tokenizer=_written({**tokens.config, "codebook": str(out / "codebook.safetensors")}),
         mean=tokens.statistics[0],
         std=tokens.statistics[1],
         extensions=EXTENSIONS,
@@ -151,17 +169,17 @@ def tokenizer_config(choices: Choices, codebook: Path, store: Path, next_config:
     )
 
 
-def pretraining_config(choices: Choices, store: Path, processes: int) -> str:
+def pretraining_config(choices: Choices) -> str:
     """The text of the pre-training's config, derived from the package's recipe for this ViT size."""
     (recipe,) = (PACKAGE / "configs/mapet").glob(f"mapet_vit-{choices.arch}-p16_kclip_*_in1k.py")
     options, epochs = choices.options, choices.options.epochs
-    total = options.batch_size * processes
+    total = options.batch_size * process_count(options)
     init = choices.init and dict(type="Pretrained", checkpoint=str(choices.init), prefix="backbone.")
     return PRETRAINING.format(
         base=str(recipe.resolve()),
         work_dir=str(choices.out / "training"),
         init=init and _written(init),
-        store=str(store),
+        store=str(choices.out / "tokens"),
         k=choices.k,
         batch_size=options.batch_size,
         total=total,
@@ -197,13 +215,14 @@ def training_seconds(config: Path, images: int, processes: int) -> float:
     cfg.model.backbone.init_cfg = None
     init_default_scope("mmpretrain")
     model = MODELS.build(cfg.model).to(device).train()
-    batch = [torch.randn(TRIAL, 3, 224, 224, device=device), torch.zeros(TRIAL, 14, 14, dtype=torch.int64)]
+    size = TRIAL if device == "cpu" else cfg.train_dataloader.batch_size
+    batch = [torch.randn(size, 3, 224, 224, device=device), torch.zeros(size, 14, 14, dtype=torch.int64)]
     taken = []
-    for _ in range(3):
+    for _ in range(2):
         start = time.perf_counter()
         with torch.autocast(device, choose_dtype(device, None)):
             loss = model.loss([part.to(device) for part in batch], [])["loss"]
         loss.backward()
         loss.item()  # waits for the device
         taken.append(time.perf_counter() - start)
-    return min(taken) / TRIAL * images / processes * cfg.train_cfg.max_epochs
+    return min(taken) / size * images / processes * cfg.train_cfg.max_epochs

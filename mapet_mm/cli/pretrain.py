@@ -8,6 +8,7 @@ can edit them and run the printed commands yourself.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,7 +43,10 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--batch-size", type=int, default=64, help="images of a step and process (default 64)"
     )
-    parser.add_argument("--workers", type=int, default=4, help="processes that load images (default 4)")
+    workers = min(4, os.cpu_count() or 1)
+    parser.add_argument(
+        "--workers", type=int, default=workers, help=f"processes that load images (default {workers})"
+    )
     parser.add_argument("--processes", type=int, help="processes to train in (default: one for each GPU)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
@@ -61,19 +65,28 @@ def pretrain(args: argparse.Namespace) -> None:
     """The whole job.
 
     Raises:
-        UserError: no images, weights that do not fit, or a stage that failed.
+        UserError: no images, weights that do not fit, another process at work in RUN, or a stage that failed.
     """
     if not args.images.is_dir():
         raise UserError(f"{args.images} is no folder of images")
     import mapet_mm.quiet  # noqa: F401
-    from mapet_mm.cli.choices import choose
-    from mapet_mm.cli.plan import plan
+    from mapet_mm.cli.choices import choose, find_images, remember
+    from mapet_mm.cli.plan import CONFIGS, plan, write_configs
     from mapet_mm.cli.stages import run_stages
+    from mapet_mm.experiments.records import claim
 
-    args.out.mkdir(parents=True, exist_ok=True)
-    choices = choose(args)
-    print("\n".join(choices.words), flush=True)
-    run_stages(plan(choices), args.out / "logs")
+    held = claim(str(args.out))  # until this process and those that it starts have ended
+    if held is None:
+        raise UserError(f"{args.out}: another `mapet-mm pretrain` is at work there")
+    remember(args)
+    configs = [args.out / name for name in CONFIGS]
+    if all(config.exists() for config in configs):
+        print(f"going on with {' and '.join(map(str, configs))}", flush=True)
+    else:
+        choices = choose(args)
+        print("\n".join(choices.words), flush=True)
+        write_configs(choices)
+    run_stages(plan(args, len(find_images(args.images))), args.out / "logs", held)
     print(
         f'next: timm.create_model("local-dir:{args.out}/timm", pretrained=True), or transformers: '
         f'AutoModel.from_pretrained("{args.out}/huggingface")'

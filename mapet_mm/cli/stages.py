@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TextIO
 
 from mapet_mm.errors import UserError
+from mapet_mm.experiments.local import end_with_runner
 
 PERCENT = re.compile(r"(\d+)%\|")  # tqdm's format
 ETA = re.compile(r"eta: (?:(\d+) days?, )?(\d+):(\d\d):(\d\d)")  # MMEngine's format
@@ -29,7 +30,7 @@ class Stage:
         shown: the command as a user would type it.
         result: the file or folder that the stage makes.
         done: returns whether the stage is done; by default, whether the result exists.
-        estimate: returns the stage's seconds, called when an earlier stage starts; None to leave it out.
+        seconds: estimate of the time that it takes; None where it is not known.
     """
 
     title: str
@@ -37,20 +38,24 @@ class Stage:
     shown: str
     result: Path
     done: Callable[[], bool] | None = None
-    estimate: Callable[[], float] | None = None
+    seconds: float | None = None
 
 
-def run_stages(stages: Sequence[Stage], logs: Path) -> None:
+def run_stages(stages: Sequence[Stage], logs: Path, claim: TextIO | None = None) -> None:
     """Run the stages that are not done; a stage's output goes to a log file.
 
     Args:
         stages: in order.
         logs: folder for `<number>-<title>.log`.
+        claim: file that the stages' processes keep open.
 
     Raises:
         UserError: a stage failed; the message has its last line and the path of its log.
     """
     logs.mkdir(parents=True, exist_ok=True)
+    for stage in stages:
+        if stage.seconds:
+            print(f"{stage.title} will take about {_clock(stage.seconds)} on this machine", flush=True)
     width = max(len(stage.title) for stage in stages)
     for number, stage in enumerate(stages, 1):
         head = f"[{number}/{len(stages)}] {stage.title:{width}}"
@@ -58,14 +63,20 @@ def run_stages(stages: Sequence[Stage], logs: Path) -> None:
             print(f"{head}  is there: {stage.result}", flush=True)
             continue
         print(f"{head}  {stage.shown}", flush=True)
-        later = sum(each.estimate() for each in stages[number:] if each.estimate) if number > 1 else None
-        _run(stage, head, later, logs / f"{number}-{stage.title.replace(' ', '-')}.log")
+        later = sum(each.seconds or 0 for each in stages[number:]) if number > 1 else None
+        _run(stage, head, later, logs / f"{number}-{stage.title.replace(' ', '-')}.log", claim)
 
 
-def _run(stage: Stage, head: str, later: float | None, log: Path) -> None:
+def _run(stage: Stage, head: str, later: float | None, log: Path, claim: TextIO | None) -> None:
     start, last, drawn = time.monotonic(), "", 0.0
     with open(log, "ab") as file:
-        process = subprocess.Popen(stage.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            stage.command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=[claim.fileno()] if claim else [],
+            preexec_fn=end_with_runner,
+        )
         try:
             for line in _lines(process.stdout, file):
                 last = line

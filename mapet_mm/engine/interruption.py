@@ -20,13 +20,14 @@ from mmengine.runner import Runner
 from torch import distributed
 
 from mapet_mm.engine.portable_checkpoint import whole_files
+from mapet_mm.engine.stuck_loader import runs_in
 from mapet_mm.errors import STOPPED
 from mapet_mm.file_replacement import replace_file
 from mapet_mm.registry import HOOKS
 
 LATEST = "latest.pth"
 NOTHING, SAVE, STOP = range(3)
-# A loader's worker that is told to end goes on for so long: the step needs its images.
+# A loader's worker that is told to end looks so often whether its run is still there, which needs its images.
 WORKER_SECONDS = 30
 
 
@@ -54,7 +55,7 @@ class InterruptionHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Listen to the signals."""
-        self.process, self.saved = os.getpid(), time.monotonic()
+        self.process, self.loop, self.saved = os.getpid(), runner.train_loop, time.monotonic()
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._tell) for number in self.signals}
         loader = runner.train_dataloader
@@ -89,8 +90,13 @@ class InterruptionHook(Hook):
             Path(self._folder(runner), LATEST).unlink(missing_ok=True)
 
     def _tell(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() == self.process:
+        if os.getpid() != self.process:
+            return
+        if runs_in(self.loop, frame):
             self.told = number
+        else:  # the training has ended with an error
+            self._restore()
+            signal.raise_signal(number)
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
@@ -129,7 +135,7 @@ class InterruptionHook(Hook):
 class _PatientWorker:
     """Starts a loader's worker, which then outlives the signals that go to all processes of a job.
 
-    PyTorch's workers end at SIGTERM, and the run with them, before it has saved.
+    PyTorch's workers end at SIGTERM, and the run with them, before it has saved. These end with their run.
 
     Args:
         start: what else is called in a worker.
@@ -144,14 +150,15 @@ class _PatientWorker:
     def __call__(self, worker: int) -> None:
         if self.start is not None:
             self.start(worker)
-        for number in self.signals:
+        for number in (*self.signals, signal.SIGALRM):
             signal.signal(number, self._wait)
 
     def _close(self) -> None:
         self.closing.value = 1
 
     def _wait(self, number: int, frame: FrameType | None) -> None:
-        if self.closing.value:  # it is the run itself that ends
+        run = multiprocessing.parent_process()
+        if self.closing.value or not (run and run.is_alive()):  # it is the run itself that ends
             os._exit(0)
         signal.alarm(WORKER_SECONDS)
 

@@ -247,6 +247,8 @@ def configure_drawing(cfg: Config, show: bool, show_dir: str | None, wait_time: 
     if cfg.get("default_scope") == "mmseg":
         hook.draw = True
         cfg.visualizer.save_dir = show_dir
+    elif cfg.get("default_scope") in ("mmdet", "mmrotate"):
+        hook.update(draw=True, test_out_dir=show_dir)  # inside the work dir
     else:
         hook.update(enable=True, out_dir=show_dir)
 

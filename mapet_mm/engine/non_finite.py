@@ -33,9 +33,9 @@ class NonFiniteError(UserError):
 class NonFiniteHook(Hook):
     """Leave steps out whose loss or gradients are not finite, and end the run after many in a row.
 
-    All processes leave out the same steps. Nothing waits for the device that did not wait before: the norm
-    that clipping takes is looked at, without clipping a fused optimizer decides on the device and is asked
-    every few steps; other optimizers wait.
+    All processes leave out the same steps; of several optimizers, those with bad gradients do. Nothing waits
+    for the device that did not wait before: the norm that clipping takes is looked at, without clipping a
+    fused optimizer decides on the device and is asked every few steps; other optimizers wait.
 
     A run that ends so leaves `non_finite.pth`, from which `--resume` does the first of these steps again, and
     `non_finite.json`, which lists its images.
@@ -55,13 +55,22 @@ class NonFiniteHook(Hook):
         self.patience, self.interval = patience, interval
         self.left_out: int | Tensor = 0  # on the device, where it decides
         self.in_a_row: int | Tensor = 0
-        self.reported, self.looked_at = 0, False
+        self.reported = 0
+        self.bad: bool | Tensor | None = None  # of this step; None while no optimizer was asked to take it
+        # Batches that wrappers with a scaler had before this step, until they ask their optimizer.
+        self.silent: dict[OptimWrapper, int] = {}
 
     def before_train(self, runner: Runner) -> None:
         """Watch the losses and the optimizers."""
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         model.register_forward_hook(self._watch_losses)
         for wrapper in _wrappers(runner):
+            if not hasattr(wrapper.optimizer, "register_step_pre_hook"):
+                kind = type(wrapper.optimizer).__name__
+                print_log(
+                    f"NonFiniteHook: {kind} is no optimizer of PyTorch and is not watched", "current", 30
+                )
+                continue
             wrapper.optimizer.register_step_pre_hook(
                 lambda optimizer, *_, wrapper=wrapper: self._look(wrapper, optimizer)
             )
@@ -73,13 +82,16 @@ class NonFiniteHook(Hook):
         """Keep who is in the batch, without the images."""
         samples = data_batch.get("data_samples") if isinstance(data_batch, Mapping) else None
         self.batches.append([runner.iter, samples, None])
-        self.looked_at = False
+        self.bad = None
+        self.silent = {wrapper: wrapper.inner_count for wrapper in _wrappers(runner) if _scaled(wrapper)}
 
     def after_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
         """Say what was left out, and end the run if that does not stop."""
-        scaled = any(getattr(wrapper, "loss_scaler", None) is not None for wrapper in _wrappers(runner))
-        if scaled and not self.looked_at and all(wrapper.should_update() for wrapper in _wrappers(runner)):
-            self._count(True)  # the loss scaler has left it out
+        if any(one.inner_count > before and one.should_update() for one, before in self.silent.items()):
+            self.bad = True  # the loss scaler has left it out
+        if self.bad is not None:
+            self.left_out = self.left_out + self.bad
+            self.in_a_row = (self.in_a_row + self.bad) * self.bad
         on_device = isinstance(self.left_out, Tensor)
         if on_device and not self.every_n_train_iters(runner, self.interval):
             return
@@ -107,11 +119,16 @@ class NonFiniteHook(Hook):
 
     def _look(self, wrapper: OptimWrapper, optimizer: torch.optim.Optimizer) -> None:
         """Before a step of an optimizer: have it left out if gradients are not finite."""
-        self.looked_at = True
+        self.silent.pop(wrapper, None)
+        bad = self._decide(wrapper, optimizer)
+        self.bad = bad if self.bad is None else self.bad | bad
+
+    @staticmethod
+    def _decide(wrapper: OptimWrapper, optimizer: torch.optim.Optimizer) -> bool | Tensor:
+        """Whether gradients are not finite; then the optimizer leaves its step out."""
         by_scaler = getattr(optimizer, "found_inf", None)
         if by_scaler is not None and getattr(optimizer, "grad_scale", None) is not None:
-            self._count(by_scaler.bool().any())
-            return
+            return by_scaler.bool().any()
         gradients = [value.grad for value in _parameters(optimizer) if value.grad is not None]
         if wrapper.clip_grad_kwargs and wrapper.grad_name == "grad_norm":
             bad = not math.isfinite(wrapper.message_hub.get_scalar("train/grad_norm").current())
@@ -121,16 +138,11 @@ class NonFiniteHook(Hook):
             bad = ~norm.isfinite()
             if optimizer.defaults.get("fused"):
                 optimizer.found_inf = bad.float()
-                self._count(bad)
-                return
+                return bad
         if bad:
             for value in _parameters(optimizer):  # without a gradient nothing of it is touched
                 value.grad = None
-        self._count(bool(bad))
-
-    def _count(self, bad: bool | Tensor) -> None:
-        self.left_out = self.left_out + bad
-        self.in_a_row = (self.in_a_row + bad) * bad
+        return bool(bad)
 
     def _end(self, runner: Runner, in_a_row: int) -> None:
         wanted = list(self.batches)[-in_a_row * self.accumulated :]
@@ -165,6 +177,11 @@ def names(samples: Sequence[Any] | None) -> list[str]:
 def _wrappers(runner: Runner) -> list[OptimWrapper]:
     wrapper = runner.optim_wrapper
     return list(wrapper.values()) if hasattr(wrapper, "values") else [wrapper]
+
+
+def _scaled(wrapper: OptimWrapper) -> bool:
+    """Whether something scales its loss, and leaves out steps on its own: a GradScaler or Apex."""
+    return getattr(wrapper, "loss_scaler", None) is not None or hasattr(wrapper.optimizer, "_amp_stash")
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

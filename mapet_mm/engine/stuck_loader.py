@@ -7,10 +7,11 @@ import os
 import sys
 import threading
 import time
+from types import FrameType
 
 from mmengine.dist import get_dist_info
 from mmengine.hooks import Hook
-from mmengine.runner import EpochBasedTrainLoop, Runner
+from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
 
 from mapet_mm.registry import HOOKS
 
@@ -85,9 +86,13 @@ class StuckLoaderHook(Hook):
 
     def _trains(self) -> bool:
         """Whether the training still runs, and has not ended with an error that somebody has caught."""
-        frame = sys._current_frames().get(self._thread)
-        while frame is not None:
-            if frame.f_locals.get("self") is self._loop:
-                return True
-            frame = frame.f_back
-        return False
+        return runs_in(self._loop, sys._current_frames().get(self._thread))
+
+
+def runs_in(loop: BaseLoop, frame: FrameType | None) -> bool:
+    """Whether a frame, or one that has called it, is of a method of the loop."""
+    while frame is not None:
+        if frame.f_locals.get("self") is loop:
+            return True
+        frame = frame.f_back
+    return False

@@ -71,8 +71,8 @@ class TokenBackbone:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
-        return next(self.model.parameters()).device
+        """Where the model is; the CPU for one without parameters."""
+        return next(self.model.parameters(), torch.empty(0)).device
 
     def normalise(self, images: Tensor | Sequence[Tensor]) -> Float[Tensor, "batch 3 height width"]:
         """Images of a pipeline as the model wants them, on its device."""

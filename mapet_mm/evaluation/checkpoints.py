@@ -77,7 +77,7 @@ def load_checkpoint(
         model_config["target_generator"] = None  # features need no targets
     if checkpoint is not None and isinstance(backbone := model_config.get("backbone"), Mapping):
         model_config["backbone"] = {**backbone, "init_cfg": None}
-    torch.manual_seed(0)  # random weights are the same each time
+    torch.manual_seed((cfg.get("randomness") or {}).get("seed") or 0)  # of random weights
     model = MODELS.build(model_config)
     missing: list[str] = []
     if checkpoint is None:

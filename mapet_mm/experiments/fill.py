@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from mapet_mm.errors import UserError
 from mapet_mm.experiments.cluster import live_jobs
+from mapet_mm.experiments.compute import TERAFLOPS, teraflops_of
+from mapet_mm.experiments.differences import render_differences
 from mapet_mm.experiments.plan import Cell, Run, plan_table
 from mapet_mm.experiments.records import StageError, is_claimed, is_done, log_of, record_of
 from mapet_mm.experiments.render import Grid, Measured, render_csv, render_markdown, summarise
@@ -35,17 +38,22 @@ class TableFiller:
         self.folder = Path(out) / table.dataset
         self.plan = plan_table(table, self.seeds, self.folder)
 
-    def needed_runs(self, rows: Sequence[str] | None = None) -> list[Run]:
+    def needed_runs(
+        self, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None
+    ) -> list[Run]:
         """The runs, done ones included, for the cells without a result, each after those that it needs.
 
         Args:
             rows: only for these rows.
+            columns: only for the columns of these names.
 
         Raises:
-            DeclarationError: there is no such row.
+            DeclarationError: there is no such row or column.
         """
-        self.table.require_rows(rows or ())
+        self.table.require(rows or (), columns or ())
+        headings = [one.heading for one in self.table.columns if columns is None or one.name in columns]
         cells = [cell for cell in self.plan.cells if rows is None or cell.row in rows]
+        cells = [cell for cell in cells if cell.column in headings]
         return self.plan.closure(cell.run for cell in cells if not is_done(cell.run))
 
     def states(self) -> dict[str, str]:
@@ -77,7 +85,8 @@ class TableFiller:
         cells = self.cells()
         markdown, sheet = (self.folder / f"{self.table.name}.{suffix}" for suffix in ("md", "csv"))
         self.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(markdown, render_markdown(self.table, cells, self.facts()).encode())
+        text = render_markdown(self.table, cells, self.facts()) + render_differences(self.table, cells)
+        replace_file(markdown, text.encode())
         replace_file(sheet, render_csv(self.table, cells).encode())
         return markdown, sheet
 
@@ -91,26 +100,32 @@ class TableFiller:
         return {place: self._measured(cells, states) if cells else "-" for place, cells in of_cell.items()}
 
     def _measured(self, cells: Sequence[Cell], states: Mapping[str, str]) -> Measured | str:
-        logged = [metrics for cell in cells if (metrics := self._metrics(cell)) is not None]
+        logged = {cell.seed: metrics for cell in cells if (metrics := self._metrics(cell)) is not None}
         metric = cells[0].metric
-        if measured := summarise(metrics[metric] for metrics in logged if metric in metrics):
+        values = {seed: metrics[metric] for seed, metrics in logged.items() if metric in metrics}
+        if measured := summarise(values.values(), values):
             return measured
         runs = self.plan.closure(cell.run for cell in cells)
         failed = any(states[run.folder] == "failed" for run in runs)
         return f"no `{metric}`" if logged else "failed" if failed else "not run"
 
     def _metrics(self, cell: Cell) -> dict[str, float] | None:
-        """What a cell's evaluation logged, and the minutes of what it stands on; None if it was not run.
+        """What a cell's evaluation logged, and the cost of what it stands on; None if it was not run.
 
-        `tokenizer/minutes` is what made the tokens: training, codebook, extraction.
+        `tokenizer/minutes` is what made the tokens: training, codebook, extraction. `pre-training/teraflops`
+        is counted only where a column asks for it.
         """
         if not (record := record_of(cell.run)):
             return None
-        minutes = dict.fromkeys(("tokenizer/minutes", "pre-training/minutes"), 0.0)
-        for run in self.plan.closure([cell.run]):
-            if (key := f"{run.kind}/minutes") in minutes and (made := record_of(run)):
-                minutes[key] += made["seconds"] / 60
-        return record["metrics"] | minutes
+        costs = dict.fromkeys(("tokenizer/minutes", "pre-training/minutes"), 0.0)
+        needed = self.plan.closure([cell.run])
+        for run in needed:
+            if (key := f"{run.kind}/minutes") in costs and (made := record_of(run)):
+                costs[key] += made["seconds"] / 60
+        if cell.metric == TERAFLOPS:
+            with contextlib.suppress(OSError, UserError):  # images or tokens are not on this machine
+                costs[TERAFLOPS] = sum(teraflops_of(run) for run in needed if run.kind == "pre-training")
+        return record["metrics"] | costs
 
     def facts(self) -> list[str]:
         """How the numbers were made."""

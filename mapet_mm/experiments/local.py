@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from typing import NamedTuple, TextIO
 
 from mapet_mm.config_files import VARIABLE
 from mapet_mm.errors import STOPPED, UserError, one_line_errors
-from mapet_mm.experiments.plan import TRAIN, Run
+from mapet_mm.experiments.plan import FEATURES, TRAIN, Run
 from mapet_mm.experiments.records import (
     StageError,
     check_identity,
@@ -163,7 +164,7 @@ class LocalRunner:
                 start_new_session=True,
                 # The tool keeps the claim if this process is killed first.
                 pass_fds=[held.fileno()],
-                preexec_fn=_end_with_runner,
+                preexec_fn=end_with_runner,
             )
 
     def _collect(self) -> None:
@@ -179,6 +180,7 @@ class LocalRunner:
                 )
             else:
                 write_record(run, time.monotonic() - one.started)
+                shutil.rmtree(Path(run.folder, FEATURES), ignore_errors=True)  # measured, and large
                 self._done(run, f"done in {time.monotonic() - one.started:.0f} s{self._time_left()}")
             one.claim.close()
 
@@ -241,7 +243,7 @@ def launch_words(run: Run, launcher: str, cpus: int) -> list[str]:
     return [*srun, *run.command, "--launcher", "slurm"]
 
 
-def _end_with_runner() -> None:
+def end_with_runner() -> None:
     """Called in the tool's process before it starts: Linux then ends the tool when its runner is killed."""
     if PRCTL is not None:
         PRCTL(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

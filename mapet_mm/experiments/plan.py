@@ -25,8 +25,11 @@ from mapet_mm.config_files import VARIABLE, read_config
 from mapet_mm.experiments.table import Column, DeclarationError, Row, TableDeclaration
 
 TRAIN = "tools/train.py"
-# The parts of a config that name what a training reads and starts from.
-PARTS = ("model", "train_dataloader", "val_dataloader")
+EVALUATE = "tools/evaluate_features.py"  # for a config that has a section `evaluation` instead of a training
+RESULTS, FEATURES = "results.json", "features"  # its figures, and its cache
+SECTION = "evaluation"
+# The parts of a config that name what a run reads and starts from.
+PARTS = ("model", "train_dataloader", "val_dataloader", SECTION)
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def plan_table(table: TableDeclaration, seeds: Iterable[int], out: str | os.Path
     """
     planner = _Planner(table, f"{out}/runs")
     cells = [
-        Cell(row.name, column.heading, seed, planner.evaluation(row, column, seed), column.metric)
+        Cell(row.name, column.heading, seed, planner.evaluation(row, column, seed), _metric(row, column))
         for seed in seeds
         for row in table.rows
         for column in table.columns
@@ -131,46 +134,62 @@ class _Planner:
         # Without a pre-training, what a row is of another data set are its tokens.
         data = column.data or (None if row.pretrain else row.data) or self.table.dataset
         tokenizer = _existing(row.tokenizer, values, row.name) if row.tokenizer else None
-        cfg = self._merged(config, data, column.options)
+        options = {**column.options, **row.evaluation_options}
+        cfg = self._merged(config, data, options)
         slots, start, needs = _open_starts(cfg), f"scratch_seed-{seed}", []
         handed_on: dict[str, Any] = dict.fromkeys(slots)
         if row.pretrain:
-            needs = [self._pretraining(row, _existing(row.pretrain, values, row.name), tokenizer, seed)]
+            needs = [self._pretraining(row, column, seed)]
             if len(slots) != 1:
                 raise DeclarationError(
                     f"{column.name!r}: `{config}` leaves {len(slots)} `checkpoint` of its model open, "
                     "and a pre-training is handed on in one"
                 )
             handed_on, start = {f"{slots[0]}.checkpoint": needs[0].outputs[0]}, needs[0].name
-        needs += self._tokens(tokenizer, cfg, data)
+        needs += self._tokens(tokenizer, cfg, data) + self._data(column.source)
         name = "_".join(filter(None, [Path(config).stem, column.data])) + _suffix(column.options)
-        changes = {**column.options, **handed_on, "randomness.seed": seed}
+        changes = {**options, **handed_on, "randomness.seed": seed}
         return self._training(f"{name}--{start}", "evaluation", cfg, changes, needs, data)
 
-    def _pretraining(self, row: Row, config: str, tokenizer: str | None, seed: int) -> Run:
+    def _pretraining(self, row: Row, column: Column, seed: int) -> Run:
+        """The run of a row's pre-training, behind that of the row which it goes on from."""
+        values = {**column.values, **row.values}
+        config = _existing(row.pretrain, values, row.name)
+        tokenizer = _existing(row.tokenizer, values, row.name) if row.tokenizer else None
         data = row.data or self.table.dataset
         cfg = self._merged(config, data, row.options)
-        tokens = self._tokens(tokenizer, cfg, data)
-        if tokenizer and not tokens:
+        needs = self._tokens(tokenizer, cfg, data)
+        if tokenizer and not needs:
             raise DeclarationError(f"{row.name!r}: `{config}` reads no tokens of `{tokenizer}`")
-        name = f"{Path(config).stem}{_suffix(row.options)}_seed-{seed}"
-        changes = {**row.options, "randomness.seed": seed}
-        return self._training(name, "pre-training", cfg, changes, tokens, data)
+        name, handed_on = f"{Path(config).stem}{_suffix(row.options)}", {}
+        if row.start:
+            if isinstance(cfg.model.backbone.get("init_cfg"), list):
+                raise DeclarationError(
+                    f"{row.name!r}: `{config}` has a list in `model.backbone.init_cfg`, where the weights of "
+                    f"{row.start!r} would go"
+                )
+            start = next(other for other in self.table.rows if other.name == row.start)
+            needs = [self._pretraining(start, column, seed), *needs]
+            # The backbone alone: the head predicts other tokens.
+            handed_on = {"type": "Pretrained", "prefix": "backbone.", "checkpoint": needs[0].outputs[0]}
+            name += "_going-on"
+        handed_on = {f"model.backbone.init_cfg.{key}": value for key, value in handed_on.items()}
+        changes = {**row.options, **handed_on, "randomness.seed": seed}
+        return self._training(f"{name}_seed-{seed}", "pre-training", cfg, changes, needs, data)
 
     def _training(
         self, name: str, kind: str, cfg: Config, changes: Mapping[str, Any], needs: Sequence[Run], data: str
     ) -> Run:
-        arguments = [f"{key}={value}" for key, value in changes.items()]
-        command = (TRAIN, cfg.filename, "--work-dir", "{run}", "--resume", "--cfg-options", *arguments)
-        outputs = (f"{{run}}/{final_checkpoint(cfg)}",)
+        start, result = _tool(cfg)
+        command = (*start, "--cfg-options", *(f"{key}={value}" for key, value in changes.items()))
+        outputs = (f"{{run}}/{result}",)
         run = Run(name, kind, command, outputs, config=cfg.filename, processes=processes_of(cfg))
-        return self._add(run, needs or self._data(), self.read(cfg.filename, data))
+        return self._add(run, needs or self._data(self.table.data), self.read(cfg.filename, data))
 
-    def _data(self) -> list[Run]:
-        data = self.table.data
-        if "command" not in data:
+    def _data(self, source: Mapping[str, Sequence[str]]) -> list[Run]:
+        if "command" not in source:
             return []
-        return [self._add(Run("data", "data", data["command"], data.get("outputs", ())), [])]
+        return [self._add(Run("data", "data", source["command"], source.get("outputs", ())), [])]
 
     def _tokens(self, tokenizer: str | None, reader: Config, data: str) -> list[Run]:
         """The runs that make a tokenizer's codebook and token store, as far as this config reads them."""
@@ -190,7 +209,7 @@ class _Planner:
         for tool, output in tools:
             name, gpus = f"{tool}_{Path(tokenizer).stem}", max(1, self.table.runner.gpus_per_node)
             run = Run(name, "tokenizer", (f"tools/{tool}.py", tokenizer), (output,), config=tokenizer)
-            made = [self._add(replace(run, processes=gpus), made or self._data(), cfg)]
+            made = [self._add(replace(run, processes=gpus), made or self._data(self.table.data), cfg)]
         return made
 
     def _trained_by(self, training: Mapping[str, str] | None, data: str) -> list[Run]:
@@ -215,7 +234,7 @@ class _Planner:
         )
         command = (TRAIN, config, "--work-dir", os.path.dirname(checkpoint), "--resume")
         run = Run(f"{Path(config).stem}_tokenizer", "tokenizer", command, (checkpoint,), config=config)
-        return [self._add(run, needs or self._data(), cfg)]
+        return [self._add(run, needs or self._data(self.table.data), cfg)]
 
     def _add(self, run: Run, needs: Sequence[Run], cfg: Config | None = None) -> Run:
         """Add the run with its folder, which replaces `{run}` in it; `cfg` is its config as in the file."""
@@ -232,6 +251,13 @@ class _Planner:
         cfg = deepcopy(self.read(config, data))
         cfg.merge_from_dict(dict(options))
         return cfg
+
+
+def _tool(cfg: Config) -> tuple[tuple[str, ...], str]:
+    """The tool of a config with its arguments, and the name of its result: an evaluation or a training."""
+    if SECTION in cfg and not cfg.get("train_cfg"):
+        return (EVALUATE, cfg.filename, "--out", "{run}", "--cache", f"{{run}}/{FEATURES}"), RESULTS
+    return (TRAIN, cfg.filename, "--work-dir", "{run}", "--resume"), final_checkpoint(cfg)
 
 
 def final_checkpoint(cfg: Config) -> str:
@@ -263,6 +289,10 @@ def _open_starts(cfg: Config) -> list[str]:
     """Keys of the `init_cfg` entries in the model that need a checkpoint."""
     dicts = [(key, node) for key, node in _nodes(cfg.get("model"), "model") if isinstance(node, dict)]
     return [key for key, node in dicts if "checkpoint" in node and not node["checkpoint"]]
+
+
+def _metric(row: Row, column: Column) -> str:
+    return column.metric.format(**{**column.values, **row.values})
 
 
 def _existing(template: str, values: Mapping[str, str], owner: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from mapet_mm import __version__
 from mapet_mm.config_files import read_config
 from mapet_mm.errors import UserError
-from mapet_mm.experiments.plan import Run, identity
+from mapet_mm.experiments.plan import RESULTS, Run, identity
 from mapet_mm.file_replacement import replace_file
 from mapet_mm.scalars import last_values
 
@@ -53,7 +53,7 @@ def write_record(run: Run, seconds: float) -> None:
         "command": run.command,
         "data": run.data,
         "needs": run.needs,
-        "metrics": last_values(run.folder) if run.kind == "evaluation" else {},
+        "metrics": _metrics(run) if run.kind == "evaluation" else {},
         "made": _made(run),
         "seconds": round(seconds, 1),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
@@ -62,6 +62,15 @@ def write_record(run: Run, seconds: float) -> None:
     }
     _record_file(run).parent.mkdir(parents=True, exist_ok=True)
     replace_file(_record_file(run), (json.dumps(record, indent=1) + "\n").encode())
+
+
+def _metrics(run: Run) -> dict[str, float]:
+    """What a training logged last, or the figures of a frozen evaluation: `k-NN, class token`."""
+    file = Path(run.folder, RESULTS)
+    if not file.is_file():
+        return last_values(run.folder)
+    (rows,) = json.loads(file.read_text()).values()
+    return {f"{row['protocol']}, {row['setting']}": row["value"] for row in rows}
 
 
 def _record_file(run: Run) -> Path:

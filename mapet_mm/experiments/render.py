@@ -12,23 +12,24 @@ from mapet_mm.experiments.table import Column, TableDeclaration
 
 
 class Measured(NamedTuple):
-    """A cell over its seeds: mean, sample standard deviation (None for one seed) and the values."""
+    """A cell over its seeds: mean, sample standard deviation (None for one seed), the values, their seeds."""
 
     mean: float
     spread: float | None
     values: tuple[float, ...]
+    seeds: tuple[int, ...] = ()
 
 
 # What was measured, or why nothing was, by row name and column heading.
 Grid = Mapping[tuple[str, str], Measured | str]
 
 
-def summarise(values: Iterable[float]) -> Measured | None:
+def summarise(values: Iterable[float], seeds: Iterable[int] = ()) -> Measured | None:
     """Mean and spread of a cell's seeds; None if there is no value."""
     values = tuple(values)
     if not values:
         return None
-    return Measured(mean(values), stdev(values) if len(values) > 1 else None, values)
+    return Measured(mean(values), stdev(values) if len(values) > 1 else None, values, tuple(seeds))
 
 
 def render_markdown(table: TableDeclaration, cells: Grid, facts: Sequence[str]) -> str:
@@ -75,7 +76,7 @@ def _numbers(cell: Measured) -> list[str | int]:
 def _best(table: TableDeclaration, column: Column, cells: Grid) -> str | None:
     measured = {row.name: cells[row.name, column.heading] for row in table.rows}
     means = {name: cell.mean for name, cell in measured.items() if isinstance(cell, Measured)}
-    return max(means, key=means.get) if len(means) > 1 else None
+    return max(means, key=means.get) if len(means) > 1 and not column.is_cost else None
 
 
 def _cell(cell: Measured | str, is_best: bool) -> str:

@@ -34,6 +34,9 @@ class Row:
     pretrain: str | None = None  # config of the pre-training, None for none
     tokenizer: str | None = None  # tokenizer config whose tokens are read, None for none
     options: Mapping[str, Any] = field(default_factory=dict)  # changes to `pretrain`, as in --cfg-options
+    start: str | None = None  # the row above whose pre-training this one goes on from, None for none
+    evaluation_options: Mapping[str, Any] = field(default_factory=dict)  # changes to the columns' configs
+    curve: str | None = None  # in a picture over compute, the curve with this row's point, None for its own
     columns: Sequence[str] | None = None  # names of the columns in which it is evaluated, None for all
     data: str | None = None  # data set of the pre-training, None for the table's
     values: Mapping[str, str] = field(default_factory=dict)  # values for braces; they override the column's
@@ -49,6 +52,7 @@ class Column:
     metric: str  # name in MMEngine's log; the last value counts
     options: Mapping[str, Any] = field(default_factory=dict)  # changes to `config`, as in --cfg-options
     data: str | None = None  # the data set to evaluate on, None for the table's
+    source: Mapping[str, Sequence[str]] = field(default_factory=dict)  # what makes it, as the table's `data`
     paper: Mapping[str, float] = field(default_factory=dict)  # the paper's numbers, by the row's name
     values: Mapping[str, str] = field(default_factory=dict)  # values for the braces in configs
 
@@ -56,6 +60,11 @@ class Column:
     def heading(self) -> str:
         """Name and unit, unique among the columns."""
         return f"{self.name} ({self.unit})"
+
+    @property
+    def is_cost(self) -> bool:
+        """Whether it says what a row costs, not how good it is."""
+        return self.metric.startswith(("tokenizer/", "pre-training/"))
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,7 @@ class TableDeclaration:
     title: str
     rows: Sequence[Row]
     columns: Sequence[Column]
+    baseline: str | None = None  # the row that all others are compared with, seed by seed; None for none
     notes: Sequence[str] = ()  # what readers need to know, one line each
     # The command that makes the data, dict(command=[...], outputs=[...]), or the folders that must exist,
     # dict(folders=[...]).
@@ -89,9 +99,11 @@ class TableDeclaration:
     runner: Runner = field(default_factory=Runner)
     gpu_hours: Mapping[str, float] = field(default_factory=dict)  # the paper's, by the stem of a config
 
-    def require_rows(self, names: Sequence[str]) -> None:
-        """Raise DeclarationError unless all of these names are rows of the table."""
-        _require(names, "row", [row.name for row in self.rows], f"table `{self.name}`: --rows names")
+    def require(self, rows: Sequence[str], columns: Sequence[str]) -> None:
+        """Raise DeclarationError unless all of these names are rows and columns of the table."""
+        where = f"table `{self.name}`: --{{}}s names"
+        _require(rows, "row", [row.name for row in self.rows], where.format("row"))
+        _require(columns, "column", [column.name for column in self.columns], where.format("column"))
 
     def require_folders(self) -> None:
         """Raise DeclarationError if data folders that no command makes are missing."""
@@ -140,7 +152,9 @@ def load_table(name: str, dataset: str, root: str | os.PathLike = TABLES) -> Tab
     columns = [column for column in columns if column.config is not None]
     if not columns:
         raise DeclarationError(f"table `{path}` has no column that {dataset} has the data for")
-    others = {key: cfg[key] for key in ("notes", "data", "gpu_hours") if key in cfg}
+    others = {key: cfg[key] for key in ("baseline", "notes", "data", "gpu_hours") if key in cfg}
+    if "baseline" in others:
+        _require([others["baseline"]], "row", [row.name for row in rows], f"table `{path}`: `baseline` names")
     others["runner"] = _make(Runner, cfg.get("runner", {}), path)
     return TableDeclaration(name, dataset, cfg["title"], rows, columns, **others)
 
@@ -169,6 +183,10 @@ def _check_names(rows: Sequence[Row], columns: Sequence[Column], path: Path) -> 
     names = [column.name for column in columns]
     for row in rows:
         _require(row.columns or (), "column", names, f"table `{path}`: row {row.name!r} names")
+    for i, row in enumerate(rows):
+        above = [other.name for other in rows[:i] if other.pretrain] if row.pretrain else []
+        where = f"table `{path}`: `start` of row {row.name!r} names"
+        _require([row.start] if row.start else (), "pre-trained row above it", above, where)
     for column in columns:
         where = f"table `{path}`: the paper's numbers of column {column.heading!r} name"
         _require(column.paper, "row", known, where)

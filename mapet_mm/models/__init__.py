@@ -9,7 +9,7 @@ from mapet_mm.models.objectives import OBJECTIVES, Objective, visibility
 from mapet_mm.models.other_vits import MaPeTPretrainBEiT, MaPeTPretrainEVA02
 from mapet_mm.models.probe import LayerwiseLinearHead, LinearProbe
 from mapet_mm.models.timm_vit import MaPeTPretrainTIMM
-from mapet_mm.models.token_classifiers import TokenMLP, TokenViT
+from mapet_mm.models.token_classifiers import OneHotTokens, TokenMLP, TokenViT
 from mapet_mm.models.vit import MaPeTPretrainViT, MaPeTViT
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "MaPeTPretrainViT",
     "MaPeTViT",
     "Objective",
+    "OneHotTokens",
     "ProjectedCAE",
     "ProjectedCAENeck",
     "SimpleFeaturePyramid",

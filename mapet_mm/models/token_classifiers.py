@@ -42,6 +42,29 @@ class TokenMLP(BaseModule):
 
 
 @MODELS.register_module()
+class OneHotTokens(BaseModule):
+    """The tokens themselves as features: for each place, which of the tokens it has.
+
+    Nothing is learned, so probes of it say what the tokens alone are worth; what a pre-training on them adds
+    is the difference. Patches' features would be few-valued, so it gives one vector per image.
+
+    Args:
+        vocab_size: number of token ids.
+        init_cfg: as for any MMEngine module.
+    """
+
+    def __init__(self, vocab_size: int, init_cfg: dict | list[dict] | None = None) -> None:
+        super().__init__(init_cfg)
+        self.vocab_size = vocab_size
+
+    def forward(
+        self, token_grids: Shaped[Tensor, "batch *channel height width"]
+    ) -> tuple[Float[Tensor, "batch place_and_token"]]:
+        """Features `(B, HW * vocab_size)` of token grids `(B, H, W)` or `(B, 1, H, W)`."""
+        return (F.one_hot(token_grids.flatten(1).long(), self.vocab_size).flatten(1).float(),)
+
+
+@MODELS.register_module()
 class TokenViT(MaPeTViT):
     """A ViT over token embeddings instead of patch embeddings.
 

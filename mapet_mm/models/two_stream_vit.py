@@ -30,19 +30,32 @@ class TwoStreamViT(nn.Module):
         cutting_point: how many tokens of the permuted sequence are visible context, the extra tokens (class
             token, registers) counted; below `N`, the number of patches plus extra tokens.
         objective: 'mapet' | 'pim' | 'mim'.
+        query_from_layer: the first layer that runs the query stream, which starts there as the mask tokens
+            come out of the layers before it. Fewer rows, so less arithmetic; an extension of this suite, 0 is
+            the paper's method. Only for objectives with mask tokens and a query stream.
         **kwargs: as for the library's ViT.
 
     Raises:
-        ValueError: the objective is not known, or no patch would be left to predict or to see.
+        ValueError: the objective is not known, no patch would be left to predict or to see, or no layer or no
+            mask token for the query stream to start from.
     """
 
     num_extra_tokens: int
     patch_resolution: Sequence[int]
     layers: Sequence[nn.Module]
 
-    def __init__(self, *args: Any, cutting_point: SupportsIndex, objective: str = "mapet", **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        cutting_point: SupportsIndex,
+        objective: str = "mapet",
+        query_from_layer: SupportsIndex = 0,
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
         self.objective = get_objective(objective)
+        self.query_from_layer = operator.index(query_from_layer)
+        self._check_query_start()
         self.num_tokens = self.num_extra_tokens + prod(self.patch_resolution)
         cutting_point = operator.index(cutting_point)
         extra = self.num_extra_tokens
@@ -114,10 +127,12 @@ class TwoStreamViT(nn.Module):
         queries_apart = "Q" in self.objective.groups  # MIM's mask tokens, which predict, are keys as well
         if predicted is not None and queries_apart:
             tokens, layout = self._keep_queries(tokens, layout, predicted)
-        positions = self.attention_positions(permutation, layout)
         # A slice of a ModuleList would be a new module, which torch.compile refuses.
         *layers, last_layer = self.layers
-        for layer in layers:
+        if first := self.query_from_layer:
+            tokens = self._start_queries(tokens, layout, permutation, predicted, layers[:first])
+        positions = self.attention_positions(permutation, layout)
+        for layer in layers[first:]:
             tokens = layer(tokens, layout, 0, positions)
         # Beyond the last layer only the predictions count; the other groups still give it keys and values.
         first_row = layout.slice_of(self.objective.predicting_group).start
@@ -139,6 +154,25 @@ class TwoStreamViT(nn.Module):
         """Tokens and layout with only these rows of the query stream."""
         content, queries = tokens.tensor_split([layout.slice_of("Q").start], dim=1)
         return torch.cat([content, queries[:, predicted]], dim=1), layout.keep(predicted)
+
+    def _start_queries(
+        self,
+        tokens: Float[Tensor, "batch layout dim"],
+        layout: Layout,
+        permutation: Int64[Tensor, "batch token"],
+        predicted: Int64[Tensor, " predicted"] | None,
+        layers: Sequence[nn.Module],
+    ) -> Float[Tensor, "batch layout dim"]:
+        """Run C, M and T alone through the first layers; their mask tokens are the queries that follow."""
+        content = layout.keep(layout.places[:0])
+        positions = self.attention_positions(permutation, content)
+        tokens = tokens[:, : content.num_rows]
+        for layer in layers:
+            tokens = layer(tokens, content, 0, positions)
+        queries = tokens[:, content.slice_of("M")]
+        if predicted is not None:
+            queries = queries[:, predicted]
+        return torch.cat([tokens, queries], dim=1)  # B C|M|T|Q D
 
     def embed(
         self, images: Float[Tensor, "batch channel height width"], permutation: Int64[Tensor, "batch token"]
@@ -179,6 +213,17 @@ class TwoStreamViT(nn.Module):
     def leave(self, latents: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
         """What comes behind the last layer."""
         return self.ln1(latents)
+
+    def _check_query_start(self) -> None:
+        first, last = self.query_from_layer, len(self.layers) - 1
+        if not 0 <= first <= last:
+            raise ValueError(f"query_from_layer={first} is outside 0..{last}, the layers that there are")
+        if first and not {"M", "Q"} <= set(self.objective.groups):
+            lacking = "query stream" if "M" in self.objective.groups else "mask tokens"
+            raise ValueError(
+                f"query_from_layer={first}: the query stream starts as mask tokens, and "
+                f"objective={self.objective.name!r} has no {lacking}: leave it out"
+            )
 
     def _check_size(self, images: Tensor, permutation: Tensor | None) -> None:
         if tuple(images.shape[-2:]) != tuple(self.img_size):

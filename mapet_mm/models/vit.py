@@ -121,10 +121,12 @@ class MaPeTViT(VisionTransformer):
 
     def _format_output(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor | tuple[Tensor, Tensor]:
         """One layer's output, as `out_type` says."""
-        if self.out_type != WITH_CLASS_TOKEN:
+        if self.out_type not in ("featmap", WITH_CLASS_TOKEN):
             return super()._format_output(tokens, grid)
-        patches = tokens[:, 1:].unflatten(1, tuple(grid))  # B h w D
-        return patches.permute(0, 3, 1, 2), tokens[:, 0]
+        patches = tokens[:, self.num_extra_tokens :].unflatten(1, tuple(grid))  # B h w D
+        # Not MMPretrain's permuted view: some decoders take views of it themselves.
+        feature_map = patches.permute(0, 3, 1, 2).contiguous()
+        return feature_map if self.out_type == "featmap" else (feature_map, tokens[:, 0])
 
     def _check_out_indices(self, given: SupportsIndex | Sequence[SupportsIndex]) -> None:
         """MMPretrain's own check lets the number of layers pass, and returns each layer once, in order."""
@@ -177,11 +179,13 @@ class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
         recompute: compute GELU again in the backward pass instead of keeping its result, and LayerNorm where
             autocast would keep a copy of it: a quarter less memory, a little slower (docs/performance.md).
             Nothing of it where `with_cp` or a compiler settles what is kept.
-        **kwargs: as for `MaPeTViT`; `with_cp` and `drop_path_rate` among them.
+        **kwargs: as for `MaPeTViT`, `with_cp` and `drop_path_rate` among them; and `query_from_layer`, the
+            first layer that runs the query stream (an extension: see `TwoStreamViT`), by default 0.
 
     Raises:
-        ValueError: the objective is not known, the cutting point is outside `1 .. N-1`, or the class token or
-            the final norm, which the method needs, is switched off.
+        ValueError: the objective is not known, the cutting point is outside `1 .. N-1`, the objective or the
+            depth has no place for `query_from_layer`, or the class token or the final norm, which the method
+            needs, is switched off.
     """
 
     layer_type = TwoStreamLayer

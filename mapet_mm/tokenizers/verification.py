@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 import numpy as np
 
 from mapet_mm.tokenizers.base import Tokenizer
 from mapet_mm.tokenizers.image_groups import GroupLoader, split
+from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
+from mapet_mm.tokenizers.store.manifest import GENERATION, MANIFEST
 
 # A feature between two centroids may be assigned differently on another device; a wrong image, weights file
 # or pipeline changes most of an image's tokens.
@@ -16,14 +19,21 @@ LARGEST_SHARE = 0.05
 
 
 class Verification(NamedTuple):
-    """Numbers of images tokenised again, of their tokens, and of tokens that differ from the store's."""
+    """Numbers of images tokenised again, of their tokens, of tokens that differ from the store's, and of all
+    image files that have changed since the store was made."""
 
     images: int
     tokens: int
     different: int
+    changed: int
 
     def __str__(self) -> str:
-        return f"{self.different} of {self.tokens} tokens of {self.images} images differ from fresh ones"
+        found = f"{self.different} of {self.tokens} tokens of {self.images} images differ from fresh ones"
+        if self.changed <= self.images:
+            return found
+        return (
+            f"{found}; {self.changed} image files are newer than the store: --verify {self.changed} for all"
+        )
 
 
 def verify_store(
@@ -35,17 +45,19 @@ def verify_store(
 ) -> Verification:
     """Check a sealed store against its checksums, and `count` random images against newly computed tokens.
 
+    Images whose files have changed since the store was made are taken first.
+
     Raises:
         TokenStoreError: another tokenizer made the store, it is not sealed, a file has changed, or more than
             5 % of an image's tokens differ (fewer are ties that devices break differently).
     """
     store.require_tokenizer(tokenizer.digest, "the config's tokenizer")
     store.verify_checksums()
-    skipped = store.skipped
     images = loader.images
-    places = [place for name, place in images.places("reading names").items() if name not in skipped]
-    drawn = np.random.default_rng(seed).choice(places, size=min(count, len(places)), replace=False)
-    groups = ((0, group) for group in split(np.sort(drawn).tolist(), loader.group_size))
+    changed, others = _places(store, images)
+    rng = np.random.default_rng(seed)
+    drawn = [*rng.permutation(changed).tolist(), *rng.permutation(others).tolist()][:count]
+    groups = ((0, group) for group in split(sorted(drawn), loader.group_size))
     different, tokens = 0, 0
     for group in loader.load(groups):
         for place, reason in group.unreadable.items():
@@ -57,7 +69,26 @@ def verify_store(
                 raise TokenStoreError(
                     f"token store `{store.path}`: {wrong} of {grid.size} tokens of image "
                     f"`{images.path(place)}` differ from fresh ones: the image or the pipeline has "
-                    "changed since; extract into another store"
+                    "changed since; give the image another name, so that it counts as new, or extract into "
+                    "another store"
                 )
             different, tokens = different + wrong, tokens + grid.size
-    return Verification(len(drawn), tokens, different)
+    return Verification(len(drawn), tokens, different, len(changed))
+
+
+def _places(store: TokenStore, images: NamedImages) -> tuple[list[int], list[int]]:
+    """Images with tokens: those whose files have changed since the store was made, and the others."""
+    made = min(file.stat().st_mtime for file in store.path.glob(f"{GENERATION}*/{MANIFEST}"))
+    skipped, changed, others = store.skipped, [], []
+    for name, place in images.places("reading names").items():
+        if name not in skipped:
+            (changed if _changed_since(os.path.join(images.data_root, name), made) else others).append(place)
+    return changed, others
+
+
+def _changed_since(path: str, time: float) -> bool:
+    """Whether a file's content or name has, as its file system knows it; a file that is gone has."""
+    try:
+        return os.stat(path).st_ctime > time
+    except OSError:
+        return True

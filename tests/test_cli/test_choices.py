@@ -11,9 +11,10 @@ from PIL import Image
 
 from mapet_mm.cli import choices
 from mapet_mm.cli.choices import choose, look_at, take_weights, vocabulary
-from mapet_mm.cli.plan import plan
-from mapet_mm.cli.pretrain import parse_args
+from mapet_mm.cli.pretrain import parse_args, pretrain
+from mapet_mm.cli.stages import Stage
 from mapet_mm.errors import UserError
+from mapet_mm.experiments.records import claim
 from mapet_mm.models import MaPeTPretrainViT
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.clip_tower import TowerError
@@ -36,6 +37,15 @@ def _offline(monkeypatch):
         raise TowerError("could not download")
 
     monkeypatch.setattr(choices, "weights_file", weights_file)
+
+
+@pytest.fixture
+def planned(monkeypatch) -> list[list[Stage]]:
+    """The stages of each `pretrain`, which are not run."""
+    plans: list[list[Stage]] = []
+    monkeypatch.setattr("mapet_mm.cli.stages.run_stages", lambda stages, *_: plans.append(stages))
+    monkeypatch.setattr("mapet_mm.cli.plan.training_seconds", lambda *_: 60.0)
+    return plans
 
 
 def options(photographs: Path, *more: str) -> argparse.Namespace:
@@ -86,11 +96,36 @@ def test_without_clip_weights_the_network_is_a_random_one_and_a_line_says_so(pho
         choices.choose_tokens("clip", None, "tiny")
 
 
-def test_other_options_for_the_same_folder_are_refused(photographs):
-    choose(options(photographs, "--epochs", "5"))
-    choose(options(photographs, "--epochs", "5", "--workers", "0"))  # decides nothing
+def test_other_options_for_the_same_folder_are_refused(photographs, planned):
+    pretrain(options(photographs, "--epochs", "5"))
+    pretrain(options(photographs, "--epochs", "5", "--workers", "0"))  # decides nothing
     with pytest.raises(UserError, match=r"run was begun with other options \(--epochs was 5\): take another"):
-        choose(options(photographs, "--epochs", "6"))
+        pretrain(options(photographs, "--epochs", "6"))
+
+
+def test_a_folder_has_one_process_at_work(photographs, planned):
+    args = options(photographs)
+    with claim(str(args.out)), pytest.raises(UserError, match="run: another `mapet-mm pretrain` is at work"):
+        pretrain(args)
+    pretrain(args)
+
+
+def test_what_was_decided_stays_and_nothing_else_is_said(photographs, planned, monkeypatch, capsys):
+    """CLIP's weights appear, an image is added, and the weights to start from have gone."""
+    torch.save(deit().state_dict(), photographs.parent / "deit.pth")
+    args = options(photographs, "--init", str(photographs.parent / "deit.pth"))
+    pretrain(args)
+    assert "start: " in capsys.readouterr().out
+    run = photographs.parent / "run"
+    made = {path: path.stat().st_mtime_ns for path in run.iterdir()}
+    monkeypatch.setattr(choices, "weights_file", lambda *_: "RN50.pt")
+    (photographs.parent / "deit.pth").unlink()
+    (photographs / "more.png").write_bytes((photographs / "a.jpg").read_bytes())
+    pretrain(args)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == f"going on with {run}/tokenizer.py and {run}/pretrain.py"
+    assert len(printed) == 2  # and what to do next
+    assert {path: path.stat().st_mtime_ns for path in run.iterdir()} == made
 
 
 def deit(width: int = 192) -> torch.nn.Module:
@@ -146,10 +181,10 @@ def test_weights_of_another_size_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("arch", ["tiny", "small", "base"])
-def test_the_configs_are_ordinary_ones(photographs, arch, monkeypatch):
+def test_the_configs_are_ordinary_ones(photographs, arch, planned):
     """They load, agree with each other, and build."""
-    chosen = choose(options(photographs, "--arch", arch, "--epochs", "60", "--seed", "7"))
-    stages = plan(chosen)
+    pretrain(options(photographs, "--arch", arch, "--epochs", "60", "--seed", "7"))
+    (stages,) = planned
     run = photographs.parent / "run"
     tokens, training = (Config.fromfile(run / name) for name in ("tokenizer.py", "pretrain.py"))
     assert tokens.codebook.k == training.model.head.vocab_size == training.model.target_generator.vocab_size
@@ -176,20 +211,20 @@ def test_the_configs_are_ordinary_ones(photographs, arch, monkeypatch):
         )
 
 
-def test_configs_that_were_edited_stay(photographs):
-    plan(choose(options(photographs)))
+def test_configs_that_were_edited_stay(photographs, planned):
+    pretrain(options(photographs))
     file = photographs.parent / "run/pretrain.py"
     file.write_text(file.read_text().replace("max_epochs=300", "max_epochs=20"))
-    stages = plan(choose(options(photographs)))
-    assert stages[2].result.name == "epoch_20.pth"
+    pretrain(options(photographs))
+    assert planned[1][2].result.name == "epoch_20.pth"
 
 
-def test_a_config_that_was_edited_wrongly_is_one_line(photographs):
-    plan(choose(options(photographs)))
+def test_a_config_that_was_edited_wrongly_is_one_line(photographs, planned):
+    pretrain(options(photographs))
     file = photographs.parent / "run/pretrain.py"
     file.write_text(file.read_text() + "\nepochs = max_epoch + 1\n")
     with pytest.raises(UserError, match=r"config .*run/pretrain\.py: NameError: .*max_epoch"):
-        plan(choose(options(photographs)))
+        pretrain(options(photographs))
 
 
 def test_tokens_of_the_weights_to_start_from(photographs, tmp_path):

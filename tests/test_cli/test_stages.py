@@ -87,15 +87,21 @@ def test_the_time_left_counts_the_later_stages_from_the_second_on(tmp_path, caps
     monkeypatch.setattr(stages, "REDRAW_SECONDS", 0.0)
     half = "print(' 50%|##  |')"
     made = [
-        stage("one", half, tmp_path / "1", estimate=lambda: 1e6),
+        stage("one", half, tmp_path / "1", seconds=1e6),
         stage("two", half, tmp_path / "2"),
-        stage("three", half, tmp_path / "3", estimate=lambda: 7200),
+        stage("three", half, tmp_path / "3", seconds=7200),
     ]
     run_stages(made, tmp_path)
     drawn = [line for line in capsys.readouterr().out.split("\r") if "50%" in line]
     told = [line.partition("  ")[2].strip().partition("|")[0].strip() for line in drawn]
     assert told[:2] == ["50%", "2 h 00 min left in all"]  # nothing is known of what comes after the first
     assert re.fullmatch(r"\d+ s left in all", told[2])
+
+
+def test_long_stages_are_announced_first(tmp_path, capsys):
+    (tmp_path / "1").touch()
+    run_stages([stage("one", "", tmp_path / "1"), stage("two", "", tmp_path / "2", seconds=7200)], tmp_path)
+    assert capsys.readouterr().out.startswith("two will take about 2 h 00 min on this machine\n[1/2] one")
 
 
 def test_durations_are_read_at_a_glance():

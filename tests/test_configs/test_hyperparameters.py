@@ -1,5 +1,7 @@
 """The recipes hold the paper's hyper-parameters: its tables against real optimizers and schedulers."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -351,6 +353,25 @@ def test_segmentation_warms_up_and_decays_linearly_to_zero():
     assert rates[1_499] == pytest.approx(5e-5)
     assert rates[(1_500 + 160_000) // 2] == pytest.approx(2.5e-5, rel=1e-4)
     assert 0 <= rates[-1] < 1e-9
+
+
+def test_other_decoders_have_upernets_schedule():
+    """And its layer-wise decay; DPT has MMSegmentation's rate and weight decay, Segmenter its drop path."""
+    _, upernet = segmentation("base")
+    recipes = [p for p in RECIPES if re.search("_(segmenter|setr-pup|setr-mla|dpt)_8xb2", p.name)]
+    assert len(recipes) == 10
+    for path in recipes:
+        cfg = load(path)
+        rate, decay = (6e-5, 0.01) if "_dpt_" in path.stem else (5e-5, 0.05)
+        assert_adamw(cfg, decay)
+        assert_batch(path, cfg, 16)
+        assert cfg.optim_wrapper.optimizer.lr == rate
+        for key in ("param_scheduler", "train_cfg", "train_dataloader", "test_dataloader"):
+            assert cfg[key] == upernet[key]
+        for key in ("constructor", "paramwise_cfg", "type"):
+            assert cfg.optim_wrapper[key] == upernet.optim_wrapper[key]
+        assert cfg.model.backbone.drop_path_rate == (0.1 if "_segmenter_" in path.stem else 0.15)
+        assert cfg.model.backbone.init_cfg == upernet.model.backbone.init_cfg
 
 
 @pytest.mark.parametrize(("data", "classes"), [("ade20k", 150), ("voc12", 21), ("cityscapes", 19)])

@@ -14,7 +14,12 @@ from mapet_mm.datasets.digits_scenes import ScenesOptions, write_scenes
 from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "micro"
-RECIPES = sorted(path.name for path in CONFIGS.glob("*-micro_*.py"))
+# Of recipes that differ in the tokenizer alone, one is trained in quick tests.
+ALIKE = ("_dalle_", "_grid_", "_vqkd_", "linear-mean")
+RECIPES = [
+    pytest.param(path.name, marks=pytest.mark.slow if any(part in path.name for part in ALIKE) else ())
+    for path in sorted(CONFIGS.glob("*-micro_*.py"))
+]
 
 
 @pytest.fixture(scope="module")

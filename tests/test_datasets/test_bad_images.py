@@ -6,6 +6,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import torch
 from config_building import ROOT, read
 from mmengine.registry import DATASETS
 from PIL import Image
@@ -170,6 +171,18 @@ def test_a_file_that_vanishes_in_mid_run_is_named_from_its_worker(tmp_path):
     object.__setattr__(loader, "batch_sampler", SeededBatches(loader.batch_sampler, 0))
     with pytest.raises(UnreadableImageError, match=r"there.png` cannot be read \(FileNotFoundError"):
         next(iter(loader))
+
+
+def test_a_file_that_changes_in_mid_run_is_read_anew_or_named(tmp_path):
+    make("plain.png", tmp_path / "there.png")
+    dataset = trained(tmp_path / "there.png")
+    before = dataset[0]["inputs"]
+    make("long.png", tmp_path / "there.png")
+    assert dataset[0]["inputs"].shape == before.shape
+    assert not torch.equal(dataset[0]["inputs"], before)
+    make("cut.png", tmp_path / "there.png")
+    with pytest.raises(UnreadableImageError, match=r"there.png` cannot be read"):
+        dataset[0]
 
 
 def test_a_mistake_in_the_pipeline_is_not_an_unreadable_image(tmp_path):

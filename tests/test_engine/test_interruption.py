@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,22 @@ def test_a_run_that_is_told_to_end_goes_on_as_if_nothing_had_been(number, step, 
     assert not latest.exists()
 
 
+def test_after_an_error_a_signal_does_what_it_did_before(tmp_path):
+    seen, plain = [], signal.getsignal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before := lambda number, _: seen.append(number))
+    try:
+        for folder in ("one", "two"):
+            failed = build(tmp_path / folder, hooks=hooks())
+            failed.register_hook(StopAfter(1))
+            with pytest.raises(KeyboardInterrupt):
+                failed.train()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert seen == [signal.SIGUSR1]
+        assert signal.getsignal(signal.SIGUSR1) is before
+    finally:
+        signal.signal(signal.SIGUSR1, plain)
+
+
 def test_checkpoints_by_the_clock_lie_within_epochs(tmp_path):
     """A run that is killed loses what came after the last one; epochs' checkpoints count as before."""
     killed = build(tmp_path / "parts", hooks=hooks(minutes=0, **BY_EPOCH))
@@ -89,8 +106,9 @@ def test_a_checkpoint_of_the_same_step_is_not_written_twice(tmp_path):
     assert (tmp_path / "run/last_checkpoint").read_text().endswith("iter_4.pth")
 
 
-def test_workers_of_a_loader_outlive_a_signal_to_all_processes(tmp_path):
-    """Slurm's SIGTERM reaches them as well; the step needs their images."""
+def test_workers_of_a_loader_outlive_a_signal_to_all_processes(tmp_path, monkeypatch):
+    """Slurm's SIGTERM reaches them as well; the run needs their images, however long its step takes."""
+    monkeypatch.setattr("mapet_mm.engine.interruption.WORKER_SECONDS", 1)
 
     class TellAll(Tell):
         def after_train_iter(self, runner, *args, **kwargs) -> None:
@@ -98,6 +116,7 @@ def test_workers_of_a_loader_outlive_a_signal_to_all_processes(tmp_path):
                 for worker in torch.multiprocessing.active_children():
                     os.kill(worker.pid, self.number)
                 os.kill(os.getpid(), self.number)
+                time.sleep(2.5)
 
     build(tmp_path / "whole").train()
     told = build(tmp_path / "parts", workers=2, hooks=hooks(interruption=dict(type=Late, minutes=None)))

@@ -219,6 +219,7 @@ class BEiTByName(VisionTransformer):
     [
         ("mmpretrain.LearningRateDecayOptimWrapperConstructor", "classifier", True),
         ("mmpretrain.LearningRateDecayOptimWrapperConstructor", "segmentor", False),
+        ("mmseg.LearningRateDecayOptimizerConstructor", "classifier", False),
         ("mmseg.LearningRateDecayOptimizerConstructor", "segmentor", False),
         ("mmseg.LearningRateDecayOptimizerConstructor", "segmentor of BEiT", True),
     ],

@@ -1,13 +1,17 @@
 """Steps without finite gradients change nothing, are counted, and end the run if they do not stop."""
 
 import json
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 from jittered_training import BATCH, HOOKS, build, same
-from mmengine.optim import OptimWrapper
+from mmengine.logging import MessageHub
+from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper, OptimWrapperDict
 from torch import nn
 
+from mapet_mm.engine.autocast import AutocastOptimWrapper
 from mapet_mm.engine.non_finite import NonFiniteError, NonFiniteHook
 from mapet_mm.models import MaPeT
 from mapet_mm.registry import MODELS
@@ -77,21 +81,119 @@ def test_a_step_with_a_bad_image_changes_neither_weights_nor_moments(wrapper, ki
         assert {int(state[value]["step"]) for value in parameters.values()} == {6}
 
 
-def test_an_optimizer_that_is_not_asked_takes_no_step():
-    """By value: weight decay and momentum do not act either."""
-    for options in (dict(fused=True), dict(fused=False), dict(foreach=True)):
-        linear = nn.Linear(3, 2)
-        wrapper = OptimWrapper(torch.optim.AdamW(linear.parameters(), lr=0.1, weight_decay=0.5, **options))
-        hook = NonFiniteHook()
-        wrapper.optimizer.register_step_pre_hook(lambda one, *_, h=hook, w=wrapper: h._look(w, one))
-        wrapper.update_params(linear(torch.ones(1, 3)).sum())
-        before = [value.clone() for value in linear.parameters()]
-        wrapper.update_params(linear(torch.full((1, 3), float("nan"))).sum())
-        assert all(torch.equal(one, two) for one, two in zip(before, linear.parameters(), strict=True))
-        assert (int(hook.left_out), int(hook.in_a_row)) == (1, 1)
-        wrapper.update_params(linear(torch.ones(1, 3)).sum())
-        assert not any(torch.equal(one, two) for one, two in zip(before, linear.parameters(), strict=True))
-        assert (int(hook.left_out), int(hook.in_a_row)) == (1, 0)
+# --- optimizer wrappers ----------------------------------------------------------------------------------
+
+
+class FakeApex:
+    """As Apex does, it looks at the gradients after the backward pass, and if they are not finite it puts a
+    function that does nothing in the place of the optimizer's next `step`."""
+
+    @staticmethod
+    def initialize(model, optimizer, **_):
+        optimizer._amp_stash = SimpleNamespace()
+        return model, optimizer
+
+    @staticmethod
+    @contextmanager
+    def scale_loss(loss, optimizer):
+        yield loss
+        values = [value for group in optimizer.param_groups for value in group["params"]]
+        if not all(value.grad.isfinite().all() for value in values):
+            optimizer.step = lambda: vars(optimizer).pop("step")
+
+
+class Watched:
+    """Steps of a model of two weights, one by each optimizer if there are two, under the hook."""
+
+    def __init__(self, name: str, kind: str, monkeypatch, optimizer: dict, **options) -> None:
+        self.weights = nn.ParameterList([nn.Parameter(torch.ones(2)) for _ in range(2)])
+        self.hook = NonFiniteHook(interval=1)
+        adam = [torch.optim.AdamW([value], lr=0.1, **optimizer) for value in self.weights]
+        if kind.startswith("several"):
+            first = AutocastOptimWrapper(adam[0], dtype=kind.split()[1], loss_scale=4.0)
+            wrapper = OptimWrapperDict(one=first, two=OptimWrapper(adam[1]))
+            self.parts = [(first, (0,)), (wrapper["two"], (1,))]
+        else:
+            adam[0].add_param_group(dict(params=[self.weights[1]]))
+            scaled = dict(loss_scale=dict(init_scale=4.0, device="cpu"))
+            monkeypatch.setattr(
+                "mmengine.optim.optimizer.amp_optimizer_wrapper.is_cuda_available", lambda: True
+            )
+            monkeypatch.setattr("mmengine.optim.optimizer.apex_optimizer_wrapper.apex_amp", FakeApex)
+            wrapper = {
+                "plain": lambda: OptimWrapper(adam[0], **options),
+                "amp": lambda: AmpOptimWrapper(optimizer=adam[0], **scaled, **options),
+                "float16": lambda: AutocastOptimWrapper(adam[0], dtype="float16", loss_scale=4.0, **options),
+                "apex": lambda: ApexOptimWrapper(optimizer=adam[0], **options),
+            }[kind]()
+            self.parts = [(wrapper, (0, 1))]
+        self.runner = SimpleNamespace(model=self.weights, optim_wrapper=wrapper, iter=0)
+        self.runner.message_hub = MessageHub(name)
+        self.hook.before_train(self.runner)
+
+    def step(self, *losses: float | None) -> list[bool]:
+        """Whether each weight changes in a step with these factors of the losses, or without a loss."""
+        before = [value.detach().clone() for value in self.weights]
+        self.hook.before_train_iter(self.runner, 0, {})
+        for one, parts in self.parts:
+            if losses[parts[0]] is not None:
+                with one.optim_context(self.weights):
+                    loss = sum(losses[part] * self.weights[part].sum() for part in parts)
+                one.update_params(loss)
+        self.hook.after_train_iter(self.runner)
+        self.runner.iter += 1
+        return [not torch.equal(one, two) for one, two in zip(before, self.weights, strict=True)]
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        return int(self.hook.left_out), int(self.hook.in_a_row)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("clip_grad", [None, dict(max_norm=1.0), dict(type="value", clip_value=1.0)])
+@pytest.mark.parametrize("way", ["default", "fused", "foreach"])
+@pytest.mark.parametrize("kind", ["plain", "amp", "float16", "apex"])
+def test_each_wrapper_leaves_bad_steps_out_and_counts_them_once(kind, way, clip_grad, tmp_path, monkeypatch):
+    """By value: weight decay and moments do not act either."""
+    clip_grad = clip_grad and dict(clip_grad)  # the wrapper changes it
+    optimizer = {} if way == "default" else {way: True}
+    watched = Watched(tmp_path.name, kind, monkeypatch, optimizer, clip_grad=clip_grad)
+    assert watched.step(1.0, 1.0) == [True, True]
+    assert watched.step(1.0, NAN) == [False, False]
+    assert watched.step(NAN, 1.0) == [False, False]
+    assert watched.counted == (2, 2)
+    assert watched.step(1.0, 1.0) == [True, True]
+    assert watched.counted == (2, 0)
+
+
+@pytest.mark.parametrize("kind", ["plain", "amp", "float16", "apex"])
+def test_a_bad_batch_costs_the_step_that_it_is_summed_up_in(kind, tmp_path, monkeypatch):
+    watched = Watched(tmp_path.name, kind, monkeypatch, {}, accumulative_counts=2)
+    seen = [watched.step(1.0, loss)[0] for loss in (1.0, 1.0, NAN, 1.0, 1.0, NAN, 1.0, 1.0)]
+    assert seen == [False, True, False, False, False, False, False, True]
+    assert watched.counted == (2, 0)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_of_several_optimizers_each_is_asked_and_a_step_counts_once(dtype, tmp_path, monkeypatch):
+    """A float16 optimizer's scaler decides; an optimizer may have no turn in a step."""
+    watched = Watched(tmp_path.name, f"several {dtype}", monkeypatch, {})
+    assert watched.step(1.0, 1.0) == [True, True]
+    assert watched.step(NAN, 1.0) == [False, True]
+    assert watched.counted == (1, 1)
+    assert watched.step(1.0, NAN) == [True, False]
+    assert watched.step(NAN, NAN) == [False, False]
+    assert watched.counted == (3, 3)
+    assert watched.step(None, 1.0) == [False, True]
+    assert watched.counted == (3, 0)
+
+
+def test_an_optimizer_of_another_library_is_said_not_to_be_watched(tmp_path, capture_log):
+    foreign = SimpleNamespace(optimizer=SimpleNamespace())
+    NonFiniteHook().before_train(SimpleNamespace(model=nn.Linear(1, 1), optim_wrapper=foreign))
+    assert "SimpleNamespace is no optimizer of PyTorch and is not watched" in capture_log()
 
 
 def test_the_hook_alone_changes_no_bit(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from forked_processes import start_together
 from imagenet_folder import write_imagenet
 from mmengine.config import Config
 from mmengine.dist import get_rank
@@ -93,7 +93,7 @@ def train(cfg: Config, resume: str | None = None):
     return runner
 
 
-def run_process(folder: Path) -> None:
+def run_process(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     start_processes("pytorch")
     plain = small_recipe(folder, "plain")
@@ -127,12 +127,8 @@ def folder(tmp_path_factory) -> Path:
     """The work dirs of three runs by two processes: plain, sharded, and sharded resumed after two epochs."""
     folder = tmp_path_factory.mktemp("sharding")
     write_imagenet(folder)
-    # Not forked: a process whose autograd has threads cannot be.
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc_per_node=2"]
-    command += [f"--master_port={port}", __file__, str(folder)]
+    # Forked from another interpreter: this one may have used autograd.
+    command = [sys.executable, "-W", "ignore", __file__, str(folder)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -309,4 +305,4 @@ def test_an_optimizer_saved_without_the_strategy_is_refused(folder):
 
 
 if __name__ == "__main__":
-    run_process(Path(sys.argv[1]))
+    start_together(2, run_process, Path(sys.argv[1]))

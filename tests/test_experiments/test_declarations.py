@@ -57,8 +57,8 @@ def _in_the_repository(monkeypatch):
 
 
 def test_every_table_of_the_paper_is_declared_for_both_data_sets():
-    """But for the numbers of the literature, which no digits run stands beside."""
-    assert list_tables("digits") == NAMES
+    """But for the numbers of the literature, which no digits run stands beside; digits have one more."""
+    assert list_tables("digits") == sorted([*NAMES, "downstream"])
     assert list_tables("imagenet") == sorted([*NAMES, "sota"])
 
 
@@ -82,6 +82,8 @@ def processes_in_the_name(run) -> int:
     """What the name of a recipe promises (16xb128) is what its entries say."""
     if run.kind in ("data", "tokenizer"):
         return run.processes
+    if run.command[0] == "tools/evaluate_features.py":
+        return 1
     return int(re.search(r"_(\d+)xb\d+", run.config)[1])
 
 
@@ -104,7 +106,7 @@ def test_digits_numbers_beside_ours_are_those_of_the_papers_smallest_model():
     )
     for ours, theirs in (("CAE", "CAE, k-CLIP"), ("BEiT", "BEiT, k-CLIP"), ("MaPeT", "MaPeT, k-CLIP")):
         assert paper["fine-tuning, all labels"][ours] == vit_tiny[theirs]
-    assert paper["linear probe, 100 labels"] == {}
+    assert paper["k-NN"] == {}
 
 
 def test_tables_share_what_they_have_in_common():
@@ -133,8 +135,8 @@ def test_no_pretraining_on_digits_has_its_own_recipe_where_everything_is_trained
     cells = plan_table(load_table("objectives", "digits"), [0], "out").cells
     names = ("no pre-training", "MaPeT")
     scratch, mapet = ([cell.run.config for cell in cells if cell.row == name] for name in names)
-    assert [a == b for a, b in zip(scratch, mapet, strict=True)] == [True, True, False, True]
-    assert scratch[2] == "configs/micro/vit-micro_1xb64-scratch-coslr.py"
+    assert [a == b for a, b in zip(scratch, mapet, strict=True)] == [True] * 5 + [False, True]
+    assert scratch[5] == "configs/micro/vit-micro_1xb64-scratch-coslr.py"
 
 
 def test_numbers_of_the_literature_are_marked_and_not_run():
@@ -148,14 +150,14 @@ def test_numbers_of_the_literature_are_marked_and_not_run():
 
 
 def test_the_objectives_table_on_digits_is_the_one_that_is_asked_for():
-    """Six rows, four columns, three seeds; each method is pre-trained once a seed."""
+    """Six rows of four evaluations, the tokens alone of one, three seeds; a pre-training per seed."""
     plan = plan_table(load_table("objectives", "digits"), range(3), "out")
     kinds = [run.kind for run in plan.runs]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
         "data": 1,
         "tokenizer": 2,
         "pre-training": 15,
-        "evaluation": 72,
+        "evaluation": 75,
     }
 
 
@@ -194,6 +196,10 @@ GOOD = (
         (
             GOOD.replace("name='a'", "name='a', columns=['z']"),
             "row 'a' names 'z', which is no column; columns are b",
+        ),
+        (
+            GOOD.replace("dict(name='a')", "dict(name='a'), dict(name='c', pretrain='p', start='a')"),
+            "`start` of row 'c' names 'a', which is no pre-trained row above it",
         ),
         (GOOD.replace("metric='m'", ""), "missing 1 required positional argument: 'metric'"),
     ],
@@ -239,6 +245,27 @@ def test_a_pretraining_that_does_not_read_the_rows_tokens_is_refused(tmp_path):
         plan_table(load_table("mine", "digits", tmp_path), [0], "out")
 
 
+def test_a_row_goes_on_from_the_pretraining_of_another_and_shares_it(tmp_path):
+    pretrain = "pretrain='configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py'"
+    rows = f"dict(name='a', {pretrain}), dict(name='c', {pretrain}, start='a'), dict(name='e', {pretrain}, "
+    rows += "start='c', options={'train_cfg.max_epochs': 3})"
+    probe = "configs/micro/vit-micro_1xb128-linear-coslr.py"
+    text = GOOD.replace("dict(name='a')", rows).replace("configs/micro/kclip.py", probe)
+    write(tmp_path, text)
+    runs = {run.name: run for run in plan_table(load_table("mine", "digits", tmp_path), [7], "out").runs}
+    stem = "mapet_vit-micro_kclip_1xb32-coslr"
+    first, second, third = (
+        runs[f"{stem}{more}_seed-7"] for more in ("", "_going-on", "_max_epochs-3_going-on")
+    )
+    assert (second.needs, third.needs) == ((first.folder,), (second.folder,))
+    assert f"model.backbone.init_cfg.checkpoint={second.outputs[0]}" in third.command
+    assert len([run for run in runs.values() if run.kind == "pre-training"]) == 3
+    beit = text.replace("micro/mapet_vit", "micro/beit_vit")
+    write(tmp_path, beit)
+    with pytest.raises(DeclarationError, match=r"'c': .* has a list in `model\.backbone\.init_cfg`"):
+        plan_table(load_table("mine", "digits", tmp_path), [0], "out")
+
+
 def test_an_online_recipe_needs_the_codebook_and_no_store():
     table = load_table("objectives", "imagenet")
     online = "configs/mapet/mapet_vit-base-p16_kclip-online_64xb32-amp-coslr-300e_in1k.py"
@@ -269,6 +296,42 @@ def test_unknown_tables_and_rows_are_answered_with_those_that_are_there():
     with pytest.raises(DeclarationError, match=r"there is no mnist\.py in .*; there are: digits, .*imagenet"):
         load_table("objectives", "mnist")
     with pytest.raises(
-        DeclarationError, match="names 'DINO', which is no row; rows are no pre-training, MIM, PIM"
+        DeclarationError,
+        match="names 'DINO', which is no row; rows are tokens alone, no pre-training, MIM, PIM",
     ):
-        load_table("objectives", "digits").require_rows(["MIM", "DINO"])
+        load_table("objectives", "digits").require(["MIM", "DINO"], [])
+    with pytest.raises(DeclarationError, match="--columns names 'knn', which is no column; columns"):
+        load_table("objectives", "digits").require([], ["k-NN", "knn"])
+
+
+def test_frozen_columns_are_one_evaluation_of_the_pretrained_weights():
+    table = load_table("objectives", "digits")
+    plan = plan_table(table, [0], "out")
+    cells = [cell for cell in plan.cells if cell.row == "MIM" and "vit-micro_frozen" in cell.run.name]
+    assert [cell.metric for cell in cells] == [
+        "k-NN, both",
+        "logistic regression, both, 10 a class",
+        "attentive probe, patch tokens, last layer",
+        "k-NN segmentation, patch tokens",
+    ]
+    (run,) = {cell.run for cell in cells}
+    (before,) = run.needs
+    assert run.command == (
+        *("tools/evaluate_features.py", "configs/evaluation/vit-micro_frozen.py", "--out", run.folder),
+        *("--cache", f"{run.folder}/features", "--cfg-options"),
+        *(f"model.init_cfg.checkpoint={before}/epoch_16.pth", "randomness.seed=0"),
+    )
+    assert run.outputs == (f"{run.folder}/results.json",)
+
+
+def test_the_tokens_alone_are_judged_by_the_tokens_that_pretraining_predicts():
+    plan = plan_table(load_table("objectives", "digits"), [0], "out")
+    cells = [cell for cell in plan.cells if cell.row == "tokens alone"]
+    assert [cell.metric for cell in cells] == [
+        "k-NN, class token",
+        "logistic regression, class token, 10 a class",
+    ]
+    assert cells[0].run == cells[1].run
+    assert [plan_run.name for plan_run in plan.closure([cells[0].run])] == [
+        *("data", "fit_codebook_kclip", "extract_tokens_kclip", "tokens-micro_frozen--scratch_seed-0")
+    ]

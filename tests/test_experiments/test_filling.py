@@ -247,6 +247,12 @@ def test_rows_run_their_part_and_keep_the_rest_of_the_table(project):
     assert rows["one", "probe"]["missing"] == "not run"
 
 
+def test_columns_leave_out_the_runs_of_the_others(project):
+    of_column = filler().needed_runs(rows=["one"], columns=["tuned"])
+    assert [run.name for run in of_column] == ["data", "one_seed-0", "tuned--one_seed-0"]
+    assert len(filler().needed_runs()) == len(filler().needed_runs(columns=["probe", "tuned"])) == 9
+
+
 def test_options_that_differ_in_their_section_only_are_two_runs(project):
     declare(project, options="'model.a.depth': '3'")
     one = {run.folder for run in filler().plan.runs if run.kind == "pre-training"}

@@ -57,6 +57,21 @@ def order():
     return Path("order.txt").read_text().split()
 
 
+def test_a_frozen_evaluations_figures_are_its_metrics_and_its_features_are_removed():
+    command = ("probe.py", "--out", "{run}")
+    folder = f"out/runs/probe-{identity(command, (), 'out/runs/{run}')}"
+    run = Run("probe", "evaluation", ("probe.py", "--out", folder), (f"{folder}/results.json",), folder)
+    rows = [{"protocol": "k-NN", "setting": "both", "value": 81.25, "unit": "top-1, %"}]
+    Path("probe.py").write_text(
+        "import json, os, sys\nfrom pathlib import Path\nfolder = Path(sys.argv[2])\n"
+        "os.makedirs(folder / 'features/train')\n"
+        f"(folder / 'results.json').write_text(json.dumps({{'mim, epoch_16': {rows!r}}}))\n"
+    )
+    LocalRunner([run]).run()
+    assert record_of(run)["metrics"] == {"k-NN, both": 81.25}
+    assert sorted(os.listdir(folder)) == ["claim", "results.json", "run.log"]
+
+
 def test_runs_wait_for_what_they_need_and_leave_a_log_and_a_record():
     told = []
     first = job("a")
@@ -163,7 +178,7 @@ def test_a_job_whose_time_is_over_ends_its_tool_and_is_put_back_into_the_queue(
     Path("scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{os.getcwd()}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    run = job("a", command=("told.py", name, str(code)))
+    run, before = job("a", command=("told.py", name, str(code))), signal.getsignal(signal.SIGUSR1)
     monkeypatch.setattr("sys.argv", ["local", "slurm", "1", json.dumps(asdict(run))])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -172,7 +187,7 @@ def test_a_job_whose_time_is_over_ends_its_tool_and_is_put_back_into_the_queue(
     assert not queued or Path("scontrol.txt").read_text() == "requeue 17\n"
     assert not is_done(run)
     assert not Path(run.folder, "failed").exists()
-    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGUSR1) is before
 
 
 TOKENIZER = """

@@ -32,8 +32,8 @@ def test_a_round_of_bootstrapping_is_made_from_the_round_before(tmp_path):
     rounds = [f"{DATA}_round{number}" for number in range(3)]
     tokens = [[("grid", data), ("grid", data), ("mapet", data)] for data in rounds]
     data, probe = [("fashion", None)], [("vit-micro", DATA)]
-    assert steps(plan, "round 0, tokens of pixels") == data + tokens[0] + probe
-    assert steps(plan, "round 2") == data + tokens[0] + tokens[1] + tokens[2] + probe
+    assert steps(plan, "round 0, 5 epochs") == data + tokens[0] + probe
+    assert steps(plan, "round 2, 5 epochs") == data + tokens[0] + tokens[1] + tokens[2] + probe
     clip = [("clip", DATA), ("kclip", DATA), ("kclip", DATA), ("mapet", DATA)]
     assert steps(plan, "MaPeT") == data + clip + probe
     folders = {run.outputs[0] for run in plan.runs if run.name.endswith("_tokenizer")}

@@ -10,7 +10,9 @@ from mmpretrain.registry import MODELS
 from mmpretrain.structures import DataSample
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
+from mapet_mm.arithmetic import model_step_flops
 from mapet_mm.datasets.masking import BlockwiseMask
 from mapet_mm.models import BEiTTokenHead, CAETokenHead
 from mapet_mm.models.targets import token_ids
@@ -287,3 +289,27 @@ def test_cae_compares_with_the_latents_of_the_masked_patches():
         after = model.loss([with_new_pixels(images, masks_of(samples)), tokens], samples)
     assert after["main"].item() == before["main"].item()
     assert abs(after["align"].item() - before["align"].item()) > 1e-4
+
+
+def counted_flops(model: torch.nn.Module) -> int:
+    """What PyTorch counts in a step of one image."""
+    images, tokens, samples = batch(1)
+    with FlopCounterMode(display=False) as counter:
+        model.train().loss([images, tokens], samples)["loss"].backward()
+    return counter.get_total_flops()
+
+
+def test_the_floor_of_beits_step_is_what_it_computes_less_rows_that_predict_nothing():
+    model = build_beit()
+    model.head.max_masked = MASKED
+    unused = 37 - MASKED  # rows of the last layer: projections and MLP, scores and sums
+    rows = 3 * unused * 2 * (2 * 48 * (48 + 96) + 2 * 37 * 48)
+    assert counted_flops(model) == model_step_flops(model) + rows
+
+
+@pytest.mark.parametrize("width", [32, 48])
+def test_the_floor_of_caes_step_is_what_it_computes_less_patches_that_it_drops(width):
+    """The encoder embeds the masked patches too (two products each), and the teacher the visible ones."""
+    model = build_cae(width)
+    dropped = 2 * MASKED + (36 - MASKED)
+    assert counted_flops(model) == model_step_flops(model) + dropped * 2 * 48 * 48

@@ -4,6 +4,7 @@ import pytest
 import torch
 from mmengine.registry import DefaultScope
 from torch import nn
+from torch.nn import functional as F
 
 from mapet_mm.models import MaPeTViT, SimpleFeaturePyramid
 from mapet_mm.registry import MODELS
@@ -46,6 +47,30 @@ def test_layers_are_those_of_vitdet():
     assert same == out
     assert coarser == ["MaxPool2d", *out]
     assert SimpleFeaturePyramid(32, 16).levels[0][4].in_channels == 8
+
+
+def test_the_numbers_are_those_of_the_paper_written_out():
+    """The finest map and the coarsest, from the parameters in order; norms are over channels."""
+    neck = SimpleFeaturePyramid(8, 4)
+    for parameter in neck.parameters():
+        nn.init.normal_(parameter)
+    features = torch.randn(2, 8, 4, 6)
+
+    def norm(x, weight, bias):
+        x = (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, unbiased=False) + 1e-6).sqrt()
+        return x * weight[:, None, None] + bias[:, None, None]
+
+    def end(x, narrow, *rest):
+        x = norm(F.conv2d(x, narrow), *rest[:2])
+        return norm(F.conv2d(x, rest[2], padding=1), *rest[3:])
+
+    finest, _, _, coarsest = (list(level.parameters()) for level in neck.levels)
+    up = norm(F.conv_transpose2d(features, *finest[:2], stride=2), *finest[2:4])
+    up = F.conv_transpose2d(F.gelu(up), *finest[4:6], stride=2)
+    maps = neck((features,))
+    torch.testing.assert_close(maps[0], end(up, *finest[6:]), rtol=1e-4, atol=1e-4)
+    down = features.unflatten(2, (2, 2)).unflatten(4, (3, 2)).amax((3, 5))
+    torch.testing.assert_close(maps[3], end(down, *coarsest), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])

@@ -136,6 +136,7 @@ def compare(vit, drop_rates=(0.0, 0.0), predicted=None):
         num_heads=3,
         drop_rates=drop_rates,
         library=library_of(vit),
+        query_from_layer=vit.query_from_layer,
     )
     assert is_target.sum(1).eq(vit.num_targets).all()
     raster = permutation[:, vit.cutting_point :].argsort(1)[..., None].expand_as(latents)
@@ -155,6 +156,15 @@ def test_equals_the_naive_reference(config, objective):
     scale = max(g.norm() for g in expected)  # some gradients (key biases) are zero but for rounding
     for name, gradient, other in zip(parameters, gradients, expected, strict=True):
         assert (gradient - other).norm() < TOLERANCE * max(other.norm(), 1e-2 * scale), name
+
+
+def test_a_query_stream_that_starts_later_equals_the_naive_reference(config):
+    """In the last of two layers, from what its mask tokens are there; and of a part of the targets."""
+    vit = build(config, query_from_layer=1)
+    ours, reference = compare(vit)
+    assert relative_error(ours, reference) < TOLERANCE
+    assert relative_error(compare(build(config))[0], ours) > 0.01
+    test_predicting_a_part_gives_the_rows_of_the_whole(dict(config, query_from_layer=1))
 
 
 @pytest.mark.parametrize("cutting_point", [3, 15])
@@ -181,9 +191,10 @@ def test_on_its_own_content_it_is_the_librarys_network(name):
     assert relative_error(vit.leave(tokens), expected) < TOLERANCE
 
 
-def test_a_target_never_sees_its_own_content_nor_what_comes_behind(config):
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_target_never_sees_its_own_content_nor_what_comes_behind(config, first):
     """By gradient: prediction t depends on the content of context and of targets before t only."""
-    vit = build(config)
+    vit = build(config, query_from_layer=first)
     images = torch.randn(1, 3, 12, 20, requires_grad=True)
     latents, permutation = vit(images)
     patches = (permutation[0, vit.num_extra_tokens :] - vit.num_extra_tokens).tolist()

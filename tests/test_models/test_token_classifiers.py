@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mapet_mm.models import MaPeTViT, TokenMLP, TokenViT
+from mapet_mm.models import MaPeTViT, OneHotTokens, TokenMLP, TokenViT
 
 ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
 
@@ -22,6 +22,14 @@ def test_mlp_ignores_where_tokens_are():
     mlp = TokenMLP(vocab_size=7, embed_dims=5)
     grid = torch.randint(7, (2, 3, 3))
     torch.testing.assert_close(mlp(grid)[0], mlp(grid.flip(1, 2))[0], rtol=1e-6, atol=1e-6)
+
+
+def test_one_hot_tokens_say_which_token_each_place_has():
+    grid = torch.tensor([[[[2.0, 0.0]]], [[[1.0, 1.0]]]])  # as a pipeline packs them, B 1 1 2
+    (features,) = OneHotTokens(vocab_size=3)(grid)
+    assert features.tolist() == [[0, 0, 1, 1, 0, 0], [0, 1, 0, 0, 1, 0]]
+    with pytest.raises(RuntimeError, match="smaller than num_classes"):
+        OneHotTokens(vocab_size=2)(grid)
 
 
 def test_vit_is_the_plain_one_on_token_embeddings():

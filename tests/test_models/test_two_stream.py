@@ -197,12 +197,35 @@ print(max(errors_against_golden(golden, vit, head, sys.argv[4]).values()))
 )
 def test_compiled_mapet_is_one_graph_and_equals_the_authors_code(data_dir, device, backend):
     """In a process of its own: the shape checks of the tests are no part of the graph."""
+    assert error_compiled(COMPILED, data_dir, device, backend) < TOLERANCE
+
+
+def error_compiled(script: str, data_dir: Path, device: str, backend: str) -> float:
     folders = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
-    command = [sys.executable, "-W", "ignore", "-c", COMPILED, *folders]
+    command = [sys.executable, "-W", "ignore", "-c", script, *folders]
     command += [str(data_dir / "mapet_reference_d48.npz"), device, backend]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert float(done.stdout.splitlines()[-1]) < TOLERANCE
+    return float(done.stdout.splitlines()[-1])
+
+
+SETUP, _, _ = COMPILED.partition("vit, head =")
+LATE = """
+vit, _ = build_golden(golden, arch_of(golden), query_from_layer=1)
+images, permutation = (torch.from_numpy(golden[key]) for key in ("images", "permutation"))
+def results():
+    latents, _ = vit(images, permutation)
+    gradients = torch.autograd.grad(latents.square().sum(), vit.parameters())
+    return latents, torch.cat([gradient.flatten() for gradient in gradients])
+eager = results()
+CompileHook(backend=sys.argv[5]).compile(torch.nn.ModuleDict({"backbone": vit}))
+print(max(relative_error(*pair) for pair in zip(results(), eager)))
+"""
+
+
+@pytest.mark.slow
+def test_a_query_stream_that_starts_later_is_one_graph_and_the_same_compiled(data_dir):
+    assert error_compiled(SETUP + LATE, data_dir, "cpu", "aot_eager_decomp_partition") < TOLERANCE
 
 
 def test_fine_tuning_network_equals_the_authors_code(golden, golden_arch):
@@ -229,6 +252,17 @@ GRIDS = [(16, 16), (20, 20), (12, 28)]
 @pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
 def test_equals_the_naive_reference(objective, cut, grid, drop_path_rate):
     """Latents and gradients equal those of per-image masks and separate streams, for random weights."""
+    compare_with_the_naive_reference(objective, cut, grid, drop_path_rate)
+
+
+@pytest.mark.parametrize("first", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"with_cp": True}, {"recompute": False}], ids=str)
+def test_a_query_stream_that_starts_later_equals_the_naive_reference(first, options):
+    """At the second of three layers or in the last alone, from the mask tokens of the layer before."""
+    compare_with_the_naive_reference("mapet", "third", (12, 28), 0.5, query_from_layer=first, **options)
+
+
+def compare_with_the_naive_reference(objective, cut, grid, drop_path_rate, query_from_layer=0, **options):
     torch.manual_seed(len(objective) + sum(grid))
     num_tokens = grid[0] * grid[1] // 16 + 1
     cutting_point = {"first": 1, "third": num_tokens // 3, "last": num_tokens - 1}[cut]
@@ -240,6 +274,8 @@ def test_equals_the_naive_reference(objective, cut, grid, drop_path_rate):
         img_size=grid,
         patch_size=4,
         drop_path_rate=drop_path_rate,
+        query_from_layer=query_from_layer,
+        **options,
     )
     for parameter in vit.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -259,6 +295,7 @@ def test_equals_the_naive_reference(objective, cut, grid, drop_path_rate):
         patch_size=4,
         num_heads=3,
         drop_rates=np.linspace(0, drop_path_rate, 3).tolist(),
+        query_from_layer=query_from_layer,
     )
     # Ours come in permuted order, the reference's in raster order.
     raster = permutation[:, cutting_point:].argsort(1)[..., None].expand_as(latents)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from mmengine.runner.checkpoint import save_checkpoint
+from mmengine.runner.checkpoint import load_checkpoint, save_checkpoint
 from mmpretrain.models.backbones import VisionTransformer
 from skimage import data as photographs
 from torch.nn import functional as F
@@ -111,6 +111,34 @@ def test_mim_never_sees_a_target():
     mask = torch.ones(2, 26).scatter(1, permutation[:, :8], 0)[:, 1:].view(2, 1, 5, 5)
     noise = F.interpolate(mask, scale_factor=4) * torch.randn_like(images)
     assert torch.equal(vit(images + noise, permutation)[0], vit(images, permutation)[0])
+
+
+def test_a_query_stream_starts_at_the_input_unless_told_otherwise():
+    """Bit for bit the paper's method by default; from a later layer on it is another."""
+    images = torch.randn(2, 3, 20, 20)
+    default, first, later = (
+        pretrain_vit(query_from_layer=layer) if layer is not None else pretrain_vit()
+        for layer in (None, 0, np.int64(1))
+    )
+    permutation = default.sample_permutation(2, "cpu")
+    for vit in (first, later):
+        vit.load_state_dict(default.state_dict(), strict=True)
+    assert torch.equal(first(images, permutation)[0], default(images, permutation)[0])
+    assert not torch.equal(later(images, permutation)[0], default(images, permutation)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(query_from_layer=3), r"query_from_layer=3 is outside 0\.\.2, the layers that there are"),
+        (dict(query_from_layer=-1), r"query_from_layer=-1 is outside 0\.\.2"),
+        (dict(query_from_layer=1, objective="mim"), "objective='mim' has no query stream: leave it out"),
+        (dict(query_from_layer=1, objective="pim"), "objective='pim' has no mask tokens: leave it out"),
+    ],
+)
+def test_a_query_stream_without_a_start_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        pretrain_vit(**options)
 
 
 @pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
@@ -288,6 +316,30 @@ def test_what_mmpretrains_tests_ask_of_its_vision_transformer_holds():
     for height, width in ((24, 24), (20, 31)):  # the convolution fills up what is no whole patch
         maps = of_any_size(torch.randn(1, 3, height, width))[0]
         assert maps.shape == (1, 24, -(-height // 4), -(-width // 4))
+
+
+def test_feature_maps_are_contiguous():
+    """MMPretrain's are permuted views, of which decoders cannot take views of their own (DMNet)."""
+    vit, theirs = (build(out_type="featmap", **GEOMETRY) for build in (MaPeTViT, VisionTransformer))
+    images = torch.randn(2, 3, 20, 20)
+    assert not theirs(images)[0].is_contiguous()
+    for feature_map in (vit(images)[0], MaPeTViT(out_type="featmap_and_cls_token", **GEOMETRY)(images)[0][0]):
+        assert feature_map.view(2, 24, 25).shape == (2, 24, 25)
+
+
+def test_an_init_cfg_counts_over_the_authors_weights(tmp_path):
+    """As MMPretrain asks of its class; what is saved then goes to a larger image, strictly."""
+    kaiming = dict(type="Kaiming", layer="Conv2d", mode="fan_in", nonlinearity="linear", bias=3)
+    vit = MaPeTViT(init_cfg=[kaiming], **GEOMETRY)
+    vit.init_weights()
+    assert vit.patch_embed.projection.bias.eq(3).all()
+    assert vit.layers[0].attn.qkv.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    save_checkpoint(vit.state_dict(), str(tmp_path / "weights.pth"))
+    larger = MaPeTViT(**{**GEOMETRY, "img_size": 32})
+    load_checkpoint(larger, str(tmp_path / "weights.pth"), strict=True)
+    grid = vit.pos_embed[0, 1:].T.view(1, 24, 5, 5)
+    resized = F.interpolate(grid, size=(8, 8), mode="bicubic", align_corners=False)
+    torch.testing.assert_close(larger.pos_embed[0, 1:], resized.flatten(2)[0].T)
 
 
 @pytest.mark.parametrize(("frozen_stages", "training"), [(0, [True] * 4), (2, [False, False, True, True])])

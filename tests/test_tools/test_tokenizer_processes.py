@@ -1,5 +1,6 @@
 """Codebook and token store by several processes, verified, and merged from parts."""
 
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from digits_tokenizer import kclip_config, write_few_digits
 from forked_processes import run_together
 from mmengine.config import Config
+from PIL import Image
 
 from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook, run_verify_tokens
 from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
@@ -55,7 +57,7 @@ def test_two_processes_make_the_same_codebook_and_store(folder, single):
 
 def test_a_good_store_is_verified(single):
     _, verification = run_verify_tokens(single, 50)
-    assert verification == (50, 50 * 36, 0)
+    assert verification == (50, 50 * 36, 0, 0)
     assert run_verify_tokens(single, 1000)[1].images == 120
 
 
@@ -73,6 +75,28 @@ def test_tokens_that_are_not_the_images_are_found(folder, single):
     file.write_bytes(grids)
     with pytest.raises(TokenStoreError, match=r"grids\.safetensors` has changed since it was written"):
         run_verify_tokens(cfg, 0)
+
+
+def test_an_image_that_was_replaced_is_found_first(folder, single):
+    """One of 120, by a random image of another size or the same, also with the time stamp of before."""
+    cfg = config(folder, "replaced", **{"tokenizer.codebook": single.tokenizer.codebook})
+    store, _ = run_extract_tokens(cfg)
+    path, other = (Path(store.data_root, store.names[row]) for row in (70, 71))
+    original, before = path.read_bytes(), path.stat()
+    for side in (8, 16):
+        noise = np.random.default_rng(0).integers(0, 256, (side, side), dtype=np.uint8)
+        Image.fromarray(noise).save(path)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        with pytest.raises(TokenStoreError, match=rf"tokens of image `{path}` differ.*another name"):
+            run_verify_tokens(cfg, 1)
+    path.unlink()
+    with pytest.raises(TokenStoreError, match=rf"image `{path}` could not be decoded \(FileNotFound"):
+        run_verify_tokens(cfg, 1)
+    path.write_bytes(original)
+    other.write_bytes(other.read_bytes())  # as a copy of the data set would
+    store, verification = run_verify_tokens(cfg, 1)
+    assert str(verification).endswith("2 image files are newer than the store: --verify 2 for all")
+    assert str(run_verify_tokens(cfg, 2)[1]) == "0 of 72 tokens of 2 images differ from fresh ones"
 
 
 def test_parts_merge_into_the_store_of_all(folder, single, monkeypatch, capsys):

@@ -81,6 +81,13 @@ PARTS = {
         "--batch 1 --workers 0 --iterations 2",
         1.5,
     ),
+    "watching": Part(
+        "The hooks that watch",
+        "tools/benchmarks/watching.py",
+        "",
+        "--batch 1 --workers 0 --pairs 2",
+        2,
+    ),
 }
 
 

@@ -28,7 +28,7 @@ from mmengine.registry import init_default_scope
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 
-from mapet_mm.arithmetic import backbone_step_flops, plain_step_flops
+from mapet_mm.arithmetic import model_step_flops
 from mapet_mm.datasets.masking import BlockwiseMask
 from mapet_mm.engine.compilation import CompileHook
 from mapet_mm.engine.freed_memory import keep_freed_memory
@@ -86,7 +86,7 @@ class Step:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.batch = batch
-        self.flops = batch * self._image_flops()
+        self.flops = batch * model_step_flops(self.model)
         if variant == "compiled":
             CompileHook().compile(self.model)
         self.make_inputs()
@@ -138,20 +138,6 @@ class Step:
 
     def _num_heads(self) -> int:
         return self.model.backbone.layers[0].attn.num_heads
-
-    def _image_flops(self) -> int:
-        backbone = self.model.backbone
-        if self.variant != "beit":
-            return backbone_step_flops(backbone, vocab_size=8192)
-        return plain_step_flops(
-            num_tokens=197,
-            num_masked=75,
-            depth=len(backbone.layers),
-            dim=backbone.embed_dims,
-            feedforward=backbone.arch_settings["feedforward_channels"],
-            patch_values=3 * 16 * 16,
-            vocab_size=8192,
-        )
 
 
 def build_model(variant: str, size: str) -> nn.Module:

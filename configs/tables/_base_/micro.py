@@ -15,8 +15,34 @@ linear_segmentation = (
 )
 unlabelled_scenes = None  # the data set of scenes without labels to pre-train on: there is none
 
+# Of frozen features, at no training's cost: nearest neighbours, few labels, patch tokens, pixels of scenes.
+frozen = dict(
+    unit="top-1, %", config="configs/evaluation/{features}_frozen.py", features="vit-micro", pooling="both"
+)
+frozen_columns = [
+    dict(name="k-NN", metric="k-NN, {pooling}", **frozen),
+    dict(name="10 labels a class", metric="logistic regression, {pooling}, 10 a class", **frozen),
+    dict(name="attentive probe", metric="attentive probe, patch tokens, last layer", **frozen),
+    dict(
+        name="k-NN segmentation",
+        metric="k-NN segmentation, patch tokens",
+        unit="mIoU, %",
+        config=frozen["config"] if _base_.few_scenes else None,
+        features="vit-micro",
+    ),
+]
+frozen_note = (
+    "Frozen features: the 20 nearest neighbours, and logistic regression on 10 labels a class (mean of five "
+    "draws), of class token and patch mean; attentive probe of the patch tokens, its rate chosen on the "
+    "validation images; scenes by their patches' nearest neighbours in 100 labelled ones."
+)
+
 # From random weights: trained by a recipe of its own; its probes and its segmentation are the control.
 scratch = dict(name="no pre-training", recipe="scratch-coslr")
+# The targets themselves, by place, as features.
+tokens_alone = dict(
+    name="tokens alone", features="tokens-micro", pooling="class token", columns=["k-NN", "10 labels a class"]
+)
 mim = dict(name="MIM", method="mim", pretrain=pretrain)
 pim = dict(name="PIM", method="pim", pretrain=pretrain)
 mapet = dict(name="MaPeT", method="mapet", pretrain=pretrain)

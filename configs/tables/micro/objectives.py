@@ -3,14 +3,10 @@
 _base_ = "../{{$MAPET_MM_DATA:digits}}.py"
 
 title = f"Pre-training objectives and competitors on {_base_.data_set}, k-CLIP tokens"
-rows = [_base_.scratch, _base_.mim, _base_.pim, _base_.mapet, _base_.beit, _base_.cae]
+rows = [_base_.tokens_alone, _base_.scratch, _base_.mim, _base_.pim, _base_.mapet, _base_.beit, _base_.cae]
+baseline = "MaPeT"
 columns = [
-    dict(
-        name=f"linear probe, {_base_.few_labels}",
-        unit="top-1, %",
-        config=_base_.probe_few,
-        metric="accuracy/top1",
-    ),
+    *_base_.frozen_columns,
     dict(
         name="linear probe, all labels",
         unit="top-1, %",
@@ -35,6 +31,7 @@ columns = [
     ),
 ]
 notes = [
+    _base_.frozen_note,
     _base_.probe_note,
     "The paper's numbers are those of ViT-T: on ImageNet-1k with k-CLIP tokens, on ADE20K with VQ-KD tokens.",
 ]

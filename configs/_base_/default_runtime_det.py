@@ -1,0 +1,9 @@
+# Runtime of detection (MMDetection), counted in epochs.
+_base_ = "default_runtime.py"
+
+default_scope = "mmdet"
+default_hooks = dict(
+    logger=dict(interval=50),
+    visualization=dict(_delete_=True, type="mmdet.DetVisualizationHook"),
+)
+visualizer = dict(type="DetLocalVisualizer", name="visualizer")

@@ -1,0 +1,9 @@
+# Runtime of pose estimation (MMPose), counted in epochs.
+_base_ = "default_runtime.py"
+
+default_scope = "mmpose"
+default_hooks = dict(
+    logger=dict(interval=50),
+    visualization=dict(_delete_=True, type="PoseVisualizationHook", enable=False),
+)
+visualizer = dict(type="PoseLocalVisualizer", name="visualizer")

@@ -1,0 +1,79 @@
+"""`mapet-mm pretrain` on a folder of photographs, and the result in timm and Hugging Face."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+import transformers
+from PIL import Image
+from skimage import data
+
+from mapet_mm.cli.pretrain import main as pretrain
+from mapet_mm.models import MaPeTViT
+from mapet_mm.weight_files import read_weights
+
+
+@pytest.fixture
+def photographs(tmp_path) -> Path:
+    """Many formats, modes and sizes, a rotation in EXIF, and a file that is cut off."""
+    folder = tmp_path / "photo graphs"
+    (folder / "2020/summer").mkdir(parents=True)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    pictures = [data.chelsea(), data.astronaut(), data.coffee(), data.rocket()]
+    for number, (mode, ending, options) in enumerate(
+        [
+            ("RGB", "jpg", dict(exif=turned)),
+            ("CMYK", "JPG", {}),
+            ("L", "jpeg", {}),
+            ("RGBA", "png", {}),
+            ("P", "PNG", {}),
+            ("LA", "png", {}),
+            ("1", "bmp", {}),
+            ("RGB", "webp", {}),
+            ("RGB", "tif", {}),
+        ]
+    ):
+        picture = Image.fromarray(pictures[number % 4][: 120 + 40 * number, 30 * number :])
+        place = folder / ("2020/summer" if number % 2 else "")
+        picture.convert(mode).save(place / f"IMG {number}.{ending}", **options)
+    deep = np.arange(300 * 200, dtype=np.uint16).reshape(300, 200)
+    Image.fromarray(deep).save(folder / "scan.png")
+    whole = (folder / "IMG 0.jpg").read_bytes()
+    (folder / "cut.jpg").write_bytes(whole[:200])
+    return folder
+
+
+@pytest.mark.slow
+def test_a_folder_of_photographs_becomes_features_in_timm_and_hugging_face(photographs, tmp_path, capsys):
+    """The same ones, at the size of the training and at another; the second start finds all done."""
+    run = tmp_path / "run"
+    command = [str(photographs), "--arch", "tiny", "--epochs", "2", "--workers", "0", "--batch-size", "4"]
+    pretrain([*command, "--tokenizer", "random", "--out", str(run)])
+    printed = capsys.readouterr().out
+    assert "images: 11, median short side" in printed
+    assert "1 of 11 cannot be opened and will be left out" in printed
+
+    ours = MaPeTViT("deit-tiny", out_type="raw").eval()
+    weights = read_weights(run / "training/epoch_2.pth")
+    ours.load_state_dict({name: weights[f"backbone.{name}"] for name in ours.state_dict()})
+    in_timm = timm.create_model(f"local-dir:{run}/timm", pretrained=True, num_classes=0).eval()
+    elsewhere = transformers.AutoModel.from_pretrained(run / "huggingface").eval()
+    images = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        (tokens,) = ours(images)
+        torch.testing.assert_close(in_timm.forward_features(images), tokens, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(elsewhere(images).last_hidden_state, tokens, rtol=1e-4, atol=1e-4)
+    processor = transformers.AutoImageProcessor.from_pretrained(run / "huggingface")
+    assert processor(Image.open(photographs / "IMG 0.jpg"))["pixel_values"][0].shape == (3, 224, 224)
+
+    pretrain([*command, "--tokenizer", "random", "--out", str(run)])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "going",
+        *(f"[{stage}/5]" for stage in range(1, 6)),
+        "next:",
+    ]
+    assert all("  is there: " in line for line in lines[1:6])

@@ -1,0 +1,58 @@
+"""Each recipe of detection and pose estimation trains and is evaluated, on scenes in its data's layout."""
+
+from pathlib import Path
+
+import pytest
+
+TINY = dict(_delete_=True, embed_dims=96, num_layers=1, num_heads=3, feedforward_channels=96)
+SMALL = {
+    "model.backbone.arch": TINY,
+    "model.backbone.img_size": 64,
+    "model.neck.in_channels": 96,
+    "model.data_preprocessor.pad_size_divisor": 64,
+}
+LSJ = {
+    **SMALL,
+    "train_dataloader.dataset.pipeline.2.scale": (64, 64),
+    "train_dataloader.dataset.pipeline.3.crop_size": (64, 64),
+    "val_dataloader.dataset.pipeline.1.scale": (64, 64),
+}
+RECIPES = {
+    "micro/detection/vit-micro_mask-rcnn_1xb8-12e_scenes.py": ({}, "coco/segm_mAP"),
+    "micro/detection/vit-micro_dino_1xb8-12e_scenes.py": ({}, "coco/bbox_mAP"),
+    "micro/detection/vit-micro_oriented-rcnn_1xb8-12e_scenes.py": ({}, "dota/mAP"),
+    "micro/pose/vit-micro_vitpose_1xb32-12e_scenes.py": ({}, "PCK"),
+    "detection/mapet_vit-base-p16_mask-rcnn_64xb1-100e_coco-1024x1024.py": (LSJ, "coco/segm_mAP"),
+    "detection/mapet_vit-base-p16_dino_16xb1-12e_coco-1024x1024.py": (
+        {**LSJ, "model.num_queries": 50},
+        "coco/bbox_mAP",
+    ),
+    "detection/mapet_vit-base-p16_oriented-rcnn_8xb2-12e_dota-1024x1024.py": (
+        {
+            **SMALL,
+            "train_dataloader.dataset.pipeline.3.scale": (64, 64),
+            "val_dataloader.dataset.pipeline.1.scale": (64, 64),
+        },
+        "dota/mAP",
+    ),
+    "pose/mapet_vit-base-p16_vitpose_8xb64-210e_coco-256x192.py": (
+        {
+            "model.backbone.arch": TINY,
+            "model.head.in_channels": 96,
+            "val_dataloader.dataset.bbox_file": None,
+        },
+        "coco/AP",
+    ),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe_trains_and_is_evaluated(recipe, train_and_evaluate):
+    """Every parameter learns, the strides are those that the heads are told, and the figure is there."""
+    options, figure = RECIPES[recipe]
+    runner, figures = train_and_evaluate(recipe, options)
+    assert 0 <= figures[figure] <= 1
+    state = runner.optim_wrapper.optimizer.state
+    assert [name for name, p in runner.model.named_parameters() if p.requires_grad and p not in state] == []
+    (log,) = Path(runner._log_dir).glob("*.log")
+    assert "is told maps of strides" not in log.read_text()

@@ -1,0 +1,154 @@
+"""Differences of a table's rows by seed, and pictures of tables: by value, and with cells missing."""
+
+import runpy
+import sys
+from dataclasses import replace
+
+import pytest
+from config_building import ROOT
+from fake_project import declare, fill, write_project
+from scipy.stats import ttest_rel
+
+from mapet_mm.experiments.differences import paired_difference, render_differences
+from mapet_mm.experiments.picture import draw_tables
+from mapet_mm.experiments.render import render_markdown, summarise
+from mapet_mm.experiments.table import Column, DeclarationError, Row, TableDeclaration, load_table
+
+ROWS = [Row("old"), Row("new"), Row("other", curve="new")]
+COLUMNS = [
+    Column("probe", "%", "probe.py", "accuracy/top1"),
+    Column("tuned", "%", "tuned.py", "accuracy/top1"),
+    Column("pre-training", "minutes", "probe.py", "pre-training/minutes"),
+]
+TABLE = TableDeclaration("t", "digits", "A table", ROWS, COLUMNS, baseline="old")
+
+
+def cells(**of_row):
+    """A grid with these values of each row's seeds 0, 1, ...; None for a seed that is not done."""
+    grid = {}
+    for row in ROWS:
+        for column in COLUMNS:
+            values = dict(enumerate(of_row.get(row.name, ())))
+            done = {seed: value for seed, value in values.items() if value is not None}
+            grid[row.name, column.heading] = summarise(done.values(), done) or "not run"
+    return grid
+
+
+def test_differences_are_those_of_the_seeds_that_both_have():
+    one = summarise([3.0, 5.5, 9.0], [0, 1, 3])
+    other = summarise([1.0, 2.0, 7.5, 5.0], [0, 1, 2, 3])
+    difference = paired_difference(one, other)
+    assert difference[:3] == pytest.approx((19 / 6, (13 / 12) ** 0.5, 3))
+    assert difference.chance == pytest.approx(ttest_rel([3.0, 5.5, 9.0], [1.0, 2.0, 5.0]).pvalue)
+    assert paired_difference(one, "not run") is None
+    assert paired_difference(summarise([1.0], [5]), other) is None
+    assert paired_difference(summarise([2.0], [0]), other) == (1.0, None, 1, None)
+
+
+def test_seeds_that_all_differ_by_the_same_have_no_chance():
+    assert paired_difference(summarise([2.0, 3.0], [0, 1]), summarise([1.0, 2.0], [0, 1])).chance is None
+
+
+def test_each_row_less_the_baseline_stands_below_the_table():
+    text = render_differences(TABLE, cells(old=[60.0, 61.0, 63.0], new=[62.0, 62.5, 66.0]))
+    lines = text.splitlines()
+    assert lines[1] == "| less old | probe (%) | tuned (%) |"
+    assert lines[3] == "| new | +2.2 ± 0.8, p 0.04 | +2.2 ± 0.8, p 0.04 |"
+    assert "not corrected for the number of comparisons" in lines[5]
+    # Student's t with two degrees of freedom: 4.303 / sqrt(3); 5 % of two comparisons.
+    assert "from 2.5 standard deviations with 3 seeds on" in lines[6]
+    assert "about 0.1 of the 2 comparisons would be, here 2 are" in lines[6]
+    assert len(lines) == 7
+
+
+def test_of_one_seed_nothing_is_said_about_chance():
+    lines = render_differences(TABLE, cells(old=[60.0], new=[62.0])).splitlines()
+    assert lines[3] == "| new | +2.0 | +2.0 |"
+    assert lines[-1] == "- One seed: nothing says which of these differences chance would make."
+
+
+@pytest.mark.parametrize("of_row", [{}, dict(new=[1.0, 2.0]), dict(old=[1.0, 2.0])])
+def test_without_anything_to_compare_nothing_is_added(of_row):
+    assert render_differences(TABLE, cells(**of_row)) == ""
+
+
+def test_the_largest_cost_is_not_the_best():
+    text = render_markdown(TABLE, cells(old=[60.0], new=[62.0]), [])
+    assert "| new | **62.0** | **62.0** | 62.0 |" in text
+
+
+def test_a_baseline_that_is_no_row_is_refused(tmp_path):
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits.py").touch()
+    (tmp_path / "digits/mine.py").write_text(
+        "title = 'x'\nbaseline = 'c'\nrows = [dict(name='a')]\n"
+        "columns = [dict(name='b', unit='%', config='configs/micro/kclip.py', metric='m')]\n"
+    )
+    with pytest.raises(DeclarationError, match="`baseline` names 'c', which is no row; rows are a"):
+        load_table("mine", "digits", tmp_path)
+
+
+def texts(figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text"))]
+
+
+def test_a_picture_has_a_dot_per_row_and_names_what_is_missing():
+    figure = draw_tables([(TABLE, cells(old=[60.0, 61.0, 63.0], new=[62.0]))])
+    panels = [axes for band in figure.subfigs for axes in band.axes]
+    assert len(panels) == 3
+    assert [bars.lines[0].get_xdata()[0] for bars in panels[0].containers] == pytest.approx([184 / 3, 62.0])
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["old", "new", "other"]
+    written = texts(figure)
+    assert written.count("not run") == 3
+    assert any("Mean over 1 or 3 seeds; bars: sample standard deviation" in text for text in written)
+    assert any("Missing: 3 of 9 cells." in text for text in written)
+
+
+def test_a_table_with_compute_is_drawn_as_curves_over_it():
+    """The rows of one curve in the order of their compute; no other cost has a panel."""
+    teraflops = Column("pre-training", "TFLOPs", "probe.py", "pre-training/teraflops")
+    table = TableDeclaration("t", "digits", "A table", ROWS, [teraflops, *COLUMNS])
+    grid = cells(old=[60.0, 62.0], new=[70.0, 71.0], other=[65.0, 66.0])
+    compute = zip(ROWS, (10.0, 30.0, 20.0), strict=True)
+    grid |= {(row.name, teraflops.heading): summarise([cost] * 2, [0, 1]) for row, cost in compute}
+    figure = draw_tables([(table, grid)])
+    panels = [axes for band in figure.subfigs for axes in band.axes]
+    assert len(panels) == 2
+    lines = [bars.lines[0] for bars in panels[0].containers]
+    assert len(panels[0].get_yticks()) > 0
+    assert [list(line.get_xdata()) for line in lines] == [[10.0], [20.0, 30.0]]
+    assert [list(line.get_ydata()) for line in lines] == [[61.0], [65.5, 70.5]]
+
+
+def test_curves_without_a_point_have_no_scale():
+    table = replace(TABLE, columns=[replace(COLUMNS[2], metric="pre-training/teraflops"), COLUMNS[0]])
+    (band,) = draw_tables([(table, cells())]).subfigs
+    assert list(band.axes[0].get_yticks()) == []
+
+
+def test_nothing_measured_is_a_picture_too():
+    figure = draw_tables([(replace(TABLE, title="$5 and $6"), cells())])
+    assert "Nothing has been measured yet." in texts(figure)
+    title = next(text for band in figure.subfigs for text in band.texts if text.get_text() == "$5 and $6")
+    assert not title.get_parse_math()
+
+
+def test_one_command_draws_what_there_is(tmp_path, monkeypatch, capsys):
+    write_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    declare(tmp_path)
+    fill([0], rows=["scratch"])
+    arguments = ["small", "small", "--out", "out", "--seeds", "2", "--picture", "sub/picture.svg"]
+    monkeypatch.setattr(sys, "argv", ["draw_tables.py", *arguments])
+    runpy.run_path(str(ROOT / "tools/draw_tables.py"), run_name="__main__")
+    assert (tmp_path / "sub/picture.svg").read_bytes().startswith(b"<?xml")
+    assert "A small table: 2 of 12 results are there" in capsys.readouterr().out
+
+
+def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_read(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["draw_tables.py", "nothing", "--picture", "picture.doc"])
+    with pytest.raises(SystemExit) as error:
+        runpy.run_path(str(ROOT / "tools/draw_tables.py"), run_name="__main__")
+    assert (
+        "picture.doc: the name has to end in one of .png, .svg, .pdf" in f"{error.value}{capsys.readouterr()}"
+    )

@@ -1,0 +1,182 @@
+"""Every command on the Markdown pages is one that its program takes.
+
+Those of this project's tools go through the tool's own parser, and their configs, options and tables
+exist; `RUN_BY` says which tests run the tools, for most commands need ImageNet, a GPU or hours. Targets of
+make, extras and tests are looked up. `OTHERS` are commands of other projects. What is none of these fails.
+"""
+
+import argparse
+import importlib
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from config_building import ROOT, load
+
+from mapet_mm.cli.main import tool_command
+from mapet_mm.cli.pretrain import main as pretrain
+from mapet_mm.experiments.table import load_table
+
+PAGES = [
+    page
+    for pattern in ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "configs/**/*.md", "docker/*.md")
+    for page in sorted(ROOT.glob(pattern))
+]
+# Programs of others, which are not here or would fetch something, and why their commands are not looked at.
+OTHERS = {
+    "apt-get": "the distribution's",
+    "docker build": "there is no Docker",
+    "mim run": "OpenMMLab's own tools, by the names that its packages give them",
+    "pre-commit": "installs hooks into the clone",
+    "pip install grad-cam": "another project's",
+    "pip install onedl-mim": "another project's",
+    "python $TOOLS/": "MMPretrain's",
+    "tensorboard": "another project's",
+    "uv": "another project's",
+}
+# The tests that run the tools; several start them by name.
+RUN_BY = {
+    "pretrain.py": "tests/test_cli/test_newcomer.py",
+    "convert.py": "tests/test_export.py",
+    "evaluate_features.py": "tests/test_evaluation/test_extraction.py",
+    "extract_tokens.py": "tests/test_tools/test_own_images.py",
+    "feature_evaluation.py": "tests/test_evaluation/test_memory.py",
+    "fit_codebook.py": "tests/test_tools/test_own_images.py",
+    "merge_token_stores.py": "tests/test_tools/test_tokenizer_processes.py",
+    "run_table.py": "tests/test_experiments/test_filling.py",
+    "test.py": "tests/test_engine/test_launch.py",
+    "train.py": "tests/test_engine/test_launch.py",
+    "visualize_codebook.py": "tests/test_tools/test_visualize_codebook.py",
+}
+# Tools that no test runs: the first checks the tests, the second prints what other tests count, the others
+# measure for many minutes.
+NOT_RUN = {
+    "mutants.py",
+    "get_flops.py",
+    "pretrain_throughput.py",
+    "kernels.py",
+    "data_path.py",
+    "end_to_end.py",
+}
+PRETRAIN = ROOT / "mapet_mm/cli/pretrain.py"
+TOOL = re.compile(r"\btools/[\w/]+\.py$")
+CHOSEN = re.compile(r"/my_|\.\.\.$")  # configs that a reader writes or chooses
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+STARTS = re.compile(
+    r"([A-Z_]+=\S+ )*"
+    r"(python|bash|torchrun|srun|make|mapet-mm|mim|pip|docker|uv|pre-commit|tensorboard|apt-get) "
+)
+
+
+def commands(page: Path) -> list[str]:
+    """Each command of a page on one line, its variables replaced."""
+    text = page.read_text()
+    blocks = [block for _, language, block in FENCE.findall(text) if language == "bash"]
+    text = FENCE.sub("", text)
+    blocks += re.findall(r"(?:^    \S.*\n(?:^     +.*\n)*)", text, re.MULTILINE)
+    blocks += [re.sub(r"\s+", " ", code) for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", text)]
+    found, variables = [], {}
+    for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
+        line = line.strip()
+        if assigned := re.fullmatch(r"([A-Z]+)=(\S+)", line):
+            variables[assigned[1]] = assigned[2]
+        elif STARTS.match(line) and not re.fullmatch(r"python tools/\S+\.py", line):  # a tool's name alone
+            found.append(re.sub(r"\$([A-Z]+)\b", lambda name: variables.get(name[1], name[0]), line))
+    return found
+
+
+CASES = [(page, command) for page in PAGES for command in commands(page)]
+
+
+class Parsed(BaseException):
+    """Carries what a tool's own parser made of a command line; no tool catches it."""
+
+
+def parse(tool: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
+    """Start a tool up to the point where it has parsed its arguments."""
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def stop(parser: argparse.ArgumentParser, words: list[str] | None = None, *_) -> None:
+        raise Parsed(parse_args(parser, words))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", stop)
+        patch.setattr(sys, "argv", [str(tool), *arguments])
+        patch.syspath_prepend(str(tool.parent))
+        with pytest.raises(Parsed) as parsed:
+            pretrain(arguments) if tool == PRETRAIN else runpy.run_path(str(tool), run_name="__main__")
+    return parsed.value.args[0]
+
+
+def tool_and_arguments(words: list[str], stand_in: str) -> tuple[Path, list[str]]:
+    """The tool that a command starts, through whatever launcher, and its arguments."""
+    if any(re.fullmatch(r"tools/\w+\.sh", word) for word in words):  # prints what it would start
+        environment = {**os.environ, "PYTHON": "echo", "PATH": f"{stand_in}:{os.environ['PATH']}"}
+        command = words[words.index("bash") :]
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
+        words = done.stdout.split()
+    if "mapet-mm" in words:
+        name, *arguments = words[words.index("mapet-mm") + 1 :]
+        if name == "--processes":
+            _, name, *arguments = arguments
+        if name == "pretrain":
+            return PRETRAIN, arguments
+        words = tool_command(name, arguments)
+    place = max(place for place, word in enumerate(words) if TOOL.search(word))
+    return ROOT / TOOL.search(words[place])[0], words[place + 1 :]
+
+
+def check_configs(parsed: argparse.Namespace) -> None:
+    """Configs are there, options change entries whose parents they have, and tables exist."""
+    named = [getattr(parsed, "config", None) or "", *getattr(parsed, "configs", [])]
+    for pattern in (name for name in named if name.startswith("configs/") and not CHOSEN.search(name)):
+        files = list(ROOT.glob(pattern))
+        assert files, f"there is no {pattern}"
+        for option in getattr(parsed, "cfg_options", None) or {}:
+            entry: object = load(files[0])
+            for part in option.split(".")[:-1]:
+                entry = entry[int(part) if isinstance(entry, list) else part]
+            assert isinstance(entry, (dict, list)), f"{pattern} has no entry for {option}"
+    if getattr(parsed, "table", None) and parsed.dataset != "NAME":
+        load_table(parsed.table, parsed.dataset)
+
+
+@pytest.fixture(scope="module")
+def stand_in(tmp_path_factory) -> str:
+    """A folder with an `srun` that prints its arguments."""
+    srun = tmp_path_factory.mktemp("bin") / "srun"
+    srun.write_text('#!/bin/sh\necho "$@"\n')
+    srun.chmod(0o755)
+    return str(srun.parent)
+
+
+@pytest.mark.parametrize(
+    ("page", "command"),
+    CASES,
+    ids=lambda case: case.stem if isinstance(case, Path) else case[:60],
+)
+def test_every_command_is_one_that_its_program_takes(page, command, monkeypatch, stand_in):
+    words = shlex.split(command, comments=True)
+    if command.startswith(tuple(OTHERS)):
+        return
+    if words[0] == "make":
+        targets = re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert words[1] in targets
+    elif words[:2] == ["pip", "install"]:
+        extras = re.search(r"\[(.*)\]", words[-1])[1].split(",")
+        assert set(extras) <= set(re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text(), re.M))
+    elif words[:3] == ["python", "-m", "pytest"]:
+        assert all((ROOT / word).exists() for word in words[3:] if "/" in word)
+    elif words[:2] == ["python", "-c"]:
+        module, name = re.search(r"(mmpretrain|mmseg\.apis)\.([A-Z]\w+)", words[2]).groups()
+        assert hasattr(importlib.import_module(module), name)
+        compile(words[2], "page", "exec")
+    elif command != "mapet-mm --help":
+        tool, arguments = tool_and_arguments(words, stand_in)
+        assert tool.name in NOT_RUN or tool.stem in (ROOT / RUN_BY[tool.name]).read_text()
+        check_configs(parse(tool, arguments, monkeypatch))

@@ -1,0 +1,52 @@
+"""Draw filled tables as one picture, with error bars: which row won on what, or quality over compute.
+
+    python tools/draw_tables.py objectives tokenizer_choice --dataset fashion_mnist_20000 --seeds 3 \\
+        --picture results.png
+
+Draws the results that are there and says what is missing; `tools/run_table.py` fills the tables.
+"""
+
+import argparse
+import io
+from pathlib import Path
+
+from mapet_mm.errors import UserError, one_line_errors
+from mapet_mm.experiments.fill import TableFiller
+from mapet_mm.experiments.picture import draw_tables
+from mapet_mm.experiments.table import load_table
+from mapet_mm.file_replacement import replace_file
+
+KINDS = (".png", ".svg", ".pdf")
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", nargs="+", metavar="TABLE", help="names of tables of the data set")
+    parser.add_argument("--dataset", default="digits", help="a file of configs/tables")
+    parser.add_argument("--seeds", type=int, default=1, help="the number of seeds that were run")
+    parser.add_argument("--out", type=Path, default=Path("work_dirs/tables"), help="folder of all tables")
+    parser.add_argument("--picture", type=Path, required=True, help="the file to write: .png, .svg or .pdf")
+    return parser.parse_args()
+
+
+@one_line_errors
+def main() -> None:
+    args = parse_args()
+    kind = args.picture.suffix.lower()
+    if kind not in KINDS:
+        raise UserError(f"--picture {args.picture}: the name has to end in one of {', '.join(KINDS)}")
+    fillers = [
+        TableFiller(load_table(name, args.dataset), range(args.seeds), args.out) for name in args.tables
+    ]
+    figure = draw_tables([(filler.table, filler.cells()) for filler in fillers])
+    content = io.BytesIO()
+    figure.savefig(content, format=kind[1:], dpi=150)
+    args.picture.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(args.picture, content.getvalue())
+    print("\n".join([f"wrote {args.picture}", *(filler.status() for filler in fillers)]))
+
+
+if __name__ == "__main__":
+    main()

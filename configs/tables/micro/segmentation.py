@@ -41,7 +41,7 @@ columns = [
     ),
 ]
 notes = [
-    "Unlabelled scenes: pre-trained on other scenes than the labelled ones, with tokens of their own; the "
-    "others on single images.",
+    "Unlabelled scenes: pre-trained on other scenes than the labelled ones, with tokens of their own, by a "
+    "tower of random weights, as scenes have no captions; the others on single images.",
     "The paper's numbers are those of ViT-T with VQ-KD tokens on ADE20K.",
 ]

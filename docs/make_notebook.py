@@ -24,7 +24,7 @@ def notebook(page: str) -> dict[str, Any]:
         end = block.end()
         if language == "python" and file:
             cells += [("code", f"%%writefile {file[1]}\n{code}"), ("markdown", "")]
-        elif language == "bash" and "CONFIG" not in code:
+        elif language == "bash" and not re.search("CONFIG|MAPET_MM", code):
             cells += [("code", "".join(f"!{line}\n" for line in code.splitlines())), ("markdown", "")]
         else:
             cells[-1] = ("markdown", cells[-1][1] + block[0])

@@ -92,7 +92,8 @@ def find_images(folder: Path) -> list[Path]:
     Raises:
         UserError: there are none.
     """
-    files = [path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file()]
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file())
+    files = [path for path in found if not path.name.startswith(".")]  # which data sets leave out too
     if not files:
         raise UserError(f"{folder} holds no images ({', '.join(EXTENSIONS)})")
     return files

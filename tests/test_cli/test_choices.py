@@ -72,6 +72,7 @@ def test_the_vocabulary_is_what_the_images_can_carry(images, positions, k):
 
 def test_images_of_all_kinds_are_found_in_all_folders(photographs):
     (photographs / "broken.jpg").write_bytes(b"\xff\xd8")
+    (photographs / "._a.jpg").write_bytes(b"what macOS leaves beside a.jpg")
     count, words = look_at(photographs)
     assert count == 4
     assert words == ["images: 4, median short side 31 pixels; 1 of 4 cannot be opened and will be left out"]

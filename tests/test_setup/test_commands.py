@@ -31,10 +31,10 @@ PAGES = [
 OTHERS = {
     "apt-get": "the distribution's",
     "docker build": "there is no Docker",
-    "mim run": "OpenMMLab's own tools, by the names that its packages give them",
+    "mim": "OpenMMLab's own tools, by the names that its packages give them",
     "pre-commit": "installs hooks into the clone",
     "pip install grad-cam": "another project's",
-    "pip install onedl-mim": "another project's",
+    "pip install openmim": "another project's",
     "python $TOOLS/": "MMPretrain's",
     "tensorboard": "another project's",
     "uv": "another project's",
@@ -71,6 +71,7 @@ STARTS = re.compile(
     r"([A-Z_]+=\S+ )*"
     r"(python|bash|torchrun|srun|make|mapet-mm|mim|pip|docker|uv|pre-commit|tensorboard|apt-get) "
 )
+ALONE = re.compile(r"python tools/\S+\.py|pip install")  # a tool's name, without arguments
 
 
 def commands(page: Path) -> list[str]:
@@ -85,7 +86,9 @@ def commands(page: Path) -> list[str]:
         line = line.strip()
         if assigned := re.fullmatch(r"([A-Z]+)=(\S+)", line):
             variables[assigned[1]] = assigned[2]
-        elif STARTS.match(line) and not re.fullmatch(r"python tools/\S+\.py", line):  # a tool's name alone
+        elif STARTS.match(line) and not re.fullmatch(
+            r"python tools/\S+\.py|pip install", line
+        ):  # a tool's name alone
             found.append(re.sub(r"\$([A-Z]+)\b", lambda name: variables.get(name[1], name[0]), line))
     return found
 
@@ -139,7 +142,7 @@ def check_configs(parsed: argparse.Namespace) -> None:
         assert files, f"there is no {pattern}"
         for option in getattr(parsed, "cfg_options", None) or {}:
             entry: object = load(files[0])
-            for part in option.split(".")[:-1]:
+            for part in option.split(".init_cfg.")[0].split(".")[:-1]:
                 entry = entry[int(part) if isinstance(entry, list) else part]
             assert isinstance(entry, (dict, list)), f"{pattern} has no entry for {option}"
     if getattr(parsed, "table", None) and parsed.dataset != "NAME":

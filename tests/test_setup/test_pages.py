@@ -1,6 +1,8 @@
 """The Markdown pages."""
 
+import json
 import re
+import runpy
 
 import pytest
 import yaml
@@ -63,3 +65,19 @@ def test_the_tests_that_the_guarantees_name_exist():
     for path, name in named:
         file = path or file
         assert f"def {name}(" in (ROOT / file).read_text(), f"{file} has no {name}"
+
+
+def test_the_notebook_is_its_page():
+    """Its cells are the page's configs and commands, which tests/test_tools/test_own_images.py follows."""
+    page = ROOT / "docs/tutorials/own_images.md"
+    text = page.with_suffix(".ipynb").read_text()
+    assert text == runpy.run_path(str(ROOT / "docs/make_notebook.py"))["text_of"](page)
+    cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    assert [cell.split()[:2] for cell in cells] == [
+        ["%cd", "../.."],
+        ["%%writefile", "configs/tokenizers/my_kclip.py"],
+        ["%%writefile", "configs/mapet/my_pretraining.py"],
+        ["!python", "tools/fit_codebook.py"],
+    ]
+    for cell in cells[1:3]:
+        compile(cell.partition("\n")[2], "cell", "exec")

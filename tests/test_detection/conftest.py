@@ -17,7 +17,6 @@ from mapet_mm.datasets.scene_boxes import write_scene_boxes
 from mapet_mm.engine.launch import build_runner, configure_training, load_config
 
 PARTS = dict(training="train", validation="val")
-COCO_NAMES = ("person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "bench")
 DOTA_NAMES = ("plane", "ship", "harbor", "bridge", "helicopter", "roundabout", "storage-tank")
 SHORT = {
     "train_cfg.max_epochs": 1,
@@ -67,9 +66,11 @@ def _link(link: Path, target: Path) -> None:
 
 
 def _write_coco(folder: Path, part: str, scenes: dict) -> None:
-    """COCO's two files: boxes and masks of ten of its classes, and persons with 17 key points."""
+    """COCO's two files: boxes and masks of its first classes, and persons with 17 key points."""
+    from mmdet.datasets import CocoDataset
+
     folder.mkdir(exist_ok=True)
-    categories = [dict(id=i + 1, name=name) for i, name in enumerate(COCO_NAMES)]
+    categories = [dict(id=i + 1, name=name) for i, name in enumerate(CocoDataset.METAINFO["classes"])]
     (folder / f"instances_{part}2017.json").write_text(json.dumps(scenes | dict(categories=categories)))
     names = [f"point {i}" for i in range(17)]
     persons = [

@@ -75,6 +75,8 @@ def library_model(library: str, name: str, backbone: dict, neck) -> ConfigDict:
     for part in ("encoder", "decoder"):
         if part in model:
             model[part].num_layers = LAYERS
+    if "score_thr" in model.get("test_cfg", {}):
+        model.test_cfg.score_thr = 0.0  # untrained, it finds nothing otherwise
     if "num_queries" in model:
         model.num_queries = model.test_cfg.max_per_img = 20
     return model

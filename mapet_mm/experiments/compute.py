@@ -6,7 +6,6 @@ from functools import cache
 
 from mmengine.config import DictAction
 
-from mapet_mm.arithmetic import training_flops
 from mapet_mm.config_files import read_config
 from mapet_mm.experiments.plan import Run
 
@@ -23,6 +22,8 @@ def teraflops_of(run: Run) -> float:
 
 @cache
 def _teraflops(config: str, data: str | None, processes: int, options: Sequence[str]) -> float:
+    from mapet_mm.arithmetic import training_flops  # imports MMPretrain, which takes seconds
+
     parser = ArgumentParser()
     parser.add_argument("--cfg-options", nargs="*", action=DictAction)  # as tools/train.py reads them
     cfg = read_config(config, data)

@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "configs/mapet/mapet_vit-large-p16_kclip_64xb32-amp-sharded-coslr-300e_in1k.py"
 ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
 EPOCHS = 3  # of one iteration
+together = pytest.mark.slow  # what two processes train: half a minute on a core
 
 
 def small_recipe(folder: Path, work: str) -> Config:
@@ -139,6 +140,7 @@ def read(folder: Path, work: str, epoch: int = EPOCHS) -> dict:
     return torch.load(folder / work / f"epoch_{epoch}.pth", weights_only=False)
 
 
+@together
 def test_weights_are_those_of_plain_data_parallel(folder):
     """Same draws, same clipped steps of 1.5e-3, but for the order of sums (and bfloat16's rounding of it)."""
     before, plain = (read(folder, "plain", epoch)["state_dict"] for epoch in (1, 2))
@@ -158,6 +160,7 @@ def losses_of(folder: Path, work: str) -> list[float]:
     return [sum(pair) / 2 for pair in zip(*both, strict=True)]
 
 
+@together
 def test_layers_gathered_in_bfloat16_give_the_losses_of_plain_autocast(folder):
     """By default with autocast, which rounds the layers' weights too, but for LayerScales."""
     assert [torch.load(folder / f"dtype_{rank}.pt") for rank in (0, 1)] == [torch.bfloat16] * 2
@@ -171,6 +174,7 @@ def test_layers_gathered_in_bfloat16_give_the_losses_of_plain_autocast(folder):
     assert list(weights) == list(read(folder, "plain")["state_dict"])
 
 
+@together
 def test_a_probe_runs_in_the_middle_of_a_sharded_training(folder):
     """With fewer images than processes; the two splits' photograph is the same."""
     (file,) = (folder / "bfloat16").glob("*/vis_data/scalars.json")
@@ -179,6 +183,7 @@ def test_a_probe_runs_in_the_middle_of_a_sharded_training(folder):
         assert {record["step"]: record[name] for record in logged if name in record} == {2: 100.0, 3: 100.0}
 
 
+@together
 def test_a_sharded_model_starts_with_the_weights_of_an_unsharded_one(folder):
     """Those that the first process has drawn, and those of a checkpoint, bit for bit."""
     start, loaded = (torch.load(folder / f"{name}_0.pt") for name in ("start", "loaded"))
@@ -258,12 +263,14 @@ def test_an_unknown_precision_is_one_clear_line():
         FullyShardedStrategy(reduce_dtype="auto")
 
 
+@together
 def test_each_process_holds_its_share_only(folder):
     (first, whole), (second, _) = (torch.load(folder / f"held_{rank}.pt") for rank in (0, 1))
     assert first + second == whole
     assert max(first, second) < 0.52 * whole
 
 
+@together
 def test_resuming_continues_the_same_run(folder):
     """Weights, moments, steps and the groups' decay come back: the third epoch is the undisturbed one's."""
     resumed, straight = read(folder, "resumed"), read(folder, "sharded")
@@ -277,6 +284,7 @@ def test_resuming_continues_the_same_run(folder):
     assert sorted(decays[0]) == [0.0, 0.05]
 
 
+@together
 def test_downstream_models_take_the_checkpoint(folder):
     path = str(folder / "sharded" / "epoch_3.pth")
     init_cfg = dict(type="Pretrained", checkpoint=path, prefix="backbone.")
@@ -286,6 +294,7 @@ def test_downstream_models_take_the_checkpoint(folder):
     assert torch.equal(vit.layers[1].ffn.layers[1].weight, expected)
 
 
+@together
 def test_one_process_is_refused(folder):
     with pytest.raises(LaunchError, match="FullyShardedStrategy needs several processes"):
         build_runner(small_recipe(folder, "alone"), "none")
@@ -298,6 +307,7 @@ def test_a_model_without_the_units_is_one_clear_line():
         FullyShardedStrategy._layers(strategy, model)
 
 
+@together
 def test_an_optimizer_saved_without_the_strategy_is_refused(folder):
     saved = read(folder, "plain")["optimizer"]
     with pytest.raises(ValueError, match=r"saved without FullyShardedStrategy and cannot be shared out"):

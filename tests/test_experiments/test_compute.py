@@ -89,7 +89,7 @@ def test_rows_of_equal_compute_cost_what_mapet_costs_to_the_nearest_epoch():
 
 def test_seeds_and_starts_share_a_count(monkeypatch):
     counted = []
-    monkeypatch.setattr(compute, "training_flops", lambda cfg, _: counted.append(cfg) or 3e12)
+    monkeypatch.setattr("mapet_mm.arithmetic.training_flops", lambda cfg, _: counted.append(cfg) or 3e12)
     compute._teraflops.cache_clear()
     runs = [pretraining("rounds", "round 1, 5 epochs"), pretraining("rounds", GOING_ON)]
     runs.append(replace(runs[0], command=(*runs[0].command[:-1], "randomness.seed=1")))

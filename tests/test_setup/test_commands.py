@@ -49,14 +49,17 @@ RUN_BY = {
     "fit_codebook.py": "tests/test_tools/test_own_images.py",
     "merge_token_stores.py": "tests/test_tools/test_tokenizer_processes.py",
     "run_table.py": "tests/test_experiments/test_filling.py",
+    "scene_boxes.py": "tests/test_datasets/test_scene_boxes.py",
     "test.py": "tests/test_engine/test_launch.py",
     "train.py": "tests/test_engine/test_launch.py",
     "visualize_codebook.py": "tests/test_tools/test_visualize_codebook.py",
 }
-# Tools that no test runs: the first checks the tests, the second prints what other tests count, the others
-# measure for many minutes.
+# Tools that no test runs: the first two run the tests, the third compiles for minutes, the fourth prints what
+# other tests count, the others measure for many minutes.
 NOT_RUN = {
+    "faults.py",
     "mutants.py",
+    "build_mmcv.py",
     "get_flops.py",
     "pretrain_throughput.py",
     "kernels.py",

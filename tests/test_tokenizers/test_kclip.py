@@ -107,6 +107,7 @@ def test_half_precision_weights_are_computed_in_float32(reference, reference_wei
     assert (features - reference["features"]).abs().max() < 1e-2 * reference["features"].abs().max()
 
 
+@pytest.mark.slow
 def test_paper_geometry_gives_14_x_14_x_4096_on_a_photograph():
     photograph = torch.from_numpy(load_sample_image("china.jpg").copy())[:427, :427].permute(2, 0, 1)[None]
     image = torch.nn.functional.interpolate(photograph / 255.0, size=448, mode="bicubic", antialias=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -74,6 +75,7 @@ def _run(stage: Stage, head: str, later: float | None, log: Path, claim: TextIO 
             stage.command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},  # lines at once, and an error behind them
             pass_fds=[claim.fileno()] if claim else [],
             preexec_fn=end_with_runner,
         )

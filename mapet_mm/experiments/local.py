@@ -152,6 +152,7 @@ class LocalRunner:
 
     def _process(self, run: Run, held: TextIO) -> subprocess.Popen:
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.cpus), "PYTHON": sys.executable}
+        environment["PYTHONUNBUFFERED"] = "1"  # lines at once, and an error behind them
         environment |= {VARIABLE: run.data} if run.data else {}
         with open(log_of(run), "a") as log:
             return subprocess.Popen(

@@ -310,7 +310,7 @@ class _Sum:
         return int(self.store[name].sum())
 
 
-@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("sealed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_two_hundred_thousand_images_open_at_once_and_cost_no_memory_per_name(tmp_path, sealed):
     count = 200_000
     store = make(tmp_path / "tokens", count=count, grid=(14, 14))

@@ -23,7 +23,7 @@ class StuckLoaderHook(Hook):
     It says which process it is and where it hangs. torchrun, or Slurm, then ends the others.
 
     Args:
-        seconds: how long a batch may take.
+        seconds: how long a batch may take; time in which the process was stopped does not count.
     """
 
     priority = "LOWEST"
@@ -69,9 +69,14 @@ class StuckLoaderHook(Hook):
         self._ended.set()
 
     def _watch(self, process: tuple[int, int]) -> None:
-        while not self._ended.wait(min(1, self.seconds / 4)):
-            since = self._since
-            if since is not None and time.monotonic() - since > self.seconds:
+        tick = min(1, self.seconds / 4)
+        seen, waited, before = None, 0.0, time.monotonic()
+        while not self._ended.wait(tick):
+            # A process that was stopped, with a suspended job, has not waited meanwhile.
+            passed, before = min(time.monotonic() - before, 2 * tick), time.monotonic()
+            waited = waited + passed if seen is not None and seen == self._since else 0.0
+            seen = self._since
+            if waited > self.seconds:
                 if not self._trains():
                     return
                 print(

@@ -1,4 +1,6 @@
 # Cityscapes in crops of 512 x 512, with MMSegmentation's augmentations.
+_base_ = "segmentation_512.py"
+
 train_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations"),
@@ -18,10 +20,6 @@ test_pipeline = [
 ]
 
 train_dataloader = dict(
-    batch_size=2,
-    num_workers=4,
-    persistent_workers=True,
-    sampler=dict(type="InfiniteSampler", shuffle=True),
     dataset=dict(
         type="CityscapesDataset",
         data_root="data/cityscapes",
@@ -29,12 +27,7 @@ train_dataloader = dict(
         pipeline=train_pipeline,
     ),
 )
-
 val_dataloader = dict(
-    batch_size=1,
-    num_workers=4,
-    persistent_workers=True,
-    sampler=dict(type="DefaultSampler", shuffle=False),
     dataset=dict(
         type="CityscapesDataset",
         data_root="data/cityscapes",
@@ -42,7 +35,4 @@ val_dataloader = dict(
         pipeline=test_pipeline,
     ),
 )
-val_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
-
 test_dataloader = val_dataloader
-test_evaluator = val_evaluator

@@ -1,4 +1,6 @@
 # Pascal VOC 2012 (its own 1,464 training images) at 512 x 512, with MMSegmentation's augmentations.
+_base_ = "segmentation_512.py"
+
 train_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations"),
@@ -18,10 +20,6 @@ test_pipeline = [
 ]
 
 train_dataloader = dict(
-    batch_size=2,
-    num_workers=4,
-    persistent_workers=True,
-    sampler=dict(type="InfiniteSampler", shuffle=True),
     dataset=dict(
         type="PascalVOCDataset",
         data_root="data/VOCdevkit/VOC2012",
@@ -30,12 +28,7 @@ train_dataloader = dict(
         pipeline=train_pipeline,
     ),
 )
-
 val_dataloader = dict(
-    batch_size=1,
-    num_workers=4,
-    persistent_workers=True,
-    sampler=dict(type="DefaultSampler", shuffle=False),
     dataset=dict(
         type="PascalVOCDataset",
         data_root="data/VOCdevkit/VOC2012",
@@ -44,7 +37,4 @@ val_dataloader = dict(
         pipeline=test_pipeline,
     ),
 )
-val_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
-
 test_dataloader = val_dataloader
-test_evaluator = val_evaluator

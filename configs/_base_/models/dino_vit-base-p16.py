@@ -1,6 +1,8 @@
 # DINO (Zhang et al., 2022) on a plain ViT-B with four maps of a simple feature pyramid, by MMDetection's
 # schedule of 12 epochs. The pre-training checkpoint goes into `model.backbone.init_cfg.checkpoint` (--cfg-
 # options).
+_base_ = "detector_vit-base-p16.py"
+
 model = dict(
     type="DINO",
     num_queries=900,
@@ -8,28 +10,10 @@ model = dict(
     as_two_stage=True,
     data_preprocessor=dict(
         type="DetDataPreprocessor",
-        mean=[123.675, 116.28, 103.53],
-        std=[58.395, 57.12, 57.375],
-        bgr_to_rgb=True,
         pad_mask=False,
         pad_size_divisor=1024,
     ),
-    backbone=dict(
-        type="mapet_mm.MaPeTViT",
-        arch="deit-base",
-        img_size=1024,
-        patch_size=16,
-        drop_path_rate=0.1,
-        out_type="featmap",
-        init_cfg=dict(type="Pretrained", checkpoint="", prefix="backbone."),
-    ),
-    neck=dict(
-        type="mapet_mm.SimpleFeaturePyramid",
-        in_channels=768,
-        out_channels=256,
-        scale_factors=(2, 1, 0.5),
-        num_outs=4,
-    ),
+    neck=dict(scale_factors=(2, 1, 0.5), num_outs=4),
     encoder=dict(
         num_layers=6,
         layer_cfg=dict(

@@ -1,26 +1,16 @@
 # Mask R-CNN on a plain ViT-B, as ViTDet sets it up (Li et al., 2022), by its schedule; all layers attend
 # globally. The pre-training checkpoint goes into `model.backbone.init_cfg.checkpoint` (--cfg-options).
+_base_ = "detector_vit-base-p16.py"
+
 norm_cfg = dict(type="mmpretrain.LN2d", eps=1e-6)
 model = dict(
     type="MaskRCNN",
     data_preprocessor=dict(
         type="DetDataPreprocessor",
-        mean=[123.675, 116.28, 103.53],
-        std=[58.395, 57.12, 57.375],
-        bgr_to_rgb=True,
         pad_mask=True,
         pad_size_divisor=1024,
     ),
-    backbone=dict(
-        type="mapet_mm.MaPeTViT",
-        arch="deit-base",
-        img_size=1024,
-        patch_size=16,
-        drop_path_rate=0.1,
-        out_type="featmap",
-        init_cfg=dict(type="Pretrained", checkpoint="", prefix="backbone."),
-    ),
-    neck=dict(type="mapet_mm.SimpleFeaturePyramid", in_channels=768, out_channels=256, num_outs=5),
+    neck=dict(num_outs=5),
     rpn_head=dict(
         type="RPNHead",
         in_channels=256,

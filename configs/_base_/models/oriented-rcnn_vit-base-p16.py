@@ -1,26 +1,16 @@
 # Oriented R-CNN (Xie et al., 2021) on a plain ViT-B with a simple feature pyramid; angles from -90 to 90
 # degrees. The pre-training checkpoint goes into `model.backbone.init_cfg.checkpoint` (--cfg-options).
+_base_ = "detector_vit-base-p16.py"
+
 angle_version = "le90"
 model = dict(
     type="mmdet.FasterRCNN",
     data_preprocessor=dict(
         type="mmdet.DetDataPreprocessor",
-        mean=[123.675, 116.28, 103.53],
-        std=[58.395, 57.12, 57.375],
-        bgr_to_rgb=True,
         pad_size_divisor=32,
         boxtype2tensor=False,
     ),
-    backbone=dict(
-        type="mapet_mm.MaPeTViT",
-        arch="deit-base",
-        img_size=1024,
-        patch_size=16,
-        drop_path_rate=0.1,
-        out_type="featmap",
-        init_cfg=dict(type="Pretrained", checkpoint="", prefix="backbone."),
-    ),
-    neck=dict(type="mapet_mm.SimpleFeaturePyramid", in_channels=768, out_channels=256, num_outs=5),
+    neck=dict(num_outs=5),
     rpn_head=dict(
         type="OrientedRPNHead",
         in_channels=256,

@@ -12,10 +12,6 @@ keys = ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
 scenes_coco = dict(type="CocoDataset", metainfo=dict(classes=_base_.thing_classes))
 
 train_dataloader = dict(
-    batch_size=8,
-    num_workers=0,
-    persistent_workers=False,
-    sampler=dict(type="DefaultSampler", shuffle=True),
     dataset=dict(
         ann_file=f"{_base_.boxes_root}/training.json",
         data_prefix=dict(img=f"{_base_.scene_root}/{_base_.train_scenes.data_prefix.img_path}"),
@@ -24,10 +20,6 @@ train_dataloader = dict(
     ),
 )
 val_dataloader = dict(
-    batch_size=20,
-    num_workers=0,
-    persistent_workers=False,
-    sampler=dict(type="DefaultSampler", shuffle=False),
     dataset=dict(
         ann_file=f"{_base_.boxes_root}/validation.json",
         data_prefix=dict(img=f"{_base_.scene_root}/{_base_.val_scenes.data_prefix.img_path}"),

@@ -17,6 +17,20 @@ backbone = dict(
     init_cfg=dict(type="Pretrained", checkpoint="", prefix="backbone."),
 )
 
+train_dataloader = dict(
+    batch_size=8,
+    num_workers=0,
+    persistent_workers=False,
+    sampler=dict(type="DefaultSampler", shuffle=True),
+)
+val_dataloader = dict(
+    batch_size=20,
+    num_workers=0,
+    persistent_workers=False,
+    sampler=dict(type="DefaultSampler", shuffle=False),
+)
+test_dataloader = val_dataloader
+
 optim_wrapper = dict(
     constructor="mapet_mm.LayerDecayOptimWrapperConstructor",
     paramwise_cfg=dict(layer_decay_rate=0.75),

@@ -37,10 +37,6 @@ scenes_dota = dict(
     type="DOTADataset", img_suffix="png", metainfo=dict(classes=_base_.thing_classes), data_root=""
 )
 train_dataloader = dict(
-    batch_size=8,
-    num_workers=0,
-    persistent_workers=False,
-    sampler=dict(type="DefaultSampler", shuffle=True),
     dataset=dict(
         ann_file=f"{_base_.boxes_root}/rotated/training",
         data_prefix=dict(img_path=f"{_base_.scene_root}/{_base_.train_scenes.data_prefix.img_path}"),
@@ -49,10 +45,6 @@ train_dataloader = dict(
     ),
 )
 val_dataloader = dict(
-    batch_size=20,
-    num_workers=0,
-    persistent_workers=False,
-    sampler=dict(type="DefaultSampler", shuffle=False),
     dataset=dict(
         ann_file=f"{_base_.boxes_root}/rotated/validation",
         data_prefix=dict(img_path=f"{_base_.scene_root}/{_base_.val_scenes.data_prefix.img_path}"),

@@ -44,9 +44,6 @@ load = [
 ]
 train_dataloader = dict(
     batch_size=32,
-    num_workers=0,
-    persistent_workers=False,
-    sampler=dict(type="DefaultSampler", shuffle=True),
     dataset=dict(
         ann_file=f"{_base_.boxes_root}/training.json",
         data_prefix=dict(img=f"{_base_.scene_root}/{_base_.train_scenes.data_prefix.img_path}"),
@@ -56,9 +53,7 @@ train_dataloader = dict(
 )
 val_dataloader = dict(
     batch_size=64,
-    num_workers=0,
-    persistent_workers=False,
-    sampler=dict(type="DefaultSampler", shuffle=False, round_up=False),
+    sampler=dict(round_up=False),
     dataset=dict(
         ann_file=f"{_base_.boxes_root}/validation.json",
         data_prefix=dict(img=f"{_base_.scene_root}/{_base_.val_scenes.data_prefix.img_path}"),

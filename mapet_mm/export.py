@@ -222,11 +222,12 @@ def write_export(
             raise
         write_weights(output, _named(target, weights))
         return str(error)
+    call = _call(output, to_folder, target, weights, description)
     if to_folder:
         FOLDERS[target](output, weights, description)
     else:
         write_weights(output, _named(target, weights), metadata(description))
-    return f"{_call(output, target, weights, description)}\n{description}".strip()
+    return f"{call}\n{description}".strip()
 
 
 def described(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Description:
@@ -254,13 +255,15 @@ def _named(target: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return named
 
 
-def _call(output: Path, target: str, weights: Mapping[str, Tensor], description: Description) -> str:
+def _call(
+    output: Path, to_folder: bool, target: str, weights: Mapping[str, Tensor], description: Description
+) -> str:
     """The call that makes the network for these weights."""
     if target == "reference":
         return ""
-    if target == "timm" and output.is_dir():
+    if target == "timm" and to_folder:
         return f'timm.create_model("local-dir:{output}", pretrained=True)'
-    if target == "hf" and output.is_dir():
+    if target == "hf" and to_folder:
         return f'transformers.AutoModel.from_pretrained("{output}")'
     if target == "hf":
         return "transformers reads it as model.safetensors beside a config.json: give a folder to get both"

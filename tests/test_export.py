@@ -241,6 +241,12 @@ def changed(recipe: Config, **options) -> dict[str, str]:
     return {"cfg": changed.pretty_text}
 
 
+def wrapped(interpolation: str) -> dict:
+    """A loader whose data set is inside of another one."""
+    steps = [dict(type="ResizeEdge", scale=256, interpolation=interpolation)]
+    return dict(dataset=dict(type="RepeatDataset", dataset=dict(type="ImageNet", pipeline=steps)))
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -252,6 +258,7 @@ def changed(recipe: Config, **options) -> dict[str, str]:
             r"images have \(256, 256\) pixels, the weights are for 196 patches",
         ),
         ({"data_preprocessor.to_rgb": False}, "images are BGR"),
+        ({"test_dataloader": wrapped("area")}, "config resizes images by `area`"),
         ({"data_preprocessor.mean": None}, "has no mean and std"),
         ({"model.backbone.arch": {"embed_dims": 48}}, r"another form: KeyError\('num_layers'\)"),
         ({"test_dataloader": [1, 2]}, "another form: AttributeError"),
@@ -274,6 +281,60 @@ def test_images_that_are_not_square_go_to_timm_and_not_to_dinov2(recipe, weights
     with pytest.raises(ValueError, match="112 x 448 pixels, Dinov2Model takes square ones"):
         write_export(tmp_path / "hf", "hf", weights, meta)
     assert not (tmp_path / "hf").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "more", "match"),
+    [
+        (
+            "torchvision",
+            {"model.backbone.img_size": [112, 448]},
+            {},
+            r"square images, these are \(112, 448\)",
+        ),
+        (
+            "torchvision",
+            {},
+            {"ln2.weight": 48, "ln2.bias": 48},
+            "ln2.weight`: torchvision's ViT has nothing of this name",
+        ),
+        ("timm", {}, {"ln2.weight": 48, "ln2.bias": 48}, "timm's network has one of them"),
+    ],
+)
+def test_what_another_network_cannot_be_is_said_before_a_file_is_written(
+    target, options, more, match, weights, recipe, tmp_path
+):
+    state = weights | {f"backbone.{name}": torch.ones(size) for name, size in more.items()}
+    with pytest.raises(ValueError, match=match):
+        write_export(tmp_path / "vit.pth", target, state, changed(recipe, **options))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_mlp_that_dinov2_cannot_have_is_refused(recipe, tmp_path):
+    arch = SMALL | {"feedforward_channels": 100}
+    state = {f"backbone.{name}": value for name, value in MaPeTViT(arch).state_dict().items()}
+    with pytest.raises(ValueError, match="MLP's width is no multiple of the tokens', as Dinov2Model has it"):
+        write_export(tmp_path / "vit", "hf", state, changed(recipe, **{"model.backbone.arch": arch}))
+
+
+def test_a_classifier_of_an_unknown_feature_is_not_described(weights, recipe, tmp_path):
+    classifier = weights | {"head.fc.weight": torch.ones(5, 48), "head.fc.bias": torch.ones(5)}
+    with pytest.raises(ValueError, match="config classifies out_type='raw'; known are 'cls_token'"):
+        write_export(
+            tmp_path / "vit", "timm", classifier, changed(recipe, **{"model.backbone.out_type": "raw"})
+        )
+
+
+@pytest.mark.parametrize(
+    ("target", "said"), [("hf", "transformers reads it as model.safetensors"), ("reference", "")]
+)
+def test_a_file_for_a_library_without_a_call_says_how_it_is_read_and_of_which_images(
+    target, said, weights, meta, tmp_path
+):
+    told = write_export(tmp_path / "vit.safetensors", target, weights, meta).splitlines()
+    assert told[-1].startswith("images: RGB, short side 224 bicubic")
+    assert "".join(told[:-1]).startswith(said)
+    assert len(told) == 1 + bool(said)
 
 
 def test_a_folder_is_for_timm_and_hugging_face_alone(weights, meta, tmp_path):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mapet_mm.errors import UserError
 from mapet_mm.models import MaPeTViT
-from mapet_mm.onnx_export import write_onnx
+from mapet_mm.onnx_export import Features, write_onnx
 
 SMALL = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
 CONFIG = f"""
@@ -45,18 +45,55 @@ def session(vit, tmp_path_factory):
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
-# 10 s, nearly all of it in the exporter of PyTorch.
 # The training's size; other squares and rectangles; one patch; sides that are padded to whole patches.
-@pytest.mark.slow
-@pytest.mark.parametrize(
+every_shape = pytest.mark.parametrize(
     "shape", [(2, 3, 32, 128), (1, 3, 128, 32), (3, 3, 128, 128), (1, 3, 16, 16), (1, 3, 70, 33)]
 )
+
+
+@pytest.mark.slow  # 10 s, nearly all of it in the exporter of PyTorch
+@every_shape
 def test_the_file_computes_what_the_network_does(session, vit, shape):
     images = torch.randn(shape)
+    outputs = session.run(["class_token", "patch_features"], {"images": images.numpy()})
+    assert_same(vit, images, *map(torch.from_numpy, outputs))
+
+
+@every_shape
+def test_what_is_exported_computes_what_the_network_does(exported, vit, shape):
+    images = torch.randn(shape)
+    with torch.no_grad():
+        assert_same(vit, images, *exported(images))
+
+
+@pytest.fixture(scope="module")
+def exported(vit, tmp_path_factory) -> Features:
+    """What PyTorch's exporter is given."""
+    given = []
+
+    class Program:
+        def save(self, file) -> None:
+            file.write(b"onnx")
+
+    def export(module: Features, images: tuple[Tensor], **options) -> Program:
+        given.append(module)
+        assert images[0].shape == (2, 3, 32, 48)  # no two sizes alike
+        return Program()
+
+    path = tmp_path_factory.mktemp("exported") / "vit.onnx"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name: Path)
+        patch.setattr(torch.onnx, "export", export)
+        told = write_onnx(path, weights(vit), {"cfg": CONFIG})
+    assert told.startswith("inputs: images (B, 3, H, W); outputs: class_token (B, D), patch_features (B, D")
+    assert path.read_bytes() == b"onnx"
+    return given[0]
+
+
+def assert_same(vit: MaPeTViT, images: Tensor, of_class: Tensor, of_patches: Tensor) -> None:
     with torch.no_grad():
         (tokens,) = vit(images)
-    outputs = session.run(["class_token", "patch_features"], {"images": images.numpy()})
-    of_class, of_patches = map(torch.from_numpy, outputs)
+    shape = images.shape
     assert of_patches.shape[2:] == (-(-shape[2] // 16), -(-shape[3] // 16))
     torch.testing.assert_close(of_class, tokens[:, 0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(of_patches.flatten(2).mT, tokens[:, 1:], rtol=1e-4, atol=1e-5)
@@ -73,10 +110,15 @@ def test_missing_packages_are_one_line_with_the_extra(vit, monkeypatch, tmp_path
     [
         ("vit.pth", CONFIG, r"ONNX goes to a \.onnx file, not to .*vit\.pth"),
         ("vit.onnx", "", "architecture, mean and std are not known .*--config"),
+        ("vit.onnx", CONFIG, "the backbone has no class token, which is one of the outputs"),
     ],
 )
 def test_what_cannot_be_written_is_refused_first(name, config, match, vit, monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: Path)
+    state = weights(vit)
+    if "class token" in match:
+        del state["backbone.cls_token"]
+        state["backbone.pos_embed"] = state["backbone.pos_embed"][:, 1:]
     with pytest.raises(ValueError, match=match):
-        write_onnx(tmp_path / name, weights(vit), {"cfg": config})
+        write_onnx(tmp_path / name, state, {"cfg": config})
     assert not list(tmp_path.iterdir())

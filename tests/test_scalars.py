@@ -32,3 +32,8 @@ def test_missing_and_damaged_logs_say_what_to_do(tmp_path):
     file.write_text('{"loss": 1.0}\n{"loss": 0.')
     with pytest.raises(ValueError, match=r"scalars\.json` is damaged"):
         read_scalars(file)
+    file.write_text("[1, 2]\n")
+    with pytest.raises(ValueError, match=r"scalars\.json` is damaged"):
+        read_scalars(file)
+    with pytest.raises(FileNotFoundError, match=r"none\.json` does not exist: train with tools/train\.py"):
+        read_scalars(tmp_path / "none.json")

@@ -232,8 +232,6 @@ def _comparable(queries: Tensor, keys: Tensor, distance: str) -> tuple[Tensor, T
     """Both such that the nearest keys have the largest products with a query."""
     if distance == "cosine":
         return F.normalize(queries, dim=1), F.normalize(keys, dim=1)
-    if distance != "L2":
-        raise ValueError(f"distance `{distance}` is none of {', '.join(DISTANCES)}")
     # |q - t|^2 = |q|^2 - 2 (q t - |t|^2 / 2), and |q|^2 is the same for all keys.
     return F.pad(queries, (0, 1), value=1), torch.cat([keys, -keys.square().sum(1, keepdim=True) / 2], 1)
 

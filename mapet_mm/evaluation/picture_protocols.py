@@ -106,7 +106,7 @@ class LabelFree(Protocol):
         across = values.pop("different images", np.nan)
         if not values:
             return []
-        curve = similarity_curve([1, *values.values()], across, _name(evaluated))
+        curve = similarity_curve([1, *values.values()], across, evaluated.checkpoint.name)
         caption = "Cosine similarity of two patches of the last layer, mean over the images of val."
         return [Section("Patches by their distance", caption, [curve])]
 
@@ -150,7 +150,7 @@ class FeaturePictures(Protocol):
         return [Section(*heading, drawn) for heading, drawn in figures.items()] + self._neighbours(evaluated)
 
     def _of_patches(self, evaluated: Evaluated, name: str) -> Iterator[tuple[tuple[str, str], Figure]]:
-        features, title = evaluated.features[name], f"{name}: {_name(evaluated)}"
+        features, title = evaluated.features[name], f"{name}: {evaluated.checkpoint.name}"
         places, stored = spread(len(features), self.images), PatchTokens(features)
         fitted = [*places, *(i for i in spread(len(features), FITTED) if i not in places)]
         tokens = torch.cat([stored[i : i + 1] for i in fitted]).float()
@@ -168,7 +168,7 @@ class FeaturePictures(Protocol):
         pooled = features.pooled("mean" if "mean" in features.poolings else features.poolings[0])
         queries = spread(len(features), max(2, self.images // 2))
         figure = neighbour_figure(
-            partial(rgb_image, evaluated, "val"), pooled, features.labels, queries, _name(evaluated)
+            partial(rgb_image, evaluated, "val"), pooled, features.labels, queries, evaluated.checkpoint.name
         )
         return [Section(*NEIGHBOURS, [figure])]
 
@@ -231,7 +231,7 @@ class TokenPredictions(Protocol):
         few = spread(len(places), 6)
         part = Prediction(*(each[few] for each in prediction[:3]), prediction.one_by_one)
         figure = prediction_figure(
-            [pictures[i] for i in few], part, truth[few], stand_ins, grid, _name(evaluated)
+            [pictures[i] for i in few], part, truth[few], stand_ins, grid, evaluated.checkpoint.name
         )
         return [Section(*PREDICTED, [figure])]
 
@@ -239,8 +239,6 @@ class TokenPredictions(Protocol):
 def _attention(
     evaluated: Evaluated, name: str, places: Sequence[int]
 ) -> Float[Tensor, "image head row column"] | None:
-    if evaluated.checkpoint is None:
-        return None
     backbone, dataset = evaluated.checkpoint.backbone, evaluated.images[name].dataset
     images = backbone.normalise(torch.stack([dataset[i]["inputs"] for i in places]))
     backbone(images)  # settles the grid for images of this size
@@ -275,10 +273,6 @@ def _parts(places: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     return (places[start : start + size] for start in range(0, len(places), size))
 
 
-def _name(evaluated: Evaluated) -> str:
-    return "" if evaluated.checkpoint is None else evaluated.checkpoint.name
-
-
 def spread(total: int, count: int) -> list[int]:
     """Up to `count` of `total` places, evenly drawn."""
     return np.linspace(0, total - 1, min(count, total)).round().astype(int).tolist()
@@ -287,7 +281,7 @@ def spread(total: int, count: int) -> list[int]:
 def rgb_image(evaluated: Evaluated, name: str, index: int) -> UInt8[np.ndarray, "height width 3"]:
     """An image as the model sees it, in RGB."""
     image = evaluated.images[name].dataset[index]["inputs"]
-    preprocessor = evaluated.checkpoint and evaluated.checkpoint.backbone.preprocessor
+    preprocessor = evaluated.checkpoint.backbone.preprocessor
     if getattr(preprocessor, "_channel_conversion", getattr(preprocessor, "to_rgb", False)):
         image = image.flip(0)
     return image.expand(3, -1, -1).permute(1, 2, 0).clamp(0, 255).byte().numpy()

@@ -26,7 +26,9 @@ OPTIONS = {
         optim_wrapper=dict(type="mapet_mm.AutocastOptimWrapper", accumulative_counts=4),
         custom_hooks=[dict(type="EMAHook", momentum=0.1)],
     ),
-    "iterations": dict(train_cfg=dict(type="IterBasedTrainLoop", max_iters=9)),
+    "iterations": dict(
+        train_cfg=dict(type="IterBasedTrainLoop", max_iters=9), optim_wrapper=dict(accumulative_counts=2)
+    ),
 }
 
 

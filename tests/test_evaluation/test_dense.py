@@ -118,12 +118,13 @@ def test_the_setting_is_chosen_on_held_out_training_images():
     assert scores.miou == scores.test[scores.setting]
 
 
-@pytest.mark.parametrize("kept", [2**28, 0])  # features kept, and read again in every step
-def test_logistic_segmentation_is_scikit_learns(monkeypatch, kept):
+# Features are kept, or read again in every step; the last blocks are of held-out images alone.
+@pytest.mark.parametrize(("kept", "images_a_block"), [(2**28, 4), (0, 4), (0, 1)])
+def test_logistic_segmentation_is_scikit_learns(monkeypatch, kept, images_a_block):
     from sklearn.linear_model import LogisticRegression
 
     monkeypatch.setattr(dense, "KEPT", kept)
-    monkeypatch.setattr(dense_images, "BLOCK", 6 * 15 * 4)
+    monkeypatch.setattr(dense_images, "BLOCK", 6 * 15 * images_a_block)
     train, test = images(30, 0), images(6, 1)
     evaluation = DenseEvaluation(train, CLASSES)
     scores = evaluation.logistic(test, strengths=(1e-3, 0.1))

@@ -103,9 +103,21 @@ def test_without_reduce_zero_label_the_classes_do_not_fit_and_it_says_so(folder)
         SegmentationByNeighbours().run(evaluated(folder, reduce_zero_label=False))
 
 
-def test_images_without_pixel_labels_are_left_out_with_a_word(folder, capsys):
+def test_images_without_pixel_labels_are_left_out_with_a_word(folder, capsys, monkeypatch):
     assert SegmentationByNeighbours().run(evaluated(folder, pipeline=[LOAD, RESIZE, PACK])) == []
     assert "no k-NN segmentation: the `dense_train` images have no pixel labels" in capsys.readouterr().out
+    monkeypatch.setattr("mapet_mm.evaluation.dense_protocols.process_number", lambda: (1, 2))
+    assert SegmentationByNeighbours().run(evaluated(folder, pipeline=[LOAD, RESIZE, PACK])) == []
+    assert not capsys.readouterr().out  # the first process has said it
+
+
+def test_labels_that_no_byte_holds_are_refused(folder):
+    def many_classes(results: dict) -> dict:
+        return results | {"gt_seg_map": results["gt_seg_map"].astype(np.int64) + 298}
+
+    images = image_set(folder, pipeline=[LOAD, LABELS, many_classes, PACK])
+    with pytest.raises(ImageSetError, match=r"labels of `.*0\.png` go from 298 to 553: classes are 0 to 254"):
+        PixelLabels(images)
 
 
 def test_labels_of_another_part_of_the_image_are_refused(folder):

@@ -12,9 +12,12 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
+from safetensors.torch import save_file
+from torch import nn
 
+from mapet_mm.errors import UserError
 from mapet_mm.evaluation import features as feature_module
-from mapet_mm.evaluation.checkpoints import KeysError, load_checkpoint
+from mapet_mm.evaluation.checkpoints import KeysError, load_checkpoint, load_weights
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.image_sets import ImageSetError, check_labels, read_image_sets
 from mapet_mm.evaluation.protocols import build_protocols, evaluate
@@ -199,6 +202,42 @@ def test_a_folder_of_images_takes_the_place_of_the_configs(config, root):
         read_image_sets(config, str(root / "other"))
 
 
+def test_images_listed_with_their_classes_are_taken_as_listed(config, root):
+    (root / "data/meta").mkdir()
+    (root / "data/meta/val.txt").write_text("b/0.png 1\na/2.png 0\n")
+    images = read_image_sets(config, str(root / "data"))
+    assert images["val"].labels.tolist() == [1, 0]
+    assert [Path(images["val"].path(index)).name for index in (0, 1)] == ["0.png", "2.png"]
+    assert len(images["train"]) == 24
+
+
+def test_images_are_those_of_the_probe_or_pipelines_those_of_the_test_where_no_section_names_them(
+    config, root
+):
+    loaders = config.pop("evaluation")
+    with pytest.raises(ImageSetError, match=r"names no images to evaluate on: give it a section"):
+        read_image_sets(config)
+    with pytest.raises(ImageSetError, match=r"has no pipeline for the images in .*data: give it a section"):
+        read_image_sets(config, str(root / "data"))
+    config.test_dataloader = loaders.val
+    assert len(read_image_sets(config, str(root / "data"))["train"]) == 24
+    config.knn_probe = dict(train_dataloader=loaders.train, val_dataloader=loaders.val)
+    assert [len(read_image_sets(config)[name]) for name in ("train", "val")] == [24, 9]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (dict(data_prefix="gone"), "`train` images: .*gone"),
+        (dict(indices=0, serialize_data=False), "`train` images: CustomDataset has none"),
+    ],
+)
+def test_a_set_without_images_is_one_line(config, options, match):
+    config.evaluation.train.dataset.update(options)
+    with pytest.raises(ImageSetError, match=match):
+        read_image_sets(config)
+
+
 def save(weights: dict, root: Path) -> None:
     torch.save({"state_dict": weights}, root / "weights.pth")
 
@@ -210,12 +249,15 @@ def test_weights_find_their_backbone_whatever_is_around_them(config, root):
     bare = {name.removeprefix("backbone."): value for name, value in weights.items()}
     for form in (
         bare,
+        dict(weights, **{"backbone.mask_token": torch.ones(1, 1, 16)}),  # of the pre-training
         {f"net.{name}": v for name, v in weights.items()},
         dict(weights, **{"head.fc.bias": torch.ones(7)}),
     ):
         save(form, root)
         assert load_checkpoint(config, str(root / "weights.pth")).digest == digest
     assert load_checkpoint(config, None).digest == digest  # seed 0
+    save_file(weights, root / "weights.safetensors")
+    assert load_checkpoint(config, str(root / "weights.safetensors")).digest == digest
     bare_config = Config(dict(config, model=config.model.backbone), filename=config.filename)
     save(weights, root)
     load_checkpoint(bare_config, str(root / "weights.pth"))
@@ -236,6 +278,56 @@ def test_a_checkpoint_whose_keys_do_not_match_is_one_line(config, root):
     save(weights | {"backbone.layers.2.ln1.bias": torch.zeros(16)}, root)
     with pytest.raises(KeysError, match=r"`backbone.layers.2.ln1.bias`, .* another depth"):
         take(config, root / "cache")
+
+
+def test_a_missing_weight_is_not_a_number_and_a_missing_table_of_places_is_the_models_own(root):
+    model = nn.ModuleDict({"backbone": nn.Linear(2, 3)})
+    save({"backbone.weight": torch.ones(3, 2)}, root)
+    model.backbone.register_buffer("relative_position_index", torch.arange(3))
+    gone = ["backbone.bias", "backbone.relative_position_index"]
+    assert load_weights(model, str(root / "weights.pth")) == gone
+    assert model.backbone.bias.isnan().all()  # so features that depend on it show it
+    assert model.backbone.relative_position_index.tolist() == [0, 1, 2]
+
+
+def test_a_tokenizer_is_not_built_for_features(config, root):
+    """Its codebook may be elsewhere."""
+    config.model = dict(
+        type="mapet_mm.MaPeT",
+        backbone=dict(config.model.backbone, type="mapet_mm.MaPeTPretrainViT", cutting_point=6),
+        head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=16, vocab_size=8),
+        target_generator=dict(type="mapet_mm.KCLIP", codebook="nowhere"),
+    )
+    config.model.backbone.pop("out_type")
+    assert load_checkpoint(config, str(root / "weights.pth")).backbone.model.target_generator is None
+
+
+@pytest.mark.parametrize("section", ["model", "data_preprocessor"])
+def test_a_config_that_gives_no_features_is_one_line(config, section):
+    config.pop(section)
+    with pytest.raises(UserError, match=rf"config .*config\.py has no `{section}`"):
+        load_checkpoint(config, None)
+
+
+def test_features_beyond_half_precision_are_one_line(config, root):
+    weights = torch.load(root / "weights.pth")["state_dict"]
+    weights["backbone.ln1.weight"] *= 1e6
+    save(weights, root)
+    with pytest.raises(UserError, match=r"features of the backbone reach \d\.\d+e\+06: float16 cannot hold"):
+        take(config, root / "cache")
+
+
+def test_of_several_processes_only_the_first_has_rows_and_says_what_it_does(
+    config, root, monkeypatch, capsys
+):
+    checkpoint, images = load_checkpoint(config, None), read_image_sets(config)
+    for module in ("extraction", "protocols"):
+        monkeypatch.setattr(f"mapet_mm.evaluation.{module}.process_number", lambda: (1, 2))
+    protocols = build_protocols(PROTOCOLS[:1], images)
+    evaluated, rows = evaluate(checkpoint, images, protocols, root / "cache")
+    assert (len(evaluated.features["val"]), rows) == (9, [])
+    assert not capsys.readouterr().out
+    assert not (root / "cache" / "results").exists()
 
 
 def test_a_work_dir_is_no_checkpoint(config, root):
@@ -295,6 +387,7 @@ def test_unknown_protocols_and_options_are_one_line(config):
     for wrong, match in (
         (dict(type="Nearest"), "there is no protocol Nearest: one of .*NearestNeighbours"),
         (dict(type="NearestNeighbours", neighbours=3), "protocol NearestNeighbours: .*'neighbours'"),
+        (dict(type="FeaturePictures", images=1), "protocol FeaturePictures: images=1: at least 2"),
         (dict(type="LinearProbes", optimizer="LARS"), "protocol LinearProbes: optimizer='LARS' is none of"),
     ):
         with pytest.raises(Exception, match=match):

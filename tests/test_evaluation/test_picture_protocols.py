@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
     return root
 
 
-def evaluated(folder, store="tokens", objective="mapet") -> Evaluated:
+def evaluated(folder, store="tokens", objective="mapet", rgb=False, images=8) -> Evaluated:
     torch.manual_seed(0)
     arch = dict(embed_dims=12, num_layers=2, num_heads=2, feedforward_channels=24)
     backbone = dict(
@@ -60,7 +60,9 @@ def evaluated(folder, store="tokens", objective="mapet") -> Evaluated:
     head = dict(type="mapet_mm.TokenPredictionHead", embed_dims=12, vocab_size=VOCABULARY)
     model = MaPeT(backbone, head, None).eval()
     model.init_weights()
-    preprocessor = dict(type="mmpretrain.ClsDataPreprocessor", mean=[127.5] * 3, std=[60.0] * 3, to_rgb=True)
+    preprocessor = dict(
+        type="mmpretrain.ClsDataPreprocessor", mean=[127.5] * 3, std=[60.0] * 3, to_rgb=not rgb
+    )
     pipeline = [
         dict(type="LoadImageFromFile"),
         dict(type="mapet_mm.LoadTokenGrid", store=str(folder / store)),
@@ -71,11 +73,16 @@ def evaluated(folder, store="tokens", objective="mapet") -> Evaluated:
         data_root=str(folder),
         data_prefix="val",
         ann_file="val.txt",
-        pipeline=[dict(type="LoadImageFromFile"), dict(type="mmpretrain.PackInputs")],
+        indices=images,
+        pipeline=[
+            dict(type="LoadImageFromFile"),
+            *([dict(type="mmpretrain.NumpyToPIL", to_rgb=True), dict(type="mmpretrain.PILToNumpy")] * rgb),
+            dict(type="mmpretrain.PackInputs"),
+        ],
     )
-    images = ImageSet("val", dict(dataset=dataset))
-    tokens = TokenBackbone(model, MODELS.build(preprocessor))
-    inputs = torch.stack([images.dataset[i]["inputs"] for i in range(8)])
+    image_set = ImageSet("val", dict(dataset=dataset))
+    tokens = TokenBackbone(model, MODELS.build(preprocessor | dict(to_rgb=not rgb)))
+    inputs = torch.stack([image_set.dataset[i]["inputs"] for i in range(images)])
     with torch.no_grad():
         found = tokens(tokens.normalise(inputs))
     pooled = torch.stack([found.class_token[:, -1], found.patches[-1].mean(1)])[:, None]
@@ -86,10 +93,10 @@ def evaluated(folder, store="tokens", objective="mapet") -> Evaluated:
         layers=["output"],
         poolings=["class token", "mean"],
         grid=tokens.grid,
-        labels=images.labels,
+        labels=image_set.labels,
     )
     checkpoint = SimpleNamespace(name="tiny", config=config, backbone=tokens)
-    return Evaluated(checkpoint, {"val": features}, {"val": images}, torch.device("cpu"))
+    return Evaluated(checkpoint, {"val": features}, {"val": image_set}, torch.device("cpu"))
 
 
 def test_all_pictures_of_a_pretraining_are_drawn(folder):
@@ -106,7 +113,15 @@ def test_all_pictures_of_a_pretraining_are_drawn(folder):
 
 
 def test_images_are_shown_as_they_are_whatever_order_their_channels_are_read_in(folder):
-    assert rgb_image(evaluated(folder), "val", 0)[0, 0, 0] == 255
+    for rgb in (False, True):
+        assert rgb_image(evaluated(folder, rgb=rgb), "val", 0)[0, 0, 0] == 255
+
+
+def test_without_a_class_token_there_is_no_attention_to_show_and_of_two_images_no_neighbours(folder):
+    known = evaluated(folder, images=2)
+    known.checkpoint.backbone.has_class_token = False
+    titles = [section.title for section in FeaturePictures().sections(known, [])]
+    assert titles == ["Patch features as colours", "Similar to one patch"]
 
 
 def test_label_free_rows_name_what_the_table_shows(folder):
@@ -141,17 +156,20 @@ def test_the_head_and_the_tokens_are_part_of_what_predictions_are(folder):
 
 
 @pytest.mark.parametrize("store", ["elsewhere", "val"])  # nothing, and a folder that is no store
-def test_without_tokens_of_the_images_there_are_no_predictions_and_a_word(folder, capsys, store):
+def test_without_tokens_of_the_images_there_are_no_predictions_and_a_word(folder, capsys, monkeypatch, store):
     known = evaluated(folder, store=store)
     assert TokenPredictions().identity(known)[2] == ""
     assert TokenPredictions().run(known) == []
     assert "no predicted tokens: " in capsys.readouterr().out
+    monkeypatch.setattr("mapet_mm.evaluation.picture_protocols.process_number", lambda: (1, 2))
+    assert TokenPredictions().run(known) == []
+    assert not capsys.readouterr().out  # the first process has said it
 
 
 def test_other_models_predict_no_tokens(folder):
     known = evaluated(folder)
     known.checkpoint.backbone.model = torch.nn.Identity()
-    assert TokenPredictions().run(known) == []
+    assert TokenPredictions().identity(known) == TokenPredictions().run(known) == []
     assert TokenPredictions().sections(known, []) == []
 
 

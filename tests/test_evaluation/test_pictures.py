@@ -44,6 +44,9 @@ def test_the_foreground_is_the_group_of_patches_that_keeps_off_the_borders():
     tokens, inside = scene()
     assert torch.equal(foreground(tokens), inside)
     assert torch.equal(foreground(-tokens), inside)
+    below_the_sky = 0.1 * torch.randn(6, 5, 5, 8, generator=torch.Generator().manual_seed(0))
+    below_the_sky[:, 0, :, 0] += 6  # it stands out, at the border
+    assert torch.equal(foreground(below_the_sky)[0], torch.arange(5)[:, None].expand(5, 5) > 0)
     assert foreground(torch.ones(2, 3, 3, 4)).all()  # nothing stands out
 
 

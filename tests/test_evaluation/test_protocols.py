@@ -17,7 +17,7 @@ from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.linear import BEiTLinearProbes, LinearProbes, Probe, accuracies, parts, train_probes
 from mapet_mm.evaluation.low_shot import LowShot, draw
 from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
-from mapet_mm.evaluation.protocols import Evaluated
+from mapet_mm.evaluation.protocols import Evaluated, Row, results_table
 from mapet_mm.models.probe import LayerwiseLinearHead
 
 CLASSES, LAYERS, DIM, PATCHES = 5, 3, 16, 9
@@ -209,6 +209,7 @@ def test_attentive_probe_equals_a_naive_loop(evaluated, monkeypatch):
     rates = [1e-3, 2e-2]
     models = train_attentive(ShuffledBatches(train, "tokens", 100), rates, CLASSES, 4)
     assert models[0].heads == 4
+    assert AttentiveClassifier(18, CLASSES).heads == 3  # which divide the width
     naive = NaiveAttention(AttentiveClassifier(DIM, CLASSES))
     steps, step = torch.optim.AdamW(naive.parameters(), lr=2e-2, weight_decay=5e-4), 0
     for epoch in range(4):
@@ -259,3 +260,10 @@ def test_batches_cover_each_image_once_whatever_fits_in_memory(monkeypatch):
             orders.append(order)
     assert orders[0] == orders[1]
     assert orders[0] != orders[2]
+
+
+def test_a_figure_that_a_checkpoint_does_not_have_leaves_its_cell_empty():
+    """Of a backbone without a class token, beside one with it."""
+    rows = [Row("k-NN", "class token", 93.25), Row("k-NN", "mean", 0.0123, spread=1.26, note="x")]
+    table = results_table({"a": rows, "b": rows[1:]})
+    assert [line[3:] for line in table.rows] == [["93.2", None], ["0.012 ± 1.3 (x)", "0.012 ± 1.3 (x)"]]

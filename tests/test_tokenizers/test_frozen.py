@@ -153,6 +153,13 @@ def test_images_and_ids_out_of_range_are_refused():
         tokenizer(torch.randn(4, 3, 24, 24))
 
 
+def test_tokens_that_are_no_square_grid_are_refused(monkeypatch):
+    tokenizer = FrozenTokenizer(VQKD_CONFIG, 24, 16, random_seed=0)
+    monkeypatch.setattr(FrozenTokenizer, "forward", lambda self, images: torch.zeros(1, 35, dtype=torch.long))
+    with pytest.raises(TokenizerError, match="gives 35 tokens an image: no square grid"):
+        _ = tokenizer.grid
+
+
 @pytest.mark.parametrize("config", [VQKD_CONFIG, DALLE_CONFIG], ids=["VQ-KD", "DALL-E"])
 @pytest.mark.parametrize("algorithm", ["BEiT", "mapet_mm.MaPeT"])
 def test_they_train_a_model_on_the_fly(config, algorithm):

@@ -1,5 +1,7 @@
 """Tokens of any encoder's grid features: the library's own, the grid found by trying, one identity."""
 
+import json
+
 import numpy as np
 import open_clip
 import pytest
@@ -12,6 +14,7 @@ from torch import nn
 from mapet_mm.models import MaPeTPretrainViT, MaPeTViT
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import KCLIP, Codebook, CodebookError, GridError, GridKMeans, TokenizerError
+from mapet_mm.tokenizers.clip_tower import TowerError, build_visual
 from mapet_mm.tokenizers.from_config import build_tokenizer, run_extract_tokens, run_fit_codebook
 from mapet_mm.tokenizers.grid_layout import find_layout
 
@@ -99,6 +102,28 @@ def test_features_of_a_vit_of_open_clip_are_its_own():
     with torch.no_grad():
         (expected,) = theirs.forward_intermediates(images, indices=1)["image_intermediates"]
     assert torch.equal(ours.features(images), expected.flatten(2).transpose(1, 2))
+
+
+def test_the_visual_tower_of_a_vit_is_open_clips_own(tmp_path):
+    config = dict(
+        embed_dim=16,
+        vision_cfg=dict(image_size=32, patch_size=8, width=64, layers=1, head_width=32),
+        text_cfg=dict(context_length=8, vocab_size=16, width=16, heads=1, layers=1),
+    )
+    (tmp_path / "tiny-vit.json").write_text(json.dumps(config))
+    open_clip.add_model_config(tmp_path / "tiny-vit.json")
+    model = open_clip.create_model("tiny-vit")
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    tower = build_visual("tiny-vit", str(tmp_path / "weights.pt"))
+    assert not tower.training
+    assert not any(parameter.requires_grad for parameter in tower.parameters())
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(tower(images), model.eval().visual(images))
+    with pytest.raises(
+        TowerError, match=r"could not build tiny-vit with weights 'laion' \(.*\): give a tag of"
+    ):
+        build_visual("tiny-vit", "laion")
 
 
 class Cells(nn.Module):

@@ -218,6 +218,16 @@ def test_wrong_options_are_one_clear_line(clip_model, pretrained, message):
         KCLIP(clip_model, pretrained)
 
 
+def test_a_towers_file_without_counters_of_training_loads(reference_weights, tmp_path):
+    counters = [name for name in reference_weights if name.endswith("num_batches_tracked")]
+    few = {name: value for name, value in reference_weights.items() if name not in counters}
+    torch.save(few, tmp_path / "few.pt")
+    tower = build_tower(SMALL, str(tmp_path / "few.pt"))
+    assert len(few) < len(tower.state_dict())
+    for name, value in tower.state_dict().items():
+        assert torch.equal(value, few.get(name, torch.tensor(0))), name
+
+
 def test_weights_of_another_architecture_and_truncated_files_are_refused(reference_weights, tmp_path):
     torch.save(reference_weights, tmp_path / "small.pt")
     with pytest.raises(TowerError, match=r"small\.pt` does not fit the tower's architecture"):

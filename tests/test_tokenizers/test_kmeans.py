@@ -191,6 +191,9 @@ def test_adding_an_image_costs_one_and_removing_one_costs_none(tmp_path, monkeyp
     assert len(less) == 100
     assert (all_rows(less) == held).all()
     assert less.digest != shards_of(names).digest == shards_of(reversed(names)).digest
+    one = shards_of(["007"])  # in shards none of whose other images is asked for
+    assert complete(one) == []
+    assert (all_rows(one) == rows_of("007")).all()
 
 
 def test_images_that_cannot_be_decoded_have_no_rows_and_are_not_tried_again(tmp_path):

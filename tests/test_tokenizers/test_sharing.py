@@ -96,6 +96,15 @@ def test_a_folder_that_another_machine_removed_over_nfs_is_the_end_of_the_work_a
     tasks.clear()
 
 
+def test_a_claim_that_no_disk_takes_is_an_error_and_no_claim_of_another(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "touch", full)
+    with pytest.raises(OSError, match="No space left"):
+        list(Board(tmp_path, 2).tasks())
+
+
 def test_a_task_that_cannot_be_done_is_tried_once_by_each(tmp_path):
     board = Board(tmp_path, 4)
     assert sorted(board.tasks()) == [0, 1, 2, 3]

@@ -367,6 +367,17 @@ def test_an_image_skipped_after_sealing_is_skipped_in_the_next_seal(tmp_path):
     assert TokenStore.open(tmp_path / "a").skipped == {"b": "no image"}
 
 
+def test_files_held_open_are_bounded_however_many_blocks_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_grids, "HANDLES", 2)
+    names = [f"n{index}" for index in range(6)]
+    make(tmp_path / "a", names)
+    reader = TokenStore.open(tmp_path / "a")
+    for _ in range(2):
+        assert_holds(reader, names)
+    held = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    assert sum(str(tmp_path / "a" / "blocks") in file for file in held) <= 2
+
+
 def test_a_reader_keeps_the_other_blocks_when_one_is_removed(tmp_path):
     """As the message of a damaged block advises."""
     make(tmp_path / "a", ["a", "b"])

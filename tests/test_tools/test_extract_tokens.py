@@ -16,6 +16,7 @@ from sklearn.datasets import load_sample_image
 
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import Codebook, TokenStore, TokenStoreError
+from mapet_mm.tokenizers import extraction as extraction_module
 from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook
 from mapet_mm.tokenizers.images import NamedImages
 
@@ -63,7 +64,7 @@ def test_an_interrupted_extraction_reads_only_what_is_left(cfg, monkeypatch):
     assert not set(read) & set(kept)
     assert store.missing().size == 0
     assert all((store[name] == grid).all() for name, grid in kept.items())
-    assert run_extract_tokens(cfg)[1].images == 0
+    assert str(run_extract_tokens(cfg)[1]) == "all images had their tokens"
 
 
 def test_a_half_filled_store_is_not_completed_with_other_preprocessing(cfg, monkeypatch):
@@ -135,6 +136,71 @@ def test_new_images_extend_a_store(cfg, tmp_path):
     assert list(store.names) == [*sorted(old), "val/0/new.png"]
     assert all((store[name] == grid).all() for name, grid in old.items())
     assert (store["val/0/new.png"] == by_hand(cfg, tmp_path / "data" / "val/0/new.png")).all()
+
+
+@pytest.mark.parametrize("change", ["create", "extend_store"])
+def test_a_store_that_another_process_makes_or_extends_meanwhile_is_taken(cfg, tmp_path, monkeypatch, change):
+    """And where nobody did, why it cannot be made is said."""
+    run_fit_codebook(cfg)
+    if change == "extend_store":
+        run_extract_tokens(cfg)
+        Image.new("RGB", (40, 40)).save(tmp_path / "data" / "val" / "0" / "new.png")
+        with open(tmp_path / "data" / "val.txt", "a") as lines:
+            lines.write("0/new.png 0\n")
+    owner = TokenStore if change == "create" else extraction_module
+    original = getattr(owner, change)
+
+    def refuse(*arguments, **options):
+        raise TokenStoreError("the disk is full")
+
+    def later_than_another(*arguments, **options):
+        original(*arguments, **options)
+        refuse()
+
+    monkeypatch.setattr(owner, change, refuse)
+    with pytest.raises(TokenStoreError, match="the disk is full"):
+        run_extract_tokens(cfg)
+    monkeypatch.setattr(owner, change, later_than_another)
+    store, extraction = run_extract_tokens(cfg)
+    assert store.missing().size == 0
+    assert extraction.images == (17 if change == "create" else 1)
+
+
+def test_a_store_of_another_grid_is_refused(cfg, tmp_path):
+    _, codebook = run_fit_codebook(cfg)
+    TokenStore.create(
+        cfg.token_store, ["train/0/000.png"], (4, 4), 6, codebook.digest, str(tmp_path / "data")
+    )
+    with pytest.raises(TokenStoreError, match=r"has grids of \(4, 4\), the tokenizer gives \(2, 2\): choose"):
+        run_extract_tokens(cfg)
+
+
+def test_an_image_outside_the_data_root_is_named(cfg, tmp_path):
+    run_fit_codebook(cfg)
+    cfg.data_root = str(tmp_path / "data" / "val")
+    with pytest.raises(ValueError, match=r"image `.*train/0/000\.png` is not under data_root `.*val`"):
+        run_extract_tokens(cfg)
+
+
+@pytest.mark.parametrize(
+    ("section", "option", "match"),
+    [
+        (
+            "dataloader",
+            dict(batch_size=4),
+            "config's `dataloader` has batch_size: it takes num_workers",
+        ),
+        (
+            "codebook",
+            dict(iterations=4),
+            "config's `codebook` has unknown settings iterations: it takes",
+        ),
+    ],
+)
+def test_an_option_that_there_is_not_is_refused_with_those_that_there_are(cfg, section, option, match):
+    cfg[section].update(option)
+    with pytest.raises(ValueError, match=match):
+        run_fit_codebook(cfg)
 
 
 def test_new_images_of_another_folder_are_refused(cfg, tmp_path):

@@ -1,12 +1,15 @@
 """Images that cannot be decoded, while sampling and while tokenising."""
 
+import numpy as np
 import pytest
 from few_images import by_hand
 
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import TokenStore
-from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook
+from mapet_mm.tokenizers.extraction import _Rows
+from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook, run_verify_tokens
 from mapet_mm.tokenizers.images import UnreadableImagesError
+from mapet_mm.tokenizers.sharing import SharedTasks
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,55 @@ def test_an_undecodable_image_is_left_out_if_asked_and_costs_nobody_else(cfg, tm
     store, extraction = run_extract_tokens(cfg, retry_skipped=True)
     assert (extraction.images, extraction.skipped, store.sealed) == (1, 0, True)
     assert (store["train/1/004.png"] == by_hand(cfg, broken)).all()
+
+
+def test_a_task_of_undecodable_images_alone_is_done_once_they_are_noted(cfg, tmp_path):
+    """Four of the seventeen, which are one task's."""
+    run_fit_codebook(cfg)
+    cfg.on_error = "skip"
+    names = sorted(path.relative_to(tmp_path / "data").as_posix() for path in tmp_path.glob("data/*/*/*.png"))
+    for name in names[:4]:
+        (tmp_path / "data" / name).write_bytes(b"no image")
+    store, extraction = run_extract_tokens(cfg)
+    assert (extraction.images, extraction.skipped, store.sealed) == (13, 4, True)
+    assert list(store.skipped) == names[:4]
+    assert run_verify_tokens(cfg, 17)[1].images == 13  # what there is
+
+
+def test_a_step_that_gives_no_image_has_the_image_named(cfg):
+    run_fit_codebook(cfg)
+    cfg.dataset = [dict(cfg.dataset[0], pipeline=[lambda results: None, *cfg.dataset[0].pipeline[1:]])]
+    with pytest.raises(
+        UnreadableImagesError, match=r"000\.png` .* \(the pipeline's first step returned nothing"
+    ):
+        run_extract_tokens(cfg)
+
+
+@pytest.mark.parametrize("seen", ["before it is read", "before it is encoded", "before it is written"])
+def test_a_task_that_another_process_has_done_meanwhile_is_not_done_again(cfg, monkeypatch, seen):
+    """A slow process's task is repeated by one that has nothing else to do."""
+    run_fit_codebook(cfg)
+    whole, _ = run_extract_tokens(cfg)
+    names, grids = list(whole.names), np.array([whole[name] for name in whole.names])
+    cfg.token_store += "_shared"
+    known = (2, 2), 6, whole.tokenizer, whole.data_root, whole.preprocessing
+    other = TokenStore.create(cfg.token_store, names, *known)
+    written, encoded, asked = [], [], []
+    write, encode = TokenStore.write, _Rows.encode
+
+    def is_lost(tasks, task: int) -> bool:
+        asked.append(task)
+        if len(asked) == 1:
+            write(other, range(17), grids)
+        return seen == "before it is read" or (seen == "before it is encoded" and len(asked) > 1)
+
+    monkeypatch.setattr(SharedTasks, "is_lost", is_lost)
+    monkeypatch.setattr(TokenStore, "write", lambda *arguments: written.append(arguments))
+    monkeypatch.setattr(_Rows, "encode", lambda self, group: (encoded.append(group), encode(self, group))[1])
+    store, _ = run_extract_tokens(cfg)
+    assert not written
+    assert bool(encoded) == (seen == "before it is written")
+    assert all((store[name] == grid).all() for name, grid in zip(names, grids, strict=True))
 
 
 def test_an_image_that_is_removed_after_it_stopped_the_sampling_costs_nothing_else(

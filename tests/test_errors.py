@@ -50,6 +50,14 @@ def test_a_bug_keeps_its_traceback(error):
         raising(error)()
 
 
+def test_a_bug_names_its_process_among_several(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(RuntimeError):
+        raising(RuntimeError("x"))()
+    assert capsys.readouterr().err == "process 3 of 4 ends with an error:\n"
+
+
 def test_a_check_of_the_package_is_one_line_whatever_it_raises():
     with pytest.raises(SystemExit, match=r"^error: RandomFlipTokenGrid's prob must be in 0..1, got 2$"):
         one_line_errors(lambda: RandomFlipTokenGrid(prob=2))()

@@ -1,5 +1,6 @@
 """The authors' weights by name: fetched once, checked, converted, loaded wherever a checkpoint is taken."""
 
+import contextlib
 import hashlib
 import re
 import urllib.error
@@ -55,6 +56,23 @@ def test_weights_are_fetched_once_and_load_by_name(fetched, vit):
     weights = CheckpointLoader.load_checkpoint("mapet://vit-small-vqkd", map_location="cpu")["state_dict"]
     assert weights["head.fc.weight"].shape == (5, 24)
     assert fetched == [released.ADDRESS + "vit_standard_small_patch16_224_VQKD.tar"]
+
+
+def test_who_waited_for_another_process_takes_what_it_has_converted(fetched, monkeypatch, tmp_path):
+    whole = released_weights("vit-small-vqkd")
+    content = whole.read_bytes()
+    whole.unlink()
+    fetched.clear()
+
+    @contextlib.contextmanager
+    def held_by_another(path):
+        whole.write_bytes(content)
+        yield
+
+    monkeypatch.setattr(released, "FileLock", held_by_another)
+    weights = CheckpointLoader.load_checkpoint("mapet://vit-small-vqkd")["state_dict"]
+    assert weights["head.fc.weight"].shape == (5, 24)
+    assert not fetched
 
 
 def test_a_whole_model_of_the_hub_comes_with_them(fetched):

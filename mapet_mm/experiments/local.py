@@ -246,7 +246,7 @@ def launch_words(run: Run, launcher: str, cpus: int) -> list[str]:
 
 def end_with_runner() -> None:
     """Called in the tool's process before it starts: Linux then ends the tool when its runner is killed."""
-    if PRCTL is not None:
+    if PRCTL is not None:  # pragma: no cover, between fork and exec nothing is recorded
         PRCTL(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 

@@ -11,6 +11,7 @@ from PIL import Image
 
 from mapet_mm.cli import choices
 from mapet_mm.cli.choices import choose, look_at, take_weights, vocabulary
+from mapet_mm.cli.plan import TRIAL, training_seconds
 from mapet_mm.cli.pretrain import parse_args, pretrain
 from mapet_mm.cli.stages import Stage
 from mapet_mm.errors import UserError
@@ -210,6 +211,33 @@ def test_the_configs_are_ordinary_ones(photographs, arch, planned):
             MODELS.build(training.model.backbone).embed_dims
             == {v: k for k, v in choices.WIDTHS.items()}[arch]
         )
+
+
+@pytest.mark.parametrize(("option", "value", "least"), [("epochs", 1, 2), ("batch-size", 0, 1)])
+def test_numbers_that_train_nothing_are_refused(photographs, option, value, least, capsys):
+    with pytest.raises(SystemExit):
+        options(photographs, f"--{option}", str(value))
+    assert capsys.readouterr().err.endswith(f"error: --{option} is {value}: {least} or more\n")
+
+
+def test_a_folder_that_there_is_not_is_one_line(photographs):
+    with pytest.raises(UserError, match=r"nowhere is no folder of images"):
+        pretrain(options(photographs.parent / "nowhere"))
+
+
+def test_the_time_of_a_pretraining_is_its_images_at_the_pace_of_the_faster_trial(tmp_path, monkeypatch):
+    arch = dict(embed_dims=12, num_layers=1, num_heads=2, feedforward_channels=24)
+    model = dict(
+        type="mapet_mm.MaPeT",
+        backbone=dict(type="mapet_mm.MaPeTPretrainViT", arch=arch, cutting_point=98),
+        head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=12, vocab_size=8),
+        target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=8),
+    )
+    cfg = Config(dict(model=model, train_cfg=dict(max_epochs=10), train_dataloader=dict(batch_size=TRIAL)))
+    cfg.dump(tmp_path / "config.py")
+    clock = iter([0.0, 9.0, 10.0, 12.0])  # the first of the two trials takes 9 s, the second 2
+    monkeypatch.setattr("mapet_mm.cli.plan.time.perf_counter", lambda: next(clock))
+    assert training_seconds(tmp_path / "config.py", 100 * TRIAL, processes=4) == 2 * 100 / 4 * 10
 
 
 def test_configs_that_were_edited_stay(photographs, planned):

@@ -43,6 +43,14 @@ def test_every_tool_is_there(name):
     assert Path(tool_command(name, [])[1]).is_file()
 
 
+def test_pretrain_runs_in_this_process(started, monkeypatch):
+    given = []
+    monkeypatch.setattr("mapet_mm.cli.pretrain.main", given.append)
+    main(["pretrain", "DIR", "--epochs", "3"])
+    assert given == [["DIR", "--epochs", "3"]]
+    assert not started
+
+
 def test_help_lists_the_commands(started, capsys):
     main([])
     printed = capsys.readouterr().out

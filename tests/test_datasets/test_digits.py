@@ -197,6 +197,23 @@ def test_interrupted_writing_leaves_what_was_there(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["scenes"]
 
 
+def test_a_folder_that_cannot_take_the_place_of_the_old_one_gives_it_back(tmp_path, monkeypatch):
+    folder, rename = tmp_path / "scenes", Path.rename
+    write_scenes(folder, ScenesOptions(training=1, validation=1))
+    before = digest(folder)
+
+    def refuse_new(self: Path, target: Path) -> Path:
+        if target == folder and (self / "dataset.json").exists() and digest(self) != before:
+            raise OSError("disk full")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse_new)
+    with pytest.raises(OSError, match="disk full"):
+        write_scenes(folder, ScenesOptions(training=2, validation=1), overwrite=True)
+    assert digest(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["scenes"]
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [

@@ -229,3 +229,13 @@ def test_an_interrupted_run_leaves_nothing_half(source, tmp_path, monkeypatch):
         "fashion_mnist_scenes",
         "fashion_mnist_scenes_unlabelled",
     ]
+
+
+def test_torchvision_fetches_both_halves_into_the_folder(tmp_path, monkeypatch):
+    fetched = []
+    monkeypatch.setattr(
+        "torchvision.datasets.FashionMNIST",
+        lambda root, train, download: fetched.append((root, train, download)),
+    )
+    fashion_mnist.download_source(tmp_path)
+    assert fetched == [(str(tmp_path), True, True), (str(tmp_path), False, True)]

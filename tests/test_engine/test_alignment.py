@@ -13,6 +13,7 @@ from skimage import data as photographs
 
 from mapet_mm.datasets.preprocessor import TokenGridDataPreprocessor
 from mapet_mm.engine.alignment import check_alignment
+from mapet_mm.engine.probes import grey, take_the_place
 from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
 
 LOAD = dict(type="LoadImageFromFile")
@@ -241,6 +242,43 @@ def test_the_data_preprocessor_is_part_of_the_way(root):
     check(root, [LOAD, SQUARE], preprocessor=TokenGridDataPreprocessor())
     with pytest.raises(TokenStoreError, match="moves pixels"):
         check(root, [LOAD, SQUARE], preprocessor=FlippingPreprocessor())
+
+
+def test_what_a_probe_cannot_pass_is_said(root):
+    with pytest.raises(TokenStoreError, match=r"\(ValueError: the pipeline changes the token ids\)"):
+        check(root, [LOAD, SQUARE], after=[new_ids])
+    with pytest.raises(TokenStoreError, match=r"none of its steps reads an image into `img`"):
+        check(
+            root, [lambda results: results | {"pixels": photographs.chelsea()}], pack=lambda results: results
+        )
+    with pytest.raises(TokenStoreError, match=r"\(TypeError: it gives list\)"):
+        check(root, [LOAD, SQUARE], pack=lambda results: [results["img"], results["token_grid"]])
+
+
+def new_ids(results: dict) -> dict:
+    return results | {"token_grid": results["token_grid"] + 10**6}
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        Image.new("RGB", (5, 4)),
+        Image.new("L", (5, 4)),
+        np.zeros((4, 5), np.uint8),
+        torch.zeros(3, 4, 5, dtype=torch.uint8),
+    ],
+    ids=["PIL", "grey PIL", "grey array", "tensor"],
+)
+def test_a_probe_takes_the_place_of_an_image_of_any_kind_and_is_read_back(image):
+    probe = np.random.default_rng(0).integers(0, 256, (6, 8), dtype=np.uint8)
+    taken = take_the_place(image, probe)
+    assert type(taken) is type(image)
+    np.testing.assert_array_equal(grey(taken), probe)
+
+
+def test_an_image_of_an_unknown_kind_is_named():
+    with pytest.raises(TypeError, match="the pipeline reads images as bytes"):
+        take_the_place(b"pixels", np.zeros((2, 2), np.uint8))
 
 
 def test_where_no_image_or_no_grid_arrives_there_is_nothing_to_compare(root):

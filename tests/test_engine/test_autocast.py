@@ -52,6 +52,8 @@ def test_autocast_ends_with_the_context():
 def test_float16_scales_the_loss_and_unscales_the_gradient():
     model = linear()
     wrapper = make(model, dtype="float16", loss_scale=1024.0)
+    options = dict(init_scale=1024.0, growth_interval=5)
+    assert make(model, dtype="float16", loss_scale=options).loss_scaler.get_growth_interval() == 5
     assert wrapper.loss_scaler.get_scale() == 1024
     assert step(wrapper, model, 0.25).dtype is torch.float16
     assert model.weight.item() == 0.75

@@ -50,6 +50,21 @@ def test_a_run_started_from_its_own_dumped_config_scales_once(config, tmp_path):
         config, options = next((tmp_path / work / "work").glob("*.py")), {}
 
 
+def test_without_a_batch_size_there_is_nothing_to_scale_to(config):
+    cfg = load_config(str(config))
+    del cfg.train_dataloader["batch_size"]
+    with pytest.raises(LaunchError, match="--auto-scale-lr: `train_dataloader` has no `batch_size` to scale"):
+        configure_training(cfg, auto_scale_lr=True)
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_strategy_is_set_where_there_is_a_rate_to_scale_alone(config, monkeypatch, scaled):
+    monkeypatch.setattr("mapet_mm.engine.launch.RUNNERS.build", lambda cfg: cfg)
+    cfg = load_config(str(config), FLEXIBLE if scaled else dict(FLEXIBLE, auto_scale_lr=None))
+    expected = dict(type="SingleDeviceStrategy", auto_scale_lr=dict(base_batch_size=1))
+    assert build_runner(cfg, "none").get("strategy") == (expected if scaled else None)
+
+
 def test_the_words_name_what_makes_a_step(config, tmp_path):
     options = {"optim_wrapper.accumulative_counts": 8, "auto_scale_lr.base_batch_size": 64}
     cfg = load_config(str(config), options)

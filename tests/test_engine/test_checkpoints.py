@@ -3,19 +3,22 @@
 import json
 import shutil
 import warnings
+from enum import IntEnum
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.hooks import CheckpointHook
 from mmengine.logging import HistoryBuffer
 from mmengine.model import PretrainedInit
 from mmengine.runner import Runner, load_checkpoint
 from safetensors.torch import save_file
 from tiny_training import CONFIG, read_checkpoint, read_scalars, run_tool, second_of_its_own
 
-from mapet_mm.engine.checkpoints import LaunchError, find_checkpoint, require_checkpoint
+from mapet_mm.engine.checkpoints import LaunchError, differences, find_checkpoint, require_checkpoint
 from mapet_mm.engine.launch import build_runner, configure_test, configure_training, load_config
 from mapet_mm.engine.portable_checkpoint import PortableCheckpointHook
 
@@ -77,15 +80,23 @@ def test_numpy_values_are_plain_and_equal(tmp_path):
     content = {
         "message_hub": {"runtime_info": {"score": np.float32(0.5), "n": np.int64(3), "s": np.str_("a")}},
         "meta": {"palette": np.arange(3, dtype=np.uint8), "where": Path("x"), "pair": (np.bool_(True), 1)},
-        "param_schedulers": [{"_last_value": [np.float64(1e-3)]}],
+        "param_schedulers": [{"_last_value": [np.float64(1e-3)], "kind": IntEnum("Kind", "A").A}],
     }
     PortableCheckpointHook().before_save_checkpoint(None, content)
     torch.save(content, tmp_path / "plain.pth")
     assert torch.load(tmp_path / "plain.pth", weights_only=True) == {
         "message_hub": {"runtime_info": {"score": 0.5, "n": 3, "s": "a"}},
         "meta": {"palette": [0, 1, 2], "where": "x", "pair": (True, 1)},
-        "param_schedulers": [{"_last_value": [1e-3]}],
+        "param_schedulers": [{"_last_value": [1e-3], "kind": 1}],
     }
+
+
+@pytest.mark.parametrize("options", [{"backend_args": {"backend": "petrel"}}, {"out_dir": "s3://bucket"}])
+def test_checkpoints_that_go_elsewhere_are_left_to_their_own_storage(options, tmp_path):
+    hook = CheckpointHook(**{"out_dir": str(tmp_path), **options})
+    before = hook.backend_args
+    PortableCheckpointHook().before_train(SimpleNamespace(hooks=[hook], work_dir=str(tmp_path)))
+    assert hook.backend_args == before
 
 
 def test_what_cannot_be_plain_is_named(capture_log):
@@ -179,6 +190,34 @@ def test_a_file_that_is_no_checkpoint_is_one_line(tmp_path, content):
     with pytest.raises(LaunchError, match=rf"^`load_from`: {path} is truncated, or no checkpoint") as raised:
         require_checkpoint("`load_from`:", str(path), trust=True)
     assert "\n" not in str(raised.value)
+
+
+def test_the_last_checkpoint_is_not_passed_over_for_what_it_holds(copy):
+    """It is whole: going on from the one before would train an epoch again without a word."""
+    content = torch.load(copy / "epoch_2.pth", weights_only=False)
+    torch.save(content | {"mine": Foreign()}, copy / "epoch_2.pth")
+    with pytest.raises(LaunchError, match=r"epoch_2\.pth .*--trust"):
+        find(copy)
+    assert find_checkpoint(Config(dict(work_dir=str(copy))), trust=True) == str(copy / "epoch_2.pth")
+
+
+def test_of_several_processes_one_speaks_before_there_is_a_log(copy, capsys, monkeypatch):
+    truncate(copy / "epoch_2.pth")
+    monkeypatch.setenv("RANK", "1")
+    assert find(copy) == str(copy / "epoch_1.pth")
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["a folder", "no recipe", "broken"])
+def test_where_a_recipe_is_not_known_nothing_differs(content, tmp_path):
+    path = tmp_path / "last.pth"
+    if content == "a folder":  # DeepSpeed's
+        path.mkdir()
+    elif content == "no recipe":
+        torch.save({"meta": {}}, path)
+    else:
+        path.write_bytes(b"PK")
+    assert differences({"model": "a"}, str(path)) == []
 
 
 def test_safetensors_are_refused_with_the_way_to_convert_them(tmp_path):

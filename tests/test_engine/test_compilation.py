@@ -98,6 +98,14 @@ def test_a_model_without_backbone_is_one_clear_line():
         CompileHook().before_train(runner_of(head=Doubling()))
 
 
+def test_a_sharded_model_is_one_clear_line(monkeypatch):
+    monkeypatch.setattr("mapet_mm.engine.compilation.DTensor", nn.Parameter)
+    with pytest.raises(
+        ValueError, match="a sharded model gathers its layers one by one; leave `compile` out"
+    ):
+        CompileHook().compile(nn.ModuleDict({"backbone": nn.Linear(1, 1)}))
+
+
 @pytest.mark.parametrize(("budget", "expected"), [(1.0, 24), (0.5, 12)])
 def test_the_compiler_keeps_no_more_than_its_budget(budget, expected):
     """A chain of 12 products and GELUs has 12 inputs to keep; GELU's, of the same size, can be made again."""

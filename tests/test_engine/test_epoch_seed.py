@@ -4,14 +4,16 @@ import pickle
 import random
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from jittered_training import BATCH, EPOCHS, SEEN, JitteredNoise, StopAfter, build, final, same
+from mmengine.runner import EpochBasedTrainLoop
 from torch.utils.data import DataLoader
 
-from mapet_mm.datasets.draws import SeededBatches, SeededDataset, draw_seeds
+from mapet_mm.datasets.draws import SeededBatches, SeededDataset, SeededIndex, draw_seeds
 from mapet_mm.engine.epoch_seed import EpochSeedHook, ResumeError
 from mapet_mm.models.permutation import seeded_permutations
 
@@ -168,6 +170,42 @@ def test_wrappers_survive_other_start_methods_and_pass_attributes_on():
     again = pickle.loads(pickle.dumps(batch))[0]
     assert (again, again.seed) == (7, batch[0].seed)
     assert isinstance(wrapped[5]["inputs"], torch.Tensor)  # without a seed: as it is
+    shared = pickle.loads(pickle.dumps(SeededBatches([[7]], 1)))
+    assert shared.batches == [[7]]
+    assert SeededDataset([torch.ones(2)])[SeededIndex(0, 5)].tolist() == [
+        1,
+        1,
+    ]  # no sample that notes its seed
+
+
+def run_of(loader: DataLoader, **more) -> SimpleNamespace:
+    loop = EpochBasedTrainLoop.__new__(EpochBasedTrainLoop)
+    return SimpleNamespace(
+        seed=1, train_dataloader=loader, iter=0, epoch=0, train_loop=loop, optim_wrapper=None, **more
+    )
+
+
+def test_a_sampler_without_seed_and_epochs_is_seeded_as_well():
+    """PyTorch's own, in order."""
+    loader = DataLoader(JitteredNoise(), BATCH, collate_fn=list)
+    hook, run = EpochSeedHook(), run_of(loader)
+    hook.before_train(run)
+    hook.before_train_epoch(run)
+    samples = [sample for group in loader for sample in group]
+    found = {
+        int(one["data_samples"].img_path): (one["inputs"].numpy().tobytes(), one["data_samples"].draw_seed)
+        for one in samples
+    }
+    assert found == epoch_of(0, 0)
+
+
+def test_a_set_that_makes_its_own_batches_is_said_not_to_be_seeded(capture_log):
+    loader = DataLoader(JitteredNoise(), batch_size=None)
+    hook, run = EpochSeedHook(), run_of(loader)
+    hook.before_train(run)
+    hook.before_train_epoch(run)
+    assert "whose draws it cannot seed: a resumed run will differ" in capture_log()
+    assert isinstance(loader.dataset, JitteredNoise)
 
 
 def test_permutations_depend_on_their_seed_alone():

@@ -1,7 +1,9 @@
 """A run that is told to end saves where it stands, and the same command goes on with the next batch."""
 
+import gc
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -61,6 +63,44 @@ def test_a_run_that_is_told_to_end_goes_on_as_if_nothing_had_been(number, step, 
     assert not latest.exists()
 
 
+def test_a_signal_to_a_process_forked_off_the_run_is_not_the_runs(tmp_path):
+    """A loader's worker has the handler of its run until it has started."""
+
+    class Fork(Hook):
+        def after_train_iter(self, runner, *args, **kwargs) -> None:
+            if runner.iter == 3 and (child := os.fork()) == 0:
+                os.kill(os.getpid(), signal.SIGUSR1)
+                os._exit(0 if hook.told is None else 1)
+            elif runner.iter == 3:
+                self.code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    run = build(tmp_path / "run", hooks=hooks())
+    hook = next(one for one in run.hooks if isinstance(one, InterruptionHook))
+    run.register_hook(forking := Fork())
+    run.train()
+    assert forking.code == 0
+
+
+def test_a_run_in_a_thread_has_no_signals_and_its_clock(tmp_path):
+    """Python takes signals in the main thread alone."""
+    before = signal.getsignal(signal.SIGUSR1)
+    killed = build(tmp_path / "run", hooks=hooks(minutes=0, **BY_EPOCH))
+    killed.register_hook(StopAfter(5))
+    ended = []
+
+    def train() -> None:
+        try:
+            killed.train()
+        except KeyboardInterrupt:
+            ended.append(signal.getsignal(signal.SIGUSR1))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert ended == [before]
+    assert (tmp_path / "run/latest.pth").exists()
+
+
 def test_after_an_error_a_signal_does_what_it_did_before(tmp_path):
     seen, plain = [], signal.getsignal(signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, before := lambda number, _: seen.append(number))
@@ -108,7 +148,7 @@ def test_a_checkpoint_of_the_same_step_is_not_written_twice(tmp_path):
 
 def test_workers_of_a_loader_outlive_a_signal_to_all_processes(tmp_path, monkeypatch):
     """Slurm's SIGTERM reaches them as well; the run needs their images, however long its step takes."""
-    monkeypatch.setattr("mapet_mm.engine.interruption.WORKER_SECONDS", 1)
+    monkeypatch.setattr("mapet_mm.engine.interruption.WORKER_SECONDS", 0.1)
 
     class TellAll(Tell):
         def after_train_iter(self, runner, *args, **kwargs) -> None:
@@ -116,7 +156,7 @@ def test_workers_of_a_loader_outlive_a_signal_to_all_processes(tmp_path, monkeyp
                 for worker in torch.multiprocessing.active_children():
                     os.kill(worker.pid, self.number)
                 os.kill(os.getpid(), self.number)
-                time.sleep(2.5)
+                time.sleep(0.5)
 
     build(tmp_path / "whole").train()
     told = build(tmp_path / "parts", workers=2, hooks=hooks(interruption=dict(type=Late, minutes=None)))
@@ -124,6 +164,9 @@ def test_workers_of_a_loader_outlive_a_signal_to_all_processes(tmp_path, monkeyp
     with pytest.raises(SystemExit):
         told.train()
     assert told.iter + 1 == 5
+    del told
+    gc.collect()
+    assert not torch.multiprocessing.active_children()  # they end with their run
     build(tmp_path / "parts", resume=True, hooks=hooks()).train()
     assert same(final(tmp_path / "whole"), final(tmp_path / "parts"))
 

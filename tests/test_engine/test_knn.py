@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,6 +53,16 @@ def test_equals_scikit_learns_classifier_with_the_same_weights(monkeypatch):
     for rows, columns in ((7, 200), (90, 64), (13, 5)):
         monkeypatch.setattr(knn, "tile", lambda device, rows=rows, columns=columns: (rows, columns))
         np.testing.assert_array_equal(knn_predict(*arguments, k=7).numpy(), expected)
+
+
+def test_similarities_take_little_of_a_gpus_memory(monkeypatch):
+    memory = 80 * 2**30
+    properties = SimpleNamespace(total_memory=memory)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    rows, columns = knn.tile(torch.device("cuda"))
+    assert memory / 128 < 4 * rows * columns <= memory / 64
+    properties.total_memory = 2**20
+    assert knn.tile(torch.device("cuda")) == (4096, 4096)
 
 
 def test_more_neighbours_than_images_are_refused():

@@ -16,10 +16,12 @@ from tiny_training import TOOLS, read_checkpoint, read_scalars, run_tool
 from mapet_mm.engine.launch import (
     LaunchError,
     build_runner,
+    configure_drawing,
     configure_test,
     configure_training,
     load_config,
     next_command,
+    training_report,
 )
 from mapet_mm.errors import UserError
 
@@ -187,6 +189,57 @@ def test_training_that_cannot_start_says_which_option_to_change(config, options,
 def test_test_that_cannot_start_says_which_option_to_change(config, options, kwargs, match):
     with pytest.raises(LaunchError, match=match):
         configure_test(load_config(str(config), options), **kwargs)
+
+
+def test_test_time_augmentation_wraps_the_model_and_takes_its_own_pipeline(config):
+    steps = [dict(type="LoadImageFromFile"), dict(type="TestTimeAug", transforms=[])]
+    cfg = load_config(str(config), dict(tta_model=dict(type="AverageClsScoreTTA"), tta_pipeline=steps))
+    model = cfg.model.to_dict()
+    configure_test(cfg, "https://x/y.pth", tta=True)
+    assert cfg.model.to_dict() == dict(type="AverageClsScoreTTA", module=model)
+    assert cfg.test_dataloader.dataset.pipeline == steps
+
+
+def test_label_maps_are_written_by_the_segmentations_metric(config):
+    cfg = load_config(str(config), dict(default_scope="mmseg"))
+    configure_test(cfg, "https://x/y.pth", label_maps="maps")
+    assert cfg.test_evaluator.output_dir == "maps"
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected", "visualizer"),
+    [
+        ("mmpretrain", dict(enable=True, out_dir="drawn"), None),
+        ("mmseg", dict(draw=True), "drawn"),
+        ("mmdet", dict(draw=True, test_out_dir="drawn"), None),
+        ("mmrotate", dict(draw=True, test_out_dir="drawn"), None),
+    ],
+)
+def test_predictions_are_drawn_into_the_folder_by_each_librarys_own_option(
+    config, scope, expected, visualizer
+):
+    cfg = load_config(str(config), dict(default_scope=scope))
+    configure_drawing(cfg, False, "drawn", 2.0, 5)
+    asked = dict(cfg.default_hooks.visualization)
+    del asked["type"]
+    assert asked == dict(expected, show=False, wait_time=2.0, interval=5)
+    assert cfg.visualizer.get("save_dir") == visualizer
+    cfg.default_hooks.visualization = None
+    with pytest.raises(LaunchError, match=r"--show, --show-dir: the config has no `default_hooks.visualiz"):
+        configure_drawing(cfg, True, None, 2.0, 5)
+
+
+def test_sharding_in_one_process_is_refused_before_anything_is_built(config):
+    cfg = load_config(str(config), {"strategy.type": "mapet_mm.FullyShardedStrategy"})
+    with pytest.raises(LaunchError, match=r"FullyShardedStrategy needs several processes: tools/dist_train"):
+        build_runner(cfg, "none")
+
+
+def test_a_run_without_checkpoints_says_so(config, tmp_path):
+    cfg = load_config(str(config), None, str(tmp_path / "work"))
+    assert training_report(cfg, str(config)) == (
+        f"wrote {tmp_path / 'work'} (no checkpoint: the config's CheckpointHook saved none)"
+    )
 
 
 def test_missing_config_is_one_line_and_not_a_traceback(monkeypatch):

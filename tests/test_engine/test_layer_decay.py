@@ -300,6 +300,8 @@ def test_wrong_options_are_refused_by_name(classifier, paramwise_cfg, optimizer,
 
 def test_model_without_depths_is_refused_only_when_they_are_needed():
     assert len(build(nn.Linear(2, 2), None).optimizer.param_groups) == 2
+    with pytest.raises(ValueError, match="ModuleDict has no `backbone"):
+        build(nn.ModuleDict({"backbone": nn.Linear(2, 2)}), dict(layer_decay_rate=0.9))
     with pytest.raises(ValueError, match="Linear has no `backbone"):
         build(nn.Linear(2, 2), dict(layer_decay_rate=0.9))
 

@@ -224,6 +224,14 @@ def test_a_run_of_bad_steps_ends_the_job_with_its_images_and_a_state_that_does_i
     assert f"from step {listed['step']} on" in str(second.value)
 
 
+def test_of_several_processes_one_writes_the_images_and_all_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("mapet_mm.engine.non_finite.is_main_process", lambda: False)
+    BAD["3"] = "loss"
+    with pytest.raises(NonFiniteError, match="`3`"):
+        run(tmp_path / "run", patience=1)
+    assert not (tmp_path / "run/non_finite.json").exists()
+
+
 def test_accumulated_batches_count_together(tmp_path):
     """Four batches make a step; images of all of them are looked at."""
     BAD["3"] = "loss"

@@ -148,6 +148,13 @@ def test_a_set_without_tokens_leaves_out_what_the_training_set_does(holed):
     assert shown(probed) == [1, 1, 2] * 2
 
 
+def test_a_set_that_shows_none_of_the_skipped_images_stays_whole(holed):
+    train = Images(NAMES, [LoadTokenGrid(holed.path)])
+    probed = Images([name for name in NAMES if name not in holed.skipped], [])
+    leave_out_as_in(train, probed)
+    assert shown(probed) == list(range(len(probed.names)))
+
+
 def test_processes_leave_out_what_each_of_them_has_found(holed, monkeypatch):
     """Each looks at its share; the data set is the same in all."""
     shares = []

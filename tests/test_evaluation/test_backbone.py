@@ -151,3 +151,33 @@ def test_images_of_a_size_that_the_backbone_does_not_take_are_refused():
 def test_a_backbone_that_permutes_at_random_is_refused():
     with pytest.raises(BackboneError, match=r"other features each time .* config of the whole pre-training"):
         build(pretraining()["backbone"])(torch.randn(2, 3, 16, 16))
+
+
+class Gives(nn.Module):
+    """A backbone without layers that gives something."""
+
+    def __init__(self, output) -> None:
+        super().__init__()
+        self.output, self.data_preprocessor = output, None
+
+    def forward(self, images):
+        return self.output(images)
+
+
+def out_of_memory(images):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_maps_with_the_channels_last_are_maps():
+    cells = nn.AvgPool2d(4)
+    backbone = TokenBackbone(Gives(lambda images: cells(images).permute(0, 2, 3, 1)))  # B H W D
+    images = torch.randn(2, 3, 16, 24)
+    assert torch.equal(backbone(images).patches[-1], cells(images).flatten(2).mT)
+    assert backbone.grid == (4, 6)
+
+
+def test_what_is_no_feature_is_refused_and_a_full_memory_is_no_fault_of_the_images():
+    with pytest.raises(BackboneError, match="the backbone gives dict, of which no features are taken"):
+        TokenBackbone(Gives(lambda images: {"x": images}))(torch.randn(2, 3, 16, 16))
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        TokenBackbone(Gives(out_of_memory))(torch.randn(2, 3, 16, 16))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from mapet_mm.evaluation.feature_pictures import similarity_curve
 from mapet_mm.evaluation.label_free import (
     PatchSimilarity,
     label_free,
@@ -59,6 +60,11 @@ def test_entropies_are_in_bits():
     assert usage_entropy([0, 7, 0]) == 0
     logits = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [9.0, 9.0, -90.0, -90.0]]])
     assert prediction_entropy(logits).tolist() == [pytest.approx([2, 1])]
+
+
+def test_without_other_images_there_is_no_line_across_them():
+    labels = [line.get_label() for line in similarity_curve([1.0, 0.5, 0.4], np.nan).axes[0].lines]
+    assert labels == ["in one image"]
 
 
 def test_figures_do_not_depend_on_the_blocks_and_know_outliers():

@@ -226,6 +226,14 @@ def test_the_script_of_a_job_does_its_run_and_the_printed_one_is_the_submitted_o
     assert "1 of 6 results are there; runs: 2 done, 7 not run" in capsys.readouterr().out
 
 
+def test_what_slurm_rejects_is_said_with_its_reason_and_nothing_is_submitted_for_nothing(project):
+    runner = filler().table.runner
+    assert submit([], runner) == 0
+    (project / "bin/sbatch").write_text("#!/bin/bash\necho 'sbatch: error: invalid partition' >&2\nexit 1\n")
+    with pytest.raises(StageError, match=r"^`sbatch .*` failed: sbatch: error: invalid partition$"):
+        submit(filler().plan.runs, runner)
+
+
 def test_without_slurm_it_is_said_in_one_line(project, monkeypatch):
     monkeypatch.setenv("PATH", str(project))
     with pytest.raises(StageError, match="sbatch is not here: start this on a machine of the Slurm cluster"):

@@ -6,8 +6,9 @@ import re
 
 import pytest
 from config_building import ROOT
+from mmengine.config import Config
 
-from mapet_mm.experiments.plan import plan_table
+from mapet_mm.experiments.plan import final_checkpoint, plan_table
 from mapet_mm.experiments.table import DeclarationError, list_datasets, list_tables, load_table
 
 TABLES = [
@@ -234,6 +235,20 @@ def test_a_wrong_runner_is_refused(entry, message, tmp_path):
     write(tmp_path, GOOD + entry)
     with pytest.raises(DeclarationError, match=message):
         load_table("mine", "digits", tmp_path)
+
+
+def test_a_pretraining_is_handed_on_in_one_place_alone(tmp_path):
+    pretrain = "configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py"
+    row = f"dict(name='a', pretrain='{pretrain}')"
+    write(tmp_path, GOOD.replace("dict(name='a')", row).replace("configs/micro/kclip.py", pretrain))
+    with pytest.raises(DeclarationError, match=r"leaves 0 `checkpoint` of its model open"):
+        plan_table(load_table("mine", "digits", tmp_path), [0], "out")
+
+
+def test_a_recipe_that_does_not_say_how_long_has_no_last_checkpoint():
+    assert final_checkpoint(Config(dict(train_cfg=dict(max_iters=7)))) == "iter_7.pth"
+    with pytest.raises(DeclarationError, match="has no `train_cfg` that says how long: it cannot be trained"):
+        final_checkpoint(Config(dict(train_cfg=None)))
 
 
 def test_a_pretraining_that_does_not_read_the_rows_tokens_is_refused(tmp_path):

@@ -120,6 +120,19 @@ def test_a_table_with_compute_is_drawn_as_curves_over_it():
     assert [list(line.get_ydata()) for line in lines] == [[61.0], [65.5, 70.5]]
 
 
+def test_five_panels_leave_the_sixth_place_empty():
+    columns = [replace(COLUMNS[0], name=f"probe {number}") for number in range(5)]
+    grid = {(row.name, column.heading): "not run" for row in ROWS for column in columns}
+    (band,) = draw_tables([(replace(TABLE, columns=columns), grid)]).subfigs
+    assert [axes.get_visible() for axes in band.axes] == [True] * 5 + [False]
+
+
+def test_a_difference_that_one_of_the_two_has_not_is_an_empty_cell():
+    grid = cells(old=[60.0, 61.0], new=[62.0, 64.0])
+    grid["new", COLUMNS[1].heading] = "not run"
+    assert render_differences(TABLE, grid).splitlines()[3].endswith("|  |")
+
+
 def test_curves_without_a_point_have_no_scale():
     table = replace(TABLE, columns=[replace(COLUMNS[2], metric="pre-training/teraflops"), COLUMNS[0]])
     (band,) = draw_tables([(table, cells())]).subfigs

@@ -104,6 +104,30 @@ def test_a_run_without_its_output_has_failed():
         LocalRunner([job("a", output="elsewhere.out")]).run()
 
 
+def test_a_failure_costs_what_needs_it_and_nothing_else():
+    first = job("a", output="elsewhere.out")
+    with pytest.raises(StageError, match=r"`b` was not done: it needs a-"):
+        LocalRunner([first, job("b", first), job("c")]).run()
+    assert order() == ["+a", "-a", "+c", "-c"]
+
+
+def test_a_long_run_tells_its_last_line_and_ends_with_its_runner(monkeypatch):
+    """Every so often; here the runner is interrupted as soon as it has."""
+    monkeypatch.setattr("mapet_mm.experiments.local.REPORT_SECONDS", 0)
+    told = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        if "working" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        LocalRunner([job("a", seconds=60)], tell=tell).run()
+    assert told[-1] == "[ 1/1] a: working on a with 1 thread"
+    assert order() == ["+a"]
+    assert not is_claimed(job("a", seconds=60))
+
+
 def test_no_jobs_at_a_time_are_refused():
     with pytest.raises(StageError, match="0 runs at a time do nothing: 1 or more"):
         LocalRunner([job("a")], jobs=0)

@@ -225,6 +225,17 @@ def test_weights_go_to_the_librarys_class_and_back(config):
     assert fresh.load_state_dict(theirs.state_dict(), strict=False).missing_keys == ["mask_token"]
 
 
+@pytest.mark.filterwarnings("ignore:init_weights of")
+def test_a_second_initialisation_leaves_the_mask_token():
+    """MMEngine calls it for the model and for its parts."""
+    vit = MODELS.build(BEIT)
+    vit.init_weights()
+    before = vit.mask_token.clone()
+    vit.init_weights()
+    assert torch.equal(vit.mask_token, before)
+    assert before.abs().max() > 0
+
+
 @pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
 def test_every_parameter_gets_a_gradient(config, objective):
     """So processes need not look for unused ones."""
@@ -347,6 +358,10 @@ def test_angles_stay_those_of_the_image_size_that_it_was_built_for():
         (dict(REGISTERS, class_token=False, global_pool=""), "needs the class token"),
         (dict(REGISTERS, patch_drop_rate=0.5), "patch_drop_rate"),
         (dict(REGISTERS, pos_embed="none"), "without position embeddings"),
+        (
+            dict(TIMM, model_name="vit_small_patch16_rope_mixed_224"),
+            "rotary angles that are learned",
+        ),
         (dict(REGISTERS, cutting_point=2), r"outside 3\.\.17"),
         (dict(TIMM, model_name="vit_small_patch16_18x2_224"), "layer ParallelThingsBlock with"),
         (dict(type="mapet_mm.MaPeTPretrainTIMM", model_name="resnet10t"), "ResNet has no two-stream forward"),

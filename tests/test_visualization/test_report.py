@@ -100,5 +100,5 @@ def test_row_of_another_length_is_refused():
 
 def test_a_page_without_commands_has_no_heading_for_them(tmp_path):
     report = Report("t", "s", TABLE, [])
-    write_report(report, tmp_path / "index.html")
+    write_report(tmp_path / "index.html", report)
     assert "Commands" not in (tmp_path / "index.html").read_text()

@@ -84,7 +84,7 @@ def test_validation_images_are_predicted_and_their_labels_are_the_metrics(tmp_pa
     backbone["init_cfg"] = dict(
         type="Pretrained", checkpoint="nowhere.pth"
     )  # all weights are the checkpoint's
-    head = dict(type="FCNHead", in_channels=12, channels=8, in_index=0, num_convs=0, concat_input=False)
+    head = dict(type="FCNHead", in_channels=12, channels=12, in_index=0, num_convs=0, concat_input=False)
     config = Config(
         dict(
             default_scope="mmseg",

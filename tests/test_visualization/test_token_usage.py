@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mapet_mm.tokenizers.store import TokenStore
-from mapet_mm.visualization.codebook_report import CodebookReport, usage_table
+from mapet_mm.visualization.codebook_report import CodebookPictures, usage_table
 from mapet_mm.visualization.token_usage import TokenUsage, draw_usage, measure_usage
 
 NAMES = ["a.png", "b.png", "c.png"]
@@ -74,5 +74,5 @@ def test_images_without_labels_have_no_purity():
     table = usage_table(usage)
     assert [row[0] for row in table.rows][-1] == "share of the most used token (%)"
     assert len(table.notes) == 1
-    report = CodebookReport(None, usage, {}, None, None)
+    report = CodebookPictures(None, usage, {}, None, None)
     assert report._token_caption(0) == "3 patches, 75.00 % of all."

@@ -18,6 +18,7 @@ from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch import distributed
+from torch.utils.data._utils.worker import _worker_loop
 
 from mapet_mm.engine.portable_checkpoint import whole_files
 from mapet_mm.engine.stuck_loader import runs_in
@@ -90,11 +91,11 @@ class InterruptionHook(Hook):
             Path(self._folder(runner), LATEST).unlink(missing_ok=True)
 
     def _tell(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self.process:
-            return
-        if runs_in(self.loop, frame):
+        if os.getpid() == self.process and runs_in(self.loop, frame):
             self.told = number
-        else:  # the training has ended with an error
+        elif (
+            not _is_loaders_worker()
+        ):  # the training has ended with an error, or this is a fork of its process
             self._restore()
             signal.raise_signal(number)
 
@@ -161,6 +162,11 @@ class _PatientWorker:
         if self.closing.value or not (run and run.is_alive()):  # it is the run itself that ends
             os._exit(0)
         signal.alarm(WORKER_SECONDS)
+
+
+def _is_loaders_worker() -> bool:
+    """Whether this process is a loader's worker, which a signal may reach before `_PatientWorker` does."""
+    return getattr(multiprocessing.current_process(), "_target", None) is _worker_loop
 
 
 def _checkpoint_hook(runner: Runner) -> CheckpointHook | None:

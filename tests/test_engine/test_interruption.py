@@ -5,12 +5,14 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from jittered_training import EPOCHS, HOOKS, StopAfter, build, final, same
 from mmengine.config import Config
 from mmengine.hooks import Hook
+from torch.utils.data._utils.worker import _worker_loop
 
 from mapet_mm.engine.checkpoints import find_checkpoint, later_checkpoints
 from mapet_mm.engine.interruption import InterruptionHook
@@ -62,22 +64,35 @@ def test_a_run_that_is_told_to_end_goes_on_as_if_nothing_had_been(number, step, 
     assert not latest.exists()
 
 
-def test_a_signal_to_a_process_forked_off_the_run_is_not_the_runs(tmp_path):
-    """A loader's worker has the handler of its run until it has started."""
+class Fork(Hook):
+    """What a signal does to a process forked off the run after a step, as by a pool of a metric's."""
 
-    class Fork(Hook):
-        def after_train_iter(self, runner, *args, **kwargs) -> None:
-            if runner.iter == 3 and (child := os.fork()) == 0:
-                os.kill(os.getpid(), signal.SIGUSR1)
-                os._exit(0 if hook.told is None else 1)
-            elif runner.iter == 3:
-                self.code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    def after_train_iter(self, runner, *args, **kwargs) -> None:
+        if runner.iter == 3:
+            if (child := os.fork()) == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+                os._exit(0)
+            self.code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
+
+def test_a_process_forked_off_the_run_ends_at_a_signal_as_without_the_hook(tmp_path):
+    """Else `with Pool(...)` never ends, which waits for those that it has told to."""
     run = build(tmp_path / "run", hooks=hooks())
-    hook = next(one for one in run.hooks if isinstance(one, InterruptionHook))
     run.register_hook(forking := Fork())
     run.train()
-    assert forking.code == 0
+    assert forking.code == -signal.SIGTERM
+    assert not (tmp_path / "run/latest.pth").exists()
+
+
+@pytest.mark.parametrize("target", [_worker_loop, print])
+def test_a_loaders_worker_outlives_a_signal_before_it_has_started(target, monkeypatch):
+    hook, ended = InterruptionHook(), []
+    hook.process, hook.loop = os.getppid(), None
+    monkeypatch.setattr(signal, "raise_signal", ended.append)
+    monkeypatch.setattr("multiprocessing.current_process", lambda: SimpleNamespace(_target=target))
+    hook._tell(signal.SIGTERM, None)
+    assert ended == ([] if target is _worker_loop else [signal.SIGTERM])
+    assert hook.told is None
 
 
 def test_a_run_in_a_thread_has_no_signals_and_its_clock(tmp_path):

@@ -1,5 +1,6 @@
 """The sharded strategy trains as plain data parallel does, and its checkpoints are whole ones."""
 
+import copy
 import json
 import os
 import subprocess
@@ -14,9 +15,11 @@ from imagenet_folder import write_imagenet
 from mmengine.config import Config
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import set_random_seed
 from mmpretrain.registry import MODELS
+from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
@@ -307,11 +310,53 @@ def test_a_model_without_the_units_is_one_clear_line():
         FullyShardedStrategy._layers(strategy, model)
 
 
-@together
-def test_an_optimizer_saved_without_the_strategy_is_refused(folder):
-    saved = read(folder, "plain")["optimizer"]
+def test_an_optimizer_saved_without_the_strategy_is_refused():
+    saved = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters()).state_dict()
     with pytest.raises(ValueError, match=r"saved without FullyShardedStrategy and cannot be shared out"):
         FullyShardedStrategy.load_optim_state_dict(SimpleNamespace(optim_wrapper=None), saved)
+
+
+@pytest.fixture
+def sharded():
+    """Builds a sharded model, with an optimizer, in a process group of this process alone."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+
+    def sharded(seed: int) -> FullyShardedStrategy:
+        torch.manual_seed(seed)
+        strategy = FullyShardedStrategy(units="layers")
+        model = torch.nn.Module()
+        model.layers = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(2))
+        model.extract_feat = lambda images: model.layers[1](model.layers[0](images))
+        strategy.model = strategy._wrap_model(model)
+        strategy.optim_wrapper = OptimWrapper(torch.optim.AdamW(model.parameters(), lr=0.1))
+        return strategy
+
+    yield sharded
+    distributed.destroy_process_group()
+
+
+def step(strategy: FullyShardedStrategy) -> torch.Tensor:
+    loss = strategy.model.extract_feat(torch.ones(2, 3)).square().sum()
+    strategy.optim_wrapper.update_params(loss)
+    return loss.detach()
+
+
+def test_a_share_is_taken_of_what_was_saved_whole(sharded):
+    """Of another one's weights, also of one in DDP, and moments: the next steps are the same."""
+    first, second = sharded(0), sharded(1)
+    step(first)
+    saved = copy.deepcopy((first.model_state_dict(), first.optim_state_dict()))  # as in a file
+    assert sorted(saved[0]) == [f"layers.{i}.{name}" for i in range(2) for name in ("bias", "weight")]
+    assert not any(isinstance(value, DTensor) for value in saved[0].values())
+    second.load_model_state_dict({f"module.{name}": value for name, value in saved[0].items()}, strict=True)
+    second.load_optim_state_dict(saved[1])
+    for _ in range(2):
+        assert torch.equal(step(first), step(second))
+
+
+def test_a_strategy_without_processes_is_one_clear_line():
+    with pytest.raises(ValueError, match=r"FullyShardedStrategy needs several processes: tools/dist_train"):
+        FullyShardedStrategy()._wrap_model(torch.nn.Linear(2, 2))
 
 
 if __name__ == "__main__":

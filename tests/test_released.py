@@ -58,10 +58,11 @@ def test_weights_are_fetched_once_and_load_by_name(fetched, vit):
     assert fetched == [released.ADDRESS + "vit_standard_small_patch16_224_VQKD.tar"]
 
 
-def test_who_waited_for_another_process_takes_what_it_has_converted(fetched, monkeypatch, tmp_path):
+def test_who_waited_for_another_process_takes_what_it_has_converted(fetched, monkeypatch):
     whole = released_weights("vit-small-vqkd")
     content = whole.read_bytes()
-    whole.unlink()
+    for file in whole.parent.iterdir():
+        file.unlink()
     fetched.clear()
 
     @contextlib.contextmanager

@@ -93,9 +93,7 @@ class InterruptionHook(Hook):
     def _tell(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() == self.process and runs_in(self.loop, frame):
             self.told = number
-        elif (
-            not _is_loaders_worker()
-        ):  # the training has ended with an error, or this is a fork of its process
+        elif not _is_loaders_worker():  # it has ended with an error, or this is a fork of its process
             self._restore()
             signal.raise_signal(number)
 

@@ -29,11 +29,11 @@ KINDS = {
     "images that cannot be read, vanish or change": "test_datasets/test_bad_images.py",
     "images that extraction cannot read": "test_tools/test_undecodable_images.py",
     "an image replaced after extraction": "test_tools/test_tokenizer_processes.py::test_an_image_that_was",
-    "a process of several dies or hangs": "test_engine/test_distributed.py::test_a_",
-    "other numbers of processes": "test_engine/test_distributed.py",
+    "one of several processes dies or hangs": "test_engine/test_distributed.py::test_a_",
+    "a changed number of processes": "test_engine/test_distributed.py",
     "damaged files": "test_fuzzed/test_files.py::test_a_damaged_file",
     "shapes and contents drawn at random": "test_fuzzed",
-    "jobs whose time is over": "test_experiments/test_local.py::test_a_job_whose_time",
+    "jobs that reach their time limit": "test_experiments/test_local.py::test_a_job_whose_time",
 }
 
 

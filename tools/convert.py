@@ -50,7 +50,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--fold-layerscale",
         action="store_true",
-        help="for timm: fold LayerScale into the weights, with the same outputs (always done for torchvision)",
+        help="for timm: fold LayerScale into the weights, same outputs (torchvision always is)",
     )
     parser.add_argument(
         "--backbone", action="store_true", help="keep only the backbone of a segmentor or CAE"

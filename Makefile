@@ -1,6 +1,6 @@
-# make demo: set up .venv and run the whole road on the embedded data set
+# make demo: set up .venv and run every step on handwritten digits
 # make test: set up .venv and run lint and the tests (no slow and no GPU ones)
-# make test-detection: set up .venv and, over it, .venv-detection (MMDetection, MMRotate, MMPose, and MMCV's operators
+# make test-detection: set up .venv, and on top of it .venv-detection (MMDetection, MMRotate, MMPose, and MMCV's operators
 #   compiled here for the CPU), and run the tests of their recipes
 # make bench-gpu: set up .venv and measure on this machine's GPU everything that docs/performance.md leaves open
 # make docs: build the documentation's pages into build/site
@@ -28,14 +28,14 @@ TORCH := torch==2.11.0 torchvision==0.26.0
 
 help:
 	@echo "make setup   install everything into $(VENV), pinned by requirements.lock"
-	@echo "make demo    set up, then run the main job on the embedded data set"
+	@echo "make demo    set up, then run every step on handwritten digits"
 	@echo "make test    set up, then lint and run the tests"
 	@echo "make coverage   set up, then run the same tests and say which lines and branches they do not run"
 	@echo "make test-detection   set up $(DETECTION) as well, then test detection and pose estimation"
 	@echo "make docs    build the documentation's pages into build/site"
 	@echo "make bench-gpu   measure on a GPU (10 minutes), into work_dirs/gpu.md"
 	@echo "make lint    check style;  make format: apply it"
-	@echo "make lock    write requirements.lock anew from requirements.txt (needs uv)"
+	@echo "make lock    rewrite requirements.lock from requirements.txt (needs uv)"
 	@echo "make clean   remove the environments and caches; data/ and work_dirs/ stay"
 
 setup: $(STAMP)

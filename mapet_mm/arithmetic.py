@@ -35,8 +35,8 @@ def step_flops(
 ) -> int:
     """FLOPs of the matrix products in one image's training step; a multiply-add counts as two.
 
-    Counts only what the method needs: attention over the keys that a row sees, and after the last layer only
-    the predictions.
+    Counts only what the method needs: attention over the keys that a row sees, and in the last layer only the
+    rows that predict.
 
     Args:
         objective: the objective.

@@ -2,9 +2,8 @@
 
     python tools/build_mmcv.py OUT_FOLDER
 
-builds the installed version of MMCV against the installed PyTorch. Three quarters of a compilation of one of
-the 78 files goes into PyTorch's headers, so these are compiled once, ahead. Needs g++ and, to use all cores,
-ninja.
+builds the installed version of MMCV against the installed PyTorch. Three quarters of the time for each of the
+78 files goes into PyTorch's headers, so these are precompiled once. Needs g++ and, to use all cores, ninja.
 """
 
 import argparse

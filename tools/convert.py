@@ -32,22 +32,28 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = ", ".join(TO_MM)
-    parser.add_argument("source", choices=TO_MM, metavar="FROM", help=f"whose names IN has: {names}")
+    parser.add_argument("source", choices=TO_MM, metavar="FROM", help=f"where IN is from: {names}")
     parser.add_argument(
-        "target", choices=[*FROM_MM, "onnx"], metavar="TO", help=f"whose names OUT gets: {names}; or onnx"
+        "target",
+        choices=[*FROM_MM, "onnx"],
+        metavar="TO",
+        help=f"what OUT is for: {', '.join(FROM_MM)} or onnx",
     )
-    parser.add_argument("input", type=Path, metavar="IN", help="checkpoint, .safetensors or torch.save's")
+    parser.add_argument("input", type=Path, metavar="IN", help="checkpoint, as .safetensors or by torch.save")
     parser.add_argument(
-        "output", type=Path, metavar="OUT", help=".safetensors or .pth; timm, hf: or a folder; .onnx"
+        "output",
+        type=Path,
+        metavar="OUT",
+        help=".safetensors or .pth file; for timm and hf also a folder; for onnx .onnx",
     )
-    parser.add_argument("--config", help="config of the training, where IN does not hold it")
+    parser.add_argument("--config", help="config of the training, if IN does not hold it")
     parser.add_argument(
         "--fold-layerscale",
         action="store_true",
-        help="timm: a network without LayerScale, whose outputs are the same (torchvision's is always so)",
+        help="for timm: fold LayerScale into the weights, same outputs (torchvision always is)",
     )
     parser.add_argument(
-        "--backbone", action="store_true", help="leave out all but the backbone, of a segmentor or CAE"
+        "--backbone", action="store_true", help="keep only the backbone of a segmentor or CAE"
     )
     return parser.parse_args()
 

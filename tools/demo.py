@@ -1,4 +1,4 @@
-"""The demo: from raw images to a segmentation mIoU on the embedded digits, with and without pre-training.
+"""The demo: from raw images to a segmentation mIoU on handwritten digits, with and without pre-training.
 
     python tools/demo.py [--jobs N] [--out work_dirs/demo]
 
@@ -98,8 +98,10 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("work_dirs/demo"), help="folder for all it writes")
-    parser.add_argument("--jobs", type=int, default=2, help="stages side by side, one thread each")
+    parser.add_argument(
+        "--out", type=Path, default=Path("work_dirs/demo"), help="folder for everything written"
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="stages at a time, one thread each")
     parser.add_argument("--setup-seconds", type=float, help="time of the set-up, for the report")
     return parser.parse_args()
 

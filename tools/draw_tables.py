@@ -1,9 +1,9 @@
-"""Draw filled tables as one picture, with error bars: which row won on what, or quality over compute.
+"""Draw filled tables as one picture with error bars: the results of each row, or quality over compute.
 
     python tools/draw_tables.py objectives tokenizer_choice --dataset fashion_mnist_20000 --seeds 3 \\
         --picture results.png
 
-Draws the results that are there and says what is missing; `tools/run_table.py` fills the tables.
+Draws the results so far and says what is missing; `tools/run_table.py` fills the tables.
 """
 
 import argparse
@@ -24,8 +24,8 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tables", nargs="+", metavar="TABLE", help="names of tables of the data set")
-    parser.add_argument("--dataset", default="digits", help="a file of configs/tables")
-    parser.add_argument("--seeds", type=int, default=1, help="the number of seeds that were run")
+    parser.add_argument("--dataset", default="digits", help="name of a file in configs/tables")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds that were run")
     parser.add_argument("--out", type=Path, default=Path("work_dirs/tables"), help="folder of all tables")
     parser.add_argument("--picture", type=Path, required=True, help="the file to write: .png, .svg or .pdf")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""Evaluate a backbone's frozen features by nearest neighbours, linear and attentive probes.
+"""Evaluate a backbone's frozen features: nearest neighbours, probes, few labels, segmentation.
 
     python tools/evaluate_features.py CONFIG CHECKPOINT --data data/digits
     python tools/evaluate_features.py CONFIG CHECKPOINT --compare OTHER_CONFIG OTHER_CHECKPOINT
@@ -35,30 +35,35 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("config")
-    parser.add_argument("checkpoint", nargs="?")
+    parser.add_argument("config", help="config of a model")
+    parser.add_argument("checkpoint", nargs="?", help="its weights")
     parser.add_argument(
         "--compare",
         nargs="+",
         action="append",
         default=[],
         metavar=("CONFIG", "CHECKPOINT"),
-        help="another one beside it, as often as you like",
+        help="another backbone to compare with; can be given several times",
     )
     parser.add_argument(
         "--data",
         help=f"folder with `train` and `val`, or a config whose section `{SECTION}` names image sets and "
         "protocols; by default CONFIG's own section",
     )
-    parser.add_argument("--protocols", nargs="+", metavar="NAME", help="only these")
+    parser.add_argument("--protocols", nargs="+", metavar="NAME", help="run only these protocols")
     parser.add_argument(
-        "--cache", type=Path, default=Path("work_dirs/features"), help="%(default)s by default"
+        "--cache",
+        type=Path,
+        default=Path("work_dirs/features"),
+        help="folder of the features (default: %(default)s)",
     )
     parser.add_argument("--out", type=Path, help="folder for results.json and the page, report.html")
     parser.add_argument(
         "--cfg-options", nargs="+", action=DictAction, metavar="KEY=VALUE", help="override settings of CONFIG"
     )
-    parser.add_argument("--amp", action=argparse.BooleanOptionalAction, help="by default on CUDA only")
+    parser.add_argument(
+        "--amp", action=argparse.BooleanOptionalAction, help="mixed precision (default: on CUDA only)"
+    )
     parser.add_argument(
         "--trust-checkpoint",
         action="store_true",

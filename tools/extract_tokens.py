@@ -34,8 +34,8 @@ def parse_args() -> argparse.Namespace:
         nargs="?",
         const=256,
         metavar="IMAGES",
-        help="write nothing: check the store's files, and the tokens of so many random images (default 256), "
-        "first of those whose files have changed since the store was made",
+        help="write nothing: check the store's files, and the tokens of this many random images (default "
+        "256), beginning with those whose files have changed since the store was made",
     )
     parser.add_argument(
         "--on-error",
@@ -43,7 +43,9 @@ def parse_args() -> argparse.Namespace:
         help="images that cannot be decoded: stop after all others (the default), or leave them out and "
         "record them in the store",
     )
-    parser.add_argument("--retry-skipped", action="store_true", help="try images that were left out again")
+    parser.add_argument(
+        "--retry-skipped", action="store_true", help="try the images again that were left out"
+    )
     parser.add_argument(
         "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."
     )

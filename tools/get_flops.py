@@ -4,8 +4,8 @@
     python tools/get_flops.py configs/segmentation/*.py --shape 512
 
 FLOPs are for one image, with a multiply-add as one operation, as in OpenMMLab's metafiles. They are those of
-the features (for a segmentor: of the prediction), attention included. For MaPeT, PIM, MIM, BEiT and CAE there
-is also the minimum of a pre-training step, forward and backward.
+the features (for a segmentor: of the prediction), attention included. For MaPeT, PIM, MIM, BEiT and CAE, a
+second column has the least that a pre-training step needs, forward and backward.
 """
 
 import argparse

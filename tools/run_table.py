@@ -1,4 +1,4 @@
-"""Fill one of the paper's tables: do the runs without a result yet, and write the results beside the paper's.
+"""Fill one of the paper's tables: do the runs that have no result yet, and write all beside the paper's.
 
     python tools/run_table.py objectives --dataset digits --seeds 3
     python tools/run_table.py objectives --dataset imagenet --launcher slurm --partition gpu
@@ -29,15 +29,17 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("table", help="name of a table of the data set")
-    parser.add_argument("--dataset", default="digits", help="a file of configs/tables")
-    parser.add_argument("--seeds", type=positive, default=1, help="trainings of each cell: seeds 0, 1, ...")
-    parser.add_argument("--jobs", type=positive, default=2, help="launcher local: runs side by side")
-    parser.add_argument("--out", type=Path, default=Path("work_dirs/tables"), help="folder for all it writes")
+    parser.add_argument("--dataset", default="digits", help="name of a file in configs/tables")
+    parser.add_argument("--seeds", type=positive, default=1, help="number of seeds per cell: 0, 1, ...")
+    parser.add_argument("--jobs", type=positive, default=2, help="launcher local: runs at a time")
+    parser.add_argument(
+        "--out", type=Path, default=Path("work_dirs/tables"), help="folder for everything written"
+    )
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="run only these rows")
     parser.add_argument("--columns", nargs="+", metavar="COLUMN", help="run only these columns")
-    parser.add_argument("--collect", action="store_true", help="run nothing, write what results there are")
+    parser.add_argument("--collect", action="store_true", help="run nothing, write the results so far")
     parser.add_argument("--dry-run", action="store_true", help="run nothing, print the commands in order")
-    parser.add_argument("--launcher", choices=LAUNCHERS, help="how to start, instead of the table's own way")
+    parser.add_argument("--launcher", choices=LAUNCHERS, help="how to start runs; default: as the table says")
     parser.add_argument("--partition", help="launcher slurm: partition of the jobs")
     parser.add_argument(
         "--sbatch", action="append", default=[], metavar="=ARGUMENT", help="one more argument of sbatch"

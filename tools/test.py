@@ -1,4 +1,4 @@
-"""Test a checkpoint: the config's metrics on its test set, and on request predictions and drawings.
+"""Test a checkpoint with the config's metrics on its test set; on request, save predictions and drawings.
 
     python tools/test.py CONFIG CHECKPOINT --out predictions.pkl
 
@@ -33,15 +33,15 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument(
         "--out",
-        help="keep results: a .pkl file for predictions, .json or .yml for metrics; "
-        "for segmentation also a folder for label maps",
+        help="where to save results: a .pkl file for predictions, .json or .yml for metrics; "
+        "for segmentation, also a folder for label maps",
     )
     parser.add_argument("--amp", action="store_true", help="mixed precision, on GPU or CPU")
     parser.add_argument("--tta", action="store_true", help="test-time augmentation as in the config")
     parser.add_argument("--show", action="store_true", help="show predictions in a window")
     parser.add_argument("--show-dir", help="folder for drawn predictions")
     parser.add_argument("--wait-time", type=float, default=2, help="seconds that --show waits")
-    parser.add_argument("--interval", type=int, default=1, help="draw one of this many images")
+    parser.add_argument("--interval", type=int, default=1, help="draw one image in this many")
     parser.add_argument(
         "--trust-checkpoint",
         action="store_true",

@@ -30,8 +30,8 @@ def parse_args() -> argparse.Namespace:
         nargs="?",
         const="auto",
         metavar="CHECKPOINT",
-        help="go on from a checkpoint, or from the work dir's last one whatever it was trained with; without "
-        "this option a run goes on too, if its config is the same",
+        help="resume from this checkpoint, or from the work dir's last one even if the config has changed; "
+        "without this option, a run resumes only if its config is the same",
     )
     parser.add_argument(
         "--trust-checkpoint",
@@ -43,7 +43,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--auto-scale-lr",
         action="store_true",
-        help="scale the learning rate to the batch size in use (the config names the one it is meant for)",
+        help="scale the learning rate to the batch size; the config names the one that its rate is for",
     )
     parser.add_argument(
         "--cfg-options",

@@ -40,16 +40,18 @@ def parse_args() -> argparse.Namespace:
         "--nearest",
         type=int,
         default=0,
-        help="patches nearest to each token's centroid (default 0; k-CLIP only, encodes images again)",
+        help="patches nearest to each token's centroid (default 0; needs a codebook, encodes images again)",
     )
     parser.add_argument(
         "--candidates",
         type=int,
         default=512,
-        help="random patches of each token among which the nearest are looked for (default 512)",
+        help="random patches of each token that --nearest searches (default 512)",
     )
-    parser.add_argument("--context", type=int, default=3, help="patches shown around each, on each side")
-    parser.add_argument("--seed", type=int, default=0, help="of all random choices")
+    parser.add_argument(
+        "--context", type=int, default=3, help="patches shown around each patch, on each side"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random choices")
     parser.add_argument("--out", type=Path, help="folder to write; default: <token store>.codebook")
     parser.add_argument(
         "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."

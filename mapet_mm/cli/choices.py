@@ -67,8 +67,8 @@ def choose(args: argparse.Namespace) -> Choices:
         words.append(told)
     tokens = choose_tokens(args.tokenizer, init, arch)
     positions, k = vocabulary(count)
-    words.append(f"tokens: {tokens.words}; {k} centroids, from {positions} of {GRID**2} places of each image")
-    words.append(f"model: ViT-{arch}, {args.epochs} epochs of {count} images, {args.batch_size} a step")
+    words.append(f"tokens: {tokens.words}; {k} centroids, from {positions} of {GRID**2} positions per image")
+    words.append(f"model: ViT-{arch}, {args.epochs} epochs of {count} images, {args.batch_size} per step")
     return Choices(args.images, args.out, arch, init, count, tokens, k, positions, args, words)
 
 

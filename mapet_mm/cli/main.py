@@ -6,19 +6,22 @@ import sys
 from mapet_mm.config_files import PACKAGE
 
 TOOLS = {
-    "train": ("train.py", "pre-train, fine-tune or probe, whatever the config says"),
+    "train": ("train.py", "train the model of a config: pre-training, fine-tuning or a probe"),
     "test": ("test.py", "evaluate a checkpoint"),
-    "fit-codebook": ("fit_codebook.py", "features of a tokenizer config's images -> codebook"),
-    "extract-tokens": ("extract_tokens.py", "images + codebook -> token store"),
-    "merge-tokens": ("merge_token_stores.py", "token stores made apart -> one"),
-    "visualize-codebook": ("visualize_codebook.py", "what the tokens are: sheets and a page"),
-    "evaluate": ("evaluate_features.py", "what frozen features are worth"),
-    "convert": ("convert.py", "weights for timm, Hugging Face, torchvision, ONNX; and back"),
+    "fit-codebook": ("fit_codebook.py", "images -> codebook, as a tokenizer config says"),
+    "extract-tokens": ("extract_tokens.py", "images + codebook -> token store, as a tokenizer config says"),
+    "merge-tokens": ("merge_token_stores.py", "several token stores -> one"),
+    "visualize-codebook": ("visualize_codebook.py", "show what the tokens stand for: sheets and a page"),
+    "evaluate": ("evaluate_features.py", "evaluate frozen features: k-NN, probes, few labels, segmentation"),
+    "convert": (
+        "convert.py",
+        "convert weights to timm, Hugging Face, torchvision or ONNX, or to this package",
+    ),
     "table": ("run_table.py", "fill a table of the paper"),
-    "digits": ("dataset_converters/digits.py", "write the embedded data set"),
+    "digits": ("dataset_converters/digits.py", "write the digits, the small data set of the examples"),
 }
 PRETRAIN = "a folder of images -> a pre-trained ViT, in one command"
-USAGE = """usage: mapet-mm COMMAND [arguments]     (mapet-mm COMMAND --help says which)
+USAGE = """usage: mapet-mm COMMAND [arguments]     (mapet-mm COMMAND --help lists them)
 
 commands:
 {commands}

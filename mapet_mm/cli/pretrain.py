@@ -23,32 +23,32 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
         prog="mapet-mm pretrain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("images", type=Path, metavar="DIR", help="folder of images, searched recursively")
-    parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="folder for everything made")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="RUN", help="folder for everything that is made"
+    )
     parser.add_argument("--arch", choices=ARCHS, help="size of the ViT (default: small, or that of --init)")
     parser.add_argument(
         "--init",
         type=Path,
         metavar="WEIGHTS",
-        help="go on from these: a checkpoint of MAE, DeiT, DINOv2, timm, Hugging Face or this package",
+        help="start from these: a checkpoint of MAE, DeiT, DINOv2, timm, Hugging Face or this package",
     )
     parser.add_argument(
         "--tokenizer",
         default="auto",
         metavar="WHAT",
-        help="what the tokens are clusters of: `clip`, the features of a CLIP ResNet; `timm:NAME`, those of "
-        "a pre-trained ViT of timm; `init`, those of --init; `random`, those of random weights. "
-        "auto (default): clip where its weights are or can be fetched, else init, else random",
+        help="whose features are clustered into tokens: `clip`, a CLIP ResNet's; `timm:NAME`, a pre-trained "
+        "timm ViT's; `init`, those of --init; `random`, a network's with random weights. auto (default): "
+        "clip if its weights are there or can be downloaded, else init, else random",
     )
     parser.add_argument("--epochs", type=int, default=300, help="passes over the images (default 300)")
-    parser.add_argument(
-        "--batch-size", type=int, default=64, help="images of a step and process (default 64)"
-    )
+    parser.add_argument("--batch-size", type=int, default=64, help="images per step and process (default 64)")
     workers = min(4, os.cpu_count() or 1)
     parser.add_argument(
         "--workers", type=int, default=workers, help=f"processes that load images (default {workers})"
     )
     parser.add_argument("--processes", type=int, help="processes to train in (default: one for each GPU)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default 0)")
     args = parser.parse_args(arguments)
     for name, least in (("epochs", 2), ("batch_size", 1), ("processes", 1)):
         if (value := getattr(args, name)) is not None and value < least:

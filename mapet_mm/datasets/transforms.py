@@ -26,8 +26,8 @@ class LoadTokenGrid(BaseTransform):
         data_root: folder that the names in the store are relative to; by default the one recorded in the
             store. Set it if the data set has moved since.
         codebook: path of the codebook whose tokens the store must hold; checked on construction.
-        optional: pass images without `img_path` on without tokens: MMPretrain's inferencers give pixels only,
-            which is enough for `FeatureExtractor`.
+        optional: pass on images without `img_path`, without tokens: MMPretrain's inferencers give only
+            pixels, which is enough for `FeatureExtractor`.
 
     Raises:
         TokenStoreError: the store is missing or damaged, or was made by another tokenizer than `codebook`.
@@ -130,8 +130,8 @@ class RandomCropTokenGrid(BaseTransform):
         patch_size: side in pixels of the patch that a token describes.
 
     Raises:
-        ValueError: the crop size is no multiple of the patch size or larger than the image, the image's size
-            is not its grid times the patch size, or there is no token grid.
+        ValueError: the crop size is not a multiple of the patch size or is larger than the image, the image's
+            size is not its grid times the patch size, or there is no token grid.
     """
 
     def __init__(self, crop_size: int | tuple[int, int], patch_size: int) -> None:

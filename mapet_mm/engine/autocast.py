@@ -17,10 +17,10 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @OPTIM_WRAPPERS.register_module()
 class AutocastOptimWrapper(OptimWrapper):
-    """Optimizer wrapper with autocast: bfloat16 on CPU and on CUDA devices that have it, else float16.
+    """Optimizer wrapper with autocast: bfloat16 on CPU and on CUDA devices that support it, else float16.
 
-    float16 comes with loss scaling. MMEngine's `AmpOptimWrapper` does the same on CUDA alone, in float16
-    unless told otherwise, and refuses CPU.
+    float16 comes with loss scaling. MMEngine's `AmpOptimWrapper` works only on CUDA, in float16 unless told
+    otherwise.
 
     Args:
         optimizer: the optimizer.
@@ -73,7 +73,7 @@ class AutocastOptimWrapper(OptimWrapper):
         return {**super().state_dict(), "loss_scaler": self.loss_scaler.state_dict()}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Resume from a state of this wrapper, or of one without a scaler (which starts afresh then)."""
+        """Resume from a state of this wrapper, or of one without a scaler; the scaler then starts anew."""
         state_dict = dict(state_dict)
         scaler = state_dict.pop("loss_scaler", None)
         if scaler and self.loss_scaler.is_enabled():

@@ -20,20 +20,20 @@ from mapet_mm.registry import HOOKS
 class CompileHook(Hook):
     """Compile the model's backbone, in place, before training.
 
-    MMEngine's own `compile` wraps the whole train step, data preprocessing, logging and optimizer included,
+    MMEngine's own `compile` wraps the whole train step, including data preprocessing, logging and optimizer,
     in which `torch.compile` breaks its graph dozens of times and recompiles for each learning rate. The
-    backbone is one graph; `tools/train.py` puts this hook in where a config has `compile=True`.
+    backbone is one graph. `tools/train.py` adds this hook if a config has `compile=True`.
 
-    Only training is compiled. Validation in between runs as it is written, because its batches come in many
-    shapes (whole images in segmentation and detection, each set's last batch), and each would be compiled
-    for minutes until PyTorch's limit of eight stops the run.
+    Only training is compiled. Validation batches have many shapes (whole images in segmentation and
+    detection, the last batch of each set); each would be compiled for minutes, until PyTorch's limit of eight
+    stops the run.
 
     Args:
-        memory_budget: the share of what the compiler would keep for the backward pass that it may keep; the
-            cheapest rest is computed again. It holds for everything that the process compiles.
+        memory_budget: of what the compiler would keep for the backward pass, the share that it may keep; the
+            rest, the cheapest, is computed again. Applies to everything that the process compiles.
         fullgraph: refuse a backbone that cannot be one graph, instead of breaking it silently.
-        dynamic: False compiles once for each shape of a training batch, up to eight; None turns to one graph
-            for all at the second shape, for training at many image sizes.
+        dynamic: False compiles once for each shape of a training batch, up to eight; None switches to one
+            graph for all shapes at the second one, for training with many image sizes.
         **options: other arguments of `torch.compile` (`backend`, `mode`, `options`).
     """
 

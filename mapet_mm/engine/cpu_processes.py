@@ -11,10 +11,10 @@ from mapet_mm.registry import MODEL_WRAPPERS
 
 @MODEL_WRAPPERS.register_module()
 class CPUDistributedDataParallel(MMDistributedDataParallel):
-    """MMEngine's data parallel without device ids, and with BatchNorm for SyncBN, which needs CUDA devices.
+    """MMEngine's data parallel without device ids, and with BatchNorm instead of SyncBN, which needs CUDA.
 
-    MMEngine reverts SyncBN for a single process. Weights and statistics stay; each process normalises with
-    the statistics of its own images, and the log says so.
+    (MMEngine replaces SyncBN only in a single process.) Weights and statistics stay. Each process normalises
+    with the statistics of its own images, and the log says so.
 
     Args:
         module: the model.

@@ -26,22 +26,22 @@ class ResumeError(UserError):
 
 @HOOKS.register_module()
 class EpochSeedHook(Hook):
-    """Seed each image's and each step's draws, and begin an epoch where a checkpoint was written.
+    """Seed the random draws of each image and each step, and resume within an epoch.
 
-    What the loader draws of an image (augmentations, masks), and its permutation, come from the run's seed,
-    the epoch and the image, see `mapet_mm.datasets.draws`; what the model draws in a step, stochastic
-    depth for example, from the seed, the step and the process. So a run that was killed and resumed from a
-    checkpoint, also one in the middle of an epoch or of gradient accumulation, ends with the weights of an
-    undisturbed one, bit for bit on one machine type; with any number of workers.
+    An image's augmentations, masks and permutation come from the run's seed, the epoch and the image (see
+    `mapet_mm.datasets.draws`). What the model draws in a step, for example stochastic depth, comes from the
+    seed, the step and the process. A run that was killed and resumed from a checkpoint, even in the middle of
+    an epoch or of gradient accumulation, therefore ends with the same weights as an undisturbed one, bit for
+    bit on one machine type, with any number of workers.
 
-    Another number of processes sees the same batches with the same draws if `processes x batch_size` stays;
-    sums over them then differ in their last bits, and stochastic depth is drawn by process.
+    Another number of processes sees the same batches with the same draws if `processes x batch_size` is the
+    same; sums over them then differ in their last bits, and stochastic depth is drawn per process.
 
     Args:
-        on_error: of training images that cannot be read, see `mapet_mm.datasets.draws.SeededDataset`.
+        on_error: for training images that cannot be read, see `mapet_mm.datasets.draws.SeededDataset`.
 
     Raises:
-        ResumeError: a checkpoint of the middle of an epoch with another number of steps.
+        ResumeError: the checkpoint is from the middle of an epoch that had another number of steps.
     """
 
     def __init__(self, on_error: str = "raise") -> None:

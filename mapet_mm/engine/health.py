@@ -18,20 +18,20 @@ from mapet_mm.scalars import PLACES
 
 @HOOKS.register_module()
 class HealthHook(Hook):
-    """Log what the loss does not tell, and warn once each of what goes wrong, with a remedy.
+    """Log what the loss does not show, and warn once of each thing that goes wrong, with a remedy.
 
-    Of heads that predict tokens (`TokenPredictionHead`) it logs the accuracy by place in the permuted order,
-    as `place_accuracy/01` and on: the later a target, the more targets it sees, so MaPeT and PIM rise where
-    MIM is flat; the effective number of predicted and target tokens (the exponential of their entropy); and
-    the effective rank (RankMe) of the images' mean latents.
+    For heads that predict tokens (`TokenPredictionHead`), it logs the accuracy by place in the permuted
+    order, as `place_accuracy/01` and on (a later target sees more targets, so the accuracy rises with MaPeT
+    and PIM, and is flat with MIM); the effective number of predicted and target tokens (the exponential of
+    their entropy); and the effective rank (RankMe) of the images' mean latents.
 
     It warns of a loss that has risen, of predictions and codebooks that use few tokens, and of a loader that
-    does not keep up. Nothing waits for the device but once an interval.
+    does not keep up. It waits for the device only once per interval.
 
     Args:
         interval: steps between two looks.
         bins: consecutive parts of the permuted order.
-        waiting: share of the time that may go by waiting for images.
+        waiting: share of the time that may pass waiting for images.
     """
 
     def __init__(self, interval: int = 100, bins: int = 10, waiting: float = 0.2) -> None:

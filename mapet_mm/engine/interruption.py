@@ -34,14 +34,14 @@ WORKER_SECONDS = 30
 
 @HOOKS.register_module()
 class InterruptionHook(Hook):
-    """Write `latest.pth` every so many minutes, and at a signal, after which the run ends with exit code 75.
+    """Write `latest.pth` every few minutes, and at a signal, after which the run ends with exit code 75.
 
-    The same command then goes on with the next batch. Slurm sends SIGUSR1 before a job's time is over
-    (`--signal`), and SIGTERM when it takes the machine for another job. All processes of a run save after
-    the same step, whichever of them was told. A signal during validation counts once it is over.
+    The same command then resumes with the next batch. Slurm sends SIGUSR1 before a job reaches its time limit
+    (`--signal`), and SIGTERM when it takes the machine for another job. All processes of a run save after the
+    same step, whichever of them got the signal. A signal during validation takes effect after it.
 
     Args:
-        minutes: between two checkpoints; None writes one at a signal only.
+        minutes: between two checkpoints; None writes one only at a signal.
         signals: names of the signals.
     """
 

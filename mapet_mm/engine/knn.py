@@ -147,8 +147,7 @@ class KNNProbeHook(Hook):
     """Log the top-1 of a k-NN classifier on the backbone's features during pre-training, as `knn/top1`.
 
     Works with any model whose `extract_feat(images)` gives features: MaPeT, MMPretrain's BEiT, CAE and
-    `ImageClassifier`, on one process or several, sharded or not. The training goes on as if the hook were
-    not there.
+    `ImageClassifier`, in one process or several, sharded or not. The training is not affected.
 
     Args:
         train_dataloader: as for MMEngine's Runner; images with `gt_label` that may vote, each taken once.
@@ -156,7 +155,7 @@ class KNNProbeHook(Hook):
         interval: epochs between two probes; there is always one at the end.
         k: neighbours that vote.
         temperature: of the votes.
-        pooling: 'mean' of the patch tokens, or 'class token', where features are tokens `(B, N, D)`.
+        pooling: 'mean' of the patch tokens, or 'class token', if features are tokens `(B, N, D)`.
         amp: take the features in autocast; by default on CUDA only. They are compared in float32.
 
     Raises:

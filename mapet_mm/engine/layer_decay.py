@@ -23,14 +23,14 @@ BACKBONE = "backbone."
 class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """Optimizer with a learning rate per depth, for any model whose `backbone` has `get_layer_depth`.
 
-    A parameter at depth d of the backbone's D (patch embedding 0, layer i at i + 1, all behind the layers at
-    D - 1) learns at `layer_decay_rate ** (D - 1 - d)` of the rate; everything outside the backbone at the
-    full rate. Without a rate (or with 1) only the weight decay differs, which is what pre-training needs.
-    The paper's tables of hyper-parameters give both.
+    The backbone has D depths: the patch embedding is 0, layer i is i + 1, and all after the layers is D - 1.
+    The learning rate at depth d is multiplied by `layer_decay_rate ** (D - 1 - d)`; everything outside the
+    backbone has the full rate. Without a decay rate (or with 1) only the weight decay differs between
+    parameters, as pre-training needs it. The paper's tables of hyper-parameters give both.
 
     The backbone may be anywhere in the model and, like its parts, inside wrappers (`torch.compile`, DDP,
-    activation checkpointing). MMPretrain's constructor wants `model.get_layer_depth`, which MMSegmentation's
-    models do not have; MMSegmentation's wants a backbone whose class name has BEiT, MAE or ConvNeXt in it.
+    activation checkpointing). MMPretrain's constructor needs `model.get_layer_depth`, which MMSegmentation's
+    models do not have; MMSegmentation's needs a backbone whose class name contains BEiT, MAE or ConvNeXt.
 
     Args:
         optim_wrapper_cfg: as for MMEngine's constructor; `optimizer` has to give `lr` and `weight_decay`.
@@ -40,7 +40,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             - `norm_decay_mult`, `bias_decay_mult`, `flat_decay_mult`: factor on the weight decay of norm
               layers, of biases and of other parameters of one dimension, default 0.
             - `custom_keys`: {part of a parameter's name: dict(lr_mult=..., decay_mult=...)}. The longest key
-              that fits counts and changes only what it names; `lr_mult` comes on top of the depth's factor.
+            that fits is used and changes only what it names; `lr_mult` multiplies the depth's factor.
 
     Raises:
         ValueError: an unknown option, a rate outside (0, 1], `lr` or `weight_decay` missing, parameters

@@ -41,9 +41,10 @@ class TokenAccuracy(BaseMetric):
 class LayerwiseAccuracy(BaseMetric):
     """Top-1 (percent) of each layer's classifier, of a probe with `LayerwiseLinearHead`.
 
-    It gives `accuracy/layer-1`, `accuracy/layer-2`, ..., the highest of them as `accuracy/best` and, for
-    everything that reads a classifier's accuracy, as `accuracy/top1`, and the layer that has it as
-    `accuracy/best_layer`, the first of equals. The best layer is chosen on the images that it is measured on.
+    It gives `accuracy/layer-1`, `accuracy/layer-2`, ...; the highest of them as `accuracy/best`, and as
+    `accuracy/top1` for everything that reads a classifier's accuracy; and the layer that has it as
+    `accuracy/best_layer` (of equals, the first). The best layer is chosen on the same images that it is
+    measured on.
 
     Args:
         collect_device: 'cpu' or 'gpu', where several processes bring their results together.

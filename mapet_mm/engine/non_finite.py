@@ -31,14 +31,15 @@ class NonFiniteError(UserError):
 
 @HOOKS.register_module()
 class NonFiniteHook(Hook):
-    """Leave steps out whose loss or gradients are not finite, and end the run after many in a row.
+    """Leave out steps whose loss or gradients are not finite, and end the run after many in a row.
 
-    All processes leave out the same steps; of several optimizers, those with bad gradients do. Nothing waits
-    for the device that did not wait before: the norm that clipping takes is looked at, without clipping a
-    fused optimizer decides on the device and is asked every few steps; other optimizers wait.
+    All processes leave out the same steps; if there are several optimizers, only those with bad gradients do.
+    With gradient clipping, the hook looks at the norm that is computed anyway; without it, a fused optimizer
+    decides on the device and is asked every few steps. Neither waits for the device more often than before;
+    other optimizers do.
 
-    A run that ends so leaves `non_finite.pth`, from which `--resume` does the first of these steps again, and
-    `non_finite.json`, which lists its images.
+    A run that ends in this way leaves `non_finite.pth`, from which `--resume` repeats the first of these
+    steps, and `non_finite.json`, which lists its images.
 
     Args:
         patience: how many steps in a row are left out before the run ends. A float16 run leaves out a few

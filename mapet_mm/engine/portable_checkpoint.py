@@ -37,14 +37,14 @@ class WholeFileBackend(LocalBackend):
 
 @HOOKS.register_module()
 class PortableCheckpointHook(Hook):
-    """Keep training checkpoints whole, to tensors and plain values, and their paths to the run's own folder.
+    """Make checkpoints whole, of tensors and plain values only, with paths in the run's own folder.
 
-    A checkpoint on a local disk appears once it is written, and the only one is not removed before the next
-    is there.
+    A checkpoint on a local disk appears once it is completely written, and the only one is not removed before
+    the next exists.
 
     MMEngine puts its log buffers and NumPy's numbers into a checkpoint; neither can be read without their
     classes. They are written as tensors and numbers, and become log buffers again when a run resumes.
-    A run that resumes from a copy takes the best checkpoint to be the copy's: MMEngine would remove the
+    A run that resumes from a copied folder uses the copy's best checkpoint; MMEngine would remove the
     original's once there is a better one.
 
     Args:

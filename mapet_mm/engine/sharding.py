@@ -39,13 +39,14 @@ class FullyShardedStrategy(DDPStrategy):
     """Data parallel with parameters, gradients and optimizer state sharded (PyTorch's `fully_shard`, FSDP2).
 
     For `runner_type="FlexibleRunner"`. Each process keeps its share of every parameter and gathers a layer
-    only while it runs. The model is built in the host's memory, and the device gets one layer at a time to
-    take its share of. Checkpoints hold the whole model under its usual names, so any recipe takes them.
+    only while it runs. The model is built in the host's memory, and the device gets one layer at a time, of
+    which it keeps its share. Checkpoints hold the whole model under its usual names, so any recipe takes
+    them.
     (MMEngine's own `FSDPStrategy` flattens parameters: gradient clipping and weight decay would go wrong.)
 
-    In float32, losses and gradients are those of plain data parallel. In bfloat16 half as much is gathered,
-    and only the LayerScales are less exact than in plain autocast, which rounds the layers' other weights as
-    well. Norms, shares, optimizer and the sums of gradients stay in float32.
+    In float32, losses and gradients are those of plain data parallel training. In bfloat16, half as much is
+    gathered, and only the LayerScales are less exact than in plain autocast, which also rounds the layers'
+    other weights. Norms, shares, optimizer and the sums of gradients stay in float32.
 
     Args:
         units: names of the model's module lists whose members are gathered one at a time.

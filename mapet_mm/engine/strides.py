@@ -18,9 +18,9 @@ SIDE = 256  # of the image that is sent through, in pixels
 
 @HOOKS.register_module()
 class StrideCheckHook(Hook):
-    """Warn, before training starts, of heads whose strides are not those of the maps that they get.
+    """Warn, before training starts, of heads whose configured strides differ from those of their maps.
 
-    The maps of a plain ViT have one stride, that of its patches, whatever neck calls itself a pyramid.
+    All maps of a plain ViT have one stride, that of its patches, and an `FPN` does not change that.
     """
 
     def before_train(self, runner: Runner) -> None:

@@ -18,9 +18,9 @@ from mapet_mm.registry import HOOKS
 
 @HOOKS.register_module()
 class StuckLoaderHook(Hook):
-    """End the process if no batch arrives for a while: the other processes of the run would wait for hours.
+    """End the process if no batch arrives for a while; the run's other processes would wait for hours.
 
-    It says which process it is and where it hangs. torchrun, or Slurm, then ends the others.
+    The message names the process and where it hangs. torchrun or Slurm then ends the others.
 
     Args:
         seconds: how long a batch may take; time in which the process was stopped does not count.

@@ -33,17 +33,18 @@ class TokenStoreCheckHook(Hook):
     wrappers. With several processes each looks at its share of the images. Probe images show whether the
     images that arrive are those that the tokens stand for (see `check_alignment`).
 
-    Images that the store skipped, which could not be decoded, are left out: the image behind each takes its
-    place. So no length changes, and samplers, schedules and a resumed training stay what they were.
+    Images that the store skipped because they could not be decoded are left out: the next image takes the
+    place of each. No length changes, so samplers, schedules and resumed trainings are not affected.
 
     Args:
         codebook: path of the codebook whose tokens the stores must hold; None only requires that all stores
             were made by the same one.
-        alignment: send probe images through the pipelines; False for a pipeline that takes none.
+        alignment: send probe images through the pipelines; False for a pipeline that cannot take them.
 
     Raises:
-        TokenStoreError: another grid than the backbone's, ids past the head's vocabulary, another tokenizer,
-            no token grids although the target generator needs them, or images that are not aligned with them.
+        TokenStoreError: another grid than the backbone's, ids outside the head's vocabulary, another
+            tokenizer, no token grids although the target generator needs them, or images that are not aligned
+            with them.
         MissingTokensError: images without tokens, with their number and the first one's path.
     """
 

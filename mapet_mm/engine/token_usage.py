@@ -16,8 +16,9 @@ from mapet_mm.registry import HOOKS
 class TokenUsageHook(Hook):
     """Log, after training, how the training images use the ids of their token store.
 
-    `tokens/perplexity` (so many ids, used evenly, would be as hard to guess), `tokens/dead` (ids that no
-    image has), `tokens/purity` (percent of the patches that are in images of their token's main class).
+    `tokens/perplexity` (the number of ids that, used evenly, would be as hard to guess), `tokens/dead` (ids
+    that no image has), `tokens/purity` (percent of the patches that are in images of their token's main
+    class).
     """
 
     @master_only

@@ -14,9 +14,9 @@ from mapet_mm.registry import HOOKS
 
 @HOOKS.register_module()
 class TotalBatchHook(Hook):
-    """Log one line if images per step differ from the config's `auto_scale_lr.base_batch_size`.
+    """Log one line if the images per step differ from the config's `auto_scale_lr.base_batch_size`.
 
-    Nothing is said where `--auto-scale-lr` has scaled the rate already.
+    Nothing is logged if `--auto-scale-lr` has already scaled the rate.
     """
 
     def before_train(self, runner: Runner) -> None:

@@ -22,17 +22,17 @@ from mapet_mm.registry import HOOKS
 
 @HOOKS.register_module()
 class FeatureProbeHook(KNNProbeHook):
-    """Log what a pre-training's features are worth: k-NN on class token, patch mean and both, and more.
+    """Log how good a pre-training's features are: k-NN on class token, patch mean and both, and more.
 
-    One pass of the backbone, nothing trained; on one process or several, sharded or not, with the figures of
-    one. The training goes on as if the hook were not there.
+    Needs one pass of the backbone and trains nothing; the results are the same in one process or several,
+    sharded or not. The training is not affected.
 
     Args:
         train_dataloader: as for MMEngine's Runner; images with `gt_label`, each taken once.
         val_dataloader: images to classify.
         interval: epochs between two probes; there is always one at the end.
-        protocols: what else to run, of those that need pooled features alone, as for
-            tools/evaluate_features.py: `[dict(type="LowShot", shots=[10])]`. The first process runs them, and
+        protocols: other protocols to run, which need only pooled features, as for tools/evaluate_features.py:
+            `[dict(type="LowShot", shots=[10])]`. The first process runs them, and
             the others wait; each holds the last layer's features of all images (8 GB of ViT-B's on ImageNet).
         **kwargs: `k`, `temperature` and `amp`, as for `KNNProbeHook`.
     """

@@ -14,10 +14,10 @@ from mapet_mm.registry import MODELS
 class ProjectedCAE(CAE):
     """MMPretrain's `CAE` around a `mapet_mm.models.necks.ProjectedCAENeck`.
 
-    As in the code of CAE's authors, one projection takes the encoder's latents and its teacher's to the width
-    of regressor and decoder, where predicted and true latents are compared, and the positions are fixed sines
-    and cosines at that width. MMPretrain's own compares at the encoder's width and hands on its positions;
-    where both widths are the same, the two are one.
+    As in the code of CAE's authors, one projection brings the encoder's and the teacher's latents to the
+    width of regressor and decoder, where predicted and true latents are compared, and the positions are fixed
+    sines and cosines at that width. MMPretrain's `CAE` compares at the encoder's width and uses the encoder's
+    positions; if both widths are equal, the two are the same.
 
     Args:
         **kwargs: those of MMPretrain's `CAE`: `backbone`, `neck`, `head`, `target_generator`,

@@ -14,11 +14,11 @@ from mapet_mm.registry import MODELS
 
 @MODELS.register_module()
 class SimpleFeaturePyramid(BaseModule):
-    """ViTDet's simple feature pyramid: every map is made of the ViT's last one (Li et al., 2022, Section 3).
+    """ViTDet's simple feature pyramid: every map comes from the ViT's last one (Li et al., 2022, Section 3).
 
     A neck for MMSegmentation and MMDetection. All maps of a ViT have the stride of its patches, so an FPN
-    over several layers would merge maps that are no pyramid. The backbone has `out_type='featmap'`; of
-    several layers' maps the last counts.
+    over several layers would merge maps that are no pyramid. The backbone needs `out_type='featmap'`; if it
+    gives several maps, the last one is used.
 
     Args:
         in_channels: width of the ViT.
@@ -26,7 +26,7 @@ class SimpleFeaturePyramid(BaseModule):
         scale_factors: powers of two, from the finest map to the coarsest; with patches of 16 pixels the
             default makes strides 4, 8, 16 and 32.
         num_outs: number of maps; those beyond `scale_factors` take every second value of the one before.
-        norm_cfg: the norm behind each convolution.
+        norm_cfg: the norm after each convolution.
         init_cfg: as for any MMEngine module.
 
     Raises:
@@ -60,7 +60,7 @@ class SimpleFeaturePyramid(BaseModule):
         """The maps, `(B, out_channels, h, w)` each, from the finest to the coarsest.
 
         Args:
-            inputs: the backbone's maps `(B, in_channels, h, w)`, of which the last counts.
+            inputs: the backbone's maps `(B, in_channels, h, w)`; the last one is used.
 
         Raises:
             ValueError: the backbone gives no maps.

@@ -33,7 +33,7 @@ class TokenPredictionHead(BaseModule):
         self.statistics: PredictionStatistics | None = None  # of whoever watches the training
 
     def init_weights(self) -> None:
-        """Initialise as the authors do, and over it as `init_cfg` says; once, as MMEngine's modules do."""
+        """Initialise as the authors do, then as `init_cfg` says; only once, as MMEngine's modules do."""
         if not self.is_init:
             init_truncated_normal(self.projection.weight)
             nn.init.zeros_(self.projection.bias)
@@ -82,13 +82,13 @@ class TokenPredictionHead(BaseModule):
 
 @MODELS.register_module()
 class BEiTTokenHead(TokenPredictionHead):
-    """MaPeT's head for MMPretrain's `BEiT`: token ids as targets, where its own head takes DALL-E logits.
+    """MaPeT's head for MMPretrain's `BEiT`: takes token ids as targets; MMPretrain's takes DALL-E logits.
 
     Shapes are static: nothing waits for the device to count the masked patches.
 
     Args:
-        max_masked: how many patches of an image are masked at most; the head then computes so many rows per
-            image. All patches if None, more arithmetic for the same loss.
+        max_masked: the largest number of masked patches of an image; the head computes this many rows per
+            image. None computes all patches: the same loss with more arithmetic.
         **kwargs: those of `TokenPredictionHead`.
     """
 
@@ -111,8 +111,8 @@ class BEiTTokenHead(TokenPredictionHead):
             mask: `(B, H, W)`, not zero where the patch is masked.
 
         Raises:
-            ValueError: more patches are masked than `max_masked`; looked at in every batch on CPU, in the
-                first on other devices.
+            ValueError: more patches are masked than `max_masked`; checked in every batch on CPU, in the first
+                on other devices.
         """
         masked = mask.flatten(1).bool()  # B N-1
         self._check(masked)
@@ -138,7 +138,7 @@ class BEiTTokenHead(TokenPredictionHead):
 
 @MODELS.register_module()
 class CAETokenHead(CAEHead):
-    """MMPretrain's `CAEHead` with token ids as targets, where its own takes DALL-E logits.
+    """MMPretrain's `CAEHead` with token ids as targets; MMPretrain's takes DALL-E logits.
 
     Args:
         loss: config of the loss, `dict(type="CAELoss", lambd=2)`.

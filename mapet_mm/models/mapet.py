@@ -28,11 +28,11 @@ class MaPeT(BaseSelfSupervisor):
         head: a `mapet_mm.models.heads.TokenPredictionHead`.
         target_generator: gives the tokens: `PrecomputedTokens`, `KCLIP`, or MMPretrain's `VQKD` or
             `DALL-E`; always in evaluation mode. None for a model that only gives features.
-        data_preprocessor: hands on `inputs` as a list: `inputs[0]` the images `(B, 3, H, W)`, `inputs[1]`
-            what the target generator takes (stored token grids, or a second view of the images).
-        prediction_ratio: share of the targets that a training step predicts, in (0, 1]; the step's are drawn
-            anew, the same places of the permuted sequence for all its images. All targets stay in the
-            sequence, and the gradient's expectation stays the same: a smaller query stream, a noisier step.
+        data_preprocessor: gives `inputs` as a list: `inputs[0]` the images `(B, 3, H, W)`, `inputs[1]` what
+            the target generator takes (stored token grids, or a second view of the images).
+        prediction_ratio: share of the targets that a training step predicts, in (0, 1]. Each step draws them
+            anew, at the same places of the permuted sequence for all its images. All targets stay in the
+            sequence, and the expected gradient is the same; the query stream is smaller and the step noisier.
         init_cfg: as for any MMEngine module.
 
     Raises:
@@ -74,7 +74,7 @@ class MaPeT(BaseSelfSupervisor):
             )
 
     def train(self, mode: bool = True) -> "MaPeT":
-        """Set the mode; the target generator stays in evaluation mode, or VQ-KD would go on learning."""
+        """Set the mode; the target generator stays in evaluation mode, or VQ-KD would keep learning."""
         super().train(mode)
         if self.with_target_generator:
             self.target_generator.eval()
@@ -102,7 +102,7 @@ class MaPeT(BaseSelfSupervisor):
         """Features `(B, N, D)` of whole images, none masked: the backbone as a plain ViT.
 
         Args:
-            inputs: `(B, 3, H, W)`, or a list that begins with it: whatever the data preprocessor hands on.
+            inputs: `(B, 3, H, W)`, or a list that begins with it, as the data preprocessor gives it.
         """
         return self.backbone.encode(images_of(inputs))
 
@@ -139,7 +139,7 @@ class MaPeT(BaseSelfSupervisor):
     def predict(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> list[DataSample]:
         """Evaluate a batch: `token_loss` (nats) and `token_accuracy` (percent) in each data sample.
 
-        An image's permutation depends on nothing but the image, so neither do its figures.
+        An image's permutation depends only on the image, and so do its results.
         """
         images = inputs[0]
         permutation = self.validation_permutation(images)

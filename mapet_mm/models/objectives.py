@@ -7,8 +7,8 @@ A permuted sequence is laid out in up to four groups, always in this order:
 - `T`, the targets' content: the content stream of the patches behind the cutting point;
 - `Q`, the query stream, which starts as the same tensor as `M` and predicts the targets' visual tokens.
 
-Keys and values come from `C`, `M` and `T` only: nobody ever attends to the query stream. The last group is
-the one that predicts. Paper: Section 4.1, the two masks under "Attention masking"; Section 3 for MIM and PIM.
+Keys and values come only from `C`, `M` and `T`: no token attends to the query stream. The last group
+predicts. Paper: Section 4.1, the two masks under "Attention masking"; Section 3 for MIM and PIM.
 """
 
 import operator
@@ -43,7 +43,7 @@ SEES: dict[str, dict[str, _Relation]] = {
 
 @dataclass(frozen=True)
 class Objective:
-    """A pre-training objective: the token groups it lays out, the last of which predicts.
+    """A pre-training objective: its token groups, the last of which predicts.
 
     Args:
         name: what configs call it.
@@ -92,7 +92,7 @@ def group_sizes(groups: str, num_context: int, num_targets: int) -> list[int]:
 
 
 def visibility(objective: Objective, num_context: int, num_targets: int) -> Bool[Tensor, "rows keys"]:
-    """Who sees whom, for the whole layout.
+    """Which rows see which keys, for the whole layout.
 
     Args:
         objective: the objective.

@@ -19,8 +19,8 @@ POOLINGS = {"both": 2, "class token": 1, "mean": 1}  # widths of the features, i
 class LinearProbe(ImageClassifier):
     """MMPretrain's `ImageClassifier` on a frozen backbone, whichever it is.
 
-    The backbone has no gradient and stays in evaluation mode, its stochastic depth and batch statistics too,
-    also when a runner sets the model to training mode. Arguments are those of `ImageClassifier`.
+    The backbone has no gradient and stays in evaluation mode, including its stochastic depth and batch
+    statistics, even when a runner sets the model to training mode. Arguments are those of `ImageClassifier`.
 
     Raises:
         ValueError: the head is a `LayerwiseLinearHead`, and the backbone normalises its last layer's
@@ -54,9 +54,9 @@ class LayerwiseLinearHead(ClsHead):
     """One linear classifier per layer of a ViT, trained together on one forward pass: BEiT's linear probe.
 
     As in BEiT's `run_linear_eval.py`, a layer's features are its class token and the mean of its patch
-    tokens, side by side, without a norm; weights start normal with standard deviation 0.01, biases at 0; the
+    tokens, side by side, without a norm. Weights start normal with standard deviation 0.01, biases at 0. The
     losses are summed, and everything is computed in float32, whatever the backbone ran in. The classifiers
-    share no parameter and start from the same weights, so each becomes what it would have become alone.
+    share no parameters, so each learns what it would learn alone.
 
     The backbone gives the tokens: `out_type="raw"`, `final_norm=False` (or the last layer's features would be
     normalised) and one of `out_indices` for each of `layers`. `LinearProbe` freezes it.
@@ -64,8 +64,8 @@ class LayerwiseLinearHead(ClsHead):
     Args:
         num_classes: number of classes.
         in_channels: width of the backbone, `D`.
-        layers: number of layers, all probed, or the numbers of the probed ones in ascending order, counted
-            from 1 as in the names of the metrics.
+        layers: number of layers, if all are probed; or the numbers of the probed ones in ascending order,
+            counted from 1 as in the names of the metrics.
         pooling: 'both' | 'class token' | 'mean'.
         inference_layer: the layer that classifies in `forward` and in `pred_score`; the last one if None.
             Training and `LayerwiseAccuracy` do not depend on it.
@@ -73,7 +73,7 @@ class LayerwiseLinearHead(ClsHead):
         init_cfg: as for any MMEngine module.
 
     Raises:
-        ValueError: an option is outside of what is said here, or, later, the backbone's features do not fit.
+        ValueError: an option is not one of those above, or, later, the backbone's features do not fit.
     """
 
     def __init__(

@@ -94,12 +94,12 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
 
     Args:
         model_name: timm's name of the model.
-        cutting_point: how many tokens of the permuted sequence are visible context, class token and registers
-            counted.
+        cutting_point: number of tokens of the permuted sequence that are context, including class token and
+            registers.
         objective: 'mapet' | 'pim' | 'mim'.
         with_cp: keep only the layers' inputs for the backward pass and run each layer again there.
-        **kwargs: those of `TIMMBackbone`: `pretrained`, and what timm's model takes, as `img_size`,
-            `embed_dim`, `depth` and `reg_tokens`.
+        **kwargs: those of `TIMMBackbone`: `pretrained`, and the arguments of timm's model, such as
+            `img_size`, `embed_dim`, `depth` and `reg_tokens`.
 
     Raises:
         ValueError: as for `MaPeTPretrainViT`, or a model whose forward pass is not known here.
@@ -155,5 +155,5 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
         return angles[permutation[:, layout.places]][:, None]
 
     def leave(self, latents: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
-        """What comes behind the last layer: timm's final norm is one of the two."""
+        """What comes after the last layer: timm's final norm is one of the two."""
         return self.timm_model.fc_norm(self.timm_model.norm(latents))

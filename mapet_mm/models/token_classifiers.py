@@ -43,10 +43,10 @@ class TokenMLP(BaseModule):
 
 @MODELS.register_module()
 class OneHotTokens(BaseModule):
-    """The tokens themselves as features: for each place, which of the tokens it has.
+    """The tokens themselves as features: for each position, its token id as a one-hot vector.
 
-    Nothing is learned, so probes of it say what the tokens alone are worth; what a pre-training on them adds
-    is the difference. Patches' features would be few-valued, so it gives one vector per image.
+    Nothing is learned, so probes of it measure the tokens alone; a pre-training on them adds the difference.
+    Single patches' features would have few different values, so it gives one vector per image.
 
     Args:
         vocab_size: number of token ids.
@@ -70,7 +70,7 @@ class TokenViT(MaPeTViT):
 
     Args:
         vocab_size: number of token ids.
-        grid: tokens a side, or (rows, columns).
+        grid: tokens per side, or (rows, columns).
         arch: as for `MaPeTViT`; the paper's is ViT-T.
         **kwargs: those of `MaPeTViT`, without `img_size` and `patch_size`.
     """

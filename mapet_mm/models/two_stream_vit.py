@@ -27,11 +27,11 @@ class TwoStreamViT(nn.Module):
 
     Args:
         *args: as for the library's ViT.
-        cutting_point: how many tokens of the permuted sequence are visible context, the extra tokens (class
-            token, registers) counted; below `N`, the number of patches plus extra tokens.
+        cutting_point: number of tokens of the permuted sequence that are context, including the extra tokens
+            (class token, registers); below `N`, the number of patches plus extra tokens.
         objective: 'mapet' | 'pim' | 'mim'.
-        query_from_layer: the first layer that runs the query stream, which starts there as the mask tokens
-            come out of the layers before it. Fewer rows, so less arithmetic; an extension of this suite, 0 is
+        query_from_layer: the first layer that runs the query stream, which starts there as a copy of the mask
+            tokens from the layer before. The earlier layers then have fewer rows. This is an extension; 0 is
             the paper's method. Only for objectives with mask tokens and a query stream.
         **kwargs: as for the library's ViT.
 
@@ -211,7 +211,7 @@ class TwoStreamViT(nn.Module):
         return None
 
     def leave(self, latents: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
-        """What comes behind the last layer."""
+        """What comes after the last layer."""
         return self.ln1(latents)
 
     def _check_query_start(self) -> None:

@@ -26,12 +26,13 @@ WITH_CLASS_TOKEN = "featmap_and_cls_token"
 class MaPeTViT(VisionTransformer):
     """Vision Transformer with the method's defaults, for fine-tuning and every downstream task.
 
-    Takes pre-training checkpoints by `init_cfg` or `load_from`, MaPeT's and those of MMPretrain's BEiT and
-    CAE with absolute positions: the mask token is dropped and the position embedding resized to `img_size`.
+    Loads pre-training checkpoints by `init_cfg` or `load_from`: MaPeT's, and those of MMPretrain's BEiT and
+    CAE with absolute positions. The mask token is dropped, and the position embeddings are resized to
+    `img_size`.
 
-    All that MMPretrain's tests ask of its class holds of this one. It differs in its defaults, in the initial
-    weights (the authors'), in refusing output layers that would not be returned, and in asking for the grid
-    of a checkpoint where MMPretrain takes it for a square.
+    MMPretrain's tests of its class pass with this one. It differs in its defaults and its initial weights
+    (the authors'), refuses output layers that would not be returned, and asks for a checkpoint's grid where
+    MMPretrain assumes a square.
 
     Args:
         arch: 'deit-tiny' | 'deit-small' | 'deit-base' | 'large' | a dict, as in MMPretrain.
@@ -45,14 +46,14 @@ class MaPeTViT(VisionTransformer):
         with_cp: keep only the layers' inputs for the backward pass and run each layer again there: less
             memory for a third more arithmetic (activation checkpointing).
         pretrained_grid: the (rows, columns) of patches that a loaded checkpoint's position embeddings cover,
-            where it does not say so itself (those saved from here do, unless a prefix is cut off) and it is
-            not a square.
+            if it does not record them (those saved here do, unless a prefix is cut off) and they are not a
+            square.
         **kwargs: those of MMPretrain's `VisionTransformer`: `drop_path_rate`, `final_norm`,
             `frozen_stages`, `init_cfg`, ...
 
     Raises:
-        ValueError: a size that is not one or two whole numbers, output layers that are not there, twice
-            there or not ascending, or an output with the class token of a backbone without one.
+        ValueError: a size that is not one or two whole numbers, output layers that do not exist, are repeated
+            or are not ascending, or an output with the class token although the backbone has none.
     """
 
     layer_type = EncoderLayer
@@ -89,7 +90,7 @@ class MaPeTViT(VisionTransformer):
         self.register_state_dict_post_hook(record_grid)
 
     def init_weights(self) -> None:
-        """Initialise as the authors do, and over it as `init_cfg` says; once, as MMEngine's modules do."""
+        """Initialise as the authors do, then as `init_cfg` says; only once, as MMEngine's modules do."""
         if not self.is_init:
             self.draw_weights()
         super(VisionTransformer, self).init_weights()  # MMPretrain's draws the positions over an `init_cfg`
@@ -106,7 +107,7 @@ class MaPeTViT(VisionTransformer):
             nn.init.normal_(self.cls_token, std=1e-6)
 
     def train(self, mode: bool = True) -> "MaPeTViT":
-        """Set the mode; frozen stages stay in evaluation mode, and so does a backbone that is frozen whole.
+        """Set the mode; frozen stages, or a wholly frozen backbone, stay in evaluation mode.
 
         MMPretrain freezes the stages' mode only once, at construction, so a later `train()` would thaw it.
         """
@@ -173,12 +174,12 @@ class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
         arch: as for `MaPeTViT`.
         img_size: as for `MaPeTViT`; the images must have this size.
         patch_size: as for `MaPeTViT`.
-        cutting_point: how many tokens of the permuted sequence are visible context, the class token counted;
-            in `1 .. N-1` with `N` the number of patches plus one. The paper's: 50 for ViT-T and S, 60 for B.
+        cutting_point: number of tokens of the permuted sequence that are context, including the class token;
+            in `1 .. N-1`, with `N` the number of patches plus one. The paper's: 50 for ViT-T and S, 60 for B.
         objective: 'mapet' | 'pim' | 'mim'.
         recompute: compute GELU again in the backward pass instead of keeping its result, and LayerNorm where
             autocast would keep a copy of it: a quarter less memory, a little slower (docs/performance.md).
-            Nothing of it where `with_cp` or a compiler settles what is kept.
+            Without effect where `with_cp` or a compiler decides what is kept.
         **kwargs: as for `MaPeTViT`, `with_cp` and `drop_path_rate` among them; and `query_from_layer`, the
             first layer that runs the query stream (an extension: see `TwoStreamViT`), by default 0.
 

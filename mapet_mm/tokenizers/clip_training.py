@@ -34,16 +34,16 @@ LARGEST_SCALE = math.log(100)  # CLIP's
 class CaptionCLIP(BaseModel):
     """open_clip's CLIP with a ResNet tower; its checkpoints are weights for `KCLIP`.
 
-    A caption is a template with the image's class in it, drawn each time: it learns from labels.
-    Images are classified by the captions' mean (zero-shot), to see how far the training is.
+    A caption is a template, drawn anew each time, with the name of the image's class in it, so the CLIP
+    learns from labels. To show progress, images are classified by the mean of the captions (zero-shot).
 
     Args:
         vision: the image tower: `layers` (four numbers of blocks), `width`.
         text: the text tower: `layers`, `width`, `heads`.
-        embed_dims: of what both towers give.
+        embed_dims: dimension of both towers' embeddings.
         image_size: side of the images in pixels.
         class_names: names of the classes by label, as they stand in captions.
-        templates: captions, with braces where the name stands.
+        templates: captions, with braces in place of the name.
         stride: of the image tower (see `set_stride`).
         data_preprocessor: MMPretrain's for classification.
         init_cfg: as for any model of MMEngine.

@@ -35,7 +35,7 @@ class TokenizerError(UserError, ValueError):
 class FrozenTokenizer(Tokenizer):
     """Target generator: any module that maps images to token ids or to logits over a vocabulary.
 
-    It is never in training mode, in which MMPretrain's VQ-KD would go on updating its codebook.
+    It is never in training mode, in which MMPretrain's VQ-KD would keep updating its codebook.
 
     Args:
         tokenizer: config of the module, for example `dict(type="VQKD", ..., init_cfg=dict(type="Pretrained",

@@ -1,4 +1,4 @@
-"""Tokens by k-means of an encoder's grid features, whatever the encoder (as k-CLIP's, paper Section 3.3)."""
+"""Tokens by k-means of any encoder's grid features (as k-CLIP's, paper Section 3.3)."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from mapet_mm.tokenizers.grid_layout import GridError, GridLayout, find_layout
 
 @MODELS.register_module()
 class GridKMeans(Tokenizer):
-    """Target generator: the grid of an encoder's features of an image, as indices of their nearest centroids.
+    """Target generator: for each of an encoder's grid features, the index of its nearest centroid.
 
-    The encoder is any module that takes normalised images: a backbone or a whole model of MMPretrain, timm's
-    by `TIMMBackbone`, Hugging Face's by `HuggingFaceClassifier`, open_clip's by `mapet_mm.OpenCLIPVisual`,
-    this suite's `mapet_mm.MaPeTViT` with a checkpoint of its own pre-training. Where its output has the grid,
-    and how many tokens come before it, is found by trying it.
+    The encoder is any module that takes normalised images: a backbone or a whole model of MMPretrain, of timm
+    (`TIMMBackbone`), Hugging Face (`HuggingFaceClassifier`) or open_clip (`mapet_mm.OpenCLIPVisual`), or this
+    package's `mapet_mm.MaPeTViT` with a pre-training's checkpoint. A trial pass finds the grid in its output,
+    and the number of tokens before it.
 
     Args:
-        encoder: its config; weights come by `init_cfg=dict(type="Pretrained", checkpoint=..., prefix=...)`,
-            which has to have all that the encoder has, or by its constructor (`pretrained=True`). Or the
-            module itself.
+        encoder: its config, or the module itself. Weights come from `init_cfg=dict(type="Pretrained",
+            checkpoint=..., prefix=...)`, which must have all of the encoder's, or from its constructor
+            (`pretrained=True`).
         image_size: side of the input images in pixels.
         codebook: path of the codebook (or a `Codebook`); None to compute features only.
-        layer: which output: its index where the encoder returns several; or the name of a submodule, whose
-            output is taken (`"layers.7"`, `"timm_model.blocks.8"`); or a key where it returns a dict.
-        random_seed: instead of weights, those that the constructor draws from this seed.
+        layer: which output to take: an index if the encoder returns several, a key if it returns a dict, or
+            the name of a submodule (`"layers.7"`, `"timm_model.blocks.8"`).
+        random_seed: use the weights that the constructor draws from this seed, instead of trained ones.
 
     Raises:
         TokenizerError: an encoder without weights, weights that do not fit, or no such layer.
@@ -93,7 +93,7 @@ class GridKMeans(Tokenizer):
 
     @property
     def digest(self) -> str:
-        """Identity: the codebook's digest where it records its encoder, else that of both."""
+        """Identity: the codebook's digest if it records its encoder, else a digest of both."""
         codebook = self._need_codebook()
         if "encoder_digest" in codebook.metadata:  # and it is this one
             return codebook.digest

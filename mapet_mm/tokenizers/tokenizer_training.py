@@ -16,14 +16,14 @@ from mapet_mm.registry import MODELS
 
 @MODELS.register_module()
 class VQKDDistillation(BaseModel):
-    """VQ-KD as BEiT v2 trains it: the codes, decoded, have to point where the teacher's features do.
+    """VQ-KD as BEiT v2 trains it: the decoded codes learn to have the direction of the teacher's features.
 
     Its checkpoints are weights for `FrozenTokenizer`, with the prefix `tokenizer.`.
 
     Args:
         tokenizer: config of MMPretrain's `VQKD`.
-        teacher: config of a `KCLIP` or `GridKMeans` without codebook, whose features are learnt; its grid is
-            the tokenizer's.
+        teacher: config of a `KCLIP` or `GridKMeans` without codebook, whose features are the targets; it has
+            the tokenizer's grid.
         grid: (H, W) tokens.
         decoder_layers: transformer layers between codes and features.
         data_preprocessor: MMPretrain's for images with two views, the tokenizer's and the teacher's.
@@ -68,13 +68,13 @@ class VQKDDistillation(BaseModel):
 class DiscreteAutoencoder(BaseModel):
     """MMPretrain's DALL-E encoder trained on pixels: a discrete variational autoencoder (Ramesh et al. 2021).
 
-    Tokens are drawn by Gumbel's trick and decoded to the image; a small decoder stands for theirs, squared
-    differences for their likelihood. Checkpoints are weights for `FrozenTokenizer`, prefix `tokenizer.`.
+    Tokens are drawn by Gumbel-softmax and decoded to the image, with a smaller decoder and a simpler loss
+    (squared differences) than theirs. Checkpoints are weights for `FrozenTokenizer`, prefix `tokenizer.`.
 
     Args:
         tokenizer: config of MMPretrain's `DALL-E`.
-        temperature: of the draws.
-        spread: weight of the pull towards using all tokens of the vocabulary evenly.
+        temperature: of the Gumbel-softmax.
+        spread: weight of the loss that favours an even use of the vocabulary.
         data_preprocessor: MMPretrain's.
         init_cfg: as for any model of MMEngine.
     """

@@ -65,6 +65,7 @@ NOT_RUN = {
     "kernels.py",
     "data_path.py",
     "end_to_end.py",
+    "watching.py",
 }
 PRETRAIN = ROOT / "mapet_mm/cli/pretrain.py"
 TOOL = re.compile(r"\btools/[\w/]+\.py$")
@@ -89,9 +90,7 @@ def commands(page: Path) -> list[str]:
         line = line.strip()
         if assigned := re.fullmatch(r"([A-Z]+)=(\S+)", line):
             variables[assigned[1]] = assigned[2]
-        elif STARTS.match(line) and not re.fullmatch(
-            r"python tools/\S+\.py|pip install", line
-        ):  # a tool's name alone
+        elif STARTS.match(line) and not ALONE.fullmatch(line):
             found.append(re.sub(r"\$([A-Z]+)\b", lambda name: variables.get(name[1], name[0]), line))
     return found
 

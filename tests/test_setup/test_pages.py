@@ -1,5 +1,6 @@
 """The Markdown pages."""
 
+import importlib
 import json
 import re
 import runpy
@@ -55,6 +56,21 @@ def test_the_site_has_every_page_and_no_other():
 
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     assert sorted(files(site["nav"])) == sorted(pages)
+
+
+MODULE = re.compile(r"^::: (\S+)(?:\n +options:\n +members: \[([\w, ]+)\])?", re.MULTILINE)
+API = [
+    shown for page in sorted((ROOT / "docs/api").glob("*.md")) for shown in MODULE.findall(page.read_text())
+]
+
+
+@pytest.mark.parametrize(("module", "members"), API)
+def test_the_api_pages_show_what_their_modules_have(module, members):
+    """Of a module that only imports others, the site would show nothing but its docstring."""
+    module = importlib.import_module(module)
+    shown = members.split(", ") if members else getattr(module, "__all__", [])
+    assert shown
+    assert all(getattr(module, name).__doc__ for name in shown)
 
 
 def test_the_tests_that_the_guarantees_name_exist():

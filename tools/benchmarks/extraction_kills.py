@@ -1,6 +1,6 @@
 """Disturb a tokenisation shared by several processes: kill it repeatedly, and slow one process down.
 
-The images are the three domains of the embedded digits, the tokenizer config is that of configs/micro. The
+The images are the three domains of the digits, the tokenizer config is that of configs/micro. The
 processes are killed with SIGKILL, first while they start, then at random moments while they write; the token
 store must equal an undisturbed run's byte for byte. A second test has one process ten times slower than the
 other, with a tokenizer that only waits; both together may take 15 % longer than the ideal split.
@@ -44,11 +44,13 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=20, help="0: only the slow process")
+    parser.add_argument(
+        "--kills", type=int, default=20, help="number of kills (default 20; 0: only the slow process)"
+    )
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--slower", type=float, default=10, help="times that the slow process is slower")
-    parser.add_argument("--seconds", type=float, default=0.2, help="of the fast process per pass")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
+    parser.add_argument("--slower", type=float, default=10, help="how many times slower the slow process is")
+    parser.add_argument("--seconds", type=float, default=0.2, help="seconds per pass of the fast process")
     return parser.parse_args()
 
 

@@ -2,7 +2,7 @@
 
     python tools/benchmarks/faults.py                  the short version, a few minutes
     python tools/benchmarks/faults.py --all            all of them, half an hour on two cores
-    python tools/benchmarks/faults.py --only images    the kinds with this word
+    python tools/benchmarks/faults.py --only images    the types with this word in their name
 
 A fault is survived if the run continues with the same result, or ends with one line that says what to do.
 This script needs the tests' requirements (`pip install -e .[dev]`).
@@ -29,11 +29,11 @@ KINDS = {
     "images that cannot be read, vanish or change": "test_datasets/test_bad_images.py",
     "images that extraction cannot read": "test_tools/test_undecodable_images.py",
     "an image replaced after extraction": "test_tools/test_tokenizer_processes.py::test_an_image_that_was",
-    "a process of several dies or hangs": "test_engine/test_distributed.py::test_a_",
-    "other numbers of processes": "test_engine/test_distributed.py",
+    "one of several processes dies or hangs": "test_engine/test_distributed.py::test_a_",
+    "a changed number of processes": "test_engine/test_distributed.py",
     "damaged files": "test_fuzzed/test_files.py::test_a_damaged_file",
     "shapes and contents drawn at random": "test_fuzzed",
-    "jobs whose time is over": "test_experiments/test_local.py::test_a_job_whose_time",
+    "jobs that reach their time limit": "test_experiments/test_local.py::test_a_job_whose_time",
 }
 
 
@@ -77,8 +77,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--all", action="store_true", help="the slow ones too")
-    parser.add_argument("--only", default="", help="word in the names of the kinds to try")
+    parser.add_argument("--all", action="store_true", help="run the slow tests too")
+    parser.add_argument("--only", default="", help="only the types with this word in their name")
     args = parser.parse_args()
     places = [place for kind, place in KINDS.items() if args.only in kind]
     files = sorted({str(ROOT / "tests" / place.split("::")[0]) for place in places})

@@ -98,7 +98,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, default=Path("work_dirs/gpu.md"), help="the page")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--small", action="store_true", help="seconds of work, also without a GPU")
+    parser.add_argument("--small", action="store_true", help="a try that takes seconds, also without a GPU")
     return parser.parse_args()
 
 

@@ -179,8 +179,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("files", nargs="*", default=list(TESTS), help="of those that have an entry in TESTS")
-    parser.add_argument("--sample", type=int, default=25, help="mutants a file (default: %(default)s)")
+    parser.add_argument(
+        "files", nargs="*", default=list(TESTS), help="files that have an entry in TESTS (default: all)"
+    )
+    parser.add_argument("--sample", type=int, default=25, help="mutants per file (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: %(default)s)")
     args = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")

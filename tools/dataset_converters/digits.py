@@ -1,13 +1,16 @@
-"""Write the embedded data set: scikit-learn's handwritten digits, and scenes made of them.
+"""Write the digits data sets: scikit-learn's handwritten digits, and scenes made of them.
 
     python tools/dataset_converters/digits.py [--out data]
 
-makes `<out>/digits` (ImageNet-style folder: train, val and a balanced short list of training digits),
-`<out>/digits_inverted` and `<out>/digits_rotated` (the same digits and split in other domains),
-`<out>/digits_pixels` (the digits as an ADE20K-style folder: images and pixel labels, 0 = background,
-1..10 = digit 0..9), `<out>/digits_scenes` (the same of several digits over textures) and
-`<out>/digits_scenes_unlabelled` (other scenes for pre-training, with names alone). Nothing is downloaded,
-the same options give the same files, and a second run changes nothing.
+makes in `<out>`:
+
+    digits                      ImageNet-style folder: train, val and a balanced short list of train
+    digits_inverted, _rotated   the same digits and split in other domains
+    digits_pixels               ADE20K-style folder: digits and pixel labels (0 background, 1..10 digit 0..9)
+    digits_scenes               the same with several digits on textures
+    digits_scenes_unlabelled    other scenes, without labels, for pre-training
+
+Nothing is downloaded, the same options give the same files, and a second run changes nothing.
 """
 
 import argparse
@@ -35,7 +38,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--image-size", type=int, default=digits.image_size, help="side of a digit, pixels")
     parser.add_argument("--val-per-class", type=int, default=digits.val_per_class)
     parser.add_argument(
-        "--few-per-class", type=int, default=digits.few_per_class, help="digits a class in the short list"
+        "--few-per-class", type=int, default=digits.few_per_class, help="digits per class in the short list"
     )
     parser.add_argument("--scene-size", type=int, default=scenes.image_size, help="side of a scene, pixels")
     parser.add_argument("--train-scenes", type=int, default=scenes.training)

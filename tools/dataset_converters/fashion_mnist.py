@@ -4,10 +4,13 @@
     python tools/dataset_converters/fashion_mnist.py --source FOLDER      # with the four IDX files
     python tools/dataset_converters/fashion_mnist.py --download           # by torchvision, into <out>
 
-makes `<out>/fashion_mnist` (ImageNet-style folder: train 60,000, val 10,000, and shorter lists of train),
-`<out>/fashion_mnist_scenes` (ADE20K-style folder: images and pixel labels, 0 = background, 1..10 = garments)
-and `<out>/fashion_mnist_scenes_unlabelled` (other scenes for pre-training, with names alone). The same
-options give the same files, and a second run leaves them as they are.
+makes in `<out>`:
+
+    fashion_mnist                     ImageNet-style folder: train 60,000, val 10,000, shorter lists of train
+    fashion_mnist_scenes              ADE20K-style folder: images and pixel labels (0 is background)
+    fashion_mnist_scenes_unlabelled   other scenes, without labels, for pre-training
+
+The same options give the same files, and a second run changes nothing.
 """
 
 import argparse
@@ -39,7 +42,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--source", type=Path, help="folder with the IDX files, compressed or not")
     parser.add_argument("--download", action="store_true", help="have torchvision fetch the IDX files")
     parser.add_argument(
-        "--lists", type=int, nargs="*", default=garments.lists, help="lengths of balanced lists of train"
+        "--lists",
+        type=int,
+        nargs="*",
+        default=garments.lists,
+        help="lengths of the balanced short lists of train",
     )
     parser.add_argument("--seed", type=int, default=garments.seed, help="seed of the lists and the scenes")
     parser.add_argument("--scene-size", type=int, default=scenes.image_size, help="side of a scene, pixels")

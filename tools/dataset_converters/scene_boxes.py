@@ -3,8 +3,8 @@
     python tools/dataset_converters/digits.py
     python tools/dataset_converters/scene_boxes.py [data/digits_scenes]
 
-makes `data/digits_scenes_boxes` of the labels: `{training,validation}.json` as COCO has them, and
-`rotated/{training,validation}/*.txt` as DOTA has them. The images stay where they are.
+makes `data/digits_scenes_boxes` from the labels: `{training,validation}.json` in COCO's format, and
+`rotated/{training,validation}/*.txt` in DOTA's. The images stay where they are.
 """
 
 import argparse
@@ -22,7 +22,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("scenes", type=Path, nargs="?", default=Path("data/digits_scenes"))
     parser.add_argument("--out", type=Path, help="folder to make; default: <scenes>_boxes")
     parser.add_argument("--classes", type=int, default=10, help="classes of things")
-    parser.add_argument("--overwrite", action="store_true", help="replace what other scenes gave")
+    parser.add_argument("--overwrite", action="store_true", help="replace files made from other scenes")
     return parser.parse_args()
 
 

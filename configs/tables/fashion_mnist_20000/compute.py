@@ -8,6 +8,7 @@ narrow = {
     "model.backbone.arch.num_heads": 2,
     "model.backbone.arch.feedforward_channels": 256,
 }
+narrow_features = {name.replace("model.backbone.", "model."): value for name, value in narrow.items()}
 # The larger cutting point, 35 of 50 tokens, leaves the query stream less than half of the targets of 15.
 kinds = dict(
     MIM=dict(method="mim", epochs=(2, 5, 11, 23)),
@@ -37,25 +38,20 @@ rows = [
             # The usual length without a change, so that other tables share its pre-training.
             **({} if epochs == usual else _base_.lengths[epochs]),
         },
-        evaluation_options={**narrow, "model.head.in_channels": 64} if "narrow" in kind else {},
+        evaluation_options=narrow_features if "narrow" in kind else {},
     )
     for name, kind in kinds.items()
     for epochs in kind["epochs"]
 ]
+cost = dict(name="pre-training", config=_base_.frozen["config"], features=_base_.frozen["features"])
 columns = [
-    dict(name="pre-training", unit="TFLOPs", config=_base_.probe_few, metric="pre-training/teraflops"),
-    dict(name="pre-training", unit="minutes", config=_base_.probe_few, metric="pre-training/minutes"),
-    dict(
-        name=f"linear probe, {_base_.few_labels}",
-        unit="top-1, %",
-        config=_base_.probe_few,
-        metric="accuracy/top1",
-    ),
-    dict(name="linear probe, all labels", unit="top-1, %", config=_base_.probe, metric="accuracy/top1"),
+    dict(unit="TFLOPs", metric="pre-training/teraflops", **cost),
+    dict(unit="minutes", metric="pre-training/minutes", **cost),
+    *_base_.frozen_columns,
 ]
 baseline = "MaPeT, 5 epochs"
 notes = [
-    _base_.probe_note,
+    _base_.frozen_note,
     "TFLOPs: the products of the pre-training, forward and backward, counted by PyTorch, the same on every "
     "machine. Minutes: of one thread, alone on its core only if --jobs 1 is given.",
 ]

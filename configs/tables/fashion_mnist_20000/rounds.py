@@ -23,13 +23,7 @@ rows = [
     _base_.mapet,
 ]
 columns = [
-    dict(
-        name=f"linear probe, {_base_.few_labels}",
-        unit="top-1, %",
-        config=_base_.probe_few,
-        metric="accuracy/top1",
-    ),
-    dict(name="linear probe, all labels", unit="top-1, %", config=_base_.probe, metric="accuracy/top1"),
+    *_base_.frozen_columns,
     dict(
         name="fine-tuning, all labels",
         unit="top-1, %",
@@ -40,7 +34,7 @@ columns = [
 ]
 baseline = "round 0, 10 epochs"
 notes = [
-    _base_.probe_note,
+    _base_.frozen_note,
     "Round 0: k-means of pixels. Rounds 1 and 2: k-means of the features of a MaPeT that was pre-trained for "
     "5 epochs on the tokens of the round before; those epochs are not counted in the row's name.",
     "Going on: the backbone starts from the weights of the row that is named, the head anew.",

@@ -16,6 +16,7 @@ rows = [
     dict(name=names[98], options={"model.backbone.cutting_point": ours[98]}, **mapet),
 ]
 columns = [
+    *_base_.frozen_columns,
     dict(name="linear probe, all labels", unit="top-1, %", config=_base_.probe, metric="accuracy/top1"),
     dict(
         name="fine-tuning, all labels",
@@ -27,6 +28,7 @@ columns = [
     ),
 ]
 notes = [
+    _base_.frozen_note,
     _base_.probe_note,
     "The paper's numbers are those of ViT-B with VQ-KD tokens and c = 30, 40, 50, 60, 98 of 197.",
 ]

@@ -16,9 +16,9 @@ from mapet_mm.tokenizers.store.token_store import IDENTITY, TokenStore, write_na
 
 
 def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
-    """Append rows, not written yet, for further images; the store changes in one step.
+    """Append rows for further images, whose tokens are not written yet; the store changes in one step.
 
-    Readers that have the store open go on reading the generation that they opened.
+    Readers that have the store open keep the generation that they opened.
 
     Args:
         path: the token store.

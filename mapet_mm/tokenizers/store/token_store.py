@@ -26,10 +26,10 @@ T = TypeVar("T")
 class TokenStore:
     """A folder with a grid of token ids for each named image; made by `create`, read through `open`.
 
-    Every file in it is written once, by one process, and appears whole. `write` puts a block into `blocks/`
-    that counts at once; `seal` joins the blocks into one file; `extend_store` adds images. Sealing and
+    Every file in it is written once, by one process, and appears whole. `write` puts a block into `blocks/`,
+    which counts at once; `seal` joins the blocks into one file; `extend_store` adds images. Sealing and
     extending make a new generation, whose manifest says which files count; readers that have the store open
-    go on with the images that it had then. So any number of processes and machines may write, read and die at
+    keep the generation that they opened. So any number of processes and machines may write, read and die at
     any time. All files except the manifests are safetensors.
 
     Opening a store reads no names. Files are opened when first used, so a store can be pickled and used after

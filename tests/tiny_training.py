@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 
 TOOLS = Path(__file__).parents[1] / "tools"
@@ -54,13 +56,13 @@ visualizer = dict(type="UniversalVisualizer", vis_backends=[dict(type="LocalVisB
 
 @contextmanager
 def second_of_its_own() -> Iterator[None]:
-    """A run starts in a second that no earlier one had: MMEngine tells runs apart by it."""
-    while int(time.time()) == _LATEST[0]:
-        time.sleep(0.01)
-    try:
+    """A run starts in a second that no earlier one had, for MMEngine tells runs apart by it: one to come."""
+    _LATEST[0] = start = max(int(time.time()), _LATEST[0] + 1)
+    clock = SimpleNamespace(time=lambda: float(start), strftime=time.strftime, localtime=time.localtime)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("mmengine.runner.runner", "mmengine._strategy.base"):
+            patch.setattr(f"{module}.time", clock)
         yield
-    finally:
-        _LATEST[0] = int(time.time())
 
 
 _LATEST = [0]

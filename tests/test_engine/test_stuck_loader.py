@@ -21,7 +21,7 @@ def wait_for_a_batch(steps: int) -> None:
     os._exit(0)
 
 
-@pytest.mark.parametrize(("steps", "stopped", "code"), [(6, 2.0, 0), (30, 0.0, 1)])
+@pytest.mark.parametrize(("steps", "stopped", "code"), [(3, 1.5, 0), (30, 0.0, 1)])
 def test_time_in_which_the_process_was_stopped_is_no_waiting(steps, stopped, code):
     """As by a suspended job, or SIGSTOP."""
     if (child := os.fork()) == 0:

@@ -249,7 +249,9 @@ def test_weights_find_their_backbone_whatever_is_around_them(config, root):
     bare = {name.removeprefix("backbone."): value for name, value in weights.items()}
     for form in (
         bare,
-        dict(weights, **{"backbone.mask_token": torch.ones(1, 1, 16)}),  # of the pre-training
+        dict(
+            weights, **{"backbone.mask_token": torch.ones(1, 1, 16), "backbone.decoder.bias": torch.ones(3)}
+        ),
         {f"net.{name}": v for name, v in weights.items()},
         dict(weights, **{"head.fc.bias": torch.ones(7)}),
     ):

@@ -18,7 +18,6 @@ from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch import distributed
-from torch.utils.data._utils.worker import _worker_loop
 
 from mapet_mm.engine.portable_checkpoint import whole_files
 from mapet_mm.engine.stuck_loader import runs_in
@@ -164,7 +163,8 @@ class _PatientWorker:
 
 def _is_loaders_worker() -> bool:
     """Whether this process is a loader's worker, which a signal may reach before `_PatientWorker` does."""
-    return getattr(multiprocessing.current_process(), "_target", None) is _worker_loop
+    target = getattr(multiprocessing.current_process(), "_target", None)
+    return getattr(target, "__module__", "").startswith("torch.utils.data")
 
 
 def _checkpoint_hook(runner: Runner) -> CheckpointHook | None:

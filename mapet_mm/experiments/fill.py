@@ -133,9 +133,10 @@ class TableFiller:
         records = [record for run in self.plan.runs if (record := record_of(run))]
         seconds = sum(record["seconds"] for record in records)
         machines = "; ".join(sorted({record["machine"] for record in records})) or "no machine yet"
+        seeds = ", ".join(map(str, self.seeds))
+        of = f"Mean ± sample standard deviation over the seeds {seeds}" if seeds != "0" else "Seed 0 only"
         return [
-            f"Mean ± sample standard deviation over the seeds {', '.join(map(str, self.seeds))}; "
-            "the last validation of each training, no selection; best mean in bold.",
+            f"{of}; the last validation of each training, no selection; the best in bold.",
             f"Command: `{self.command}`, {datetime.date.today().isoformat()}"
             + (f"; {missing} of {len(self.plan.cells)} results are still missing." if missing else "."),
             f"Compute: {seconds / 60:.0f} minutes of runs in all, on {machines}; torch {version('torch')}.",

@@ -131,6 +131,14 @@ def test_going_on_takes_the_backbone_of_the_round_before_and_a_new_head():
     assert not same["head.projection.weight"]
 
 
+@pytest.mark.parametrize(
+    "seeds, words", [([0], "Seed 0 only"), ([0, 1], "Mean ± sample standard deviation over the seeds 0, 1")]
+)
+def test_a_table_of_one_seed_names_no_mean(seeds, words):
+    facts = TableFiller(load_table("objectives", DATA), seeds, "out").facts()
+    assert facts[0] == f"{words}; the last validation of each training, no selection; the best in bold."
+
+
 def test_options_of_an_evaluation_are_a_rows_own():
     for cell in cells("compute", "MIM, width 64, 11 epochs"):
         assert {"model.arch.embed_dims=64", "model.arch.num_heads=2"} < set(cell.run.command)

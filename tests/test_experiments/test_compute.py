@@ -132,7 +132,8 @@ def test_going_on_takes_the_backbone_of_the_round_before_and_a_new_head():
 
 
 @pytest.mark.parametrize(
-    "seeds, words", [([0], "Seed 0 only"), ([0, 1], "Mean ± sample standard deviation over the seeds 0, 1")]
+    ("seeds", "words"),
+    [([0], "Seed 0 only"), ([0, 1], "Mean ± sample standard deviation over the seeds 0, 1")],
 )
 def test_a_table_of_one_seed_names_no_mean(seeds, words):
     facts = TableFiller(load_table("objectives", DATA), seeds, "out").facts()

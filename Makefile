@@ -4,7 +4,7 @@
 #   compiled here for the CPU), and run the tests of their recipes
 # make bench-gpu: set up .venv and measure on this machine's GPU everything that docs/performance.md leaves open
 # make docs: build the documentation's pages into build/site
-# Tests in more processes than two: make test JOBS=8
+# Tests in more processes than three: make test JOBS=8
 # Another interpreter than the first that fits: make setup PYTHON=/path/to/python3.11
 
 VENV := .venv
@@ -20,8 +20,8 @@ START := $(shell date +%s)
 DETECTION := .venv-detection
 DETECTION_BIN := $(DETECTION)/bin
 DETECTION_STAMP := $(DETECTION)/.installed
-# Processes that tests run in.
-JOBS ?= 2
+# Processes that tests run in: for a quarter of the time a test waits, so three keep two cores busy.
+JOBS ?= 3
 TORCH := torch==2.11.0 torchvision==0.26.0
 
 .PHONY: help setup demo test test-detection coverage docs bench-gpu lint format lock clean

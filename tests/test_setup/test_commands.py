@@ -43,6 +43,7 @@ OTHERS = {
 RUN_BY = {
     "pretrain.py": "tests/test_cli/test_newcomer.py",
     "convert.py": "tests/test_export.py",
+    "draw_tables.py": "tests/test_experiments/test_differences.py",
     "evaluate_features.py": "tests/test_evaluation/test_extraction.py",
     "extract_tokens.py": "tests/test_tools/test_own_images.py",
     "feature_evaluation.py": "tests/test_evaluation/test_memory.py",

@@ -32,7 +32,8 @@ class EpochSeedHook(Hook):
     `mapet_mm.datasets.draws`). What the model draws in a step, for example stochastic depth, comes from the
     seed, the step and the process. A run that was killed and resumed from a checkpoint, even in the middle of
     an epoch or of gradient accumulation, therefore ends with the same weights as an undisturbed one, bit for
-    bit on one machine type, with any number of workers.
+    bit on one machine type, with any number of workers. The exception: gradients accumulated by several
+    optimizers (`OptimWrapperDict`) are not resumed exactly.
 
     Another number of processes sees the same batches with the same draws if `processes x batch_size` is the
     same; sums over them then differ in their last bits, and stochastic depth is drawn per process.

@@ -9,6 +9,7 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS, DefaultScope
+from mmengine.utils import to_2tuple
 from mmpretrain.models.selfsup import BEiT
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -179,17 +180,18 @@ class Complexity(NamedTuple):
 
 
 @torch.no_grad()
-def complexity(cfg: Config, size: tuple[int, int]) -> Complexity:
+def complexity(cfg: Config, size: tuple[int, int] | None = None) -> Complexity:
     """Count the operations of the model of a recipe, without running it.
 
     Unlike MMEngine's counter, this includes the products inside the fused attention kernel.
 
     Args:
         cfg: a recipe of MMPretrain or MMSegmentation, with a model of images.
-        size: (height, width) of the image in pixels.
+        size: (height, width) of the image in pixels; None for the size that the backbone is made for.
     """
     model = _without_weights(cfg).eval()
-    images = torch.empty(1, 3, *size, device="meta")
+    height, width = size or to_2tuple(getattr(model.backbone, "img_size", 224))
+    images = torch.empty(1, 3, height, width, device="meta")
     with FlopCounterMode(display=False) as counter:
         model(images, mode="tensor") if hasattr(model, "decode_head") else model.extract_feat(images)
     step = model_step_flops(model)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from mmengine.config import Config
+from mmengine.registry import MODELS, Registry
 
 from mapet_mm.errors import UserError
 
 VARIABLE = "MAPET_MM_DATA"
+LIBRARIES = ("mmpretrain", "mmseg", "mmdet", "mmrotate", "mmpose")
 PACKAGE = Path(__file__).parent / ".mim"  # configs/ and tools/, in a wheel or a clone; `mim` looks there
 
 
@@ -69,7 +71,36 @@ def read_config(path: str | os.PathLike, data: str | None = None) -> Config:
             f"config {path}: the file of data set `{used}` says data_set = {said!r}: say {used!r} there, and "
             "give it a `work_root` of its own"
         )
+    if "default_scope" in cfg and cfg.default_scope is None:  # as configs in MMEngine's Python style say
+        cfg.default_scope = _library(cfg)
     return cfg
+
+
+def type_name(kind: str | Callable) -> str:
+    """Name of what a config's `type` stands for: a name, with its scope or path, or the class itself."""
+    return kind.rpartition(".")[2] if isinstance(kind, str) else kind.__name__
+
+
+def class_of(kind: str | Callable, registry: Registry) -> Callable | None:
+    """The class that a config's `type` stands for; None if there is none of this name."""
+    return registry.get(kind) if isinstance(kind, str) else kind
+
+
+def with_type_names(config: Any) -> Any:
+    """A part of a config that names each class alike, however its `type` says it, for comparisons."""
+    if isinstance(config, Mapping):
+        named = {key: with_type_names(value) for key, value in config.items()}
+        kind = named.get("type")
+        return named | {"type": type_name(kind)} if isinstance(kind, str) or callable(kind) else named
+    return type(config)(map(with_type_names, config)) if isinstance(config, list | tuple) else config
+
+
+def _library(cfg: Config) -> str:
+    """The library whose model a config has, by its class's bases; MMPretrain if it has none."""
+    model = cfg.get("model") or {}
+    kind = class_of(model["type"], MODELS) if "type" in model else None
+    packages = [base.__module__.partition(".")[0] for base in getattr(kind, "__mro__", ())]
+    return next((name for name in packages if name in LIBRARIES), "mmpretrain")
 
 
 def typed(cfg: Config, command: str) -> str:

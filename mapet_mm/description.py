@@ -14,6 +14,8 @@ from typing import Any
 from mmpretrain.models.backbones import VisionTransformer
 from torch import Tensor
 
+from mapet_mm.config_files import type_name
+
 # Interpolations that Pillow, timm and Hugging Face know, with Pillow's numbers.
 INTERPOLATIONS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
 
@@ -147,7 +149,7 @@ def _images(config: Mapping[str, Any], img_size: tuple[int, int]) -> dict[str, A
         raise ValueError("the config's images are BGR (`data_preprocessor` without to_rgb=True)")
     images = dict(resize=min(img_size), interpolation="bicubic")
     for transform in _pipeline(config):
-        kind = str(transform.get("type")).split(".")[-1]
+        kind = type_name(transform["type"])
         if kind == "ResizeEdge":
             images.update(resize=transform["scale"], interpolation=transform.get("interpolation", "bilinear"))
         elif kind == "EfficientNetCenterCrop":

@@ -1,7 +1,7 @@
 """Draw filled tables as one picture with error bars: the results of each row, or quality over compute.
 
     python tools/draw_tables.py objectives tokenizer_choice --dataset fashion_mnist_20000 --seeds 3 \\
-        --picture results.png
+        --picture results.png --columns k-NN "attentive probe" purity
 
 Draws the results so far and says what is missing; `tools/run_table.py` fills the tables.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from mapet_mm.errors import UserError, one_line_errors
 from mapet_mm.experiments.fill import TableFiller
 from mapet_mm.experiments.picture import draw_tables
-from mapet_mm.experiments.table import load_table
+from mapet_mm.experiments.table import load_table, require_names
 from mapet_mm.file_replacement import replace_file
 
 KINDS = (".png", ".svg", ".pdf")
@@ -26,6 +26,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("tables", nargs="+", metavar="TABLE", help="names of tables of the data set")
     parser.add_argument("--dataset", default="digits", help="name of a file in configs/tables")
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds that were run")
+    parser.add_argument(
+        "--rows", nargs="+", default=[], metavar="ROW", help="of tables that have them, only these"
+    )
+    parser.add_argument(
+        "--columns", nargs="+", default=[], metavar="COLUMN", help="of tables that have them, only these"
+    )
     parser.add_argument("--out", type=Path, default=Path("work_dirs/tables"), help="folder of all tables")
     parser.add_argument("--picture", type=Path, required=True, help="the file to write: .png, .svg or .pdf")
     return parser.parse_args()
@@ -37,10 +43,16 @@ def main() -> None:
     kind = args.picture.suffix.lower()
     if kind not in KINDS:
         raise UserError(f"--picture {args.picture}: the name has to end in one of {', '.join(KINDS)}")
-    fillers = [
-        TableFiller(load_table(name, args.dataset), range(args.seeds), args.out) for name in args.tables
+    tables = [load_table(name, args.dataset) for name in args.tables]
+    require_names(args.rows, "row", [row.name for table in tables for row in table.rows], "--rows names")
+    columns = [column.name for table in tables for column in table.columns]
+    require_names(args.columns, "column", columns, "--columns names")
+    fillers = [TableFiller(table, range(args.seeds), args.out) for table in tables]
+    filled = [
+        (table.only(args.rows, args.columns), filler.cells())
+        for table, filler in zip(tables, fillers, strict=True)
     ]
-    figure = draw_tables([(filler.table, filler.cells()) for filler in fillers])
+    figure = draw_tables(filled)
     content = io.BytesIO()
     figure.savefig(content, format=kind[1:], dpi=150)
     args.picture.parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from mmengine.config import Config, DictAction
 from mmengine.logging import MMLogger
 
 import mapet_mm.quiet  # noqa: F401
+from mapet_mm.config_files import type_name
 from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.processes import choose_device
 from mapet_mm.errors import UserError, one_line_errors
@@ -82,10 +83,10 @@ def protocol_configs(cfg: Config, data: str | None, names: list[str] | None) -> 
         # The settings of the k-NN hook.
         probe = cfg.get("knn_probe") or {}
         configs[0] |= {name: probe[name] for name in ("k", "temperature") if name in probe}
-    known = [config["type"] for config in configs]
+    known = [type_name(config["type"]) for config in configs]
     if unknown := [name for name in names or [] if name not in known]:
         raise UserError(f"--protocols {unknown[0]}: one of {', '.join(known)}")
-    return [config for config in configs if not names or config["type"] in names]
+    return [config for config in configs if not names or type_name(config["type"]) in names]
 
 
 @one_line_errors
@@ -108,7 +109,7 @@ def main() -> None:
             configs = protocol_configs(cfg, args.data, args.protocols)
             protocols = build_protocols(configs, images)
             built = {type(protocol).__name__ for protocol in protocols}
-            missing = [one["type"] for one in configs if one["type"].rpartition(".")[2] not in built]
+            missing = [name for one in configs if (name := type_name(one["type"])) not in built]
             if missing and process_number()[0] == 0:
                 print(f"no {', '.join(missing)}: of their images there are {', '.join(images)} only")
         name = loaded.name if loaded.name not in results else f"{loaded.name} ({place + 1})"

@@ -1,11 +1,12 @@
 """Print parameters and FLOPs of recipes as a Markdown table.
 
     python tools/get_flops.py configs/mapet/*.py configs/mapet/benchmarks/*.py
-    python tools/get_flops.py configs/segmentation/*.py --shape 512
+    python tools/get_flops.py configs/segmentation/*.py --shape 768
 
-FLOPs are for one image, with a multiply-add as one operation, as in OpenMMLab's metafiles. They are those of
-the features (for a segmentor: of the prediction), attention included. For MaPeT, PIM, MIM, BEiT and CAE, a
-second column has the least that a pre-training step needs, forward and backward.
+FLOPs are for one image of the size that the recipe's backbone is made for, with a multiply-add as one
+operation, as in OpenMMLab's metafiles. They are those of the features (for a segmentor: of the prediction),
+attention included. For MaPeT, PIM, MIM, BEiT and CAE, a second column has the least that a pre-training step
+needs, forward and backward.
 """
 
 import argparse
@@ -23,9 +24,9 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("configs", nargs="+", metavar="CONFIG")
-    parser.add_argument("--shape", type=int, nargs="+", default=[224], help="side, or height and width")
+    parser.add_argument("--shape", type=int, nargs="+", help="another side, or height and width")
     args = parser.parse_args()
-    if len(args.shape) > 2 or min(args.shape) < 1:
+    if args.shape and (len(args.shape) > 2 or min(args.shape) < 1):
         parser.error(f"--shape {args.shape}: one side in pixels, or height and width")
     return args
 
@@ -40,9 +41,9 @@ def main() -> None:
         cfg = read_config(config)
         if not cfg.get("model", {}).get("backbone", {}).get("patch_size"):
             raise UserError(f"{config} has no model of images (`model.backbone` with a `patch_size`)")
-        parameters, forward, step = complexity(cfg, (args.shape[0], args.shape[-1]))
-        step = "" if step is None else f"{step / 1e9:.1f}"
-        print(f"| `{config}` | {parameters / 1e6:.1f} | {forward / 1e9:.2f} | {step} |", flush=True)
+        cost = complexity(cfg, (args.shape[0], args.shape[-1]) if args.shape else None)
+        step = "" if cost.step is None else f"{cost.step / 1e9:.4g}"
+        print(f"| `{config}` | {cost.parameters / 1e6:.1f} | {cost.forward / 1e9:.4g} | {step} |", flush=True)
 
 
 if __name__ == "__main__":

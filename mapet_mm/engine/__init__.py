@@ -1,20 +1,38 @@
 """Hooks, optimizers and metrics; the strategies are in `sharding`."""
 
-from mapet_mm.engine import (  # noqa: F401
-    autocast,
-    compilation,
-    cpu_processes,
-    epoch_seed,
-    health,
-    interruption,
-    knn,
-    layer_decay,
-    metrics,
-    non_finite,
-    portable_checkpoint,
-    strides,
-    stuck_loader,
-    token_check,
-    token_usage,
-    total_batch,
-)
+from mapet_mm.engine.autocast import AutocastOptimWrapper
+from mapet_mm.engine.compilation import CompileHook
+from mapet_mm.engine.cpu_processes import CPUDistributedDataParallel
+from mapet_mm.engine.epoch_seed import EpochSeedHook
+from mapet_mm.engine.health import HealthHook
+from mapet_mm.engine.interruption import InterruptionHook
+from mapet_mm.engine.knn import KNNProbeHook
+from mapet_mm.engine.layer_decay import LayerDecayOptimWrapperConstructor
+from mapet_mm.engine.metrics import LayerwiseAccuracy, TokenAccuracy
+from mapet_mm.engine.non_finite import NonFiniteHook
+from mapet_mm.engine.portable_checkpoint import PortableCheckpointHook
+from mapet_mm.engine.strides import StrideCheckHook
+from mapet_mm.engine.stuck_loader import StuckLoaderHook
+from mapet_mm.engine.token_check import TokenStoreCheckHook
+from mapet_mm.engine.token_usage import TokenUsageHook
+from mapet_mm.engine.total_batch import TotalBatchHook
+
+__all__ = [
+    "AutocastOptimWrapper",
+    "CPUDistributedDataParallel",
+    "CompileHook",
+    "EpochSeedHook",
+    "HealthHook",
+    "InterruptionHook",
+    "KNNProbeHook",
+    "LayerDecayOptimWrapperConstructor",
+    "LayerwiseAccuracy",
+    "NonFiniteHook",
+    "PortableCheckpointHook",
+    "StrideCheckHook",
+    "StuckLoaderHook",
+    "TokenAccuracy",
+    "TokenStoreCheckHook",
+    "TokenUsageHook",
+    "TotalBatchHook",
+]

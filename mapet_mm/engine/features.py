@@ -17,6 +17,7 @@ from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from mapet_mm.config_files import type_name
 from mapet_mm.engine.autocast import choose_dtype
 
 POOLINGS = ("mean", "class token")
@@ -47,10 +48,10 @@ def build_loader(config: Mapping[str, Any], seed: int | None = None) -> DataLoad
 def check_sampler(config: Mapping[str, Any]) -> None:
     """Raise ValueError if a loader's config does not read each image once."""
     kind = (config.get("sampler") or {}).get("type", DefaultSampler)
-    name = kind if isinstance(kind, str) else kind.__name__
-    if name.rpartition(".")[2] != "DefaultSampler" or config.get("batch_sampler"):
+    if type_name(kind) != "DefaultSampler" or config.get("batch_sampler"):
         raise ValueError(
-            f"features are taken of each image once: leave `sampler` ({name}) and `batch_sampler` out"
+            f"features are taken of each image once: leave `sampler` ({type_name(kind)}) and "
+            "`batch_sampler` out"
         )
 
 

@@ -13,7 +13,7 @@ from mmengine.registry import RUNNERS, WEIGHT_INITIALIZERS
 from mmengine.runner import Runner
 
 from mapet_mm import config_files
-from mapet_mm.config_files import in_package
+from mapet_mm.config_files import class_of, in_package, type_name
 from mapet_mm.engine.batch_size import check_scaling, describe_scaling, scaling_with_accumulation
 from mapet_mm.engine.checkpoints import (
     LaunchError,
@@ -123,7 +123,7 @@ def configure_training(
         cfg.get("default_hooks") or {}, portable_checkpoint=hook, stride_check=strides
     )
     _configure_start(cfg, resume, trust_checkpoint)
-    _check_pretrained(cfg, trust_checkpoint)
+    check_pretrained(cfg, trust_checkpoint)
 
 
 def _configure_compilation(cfg: Config) -> None:
@@ -165,8 +165,12 @@ def _announce(cfg: Config, checkpoint: str, asked: bool) -> None:
     say(f"going on from {checkpoint}{note} (another --work-dir starts a new training)")
 
 
-def _check_pretrained(cfg: Config, trust: bool) -> None:
-    """Each `init_cfg=dict(type="Pretrained")` names a file, unless `load_from` brings the weights."""
+def check_pretrained(cfg: Config, trust: bool) -> None:
+    """Check that each `init_cfg=dict(type="Pretrained")` names a file, unless `load_from` brings the weights.
+
+    Raises:
+        LaunchError: one leaves it open, or the file is not there.
+    """
     for key, init_cfg in list(_pretrained(cfg.model, "model")):
         if init_cfg.checkpoint:
             require_checkpoint(f"`{key}.checkpoint`", init_cfg.checkpoint, trust)
@@ -182,17 +186,13 @@ def _check_pretrained(cfg: Config, trust: bool) -> None:
 def _pretrained(node: Any, key: str) -> Iterator[tuple[str, ConfigDict]]:
     """Yield each `init_cfg=dict(type="Pretrained")` inside a part of a config, with its key."""
     if isinstance(node, dict):
-        if "checkpoint" in node and _initializer(node.get("type")) is PretrainedInit:
+        if "checkpoint" in node and class_of(node.get("type"), WEIGHT_INITIALIZERS) is PretrainedInit:
             yield key, node
         for name, child in node.items():
             yield from _pretrained(child, f"{key}.{name}")
     elif isinstance(node, (list, tuple)):
         for index, child in enumerate(node):
             yield from _pretrained(child, f"{key}.{index}")
-
-
-def _initializer(kind: Any) -> Any:
-    return WEIGHT_INITIALIZERS.get(kind) if isinstance(kind, str) else kind
 
 
 def configure_test(
@@ -266,7 +266,8 @@ class QuietRunner(Runner):
 def build_runner(cfg: Config, launcher: str) -> Runner:
     """Build the config's runner, for one process ('none') or several, with or without GPUs."""
     cfg.launcher = launcher
-    if launcher == "none" and "FullyShardedStrategy" in str((cfg.get("strategy") or {}).get("type")):
+    strategy = (cfg.get("strategy") or {}).get("type", "")
+    if launcher == "none" and type_name(strategy) == "FullyShardedStrategy":
         raise LaunchError("`strategy`: FullyShardedStrategy needs several processes: tools/dist_train.sh")
     keep_freed_memory()
     if launcher != "none" and get_device() == "cpu":
@@ -307,8 +308,9 @@ def training_report(cfg: Config, config_path: str) -> str:
 
 
 def next_command(cfg: Config, config_path: str, checkpoint: str) -> str:
-    """The command after a training run: of the recipe that its `next_config` names, else its test."""
+    """The command after a training: the recipe that `next_config` names, the test or the features."""
     if following := cfg.get("next_config"):
         option = f"--cfg-options model.backbone.init_cfg.checkpoint={checkpoint}"
         return config_files.typed(cfg, f"python tools/train.py {following} {option}")
-    return config_files.typed(cfg, f"python tools/test.py {config_path} {checkpoint}")
+    tool = "test.py" if cfg.get("test_evaluator") else "evaluate_features.py"
+    return config_files.typed(cfg, f"python tools/{tool} {config_path} {checkpoint}")

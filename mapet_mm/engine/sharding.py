@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+from mapet_mm.config_files import class_of
 from mapet_mm.engine.autocast import AutocastOptimWrapper, choose_dtype
 from mapet_mm.engine.layer_decay import NORMS
 from mapet_mm.quiet import quieten
@@ -180,7 +181,7 @@ def _autocast_dtype(optim_wrapper: BaseOptimWrapper | dict | None) -> torch.dtyp
     """bfloat16 where an optimizer wrapper, or the config of one, autocasts to it; else float32."""
     if isinstance(optim_wrapper, dict):
         kind, dtype = optim_wrapper.get("type", "OptimWrapper"), optim_wrapper.get("dtype")
-        kind = OPTIM_WRAPPERS.get(kind) if isinstance(kind, str) else kind
+        kind = class_of(kind, OPTIM_WRAPPERS)
         if issubclass(kind, AutocastOptimWrapper):
             dtype = choose_dtype(get_device(), dtype)
     else:

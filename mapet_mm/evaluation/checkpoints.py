@@ -19,7 +19,7 @@ from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor, nn
 
 from mapet_mm.engine.checkpoints import require_checkpoint
-from mapet_mm.engine.launch import read_config
+from mapet_mm.engine.launch import check_pretrained, read_config
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.backbone import TokenBackbone
 from mapet_mm.evaluation.image_sets import plain
@@ -56,7 +56,7 @@ def load_checkpoint(
     Args:
         config: of a pre-training, a classifier or a bare backbone.
         checkpoint: what a training wrote, or weights of timm or Hugging Face for a wrapper of theirs; None
-            for the weights that the config itself names, or random ones.
+            for the weights that the config itself names by `load_from` or `init_cfg`, or random ones.
         trust: load it whatever it holds, which can run code of its own.
         name: the config's, with the checkpoint's, by default.
 
@@ -73,6 +73,9 @@ def load_checkpoint(
         raise UserError(
             f"config {cfg.filename} has no `data_preprocessor`: say with which `mean` and `std` images go in"
         )
+    checkpoint = checkpoint or cfg.get("load_from") or None
+    if checkpoint is None:
+        check_pretrained(cfg, trust)
     if "target_generator" in model_config:
         model_config["target_generator"] = None  # features need no targets
     if checkpoint is not None and isinstance(backbone := model_config.get("backbone"), Mapping):

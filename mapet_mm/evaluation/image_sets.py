@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from mapet_mm.config_files import type_name
 from mapet_mm.engine.launch import read_config
 from mapet_mm.errors import UserError
 from mapet_mm.registry import DATASETS
@@ -156,8 +157,10 @@ def _declared_loaders(config: Config) -> dict[str, Any]:
 def _folder_loaders(config: Config, folder: Path) -> dict[str, Any]:
     if config.get(SECTION) or config.get("knn_probe"):
         loaders = _declared_loaders(config)
-    else:
+    elif config.get("default_scope", "mmpretrain") == "mmpretrain":
         loaders = {"train": config.get("test_dataloader"), "val": config.get("test_dataloader")}
+    else:  # with pixel labels or boxes, which these images do not have
+        loaders = {}
     if not loaders.get("val"):
         raise ImageSetError(
             f"config {config.filename} has no pipeline for the images in {folder}: give it a section "
@@ -169,12 +172,16 @@ def _folder_loaders(config: Config, folder: Path) -> dict[str, Any]:
             raise ImageSetError(f"{folder} has no folder `{name}`: it takes `train` and `val`")
         # Tokens are a pre-training's, and of its own images.
         pipeline = [
-            dict(step) for step in loaders["val"].dataset.pipeline if "Token" not in str(step["type"])
+            dict(step) for step in loaders["val"].dataset.pipeline if "Token" not in type_name(step["type"])
         ]
         pipeline[-1].pop("algorithm_keys", None)
         known = dict(type="CustomDataset", data_root=str(folder), data_prefix=name, pipeline=pipeline)
-        if (folder / "meta" / f"{name}.txt").is_file():
+        if (listing := folder / "meta" / f"{name}.txt").is_file():
+            lines = [line.strip() for line in listing.read_text().split("\n")]
+            if not any(lines):
+                raise ImageSetError(f"{listing} is empty: it takes a line `PATH CLASS`, or `PATH`, an image")
             known["ann_file"] = f"meta/{name}.txt"
+            known["with_label"] = all(line.rpartition(" ")[2].isdigit() for line in lines if line)
         else:  # a folder a class, or no labels
             known["with_label"] = any(path.is_dir() for path in (folder / name).iterdir())
         made[name] = ConfigDict(loaders["val"], dataset=known)

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int64, UInt8
 from mmengine.config import Config
 from torch import Tensor
 
+from mapet_mm.config_files import type_name
 from mapet_mm.datasets.transforms import LoadTokenGrid
 from mapet_mm.evaluation.label_free import prediction_entropy
 from mapet_mm.models.mapet import MaPeT
@@ -52,7 +53,7 @@ def predict_tokens(model: MaPeT, images: Float[Tensor, "batch 3 height width"]) 
 def token_loader(config: Config) -> LoadTokenGrid | None:
     """The step by which a pre-training's config reads tokens; None if it reads none."""
     steps = [
-        step for step in _steps(config.get("train_dataloader")) if str(step["type"]).endswith("LoadTokenGrid")
+        step for step in _steps(config.get("train_dataloader")) if type_name(step["type"]) == "LoadTokenGrid"
     ]
     return TRANSFORMS.build(dict(steps[0])) if steps else None
 

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from mmengine.registry import Registry
 
 from mapet_mm import __version__
+from mapet_mm.config_files import type_name
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.checkpoints import Checkpoint
 from mapet_mm.evaluation.extraction import take_features
@@ -102,7 +103,7 @@ def build_protocols(configs: Sequence[Mapping[str, Any]], images: Mapping[str, I
     built = []
     for config in configs:
         options = dict(config)
-        kind = options.pop("type").removeprefix(f"{PROTOCOLS.scope}.")
+        kind = type_name(options.pop("type"))
         if kind not in PROTOCOLS:
             raise UserError(f"there is no protocol {kind}: one of {', '.join(PROTOCOLS.module_dict)}")
         try:

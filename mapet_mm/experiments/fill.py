@@ -134,7 +134,8 @@ class TableFiller:
         seconds = sum(record["seconds"] for record in records)
         machines = "; ".join(sorted({record["machine"] for record in records})) or "no machine yet"
         seeds = ", ".join(map(str, self.seeds))
-        of = f"Mean ± sample standard deviation over the seeds {seeds}" if seeds != "0" else "Seed 0 only"
+        several = len(self.seeds) > 1
+        of = f"Mean ± sample standard deviation over the seeds {seeds}" if several else f"Seed {seeds} only"
         return [
             f"{of}; the last validation of each training, no selection; the best in bold.",
             f"Command: `{self.command}`, {datetime.date.today().isoformat()}"

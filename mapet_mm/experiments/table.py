@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +102,16 @@ class TableDeclaration:
     def require(self, rows: Sequence[str], columns: Sequence[str]) -> None:
         """Raise DeclarationError unless all of these names are rows and columns of the table."""
         where = f"table `{self.name}`: --{{}}s names"
-        _require(rows, "row", [row.name for row in self.rows], where.format("row"))
-        _require(columns, "column", [column.name for column in self.columns], where.format("column"))
+        require_names(rows, "row", [row.name for row in self.rows], where.format("row"))
+        require_names(columns, "column", [column.name for column in self.columns], where.format("column"))
+
+    def only(self, rows: Sequence[str], columns: Sequence[str]) -> TableDeclaration:
+        """The table with the rows and columns of these names; with all rows, or columns, if it has none."""
+        return replace(
+            self,
+            rows=[row for row in self.rows if row.name in rows] or self.rows,
+            columns=[column for column in self.columns if column.name in columns] or self.columns,
+        )
 
     def require_folders(self) -> None:
         """Raise DeclarationError if data folders that no command makes are missing."""
@@ -154,7 +162,9 @@ def load_table(name: str, dataset: str, root: str | os.PathLike = TABLES) -> Tab
         raise DeclarationError(f"table `{path}` has no column that {dataset} has the data for")
     others = {key: cfg[key] for key in ("baseline", "notes", "data", "gpu_hours") if key in cfg}
     if "baseline" in others:
-        _require([others["baseline"]], "row", [row.name for row in rows], f"table `{path}`: `baseline` names")
+        require_names(
+            [others["baseline"]], "row", [row.name for row in rows], f"table `{path}`: `baseline` names"
+        )
     others["runner"] = _make(Runner, cfg.get("runner", {}), path)
     return TableDeclaration(name, dataset, cfg["title"], rows, columns, **others)
 
@@ -182,17 +192,17 @@ def _check_names(rows: Sequence[Row], columns: Sequence[Column], path: Path) -> 
             raise DeclarationError(f"table `{path}` has two {what}s named {repeated[0]!r}")
     names = [column.name for column in columns]
     for row in rows:
-        _require(row.columns or (), "column", names, f"table `{path}`: row {row.name!r} names")
+        require_names(row.columns or (), "column", names, f"table `{path}`: row {row.name!r} names")
     for i, row in enumerate(rows):
         above = [other.name for other in rows[:i] if other.pretrain] if row.pretrain else []
         where = f"table `{path}`: `start` of row {row.name!r} names"
-        _require([row.start] if row.start else (), "pre-trained row above it", above, where)
+        require_names([row.start] if row.start else (), "pre-trained row above it", above, where)
     for column in columns:
         where = f"table `{path}`: the paper's numbers of column {column.heading!r} name"
-        _require(column.paper, "row", known, where)
+        require_names(column.paper, "row", known, where)
 
 
-def _require(names: Iterable[str], what: str, known: Sequence[str], where: str) -> None:
+def require_names(names: Iterable[str], what: str, known: Sequence[str], where: str) -> None:
     """Raise DeclarationError unless all of the names are known."""
     if unknown := [name for name in names if name not in known]:
         raise DeclarationError(f"{where} {unknown[0]!r}, which is no {what}; {what}s are {', '.join(known)}")

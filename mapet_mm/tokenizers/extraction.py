@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from mapet_mm.config_files import with_type_names
 from mapet_mm.tokenizers.base import Tokenizer
 from mapet_mm.tokenizers.image_groups import GroupLoader, ImageGroup
 from mapet_mm.tokenizers.image_tasks import ImageTasks
@@ -104,7 +105,8 @@ def _check_identity(
             f"token store `{store.path}` has grids of {store.grid}, the tokenizer gives {tokenizer.grid}: "
             "choose another `token_store`"
         )
-    if different := differences(store.preprocessing, preprocessing):
+    recorded, found = with_type_names(store.preprocessing), with_type_names(preprocessing)
+    if different := differences(recorded, found):
         raise TokenStoreError(
             f"token store `{store.path}` is of images preprocessed in another way ({different}): choose "
             "another `token_store`"

@@ -16,6 +16,7 @@ from mmengine.logging import print_log
 from mmengine.registry import init_default_scope
 from torch import nn
 
+from mapet_mm.config_files import class_of, type_name
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.base import Tokenizer
 from mapet_mm.tokenizers.codebook import Codebook, CodebookError, KMeansOptions
@@ -118,12 +119,12 @@ def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tu
     _check_config(cfg)
     init_default_scope(cfg.get("default_scope", "mmpretrain"))
     device = torch.device(get_device())
-    kind = MODELS.get(cfg.tokenizer.type)
+    kind, name = class_of(cfg.tokenizer.type, MODELS), type_name(cfg.tokenizer.type)
     if kind is None or not issubclass(kind, Tokenizer):
         raise ValueError(
-            f"tokenizer type {cfg.tokenizer.type} of `{cfg.filename}` is none of mapet_mm.KCLIP, "
+            f"tokenizer type {name} of `{cfg.filename}` is none of mapet_mm.KCLIP, "
             "GridKMeans and mapet_mm.FrozenTokenizer: put it into dict(type='mapet_mm.FrozenTokenizer', "
-            f"tokenizer=dict(type='{cfg.tokenizer.type}', ...), image_size=<pixels>, vocab_size=<ids>)"
+            f"tokenizer=dict(type='{name}', ...), image_size=<pixels>, vocab_size=<ids>)"
         )
     tokenizer = MODELS.build({**cfg.tokenizer, **(changes or {})}).to(device)
     return tokenizer, MODELS.build(cfg.data_preprocessor).to(device)
@@ -180,8 +181,8 @@ def _codebook_settings(cfg: Config, out: str | None, overwrite: bool) -> tuple[P
     _check_config(cfg)
     if "codebook" not in cfg or "codebook" not in cfg.tokenizer:
         raise CodebookError(
-            f"tokenizer {cfg.tokenizer.type} of `{cfg.filename}` brings its own codebook, there is none to "
-            "fit: go on with tools/extract_tokens.py"
+            f"tokenizer {type_name(cfg.tokenizer.type)} of `{cfg.filename}` brings its own codebook, there "
+            "is none to fit: go on with tools/extract_tokens.py"
         )
     path = Path(out or cfg.tokenizer.codebook)
     if path.exists() and not overwrite:

@@ -14,8 +14,11 @@ import torch
 from filelock import FileLock
 from jaxtyping import Float, Int64
 from mmengine.config import ConfigDict
+from mmengine.model import PretrainedInit
+from mmengine.registry import WEIGHT_INITIALIZERS
 from torch import Tensor, nn
 
+from mapet_mm.config_files import class_of, type_name, with_type_names
 from mapet_mm.errors import UserError
 from mapet_mm.models.targets import token_ids
 from mapet_mm.registry import MODELS
@@ -65,7 +68,11 @@ class FrozenTokenizer(Tokenizer):
         _check_initialised(model)
         super().__init__(model, image_size, init_cfg)
         self.vocab_size = vocab_size
-        self.description = {"tokenizer": config, "image_size": image_size, "vocab_size": vocab_size}
+        self.description = {
+            "tokenizer": with_type_names(config),
+            "image_size": image_size,
+            "vocab_size": vocab_size,
+        }
         self._checked = False
 
     @property
@@ -123,8 +130,10 @@ def split_checkpoint(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     """A network's config without `init_cfg`, and the `Pretrained` entry of `init_cfg` (empty if none)."""
     config = ConfigDict(config).to_dict()
     entries = config.pop("init_cfg", None) or []
-    entries = [entries] if isinstance(entries, Mapping) else entries
-    return config, next((entry for entry in entries if entry.get("type") == "Pretrained"), {})
+    for entry in [entries] if isinstance(entries, Mapping) else entries:
+        if class_of(entry.get("type"), WEIGHT_INITIALIZERS) is PretrainedInit:
+            return config, entry
+    return config, {}
 
 
 def build_frozen(what: str, config: Mapping[str, Any], checkpoint: Mapping[str, Any], seed: int) -> nn.Module:
@@ -150,7 +159,7 @@ def build_frozen(what: str, config: Mapping[str, Any], checkpoint: Mapping[str, 
 def no_weights(what: str, config: Mapping[str, Any]) -> str:
     """Error message for a network without weights."""
     return (
-        f"{what} {config['type']} has no weights: give it init_cfg=dict(type='Pretrained', "
+        f"{what} {type_name(config['type'])} has no weights: give it init_cfg=dict(type='Pretrained', "
         "checkpoint=<address or file>), or random_seed=<int> for fixed random weights"
     )
 

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from mapet_mm.config_files import with_type_names
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.base import Tokenizer, full_float32
 from mapet_mm.tokenizers.clip_tower import weights_digest
@@ -149,9 +150,8 @@ class GridKMeans(Tokenizer):
         if isinstance(encoder, nn.Module):
             words = type(encoder).__name__
         else:
-            config, _ = split_checkpoint(encoder)
+            config = with_type_names(split_checkpoint(encoder)[0])
             kind = config.pop("type")
-            kind = kind.rpartition(".")[2] if isinstance(kind, str) else kind.__name__
             options = {key: "a file" if _is_file(value) else value for key, value in sorted(config.items())}
             words = f"{kind}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
         return {"encoder": words, "weights": weights, "layer": self.layer}

@@ -364,6 +364,8 @@ def test_the_next_command_is_the_recipes_entry(config, monkeypatch):
     """With the data set that the recipe was read for; else the training's own test."""
     cfg = load_config(str(config))
     assert next_command(cfg, "mine.py", "last.pth") == "python tools/test.py mine.py last.pth"
+    cfg.test_evaluator = None
+    assert next_command(cfg, "mine.py", "last.pth") == "python tools/evaluate_features.py mine.py last.pth"
     monkeypatch.setenv("MAPET_MM_DATA", "digits_inverted")
     recipe = TOOLS.parent / "configs/micro/beit_vit-micro_kclip_1xb32-coslr.py"
     assert next_command(load_config(str(recipe)), str(recipe), "last.pth") == (

@@ -15,6 +15,7 @@ from mmengine.registry import DefaultScope
 from safetensors.torch import save_file
 from torch import nn
 
+from mapet_mm.engine.checkpoints import LaunchError
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation import features as feature_module
 from mapet_mm.evaluation.checkpoints import KeysError, load_checkpoint, load_weights
@@ -204,11 +205,17 @@ def test_a_folder_of_images_takes_the_place_of_the_configs(config, root):
 
 def test_images_listed_with_their_classes_are_taken_as_listed(config, root):
     (root / "data/meta").mkdir()
-    (root / "data/meta/val.txt").write_text("b/0.png 1\na/2.png 0\n")
+    (root / "data/meta/val.txt").write_bytes(b"b/0.png 1\r\na/2.png 0\r\n")  # as Windows writes it
     images = read_image_sets(config, str(root / "data"))
     assert images["val"].labels.tolist() == [1, 0]
     assert [Path(images["val"].path(index)).name for index in (0, 1)] == ["0.png", "2.png"]
     assert len(images["train"]) == 24
+    (root / "data/meta/val.txt").write_text("b/0.png\na/2.png\n")
+    images = read_image_sets(config, str(root / "data"))
+    assert (images["train"].labels is None, images["val"].labels) == (False, None)
+    (root / "data/meta/val.txt").write_text("\n")
+    with pytest.raises(ImageSetError, match=r"meta/val\.txt is empty: it takes a line `PATH CLASS`"):
+        read_image_sets(config, str(root / "data"))
 
 
 def test_images_are_those_of_the_probe_or_pipelines_those_of_the_test_where_no_section_names_them(
@@ -221,6 +228,9 @@ def test_images_are_those_of_the_probe_or_pipelines_those_of_the_test_where_no_s
         read_image_sets(config, str(root / "data"))
     config.test_dataloader = loaders.val
     assert len(read_image_sets(config, str(root / "data"))["train"]) == 24
+    of_pixels = Config(dict(config, default_scope="mmseg"), filename=config.filename)
+    with pytest.raises(ImageSetError, match=r"has no pipeline for the images in .*data: give it a section"):
+        read_image_sets(of_pixels, str(root / "data"))
     config.knn_probe = dict(train_dataloader=loaders.train, val_dataloader=loaders.val)
     assert [len(read_image_sets(config)[name]) for name in ("train", "val")] == [24, 9]
 
@@ -263,6 +273,19 @@ def test_weights_find_their_backbone_whatever_is_around_them(config, root):
     bare_config = Config(dict(config, model=config.model.backbone), filename=config.filename)
     save(weights, root)
     load_checkpoint(bare_config, str(root / "weights.pth"))
+
+
+def test_without_a_checkpoint_weights_are_those_that_the_config_names(config, root):
+    weights = torch.load(root / "weights.pth")["state_dict"]
+    save({name: value + 1 for name, value in weights.items()}, root)
+    config.load_from = str(root / "weights.pth")
+    digest = load_checkpoint(config, config.load_from).digest
+    assert load_checkpoint(config, None).digest == digest
+    config.load_from = None
+    assert load_checkpoint(config, None).digest != digest
+    config.model.backbone.init_cfg = dict(type="Pretrained", checkpoint="")
+    with pytest.raises(LaunchError, match=r"leaves `model.backbone.init_cfg.checkpoint` open"):
+        load_checkpoint(config, None)
 
 
 def test_a_checkpoint_whose_keys_do_not_match_is_one_line(config, root):

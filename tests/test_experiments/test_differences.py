@@ -158,6 +158,30 @@ def test_one_command_draws_what_there_is(tmp_path, monkeypatch, capsys):
     assert "A small table: 2 of 12 results are there" in capsys.readouterr().out
 
 
+def test_rows_and_columns_are_drawn_of_tables_that_have_them(tmp_path, monkeypatch, capsys):
+    write_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    declare(tmp_path)
+    fill([0], rows=["scratch"])
+    drawn = []
+    monkeypatch.setattr(
+        "mapet_mm.experiments.picture.draw_tables", lambda f: drawn.extend(f) or draw_tables(f)
+    )
+    arguments = ["draw_tables.py", "small", "--out", "out", "--picture", "picture.svg", "--rows", "scratch"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    runpy.run_path(str(ROOT / "tools/draw_tables.py"), run_name="__main__")
+    ((table, _),) = drawn
+    assert [row.name for row in table.rows] == ["scratch"]
+    assert table.only([], ["elsewhere"]) == table, "a table without these columns has all of its own"
+    monkeypatch.setattr(sys, "argv", [*arguments, "scratched"])
+    with pytest.raises(SystemExit) as error:
+        runpy.run_path(str(ROOT / "tools/draw_tables.py"), run_name="__main__")
+    assert (
+        "--rows names 'scratched', which is no row; rows are scratch, "
+        in f"{error.value}{capsys.readouterr()}"
+    )
+
+
 def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_read(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["draw_tables.py", "nothing", "--picture", "picture.doc"])
     with pytest.raises(SystemExit) as error:

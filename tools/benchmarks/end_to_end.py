@@ -60,17 +60,17 @@ def bare_steps(runner: Runner, batch: dict, count: int) -> float:
     return statistics.median(taken[WARM_UP:])
 
 
+def recipe_options(doc: str, arguments: Sequence[str] | None, **more: int) -> Namespace:
+    """Options of a benchmark that runs the recipe with `make_runner`, whose log is kept quiet."""
+    MMLogger.get_instance("benchmark", log_level="ERROR")
+    size = ("small" if ON_GPU else "tiny", SIZES)
+    batch, workers = (64, 12) if ON_GPU else (8, 1)
+    return parse_options(doc, arguments, size=size, batch=batch, workers=workers, **more)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run, and print the relative speed."""
-    args = parse_options(
-        __doc__,
-        arguments,
-        size=("small" if ON_GPU else "tiny", SIZES),
-        batch=64 if ON_GPU else 8,
-        workers=12 if ON_GPU else 1,
-        iterations=100 if ON_GPU else 20,
-    )
-    MMLogger.get_instance("benchmark", log_level="ERROR")
+    args = recipe_options(__doc__, arguments, iterations=100 if ON_GPU else 20)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_photographs(folder)

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from data_path import write_photographs
-from end_to_end import SIZES, make_runner
-from harness import ON_GPU, machine, parse_options, report
-from mmengine.logging import MMLogger
+from end_to_end import make_runner, recipe_options
+from harness import ON_GPU, machine, report
 from mmengine.runner import IterBasedTrainLoop
 
 from mapet_mm.engine.epoch_seed import EpochSeedHook
@@ -57,15 +56,7 @@ class TurnsLoop(IterBasedTrainLoop):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run, and print the cost."""
-    args = parse_options(
-        __doc__,
-        arguments,
-        size=("small" if ON_GPU else "tiny", SIZES),
-        batch=64 if ON_GPU else 8,
-        workers=12 if ON_GPU else 1,
-        pairs=300,
-    )
-    MMLogger.get_instance("benchmark", log_level="ERROR")
+    args = recipe_options(__doc__, arguments, pairs=300)
     args.iterations = 2 * args.pairs
     with tempfile.TemporaryDirectory() as temporary:
         write_photographs(Path(temporary))

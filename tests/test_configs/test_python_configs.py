@@ -1,0 +1,168 @@
+"""Configs in MMEngine's Python style: classes instead of names, and no default scope."""
+
+import importlib
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from few_images import few_images_config
+from mmengine.config import Config
+from mmengine.model import PretrainedInit
+from mmengine.registry import Registry
+from mmpretrain.models import VQKD
+
+import mapet_mm.registry
+from mapet_mm.config_files import PACKAGE, read_config, type_name, with_type_names
+from mapet_mm.engine.launch import LaunchError, build_runner, configure_training, load_config
+from mapet_mm.evaluation.checkpoints import load_checkpoint
+from mapet_mm.evaluation.image_sets import read_image_sets
+from mapet_mm.evaluation.masked_prediction import token_loader
+from mapet_mm.evaluation.picture_protocols import TokenPredictions
+from mapet_mm.evaluation.protocols import build_protocols, evaluate
+from mapet_mm.tokenizers import FrozenTokenizer
+from mapet_mm.tokenizers.clip_tower import build_visual
+from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook
+from mapet_mm.tokenizers.frozen import split_checkpoint
+
+CONFIGS = Path(__file__).parents[1] / "python_configs"
+# In modules of their own: evaluations and sharding import what few runs need.
+ELSEWHERE = {"FeatureProbeHook", "FullyShardedStrategy"}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A folder with configs of classes, a few images and their tokens."""
+    folder = tmp_path_factory.mktemp("project")
+    few_images_config(folder)
+    for file in CONFIGS.glob("*.py"):
+        shutil.copy(file, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run_fit_codebook(read_config("kclip.py"))
+        run_extract_tokens(read_config("kclip.py"))
+        yield folder
+
+
+def train(config: str, work_dir: str, **options) -> dict[str, torch.Tensor]:
+    """The weights after a training as tools/train.py runs it."""
+    cfg = load_config(config, options, work_dir)
+    configure_training(cfg)
+    build_runner(cfg, "none").train()
+    return torch.load(f"{work_dir}/epoch_2.pth", weights_only=True)["state_dict"]
+
+
+@pytest.fixture(scope="module")
+def pretrained(project):
+    return train("mapet.py", "run")
+
+
+def test_a_config_of_names_goes_on_with_the_tokens_of_one_of_classes(project):
+    read_config("kclip.py").dump("kclip_of_paths.py")
+    text = Path("kclip_of_paths.py").read_text()
+    of_names = text.replace("mmpretrain.datasets.", "").replace("mmcv.transforms.", "")
+    Path("kclip_of_names.py").write_text(of_names)
+    for config in ("kclip_of_paths.py", "kclip_of_names.py"):
+        store, done = run_extract_tokens(read_config(config))
+        assert (done.images, len(store)) == (0, 17)
+
+
+def test_a_pre_training_of_classes_has_the_weights_of_one_of_names(project, pretrained):
+    """MMEngine writes each run's config with the classes' paths: the third form of a type."""
+    of_paths = train("run/mapet.py", "run_of_paths")
+    assert "type='mapet_mm.models.MaPeT'" in Path("run/mapet.py").read_text().replace('"', "'")
+    assert all(torch.equal(pretrained[name], of_paths[name]) for name in pretrained)
+
+
+def test_the_library_behind_a_model_is_the_default_scope(project):
+    assert read_config("mapet.py").default_scope == "mmpretrain"
+    Path("segmentor.py").write_text(
+        "from mmseg.models import EncoderDecoder\nmodel = dict(type=EncoderDecoder)\ndefault_scope = None\n"
+    )
+    assert read_config("segmentor.py").default_scope == "mmseg"
+    Path("plain.py").write_text("model = dict(type='mapet_mm.MaPeTViT')\n")
+    assert "default_scope" not in read_config("plain.py"), "results of tables depend on the whole config"
+
+
+def test_features_and_masked_predictions_are_evaluated(project, pretrained):
+    cfg = read_config("mapet.py")
+    assert token_loader(cfg) is not None
+    images = read_image_sets(cfg)
+    protocols = build_protocols(
+        [dict(type="mapet_mm.NearestNeighbours", k=3), dict(type=TokenPredictions)], images
+    )
+    _, rows = evaluate(load_checkpoint(cfg, "run/epoch_2.pth"), images, protocols, project / "cache")
+    measured = {row.protocol: row.value for some in rows for row in some}
+    assert set(measured) >= {"k-NN", "masked tokens"}
+
+
+def test_fine_tuning_starts_from_the_pre_trained_weights(project, pretrained):
+    with pytest.raises(LaunchError, match=r"leaves `model\.backbone\.init_cfg\.checkpoint` open"):
+        configure_training(load_config("classifier.py"))
+    checkpoint = {"model.backbone.init_cfg.checkpoint": "run/epoch_2.pth"}
+    still = {"optim_wrapper.optimizer.lr": 0.0}
+    tuned = train("classifier.py", "tuned", **checkpoint, **still)
+    assert torch.equal(
+        tuned["backbone.layers.0.attn.qkv.weight"], pretrained["backbone.layers.0.attn.qkv.weight"]
+    )
+
+
+def test_a_project_inherits_recipes_by_a_link(tmp_path):
+    (tmp_path / "mapet_mm_configs").symlink_to(PACKAGE / "configs")
+    recipe = "mapet_mm_configs/mapet/mapet_vit-small-p16_kclip_32xb64-amp-coslr-300e_in1k.py"
+    (tmp_path / "mine.py").write_text(f"_base_ = {recipe!r}\ntrain_dataloader = dict(batch_size=3)\n")
+    cfg = read_config(tmp_path / "mine.py")
+    assert (cfg.train_dataloader.batch_size, cfg.model.backbone.arch) == (3, "deit-small")
+
+
+def registered() -> dict[str, type]:
+    """Every class of the package that a config can name; tests register some of their own."""
+    registries = [one for one in vars(mapet_mm.registry).values() if isinstance(one, Registry)]
+    own = [one for one in registries if one.scope == mapet_mm.registry.SCOPE]
+    for registry in own:
+        registry.import_from_location()
+    classes = {name: kind for one in own for name, kind in one.module_dict.items() if isinstance(kind, type)}
+    return {name: kind for name, kind in classes.items() if kind.__module__.startswith("mapet_mm.")}
+
+
+def test_each_registered_class_can_be_imported_from_its_package():
+    known = registered()
+    assert {"MaPeT", "LoadTokenGrid", "HealthHook", *ELSEWHERE} <= known.keys()
+    for name in known.keys() - ELSEWHERE:
+        package = importlib.import_module(".".join(known[name].__module__.split(".")[:2]))
+        assert name in package.__all__
+        assert getattr(package, name) is known[name]
+
+
+@pytest.mark.parametrize("kind", ["VQKD", "mmpretrain.VQKD", "mmpretrain.models.VQKD", VQKD])
+def test_a_tokenizer_is_the_same_however_its_type_is_given(kind):
+    encoder = dict(
+        arch=dict(embed_dims=16, num_layers=1, num_heads=2, feedforward_channels=16),
+        img_size=32,
+        patch_size=16,
+        in_channels=3,
+        out_type="featmap",
+        with_cls_token=False,
+    )
+    config = dict(type=kind, encoder_config=encoder, num_embed=8, embed_dims=4, quantize_kmeans_init=False)
+    digest = FrozenTokenizer(config, image_size=32, vocab_size=8, random_seed=0).digest
+    named = FrozenTokenizer({**config, "type": "VQKD"}, image_size=32, vocab_size=8, random_seed=0).digest
+    assert digest == named
+
+
+@pytest.mark.parametrize("kind", ["Pretrained", "mmengine.model.PretrainedInit", PretrainedInit])
+def test_weights_are_found_however_their_initialiser_is_given(kind):
+    init_cfg = [dict(type="TruncNormal"), dict(type=kind, checkpoint="vqkd.pth")]
+    config, checkpoint = split_checkpoint(dict(type=VQKD, init_cfg=init_cfg))
+    assert config == dict(type=VQKD)
+    assert checkpoint["checkpoint"] == "vqkd.pth"
+
+
+def test_types_have_one_name():
+    config = Config(
+        dict(model=dict(type=VQKD, layers=[dict(type="mmcv.X"), dict(type=build_visual)]), type=None)
+    )
+    assert with_type_names(config.to_dict()) == dict(
+        model=dict(type="VQKD", layers=[dict(type="X"), dict(type="build_visual")]), type=None
+    )
+    assert type_name("mapet_mm.models.MaPeT") == "MaPeT"

@@ -26,7 +26,7 @@ from mapet_mm.engine.checkpoints import (
     say,
 )
 from mapet_mm.engine.freed_memory import keep_freed_memory
-from mapet_mm.engine.processes import TIMEOUT_SECONDS, start_processes
+from mapet_mm.engine.processes import TIMEOUT_SECONDS, import_yapf, start_processes
 from mapet_mm.quiet import import_quietly, quieten
 
 DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
@@ -270,6 +270,7 @@ def build_runner(cfg: Config, launcher: str) -> Runner:
     if launcher == "none" and type_name(strategy) == "FullyShardedStrategy":
         raise LaunchError("`strategy`: FullyShardedStrategy needs several processes: tools/dist_train.sh")
     keep_freed_memory()
+    import_yapf()
     if launcher != "none" and get_device() == "cpu":
         _distribute_on_cpu(cfg, launcher)
     scaling = scaling_with_accumulation(cfg)

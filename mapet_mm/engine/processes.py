@@ -2,7 +2,10 @@
 
 import datetime
 import gc
+import importlib
 import os
+import pickle
+import time
 
 import torch
 from mmengine.device import get_device
@@ -11,6 +14,7 @@ from mmengine.dist import barrier, init_dist, is_distributed
 from mapet_mm.errors import UserError
 
 TIMEOUT_SECONDS = 1800
+CACHE_SECONDS = 10  # for another process to finish yapf's cache, which takes it some milliseconds
 
 
 def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS) -> None:
@@ -33,6 +37,34 @@ def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS)
         torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
     else:
         raise UserError(f"launcher {launcher} needs CUDA devices: without them use launcher pytorch")
+
+
+def import_yapf(patience: float = CACHE_SECONDS) -> None:
+    """Import yapf, with which MMEngine writes configs, while other processes may be the first to do so.
+
+    The first import for a user leaves a cache that yapf renames before the last of it is written: who reads
+    it in that moment fails. So did every process after a disk that was full then.
+
+    Args:
+        patience: seconds after which a cache that cannot be read counts as damaged.
+
+    Raises:
+        UserError: the cache is damaged.
+    """
+    end = time.monotonic() + patience
+    while True:
+        try:
+            importlib.import_module("yapf.yapflib.yapf_api")
+            return
+        except (EOFError, pickle.UnpicklingError) as error:
+            if time.monotonic() > end:
+                from platformdirs import user_cache_dir  # of yapf, in the versions that have this cache
+
+                folder = user_cache_dir("YAPF", "Google")
+                raise UserError(
+                    f"the cache of yapf in {folder} is damaged ({error}), as a full disk leaves it: delete it"
+                ) from error
+            time.sleep(0.1)
 
 
 def is_first_process() -> bool:

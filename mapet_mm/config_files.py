@@ -72,8 +72,18 @@ def read_config(path: str | os.PathLike, data: str | None = None) -> Config:
             "give it a `work_root` of its own"
         )
     if "default_scope" in cfg and cfg.default_scope is None:  # as configs in MMEngine's Python style say
-        cfg.default_scope = _library(cfg)
+        cfg.default_scope = scope_of(cfg)
     return cfg
+
+
+def scope_of(cfg: Config) -> str:
+    """The scope of a config's names: its own, or the library of its model; MMPretrain's if it has none."""
+    if cfg.get("default_scope"):
+        return cfg.default_scope
+    model = cfg.get("model") or {}
+    kind = class_of(model["type"], MODELS) if "type" in model else None
+    packages = [base.__module__.partition(".")[0] for base in getattr(kind, "__mro__", ())]
+    return next((name for name in packages if name in LIBRARIES), "mmpretrain")
 
 
 def type_name(kind: str | Callable) -> str:
@@ -93,14 +103,6 @@ def with_type_names(config: Any) -> Any:
         kind = named.get("type")
         return named | {"type": type_name(kind)} if isinstance(kind, str) or callable(kind) else named
     return type(config)(map(with_type_names, config)) if isinstance(config, list | tuple) else config
-
-
-def _library(cfg: Config) -> str:
-    """The library whose model a config has, by its class's bases; MMPretrain if it has none."""
-    model = cfg.get("model") or {}
-    kind = class_of(model["type"], MODELS) if "type" in model else None
-    packages = [base.__module__.partition(".")[0] for base in getattr(kind, "__mro__", ())]
-    return next((name for name in packages if name in LIBRARIES), "mmpretrain")
 
 
 def typed(cfg: Config, command: str) -> str:

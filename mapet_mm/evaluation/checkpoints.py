@@ -18,6 +18,7 @@ from mmengine.registry import init_default_scope
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor, nn
 
+from mapet_mm.config_files import scope_of
 from mapet_mm.engine.checkpoints import require_checkpoint
 from mapet_mm.engine.launch import check_pretrained, read_config
 from mapet_mm.errors import UserError
@@ -66,7 +67,7 @@ def load_checkpoint(
     cfg = read_config(config) if isinstance(config, str) else config
     if not cfg.get("model"):
         raise UserError(f"config {cfg.filename} has no `model`")
-    init_default_scope(cfg.get("default_scope", "mmpretrain"))
+    init_default_scope(scope_of(cfg))
     model_config = {**cfg.model}
     preprocessor = model_config.get("data_preprocessor") or cfg.get("data_preprocessor")
     if preprocessor is None:

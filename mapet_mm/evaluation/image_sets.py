@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from mapet_mm.config_files import type_name
+from mapet_mm.config_files import scope_of, type_name
 from mapet_mm.engine.launch import read_config
 from mapet_mm.errors import UserError
 from mapet_mm.registry import DATASETS
@@ -140,7 +140,7 @@ def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageS
     else:
         declared = config if data is None else read_config(data)
         loaders = _declared_loaders(declared)
-    with DefaultScope.overwrite_default_scope(declared.get("default_scope", "mmpretrain")):
+    with DefaultScope.overwrite_default_scope(scope_of(declared)):
         return {name: ImageSet(name, loader) for name, loader in loaders.items()}
 
 
@@ -157,7 +157,7 @@ def _declared_loaders(config: Config) -> dict[str, Any]:
 def _folder_loaders(config: Config, folder: Path) -> dict[str, Any]:
     if config.get(SECTION) or config.get("knn_probe"):
         loaders = _declared_loaders(config)
-    elif config.get("default_scope", "mmpretrain") == "mmpretrain":
+    elif scope_of(config) == "mmpretrain":
         loaders = {"train": config.get("test_dataloader"), "val": config.get("test_dataloader")}
     else:  # with pixel labels or boxes, which these images do not have
         loaders = {}

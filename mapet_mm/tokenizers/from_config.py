@@ -16,7 +16,7 @@ from mmengine.logging import print_log
 from mmengine.registry import init_default_scope
 from torch import nn
 
-from mapet_mm.config_files import class_of, type_name
+from mapet_mm.config_files import class_of, scope_of, type_name
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.base import Tokenizer
 from mapet_mm.tokenizers.codebook import Codebook, CodebookError, KMeansOptions
@@ -58,7 +58,7 @@ def run_fit_codebook(
     dataset = settings.pop("dataset", cfg.dataset)
     positions = settings.pop("positions_per_image", 4)
     options = _kmeans_options(settings)
-    init_default_scope(cfg.get("default_scope", "mmpretrain"))
+    init_default_scope(scope_of(cfg))
     images = NamedImages(dataset, cfg.get("data_root"))
     places = images.places("reading names")
     check_rows(len(places) * positions, options.k)  # before downloading weights and sampling features
@@ -110,14 +110,14 @@ def run_verify_tokens(cfg: Config, count: int) -> tuple[TokenStore, Verification
 def build_images(cfg: Config) -> NamedImages:
     """The images of a tokenizer config."""
     _check_config(cfg)
-    init_default_scope(cfg.get("default_scope", "mmpretrain"))
+    init_default_scope(scope_of(cfg))
     return NamedImages(cfg.dataset, cfg.get("data_root"))
 
 
 def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tuple[Tokenizer, nn.Module]:
     """Build the tokenizer, with these changes to its config, and the data preprocessor, on the device."""
     _check_config(cfg)
-    init_default_scope(cfg.get("default_scope", "mmpretrain"))
+    init_default_scope(scope_of(cfg))
     device = torch.device(get_device())
     kind, name = class_of(cfg.tokenizer.type, MODELS), type_name(cfg.tokenizer.type)
     if kind is None or not issubclass(kind, Tokenizer):

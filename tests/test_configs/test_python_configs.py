@@ -13,7 +13,7 @@ from mmengine.registry import Registry
 from mmpretrain.models import VQKD
 
 import mapet_mm.registry
-from mapet_mm.config_files import PACKAGE, read_config, type_name, with_type_names
+from mapet_mm.config_files import PACKAGE, read_config, scope_of, type_name, with_type_names
 from mapet_mm.engine.launch import LaunchError, build_runner, configure_training, load_config
 from mapet_mm.evaluation.checkpoints import load_checkpoint
 from mapet_mm.evaluation.image_sets import read_image_sets
@@ -81,7 +81,19 @@ def test_the_library_behind_a_model_is_the_default_scope(project):
     )
     assert read_config("segmentor.py").default_scope == "mmseg"
     Path("plain.py").write_text("model = dict(type='mapet_mm.MaPeTViT')\n")
-    assert "default_scope" not in read_config("plain.py"), "results of tables depend on the whole config"
+    plain = read_config("plain.py")
+    assert "default_scope" not in plain, "results of tables depend on the whole config"
+    assert scope_of(plain) == "mmpretrain"
+    assert scope_of(Config(dict(model=dict(type="mmseg.EncoderDecoder")))) == "mmseg"
+    assert scope_of(Config(dict(model=dict(type="mmseg.EncoderDecoder"), default_scope="mmdet"))) == "mmdet"
+
+
+def test_a_config_that_a_program_has_read_by_itself_needs_no_default_scope(project, pretrained):
+    cfg = Config.fromfile("mapet.py")
+    assert cfg.default_scope is None
+    read = load_checkpoint(cfg, "run/epoch_2.pth")
+    assert read.digest == load_checkpoint("mapet.py", "run/epoch_2.pth").digest
+    assert [*read_image_sets(cfg)] == [*read_image_sets(read_config("mapet.py"))]
 
 
 def test_features_and_masked_predictions_are_evaluated(project, pretrained):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mmengine.fileio import list_dir_or_file
 from PIL import Image
 
 from mapet_mm.errors import UserError
@@ -87,13 +88,13 @@ def remember(args: argparse.Namespace) -> None:
 
 
 def find_images(folder: Path) -> list[Path]:
-    """The images in a folder and its subfolders.
+    """The images in a folder and its subfolders, links among them: those that a data set of MMPretrain lists.
 
     Raises:
         UserError: there are none.
     """
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file())
-    files = [path for path in found if not path.name.startswith(".")]  # which data sets leave out too
+    names = list_dir_or_file(folder, list_dir=False, recursive=True)
+    files = [folder / name for name in names if name.lower().endswith(EXTENSIONS)]
     if not files:
         raise UserError(f"{folder} holds no images ({', '.join(EXTENSIONS)})")
     return files

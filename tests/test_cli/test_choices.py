@@ -7,10 +7,11 @@ import pytest
 import timm
 import torch
 from mmengine.config import Config
+from mmpretrain.datasets import CustomDataset
 from PIL import Image
 
 from mapet_mm.cli import choices
-from mapet_mm.cli.choices import choose, look_at, take_weights, vocabulary
+from mapet_mm.cli.choices import choose, find_images, look_at, take_weights, vocabulary
 from mapet_mm.cli.plan import TRIAL, training_seconds
 from mapet_mm.cli.pretrain import parse_args, pretrain
 from mapet_mm.cli.stages import Stage
@@ -77,6 +78,19 @@ def test_images_of_all_kinds_are_found_in_all_folders(photographs):
     count, words = look_at(photographs)
     assert count == 4
     assert words == ["images: 4, median short side 31 pixels; 1 of 4 cannot be opened and will be left out"]
+
+
+def test_folders_behind_links_are_looked_at_as_the_data_set_looks_at_them(photographs, tmp_path):
+    linked = tmp_path / "linked"
+    (linked / ".hidden").mkdir(parents=True)
+    (linked / "mine").symlink_to(photographs)
+    (linked / ".hidden/d.jpg").symlink_to(photographs / "a.jpg")
+    dataset = CustomDataset(
+        data_prefix=str(linked), with_label=False, extensions=choices.EXTENSIONS, pipeline=[]
+    )
+    of_dataset = {Path(dataset.get_data_info(index)["img_path"]) for index in range(len(dataset))}
+    assert of_dataset == set(find_images(linked))
+    assert len(of_dataset) == 4
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -60,7 +61,7 @@ class ImageSet:
         return len(self.dataset)
 
     def path(self, index: int) -> str:
-        """Path of an image."""
+        """Path of an image; its number in a dataset that holds the images themselves."""
         return self._infos[index][0]
 
     @cached_property
@@ -79,10 +80,12 @@ class ImageSet:
 
     @cached_property
     def digest(self) -> str:
-        """Of paths, labels and file sizes, and of the pipeline."""
+        """Of paths, labels and file sizes, or images that the dataset holds, and of the pipeline."""
         known = hashlib.sha256(json.dumps(plain(self._pipeline), sort_keys=True).encode())
-        for path, label, annotation in self._infos:
+        for index, (path, label, annotation) in enumerate(self._infos):
             known.update(f"{path}|{_size(path)}|{label}|{annotation}|{_size(annotation)}\n".encode())
+            if path == _number(index):
+                known.update(pickle.dumps(self.dataset.get_data_info(index), protocol=4))
         return known.hexdigest()
 
     @cached_property
@@ -94,7 +97,7 @@ class ImageSet:
             label = info.get("gt_label")
             if label is not None and torch.as_tensor(label).numel() == 1:
                 label = int(label)
-            infos.append((str(info.get("img_path")), label, info.get("seg_map_path")))
+            infos.append((str(info.get("img_path") or _number(index)), label, info.get("seg_map_path")))
         return infos
 
 
@@ -197,6 +200,11 @@ def plain(value: Any) -> Any:
     return (
         value if isinstance(value, str | int | float | None) else getattr(value, "__qualname__", str(value))
     )
+
+
+def _number(index: int) -> str:
+    """Stands for the path of an image that is in no file of its own, as those of CIFAR."""
+    return f"number {index}"
 
 
 def _size(path: str | None) -> int | None:

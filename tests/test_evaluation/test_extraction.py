@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.dataset import BaseDataset
 from mmengine.registry import DefaultScope
 from safetensors.torch import save_file
 from torch import nn
@@ -22,6 +23,7 @@ from mapet_mm.evaluation.checkpoints import KeysError, load_checkpoint, load_wei
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.image_sets import ImageSetError, check_labels, read_image_sets
 from mapet_mm.evaluation.protocols import build_protocols, evaluate
+from mapet_mm.registry import DATASETS
 from mapet_mm.tokenizers.sharing import SharedTasks
 from tests.tiny_training import run_tool
 
@@ -100,6 +102,29 @@ def test_features_are_the_models(config, root):
     ((rows, stored),) = features.blocks("tokens")
     assert (rows, stored.shape) == (slice(0, 24), (24, 16, 16))
     torch.testing.assert_close(stored, output[:, 1:], **close)
+
+
+@DATASETS.register_module()
+class ImagesInMemory(BaseDataset):
+    """As CIFAR: the images are in no files of their own."""
+
+    def load_data_list(self) -> list[dict]:
+        images = np.random.default_rng(self.metainfo["seed"]).integers(0, 255, (6, 16, 16, 3), np.uint8)
+        return [dict(img=image, gt_label=index % 2) for index, image in enumerate(images)]
+
+
+def test_other_images_in_memory_are_not_taken_for_those_before(config, root):
+    """An image without a path is known by what it is."""
+    features = []
+    for seed in (0, 1, 0):
+        config.evaluation.train.dataset = dict(
+            type=ImagesInMemory, metainfo=dict(seed=seed), pipeline=[dict(type="PackInputs")]
+        )
+        features.append(take(config, root / "cache").pooled("mean"))
+    assert torch.equal(features[0], features[2])
+    assert (features[0] - features[1]).abs().amax() > 0.01
+    assert len([*(root / "cache").iterdir()]) == 2
+    assert read_image_sets(config)["train"].path(3) == "number 3"
 
 
 def test_a_killed_run_goes_on_and_gives_the_same(config, root, monkeypatch):

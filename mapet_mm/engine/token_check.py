@@ -20,7 +20,7 @@ from mapet_mm.datasets.transforms import LoadTokenGrid, RandomCropTokenGrid
 from mapet_mm.engine.alignment import check_alignment, pipeline_transforms
 from mapet_mm.registry import HOOKS
 from mapet_mm.tokenizers.codebook import Codebook
-from mapet_mm.tokenizers.image_names import relative_name
+from mapet_mm.tokenizers.image_names import path_of, relative_name
 from mapet_mm.tokenizers.precomputed import PrecomputedTokens
 from mapet_mm.tokenizers.store import MissingTokensError, TokenStore, TokenStoreError
 
@@ -226,4 +226,4 @@ def _leave_out(dataset: Dataset, skipped: list[int], load: LoadTokenGrid) -> Non
 
 
 def _path(dataset: Dataset, index: int) -> str:
-    return dataset.get_data_info(index)["img_path"]
+    return path_of(dataset.get_data_info(index), dataset)

@@ -3,8 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import PurePath
+from typing import Any
+
+from mapet_mm.errors import UserError
+
+
+def path_of(info: Mapping[str, Any], dataset: object) -> str:
+    """Path of an image of a data set, from what its `get_data_info` says.
+
+    Raises:
+        UserError: the data set holds its images itself, as CIFAR's.
+    """
+    if path := info.get("img_path"):
+        return path
+    raise UserError(
+        f"images of {type(dataset).__name__} have no `img_path`: tokens are stored by an image's path, so "
+        "write the images into a folder first"
+    )
 
 
 def relative_name(img_path: str | os.PathLike, root: str | os.PathLike) -> str | None:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from mapet_mm.errors import UserError
 from mapet_mm.registry import DATASETS
-from mapet_mm.tokenizers.image_names import relative_name
+from mapet_mm.tokenizers.image_names import path_of, relative_name
 
 ON_ERROR = ("raise", "skip")
 
@@ -64,8 +64,8 @@ class NamedImages(Dataset):
         return self._ends[-1] if self._ends else 0
 
     def path(self, index: int) -> str:
-        """Path of an image."""
-        return self._info(index)["img_path"]
+        """Path of an image; UserError if a dataset holds its images itself."""
+        return path_of(self._info(index), self._datasets[bisect_right(self._ends, index)])
 
     def name(self, index: int) -> str:
         """Name of an image."""

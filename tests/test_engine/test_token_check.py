@@ -15,6 +15,7 @@ from mapet_mm.engine.token_check import (
     leave_out_as_in,
     pipeline_transforms,
 )
+from mapet_mm.errors import UserError
 from mapet_mm.registry import HOOKS
 from mapet_mm.tokenizers.codebook import Codebook
 from mapet_mm.tokenizers.precomputed import PrecomputedTokens
@@ -103,6 +104,20 @@ def test_images_without_tokens_are_counted_and_the_first_is_named(tmp_path, stor
         check(Images(NAMES, [LoadTokenGrid(partial.path)]))
     with pytest.raises(MissingTokensError, match=r"1 of 7 images of Images, the first `/copy/train/new.png`"):
         check(Images([*NAMES, "train/new.png"], [LoadTokenGrid(store.path)]))
+
+
+class ImagesInMemory(Images):
+    """As CIFAR, whose images are in no files of their own."""
+
+    def load_data_list(self):
+        return [{"img": np.zeros((32, 32, 3), np.uint8)} for _ in self.names]
+
+
+def test_images_in_memory_are_refused_with_what_to_do(store):
+    with pytest.raises(
+        UserError, match=r"images of ImagesInMemory have no `img_path`: .* into a folder first"
+    ):
+        check(ImagesInMemory(NAMES, [LoadTokenGrid(store.path)]))
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import os
 import runpy
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,12 @@ import open_clip
 import pytest
 from few_images import by_hand
 from mmengine.config import Config
+from mmengine.dataset import BaseDataset
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
-from mapet_mm.registry import MODELS
+from mapet_mm.errors import UserError
+from mapet_mm.registry import DATASETS, MODELS
 from mapet_mm.tokenizers import Codebook, TokenStore, TokenStoreError
 from mapet_mm.tokenizers import extraction as extraction_module
 from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook
@@ -252,6 +255,20 @@ def test_the_papers_preprocessing_is_clips_own_on_a_photograph(tmp_path):
     assert mine.shape == (3, 448, 448)
     # Less than one of 255 grey levels apart: 1 / 255 / 0.26 = 0.015.
     assert (mine - clips).abs().max() < 1e-4
+
+
+@DATASETS.register_module()
+class Pixels(BaseDataset):
+    def load_data_list(self) -> list[dict]:
+        return [dict(img=np.zeros((32, 32, 3), np.uint8))]
+
+
+def test_images_in_memory_are_refused_with_what_to_do(cfg):
+    run_fit_codebook(cfg)
+    cfg.dataset = cfg.codebook.dataset = dict(type=Pixels, data_root="data", pipeline=[])
+    for run in (run_extract_tokens, partial(run_fit_codebook, overwrite=True)):
+        with pytest.raises(UserError, match=r"images of Pixels have no `img_path`: .* into a folder first"):
+            run(cfg)
 
 
 def run_tool(monkeypatch, tool: str, *args: str) -> None:

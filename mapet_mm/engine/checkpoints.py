@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ ZIP = b"PK\x03\x04"
 # What may differ between two starts of one training: where it runs, how much it says.
 START = {"resume", "launcher", "work_dir", "model_wrapper_cfg", "env_cfg"}
 START |= {"default_hooks", "log_level", "log_processor", "visualizer", "vis_backends"}
+CONTENT = "content of "
 LOADING = ("num_workers", "persistent_workers", "pin_memory")
 
 
@@ -109,20 +111,23 @@ def later_checkpoints(cfg: Config, checkpoint: str) -> list[str]:
 
 
 def recipe(cfg: Config) -> dict[str, str]:
-    """A digest of each entry of a config, without what may differ between two starts of one training."""
+    """Digests of a training: of each entry of its config, and of each file that its model starts from.
+
+    What may differ between two starts of one training is left out.
+    """
     entries = cfg.to_dict()
     if entries.get("resume"):  # `load_from` is where it resumes
         entries.pop("load_from", None)
-    return {
-        name: hashlib.sha256(repr(_normal(entries[name])).encode()).hexdigest()[:12]
-        for name in sorted(entries.keys() - START)
-    }
+    digests = {name: _digest(repr(_normal(entries[name])).encode()) for name in entries.keys() - START}
+    starts = {*_files(entries.get("model")), *_files(entries.get("load_from"))}
+    return dict(sorted((digests | {CONTENT + path: _content(path) for path in starts}).items()))
 
 
 def differences(current: dict[str, str], checkpoint: str) -> list[str]:
     """Names of the entries in which a recipe differs from the one that a checkpoint was trained with.
 
-    PortableCheckpointHook writes it into checkpoints; where it is not known, nothing differs.
+    PortableCheckpointHook writes it into checkpoints; where it is not known, nothing differs. Neither does a
+    file that is only in one of them: it may be gone since, and was not written down by earlier versions.
     """
     if Path(checkpoint).is_dir():
         return []
@@ -130,7 +135,9 @@ def differences(current: dict[str, str], checkpoint: str) -> list[str]:
         before = _read(Path(checkpoint))["meta"]["recipe"]
     except (LaunchError, KeyError, TypeError):
         return []
-    return sorted(name for name in before.keys() | current.keys() if before.get(name) != current.get(name))
+    names = before.keys() | current.keys()
+    known = {name for name in names if not name.startswith(CONTENT)} | (before.keys() & current.keys())
+    return sorted(name for name in known if before.get(name) != current.get(name))
 
 
 def say(text: str) -> None:
@@ -199,6 +206,35 @@ def _checkpoint_hook(cfg: Config) -> dict:
 def _unit(cfg: Config) -> str:
     """What checkpoints are numbered by."""
     return "epoch" if _checkpoint_hook(cfg).get("by_epoch", True) else "iter"
+
+
+def _files(node: Any) -> Iterator[str]:
+    """The local files that a part of a config names, as the weights that a model starts from."""
+    if isinstance(node, dict):
+        node = list(node.values())
+    if isinstance(node, (list, tuple)):
+        for child in node:
+            yield from _files(child)
+    elif isinstance(node, str) and Path(node).expanduser().is_file():
+        yield node
+
+
+def _content(path: str) -> str:
+    """Digest of a file; of a checkpoint by the checksums in its table of contents, without reading it all."""
+    file = Path(path).expanduser()
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as parts:
+            sums = [(part.filename, part.CRC, part.file_size) for part in parts.infolist()]
+        return _digest(repr(sums).encode())
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        while block := opened.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()[:12]
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def _normal(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """What `tools/train.py` and `tools/test.py` do with a config before and after the run."""
 
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from mmengine.device import get_device
 from mmengine.logging import MMLogger
 from mmengine.model import PretrainedInit
 from mmengine.registry import RUNNERS, WEIGHT_INITIALIZERS
-from mmengine.runner import Runner
+from mmengine.runner import FlexibleRunner, Runner
 
 from mapet_mm import config_files
 from mapet_mm.config_files import class_of, in_package, type_name
@@ -29,6 +30,17 @@ from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.processes import TIMEOUT_SECONDS, import_yapf, start_processes
 from mapet_mm.quiet import import_quietly, quieten
 
+# Entries of a config that MMEngine's runners or this package's tools read.
+SETTINGS = {*signature(Runner).parameters, *signature(FlexibleRunner).parameters, "runner_type", "compile"}
+SETTINGS |= {
+    "model_wrapper_cfg",
+    "find_unused_parameters",
+    "tta_model",
+    "tta_pipeline",
+    "evaluation",
+    "knn_probe",
+}
+SETTINGS |= {"work_root", "next_config", "data_set"}
 DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
 
@@ -46,6 +58,12 @@ def read_config(path: str, cfg_options: dict | None = None) -> Config:
         cfg.merge_from_dict(cfg_options or {})
     except (KeyError, TypeError, AssertionError, AttributeError) as error:
         raise LaunchError(f"--cfg-options: {error}") from error
+    unread = sorted({option.split(".")[0] for option in cfg_options or {}} - SETTINGS)
+    if unread:
+        say(
+            f"warning: --cfg-options {', '.join(unread)}: no runner or tool reads this; what the config "
+            "makes of its variables is made already, so change that"
+        )
     if cfg.get("default_scope") == "mmseg":
         import_quietly("mmseg.datasets")
     if "data_set" in cfg:
@@ -144,6 +162,7 @@ def _configure_start(cfg: Config, resume: str | None, trust: bool) -> None:
     else:
         checkpoint = resume
         require_checkpoint("checkpoint to resume from:", checkpoint, trust)
+        _announce(cfg, checkpoint, asked=True)
     cfg.resume = bool(checkpoint)
     if checkpoint:
         if later := later_checkpoints(cfg, checkpoint):
@@ -171,16 +190,28 @@ def check_pretrained(cfg: Config, trust: bool) -> None:
     Raises:
         LaunchError: one leaves it open, or the file is not there.
     """
-    for key, init_cfg in list(_pretrained(cfg.model, "model")):
+    for key, init_cfg in reversed(list(_pretrained(cfg.model, "model"))):
         if init_cfg.checkpoint:
             require_checkpoint(f"`{key}.checkpoint`", init_cfg.checkpoint, trust)
         elif cfg.get("load_from"):
-            cfg.merge_from_dict({key: None})
+            _remove(cfg, key)
         else:
             raise LaunchError(
                 f"the config leaves `{key}.checkpoint` open: --cfg-options {key}.checkpoint=CHECKPOINT, "
                 f"or {key}=None to start from random weights"
             )
+
+
+def _remove(cfg: Config, key: str) -> None:
+    """Set an entry of a config to None, or take it out of its list."""
+    *parts, last = key.split(".")
+    parent = cfg
+    for part in parts:
+        parent = parent[int(part) if isinstance(parent, list) else part]
+    if isinstance(parent, list):
+        parent.pop(int(last))
+    else:
+        parent[last] = None
 
 
 def _pretrained(node: Any, key: str) -> Iterator[tuple[str, ConfigDict]]:

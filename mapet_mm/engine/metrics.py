@@ -9,10 +9,11 @@ from mapet_mm.registry import METRICS
 
 @METRICS.register_module()
 class TokenAccuracy(BaseMetric):
-    """Mean token accuracy (percent) and token loss (nats) over images, as `token/accuracy`, `token/loss`.
+    """Mean token accuracy (percent) and loss (nats) of images: `token/accuracy`, `token/cross_entropy`.
 
     It averages `token_accuracy` and `token_loss` of the data samples that `MaPeT.predict` returns; all images
-    have the same number of targets, so this is the mean over targets too.
+    have the same number of targets, so this is the mean over targets too. The loss has another name here,
+    because MMEngine logs the mean of the last ten validations of whatever has `loss` in its name.
 
     Args:
         collect_device: 'cpu' or 'gpu', where several processes bring their results together.
@@ -34,7 +35,7 @@ class TokenAccuracy(BaseMetric):
     def compute_metrics(self, results: list[tuple[float, float]]) -> dict[str, float]:
         """Average over all images."""
         accuracies, losses = zip(*results, strict=True)
-        return {"accuracy": sum(accuracies) / len(results), "loss": sum(losses) / len(results)}
+        return {"accuracy": sum(accuracies) / len(results), "cross_entropy": sum(losses) / len(results)}
 
 
 @METRICS.register_module()

@@ -24,6 +24,8 @@ from mapet_mm.tokenizers.image_names import path_of, relative_name
 from mapet_mm.tokenizers.precomputed import PrecomputedTokens
 from mapet_mm.tokenizers.store import MissingTokensError, TokenStore, TokenStoreError
 
+TOKENIZER = "tokenizer"  # in a checkpoint's `meta`: the digest that its token stores have
+
 
 @HOOKS.register_module()
 class TokenStoreCheckHook(Hook):
@@ -43,8 +45,8 @@ class TokenStoreCheckHook(Hook):
 
     Raises:
         TokenStoreError: another grid than the backbone's, ids outside the head's vocabulary, another
-            tokenizer, no token grids although the target generator needs them, or images that are not aligned
-            with them.
+            tokenizer, in a resumed training also than before, no token grids although the target generator
+            needs them, or images that are not aligned with them.
         MissingTokensError: images without tokens, with their number and the first one's path.
     """
 
@@ -54,6 +56,17 @@ class TokenStoreCheckHook(Hook):
         self.codebook = codebook
         self.alignment = alignment
         self.checked = False
+        self.tokenizer: str | None = None
+        self.tokenizer_before: str | None = None
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Remember whose tokens the checkpoint was trained to predict."""
+        self.tokenizer_before = checkpoint.get("meta", {}).get(TOKENIZER)
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Write down whose tokens the model predicts."""
+        if self.tokenizer:
+            checkpoint.setdefault("meta", {})[TOKENIZER] = self.tokenizer
 
     def before_train(self, runner: Runner) -> None:
         """Check the training set and, where there is one, the validation set."""
@@ -61,6 +74,16 @@ class TokenStoreCheckHook(Hook):
         if runner.val_loop is not None:
             datasets.append(runner.val_dataloader.dataset)
         self._check(runner, datasets)
+        if runner.iter and None not in (self.tokenizer, self.tokenizer_before):  # resumed
+            self._require_the_same_tokens()
+
+    def _require_the_same_tokens(self) -> None:
+        if self.tokenizer != self.tokenizer_before:
+            raise TokenStoreError(
+                f"this training began with the tokens of another tokenizer ({self.tokenizer_before[:12]}) "
+                f"than its token store has now ({self.tokenizer[:12]}), and their ids mean other things: "
+                "bring the old store back, or start a new training with another --work-dir"
+            )
 
     def before_val(self, runner: Runner) -> None:
         """Check the validation set of a run that does not train."""
@@ -94,7 +117,7 @@ class TokenStoreCheckHook(Hook):
             if self.alignment and key not in probed:
                 check_alignment(dataset, load.store, _preprocessor(model))
             probed.add(key)
-        self.checked = True
+        self.checked, self.tokenizer = True, digest
 
 
 def _preprocessor(model: nn.Module) -> TokenGridDataPreprocessor | None:

@@ -36,8 +36,8 @@ class TwoStreamViT(nn.Module):
         **kwargs: as for the library's ViT.
 
     Raises:
-        ValueError: the objective is not known, no patch would be left to predict or to see, or no layer or no
-            mask token for the query stream to start from.
+        ValueError: the objective is not known, images are no whole number of patches, no patch would be left
+            to predict or to see, or no layer or no mask token for the query stream to start from.
     """
 
     num_extra_tokens: int
@@ -56,6 +56,7 @@ class TwoStreamViT(nn.Module):
         self.objective = get_objective(objective)
         self.query_from_layer = operator.index(query_from_layer)
         self._check_query_start()
+        self._check_patches()
         self.num_tokens = self.num_extra_tokens + prod(self.patch_resolution)
         cutting_point = operator.index(cutting_point)
         extra = self.num_extra_tokens
@@ -74,6 +75,15 @@ class TwoStreamViT(nn.Module):
         # The only mask there is: of the rows T and Q over the keys C | M | T.
         self.register_buffer("stream_bias", layout.padded_bias, persistent=False)
         self.register_buffer("row_places", layout.places, persistent=False)
+
+    def _check_patches(self) -> None:
+        """Refuse what the library's patch embedding pads: the last patches would be no whole ones."""
+        convolution = next(part for part in self.patch_embed.modules() if isinstance(part, nn.Conv2d))
+        if any(side % patch for side, patch in zip(self.img_size, convolution.stride, strict=True)):
+            raise ValueError(
+                f"img_size={tuple(self.img_size)} is not a multiple of patch_size={convolution.stride[0]}: "
+                "the last patches would stand for other pixels than their tokens"
+            )
 
     @property
     def layout(self) -> Layout:

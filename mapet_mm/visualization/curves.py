@@ -35,7 +35,7 @@ class Panel:
 
 
 PRETRAINING_PANELS = (
-    Panel("Pre-training loss", "cross-entropy per target (nats)", "loss", "token/loss"),
+    Panel("Pre-training loss", "cross-entropy per target (nats)", "loss", "token/cross_entropy"),
     Panel("Token accuracy", "targets predicted right (%)", "token_accuracy", "token/accuracy"),
 )
 

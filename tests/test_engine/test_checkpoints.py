@@ -18,7 +18,13 @@ from mmengine.runner import Runner, load_checkpoint
 from safetensors.torch import save_file
 from tiny_training import CONFIG, read_checkpoint, read_scalars, run_tool, second_of_its_own
 
-from mapet_mm.engine.checkpoints import LaunchError, differences, find_checkpoint, require_checkpoint
+from mapet_mm.engine.checkpoints import (
+    LaunchError,
+    differences,
+    find_checkpoint,
+    recipe,
+    require_checkpoint,
+)
 from mapet_mm.engine.launch import build_runner, configure_test, configure_training, load_config
 from mapet_mm.engine.portable_checkpoint import PortableCheckpointHook
 
@@ -218,6 +224,25 @@ def test_where_a_recipe_is_not_known_nothing_differs(content, tmp_path):
     else:
         path.write_bytes(b"PK")
     assert differences({"model": "a"}, str(path)) == []
+
+
+@pytest.mark.parametrize("kind", ["pth", "safetensors"])
+def test_a_training_from_other_weights_of_the_same_name_is_another_one(kind, tmp_path):
+    """In a list too. Not so a file that is gone since, or that an earlier version did not write down."""
+    weights, last = tmp_path / f"weights.{kind}", tmp_path / "last.pth"
+    save = save_file if kind == "safetensors" else torch.save
+    init_cfg = [dict(type="Constant", val=1.0), dict(type="Pretrained", checkpoint=str(weights))]
+    cfg = Config(dict(model=dict(backbone=dict(init_cfg=init_cfg)), name="epoch_1.pth"))
+    save({"a": torch.ones(3)}, weights)
+    torch.save({"meta": {"recipe": recipe(cfg)}}, last)
+    assert differences(recipe(cfg), str(last)) == []
+    save({"a": torch.tensor([1.0, 1.0, 2.0])}, weights)
+    assert differences(recipe(cfg), str(last)) == [f"content of {weights}"]
+    weights.unlink()
+    assert differences(recipe(cfg), str(last)) == []
+    torch.save({"meta": {"recipe": recipe(cfg)}}, last)
+    save({"a": torch.ones(3)}, weights)
+    assert differences(recipe(cfg), str(last)) == []
 
 
 def test_safetensors_are_refused_with_the_way_to_convert_them(tmp_path):

@@ -64,6 +64,30 @@ def test_resume_without_a_checkpoint_keeps_the_configs_load_from(config, tmp_pat
     assert (cfg.get("resume", False), cfg.load_from) == (False, str(weights))
 
 
+def test_options_that_nothing_reads_are_named(config, capsys):
+    """`vocab_size`, say, is a variable: what the config makes of it is made when options come."""
+    options = {
+        "epochs": 3,
+        "model.type": "X",
+        "train_cfg.max_epochs": 3,
+        "optim_wraper.lr": 1.0,
+        "compile": True,
+    }
+    load_config(str(config), options)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert line.startswith("warning: --cfg-options epochs, optim_wraper: no runner or tool reads this")
+
+
+def test_open_weights_in_a_list_give_way_to_load_from(config, tmp_path):
+    """The other entries of the list stay."""
+    torch.save({"state_dict": {}}, tmp_path / "weights.pth")
+    open_weights = [dict(type="Pretrained", checkpoint=""), dict(type="Constant", layer="Linear", val=0.5)]
+    options = {"load_from": str(tmp_path / "weights.pth"), "model.init_cfg": [*open_weights, open_weights[0]]}
+    cfg = load_config(str(config), options, str(tmp_path / "work"))
+    configure_training(cfg)
+    assert cfg.model.init_cfg == [open_weights[1]]
+
+
 def test_amp_computes_in_half_precision_and_keeps_float32_weights(config, tmp_path):
     cfg = load_config(str(config), None, str(tmp_path / "work"))
     configure_training(cfg, amp=True)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from mmengine.evaluator import Evaluator
+from mmengine.runner import LogProcessor
 from mmengine.structures import BaseDataElement
 
 import mapet_mm.registry  # noqa: F401
@@ -16,13 +17,22 @@ def test_averages_over_images_of_batches_of_different_size():
     evaluator = Evaluator(dict(type="mapet_mm.TokenAccuracy"))
     evaluator.process([sample(10.0, 3.0), sample(20.0, 2.0)])
     evaluator.process([sample(60.0, 1.0)])
-    assert evaluator.evaluate(size=3) == {"token/accuracy": 30.0, "token/loss": 2.0}
+    assert evaluator.evaluate(size=3) == {"token/accuracy": 30.0, "token/cross_entropy": 2.0}
+
+
+def test_each_validation_is_logged_by_itself():
+    """MMEngine logs the mean of the last ten validations of names that match this pattern."""
+    evaluator = Evaluator(dict(type="mapet_mm.TokenAccuracy"))
+    evaluator.process([sample(10.0, 3.0)])
+    averaged = LogProcessor().mean_pattern
+    assert averaged.match("token/loss")
+    assert not [name for name in evaluator.evaluate(size=1) if averaged.match(name)]
 
 
 def test_repeated_images_of_a_padded_last_batch_are_cut_off():
     evaluator = Evaluator(dict(type="mapet_mm.TokenAccuracy"))
     evaluator.process([sample(10.0, 3.0), sample(20.0, 1.0), sample(10.0, 3.0)])
-    assert evaluator.evaluate(size=2) == {"token/accuracy": 15.0, "token/loss": 2.0}
+    assert evaluator.evaluate(size=2) == {"token/accuracy": 15.0, "token/cross_entropy": 2.0}
 
 
 def test_samples_of_another_model_are_refused():

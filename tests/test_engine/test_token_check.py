@@ -48,13 +48,14 @@ def store(tmp_path) -> TokenStore:
     return store
 
 
-def runner(train, val=None, patches=(4, 4), head=128, generator=128):
+def runner(train, val=None, patches=(4, 4), head=128, generator=128, iteration=0):
     model = torch.nn.Module()
     model.backbone = SimpleNamespace(patch_resolution=list(patches))
     model.head = SimpleNamespace(vocab_size=head)
     model.target_generator = PrecomputedTokens(generator)
     loader = SimpleNamespace(dataset=val)
     return SimpleNamespace(
+        iter=iteration,
         model=model,
         train_dataloader=SimpleNamespace(dataset=train),
         val_loop=loader if val else None,
@@ -72,6 +73,26 @@ def test_a_store_that_fits_passes(store):
     assert check(
         Images(NAMES, [LoadTokenGrid(store.path)]), Images(NAMES[:2], [LoadTokenGrid(store.path)])
     ).checked
+
+
+@pytest.mark.parametrize(("iteration", "before"), [(5, "ab" * 32), (5, None), (0, "cd" * 32)])
+def test_a_training_writes_its_tokenizer_down_and_goes_on(store, iteration, before):
+    """It goes on with the same tokens; from an earlier version's checkpoint; or from its weights alone."""
+    hook = HOOKS.build(dict(type="mapet_mm.TokenStoreCheckHook"))
+    hook.after_load_checkpoint(None, {"meta": {"tokenizer": before}} if before else {})
+    hook.before_train(runner(Images(NAMES, [LoadTokenGrid(store.path)]), iteration=iteration))
+    checkpoint = {"meta": {"iter": 5}}
+    hook.before_save_checkpoint(None, checkpoint)
+    assert checkpoint == {"meta": {"iter": 5, "tokenizer": "ab" * 32}}
+
+
+def test_a_training_does_not_go_on_with_another_tokenizers_tokens(store):
+    """A codebook that was fitted anew, at the same path, gives the same ids to other clusters."""
+    hook = HOOKS.build(dict(type="mapet_mm.TokenStoreCheckHook"))
+    hook.after_load_checkpoint(None, {"meta": {"tokenizer": "cd" * 32}})
+    message = r"began with the tokens of another tokenizer \(cdcdcdcdcdcd\) than .* has now \(abababababab\)"
+    with pytest.raises(TokenStoreError, match=message):
+        hook.before_train(runner(Images(NAMES, [LoadTokenGrid(store.path)]), iteration=5))
 
 
 def test_another_grid_than_the_backbones_is_refused(store):

@@ -163,6 +163,13 @@ def test_cutting_point_outside_the_sequence_is_refused(cutting_point):
         MaPeTPretrainViT(cutting_point=cutting_point, **GEOMETRY)
 
 
+@pytest.mark.parametrize("size", [28, (32, 28)])
+def test_images_of_no_whole_number_of_patches_are_refused(size):
+    """MMPretrain pads them: 28 px with patches of 8 would be 4 x 4 patches, tokens of 7 px."""
+    with pytest.raises(ValueError, match=r"img_size=\(\d+, 28\) is not a multiple of patch_size=8"):
+        MaPeTPretrainViT(**{**GEOMETRY, "img_size": size, "patch_size": 8}, cutting_point=3)
+
+
 def test_other_image_sizes_and_permutations_are_refused():
     vit = pretrain_vit()
     with pytest.raises(ValueError, match=r"images of \(24, 20\).*img_size=\(20, 20\)"):

@@ -11,7 +11,7 @@ def train(epoch, step, loss, accuracy):
 
 
 def val(epoch, accuracy, loss):
-    return {"token/accuracy": accuracy, "token/loss": loss, "step": epoch}
+    return {"token/accuracy": accuracy, "token/cross_entropy": loss, "step": epoch}
 
 
 RUN = [
@@ -35,7 +35,7 @@ def test_curves_are_the_logged_numbers_by_epoch(tmp_path):
     records = read_scalars(tmp_path)
     assert curve(records, "loss") == Curve([1, 2], [3.5, 2.0], "epoch")
     assert curve(records, "token_accuracy") == Curve([1, 2], [15.0, 30.0], "epoch")
-    assert curve(records, "token/loss") == Curve([1, 2], [3.5, 2.5], "epoch")
+    assert curve(records, "token/cross_entropy") == Curve([1, 2], [3.5, 2.5], "epoch")
     assert curve(records, "token/accuracy") == Curve([1, 2], [12.5, 25.0], "epoch")
 
 
@@ -57,9 +57,9 @@ def test_resumed_run_replaces_what_it_did_again(tmp_path):
 
 def test_csv_reference_gives_the_same_curves(tmp_path):
     file = tmp_path / "reference.csv"
-    file.write_text("epoch,loss,token/loss\n1,3.5,\n2,2.0,2.5\n")
+    file.write_text("epoch,loss,token/cross_entropy\n1,3.5,\n2,2.0,2.5\n")
     assert curve(read_scalars(file), "loss") == Curve([1, 2], [3.5, 2.0], "epoch")
-    assert curve(read_scalars(file), "token/loss") == Curve([2], [2.5], "epoch")
+    assert curve(read_scalars(file), "token/cross_entropy") == Curve([2], [2.5], "epoch")
 
 
 def test_drawn_lines_are_the_curves_with_the_reference_behind():

@@ -31,16 +31,17 @@ from mapet_mm.engine.processes import TIMEOUT_SECONDS, import_yapf, start_proces
 from mapet_mm.quiet import import_quietly, quieten
 
 # Entries of a config that MMEngine's runners or this package's tools read.
-SETTINGS = {*signature(Runner).parameters, *signature(FlexibleRunner).parameters, "runner_type", "compile"}
+SETTINGS = {*signature(Runner).parameters, *signature(FlexibleRunner).parameters}
 SETTINGS |= {
+    "runner_type",
+    "compile",
     "model_wrapper_cfg",
     "find_unused_parameters",
     "tta_model",
     "tta_pipeline",
-    "evaluation",
-    "knn_probe",
 }
-SETTINGS |= {"work_root", "next_config", "data_set"}
+SETTINGS |= {"evaluation", "knn_probe", "work_root", "next_config", "data_set"}
+SETTINGS |= {"tokenizer", "codebook", "dataset", "data_root", "token_store", "dataloader", "on_error"}
 DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
 

@@ -71,7 +71,7 @@ def test_options_that_nothing_reads_are_named(config, capsys):
         "model.type": "X",
         "train_cfg.max_epochs": 3,
         "optim_wraper.lr": 1.0,
-        "compile": True,
+        "codebook.k": 8,
     }
     load_config(str(config), options)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]

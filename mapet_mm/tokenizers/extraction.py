@@ -44,14 +44,16 @@ class Extraction:
 
     def __str__(self) -> str:
         if not self.images:
-            return "all images had their tokens" + self._skips()
+            return "all images had their tokens" + left_out(self.skipped)
         return (
             f"tokenised {self.images} images in {self.seconds:.0f} s: {self.images / self.seconds:.1f} "
-            f"images/s, {self.waited / self.seconds:.0%} of the time waiting for data{self._skips()}"
+            f"images/s, {self.waited / self.seconds:.0%} of the time waiting for data{left_out(self.skipped)}"
         )
 
-    def _skips(self) -> str:
-        return f"; left {self.skipped} out that could not be decoded" if self.skipped else ""
+
+def left_out(images: int) -> str:
+    """The end of a message about images that could not be decoded; empty if there are none."""
+    return f"; left {images} out that could not be decoded" if images else ""
 
 
 def open_or_create(

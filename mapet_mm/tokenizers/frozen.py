@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 from urllib.parse import urlparse
@@ -46,11 +46,11 @@ class FrozenTokenizer(Tokenizer):
             entries are ignored.
         image_size: side of the input images in pixels.
         vocab_size: number of token ids.
-        random_seed: draw fixed random weights from this seed instead of loading a checkpoint.
+        random_seed: draw fixed random weights from this seed if there is no checkpoint.
 
     Raises:
         TokenizerError: there is neither a checkpoint nor a seed, the checkpoint cannot be found or lacks
-            weights, or VQ-KD's codebook is not initialised.
+            weights, it is given where nothing loads it, or VQ-KD's codebook is not initialised.
     """
 
     def __init__(
@@ -64,6 +64,8 @@ class FrozenTokenizer(Tokenizer):
         config, checkpoint = split_checkpoint(tokenizer)
         if not checkpoint and random_seed is None:
             raise TokenizerError(no_weights("tokenizer", config))
+        # A checkpoint has all weights, so what else names some does not matter then.
+        refuse_unloaded_weights("tokenizer", config, None if checkpoint else random_seed, init_cfg)
         model = build_frozen("tokenizer", config, checkpoint, random_seed or 0)
         _check_initialised(model)
         super().__init__(model, image_size, init_cfg)
@@ -129,11 +131,53 @@ class FrozenTokenizer(Tokenizer):
 def split_checkpoint(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A network's config without `init_cfg`, and the `Pretrained` entry of `init_cfg` (empty if none)."""
     config = ConfigDict(config).to_dict()
-    entries = config.pop("init_cfg", None) or []
+    return config, _pretrained(config.pop("init_cfg", None))
+
+
+def _pretrained(init_cfg: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+    """The `Pretrained` entry of an `init_cfg`, empty if there is none."""
+    entries = init_cfg or []
     for entry in [entries] if isinstance(entries, Mapping) else entries:
         if class_of(entry.get("type"), WEIGHT_INITIALIZERS) is PretrainedInit:
-            return config, entry
-    return config, {}
+            return dict(entry)
+    return {}
+
+
+def refuse_unloaded_weights(
+    what: str, config: Mapping[str, Any], random_seed: int | None, init_cfg: Mapping | Sequence | None
+) -> None:
+    """Refuse checkpoints in places from which nothing loads them.
+
+    Args:
+        what: "tokenizer" or "encoder", the option that has the network's config.
+        config: the network's config without its own `init_cfg`.
+        random_seed: the network's, which alone would decide the weights.
+        init_cfg: of the module that holds the network.
+
+    Raises:
+        TokenizerError: there is such a checkpoint.
+    """
+    if _pretrained(init_cfg):
+        raise TokenizerError(f"`init_cfg` of the tokenizer itself loads nothing: put it into `{what}`")
+    if random_seed is not None and (where := _where_pretrained(config)):
+        raise TokenizerError(
+            f"`{where}` of the {what} names weights that nothing loads, and random_seed={random_seed} draws "
+            f"others: remove one; weights of the whole {what} go into its own `init_cfg`"
+        )
+
+
+def _where_pretrained(config: Any, where: str = "") -> str:
+    """Where in a config an `init_cfg` has a checkpoint, empty if nowhere."""
+    if isinstance(config, Mapping):
+        if _pretrained(config.get("init_cfg")):
+            return f"{where}.init_cfg".lstrip(".")
+        parts = config.items()
+    elif isinstance(config, list | tuple):
+        parts = enumerate(config)
+    else:
+        return ""
+    found = (_where_pretrained(part, f"{where}.{key}".lstrip(".")) for key, part in parts)
+    return next(filter(None, found), "")
 
 
 def build_frozen(what: str, config: Mapping[str, Any], checkpoint: Mapping[str, Any], seed: int) -> nn.Module:
@@ -152,7 +196,7 @@ def build_frozen(what: str, config: Mapping[str, Any], checkpoint: Mapping[str, 
         torch.manual_seed(seed)
         model = MODELS.build(config)
     if checkpoint:
-        _load(what, model, checkpoint["checkpoint"], checkpoint.get("prefix", ""))
+        _load(what, model, checkpoint["checkpoint"], checkpoint.get("prefix"))
     return model
 
 
@@ -164,10 +208,11 @@ def no_weights(what: str, config: Mapping[str, Any]) -> str:
     )
 
 
-def _load(what: str, model: nn.Module, checkpoint: str, prefix: str) -> None:
+def _load(what: str, model: nn.Module, checkpoint: str, prefix: str | None) -> None:
     """Load every weight of a network; MMEngine's loading would leave missing ones random."""
     weights = _read(what, checkpoint)
-    weights = {name[len(prefix) :]: tensor for name, tensor in weights.items() if name.startswith(prefix)}
+    if prefix:
+        weights = _below(weights, prefix if prefix.endswith(".") else f"{prefix}.", checkpoint)
     expected = model.state_dict()
     problem, names = "lacks", []
     try:  # the network's own hooks rename weights and resize position embeddings
@@ -182,6 +227,18 @@ def _load(what: str, model: nn.Module, checkpoint: str, prefix: str) -> None:
             f"tensors, `{names[0]}` first: it belongs to another architecture; correct the "
             f"{what}'s config or `{OPTION}`"
         )
+
+
+def _below(weights: Mapping[str, Tensor], prefix: str, checkpoint: str) -> dict[str, Tensor]:
+    """The weights below a prefix, without it."""
+    found = {name[len(prefix) :]: tensor for name, tensor in weights.items() if name.startswith(prefix)}
+    if not found:
+        names = ", ".join(f"`{name}`" for name in sorted({name.split(".")[0] for name in weights})[:8])
+        raise TokenizerError(
+            f"checkpoint `{checkpoint}` has nothing with the prefix `{prefix}`: it has {names}; correct "
+            "`init_cfg.prefix`"
+        )
+    return found
 
 
 def _read(what: str, checkpoint: str) -> dict[str, Tensor]:

@@ -12,12 +12,18 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from mapet_mm.config_files import with_type_names
+from mapet_mm.config_files import type_name, with_type_names
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.base import Tokenizer, full_float32
 from mapet_mm.tokenizers.clip_tower import weights_digest
 from mapet_mm.tokenizers.codebook.codebook import Codebook, CodebookError
-from mapet_mm.tokenizers.frozen import TokenizerError, build_frozen, no_weights, split_checkpoint
+from mapet_mm.tokenizers.frozen import (
+    TokenizerError,
+    build_frozen,
+    no_weights,
+    refuse_unloaded_weights,
+    split_checkpoint,
+)
 from mapet_mm.tokenizers.grid_layout import GridError, GridLayout, find_layout
 
 
@@ -41,7 +47,8 @@ class GridKMeans(Tokenizer):
         random_seed: use the weights that the constructor draws from this seed, instead of trained ones.
 
     Raises:
-        TokenizerError: an encoder without weights, weights that do not fit, or no such layer.
+        TokenizerError: an encoder without weights, with two sources of weights or weights that do not fit, or
+            no such layer.
         GridError: the layer's output has no grid.
         CodebookError: the codebook cannot be read or was fitted on other features.
     """
@@ -59,6 +66,7 @@ class GridKMeans(Tokenizer):
         if codebook is not None and not isinstance(codebook, Codebook):
             codebook = Codebook.load(codebook)
         if isinstance(encoder, Mapping) and "type" in encoder:
+            refuse_unloaded_weights("encoder", split_checkpoint(encoder)[0], random_seed, init_cfg)
             network, weights = self._build(encoder, image_size, layer, random_seed)
         elif isinstance(encoder, nn.Module):
             network, weights = encoder, "given"
@@ -130,6 +138,11 @@ class GridKMeans(Tokenizer):
     ) -> tuple[nn.Module, str]:
         """The encoder, and its weights in words."""
         config, checkpoint = split_checkpoint(encoder)
+        if checkpoint and random_seed is not None:
+            raise TokenizerError(
+                f"encoder {type_name(config['type'])} has both init_cfg=dict(type='Pretrained', "
+                f"checkpoint={checkpoint.get('checkpoint')!r}) and random_seed={random_seed}: remove one"
+            )
         network = build_frozen("encoder", config, checkpoint, random_seed or 0)
         if checkpoint:
             return network, os.path.basename(checkpoint["checkpoint"])

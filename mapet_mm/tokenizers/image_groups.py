@@ -102,6 +102,11 @@ def _collate(
     read = [(place, image) for place, image in samples if isinstance(image, Tensor)]
     padded = torch.zeros(size, 3, side, side, dtype=read[0][1].dtype if read else torch.uint8)
     for slot, (_, image) in zip(padded, read, strict=False):
+        if (channels := len(image)) != len(slot):
+            raise ValueError(
+                f"the pipeline gives images of {channels} channel{'' if channels == 1 else 's'}, the "
+                f"tokenizer takes {len(slot)}: load them with color_type='color'"
+            )
         if image.shape != slot.shape:
             raise ValueError(
                 f"the pipeline gives images of {image.shape[1]} x {image.shape[2]} px, the tokenizer takes "

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from mapet_mm.errors import UserError
 from mapet_mm.registry import DATASETS
 from mapet_mm.tokenizers.image_names import path_of, relative_name
+from mapet_mm.tokenizers.random_steps import Step, generators_kept, watched
 
 ON_ERROR = ("raise", "skip")
 
@@ -48,6 +49,7 @@ class NamedImages(Dataset):
         data_root: folder that names are relative to; None: the datasets' own.
 
     Raises:
+        UserError: one of them wraps other datasets.
         ValueError: there is no data root or there are several, or (on naming it) an image is outside the
             root.
     """
@@ -56,7 +58,7 @@ class NamedImages(Dataset):
         self, configs: Mapping[str, Any] | Sequence[Mapping[str, Any]], data_root: str | None
     ) -> None:
         configs = [configs] if isinstance(configs, Mapping) else list(configs)
-        self._datasets = [DATASETS.build(config) for config in configs]
+        self._datasets = [_without_wrapper(DATASETS.build(config)) for config in configs]
         self._ends = list(accumulate(map(len, self._datasets)))
         self.data_root = data_root or _common_root(self._datasets)
 
@@ -99,7 +101,27 @@ class NamedImages(Dataset):
 
     def __getitem__(self, index: int) -> tuple[int, Tensor | str]:
         """Index and pipeline output `inputs` (3, H, W), or the reason why the image could not be decoded."""
-        load, *steps = self._datasets[bisect_right(self._ends, index)].pipeline.transforms
+        return self._prepare(index, self._steps(index))
+
+    def random_step(self) -> str | None:
+        """Number and name of the pipeline's first step that draws random numbers, None if there is none.
+
+        The steps prepare the first image that can be decoded; the random generators are left as they were.
+        """
+        for index in range(len(self)):
+            drawing: list[str] = []
+            steps = watched(self._steps(index), drawing)
+            with generators_kept():
+                prepared = self._prepare(index, steps)[1] if steps else None
+            if drawing or not isinstance(prepared, str):
+                return drawing[0] if drawing else None
+        return None
+
+    def _steps(self, index: int) -> list[Step]:
+        return self._datasets[bisect_right(self._ends, index)].pipeline.transforms
+
+    def _prepare(self, index: int, steps: Sequence[Step]) -> tuple[int, Tensor | str]:
+        load, *others = steps
         results = self._info(index)
         # Only errors while loading are blamed on the image; an error in the pipeline stops the run at once.
         try:
@@ -108,13 +130,22 @@ class NamedImages(Dataset):
             return index, f"{type(error).__name__}: {error}".split("\n", 1)[0]
         if results is None:
             return index, "the pipeline's first step returned nothing"
-        for step in steps:
+        for step in others:
             results = step(results)
         return index, results["inputs"]
 
     def _info(self, index: int) -> dict[str, Any]:
         which = bisect_right(self._ends, index)
         return self._datasets[which].get_data_info(index - (self._ends[which - 1] if which else 0))
+
+
+def _without_wrapper(dataset: Dataset) -> Dataset:
+    if not hasattr(dataset, "pipeline"):
+        raise UserError(
+            f"data set {type(dataset).__name__} has no pipeline of its own: list the data sets that it wraps "
+            "in its place, in the config's `dataset` or `codebook.dataset`"
+        )
+    return dataset
 
 
 def _common_root(datasets: Iterable[Dataset]) -> str:

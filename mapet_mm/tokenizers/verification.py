@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 import numpy as np
 
 from mapet_mm.tokenizers.base import Tokenizer
 from mapet_mm.tokenizers.image_groups import GroupLoader, split
+from mapet_mm.tokenizers.image_names import changed_since
 from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
 from mapet_mm.tokenizers.store.manifest import GENERATION, MANIFEST
@@ -82,13 +82,5 @@ def _places(store: TokenStore, images: NamedImages) -> tuple[list[int], list[int
     skipped, changed, others = store.skipped, [], []
     for name, place in images.places("reading names").items():
         if name not in skipped:
-            (changed if _changed_since(os.path.join(images.data_root, name), made) else others).append(place)
+            (changed if changed_since(images.data_root, name, made) else others).append(place)
     return changed, others
-
-
-def _changed_since(path: str, time: float) -> bool:
-    """Whether a file's content or name has, as its file system knows it; a file that is gone has."""
-    try:
-        return os.stat(path).st_ctime > time
-    except OSError:
-        return True

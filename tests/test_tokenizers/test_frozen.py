@@ -145,6 +145,25 @@ def test_weights_that_cannot_be_had_say_what_to_do(init_cfg, message):
         FrozenTokenizer(dict(VQKD_CONFIG, init_cfg=init_cfg), image_size=24, vocab_size=16)
 
 
+def test_weights_that_nothing_loads_are_refused(vqkd):
+    """Before: the tokenizer had the seed's random weights."""
+    start = vqkd[1]["init_cfg"]
+    nested = dict(VQKD_CONFIG, encoder_config=dict(ENCODER, init_cfg=start))
+    message = r"`encoder_config\.init_cfg` of the tokenizer .* nothing loads, and random_seed=0"
+    with pytest.raises(TokenizerError, match=message):
+        FrozenTokenizer(nested, 24, 16, random_seed=0)
+    with pytest.raises(TokenizerError, match=r"`init_cfg` of .* loads nothing: .* into `tokenizer`"):
+        FrozenTokenizer(VQKD_CONFIG, 24, 16, random_seed=0, init_cfg=start)
+
+
+def test_a_checkpoint_replaces_the_seed(vqkd):
+    """As in configs/micro/vqkd.py, whose weights are random until the tokenizer is trained."""
+    theirs, config = vqkd
+    ours = FrozenTokenizer(config, 24, 16, random_seed=0)
+    images = torch.randn(2, 3, 24, 24)
+    assert torch.equal(ours(images), theirs(images))
+
+
 def test_images_and_ids_out_of_range_are_refused():
     tokenizer = FrozenTokenizer(VQKD_CONFIG, 24, 2, random_seed=0)
     with pytest.raises(ValueError, match=r"takes images of 24 x 24 px, got 32 x 32"):

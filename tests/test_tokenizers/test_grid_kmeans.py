@@ -202,6 +202,53 @@ def test_an_encoder_that_nobody_gave_weights_is_refused(tmp_path):
         GridKMeans(dict(raw, init_cfg=start), 24)
 
 
+def saved_encoder(tmp_path) -> tuple[dict, str]:
+    """An encoder's config, and a checkpoint with its weights as a model's `backbone`."""
+    config = dict(type="VisionTransformer", out_type="raw", **OWN)
+    network = MODELS.build(config)
+    weights = {f"backbone.{name}": tensor for name, tensor in network.state_dict().items()}
+    torch.save({"state_dict": weights}, tmp_path / "w.pth")
+    return config, str(tmp_path / "w.pth")
+
+
+def test_a_prefix_needs_no_dot(tmp_path):
+    """As MMEngine's own loading of a part of a checkpoint."""
+    config, file = saved_encoder(tmp_path)
+    digests = {
+        GridKMeans(
+            dict(config, init_cfg=dict(type="Pretrained", checkpoint=file, prefix=prefix)), 24
+        ).encoder_digest
+        for prefix in ("backbone.", "backbone")
+    }
+    assert len(digests) == 1
+    with pytest.raises(
+        TokenizerError, match=r"`.*w\.pth` has nothing with the prefix `bckbone\.`: .*`backbone"
+    ):
+        GridKMeans(dict(config, init_cfg=dict(type="Pretrained", checkpoint=file, prefix="bckbone")), 24)
+
+
+def test_weights_from_a_file_and_from_a_seed_are_refused(tmp_path):
+    """Before: one of the two was ignored."""
+    config, file = saved_encoder(tmp_path)
+    start = dict(type="Pretrained", checkpoint=file, prefix="backbone.")
+    with pytest.raises(TokenizerError, match=r"both init_cfg=dict\(type='Pretrained', .* and random_seed=3"):
+        GridKMeans(dict(config, init_cfg=start), 24, random_seed=3)
+    nested = dict(type="ImageClassifier", backbone=dict(config, init_cfg=[start]))
+    with pytest.raises(TokenizerError, match=r"`backbone\.init_cfg` .* nothing loads, and random_seed=0"):
+        GridKMeans(nested, 24, random_seed=0)
+
+
+@pytest.mark.parametrize("seed", [dict(), dict(random_seed=0)])
+def test_weights_beside_the_encoder_are_refused(tmp_path, seed):
+    """Nothing loads the tokenizer's own `init_cfg`."""
+    config, file = saved_encoder(tmp_path)
+    start = dict(type="Pretrained", checkpoint=file, prefix="backbone.")
+    with pytest.raises(
+        TokenizerError, match=r"`init_cfg` of the tokenizer.* loads nothing: .*into `encoder`"
+    ):
+        GridKMeans(dict(config, **({} if seed else dict(init_cfg=start))), 24, init_cfg=start, **seed)
+
+
 def test_weights_and_layer_of_the_encoder_are_part_of_the_identity():
     raw = dict(type="mapet_mm.MaPeTViT", out_type="raw", **OWN)
     first = GridKMeans(raw, 24, random_seed=0)

@@ -1,6 +1,7 @@
 """From images to a token store: interrupted, continued, extended, refused."""
 
 import os
+import random
 import runpy
 import shutil
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import open_clip
 import pytest
+import torch
 from few_images import by_hand
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
@@ -18,9 +20,9 @@ from sklearn.datasets import load_sample_image
 
 from mapet_mm.errors import UserError
 from mapet_mm.registry import DATASETS, MODELS
-from mapet_mm.tokenizers import Codebook, TokenStore, TokenStoreError
+from mapet_mm.tokenizers import Codebook, CodebookError, TokenStore, TokenStoreError
 from mapet_mm.tokenizers import extraction as extraction_module
-from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook
+from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook, run_verify_tokens
 from mapet_mm.tokenizers.images import NamedImages
 
 ROOT = Path(__file__).parents[2]
@@ -88,10 +90,98 @@ def test_a_half_filled_store_is_not_completed_with_other_preprocessing(cfg, monk
         run_extract_tokens(cfg)
     cfg.dataset[1].pipeline[1].interpolation = "bicubic"
     cfg.data_preprocessor.std = [60.0] * 3
+    # As a codebook that does not say how its images were prepared, which would be refused first.
+    codebook = Codebook.load(cfg.tokenizer.codebook)
+    del codebook.metadata["preprocessing"]
+    codebook.save(cfg.tokenizer.codebook)
     with pytest.raises(TokenStoreError, match=r"\(data_preprocessor\.std\.0: 70\.0, now 60\.0\)"):
         run_extract_tokens(cfg)
     cfg.data_preprocessor.std = [70.0] * 3
     assert run_extract_tokens(cfg)[1].images == 9
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (dict(mean=[0.0] * 3), r"data_preprocessor\.mean\.0: 120\.0, now 0\.0"),
+        (dict(std=[70.0, 70.0, 1.0]), r"data_preprocessor\.std\.2: 70\.0, now 1\.0"),
+        (dict(to_rgb=False), r"data_preprocessor\.to_rgb: True, now False"),
+    ],
+)
+def test_tokens_of_images_normalised_otherwise_than_the_codebooks_are_refused(cfg, change, difference):
+    """Before: the tokens were made of other features than the centroids, and nobody said so."""
+    run_fit_codebook(cfg)
+    run_extract_tokens(Config({**cfg, "token_store": f"{cfg.token_store}_right"}))
+    cfg.data_preprocessor.update(change)
+    message = rf"was fitted on images prepared in another way \({difference}\): restore .* or fit a codebook"
+    with pytest.raises(CodebookError, match=message):
+        run_extract_tokens(cfg)
+    assert not Path(cfg.token_store).exists()
+    cfg.token_store += "_right"
+    with pytest.raises(CodebookError, match=message):
+        run_verify_tokens(cfg, 0)
+
+
+def test_a_codebook_is_used_on_images_of_another_pipeline_and_by_another_spelling(cfg):
+    """The codebook's images may be cut out in another way, and the config be written in another way."""
+    cfg.codebook.dataset.pipeline[2].crop_size = (64, 64)
+    run_fit_codebook(cfg)
+    cfg.data_preprocessor = dict(
+        type="mmpretrain.SelfSupDataPreprocessor", mean=(120, 120, 120), std=[70] * 3, to_rgb=True
+    )
+    assert run_extract_tokens(cfg)[1].images == 17
+
+
+@pytest.mark.parametrize(
+    ("place", "step", "said"),
+    [
+        (1, dict(type="RandomFlip", prob=0.5), r"step 2, RandomFlip,"),
+        (3, lambda results: random.random() and results, r"step 4, <lambda>,"),
+        (3, lambda results: torch.rand(1) and results, r"step 4, <lambda>,"),
+    ],
+)
+def test_a_pipeline_that_draws_random_numbers_is_refused(cfg, tmp_path, place, step, said):
+    """Of NumPy, Python's and torch's generators, whose states are as before. The first image is broken."""
+    run_fit_codebook(cfg)
+    (tmp_path / "data" / "train" / "0" / "000.png").write_bytes(b"no image")
+    for dataset in (*cfg.dataset, cfg.codebook.dataset):
+        dataset.pipeline.insert(place, step)
+    before = random.getstate(), np.random.get_state()[1:3], torch.get_rng_state()
+    for run in (run_extract_tokens, partial(run_fit_codebook, overwrite=True)):
+        with pytest.raises(
+            UserError, match=rf"^{said} of the pipeline .* draws random numbers: .* remove it"
+        ):
+            run(cfg)
+    after = random.getstate(), np.random.get_state()[1:3], torch.get_rng_state()
+    assert before[0] == after[0]
+    assert (before[1][0] == after[1][0]).all()
+    assert before[1][1] == after[1][1]
+    assert torch.equal(before[2], after[2])
+    assert not Path(cfg.token_store).exists()
+
+
+@pytest.mark.parametrize("with_root", [False, True])
+@pytest.mark.parametrize(
+    "wrapper", [dict(type="RepeatDataset", times=2), dict(type="ConcatDataset"), dict(type="KFoldDataset")]
+)
+def test_data_sets_of_data_sets_are_refused_with_what_to_do(cfg, tmp_path, wrapper, with_root):
+    """Before: KeyError 'pipeline'."""
+    run_fit_codebook(cfg)
+    inner = dict(datasets=cfg.dataset) if wrapper["type"] == "ConcatDataset" else dict(dataset=cfg.dataset[0])
+    cfg.dataset = cfg.codebook.dataset = dict(wrapper, **inner)
+    if with_root:
+        cfg.data_root = str(tmp_path / "data")
+    message = rf"data set {wrapper['type']} has no pipeline of its own: list the data sets that it wraps"
+    for run in (run_extract_tokens, partial(run_fit_codebook, overwrite=True)):
+        with pytest.raises(UserError, match=message):
+            run(cfg)
+
+
+def test_a_data_set_without_a_pipeline_is_refused(cfg):
+    run_fit_codebook(cfg)
+    del cfg.dataset[1]["pipeline"]
+    with pytest.raises(UserError, match=r"data set CustomDataset of .* has no `pipeline`: give it one"):
+        run_extract_tokens(cfg)
 
 
 def test_the_same_names_of_another_folder_do_not_complete_a_store(cfg, tmp_path):
@@ -198,11 +288,30 @@ def test_an_image_outside_the_data_root_is_named(cfg, tmp_path):
             dict(iterations=4),
             "config's `codebook` has unknown settings iterations: it takes",
         ),
+        (
+            "dataloader",
+            dict(group_size=0),
+            r"`dataloader\.group_size` of .* is 0: give an integer of at least 1",
+        ),
+        ("dataloader", dict(num_workers=-1), r"`dataloader\.num_workers` of .* is -1: .* at least 0"),
+        ("codebook", dict(k=6.0), r"`codebook\.k` of .* is 6\.0: give an integer of at least 1"),
+        ("codebook", dict(k=0), r"`codebook\.k` of .* is 0: give an integer of at least 1"),
+        ("codebook", dict(niter=0), r"`codebook\.niter` of .* is 0: give an integer of at least 1"),
+        ("codebook", dict(nredo=0), r"`codebook\.nredo` of .* is 0: give an integer of at least 1"),
+        ("codebook", dict(max_points_per_centroid=-1), r"`codebook\.max_points_per_centroid` of .* is -1"),
+        ("codebook", dict(seed=-1), r"`codebook\.seed` of .* is -1: give an integer of at least 0"),
+        ("codebook", dict(positions_per_image="4"), r"`codebook\.positions_per_image` of .* is '4': give an"),
     ],
 )
-def test_an_option_that_there_is_not_is_refused_with_those_that_there_are(cfg, section, option, match):
+def test_an_option_that_there_is_not_or_that_is_out_of_range_is_refused(cfg, section, option, match):
     cfg[section].update(option)
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((ValueError, UserError), match=match):
+        run_fit_codebook(cfg)
+
+
+def test_a_codebook_without_a_number_of_centroids_is_refused(cfg):
+    del cfg.codebook["k"]
+    with pytest.raises(CodebookError, match="`codebook` of `None` has no `k`: give it, the number of centr"):
         run_fit_codebook(cfg)
 
 

@@ -1,16 +1,20 @@
 """From images to a codebook: sampled, interrupted, refused."""
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from few_images import SIZE
+from PIL import Image
 
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import Codebook, CodebookError
+from mapet_mm.tokenizers.codebook import kmeans
 from mapet_mm.tokenizers.codebook.sampling import sample_positions
 from mapet_mm.tokenizers.from_config import features_folder, run_fit_codebook
+from mapet_mm.tokenizers.images import NamedImages
 
 
 def test_the_codebook_records_what_it_was_made_from(cfg):
@@ -89,6 +93,68 @@ def test_features_of_other_preprocessing_are_not_used_again(cfg):
     assert other.metadata["preprocessing"]["data_preprocessor"]["mean"] == [90.0] * 3
     cfg.data_preprocessor.mean = [120.0] * 3
     assert run_fit_codebook(cfg, overwrite=True)[1].digest == codebook.digest
+
+
+def replace(path: Path) -> None:
+    """Write another image under the same name, which is seen as newer than what was made before."""
+    time.sleep(0.02)  # a file system's clock may stand still for 10 ms
+    noise = np.random.default_rng(list(path.name.encode())).integers(0, 128, (40, 50, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+
+
+def test_images_that_were_replaced_are_sampled_anew(cfg, tmp_path, monkeypatch):
+    """Before: another codebook of the same images was the old images'."""
+    _, codebook = run_fit_codebook(cfg)
+    replaced = sorted((tmp_path / "data" / "train" / "1").iterdir())
+    for path in replaced:
+        replace(path)
+    read, getitem = [], NamedImages.__getitem__
+    monkeypatch.setattr(
+        NamedImages, "__getitem__", lambda self, i: (read.append(Path(self.path(i))), getitem(self, i))[1]
+    )
+    _, again = run_fit_codebook(cfg, overwrite=True)
+    assert (len(replaced), sorted(read)) == (4, replaced)
+    _, fresh = run_fit_codebook(cfg, out=str(tmp_path / "other" / "codebook.safetensors"))
+    assert again.digest == fresh.digest != codebook.digest
+    read.clear()
+    assert run_fit_codebook(cfg, overwrite=True)[1].digest == fresh.digest
+    assert read == []
+
+
+def test_a_run_that_goes_on_samples_no_image_again(cfg, tmp_path, monkeypatch):
+    """On a cluster it may go on with another copy of the images, whose times are newer."""
+    with monkeypatch.context() as patch:
+        patch.setattr(kmeans, "_save_progress", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run_fit_codebook(cfg)
+    for path in (tmp_path / "data" / "train").glob("*/*.png"):
+        path.write_bytes(path.read_bytes())
+    read, getitem = [], NamedImages.__getitem__
+    monkeypatch.setattr(NamedImages, "__getitem__", lambda self, i: (read.append(i), getitem(self, i))[1])
+    run_fit_codebook(cfg)
+    assert read == []
+
+
+def test_the_clustering_of_images_that_were_replaced_is_not_continued(cfg, tmp_path, monkeypatch):
+    """A killed run's centroids are those of the old features."""
+    run_fit_codebook(cfg)
+    save, saved = kmeans._save_progress, []
+
+    def killed(*arguments):
+        save(*arguments)
+        saved.append(arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kmeans, "_save_progress", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_fit_codebook(cfg, overwrite=True)
+    for path in (tmp_path / "data" / "train").glob("*/*.png"):
+        replace(path)
+    _, codebook = run_fit_codebook(cfg, overwrite=True)
+    _, fresh = run_fit_codebook(cfg, out=str(tmp_path / "other" / "codebook.safetensors"))
+    assert codebook.metadata["inertia_per_iteration"] == fresh.metadata["inertia_per_iteration"]
+    assert codebook.digest == fresh.digest
 
 
 def test_an_existing_codebook_is_not_overwritten_unasked(cfg):

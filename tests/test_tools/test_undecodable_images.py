@@ -1,8 +1,11 @@
 """Images that cannot be decoded, while sampling and while tokenising."""
 
+import time
+
 import numpy as np
 import pytest
 from few_images import by_hand
+from PIL import Image
 
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import TokenStore
@@ -66,6 +69,45 @@ def test_a_task_of_undecodable_images_alone_is_done_once_they_are_noted(cfg, tmp
     assert (extraction.images, extraction.skipped, store.sealed) == (13, 4, True)
     assert list(store.skipped) == names[:4]
     assert run_verify_tokens(cfg, 17)[1].images == 13  # what there is
+
+
+def test_a_sample_that_skipped_images_does_not_pass_for_one_that_raises(cfg, tmp_path, capture_log):
+    """Before: nobody was told again, and the repaired image was never sampled."""
+    complete = run_fit_codebook(cfg, out=str(tmp_path / "complete" / "codebook.safetensors"))[1].digest
+    broken = tmp_path / "data" / "train" / "1" / "004.png"
+    whole = broken.read_bytes()
+    broken.write_bytes(b"no image")
+    cfg.on_error = "skip"
+    assert run_fit_codebook(cfg)[1].metadata["images"] == 11
+    assert "22 rows of 256 channels into 6; left 1 out that could not be decoded" in capture_log()
+    cfg.on_error = "raise"
+    for _ in range(2):
+        with pytest.raises(UnreadableImagesError, match=r"004\.png` could not be decoded"):
+            run_fit_codebook(cfg, overwrite=True)
+    cfg.on_error = "skip"
+    assert run_fit_codebook(cfg, overwrite=True)[1].metadata["images"] == 11
+    broken.write_bytes(whole)
+    for on_error in ("skip", "raise"):
+        cfg.on_error = on_error
+        codebook = run_fit_codebook(cfg, overwrite=True)[1]
+        assert (codebook.metadata["images"], codebook.digest) == (12, complete)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_an_image_that_is_broken_after_it_was_sampled_is_not_sampled(cfg, tmp_path, on_error):
+    """Nor does another image of its shard, which is written anew, make it pass for unchanged."""
+    run_fit_codebook(cfg)
+    time.sleep(0.02)  # a file system's clock may stand still for 10 ms
+    train = tmp_path / "data" / "train"
+    (train / "1" / "004.png").write_bytes(b"no image")
+    (train / "0" / "000.png").write_bytes((train / "0" / "003.png").read_bytes())
+    cfg.on_error = on_error
+    for _ in range(2):
+        if on_error == "skip":
+            assert run_fit_codebook(cfg, overwrite=True)[1].metadata["images"] == 11
+        else:
+            with pytest.raises(UnreadableImagesError, match=r"004\.png` could not be decoded"):
+                run_fit_codebook(cfg, overwrite=True)
 
 
 def test_a_step_that_gives_no_image_has_the_image_named(cfg):
@@ -146,3 +188,16 @@ def test_a_mistake_in_the_pipeline_is_not_blamed_on_the_images(cfg):
         ]
     with pytest.raises(ValueError, match="pipeline gives images of 40 x 50 px, the tokenizer takes 64 x 64"):
         run_extract_tokens(cfg)
+
+
+@pytest.mark.parametrize(("color_type", "channels"), [("grayscale", 1), ("unchanged", 4)])
+def test_images_with_other_than_three_channels_have_the_channels_named(cfg, tmp_path, color_type, channels):
+    """Before: images of 64 x 64 px, where 64 x 64 are needed."""
+    for path in (tmp_path / "data" / "train").glob("*/*.png"):
+        Image.open(path).convert("RGBA").save(path)
+    cfg.codebook.dataset.pipeline[0].color_type = color_type
+    message = (
+        rf"the pipeline gives images of {channels} channels?, the tokenizer takes 3: .*color_type='color'"
+    )
+    with pytest.raises(ValueError, match=message):
+        run_fit_codebook(cfg)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float16, Float32, Int64
@@ -17,6 +17,7 @@ from safetensors.numpy import save
 
 from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import replace_file, replace_json
+from mapet_mm.tokenizers.image_names import changed_since
 from mapet_mm.tokenizers.tensor_files import TensorFile, decode_names, encode_name, text_tensor
 
 MANIFEST = "manifest.json"
@@ -25,6 +26,20 @@ IMAGES_PER_SHARD = 256
 
 class FeatureError(UserError, ValueError):
     """Features cannot be written or read; the message is one line that says what to do."""
+
+
+class Header(NamedTuple):
+    """What a shard holds.
+
+    Args:
+        names: the images with features, in order.
+        skipped: images that could not be decoded, with the reason.
+        replaced: how often features of images that had changed were removed from it.
+    """
+
+    names: list[str]
+    skipped: dict[str, str]
+    replaced: int
 
 
 class FeatureShards:
@@ -37,15 +52,27 @@ class FeatureShards:
 
     Args:
         folder: holds all features of a codebook.
-        identity: encoder, preprocessing and sample of the features, with `positions_per_image` and `dim`.
+        identity: encoder, preprocessing and sample of the features, with `positions_per_image` and `dim`, and
+            with `data_root` if it is to look for changes.
         names: the images to use; others in the shards are ignored.
+        retry_skipped: whether images that could not be decoded before count as lacking.
+        look_for_changes: whether images count as lacking whose files have changed since. A copy of the images
+            on another machine may well have, so this is not for runs that only go on.
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any], names: Iterable[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        identity: Mapping[str, Any],
+        names: Iterable[str],
+        retry_skipped: bool = False,
+        look_for_changes: bool = False,
+    ) -> None:
         self.identity = json.loads(json.dumps(identity, sort_keys=True, default=str))
         digest = hashlib.sha256(json.dumps(self.identity).encode()).hexdigest()
         self.folder = folder / digest[:12]
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.retry_skipped = retry_skipped
         names = list(names)
         manifest = self.folder / MANIFEST
         if not manifest.exists():
@@ -59,6 +86,8 @@ class FeatureShards:
             raise FeatureError(f"`{manifest}` is damaged ({error}): remove `{self.folder}`") from None
         for name in sorted(names):
             self.names[zlib.crc32(encode_name(name)) % len(self.names)].append(name)
+        existing = [number for number in range(shards) if look_for_changes and self._path(number).exists()]
+        self._outdated = {number: self._look(number) for number in existing}
 
     @property
     def dim(self) -> int:
@@ -71,12 +100,12 @@ class FeatureShards:
         return self.identity["positions_per_image"]
 
     def lacking(self, number: int) -> list[str]:
-        """Images of a shard that have neither features nor a recorded reason for having none."""
-        path = self._path(number)
-        if not path.exists():
+        """Images of a shard that have neither features nor, unless tried again, a reason for having none."""
+        if not self._path(number).exists():
             return self.names[number]
-        there, skipped = self._header(number)
-        return [name for name in self.names[number] if name not in there and name not in skipped]
+        header = self._header(number)
+        settled = {*header.names, *(() if self.retry_skipped else header.skipped)} - self._changed(number)
+        return [name for name in self.names[number] if name not in settled]
 
     def write(
         self,
@@ -102,19 +131,33 @@ class FeatureShards:
                 f"(shard {number} of `{self.folder}`): check the encoder's weights and the input images"
             )
         rows = dict(zip(names, features.reshape(-1, self.per_image, self.dim), strict=True))
-        reasons = dict(skipped)
+        reasons, replaced = dict(skipped), 0
         if self._path(number).exists():
-            there, skipped_before = self._header(number)
+            header, changed = self._header(number), self._changed(number)
             old = self._open(number).rows("features").reshape(-1, self.per_image, self.dim)
-            rows = dict(zip(there, old, strict=True)) | rows
-            reasons = skipped_before | reasons
+            kept = {name: row for name, row in zip(header.names, old, strict=True) if name not in changed}
+            replaced = header.replaced + (len(kept) < len(header.names))
+            rows, reasons = kept | rows, header.skipped | reasons
         order = sorted(rows)
         tensors = {
             "names": text_tensor(map(encode_name, order)),
             "features": np.concatenate([*(rows[name] for name in order), features[:0]]).astype(np.float16),
         }
         reasons = {name: reasons[name] for name in sorted(reasons) if name not in rows}
-        replace_file(self._path(number), save(tensors, {"skipped": json.dumps(reasons)}))
+        metadata = {"skipped": json.dumps(reasons), "replaced": str(replaced)}
+        replace_file(self._path(number), save(tensors, metadata))
+
+    def _look(self, number: int) -> tuple[int, set[str]]:
+        """When a shard was written, and its images whose files have changed since."""
+        written, header = self._path(number).stat(), self._header(number)
+        images = (*header.names, *header.skipped)
+        root = self.identity["data_root"]
+        return written.st_mtime_ns, {name for name in images if changed_since(root, name, written.st_mtime)}
+
+    def _changed(self, number: int) -> set[str]:
+        """Images of a shard whose files have changed since, unless a process has written the shard anew."""
+        written, names = self._outdated.get(number, (None, set()))
+        return names if self._path(number).stat().st_mtime_ns == written else set()
 
     @cached_property
     def _there(self) -> list[dict[str, int]]:
@@ -124,7 +167,7 @@ class FeatureShards:
     def _places(self, number: int) -> dict[str, int]:
         if not self.names[number]:
             return {}
-        place = {name: index for index, name in enumerate(self._header(number)[0])}
+        place = {name: index for index, name in enumerate(self._header(number).names)}
         return {name: place[name] for name in self.names[number] if name in place}
 
     def rows(self) -> list[range]:
@@ -137,9 +180,12 @@ class FeatureShards:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the features' identity and the images."""
-        content = json.dumps([self.identity, len(self.names), list(chain.from_iterable(self._there))])
-        return hashlib.sha256(encode_name(content)).hexdigest()
+        """SHA-256 of the features' identity, the images, and how often features were replaced."""
+        content: list[Any] = [self.identity, len(self.names), list(chain.from_iterable(self._there))]
+        shards = [number for number, images in enumerate(self._there) if images]
+        if any(replaced := [self._header(number).replaced for number in shards]):
+            content.append(replaced)  # only then, so that fits of earlier versions are continued
+        return hashlib.sha256(encode_name(json.dumps(content))).hexdigest()
 
     def read(self, number: int) -> Float16[np.ndarray, "rows dim"]:
         """Rows of one shard.
@@ -162,12 +208,11 @@ class FeatureShards:
                 taken[which] = list(map(self._open(number).row_reader("features"), in_file.tolist()))
         return taken
 
-    def _header(self, number: int) -> tuple[list[str], dict[str, str]]:
-        """Names of the images in a shard, in order, and those skipped, with the reason."""
+    def _header(self, number: int) -> Header:
         file = self._open(number)
         names, skipped = decode_names(file.rows("names").tobytes()), json.loads(file.metadata["skipped"])
         file.close()
-        return names, skipped
+        return Header(names, skipped, int(file.metadata.get("replaced", 0)))
 
     def _open(self, number: int) -> TensorFile:
         remedy = "remove it and run tools/fit_codebook.py again, which makes it anew"

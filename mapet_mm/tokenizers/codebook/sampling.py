@@ -31,6 +31,7 @@ def sample_features(
     positions_per_image: int = 4,
     seed: int = 0,
     on_error: str = "raise",
+    look_for_changes: bool = False,
 ) -> FeatureShards:
     """Sample features at `positions_per_image` positions of every image, continuing earlier runs.
 
@@ -45,7 +46,9 @@ def sample_features(
         preprocessing: how images are prepared for the encoder; part of the features' identity.
         positions_per_image: 4 of 196 are the paper's 2 %.
         seed: for the positions.
-        on_error: for images that cannot be decoded: 'raise' once all others are done, or 'skip' them.
+        on_error: for images that cannot be decoded: 'raise' once all others are done, those of earlier runs
+            included, or 'skip' them.
+        look_for_changes: sample images anew whose files have changed since they were sampled.
 
     Raises:
         UnreadableImagesError: after the features of all other images are written.
@@ -65,7 +68,7 @@ def sample_features(
         "seed": seed,
         "group_size": loader.group_size,
     }
-    shards = FeatureShards(folder, identity, places)
+    shards = FeatureShards(folder, identity, places, on_error == "raise", look_for_changes)
     work = _Shards(tokenizer, shards, places)
     kept = f"the features of the others are kept in `{shards.folder}`"
     work.run(loader, "sampling features", on_error, kept)

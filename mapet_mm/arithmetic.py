@@ -171,7 +171,8 @@ class Complexity(NamedTuple):
     Args:
         parameters: of the whole model, without an online tokenizer.
         forward: operations for the features of one image; for a segmentor, for its prediction.
-        step: operations of the pre-training step of one image (`model_step_flops`).
+        step: operations of the pre-training step of one image (`model_step_flops`); None of other models, and
+            for images of another size than the recipe's.
     """
 
     parameters: int
@@ -190,11 +191,12 @@ def complexity(cfg: Config, size: tuple[int, int] | None = None) -> Complexity:
         size: (height, width) of the image in pixels; None for the size that the backbone is made for.
     """
     model = _without_weights(cfg).eval()
-    height, width = size or to_2tuple(getattr(model.backbone, "img_size", 224))
+    own = tuple(to_2tuple(getattr(model.backbone, "img_size", 224)))
+    height, width = size or own
     images = torch.empty(1, 3, height, width, device="meta")
     with FlopCounterMode(display=False) as counter:
         model(images, mode="tensor") if hasattr(model, "decode_head") else model.extract_feat(images)
-    step = model_step_flops(model)
+    step = model_step_flops(model) if (height, width) == own else None  # which counts at the recipe's size
     return Complexity(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         forward=counter.get_total_flops() // 2,

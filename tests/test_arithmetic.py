@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from mmengine.config import Config
 from torch.utils.flop_counter import FlopCounterMode
 
-from mapet_mm.arithmetic import PASSES, backbone_step_flops, step_flops
+from mapet_mm.arithmetic import PASSES, backbone_step_flops, complexity, step_flops
 from mapet_mm.models import MaPeTPretrainViT, TokenPredictionHead, two_stream
 from mapet_mm.models.attention import attend_by_products
 from mapet_mm.models.objectives import get_objective, group_sizes, visibility
@@ -44,3 +45,17 @@ def test_the_floor_is_what_a_step_computes_less_what_it_masks(name, first, monke
     floor = step_flops(objective, TOKENS, CUTTING_POINT, DEPTH, DIM, 4 * DIM, 3 * 4 * 4, VOCAB, first)
     assert counter.get_total_flops() == 2 * (floor + masked_flops(objective, first))
     assert backbone_step_flops(backbone, VOCAB) == floor
+
+
+def test_a_step_is_counted_at_the_recipes_own_size_only():
+    """At another size its row would have the features' cost of one size and the step's of another."""
+    backbone = dict(type="mapet_mm.MaPeTPretrainViT", arch=ARCH, img_size=16, patch_size=4, cutting_point=5)
+    head = dict(type="mapet_mm.TokenPredictionHead", embed_dims=DIM, vocab_size=VOCAB)
+    target = dict(type="mapet_mm.PrecomputedTokens", vocab_size=VOCAB)
+    model = dict(type="mapet_mm.MaPeT", backbone=backbone, head=head, target_generator=target)
+    cfg = Config(dict(default_scope="mmpretrain", model=model))
+    own, larger = complexity(cfg, (16, 16)), complexity(cfg, (32, 16))
+    assert own == complexity(cfg)
+    assert own.step > 0
+    assert larger.step is None
+    assert larger.forward > own.forward

@@ -25,7 +25,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("tables", nargs="+", metavar="TABLE", help="names of tables of the data set")
     parser.add_argument("--dataset", default="digits", help="name of a file in configs/tables")
-    parser.add_argument("--seeds", type=int, default=1, help="number of seeds that were run")
+    parser.add_argument("--seeds", type=positive, default=1, help="number of seeds that were run")
     parser.add_argument(
         "--rows", nargs="+", default=[], metavar="ROW", help="of tables that have them, only these"
     )
@@ -35,6 +35,13 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("work_dirs/tables"), help="folder of all tables")
     parser.add_argument("--picture", type=Path, required=True, help="the file to write: .png, .svg or .pdf")
     return parser.parse_args()
+
+
+def positive(text: str) -> int:
+    """Parse an integer of at least one."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: one or more")
+    return number
 
 
 @one_line_errors

@@ -13,7 +13,7 @@ torchrun, under srun or by hand.
 import argparse
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from mmengine.config import Config, DictAction
@@ -25,7 +25,7 @@ from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.processes import choose_device
 from mapet_mm.errors import UserError, one_line_errors
 from mapet_mm.evaluation.checkpoints import load_checkpoint
-from mapet_mm.evaluation.image_sets import SECTION, read_image_sets
+from mapet_mm.evaluation.image_sets import SECTION, differs_in_pipeline, read_image_sets
 from mapet_mm.evaluation.protocols import PROTOCOLS, build_protocols, evaluate, results_table, side_by_side
 from mapet_mm.file_replacement import replace_json
 from mapet_mm.tokenizers.sharing import process_number
@@ -112,7 +112,13 @@ def main() -> None:
             missing = [name for one in configs if (name := type_name(one["type"])) not in built]
             if missing and process_number()[0] == 0:
                 print(f"no {', '.join(missing)}: of their images there are {', '.join(images)} only")
+        elif (differing := differs_in_pipeline(cfg, images)) and process_number()[0] == 0:
+            print(
+                f"{config}: its own pipeline of the `{differing}` images is another: all models get those of "
+                f"{args.data or args.config}"
+            )
         name = loaded.name if loaded.name not in results else f"{loaded.name} ({place + 1})"
+        loaded = replace(loaded, name=name)  # for the titles of its figures
         evaluated, rows = evaluate(loaded, images, protocols, args.cache, args.amp)
         results[name] = [row for some in rows for row in some]
         if args.out and process_number()[0] == 0:

@@ -6,7 +6,7 @@
 FLOPs are for one image of the size that the recipe's backbone is made for, with a multiply-add as one
 operation, as in OpenMMLab's metafiles. They are those of the features (for a segmentor: of the prediction),
 attention included. For MaPeT, PIM, MIM, BEiT and CAE, a second column has the least that a pre-training step
-needs, forward and backward.
+needs, forward and backward; it has a "-" for other models and where --shape is not the recipe's own size.
 """
 
 import argparse
@@ -24,7 +24,12 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("configs", nargs="+", metavar="CONFIG")
-    parser.add_argument("--shape", type=int, nargs="+", help="another side, or height and width")
+    parser.add_argument(
+        "--shape",
+        type=int,
+        nargs="+",
+        help="another side, or height and width; a step is counted at the recipe's own size only",
+    )
     args = parser.parse_args()
     if args.shape and (len(args.shape) > 2 or min(args.shape) < 1):
         parser.error(f"--shape {args.shape}: one side in pixels, or height and width")
@@ -42,7 +47,7 @@ def main() -> None:
         if not cfg.get("model", {}).get("backbone", {}).get("patch_size"):
             raise UserError(f"{config} has no model of images (`model.backbone` with a `patch_size`)")
         cost = complexity(cfg, (args.shape[0], args.shape[-1]) if args.shape else None)
-        step = "" if cost.step is None else f"{cost.step / 1e9:.4g}"
+        step = "-" if cost.step is None else f"{cost.step / 1e9:.4g}"
         print(f"| `{config}` | {cost.parameters / 1e6:.1f} | {cost.forward / 1e9:.4g} | {step} |", flush=True)
 
 

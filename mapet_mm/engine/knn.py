@@ -54,9 +54,10 @@ def knn_predict(
         `(Q,)` int64, the class with most votes.
 
     Raises:
-        ValueError: fewer training images than neighbours.
+        ValueError: fewer training images than neighbours, or a temperature of 0 or less.
     """
     check_neighbours(k, len(train_features))
+    check_temperature(temperature)
     return _predict(train_features, train_labels, features, num_classes, k, temperature, lambda found: found)
 
 
@@ -88,6 +89,32 @@ def check_neighbours(k: int, training_images: int) -> None:
         raise ValueError(f"k={k} neighbours of {training_images} training images: choose 1 to that many")
 
 
+def check_temperature(temperature: float) -> None:
+    """Raise ValueError unless votes can be divided by it."""
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature} of k-NN's votes: choose a number above 0, as 0.07")
+
+
+def count_votes(
+    similarity: Float[Tensor, "query k"],
+    voters: Int64[Tensor, "query k"],
+    num_classes: int,
+    temperature: float,
+) -> Float[Tensor, "query class"]:
+    """Votes for each class, by `exp(similarity / temperature)`, relative to the most similar neighbour's.
+
+    Args:
+        similarity: of each query's neighbours; minus infinity has no vote.
+        voters: their labels.
+        num_classes: number of classes.
+        temperature: of the votes.
+    """
+    # Relative to the largest, because exp(1 / temperature) itself is beyond float32 up to 0.011.
+    relative = similarity - similarity.amax(1, keepdim=True)
+    votes = torch.zeros(len(similarity), num_classes, device=similarity.device)
+    return votes.scatter_add_(1, voters, (relative / temperature).exp())
+
+
 def _predict(
     train: Tensor,
     labels: Tensor,
@@ -102,9 +129,7 @@ def _predict(
     predictions = []
     for queries in F.normalize(features, dim=1).split(rows):
         similarity, voters = merge(nearest(queries, train, labels, k, columns))
-        votes = torch.zeros(len(queries), num_classes, device=features.device)
-        votes.scatter_add_(1, voters, (similarity / temperature).exp())
-        predictions.append(votes.argmax(1))
+        predictions.append(count_votes(similarity, voters, num_classes, temperature).argmax(1))
     return torch.cat(predictions)
 
 
@@ -154,12 +179,13 @@ class KNNProbeHook(Hook):
         val_dataloader: images to classify.
         interval: epochs between two probes; there is always one at the end.
         k: neighbours that vote.
-        temperature: of the votes.
+        temperature: of the votes, above 0.
         pooling: 'mean' of the patch tokens, or 'class token', if features are tokens `(B, N, D)`.
         amp: take the features in autocast; by default on CUDA only. They are compared in float32.
 
     Raises:
-        ValueError: another pooling, or a loader with a sampler other than MMEngine's `DefaultSampler`.
+        ValueError: another pooling, a temperature of 0 or less, or a loader with a sampler other than
+            MMEngine's `DefaultSampler`.
     """
 
     priority = "LOW"
@@ -176,6 +202,7 @@ class KNNProbeHook(Hook):
     ) -> None:
         if pooling not in POOLINGS:
             raise ValueError(f"KNNProbeHook's pooling={pooling!r} is none of {', '.join(POOLINGS)}")
+        check_temperature(temperature)
         self.loaders = (train_dataloader, val_dataloader)
         for loader in self.loaders:
             check_sampler(loader)

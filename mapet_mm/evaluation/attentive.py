@@ -15,7 +15,7 @@ from tqdm import tqdm
 from mapet_mm.evaluation.batches import ShuffledBatches
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import check_labels
-from mapet_mm.evaluation.linear import half_cosine
+from mapet_mm.evaluation.linear import check_rates, half_cosine
 from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row
 
 HEAD_WIDTH = 64
@@ -124,6 +124,7 @@ class AttentiveProbe(Protocol):
         weight_decay: float = 5e-4,
         seed: int = 0,
     ) -> None:
+        check_rates(rates)
         self.rates, self.epochs, self.least_steps, self.batch_size = (
             list(rates),
             epochs,

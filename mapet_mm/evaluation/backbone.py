@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
+from mmpretrain.models.selfsup.base import BaseSelfSupervisor
 from torch import Tensor, nn
 
 from mapet_mm.engine.features import normalise
@@ -240,14 +241,28 @@ def _aspect_error(size: Sequence[int], ratio: float) -> float:
 
 
 def _features_of(model: nn.Module) -> Callable[[Tensor], Any]:
-    """The function of a model that runs its backbone on images."""
+    """The function of a model that runs its backbone, and no neck, on images."""
     bases = (module.base_model for module in model.modules() if hasattr(module, "base_model"))
     if (base := next(bases, None)) is not None:  # Hugging Face's, whose wrapper has no features
         return base
     if not hasattr(model, "extract_feat"):
         return model
-    stages = "stage" in inspect.signature(model.extract_feat).parameters
-    return partial(model.extract_feat, stage="backbone") if stages else model.extract_feat
+    if _has_stages(model):
+        return partial(model.extract_feat, stage="backbone")
+    return model.backbone if runs_a_neck(model) else model.extract_feat
+
+
+def runs_a_neck(model: nn.Module) -> bool:
+    """Whether a model's `extract_feat` is more than its backbone, as that of a segmentor with a neck."""
+    # A pre-training's runs the backbone alone, without a mask; its neck is for the loss.
+    parts = [getattr(model, name, None) for name in ("backbone", "neck")]
+    whole = isinstance(model, BaseSelfSupervisor) or not hasattr(model, "extract_feat") or _has_stages(model)
+    return not whole and all(isinstance(part, nn.Module) for part in parts)
+
+
+def _has_stages(model: nn.Module) -> bool:
+    """Whether `extract_feat` stops behind the backbone if told to, as that of MMPretrain's classifier."""
+    return "stage" in inspect.signature(model.extract_feat).parameters
 
 
 @contextmanager

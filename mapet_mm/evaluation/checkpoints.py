@@ -22,10 +22,25 @@ from mapet_mm.config_files import scope_of
 from mapet_mm.engine.checkpoints import require_checkpoint
 from mapet_mm.engine.launch import check_pretrained, read_config
 from mapet_mm.errors import UserError
-from mapet_mm.evaluation.backbone import TokenBackbone
+from mapet_mm.evaluation.backbone import TokenBackbone, runs_a_neck
 from mapet_mm.evaluation.image_sets import plain
 from mapet_mm.registry import MODELS
+from mapet_mm.starts import DECODERS
 from mapet_mm.weight_files import KEYS, read_weights
+
+# What else a checkpoint may hold beside a backbone, and features do not need: of a pre-training, a
+# classifier, a distillation, or a model of images and texts.
+OTHER_PARTS = (
+    *DECODERS,
+    *("neck.", "target_generator.", "data_preprocessor.", "teacher.", "momentum"),
+    *("lm_head.", "regressor.", "projector.", "predictor."),
+    *("head_dist.", "cls_classifier.", "distillation_classifier."),
+    *("text_model.", "text_projection.", "visual_projection.", "logit_scale."),
+)
+# Of the outputs: features of the numbered layers have none, and the config says whether "output" has one.
+FINAL_NORM = re.compile(r"(ln|norm|fc_norm|layernorm|layer_norm)\d*")
+# Float tables that some versions of a model save, and others compute.
+COMPUTED = ("attn_mask", "relative_coords_table")
 
 
 class KeysError(UserError):
@@ -104,7 +119,7 @@ def load_weights(model: nn.Module, path: str, trust: bool = False) -> list[str]:
         `TokenBackbone` refuses them if features depend on them.
 
     Raises:
-        KeysError: none of the backbone's weights are there, or more layers than it has.
+        KeysError: none of the backbone's weights are there; or weights that it lacks, and features need.
     """
     weights = _renamed(_read(path, trust), list(model.state_dict()))
     prefix = "backbone." if hasattr(model, "backbone") else ""
@@ -124,6 +139,11 @@ def load_weights(model: nn.Module, path: str, trust: bool = False) -> list[str]:
         raise KeysError(
             f"checkpoint {path} has {_some(deeper)}, and the config's backbone is of another depth: name the "
             "config that it was trained with"
+        )
+    if lacking := [name for name in unexpected if not _is_dispensable(model, name, weights)]:
+        raise KeysError(
+            f"checkpoint {path} has {_some(lacking)}, which the config's backbone lacks, so its features "
+            "would be others: name the config that it was trained with"
         )
     missing = [name for name in keys.missing_keys if name.startswith(prefix)]
     state = model.state_dict()
@@ -172,6 +192,22 @@ def _is_deeper(model: nn.Module, name: str) -> bool:
     return False
 
 
+def _is_dispensable(model: nn.Module, name: str, weights: Mapping[str, Tensor]) -> bool:
+    """Whether features are the same without a weight that only the checkpoint has."""
+    parts = name.split(".")
+    # A model that renames what it loads, as BEiT's, has learned weights alone under other names.
+    is_learned = name not in weights or weights[name].is_floating_point()
+    if not is_learned or parts[-1] in COMPUTED:
+        return True
+    layer = next((place for place, part in enumerate(parts) if part.isdigit()), len(parts))
+    if any(f"{part}.".startswith(OTHER_PARTS) for part in parts[:layer]):
+        return True
+    *above, norm, _ = ["", *parts]
+    beside = dict(model.named_modules()).get(".".join(above[1:]), nn.Identity()).children()
+    has_layers = any(isinstance(module, nn.ModuleList | nn.Sequential) for module in beside)
+    return has_layers and FINAL_NORM.fullmatch(norm) is not None
+
+
 def _some(names: Iterable[str]) -> str:
     names = sorted(names)
     return ", ".join(f"`{name}`" for name in names[:3]) + (", ..." if len(names) > 3 else "")
@@ -183,6 +219,8 @@ def _digest(model: nn.Module, config: Mapping[str, Any], preprocessor: nn.Module
     normalisation = [getattr(preprocessor, name, None) for name in ("mean", "std")]
     known = [plain(architecture), *(None if one is None else one.flatten().tolist() for one in normalisation)]
     known.append(getattr(preprocessor, "_channel_conversion", getattr(preprocessor, "to_rgb", False)))
+    if runs_a_neck(model):
+        known.append("backbone alone")  # features of earlier versions were those behind the neck
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
     for name, value in sorted(getattr(model, "backbone", model).state_dict().items()):
         digest.update(name.encode())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ HELD_OUT = 10
 QUERIES = 2**14
 # Numbers of scaled features that a regression keeps; more are read again in every step.
 KEPT = 2**28
+Setting = TypeVar("Setting")
 
 
 @dataclass(frozen=True)
@@ -120,13 +122,16 @@ class DenseEvaluation:
         """
         held_out, chosen_on, weights = self._held_out_images(), {}, None
         hidden = process_number()[0] > 0
-        for strength in tqdm(strengths, desc="logistic regression", unit="fit", disable=hidden):
+        for strength in tqdm(
+            dict.fromkeys(strengths), desc="logistic regression", unit="fit", disable=hidden
+        ):
             weights = self._fit(self.labelled & ~self.held_out, strength, weights)
-            chosen_on[f"C={strength:.3g}"] = self._logistic_areas(held_out, weights)
-        setting = _best(chosen_on)
-        strength = strengths[list(chosen_on).index(setting)]
+            chosen_on[strength] = self._logistic_areas(held_out, weights)
+        strength = _best(chosen_on)
         weights = self._fit(self.labelled, strength, None)
-        return _scores(setting, chosen_on, {setting: self._logistic_areas(test, weights)})
+        names = strength_names(strengths)
+        named = {names[each]: areas for each, areas in chosen_on.items()}
+        return _scores(names[strength], named, {names[strength]: self._logistic_areas(test, weights)})
 
     def _held_out_images(self) -> DenseImages:
         places = range(min(HELD_OUT, len(self.train)) - 1, len(self.train), HELD_OUT)
@@ -228,6 +233,13 @@ def vote(
     return voted
 
 
+def strength_names(strengths: Sequence[float]) -> dict[float, str]:
+    """What the results call each strength: in three digits or, where some would be alike, in all."""
+    names = {strength: f"C={strength:.3g}" for strength in strengths}
+    alike = len(set(names.values())) < len(names)
+    return {strength: f"C={strength!r}" for strength in names} if alike else names
+
+
 def _comparable(queries: Tensor, keys: Tensor, distance: str) -> tuple[Tensor, Tensor]:
     """Both such that the nearest keys have the largest products with a query."""
     if distance == "cosine":
@@ -245,7 +257,7 @@ def _mean_and_scale(images: DenseImages) -> tuple[Float[Tensor, " dim"], Float[T
     return torch.from_numpy(scaler.mean_).float(), torch.from_numpy(scaler.scale_).float()
 
 
-def _best(held_out: dict[str, Areas]) -> str:
+def _best(held_out: dict[Setting, Areas]) -> Setting:
     """The setting with the highest mean IoU; the first one where the held-out images have no label."""
     return max(held_out, key=lambda setting: np.nan_to_num(held_out[setting].miou))
 

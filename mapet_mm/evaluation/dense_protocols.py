@@ -170,7 +170,7 @@ class SegmentationByRegression(DenseProtocol):
     name = "logistic segmentation"
 
     def __init__(self, strengths: Sequence[float] = STRENGTHS) -> None:
-        self.strengths = tuple(sorted(strengths))
+        self.strengths = tuple(sorted(set(strengths)))
         if not self.strengths or self.strengths[0] <= 0:
             raise ValueError(f"strengths={list(strengths)}: numbers above 0")
 

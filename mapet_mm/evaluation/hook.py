@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -15,9 +15,13 @@ from torch import Tensor, nn
 
 from mapet_mm.engine.features import all_rows, image_features, own_rows, undisturbed
 from mapet_mm.engine.knn import KNNProbeHook, knn_predict_shared
+from mapet_mm.errors import UserError
 from mapet_mm.evaluation.backbone import TokenBackbone
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.registry import HOOKS
+
+if TYPE_CHECKING:
+    from mapet_mm.evaluation.protocols import Protocol
 
 
 @HOOKS.register_module()
@@ -35,6 +39,9 @@ class FeatureProbeHook(KNNProbeHook):
             `[dict(type="LowShot", shots=[10])]`. The first process runs them, and
             the others wait; each holds the last layer's features of all images (8 GB of ViT-B's on ImageNet).
         **kwargs: `k`, `temperature` and `amp`, as for `KNNProbeHook`.
+
+    Raises:
+        UserError: a protocol that there is not, or that cannot be run during a training.
     """
 
     def __init__(
@@ -46,7 +53,7 @@ class FeatureProbeHook(KNNProbeHook):
         **kwargs: Any,
     ) -> None:
         super().__init__(train_dataloader, val_dataloader, interval, **kwargs)
-        self.protocols = list(protocols)
+        self.protocols = _built(protocols) if protocols else []
 
     def figures(self, runner: Runner) -> dict[str, float]:
         """Top-1 of each pooling, and the rows of other protocols in the first process."""
@@ -71,7 +78,7 @@ class FeatureProbeHook(KNNProbeHook):
         return found
 
     def _others(self, sets: Mapping[str, Sequence[Tensor]], backbone: _PooledBackbone) -> dict[str, float]:
-        from mapet_mm.evaluation.protocols import Evaluated, build_protocols  # scikit-learn takes its time
+        from mapet_mm.evaluation.protocols import Evaluated, tell_apart
 
         images, features = {}, {}
         for name, (values, labels) in sets.items():
@@ -81,8 +88,32 @@ class FeatureProbeHook(KNNProbeHook):
             features[name] = MemoryFeatures(pooled, name=name, labels=images[name].labels, **known)
         evaluated = Evaluated(None, features, images, backbone.tokens.device)
         with torch.enable_grad():
-            rows = [row for one in build_protocols(self.protocols, images) for row in one.run(evaluated)]
-        return {f"features/{row.protocol}, {row.setting}": row.value for row in rows if not row.detail}
+            rows = tell_apart(self.protocols, [protocol.run(evaluated) for protocol in self.protocols])
+        return {f"features/{row.name}": row.value for some in rows for row in some if not row.detail}
+
+
+def _built(configs: Sequence[Mapping[str, Any]]) -> list[Protocol]:
+    """Protocols that need what the hook has, checked before a training starts."""
+    from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
+    from mapet_mm.evaluation.protocols import build_all  # scikit-learn takes its time
+
+    protocols = build_all(configs)
+    for protocol in protocols:
+        if isinstance(protocol, NearestNeighbours):
+            raise UserError(
+                "FeatureProbeHook has k-NN itself: leave NearestNeighbours out of its `protocols`, and set "
+                "the hook's `k` and `temperature`"
+            )
+        # One that asks for no features of a set works on the images and the model, which are not here.
+        if any(
+            each not in ("train", "val") or list(kinds) != ["pooled"]
+            for each, kinds in protocol.needs.items()
+        ):
+            raise UserError(
+                f"FeatureProbeHook's `protocols` take pooled features of `train` and `val` only; "
+                f"{type(protocol).__name__} needs others: leave it to tools/evaluate_features.py"
+            )
+    return protocols
 
 
 class _PooledBackbone(nn.Module):

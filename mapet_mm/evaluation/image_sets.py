@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int64
@@ -19,9 +18,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from mapet_mm.config_files import scope_of, type_name
+from mapet_mm.config_files import scope_of, type_name, with_type_names
 from mapet_mm.engine.launch import read_config
 from mapet_mm.errors import UserError
+from mapet_mm.evaluation.content import content
 from mapet_mm.registry import DATASETS
 
 # What an image set's entry may say of its loader, beside the dataset.
@@ -33,6 +33,22 @@ class ImageSetError(UserError):
     """Images or labels that the evaluation cannot use."""
 
 
+class ImageInfo(NamedTuple):
+    """What a dataset says of an image.
+
+    Args:
+        path: its file; its number if it is in no file of its own.
+        label: `gt_label`, an int where it is one class.
+        annotation: file of its pixel labels.
+        more: digest of everything else; empty if there is nothing else.
+    """
+
+    path: str
+    label: Any
+    annotation: str | None
+    more: str
+
+
 class ImageSet:
     """A dataset, its labels and its identity.
 
@@ -40,6 +56,8 @@ class ImageSet:
         name: 'train', 'val', 'dense_train' or 'dense_val'.
         config: as a data loader's: `dataset`, with `batch_size` and `num_workers` if they are not to be 64
             and 0; other options are passed over.
+
+    `pipelines` are its dataset's, and those of the datasets that it wraps, as the config has them.
 
     Raises:
         ImageSetError: the dataset cannot be built, or has no images.
@@ -49,7 +67,7 @@ class ImageSet:
         self.name = name
         options = {**LOADER_OPTIONS, **config}
         self.batch_size, self.num_workers = options["batch_size"], options["num_workers"]
-        self._pipeline = config["dataset"].get("pipeline")
+        self.pipelines = list(_pipelines(config["dataset"])) or [None]
         try:
             self.dataset: Dataset = DATASETS.build(config["dataset"])
         except (OSError, KeyError, ValueError, TypeError, AssertionError, RuntimeError) as error:
@@ -62,12 +80,12 @@ class ImageSet:
 
     def path(self, index: int) -> str:
         """Path of an image; its number in a dataset that holds the images themselves."""
-        return self._infos[index][0]
+        return self._infos[index].path
 
     @cached_property
     def labels(self) -> Int64[Tensor, " image"] | None:
         """Class of each image; None for images without labels, or with several each."""
-        labels = [label for _, label, _ in self._infos]
+        labels = [info.label for info in self._infos]
         if not all(isinstance(label, int) for label in labels):
             return None
         return torch.tensor(labels)
@@ -80,33 +98,49 @@ class ImageSet:
 
     @cached_property
     def digest(self) -> str:
-        """Of paths, labels and file sizes, or images that the dataset holds, and of the pipeline."""
-        known = hashlib.sha256(json.dumps(plain(self._pipeline), sort_keys=True).encode())
-        for index, (path, label, annotation) in enumerate(self._infos):
-            known.update(f"{path}|{_size(path)}|{label}|{annotation}|{_size(annotation)}\n".encode())
-            if path == _number(index):
-                known.update(pickle.dumps(self.dataset.get_data_info(index), protocol=4))
+        """Of the images' paths, file sizes and labels, all else that the dataset says, and the pipelines."""
+        known = hashlib.sha256()
+        for pipeline in self.pipelines:
+            known.update(json.dumps(plain(pipeline), sort_keys=True).encode())
+        for path, label, annotation, more in self._infos:
+            known.update(f"{path}|{_size(path)}|{label}|{annotation}|{_size(annotation)}\n{more}".encode())
+        # Names of classes count where there are pixel labels: the results name them.
+        if any(info.annotation or info.more for info in self._infos):
+            known.update(content(getattr(self.dataset, "metainfo", {})).encode())
         return known.hexdigest()
 
     @cached_property
-    def _infos(self) -> list[tuple[str, Any, str | None]]:
-        """Path, label and file of pixel labels of each image."""
-        infos = []
-        for index in tqdm(range(len(self)), desc=f"reading names of {self.name}", unit="image", delay=2):
-            info = self.dataset.get_data_info(index)
-            label = info.get("gt_label")
-            if label is not None and torch.as_tensor(label).numel() == 1:
-                label = int(label)
-            infos.append((str(info.get("img_path") or _number(index)), label, info.get("seg_map_path")))
-        return infos
+    def _infos(self) -> list[ImageInfo]:
+        indices = tqdm(range(len(self)), desc=f"reading names of {self.name}", unit="image", delay=2)
+        return [self._info(index) for index in indices]
+
+    def _info(self, index: int) -> ImageInfo:
+        info = self.dataset.get_data_info(index)
+        label = info.get("gt_label")
+        if label is not None and torch.as_tensor(label).numel() == 1:
+            label = int(label)
+        said = {"img_path", "seg_map_path"}
+        if label is None or isinstance(label, int):
+            said.add("gt_label")
+        if info.get("sample_idx") == index:  # in a wrapper it tells the datasets that it wraps apart
+            said.add("sample_idx")
+        path = str(info.get("img_path") or f"number {index}")
+        more = {name: value for name, value in info.items() if name not in said}
+        try:
+            return ImageInfo(path, label, info.get("seg_map_path"), content(more) if more else "")
+        except (TypeError, RecursionError) as error:
+            raise ImageSetError(
+                f"`{self.name}` images: what the dataset says of `{path}` cannot be compared ({error}): let "
+                "it give plain values, arrays or tensors"
+            ) from error
 
 
 def check_labels(train: ImageSet, val: ImageSet) -> int:
     """The number of classes of two image sets that a classifier is trained and tested on.
 
     Raises:
-        ImageSetError: images without labels, one class, or a class of the images to classify or of the
-            dataset that no image to learn from has.
+        ImageSetError: images without labels, one class, a class of the images to classify or of the dataset
+            that no image to learn from has, or classes in another order.
     """
     for images in (train, val):
         if images.labels is None:
@@ -114,6 +148,7 @@ def check_labels(train: ImageSet, val: ImageSet) -> int:
                 f"the `{images.name}` images have no labels (one `gt_label` each): name a labelled dataset, "
                 "or choose protocols that need none"
             )
+    check_class_names(train, val)
     classes = set(train.labels.tolist())
     if len(classes) < 2:
         raise ImageSetError(
@@ -128,6 +163,18 @@ def check_labels(train: ImageSet, val: ImageSet) -> int:
     return max(classes) + 1
 
 
+def check_class_names(train: ImageSet, val: ImageSet) -> None:
+    """Raise ImageSetError if an index means another class in each of two sets that name their classes."""
+    pairs = zip(train.class_names or (), val.class_names or (), strict=False)  # the last ones may be missing
+    for index, (known, other) in enumerate(pairs):
+        if known != other:
+            raise ImageSetError(
+                f"class {index} is `{known}` in the `{train.name}` images and `{other}` in the `{val.name}` "
+                "images: add the class folder that is missing, or give both sets the same "
+                "`metainfo=dict(classes=[...])`"
+            )
+
+
 def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageSet]:
     """The image sets of a config, or of what stands in for it.
 
@@ -136,6 +183,9 @@ def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageS
             one, those of `knn_probe` are 'train' and 'val'.
         data: another config with such a section; or a folder of images with `train` and `val` in it, to
             which the pipeline of the model's config is applied.
+
+    Raises:
+        ImageSetError: no images, or `dense_train` and `dense_val` that name their classes differently.
     """
     declared = config
     if data is not None and Path(data).is_dir():
@@ -144,7 +194,10 @@ def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageS
         declared = config if data is None else read_config(data)
         loaders = _declared_loaders(declared)
     with DefaultScope.overwrite_default_scope(scope_of(declared)):
-        return {name: ImageSet(name, loader) for name, loader in loaders.items()}
+        images = {name: ImageSet(name, loader) for name, loader in loaders.items()}
+    if {"dense_train", "dense_val"} <= set(images):  # the protocols that compare them read one's names only
+        check_class_names(images["dense_train"], images["dense_val"])
+    return images
 
 
 def _declared_loaders(config: Config) -> dict[str, Any]:
@@ -173,11 +226,7 @@ def _folder_loaders(config: Config, folder: Path) -> dict[str, Any]:
     for name in ("train", "val"):
         if not (folder / name).is_dir():
             raise ImageSetError(f"{folder} has no folder `{name}`: it takes `train` and `val`")
-        # Tokens are a pre-training's, and of its own images.
-        pipeline = [
-            dict(step) for step in loaders["val"].dataset.pipeline if "Token" not in type_name(step["type"])
-        ]
-        pipeline[-1].pop("algorithm_keys", None)
+        pipeline = _without_tokens(loaders["val"].dataset.pipeline)
         known = dict(type="CustomDataset", data_root=str(folder), data_prefix=name, pipeline=pipeline)
         if (listing := folder / "meta" / f"{name}.txt").is_file():
             lines = [line.strip() for line in listing.read_text().split("\n")]
@@ -191,6 +240,36 @@ def _folder_loaders(config: Config, folder: Path) -> dict[str, Any]:
     return made
 
 
+def differs_in_pipeline(config: Config, images: Mapping[str, ImageSet]) -> str | None:
+    """The first of some image sets whose images a config's own pipeline would make otherwise, if any.
+
+    Args:
+        config: another model's config, with image sets of its own or a test pipeline, or without.
+        images: the image sets that are used for all models.
+    """
+    if config.get(SECTION) or config.get("knn_probe"):
+        own = _declared_loaders(config)
+    else:
+        own = {"val": config.test_dataloader} if config.get("test_dataloader") else {}
+    for name, used in images.items():
+        if name in own and _pixels(_pipelines(own[name]["dataset"])) != _pixels(used.pipelines):
+            return name
+    return None
+
+
+def _pixels(pipelines: Iterable[Any]) -> list[Any]:
+    """What some pipelines do to images, for comparisons; packing them changes none."""
+    return [plain(with_type_names(_without_tokens(steps)[:-1])) for steps in pipelines]
+
+
+def _without_tokens(pipeline: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A pipeline without stored tokens, which are a pre-training's, and of its own images."""
+    steps = [dict(step) for step in pipeline or () if "Token" not in type_name(step["type"])]
+    if steps:
+        steps[-1].pop("algorithm_keys", None)
+    return steps
+
+
 def plain(value: Any) -> Any:
     """A config's value as JSON has it."""
     if isinstance(value, Mapping):
@@ -202,9 +281,17 @@ def plain(value: Any) -> Any:
     )
 
 
-def _number(index: int) -> str:
-    """Stands for the path of an image that is in no file of its own, as those of CIFAR."""
-    return f"number {index}"
+def _pipelines(config: Any) -> Iterator[Any]:
+    """Every `pipeline` in a dataset's config: its own, and those of the datasets that it wraps."""
+    if isinstance(config, Mapping):
+        for name in sorted(config, key=str):
+            if name == "pipeline":
+                yield config[name]
+            else:
+                yield from _pipelines(config[name])
+    elif isinstance(config, list | tuple):
+        for one in config:
+            yield from _pipelines(one)
 
 
 def _size(path: str | None) -> int | None:

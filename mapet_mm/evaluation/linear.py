@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from mapet_mm.evaluation.batches import ShuffledBatches
-from mapet_mm.evaluation.features import Features
+from mapet_mm.evaluation.features import POOLINGS, Features
 from mapet_mm.evaluation.image_sets import check_labels
-from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row
+from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row, say_what_lacks
 from mapet_mm.visualization.report import Section
 
 # Weights, gradients and two moments of the classifiers that are trained at once.
@@ -117,6 +117,12 @@ def parts(probes: Sequence[Probe], dim: int, num_classes: int) -> Iterator[list[
     yield part
 
 
+def check_rates(rates: Sequence[float]) -> None:
+    """Raise ValueError unless there are learning rates, all above 0."""
+    if not rates or min(rates) <= 0:
+        raise ValueError(f"rates={list(rates)}: at least one learning rate, each above 0")
+
+
 def half_cosine(step: int, total: int) -> float:
     """From 1 at step 0 to 0 at `total`."""
     return (1 + math.cos(math.pi * min(1, step / total))) / 2
@@ -182,6 +188,9 @@ class LinearProbes(Protocol):
     ) -> None:
         if optimizer not in ("SGD", "AdamW"):
             raise ValueError(f"optimizer={optimizer!r} is none of SGD, AdamW")
+        check_rates(rates)
+        if poolings is not None and (not poolings or not set(poolings) <= set(POOLINGS)):
+            raise ValueError(f"poolings={poolings!r}: a list of some of {', '.join(POOLINGS)}")
         self.rates, self.epochs, self.least_steps, self.batch_size = (
             list(rates),
             epochs,
@@ -195,11 +204,17 @@ class LinearProbes(Protocol):
         return list(range(len(features.layers)))
 
     def run(self, evaluated: Evaluated) -> list[Row]:
-        """Rows of the last layer and of the best one, for each pooling; of all layers in detail."""
+        """Rows of the last layer and of the best one, for each pooling; of all layers in detail.
+
+        None of a backbone that has none of the poolings.
+        """
         num_classes = check_labels(*(evaluated.images[name] for name in ("train", "val")))
         train, val = evaluated.features["train"], evaluated.features["val"]
         layers = self.layers(train)
         poolings = [one for one in train.poolings if self.poolings is None or one in self.poolings]
+        if not poolings:
+            say_what_lacks(self.name, self.poolings, train)
+            return []
         probes = [
             Probe(layer, pooling, rate) for layer in layers for pooling in poolings for rate in self.rates
         ]
@@ -226,6 +241,8 @@ class LinearProbes(Protocol):
 
     def sections(self, evaluated: Evaluated, rows: Sequence[Row]) -> list[Section]:
         """Accuracy by layer."""
+        if not rows:
+            return []
         figure = Figure(figsize=(6, 3.2), layout="constrained")
         axes = figure.subplots()
         layers = evaluated.features["train"].layers

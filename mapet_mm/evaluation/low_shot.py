@@ -12,9 +12,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from mapet_mm.evaluation.features import Features
+from mapet_mm.evaluation.features import POOLINGS, Features
 from mapet_mm.evaluation.image_sets import check_labels
-from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row
+from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row, say_what_lacks
 
 
 def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None:
@@ -37,6 +37,11 @@ def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None
             return None
         chosen.append(rng.choice(of_class, int(number), replace=False))
     return np.sort(np.concatenate(chosen))
+
+
+def share_name(share: int | float) -> str:
+    """What the table calls so many images of each class, or a share of them."""
+    return f"{share} a class" if share >= 1 else f"{100 * share:g}% of the images"
 
 
 def moments(features: Features, pooling: str) -> tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]]:
@@ -69,13 +74,28 @@ class LowShot(Protocol):
         C: float = 1.0,
         pooling: str | None = None,
     ) -> None:
+        for share in shots:
+            if share <= 0 or (share > 1 and share % 1):
+                raise ValueError(f"shots: {share} is neither a whole number of images nor a share below 1")
+        if len({share_name(share) for share in shots}) < len(shots):
+            raise ValueError(f"shots={list(shots)}: one stands there twice")
+        if draws < 1:
+            raise ValueError(f"draws={draws}: images are drawn once at least")
+        if pooling not in (None, *POOLINGS):
+            raise ValueError(f"pooling={pooling!r} is none of {', '.join(POOLINGS)}")
         self.shots, self.draws, self.C, self.pooling = list(shots), draws, C, pooling
 
     def run(self, evaluated: Evaluated) -> list[Row]:
-        """A row for each number of labels that every class has images enough for."""
+        """A row for each number of labels that every class has images enough for.
+
+        None of a backbone that does not have the pooling.
+        """
         check_labels(*(evaluated.images[name] for name in ("train", "val")))
         train, val = evaluated.features["train"], evaluated.features["val"]
         pooling = self.pooling or train.poolings[-1]
+        if pooling not in train.poolings:
+            say_what_lacks("logistic regression", [pooling], train)
+            return []
         mean, deviation = moments(train, pooling)
         queries = (val.pooled(pooling) - mean).div_(deviation).numpy()
         rows = []
@@ -94,9 +114,13 @@ class LowShot(Protocol):
                     )
                 tops.append(100 * model.score(queries, val.labels.numpy()))
             if tops:
-                setting = f"{share} a class" if share >= 1 else f"{share:.0%} of the images"
                 spread = float(np.std(tops, ddof=1)) if len(tops) > 1 else None
                 rows.append(
-                    Row("logistic regression", f"{pooling}, {setting}", float(np.mean(tops)), spread=spread)
+                    Row(
+                        "logistic regression",
+                        f"{pooling}, {share_name(share)}",
+                        float(np.mean(tops)),
+                        spread=spread,
+                    )
                 )
         return rows

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from mapet_mm.engine.knn import check_neighbours
+from mapet_mm.engine.knn import check_neighbours, check_temperature, count_votes
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import check_labels
 from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row
@@ -19,10 +19,11 @@ class NearestNeighbours(Protocol):
 
     Args:
         k: neighbours that vote.
-        temperature: of the votes.
+        temperature: of the votes, above 0.
     """
 
     def __init__(self, k: int = 20, temperature: float = 0.07) -> None:
+        check_temperature(temperature)
         self.k, self.temperature = k, temperature
 
     def run(self, evaluated: Evaluated) -> list[Row]:
@@ -34,8 +35,7 @@ class NearestNeighbours(Protocol):
         for pooling in train.poolings:
             queries = F.normalize(val.pooled(pooling).to(evaluated.device), dim=1)
             similarity, voters = neighbours(queries, train, pooling, self.k)
-            votes = torch.zeros(len(queries), num_classes, device=evaluated.device)
-            votes.scatter_add_(1, voters, (similarity / self.temperature).exp())
+            votes = count_votes(similarity, voters, num_classes, self.temperature)
             right = votes.argmax(1) == val.labels.to(evaluated.device)
             rows.append(Row("k-NN", pooling, 100 * right.float().mean().item()))
         return rows

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ from mapet_mm.file_replacement import replace_json
 from mapet_mm.tokenizers.sharing import process_number
 from mapet_mm.visualization.report import Column, Section, Table
 
+RESULTS = 2  # of the protocols; raised when these change, so that stored ones are not taken
 PROTOCOLS = Registry("evaluation protocol", scope="mapet_mm", locations=["mapet_mm.evaluation.catalogue"])
 
 
@@ -48,6 +50,11 @@ class Row:
     spread: float | None = None
     note: str = ""
     detail: bool = False
+
+    @property
+    def name(self) -> str:
+        """What a table's `metric` and a log call it."""
+        return f"{self.protocol}, {self.setting}"
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -93,24 +100,44 @@ class Protocol:
         return []
 
 
+def build_all(configs: Sequence[Mapping[str, Any]]) -> list[Protocol]:
+    """All protocols, whatever images they need.
+
+    Raises:
+        UserError: no name, an unknown one, an option that the protocol does not have, or the same one twice.
+    """
+    built: list[Protocol] = []
+    for config in configs:
+        protocol = _build(config)
+        if any(type(one) is type(protocol) and vars(one) == vars(protocol) for one in built):
+            raise UserError(
+                f"`protocols` have {type(protocol).__name__} twice with the same options: leave one out"
+            )
+        built.append(protocol)
+    return built
+
+
+def _build(config: Mapping[str, Any]) -> Protocol:
+    PROTOCOLS.import_from_location()
+    options, known = dict(config), ", ".join(PROTOCOLS.module_dict)
+    if "type" not in options:
+        raise UserError(f"`protocols` has an entry {options} without a `type`: name one of {known}")
+    kind = type_name(options.pop("type"))
+    if kind not in PROTOCOLS:
+        raise UserError(f"there is no protocol {kind}: one of {known}")
+    try:
+        return PROTOCOLS.get(kind)(**options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"protocol {kind}: {error}") from error
+
+
 def build_protocols(configs: Sequence[Mapping[str, Any]], images: Mapping[str, ImageSet]) -> list[Protocol]:
     """The protocols whose image sets are there.
 
     Raises:
-        UserError: another name, or an option that the protocol does not have.
+        UserError: see `build_all`.
     """
-    PROTOCOLS.import_from_location()
-    built = []
-    for config in configs:
-        options = dict(config)
-        kind = type_name(options.pop("type"))
-        if kind not in PROTOCOLS:
-            raise UserError(f"there is no protocol {kind}: one of {', '.join(PROTOCOLS.module_dict)}")
-        try:
-            built.append(PROTOCOLS.get(kind)(**options))
-        except (TypeError, ValueError) as error:
-            raise UserError(f"protocol {kind}: {error}") from error
-    return [protocol for protocol in built if set(protocol.needs) <= set(images)]
+    return [protocol for protocol in build_all(configs) if set(protocol.needs) <= set(images)]
 
 
 def evaluate(
@@ -128,6 +155,9 @@ def evaluate(
         protocols: what to run, in this order.
         cache: folder of features and results.
         amp: see `take_features`.
+
+    Raises:
+        UserError: two rows of one name (see `tell_apart`).
     """
     kinds: dict[str, list[str]] = {}
     for protocol in protocols:
@@ -139,20 +169,58 @@ def evaluate(
     evaluated = Evaluated(checkpoint, features, images, checkpoint.backbone.device)
     if process_number()[0] > 0:  # the first process has the table
         return evaluated, []
-    return evaluated, [_rows(protocol, evaluated, cache) for protocol in protocols]
+    return evaluated, tell_apart(protocols, [_rows(protocol, evaluated, cache) for protocol in protocols])
+
+
+def tell_apart(protocols: Sequence[Protocol], rows: Sequence[Sequence[Row]]) -> list[list[Row]]:
+    """Rows of which no two have one name: where two would, those of other options than the default name them.
+
+    Args:
+        protocols: as they were run.
+        rows: of each protocol.
+
+    Raises:
+        UserError: rows that have one name with all options in it.
+    """
+    taken = Counter(row.name for some in rows for row in some)
+    told = []
+    for protocol, some in zip(protocols, rows, strict=True):
+        options = _options(protocol) if any(taken[row.name] > 1 for row in some) else ""
+        told.append([replace(row, protocol=f"{row.protocol}{options}") for row in some])
+    twice = [name for name, count in Counter(row.name for some in told for row in some).items() if count > 1]
+    if twice:
+        raise UserError(
+            f"`protocols` give two results of the name `{twice[0]}`: leave one out, or change an option"
+        )
+    return told
+
+
+def _options(protocol: Protocol) -> str:
+    """The options that are not the default, for a row's name."""
+    default = vars(type(protocol)())
+    changed = [f"{name}={value}" for name, value in vars(protocol).items() if value != default[name]]
+    return f" ({', '.join(changed)})" if changed else ""
+
+
+def say_what_lacks(name: str, poolings: Sequence[str], features: Features) -> None:
+    """Say that a protocol gives no rows because the backbone does not have its features."""
+    has = " and ".join(features.poolings)
+    print(f"no {name} on {' or '.join(poolings)}: the backbone gives {has} only", flush=True)
 
 
 def _rows(protocol: Protocol, evaluated: Evaluated, cache: Path) -> list[Row]:
-    known = [type(protocol).__name__, {k: str(v) for k, v in vars(protocol).items()}, __version__]
+    known = [type(protocol).__name__, {k: str(v) for k, v in vars(protocol).items()}, __version__, RESULTS]
     known += [evaluated.features[name].folder.name for name in protocol.needs]
     known += protocol.identity(evaluated)
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
     file = cache / "results" / f"{type(protocol).__name__}-{digest}.json"
-    if not file.is_file():
-        rows = protocol.run(evaluated)
+    if file.is_file() and (stored := json.loads(file.read_text())):
+        return [Row(**row) for row in stored]
+    # No rows are not kept: what could not be measured now, as without tokens, may be measured later.
+    if rows := protocol.run(evaluated):
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_json(file, [asdict(row) for row in rows])
-    return [Row(**row) for row in json.loads(file.read_text())]
+    return rows
 
 
 def results_table(results: Mapping[str, Sequence[Row]]) -> Table:

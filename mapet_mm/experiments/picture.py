@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import cycle
+from typing import Any, NamedTuple
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from mapet_mm.experiments.compute import TERAFLOPS
@@ -21,10 +24,21 @@ MISSING_COLOUR = "#8a8a94"
 MARKERS = "osD^vP*X"
 
 
+class Curve(NamedTuple):
+    """What a legend names: the rows of one curve, or one row without compute."""
+
+    name: str
+    free: bool
+
+
+Drawn = dict[Curve, Any]  # what stands for each curve in a panel; None where nothing is measured
+
+
 def draw_tables(filled: Sequence[tuple[TableDeclaration, Grid]]) -> Figure:
     """Draw tables one below the other, each column in a panel of its own.
 
-    A table with a column of `pre-training/teraflops` is drawn as curves over it, all others as dots. What is
+    A table with a column of `pre-training/teraflops` is drawn as curves over it, all others as dots. A row
+    without pre-training has no place on that axis: it is a dashed line. What is
     missing is named in the picture.
 
     Args:
@@ -59,9 +73,10 @@ def _draw_table(band: SubFigure, table: TableDeclaration, cells: Grid) -> None:
     down = math.ceil(len(panels) / PANELS_ABREAST)
     across = math.ceil(len(panels) / down)
     axes = band.subplots(down, across, squeeze=False, sharey=compute is None)
+    drawn: list[Drawn] = []
     for panel, column in zip(axes.flat, panels, strict=False):
         if compute:
-            _draw_curves(panel, table, column, compute, cells)
+            drawn.append(_draw_curves(panel, table, column, compute, cells))
         else:
             _draw_dots(panel, table, column, cells)
         panel.set_title(f"{column.name} ({column.unit})", fontsize=9)
@@ -72,8 +87,7 @@ def _draw_table(band: SubFigure, table: TableDeclaration, cells: Grid) -> None:
     for panel in axes.flat[len(panels) :]:
         panel.set_visible(False)
     if compute:
-        handles, labels = axes.flat[0].get_legend_handles_labels()
-        band.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
+        _name_curves(band, panels, drawn)
     band.suptitle(table.title, fontsize=11, fontweight="bold", x=0.01, ha="left")
     band.supxlabel(_legend(table, panels, cells), fontsize=8, color="#55555e", x=0.01, ha="left")
 
@@ -97,26 +111,24 @@ def _draw_dots(panel: Axes, table: TableDeclaration, column: Column, cells: Grid
         panel.set_xticks([])
 
 
-def _draw_curves(panel: Axes, table: TableDeclaration, column: Column, compute: Column, cells: Grid) -> None:
-    """One curve for the rows of one name, over the logarithm of the compute."""
-    curves: dict[str, list[Row]] = {}
+def _draw_curves(panel: Axes, table: TableDeclaration, column: Column, compute: Column, cells: Grid) -> Drawn:
+    """One curve for the rows of one name, over the logarithm of the compute.
+
+    A row without compute has no place on the axis: it is a dashed line across it.
+    """
+    curves: dict[Curve, list[Row]] = {}
     for row in table.rows:
-        curves.setdefault(row.curve or row.name, []).append(row)
-    for (name, rows), marker, number in zip(curves.items(), cycle(MARKERS), range(len(curves)), strict=False):
+        cost = cells[row.name, compute.heading]
+        free = isinstance(cost, Measured) and cost.mean == 0
+        curves.setdefault(Curve(row.name if free else row.curve or row.name, free), []).append(row)
+    drawn: Drawn = {}
+    for (curve, rows), marker, number in zip(
+        curves.items(), cycle(MARKERS), range(len(curves)), strict=False
+    ):
         pairs = [(cells[row.name, compute.heading], cells[row.name, column.heading]) for row in rows]
         points = sorted(pair for pair in pairs if all(isinstance(cell, Measured) for cell in pair))
-        spreads = [quality.spread or 0.0 for _, quality in points]
-        panel.errorbar(
-            [cost.mean for cost, _ in points],
-            [quality.mean for _, quality in points],
-            yerr=spreads,
-            fmt=f"-{marker}",
-            markersize=5,
-            linewidth=1.4,
-            capsize=2.5,
-            color=f"C{number % 10}",
-            label=name if points else f"{name} (missing)",
-        )
+        draw = _draw_level if curve.free else partial(_draw_curve, marker=marker)
+        drawn[curve] = draw(panel, points, color=f"C{number % 10}") if points else None
     if not any(len(line.get_xdata()) for line in panel.lines):
         panel.set_yticks([])
     panel.set_xscale("log")
@@ -124,6 +136,43 @@ def _draw_curves(panel: Axes, table: TableDeclaration, column: Column, compute: 
     panel.xaxis.set_major_formatter("{x:g}")
     panel.xaxis.set_minor_formatter(NullFormatter())
     panel.set_xlabel(compute.heading, fontsize=8)
+    return drawn
+
+
+def _draw_curve(panel: Axes, points: Sequence[tuple[Measured, Measured]], marker: str, color: str) -> Any:
+    """Quality over compute, with error bars."""
+    return panel.errorbar(
+        [cost.mean for cost, _ in points],
+        [quality.mean for _, quality in points],
+        yerr=[quality.spread or 0.0 for _, quality in points],
+        fmt=f"-{marker}",
+        markersize=5,
+        linewidth=1.4,
+        capsize=2.5,
+        color=color,
+    )
+
+
+def _draw_level(panel: Axes, points: Sequence[tuple[Measured, Measured]], color: str) -> Line2D:
+    """The quality of a row without compute, in a band of its standard deviation."""
+    ((_, quality),) = points
+    if quality.spread:
+        panel.axhspan(
+            quality.mean - quality.spread, quality.mean + quality.spread, color=color, alpha=0.15, lw=0
+        )
+    return panel.axhline(quality.mean, linestyle="--", linewidth=1.4, color=color)
+
+
+def _name_curves(band: SubFigure, columns: Sequence[Column], drawn: Sequence[Drawn]) -> None:
+    """One legend for all panels, which names the panels where a curve is missing."""
+    handles, labels = [], []
+    for curve in drawn[0]:
+        there = [panel[curve] for panel in drawn if panel[curve] is not None]
+        missing = [column.name for column, panel in zip(columns, drawn, strict=True) if panel[curve] is None]
+        handles.append(there[0] if there else Line2D([], [], linestyle=""))
+        label = f"{curve.name} (missing)" if not there else f"{curve.name} (missing in {', '.join(missing)})"
+        labels.append(label if missing else curve.name)
+    band.legend(handles, labels, loc="outside right center", fontsize=8, frameon=False)
 
 
 def _legend(table: TableDeclaration, panels: Sequence[Column], cells: Grid) -> str:

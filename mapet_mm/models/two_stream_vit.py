@@ -78,7 +78,7 @@ class TwoStreamViT(nn.Module):
 
     def _check_patches(self) -> None:
         """Refuse what the library's patch embedding pads: the last patches would be no whole ones."""
-        convolution = next(part for part in self.patch_embed.modules() if isinstance(part, nn.Conv2d))
+        convolution = next(part for part in self.modules() if isinstance(part, nn.Conv2d))  # of the patches
         if any(side % patch for side, patch in zip(self.img_size, convolution.stride, strict=True)):
             raise ValueError(
                 f"img_size={tuple(self.img_size)} is not a multiple of patch_size={convolution.stride[0]}: "

@@ -36,6 +36,23 @@ def test_votes_by_hand():
     assert knn_predict(train, labels, query, 2, k=3, temperature=1.0).tolist() == [1]  # e^1 < 2 e^0.8
 
 
+def test_votes_at_a_low_temperature_are_finite():
+    """e^100 is beyond float32: both classes had infinite votes, and the lower one won."""
+    train = torch.tensor([[0.999, 0.0447], [1.0, 0.0]])
+    arguments = train, torch.tensor([0, 1]), torch.tensor([[1.0, 0.0]]), 2
+    for temperature in (0.07, 0.01, 1e-6):
+        assert knn_predict(*arguments, k=2, temperature=temperature).tolist() == [1]
+
+
+@pytest.mark.parametrize("temperature", [0, -0.07, float("nan")])
+def test_a_temperature_that_is_not_above_0_is_refused(temperature):
+    message = f"temperature={temperature} of k-NN's votes: choose a number above 0"
+    with pytest.raises(ValueError, match=message):
+        knn_predict(torch.eye(2), torch.arange(2), torch.eye(2), 2, k=1, temperature=temperature)
+    with pytest.raises(ValueError, match=message):
+        KNNProbeHook({}, {}, temperature=temperature)
+
+
 def test_equals_scikit_learns_classifier_with_the_same_weights(monkeypatch):
     """In one chunk and in many: memory is bounded, results are the same."""
     rng = np.random.default_rng(0)

@@ -142,6 +142,19 @@ def test_logistic_segmentation_is_scikit_learns(monkeypatch, kept, images_a_bloc
     assert scores.miou == pytest.approx(areas.miou, abs=0.2)
 
 
+def test_strengths_that_print_alike_are_told_apart():
+    """The last fit takes the strength that the held-out images chose, and not a neighbour in the list."""
+    train, test = images(20, 0), images(4, 1)
+    evaluation = DenseEvaluation(train, CLASSES)
+    expected = evaluation.logistic(test, strengths=(1e-6, 1.0))
+    assert expected.setting == "C=1"
+    found = evaluation.logistic(test, strengths=(1e-6, 1e-6, 1.0))
+    assert (found.setting, found.miou) == (expected.setting, expected.miou)
+    found = evaluation.logistic(test, strengths=(1e-6, 1.0001e-6, 1.0))
+    assert list(found.held_out) == ["C=1e-06", "C=1.0001e-06", "C=1.0"]
+    assert (found.setting, found.miou) == ("C=1.0", pytest.approx(expected.miou, abs=0.2))
+
+
 def test_regression_weights_are_scikit_learns_wherever_it_starts():
     from sklearn.linear_model import LogisticRegression
 

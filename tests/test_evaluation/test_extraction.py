@@ -206,11 +206,28 @@ def test_the_tool_gives_the_same_table_again_from_the_cache(config, root, monkey
     assert rows["config, weights"] == rows["config, weights (3)"]
     protocols = {row["protocol"] for row in rows["config"]}
     assert protocols == {"k-NN", "linear", "linear, BEiT's", "logistic regression", "attentive probe"}
-    assert "Linear probe by layer (linear): config, weights" in (root / "out" / "report.html").read_text()
+    page = (root / "out" / "report.html").read_text()
+    for name in rows:  # each figure has the name that the table has
+        assert f"<h2>Linear probe by layer (linear): {name}</h2>" in page
     monkeypatch.setattr("mapet_mm.evaluation.extraction._fill", None)  # nothing is computed again
     monkeypatch.setattr("mapet_mm.evaluation.linear.train_probes", None)
     run_tool(monkeypatch, "evaluate_features", *arguments, *compare)
     assert table(capsys.readouterr().out) == first
+
+
+def test_models_that_are_compared_get_the_first_ones_images_and_it_says_so(config, root, monkeypatch, capsys):
+    """A model of another size gets images of another size than it was made for."""
+    config.evaluation.val.dataset.pipeline.insert(1, dict(type="Resize", scale=32))
+    config.dump(root / "other.py")
+    arguments = [root / "config.py", "--cache", root / "cache", "--protocols", "NearestNeighbours"]
+    run_tool(monkeypatch, "evaluate_features", *arguments, "--compare", root / "other.py")
+    note = (
+        f"{root}/other.py: its own pipeline of the `val` images is another: all models get those of "
+        f"{root}/config.py"
+    )
+    assert note in capsys.readouterr().out.splitlines()
+    run_tool(monkeypatch, "evaluate_features", *arguments, "--compare", root / "config.py")
+    assert "is another" not in capsys.readouterr().out
 
 
 def test_a_folder_of_images_takes_the_place_of_the_configs(config, root):
@@ -328,6 +345,72 @@ def test_a_checkpoint_whose_keys_do_not_match_is_one_line(config, root):
     save(weights | {"backbone.layers.2.ln1.bias": torch.zeros(16)}, root)
     with pytest.raises(KeysError, match=r"`backbone.layers.2.ln1.bias`, .* another depth"):
         take(config, root / "cache")
+
+
+LAYER_SCALE = "backbone.layers.0.attn.gamma1.weight"
+
+
+def test_weights_that_the_backbone_lacks_are_one_line_where_features_depend_on_them(config, root):
+    """LayerScale, biases, a class token, registers, positions: features without them are others."""
+    weights = torch.load(root / "weights.pth")["state_dict"]
+    plain = dict(config.model.backbone, type="VisionTransformer")
+    for options, name in (
+        (dict(layer_scale_init_value=0.0), LAYER_SCALE),
+        (dict(layer_scale_init_value=0.5, qkv_bias=False), "backbone.layers.0.attn.qkv.bias"),
+        (dict(layer_scale_init_value=0.5, with_cls_token=False, out_type="raw"), "backbone.cls_token"),
+    ):
+        config.model.backbone = dict(plain, **options)
+        with pytest.raises(KeysError, match=rf"has `{re.escape(name)}`.*, which the config's backbone lacks"):
+            load_checkpoint(config, str(root / "weights.pth"))
+    config.model.backbone = dict(plain, layer_scale_init_value=0.5)
+    load_checkpoint(config, str(root / "weights.pth"))
+    for name in ("backbone.reg_token", "backbone.pre_norm.bias", "backbone.patch_embed.norm.bias"):
+        save(weights | {name: torch.ones(16)}, root)
+        with pytest.raises(KeysError) as error:
+            load_checkpoint(config, str(root / "weights.pth"))
+        assert str(error.value) == (
+            f"checkpoint {root / 'weights.pth'} has `{name}`, which the config's backbone lacks, so its "
+            "features would be others: name the config that it was trained with"
+        )
+
+
+def test_weights_that_features_do_not_need_are_dropped(config, root):
+    """Parts of pre-trainings and classifiers, another final norm, tables of places."""
+    digest = load_checkpoint(config, str(root / "weights.pth")).digest
+    weights = torch.load(root / "weights.pth")["state_dict"]
+    one = torch.ones(16)
+    others = {f"backbone.{name}": one for name in ("head.weight", "decoder_blocks.0.norm.bias", "ln2.bias")}
+    others |= {"backbone.layers.0.attn.relative_position_index": one.long()}
+    others |= {"neck.decoder.0.bias": one, "head.layers.0.bias": one, "target_generator.encoder.bias": one}
+    save(weights | others, root)
+    assert load_checkpoint(config, str(root / "weights.pth")).digest == digest
+    save({f"module.{name}": value for name, value in (weights | others).items()} | dict(steps=one), root)
+    assert load_checkpoint(config, str(root / "weights.pth")).digest == digest
+    config.model.backbone.update(out_type="avg_featmap", final_norm=False)  # fine-tuning of a pre-training
+    save(weights | {"backbone.mask_token": torch.ones(1, 1, 16)}, root)
+    assert take(config, root / "cache").layers == ["1", "2"]
+
+
+def test_features_of_a_segmentor_are_its_backbones_whatever_its_neck(config, root):
+    """So the neck's weights need not be there, and the cache need not know them."""
+    neck = dict(type="mmseg.FPN", in_channels=[64, 128, 256, 512], out_channels=32, num_outs=4)
+    head = dict(type="mmseg.FPNHead", in_channels=[32] * 4, in_index=[0, 1, 2, 3], num_classes=3)
+    config.model = dict(
+        type="mmseg.EncoderDecoder",
+        backbone=dict(type="ResNet", depth=18, out_indices=(0, 1, 2, 3)),
+        neck=neck,
+        decode_head=dict(head, feature_strides=[4, 8, 16, 32], channels=32),
+    )
+    config.evaluation.train.dataset.pipeline.insert(1, dict(type="Resize", scale=64))
+    weights = load_checkpoint(config, None).backbone.model.state_dict()
+    save({name: value for name, value in weights.items() if name.startswith("backbone.")}, root)
+    backbone = load_checkpoint(config, str(root / "weights.pth")).backbone
+    images = backbone.normalise([read_image_sets(config)["train"].dataset[0]["inputs"]])
+    with torch.no_grad():
+        tokens = backbone(images)
+        expected = backbone.model.backbone(images)[-1]
+    assert tokens.patches[-1].shape == (1, 4, 512)
+    assert torch.equal(tokens.patches[-1], expected.flatten(2).mT)
 
 
 def test_a_missing_weight_is_not_a_number_and_a_missing_table_of_places_is_the_models_own(root):

@@ -7,6 +7,7 @@ import torch
 
 from mapet_mm.engine.features import build_loader, image_features, undisturbed
 from mapet_mm.engine.knn import knn_predict
+from mapet_mm.errors import UserError
 from mapet_mm.evaluation.hook import FeatureProbeHook
 from tests.test_engine.test_knn import PROBE, in_processes, train
 
@@ -51,3 +52,24 @@ def test_figures_in_several_processes_are_those_of_one(tmp_path):
     for several in found:
         assert several[0] == pytest.approx(found[0][0])  # the first process has them all
         assert all(one.items() <= several[0].items() for one in several)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "message"),
+    [
+        ("Lowshot", "there is no protocol Lowshot: one of "),
+        ("AttentiveProbe", "only; AttentiveProbe needs others: leave it to tools/evaluate_features.py"),
+        ("LabelFree", "LabelFree needs others"),
+        ("SegmentationByNeighbours", "SegmentationByNeighbours needs others"),
+        ("TokenPredictions", "TokenPredictions needs others"),
+        (
+            "NearestNeighbours",
+            "has k-NN itself: leave NearestNeighbours out of its `protocols`, and set the hook",
+        ),
+    ],
+)
+def test_protocols_that_a_training_cannot_run_are_refused_before_it_starts(protocol, message):
+    loaders = HOOK["train_dataloader"], HOOK["val_dataloader"]
+    with pytest.raises(UserError) as error:
+        FeatureProbeHook(*loaders, protocols=[dict(type=protocol)])
+    assert message in str(error.value)

@@ -10,14 +10,15 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 from torch.nn import functional as F
 
+from mapet_mm.errors import UserError
 from mapet_mm.evaluation import features as feature_module
 from mapet_mm.evaluation.attentive import AttentiveClassifier, AttentiveProbe, train_attentive
 from mapet_mm.evaluation.batches import ShuffledBatches
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.linear import BEiTLinearProbes, LinearProbes, Probe, accuracies, parts, train_probes
-from mapet_mm.evaluation.low_shot import LowShot, draw
+from mapet_mm.evaluation.low_shot import LowShot, draw, share_name
 from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
-from mapet_mm.evaluation.protocols import Evaluated, Row, results_table
+from mapet_mm.evaluation.protocols import Evaluated, Row, _rows, build_protocols, results_table, tell_apart
 from mapet_mm.models.probe import LayerwiseLinearHead
 
 CLASSES, LAYERS, DIM, PATCHES = 5, 3, 16, 9
@@ -267,3 +268,126 @@ def test_a_figure_that_a_checkpoint_does_not_have_leaves_its_cell_empty():
     rows = [Row("k-NN", "class token", 93.25), Row("k-NN", "mean", 0.0123, spread=1.26, note="x")]
     table = results_table({"a": rows, "b": rows[1:]})
     assert [line[3:] for line in table.rows] == [["93.2", None], ["0.012 ± 1.3 (x)", "0.012 ± 1.3 (x)"]]
+
+
+def without_class_token(evaluated: Evaluated) -> Evaluated:
+    """The same images seen by a backbone that has patches alone."""
+    features = {}
+    for name, one in evaluated.features.items():
+        pooled = torch.stack([one.pooled("mean", layer) for layer in range(LAYERS)])[None]
+        known = dict(layers=one.layers, poolings=["mean"], grid=one.grid, labels=one.labels)
+        features[name] = MemoryFeatures(pooled, name=name, **known)
+    return Evaluated(None, features, evaluated.images, evaluated.device)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "word"),
+    [
+        (BEiTLinearProbes(), "no linear, BEiT's on both: the backbone gives mean only"),
+        (LinearProbes(poolings=["class token"]), "no linear on class token: the backbone gives mean only"),
+        (LowShot(pooling="both"), "no logistic regression on both: the backbone gives mean only"),
+    ],
+)
+def test_a_pooling_that_a_backbone_does_not_have_gives_no_rows_and_a_word(evaluated, capsys, protocol, word):
+    known = without_class_token(evaluated)
+    assert protocol.run(known) == protocol.sections(known, []) == []
+    assert capsys.readouterr().out == word + "\n"
+
+
+def test_without_a_class_token_few_labels_are_learnt_on_the_patch_mean(evaluated):
+    (row,) = LowShot(shots=[2], draws=1).run(without_class_token(evaluated))
+    assert row.setting == "mean, 2 a class"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (dict(k=3), "`protocols` has an entry {'k': 3} without a `type`: name one of "),
+        (
+            dict(type="NearestNeighbours", temperature=0),
+            "temperature=0 of k-NN's votes: choose a number above",
+        ),
+        (dict(type="LinearProbes", poolings=["cls"]), "['cls']: a list of some of class token, mean, both"),
+        (dict(type="LinearProbes", rates=[]), "LinearProbes: rates=[]: at least one learning rate"),
+        (dict(type="AttentiveProbe", rates=[]), "AttentiveProbe: rates=[]: at least one learning rate"),
+        (dict(type="LowShot", pooling="cls"), "pooling='cls' is none of class token, mean, both"),
+        (dict(type="LowShot", shots=[0]), "shots: 0 is neither a whole number of images nor a share below 1"),
+        (dict(type="LowShot", shots=[1.5]), "shots: 1.5 is neither a whole number of images nor a share"),
+        (dict(type="LowShot", shots=[1, 1]), "shots=[1, 1]: one stands there twice"),
+        (dict(type="LowShot", draws=0), "draws=0: images are drawn once at least"),
+    ],
+)
+def test_an_option_that_cannot_be_is_one_line(config, message):
+    with pytest.raises(UserError) as error:
+        build_protocols([config], {})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_low_temperature_lets_the_nearest_neighbour_decide(evaluated):
+    """Where exp(1 / temperature) is beyond float32: as k = 1, and as votes in float64."""
+    values = [row.value for row in NearestNeighbours(k=20, temperature=1e-6).run(evaluated)]
+    assert values == [row.value for row in NearestNeighbours(k=1).run(evaluated)]
+    train, val = evaluated.features["train"], evaluated.features["val"]
+    known, queries = (F.normalize(one.pooled("mean"), dim=1).numpy() for one in (train, val))
+    model = KNeighborsClassifier(20, weights=lambda distance: np.exp((-(distance**2) / 2) / 0.01))
+    expected = 100 * model.fit(known, train.labels).score(queries, val.labels)
+    assert NearestNeighbours(temperature=0.01).run(evaluated)[1].value == pytest.approx(expected, abs=0.3)
+
+
+def test_shares_are_named_so_that_they_stay_apart():
+    names = [share_name(share) for share in (0.001, 0.004, 0.01, 0.1, 5)]
+    assert names == [
+        "0.1% of the images",
+        "0.4% of the images",
+        "1% of the images",
+        "10% of the images",
+        "5 a class",
+    ]
+
+
+def test_the_same_protocol_with_other_options_has_rows_of_its_own(evaluated):
+    """The default's keep their names, which recorded results have; the others' say what is different."""
+    protocols = [NearestNeighbours(), NearestNeighbours(k=1), LowShot(shots=[1], draws=1)]
+    rows = tell_apart(protocols, [protocol.run(evaluated) for protocol in protocols])
+    names = [row.name for some in rows for row in some]
+    assert names[1] == "k-NN, mean"
+    assert names[4] == "k-NN (k=1), mean"
+    assert names[6:] == ["logistic regression, both, 1 a class"]
+    assert rows[1][1].value == NearestNeighbours(k=1).run(evaluated)[1].value
+    assert len(results_table({"x": [row for some in rows for row in some]}).rows) == 7
+
+
+def test_a_single_protocol_keeps_its_name_whatever_its_options():
+    rows = [[Row("k-NN", "mean", 1.0)]]
+    assert tell_apart([NearestNeighbours(k=5)], rows) == rows
+
+
+def test_results_of_one_name_are_refused():
+    twice = [dict(type="NearestNeighbours", k=5)] * 2
+    with pytest.raises(UserError, match="have NearestNeighbours twice with the same options: leave one out"):
+        build_protocols(twice, {})
+    with pytest.raises(UserError, match="two results of the name `a, b`: leave one out"):
+        tell_apart([LowShot()], [[Row("a", "b", 1.0), Row("a", "b", 2.0, "%")]])
+
+
+def test_what_could_not_be_measured_is_tried_again(tmp_path):
+    """As tokens that are extracted after the first evaluation; empty files of earlier versions, too."""
+
+    class Late(LowShot):
+        needs = {}  # noqa: RUF012
+        found = []  # noqa: RUF012
+
+        def run(self, evaluated):
+            return list(self.found)
+
+    known = Evaluated(None, {}, {}, torch.device("cpu"))
+    assert _rows(Late(), known, tmp_path) == []
+    assert not list(tmp_path.rglob("*.json"))
+    Late.found = [Row("a", "b", 1.0)]
+    assert _rows(Late(), known, tmp_path) == Late.found
+    (file,) = tmp_path.rglob("*.json")
+    file.write_text("[]")
+    assert _rows(Late(), known, tmp_path) == Late.found
+    Late.found = []
+    assert _rows(Late(), known, tmp_path) == [Row("a", "b", 1.0)], "what was measured is kept"

@@ -120,6 +120,37 @@ def test_a_table_with_compute_is_drawn_as_curves_over_it():
     assert [list(line.get_ydata()) for line in lines] == [[61.0], [65.5, 70.5]]
 
 
+def legend(table, grid) -> tuple[list, list[str]]:
+    """The panels of a table over compute, and what its legend says."""
+    (band,) = draw_tables([(table, grid)]).subfigs
+    return band.axes, [text.get_text() for text in band.legends[0].get_texts()]
+
+
+def test_a_row_without_compute_is_a_dashed_line_with_its_name():
+    """0 has no place on a logarithmic axis."""
+    teraflops = Column("pre-training", "TFLOPs", "probe.py", "pre-training/teraflops")
+    table = TableDeclaration("t", "digits", "A table", ROWS, [teraflops, *COLUMNS])
+    grid = cells(old=[60.0, 62.0], new=[70.0, 71.0], other=[65.0, 66.0])
+    compute = zip(ROWS, (0.0, 30.0, 20.0), strict=True)
+    grid |= {(row.name, teraflops.heading): summarise([cost] * 2, [0, 1]) for row, cost in compute}
+    panels, names = legend(table, grid)
+    level = panels[0].lines[0]
+    assert (level.get_linestyle(), list(level.get_ydata())) == ("--", [61.0, 61.0])
+    assert [list(bars.lines[0].get_xdata()) for bars in panels[0].containers] == [[20.0, 30.0]]
+    assert panels[0].get_xlim()[0] > 10
+    assert names == ["old", "new"]
+
+
+def test_the_legend_of_curves_says_in_which_panels_one_is_missing():
+    teraflops = Column("pre-training", "TFLOPs", "probe.py", "pre-training/teraflops")
+    table = TableDeclaration("t", "digits", "A table", [*ROWS, Row("none")], [teraflops, *COLUMNS])
+    grid = cells(old=[60.0], new=[70.0], other=[65.0])
+    grid |= {("none", column.heading): "not run" for column in COLUMNS}
+    grid |= {(row.name, teraflops.heading): summarise([9.0], [0]) for row in table.rows}
+    grid["old", COLUMNS[0].heading] = "not run"
+    assert legend(table, grid)[1] == ["old (missing in probe)", "new", "none (missing)"]
+
+
 def test_five_panels_leave_the_sixth_place_empty():
     columns = [replace(COLUMNS[0], name=f"probe {number}") for number in range(5)]
     grid = {(row.name, column.heading): "not run" for row in ROWS for column in columns}
@@ -180,6 +211,13 @@ def test_rows_and_columns_are_drawn_of_tables_that_have_them(tmp_path, monkeypat
         "--rows names 'scratched', which is no row; rows are scratch, "
         in f"{error.value}{capsys.readouterr()}"
     )
+
+
+def test_a_picture_of_no_seed_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["draw_tables.py", "small", "--picture", "picture.png", "--seeds", "0"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(ROOT / "tools/draw_tables.py"), run_name="__main__")
+    assert "argument --seeds: 0: one or more" in capsys.readouterr().err
 
 
 def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_read(monkeypatch, capsys):

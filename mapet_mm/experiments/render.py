@@ -76,7 +76,7 @@ def _numbers(cell: Measured) -> list[str | int]:
 def _best(table: TableDeclaration, column: Column, cells: Grid) -> str | None:
     measured = {row.name: cells[row.name, column.heading] for row in table.rows}
     means = {name: cell.mean for name, cell in measured.items() if isinstance(cell, Measured)}
-    return max(means, key=means.get) if len(means) > 1 and not column.is_cost else None
+    return max(means, key=means.get) if len(means) > 1 and column.has_best else None
 
 
 def _cell(cell: Measured | str, is_best: bool) -> str:

@@ -66,6 +66,11 @@ class Column:
         """Whether it says what a row costs, not how good it is."""
         return self.metric.startswith(("tokenizer/", "pre-training/"))
 
+    @property
+    def has_best(self) -> bool:
+        """Whether more is better: not of costs, nor of how many tokens are used and how many are dead."""
+        return not self.is_cost and self.metric not in ("tokens/perplexity", "tokens/dead")
+
 
 @dataclass(frozen=True)
 class Runner:

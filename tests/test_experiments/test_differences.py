@@ -77,6 +77,17 @@ def test_the_largest_cost_is_not_the_best():
     assert "| new | **62.0** | **62.0** | 62.0 |" in text
 
 
+def test_the_most_dead_tokens_are_not_the_best():
+    columns = [Column(name, "", "probe.py", f"tokens/{name}") for name in ("dead", "perplexity", "purity")]
+    grid = {
+        (row.name, column.heading): summarise([value], [0])
+        for row, value in zip(ROWS, (1.0, 96.0, 2.0), strict=True)
+        for column in columns
+    }
+    text = render_markdown(replace(TABLE, columns=columns), grid, [])
+    assert "| new | 96.0 | 96.0 | **96.0** |" in text
+
+
 def test_a_baseline_that_is_no_row_is_refused(tmp_path):
     (tmp_path / "digits").mkdir()
     (tmp_path / "digits.py").touch()

@@ -83,10 +83,12 @@ def protocol_configs(cfg: Config, data: str | None, names: list[str] | None) -> 
         # The settings of the k-NN hook.
         probe = cfg.get("knn_probe") or {}
         configs[0] |= {name: probe[name] for name in ("k", "temperature") if name in probe}
-    known = [type_name(config["type"]) for config in configs]
-    if unknown := [name for name in names or [] if name not in known]:
+    if not names:
+        return configs
+    known = {type_name(config["type"]): config for config in configs if "type" in config}
+    if unknown := [name for name in names if name not in known]:
         raise UserError(f"--protocols {unknown[0]}: one of {', '.join(known)}")
-    return [config for config in configs if not names or type_name(config["type"]) in names]
+    return [config for config in configs if type_name(config.get("type", "")) in names]
 
 
 @one_line_errors

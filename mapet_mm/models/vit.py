@@ -53,7 +53,8 @@ class MaPeTViT(VisionTransformer):
 
     Raises:
         ValueError: a size that is not one or two whole numbers, output layers that do not exist, are repeated
-            or are not ascending, or an output with the class token although the backbone has none.
+            or are not ascending, more frozen stages than layers, or an output with the class token although
+            the backbone has none.
     """
 
     layer_type = EncoderLayer
@@ -115,6 +116,11 @@ class MaPeTViT(VisionTransformer):
         if self.frozen_stages > 0:
             self._freeze_stages()
         return self
+
+    def _freeze_stages(self) -> None:
+        if self.frozen_stages > self.num_layers:
+            raise ValueError(f"frozen_stages={self.frozen_stages}: there are {self.num_layers} layers")
+        super()._freeze_stages()
 
     def _prepare_pos_embed(self, state_dict: dict, prefix: str, local_metadata: dict, *_) -> None:
         """MMPretrain's hook on loading; its own takes every source for a square."""

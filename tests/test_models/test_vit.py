@@ -349,6 +349,11 @@ def test_an_init_cfg_counts_over_the_authors_weights(tmp_path):
     torch.testing.assert_close(larger.pos_embed[0, 1:], resized.flatten(2)[0].T)
 
 
+def test_more_frozen_stages_than_layers_are_refused():
+    with pytest.raises(ValueError, match="frozen_stages=4: there are 3 layers"):
+        MaPeTViT(frozen_stages=4, **GEOMETRY)
+
+
 @pytest.mark.parametrize(("frozen_stages", "training"), [(0, [True] * 4), (2, [False, False, True, True])])
 def test_frozen_stages_stay_in_evaluation_mode(frozen_stages, training):
     """Calling train() on the model does not thaw them: no stochastic depth in a frozen layer."""

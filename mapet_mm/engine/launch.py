@@ -1,6 +1,5 @@
 """What `tools/train.py` and `tools/test.py` do with a config before and after the run."""
 
-from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,11 @@ import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
 from mmengine.logging import MMLogger
-from mmengine.model import PretrainedInit
-from mmengine.registry import RUNNERS, WEIGHT_INITIALIZERS
+from mmengine.registry import RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 
 from mapet_mm import config_files
-from mapet_mm.config_files import class_of, in_package, type_name
+from mapet_mm.config_files import in_package, type_name
 from mapet_mm.engine.batch_size import check_scaling, describe_scaling, scaling_with_accumulation
 from mapet_mm.engine.checkpoints import (
     LaunchError,
@@ -27,6 +25,7 @@ from mapet_mm.engine.checkpoints import (
     say,
 )
 from mapet_mm.engine.freed_memory import keep_freed_memory
+from mapet_mm.engine.pretrained import check_pretrained
 from mapet_mm.engine.processes import TIMEOUT_SECONDS, import_yapf, start_processes
 from mapet_mm.quiet import import_quietly, quieten
 
@@ -183,48 +182,6 @@ def _announce(cfg: Config, checkpoint: str, asked: bool) -> None:
         )
     note = f"; {changed} of the config differ from what it was trained with" if changed else ""
     say(f"going on from {checkpoint}{note} (another --work-dir starts a new training)")
-
-
-def check_pretrained(cfg: Config, trust: bool) -> None:
-    """Check that each `init_cfg=dict(type="Pretrained")` names a file, unless `load_from` brings the weights.
-
-    Raises:
-        LaunchError: one leaves it open, or the file is not there.
-    """
-    for key, init_cfg in reversed(list(_pretrained(cfg.model, "model"))):
-        if init_cfg.checkpoint:
-            require_checkpoint(f"`{key}.checkpoint`", init_cfg.checkpoint, trust)
-        elif cfg.get("load_from"):
-            _remove(cfg, key)
-        else:
-            raise LaunchError(
-                f"the config leaves `{key}.checkpoint` open: --cfg-options {key}.checkpoint=CHECKPOINT, "
-                f"or {key}=None to start from random weights"
-            )
-
-
-def _remove(cfg: Config, key: str) -> None:
-    """Set an entry of a config to None, or take it out of its list."""
-    *parts, last = key.split(".")
-    parent = cfg
-    for part in parts:
-        parent = parent[int(part) if isinstance(parent, list) else part]
-    if isinstance(parent, list):
-        parent.pop(int(last))
-    else:
-        parent[last] = None
-
-
-def _pretrained(node: Any, key: str) -> Iterator[tuple[str, ConfigDict]]:
-    """Yield each `init_cfg=dict(type="Pretrained")` inside a part of a config, with its key."""
-    if isinstance(node, dict):
-        if "checkpoint" in node and class_of(node.get("type"), WEIGHT_INITIALIZERS) is PretrainedInit:
-            yield key, node
-        for name, child in node.items():
-            yield from _pretrained(child, f"{key}.{name}")
-    elif isinstance(node, (list, tuple)):
-        for index, child in enumerate(node):
-            yield from _pretrained(child, f"{key}.{index}")
 
 
 def configure_test(

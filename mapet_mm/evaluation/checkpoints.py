@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from mapet_mm.config_files import scope_of
 from mapet_mm.engine.checkpoints import require_checkpoint
-from mapet_mm.engine.launch import check_pretrained, read_config
+from mapet_mm.engine.launch import read_config
+from mapet_mm.engine.pretrained import check_pretrained
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.backbone import TokenBackbone, runs_a_neck
 from mapet_mm.evaluation.image_sets import plain

@@ -8,9 +8,11 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from mmengine.config import Config
-from mmengine.registry import MODELS, Registry
+from mmengine.model import PretrainedInit
+from mmengine.registry import MODELS, WEIGHT_INITIALIZERS, Registry
 
 from mapet_mm.errors import UserError
 
@@ -103,6 +105,18 @@ def with_type_names(config: Any) -> Any:
         kind = named.get("type")
         return named | {"type": type_name(kind)} if isinstance(kind, str) or callable(kind) else named
     return type(config)(map(with_type_names, config)) if isinstance(config, list | tuple) else config
+
+
+def pretrained_entries(node: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each `dict(type="Pretrained", checkpoint=...)` inside a part of a config, with its key."""
+    if isinstance(node, Mapping):
+        if "checkpoint" in node and class_of(node.get("type"), WEIGHT_INITIALIZERS) is PretrainedInit:
+            yield key, node
+        children = node.items()
+    else:
+        children = enumerate(node) if isinstance(node, list | tuple) else ()
+    for name, child in children:
+        yield from pretrained_entries(child, f"{key}.{name}".lstrip("."))
 
 
 def typed(cfg: Config, command: str) -> str:

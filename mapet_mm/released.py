@@ -5,7 +5,6 @@ mapet://vit-base-kclip`, and, with `mapet_mm.hub`, `get_model(NAME, pretrained=T
 once, into torch.hub's folder, and converted without running any code in them.
 """
 
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from filelock import FileLock
 from mmengine.logging import print_log
 from torch import Tensor
 
+from mapet_mm.checksums import sha256_of
 from mapet_mm.convert import reference_to_mm
 from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import partial_path, replace_file
@@ -83,7 +83,7 @@ def _fetch(address: str, file: Path) -> None:
 
 def _check(name: str, file: Path) -> None:
     """Compare the file with its known digest, or record its digest."""
-    found = _sha256(file)
+    found = sha256_of(file)
     record = file.with_suffix(".sha256")
     known = DIGESTS.get(name) or (record.read_text().split()[0] if record.is_file() else None)
     if known is None:
@@ -94,14 +94,6 @@ def _check(name: str, file: Path) -> None:
             f"{file} has the SHA-256 {found[:12]}…, not {known[:12]}… as recorded: remove it to fetch it "
             f"again, and {record} too if the authors have replaced it"
         )
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with open(file, "rb") as opened:
-        while block := opened.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _read(original: Path) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from mapet_mm.errors import UserError, one_line_errors
 from mapet_mm.experiments.fill import TableFiller
 from mapet_mm.experiments.picture import draw_tables
-from mapet_mm.experiments.table import load_table, require_names
+from mapet_mm.experiments.table import load_table, positive, require_names
 from mapet_mm.file_replacement import replace_file
 
 KINDS = (".png", ".svg", ".pdf")
@@ -35,13 +35,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("work_dirs/tables"), help="folder of all tables")
     parser.add_argument("--picture", type=Path, required=True, help="the file to write: .png, .svg or .pdf")
     return parser.parse_args()
-
-
-def positive(text: str) -> int:
-    """Parse an integer of at least one."""
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: one or more")
-    return number
 
 
 @one_line_errors

@@ -85,7 +85,7 @@ def protocol_configs(cfg: Config, data: str | None, names: list[str] | None) -> 
         configs[0] |= {name: probe[name] for name in ("k", "temperature") if name in probe}
     if not names:
         return configs
-    known = {type_name(config["type"]): config for config in configs if "type" in config}
+    known = [type_name(config["type"]) for config in configs if "type" in config]
     if unknown := [name for name in names if name not in known]:
         raise UserError(f"--protocols {unknown[0]}: one of {', '.join(known)}")
     return [config for config in configs if type_name(config.get("type", "")) in names]

@@ -21,7 +21,7 @@ from mapet_mm.experiments.fill import TableFiller, describe
 from mapet_mm.experiments.local import LocalRunner
 from mapet_mm.experiments.plan import Run
 from mapet_mm.experiments.records import StageError
-from mapet_mm.experiments.table import LAUNCHERS, Runner, load_table
+from mapet_mm.experiments.table import LAUNCHERS, Runner, load_table, positive
 
 
 def parse_args() -> argparse.Namespace:
@@ -45,13 +45,6 @@ def parse_args() -> argparse.Namespace:
         "--sbatch", action="append", default=[], metavar="=ARGUMENT", help="one more argument of sbatch"
     )
     return parser.parse_args()
-
-
-def positive(text: str) -> int:
-    """Parse an integer of at least one."""
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: one or more")
-    return number
 
 
 @one_line_errors

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from mmengine.config import Config
 
+from mapet_mm.checksums import sha256_of
 from mapet_mm.engine.portable_checkpoint import checkpoint_folder
 from mapet_mm.engine.processes import is_first_process
 from mapet_mm.errors import UserError
@@ -215,7 +216,7 @@ def _files(node: Any) -> Iterator[str]:
     if isinstance(node, (list, tuple)):
         for child in node:
             yield from _files(child)
-    elif isinstance(node, str) and Path(node).expanduser().is_file():
+    elif isinstance(node, str) and os.path.isfile(os.path.expanduser(node)):
         yield node
 
 
@@ -226,11 +227,7 @@ def _content(path: str) -> str:
         with zipfile.ZipFile(file) as parts:
             sums = [(part.filename, part.CRC, part.file_size) for part in parts.infolist()]
         return _digest(repr(sums).encode())
-    digest = hashlib.sha256()
-    with file.open("rb") as opened:
-        while block := opened.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()[:12]
+    return sha256_of(file)[:12]
 
 
 def _digest(content: bytes) -> str:

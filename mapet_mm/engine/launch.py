@@ -135,12 +135,13 @@ def configure_training(
         cfg.auto_scale_lr = ConfigDict(cfg.get("auto_scale_lr") or {}, enable=True)
     check_scaling(cfg)
     _configure_compilation(cfg)
-    hook = dict(type="mapet_mm.PortableCheckpointHook", recipe=recipe(cfg))
+    digests = recipe(cfg)
+    hook = dict(type="mapet_mm.PortableCheckpointHook", recipe=digests)
     strides = dict(type="mapet_mm.StrideCheckHook")
     cfg.default_hooks = ConfigDict(
         cfg.get("default_hooks") or {}, portable_checkpoint=hook, stride_check=strides
     )
-    _configure_start(cfg, resume, trust_checkpoint)
+    _configure_start(cfg, digests, resume, trust_checkpoint)
     check_pretrained(cfg, trust_checkpoint)
 
 
@@ -151,18 +152,18 @@ def _configure_compilation(cfg: Config) -> None:
         cfg.custom_hooks = [*(cfg.get("custom_hooks") or []), dict(type="mapet_mm.CompileHook", **options)]
 
 
-def _configure_start(cfg: Config, resume: str | None, trust: bool) -> None:
+def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, trust: bool) -> None:
     """Go on from a checkpoint, take the weights of one, or start from the beginning."""
     if resume is None and cfg.get("resume"):  # True, or a checkpoint
         resume = cfg.resume if isinstance(cfg.resume, str) else cfg.get("load_from") or "auto"
     if resume in (None, "auto"):
         checkpoint = find_checkpoint(cfg, trust)
         if checkpoint:
-            _announce(cfg, checkpoint, asked=resume == "auto")
+            _announce(cfg, digests, checkpoint, asked=resume == "auto")
     else:
         checkpoint = resume
         require_checkpoint("checkpoint to resume from:", checkpoint, trust)
-        _announce(cfg, checkpoint, asked=True)
+        _announce(cfg, digests, checkpoint, asked=True)
     cfg.resume = bool(checkpoint)
     if checkpoint:
         if later := later_checkpoints(cfg, checkpoint):
@@ -172,9 +173,9 @@ def _configure_start(cfg: Config, resume: str | None, trust: bool) -> None:
         require_checkpoint("`load_from`:", cfg.load_from, trust)
 
 
-def _announce(cfg: Config, checkpoint: str, asked: bool) -> None:
+def _announce(cfg: Config, digests: dict[str, str], checkpoint: str, asked: bool) -> None:
     """Say that the run goes on; refuse to, unless asked, with a config that is not the checkpoint's."""
-    changed = ", ".join(f"`{name}`" for name in differences(recipe(cfg), checkpoint))
+    changed = ", ".join(f"`{name}`" for name in differences(digests, checkpoint))
     if changed and not asked:
         raise LaunchError(
             f"{cfg.work_dir} holds a training with another config ({changed} differ): another --work-dir "

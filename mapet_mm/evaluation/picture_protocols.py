@@ -10,7 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float, Int64, UInt8
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from mapet_mm.evaluation.attention import class_token_attention

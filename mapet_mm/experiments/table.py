@@ -10,6 +10,7 @@ A name in braces is replaced by the entry of that name in the row or the column.
 from __future__ import annotations
 
 import os
+from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -205,6 +206,13 @@ def _check_names(rows: Sequence[Row], columns: Sequence[Column], path: Path) -> 
     for column in columns:
         where = f"table `{path}`: the paper's numbers of column {column.heading!r} name"
         require_names(column.paper, "row", known, where)
+
+
+def positive(text: str) -> int:
+    """Parse a number of seeds or of jobs: an integer of at least one."""
+    if (number := int(text)) < 1:
+        raise ArgumentTypeError(f"{text}: one or more")
+    return number
 
 
 def require_names(names: Iterable[str], what: str, known: Sequence[str], where: str) -> None:

@@ -14,11 +14,9 @@ import torch
 from filelock import FileLock
 from jaxtyping import Float, Int64
 from mmengine.config import ConfigDict
-from mmengine.model import PretrainedInit
-from mmengine.registry import WEIGHT_INITIALIZERS
 from torch import Tensor, nn
 
-from mapet_mm.config_files import class_of, type_name, with_type_names
+from mapet_mm.config_files import pretrained_entries, type_name, with_type_names
 from mapet_mm.errors import UserError
 from mapet_mm.models.targets import token_ids
 from mapet_mm.registry import MODELS
@@ -131,16 +129,7 @@ class FrozenTokenizer(Tokenizer):
 def split_checkpoint(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A network's config without `init_cfg`, and the `Pretrained` entry of `init_cfg` (empty if none)."""
     config = ConfigDict(config).to_dict()
-    return config, _pretrained(config.pop("init_cfg", None))
-
-
-def _pretrained(init_cfg: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
-    """The `Pretrained` entry of an `init_cfg`, empty if there is none."""
-    entries = init_cfg or []
-    for entry in [entries] if isinstance(entries, Mapping) else entries:
-        if class_of(entry.get("type"), WEIGHT_INITIALIZERS) is PretrainedInit:
-            return dict(entry)
-    return {}
+    return config, next((entry for _, entry in pretrained_entries(config.pop("init_cfg", None))), {})
 
 
 def refuse_unloaded_weights(
@@ -157,27 +146,14 @@ def refuse_unloaded_weights(
     Raises:
         TokenizerError: there is such a checkpoint.
     """
-    if _pretrained(init_cfg):
+    if any(pretrained_entries(init_cfg)):
         raise TokenizerError(f"`init_cfg` of the tokenizer itself loads nothing: put it into `{what}`")
-    if random_seed is not None and (where := _where_pretrained(config)):
+    if random_seed is not None and (unloaded := next(pretrained_entries(config), None)):
+        where = unloaded[0].rstrip(".0123456789")  # without its place in a list
         raise TokenizerError(
             f"`{where}` of the {what} names weights that nothing loads, and random_seed={random_seed} draws "
             f"others: remove one; weights of the whole {what} go into its own `init_cfg`"
         )
-
-
-def _where_pretrained(config: Any, where: str = "") -> str:
-    """Where in a config an `init_cfg` has a checkpoint, empty if nowhere."""
-    if isinstance(config, Mapping):
-        if _pretrained(config.get("init_cfg")):
-            return f"{where}.init_cfg".lstrip(".")
-        parts = config.items()
-    elif isinstance(config, list | tuple):
-        parts = enumerate(config)
-    else:
-        return ""
-    found = (_where_pretrained(part, f"{where}.{key}".lstrip(".")) for key, part in parts)
-    return next(filter(None, found), "")
 
 
 def build_frozen(what: str, config: Mapping[str, Any], checkpoint: Mapping[str, Any], seed: int) -> nn.Module:

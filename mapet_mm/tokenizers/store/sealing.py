@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
 
+from mapet_mm.checksums import sha256_of
 from mapet_mm.tokenizers.store.errors import RESTORE, TokenStoreError
 from mapet_mm.tokenizers.store.grids import Grids, spans
 from mapet_mm.tokenizers.store.manifest import Manifest, write_generation
@@ -40,11 +40,7 @@ def join_blocks(store: Path, manifest: Manifest, grids: Grids) -> None:
 def check_files(store: Path, manifest: Manifest) -> None:
     """Raise TokenStoreError if a file of the manifest is not as it was written."""
     for path, expected, _ in (manifest.names, *manifest.grids):
-        sha = hashlib.sha256()
-        with open(store / path, "rb") as file:
-            while chunk := file.read(2**20):
-                sha.update(chunk)
-        if sha.hexdigest() != expected:
+        if sha256_of(store / path) != expected:
             raise TokenStoreError(
                 f"token store file `{store / path}` has changed since it was written (its checksum "
                 f"differs): {RESTORE}"

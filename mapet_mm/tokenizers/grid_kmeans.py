@@ -69,6 +69,7 @@ class GridKMeans(Tokenizer):
             refuse_unloaded_weights("encoder", split_checkpoint(encoder)[0], random_seed, init_cfg)
             network, weights = self._build(encoder, image_size, layer, random_seed)
         elif isinstance(encoder, nn.Module):
+            refuse_unloaded_weights("encoder", {}, None, init_cfg)
             network, weights = encoder, "given"
         else:
             raise TokenizerError(f"encoder is {encoder!r}: give dict(type=..., ...), or a module")

@@ -9,8 +9,9 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mapet_mm.config_files import pretrained_entries
 from mapet_mm.registry import MODELS
-from mapet_mm.tokenizers.clip_tower import STRIDE, build_tower, describe, tower_config
+from mapet_mm.tokenizers.clip_tower import STRIDE, TowerError, build_tower, describe, tower_config
 from mapet_mm.tokenizers.codebook.codebook import Codebook
 from mapet_mm.tokenizers.grid_kmeans import GridKMeans
 from mapet_mm.tokenizers.grid_layout import GridLayout
@@ -46,7 +47,8 @@ class KCLIP(GridKMeans):
         stride: pixels from one grid position to the next: 32, or 16, 8 or 4 for a finer grid.
 
     Raises:
-        TowerError: the tower's weights cannot be found or do not fit, or the stride is not supported.
+        TowerError: the tower's weights cannot be found or do not fit, `init_cfg` names others, or the stride
+            is not supported.
         CodebookError: the codebook cannot be read or was fitted on another encoder.
     """
 
@@ -59,6 +61,8 @@ class KCLIP(GridKMeans):
         stride: int = STRIDE,
         init_cfg: dict | None = None,
     ) -> None:
+        if any(pretrained_entries(init_cfg)):
+            raise TowerError("`init_cfg` of KCLIP loads nothing: the tower's weights go into `pretrained`")
         # Read the codebook first, as GridKMeans does.
         if codebook is not None and not isinstance(codebook, Codebook):
             codebook = Codebook.load(codebook)

@@ -243,10 +243,11 @@ def test_weights_beside_the_encoder_are_refused(tmp_path, seed):
     """Nothing loads the tokenizer's own `init_cfg`."""
     config, file = saved_encoder(tmp_path)
     start = dict(type="Pretrained", checkpoint=file, prefix="backbone.")
-    with pytest.raises(
-        TokenizerError, match=r"`init_cfg` of the tokenizer.* loads nothing: .*into `encoder`"
-    ):
+    message = r"`init_cfg` of the tokenizer.* loads nothing: .*into `encoder`"
+    with pytest.raises(TokenizerError, match=message):
         GridKMeans(dict(config, **({} if seed else dict(init_cfg=start))), 24, init_cfg=start, **seed)
+    with pytest.raises(TokenizerError, match=message):
+        GridKMeans(MODELS.build(config), 24, init_cfg=start)
 
 
 def test_weights_and_layer_of_the_encoder_are_part_of_the_identity():

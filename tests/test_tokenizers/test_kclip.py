@@ -218,6 +218,12 @@ def test_wrong_options_are_one_clear_line(clip_model, pretrained, message):
         KCLIP(clip_model, pretrained)
 
 
+def test_weights_beside_the_towers_option_are_refused():
+    """Before: the tower had the weights of `pretrained`, whatever `init_cfg` named."""
+    with pytest.raises(TowerError, match=r"`init_cfg` of KCLIP loads nothing: .* into `pretrained`"):
+        KCLIP(SMALL, RANDOM, init_cfg=dict(type="Pretrained", checkpoint="tower.pth"))
+
+
 def test_a_towers_file_without_counters_of_training_loads(reference_weights, tmp_path):
     counters = [name for name in reference_weights if name.endswith("num_batches_tracked")]
     few = {name: value for name, value in reference_weights.items() if name not in counters}

@@ -1,0 +1,83 @@
+"""The tool and its protocols: the same table again, what is said, bad options in one line."""
+
+import json
+
+import pytest
+from frozen_features import PROTOCOLS
+from tiny_training import run_tool
+
+from mapet_mm.evaluation.checkpoints import load_checkpoint
+from mapet_mm.evaluation.image_sets import read_image_sets
+from mapet_mm.evaluation.protocols import build_protocols, evaluate
+
+
+def table(printed: str) -> str:
+    return printed[printed.index("protocol ") :]
+
+
+def test_the_tool_gives_the_same_table_again_from_the_cache(config, root, monkeypatch, capsys):
+    arguments = [root / "config.py", root / "weights.pth", "--cache", root / "cache", "--out", root / "out"]
+    compare = ["--compare", root / "config.py", "--compare", root / "config.py", root / "weights.pth"]
+    run_tool(monkeypatch, "evaluate_features", *arguments, *compare)
+    first = table(capsys.readouterr().out)
+    rows = json.loads((root / "out" / "results.json").read_text())
+    assert list(rows) == ["config, weights", "config", "config, weights (3)"]
+    assert rows["config, weights"] == rows["config, weights (3)"]
+    protocols = {row["protocol"] for row in rows["config"]}
+    assert protocols == {"k-NN", "linear", "linear, BEiT's", "logistic regression", "attentive probe"}
+    page = (root / "out" / "report.html").read_text()
+    for name in rows:  # each figure has the name that the table has
+        assert f"<h2>Linear probe by layer (linear): {name}</h2>" in page
+    monkeypatch.setattr("mapet_mm.evaluation.extraction._fill", None)  # nothing is computed again
+    monkeypatch.setattr("mapet_mm.evaluation.linear.train_probes", None)
+    run_tool(monkeypatch, "evaluate_features", *arguments, *compare)
+    assert table(capsys.readouterr().out) == first
+
+
+def test_models_that_are_compared_get_the_first_ones_images_and_it_says_so(config, root, monkeypatch, capsys):
+    """A model of another size gets images of another size than it was made for."""
+    config.evaluation.val.dataset.pipeline.insert(1, dict(type="Resize", scale=32))
+    config.dump(root / "other.py")
+    arguments = [root / "config.py", "--cache", root / "cache", "--protocols", "NearestNeighbours"]
+    run_tool(monkeypatch, "evaluate_features", *arguments, "--compare", root / "other.py")
+    note = (
+        f"{root}/other.py: its own pipeline of the `val` images is another: all models get those of "
+        f"{root}/config.py"
+    )
+    assert note in capsys.readouterr().out.splitlines()
+    run_tool(monkeypatch, "evaluate_features", *arguments, "--compare", root / "config.py")
+    assert "is another" not in capsys.readouterr().out
+
+
+def test_of_several_processes_only_the_first_has_rows_and_says_what_it_does(
+    config, root, monkeypatch, capsys
+):
+    checkpoint, images = load_checkpoint(config, None), read_image_sets(config)
+    for module in ("extraction", "protocols"):
+        monkeypatch.setattr(f"mapet_mm.evaluation.{module}.process_number", lambda: (1, 2))
+    protocols = build_protocols(PROTOCOLS[:1], images)
+    evaluated, rows = evaluate(checkpoint, images, protocols, root / "cache")
+    assert (len(evaluated.features["val"]), rows) == (9, [])
+    assert not capsys.readouterr().out
+    assert not (root / "cache" / "results").exists()
+
+
+def test_unknown_protocols_and_options_are_one_line(config):
+    for wrong, match in (
+        (dict(type="Nearest"), "there is no protocol Nearest: one of .*NearestNeighbours"),
+        (dict(type="NearestNeighbours", neighbours=3), "protocol NearestNeighbours: .*'neighbours'"),
+        (dict(type="FeaturePictures", images=1), "protocol FeaturePictures: images=1: at least 2"),
+        (dict(type="LinearProbes", optimizer="LARS"), "protocol LinearProbes: optimizer='LARS' is none of"),
+    ):
+        with pytest.raises(Exception, match=match):
+            build_protocols([wrong], {})
+
+
+def test_protocols_run_where_their_images_are(config, root):
+    images = read_image_sets(config)
+    assert len(build_protocols(PROTOCOLS, images)) == 5
+    assert build_protocols(PROTOCOLS, {"dense_train": images["train"]}) == []
+    checkpoint = load_checkpoint(config, str(root / "weights.pth"))
+    _, rows = evaluate(checkpoint, images, build_protocols(PROTOCOLS[:1], images), root / "cache")
+    assert [row.setting for row in rows[0]] == ["class token", "mean", "both"]
+    assert not list((root / "cache").glob("*/tokens"))  # which k-NN does not need

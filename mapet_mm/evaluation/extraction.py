@@ -123,9 +123,15 @@ def _fill(
     bar = tqdm(
         total=len(missing), desc=f"features of {features.name}", unit="block", disable=process_number()[0] > 0
     )
-    with bar, torch.no_grad(), torch.autocast(backbone.device.type, dtype, enabled=dtype is not None):
+    # Of the backbone alone: autocast on a CPU refuses to join parts in float16.
+    autocast = torch.autocast(backbone.device.type, dtype, enabled=dtype is not None)
+    with bar, torch.no_grad():
         for block, batches in groupby(_load(features, inputs, tasks), key=lambda batch: batch[0]):
-            parts = [_stored(backbone(backbone.normalise(batch)), kinds) for _, batch in batches]
+            parts = []
+            for _, batch in batches:
+                with autocast:
+                    tokens = backbone(backbone.normalise(batch))
+                parts.append(_stored(tokens, kinds))
             for place, kind in enumerate(kinds):
                 values = torch.cat([part[place] for part in parts], dim=2 if kind == "pooled" else 0)
                 replace_file(features.path(kind, block), save({kind: values.contiguous()}))

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from frozen_features import PROTOCOLS
+from pretended_gpu import pretended_gpu
 from tiny_training import run_tool
 
 from mapet_mm.evaluation.checkpoints import load_checkpoint
@@ -32,6 +33,25 @@ def test_the_tool_gives_the_same_table_again_from_the_cache(config, root, monkey
     monkeypatch.setattr("mapet_mm.evaluation.linear.train_probes", None)
     run_tool(monkeypatch, "evaluate_features", *arguments, *compare)
     assert table(capsys.readouterr().out) == first
+
+
+@pytest.mark.parametrize("amp", ["--amp", "--no-amp"])
+def test_a_gpu_gives_the_hosts_figures(config, root, monkeypatch, amp):
+    """Before: `--amp` on a CPU stopped where a block of the cache has several batches."""
+
+    def figures(device: str) -> dict:
+        options = ["--cache", root / f"cache {device}", "--out", root / device, amp]
+        run_tool(monkeypatch, "evaluate_features", root / "config.py", root / "weights.pth", *options)
+        return json.loads((root / device / "results.json").read_text())
+
+    on_host = figures("host")
+    with pretended_gpu():
+        assert figures("gpu") == on_host
+    features = [*(root / "cache host").glob("*/*/*.safetensors")]
+    assert {path.parent.name for path in features} == {"pooled", "tokens"}
+    for path in features:
+        on_gpu = root / "cache gpu" / path.relative_to(root / "cache host")
+        assert on_gpu.read_bytes() == path.read_bytes()
 
 
 def test_models_that_are_compared_get_the_first_ones_images_and_it_says_so(config, root, monkeypatch, capsys):

@@ -14,6 +14,7 @@ import torch
 from mmengine.runner.checkpoint import load_state_dict
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
 from naive_two_stream import two_stream_forward
+from pretended_gpu import pretended_gpu
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
@@ -112,18 +113,21 @@ PATHS = ["plain", "checkpointing", "small blocks", "attention by products"]
     ("device", "path"),
     [
         *[("cpu", path) for path in [*PATHS, "math kernel"]],
+        *[("pretended cuda", path) for path in PATHS],
         *[pytest.param("cuda", path, marks=pytest.mark.gpu) for path in [*PATHS, *KERNELS]],
     ],
 )
 def test_mapet_equals_the_authors_code(golden, golden_arch, device, path, monkeypatch):
     """Logits, loss and every gradient of MaPeT agree with the authors' implementation, on every path."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # of the patch convolution
+    gpu = pretended_gpu() if device.startswith("pretended") else nullcontext()
+    device = device.removeprefix("pretended ")
     if path == "small blocks":  # of 7 targets; the batch has another multiple
         monkeypatch.setattr(losses, "BLOCK_ELEMENTS", {device: 7 * golden_arch[2]})
     if path == "attention by products":
         monkeypatch.setattr(two_stream, "attend", attend_by_products)
     vit, head = build_golden(golden, golden_arch, with_cp=path == "checkpointing")
-    with sdpa_kernel(KERNELS[path]) if path in KERNELS else nullcontext():
+    with gpu, sdpa_kernel(KERNELS[path]) if path in KERNELS else nullcontext():
         errors = errors_against_golden(golden, vit, head, device)
     assert max(errors.values()) < TOLERANCE, errors
 

@@ -5,6 +5,7 @@ import random
 import runpy
 import shutil
 import sys
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +17,19 @@ from few_images import by_hand
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from PIL import Image
+from pretended_gpu import pretended_gpu
 from sklearn.datasets import load_sample_image
 
 from mapet_mm.errors import UserError
 from mapet_mm.registry import DATASETS, MODELS
 from mapet_mm.tokenizers import Codebook, CodebookError, TokenStore, TokenStoreError
 from mapet_mm.tokenizers import extraction as extraction_module
-from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook, run_verify_tokens
+from mapet_mm.tokenizers.from_config import (
+    build_tokenizer,
+    run_extract_tokens,
+    run_fit_codebook,
+    run_verify_tokens,
+)
 from mapet_mm.tokenizers.images import NamedImages
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +45,20 @@ def test_every_image_of_every_split_gets_its_own_tokens(cfg, tmp_path):
     for name in ("train/0/000.png", "train/2/011.png", "val/1/004.png"):
         assert (store[name] == by_hand(cfg, tmp_path / "data" / name)).all()
     assert len(np.unique([store[name] for name in store.names])) > 1
+
+
+def test_a_gpu_gives_the_hosts_codebook_and_tokens(cfg, tmp_path):
+    run_fit_codebook(cfg)
+    store, _ = run_extract_tokens(cfg)
+    on_gpu = deepcopy(cfg)
+    on_gpu.tokenizer.codebook = str(tmp_path / "gpu" / "codebook.safetensors")
+    on_gpu.token_store = str(tmp_path / "gpu" / "tokens")
+    with pretended_gpu():
+        path, _ = run_fit_codebook(on_gpu)
+        assert build_tokenizer(on_gpu)[0].encoder.layer1[0].conv1.weight.is_cuda
+        store_of_gpu, _ = run_extract_tokens(on_gpu)
+    assert torch.equal(Codebook.load(path).centroids, Codebook.load(cfg.tokenizer.codebook).centroids)
+    assert all((store_of_gpu[name] == store[name]).all() for name in store.names)
 
 
 def test_an_interrupted_extraction_reads_only_what_is_left(cfg, monkeypatch):

@@ -26,6 +26,24 @@ COPIES = {aten.copy_.default, aten._to_copy.default}
 # CUDA takes indices from the host.
 INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
 
+# What autocast does on CUDA: these functions compute in its precision, those in float32.
+F = torch.nn.functional
+IN_AUTOCAST = {
+    *(F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose2d, F.prelu, F.scaled_dot_product_attention),
+    *(torch.matmul, torch.mm, torch.mv, torch.bmm, torch.addmm, torch.addbmm, torch.baddbmm, torch.einsum),
+    *(Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, Tensor.mm, Tensor.mv, Tensor.bmm, Tensor.addmm),
+    *(Tensor.baddbmm, torch.conv2d, torch.conv_transpose2d),
+}
+IN_FLOAT32 = {
+    *(F.layer_norm, F.group_norm, F.softmax, F.log_softmax, F.cross_entropy, F.nll_loss, F.normalize),
+    *(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.kl_div, F.cosine_similarity, F.softplus),
+    *(F.binary_cross_entropy_with_logits, torch.layer_norm, torch.softmax, torch.log_softmax, torch.exp),
+    *(torch.log, torch.pow, torch.rsqrt, torch.reciprocal, torch.sum, torch.prod, torch.cumsum, torch.norm),
+    *(torch.cdist, torch.linalg.vector_norm, Tensor.softmax, Tensor.log_softmax, Tensor.exp, Tensor.log),
+    *(Tensor.pow, Tensor.__pow__, Tensor.__rpow__, Tensor.__rtruediv__, Tensor.rsqrt, Tensor.reciprocal),
+    *(Tensor.sum, Tensor.prod, Tensor.cumsum, Tensor.norm),
+}
+
 
 class OnGPU(Tensor):
     """A tensor that says it is on the GPU. To PyTorch's own C++ code it is one of the host."""
@@ -104,6 +122,9 @@ class _Functions(TorchFunctionMode):
                 return first.held.tolist()
             if func is Tensor.new_tensor:
                 return _moved(Tensor.cuda, (torch.tensor(*args[1:], **{"dtype": first.dtype, **kwargs}),), {})
+        if torch.is_autocast_enabled("cuda") and func in IN_AUTOCAST | IN_FLOAT32:
+            precision = torch.get_autocast_dtype("cuda") if func in IN_AUTOCAST else torch.float32
+            args, kwargs = tree_map_only(OnGPU, lambda x: _cast(x, precision), (args, kwargs))
         if (asked := kwargs.get("device")) is not None:
             on_gpu = _is_gpu(asked)
         else:
@@ -113,6 +134,11 @@ class _Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         finally:
             _Functions.on_gpu = before
+
+
+def _cast(tensor: OnGPU, precision: torch.dtype) -> Tensor:
+    eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
+    return Tensor.to(tensor, precision) if eligible else tensor
 
 
 def _is_gpu(device: str | torch.device) -> bool:
@@ -202,11 +228,6 @@ def pretended_gpu() -> Iterator[None]:
         "manual_seed": None,
         "manual_seed_all": None,
     }
-    autocast = torch.autocast.__init__
-
-    def host_autocast(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
-        autocast(self, "cpu", *args, **kwargs)  # which looks at the device that C++ code sees
-
     load = torch.load
 
     def load_to(file: Any, map_location: Any = None, **kwargs: Any) -> Any:
@@ -220,7 +241,7 @@ def pretended_gpu() -> Iterator[None]:
             stack.enter_context(patch(f"torch.cuda.{name}", lambda *_, answer=answer, **__: answer))
         stack.enter_context(patch("torch.Tensor.pin_memory", lambda tensor, *_: tensor))
         stack.enter_context(patch("mmengine.device.utils.DEVICE", "cuda"))
-        stack.enter_context(patch("torch.autocast.__init__", host_autocast))
+        stack.enter_context(patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False))
         # `Module.to` gives new parameters; values set into the old ones would lose their class.
         stack.callback(future.set_overwrite_module_params_on_conversion, False)
         future.set_overwrite_module_params_on_conversion(True)

@@ -86,9 +86,18 @@ def test_a_network_learns_what_it_learns_on_the_host():
     torch.testing.assert_close(learn("cuda"), learn("cpu"), rtol=0, atol=0)
 
 
-def test_autocast_computes_in_its_precision():
+def test_autocast_computes_in_the_precision_that_cuda_chooses():
+    """Products in bfloat16, sums over many terms in float32; not on the host's tensors."""
+    rows = torch.ones(2, 2, device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
-        assert nn.Linear(2, 2).cuda()(torch.ones(1, 2, device="cuda")).dtype == torch.bfloat16
+        found = nn.Linear(2, 2).cuda()(rows)
+        assert (found.dtype, (rows @ found).dtype) == (torch.bfloat16, torch.bfloat16)
+        assert nn.functional.layer_norm(found, (2,)).dtype == found.softmax(1).dtype == torch.float32
+        assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == torch.float32
+        with torch.autocast("cuda", enabled=False):
+            assert (rows @ rows).dtype == torch.float32
+            with pytest.raises(RuntimeError, match="dtype"):
+                rows @ found
 
 
 def test_saved_tensors_come_back_to_the_device_that_is_asked_for():

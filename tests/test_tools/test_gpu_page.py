@@ -102,3 +102,24 @@ def test_the_whole_page_is_made_at_small_sizes(run):
     assert code == 0, page
     assert page.count("\n## ") == len(gpu.PARTS)
     assert page.count("| ") > 50
+
+
+def test_an_alternative_that_fails_costs_no_other_its_time(monkeypatch, capsys):
+    """As a kernel that the compiler cannot build on the day when a GPU is there."""
+    import kernels
+
+    def broken() -> None:
+        raise AssertionError("no Triton\nat all")
+
+    def unsupported() -> None:
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    calls = {"fused": lambda: None, "flex, compiled": broken, "fused, cuDNN": unsupported}
+    monkeypatch.setattr(kernels, "FAILED", [])
+    monkeypatch.setattr(kernels, "attention_calls", lambda *_: calls)
+    with pytest.raises(SystemExit) as stopped:
+        kernels.main(["--batch", "1", "--rounds", "1", "--sizes", "tiny"])
+    assert stopped.value.code == "error: without a time: flex, compiled: AssertionError: no Triton"
+    attention, _, optimizer = capsys.readouterr().out.split("ms\n\n")[1:]
+    assert [cell.strip() for cell in attention.splitlines()[2].split("|")[2:5]] == ["0.0", "–", "–"]
+    assert "fused" in optimizer

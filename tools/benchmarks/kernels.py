@@ -5,6 +5,7 @@ targets, both forward and backward. Rounds are interleaved, and times are median
 """
 
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -30,18 +31,22 @@ WARM_UP = 2
 VOCAB = 8192
 
 
+FAILED: list[str] = []  # alternatives that stopped with an error, which costs no other its time
+
+
 def milliseconds(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, str]:
-    """Median time of each call, in turns; a dash if the device does not support it."""
-    taken = time_in_turns({name: call for name, call in calls.items() if runs(call)}, rounds, WARM_UP)
+    """Median time of each call, in turns; a dash if the device does not support it, or if it fails."""
+    able = {name: call for name, call in calls.items() if runs(name, call)}
+    taken = time_in_turns(able, rounds, WARM_UP)
     return {name: f"{1000 * statistics.median(taken[name]):.1f}" if name in taken else "–" for name in calls}
 
 
-def runs(call: Callable[[], object]) -> bool:
+def runs(name: str, call: Callable[[], object]) -> bool:
     try:
         call()
-    except RuntimeError as error:
-        if "kernel" not in str(error):
-            raise
+    except Exception as error:
+        if not isinstance(error, RuntimeError) or "kernel" not in str(error):
+            FAILED.append(f"{name}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
         return False
     return True
 
@@ -139,6 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         print_times(title, cases, args.rounds)
     print_times("AdamW", {f"ViT-{size}": adamw_calls(size, DEVICE) for size in args.sizes}, args.rounds)
+    if FAILED:
+        sys.exit("error: without a time: " + "; ".join(dict.fromkeys(FAILED)))
 
 
 def print_times(title: str, cases: dict[str, dict[str, Callable[[], object]]], rounds: int) -> None:

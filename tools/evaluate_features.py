@@ -94,10 +94,10 @@ def protocol_configs(cfg: Config, data: str | None, names: list[str] | None) -> 
 @one_line_errors
 def main() -> None:
     args = parse_args()
+    choose_device()
     MMLogger.get_instance(
         "evaluate_features", log_level="WARNING"
     )  # MMEngine logs how weights are initialised
-    choose_device()
     results, sections, images, protocols = {}, [], {}, []
     for place, (config, *checkpoint) in enumerate(
         [[args.config, *filter(None, [args.checkpoint])], *args.compare]

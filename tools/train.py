@@ -55,7 +55,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0)
     args = parser.parse_args()
-    os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
+    # MMEngine takes the GPU of an MPI process by MPI's number, and wraps the model by this one.
+    mpi = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", args.local_rank)
+    os.environ.setdefault("LOCAL_RANK", str(mpi))
     return args
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
 import shlex
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from mapet_mm.cli.main import tool_command
 from mapet_mm.cli.stages import Stage
 from mapet_mm.config_files import PACKAGE, read_config
 from mapet_mm.engine.autocast import choose_dtype
+from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import replace_file
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import TokenStore
@@ -133,7 +136,7 @@ def plan(args: argparse.Namespace, images: int) -> list[Stage]:
             "train",
             pretraining,
             # Of a training that was begun, the log says how long it still takes.
-            seconds=None if training.parent.exists() else training_seconds(pretraining, images, processes),
+            seconds=None if training.parent.exists() else estimated_seconds(pretraining, images, processes),
         ),
         stage("for timm", out / "timm", "convert", "mm", "timm", training, out / "timm"),
         stage("for Hugging Face", out / "huggingface", "convert", "mm", "hf", training, out / "huggingface"),
@@ -200,6 +203,25 @@ def _written(value: Any) -> str:
     if isinstance(value, dict):
         return f"dict({', '.join(f'{name}={_written(each)}' for name, each in value.items())})"
     return repr(value)
+
+
+def estimated_seconds(config: Path, images: int, processes: int) -> float:
+    """`training_seconds`; of a GPU in a process of its own, which leaves the GPU's memory to the stages.
+
+    Raises:
+        UserError: the GPU's memory does not hold a step.
+    """
+    if get_device() == "cpu":
+        return training_seconds(config, images, processes)
+    try:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(training_seconds, config, images, processes).result()
+    except torch.OutOfMemoryError as error:
+        size = read_config(config).train_dataloader.batch_size
+        raise UserError(
+            f"{config}: a step of {size} images does not fit into the GPU's memory: give a smaller "
+            "--batch-size"
+        ) from error
 
 
 def training_seconds(config: Path, images: int, processes: int) -> float:

@@ -26,7 +26,7 @@ from mapet_mm.engine.checkpoints import (
 )
 from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.pretrained import check_pretrained
-from mapet_mm.engine.processes import TIMEOUT_SECONDS, import_yapf, start_processes
+from mapet_mm.engine.processes import TIMEOUT_SECONDS, check_gpus, import_yapf, start_processes
 from mapet_mm.quiet import import_quietly, quieten
 
 # Entries of a config that MMEngine's runners or this package's tools read.
@@ -261,8 +261,12 @@ def build_runner(cfg: Config, launcher: str) -> Runner:
         raise LaunchError("`strategy`: FullyShardedStrategy needs several processes: tools/dist_train.sh")
     keep_freed_memory()
     import_yapf()
-    if launcher != "none" and get_device() == "cpu":
-        _distribute_on_cpu(cfg, launcher)
+    if launcher != "none":
+        check_gpus(launcher)
+        # PyTorch's own limit for GPUs is ten minutes, which a validation in the first process can outlast.
+        cfg.merge_from_dict({"env_cfg": {"dist_cfg": {"timeout": _timeout(cfg)}}})
+        if get_device() == "cpu":
+            _distribute_on_cpu(cfg, launcher)
     scaling = scaling_with_accumulation(cfg)
     if "runner_type" in cfg:
         if scaling:
@@ -277,10 +281,14 @@ def build_runner(cfg: Config, launcher: str) -> Runner:
     return runner
 
 
+def _timeout(cfg: Config) -> int:
+    """Seconds that processes wait for each other."""
+    return cfg.get("env_cfg", {}).get("dist_cfg", {}).get("timeout", TIMEOUT_SECONDS)
+
+
 def _distribute_on_cpu(cfg: Config, launcher: str) -> None:
     """Start gloo and wrap the model without device ids: MMEngine's own start sets a CUDA device for both."""
-    timeout = cfg.get("env_cfg", {}).get("dist_cfg", {}).get("timeout", TIMEOUT_SECONDS)
-    start_processes(launcher, timeout)
+    start_processes(launcher, _timeout(cfg))
     wrapper = dict(
         type="mapet_mm.CPUDistributedDataParallel",
         broadcast_buffers=False,

@@ -25,11 +25,12 @@ def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS)
         timeout: seconds that processes wait for each other.
 
     Raises:
-        UserError: a launcher that needs GPUs, without them.
+        UserError: a launcher that needs GPUs, without them, or more processes than GPUs.
     """
     launcher = launcher or ("pytorch" if torch.distributed.is_torchelastic_launched() else "none")
     if launcher == "none" or is_distributed():
         return
+    check_gpus(launcher)
     if get_device() != "cpu":
         init_dist(launcher, backend="nccl", timeout=timeout)
     elif launcher == "pytorch":
@@ -37,6 +38,24 @@ def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS)
         torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
     else:
         raise UserError(f"launcher {launcher} needs CUDA devices: without them use launcher pytorch")
+
+
+def check_gpus(launcher: str) -> None:
+    """See that this process has a GPU of its own, where the machine has any, before MMEngine takes one.
+
+    Slurm may show each task its own GPU only (`--gpus-per-task`, `--gpu-bind`), where MMEngine would look for
+    the GPU of the task's number: the number becomes that among the GPUs that are seen.
+
+    Raises:
+        UserError: torchrun has started more processes than there are GPUs.
+    """
+    if not (gpus := torch.cuda.device_count()):
+        return
+    if launcher == "slurm" and "SLURM_LOCALID" in os.environ:
+        os.environ["SLURM_LOCALID"] = str(int(os.environ["SLURM_LOCALID"]) % gpus)
+    elif launcher == "pytorch" and int(os.environ.get("LOCAL_RANK", 0)) >= gpus:
+        processes = os.environ.get("LOCAL_WORLD_SIZE", "several")
+        raise UserError(f"{processes} processes for the {gpus} GPUs of this machine: start one for each GPU")
 
 
 def import_yapf(patience: float = CACHE_SECONDS) -> None:
@@ -75,6 +94,7 @@ def is_first_process() -> bool:
 def choose_device() -> None:
     """Take the GPU of this process's number on its machine, where there are any; nobody is waited for."""
     if torch.cuda.is_available():
+        check_gpus("pytorch" if torch.distributed.is_torchelastic_launched() else "slurm")
         number = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
         torch.cuda.set_device(number % torch.cuda.device_count())
 

@@ -14,6 +14,8 @@ from mapet_mm.models.precision import product_dtype
 # so that its products stay large.
 BLOCK_ELEMENTS = {"cpu": 2**21}
 BLOCK_ELEMENTS_ELSEWHERE = 2**26
+# A block's gradient is summed before it is divided by the number of targets: in float16 over so many at most.
+FLOAT16_ROWS = 2048
 
 
 def linear_cross_entropy(
@@ -93,6 +95,8 @@ def _by_blocks(
     """Summed loss, hits, and the summed loss's gradients by latents, weight and bias (none if not asked)."""
     elements = BLOCK_ELEMENTS.get(latents.device.type, BLOCK_ELEMENTS_ELSEWHERE)
     rows = max(1, elements // len(weight))
+    if latents.dtype is torch.float16:
+        rows = min(rows, FLOAT16_ROWS)
     loss = torch.zeros((), device=latents.device)
     hits = torch.zeros((), dtype=torch.int64, device=latents.device)
     by_latents: list[Tensor] = []

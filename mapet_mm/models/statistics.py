@@ -44,7 +44,8 @@ class PredictionStatistics:
         both = torch.stack([predictions.flatten(), tokens.flatten()])
         self._counts.scatter_add_(1, both, torch.ones_like(both))
         means = latents.mean(1).float()  # B D
-        self._gram += means.T @ means
+        with torch.autocast(means.device.type, enabled=False):  # whose rounding would add directions
+            self._gram += means.T @ means
 
     def accuracy_by_place(self, bins: int) -> list[float]:
         """Token accuracy in percent of consecutive places of the permuted order, the first target's first."""

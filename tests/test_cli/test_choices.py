@@ -1,6 +1,7 @@
 """What `mapet-mm pretrain` decides by itself, and what it refuses."""
 
 import argparse
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from PIL import Image
 
 from mapet_mm.cli import choices
 from mapet_mm.cli.choices import choose, find_images, look_at, take_weights, vocabulary
-from mapet_mm.cli.plan import TRIAL, training_seconds
+from mapet_mm.cli.plan import TRIAL, estimated_seconds, training_seconds
 from mapet_mm.cli.pretrain import parse_args, pretrain
 from mapet_mm.cli.stages import Stage
 from mapet_mm.errors import UserError
@@ -239,7 +240,7 @@ def test_a_folder_that_there_is_not_is_one_line(photographs):
         pretrain(options(photographs.parent / "nowhere"))
 
 
-def test_the_time_of_a_pretraining_is_its_images_at_the_pace_of_the_faster_trial(tmp_path, monkeypatch):
+def write_small_pretraining(path: Path) -> None:
     arch = dict(embed_dims=12, num_layers=1, num_heads=2, feedforward_channels=24)
     model = dict(
         type="mapet_mm.MaPeT",
@@ -248,10 +249,35 @@ def test_the_time_of_a_pretraining_is_its_images_at_the_pace_of_the_faster_trial
         target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=8),
     )
     cfg = Config(dict(model=model, train_cfg=dict(max_epochs=10), train_dataloader=dict(batch_size=TRIAL)))
-    cfg.dump(tmp_path / "config.py")
+    cfg.dump(path)
+
+
+def test_the_time_of_a_pretraining_is_its_images_at_the_pace_of_the_faster_trial(tmp_path, monkeypatch):
+    write_small_pretraining(tmp_path / "config.py")
     clock = iter([0.0, 9.0, 10.0, 12.0])  # the first of the two trials takes 9 s, the second 2
     monkeypatch.setattr("mapet_mm.cli.plan.time.perf_counter", lambda: next(clock))
     assert training_seconds(tmp_path / "config.py", 100 * TRIAL, processes=4) == 2 * 100 / 4 * 10
+
+
+def test_the_time_on_a_gpu_is_taken_in_a_process_that_leaves_its_memory_to_the_stages(tmp_path, monkeypatch):
+    write_small_pretraining(tmp_path / "config.py")
+    monkeypatch.setattr("mapet_mm.cli.plan.get_device", lambda: "cuda")  # in this process
+    monkeypatch.setattr("mapet_mm.cli.plan.MODELS", None)
+    assert estimated_seconds(tmp_path / "config.py", 100, processes=1) > 0
+
+
+def test_a_step_that_a_gpu_does_not_hold_is_one_line(tmp_path, monkeypatch):
+    write_small_pretraining(tmp_path / "config.py")
+
+    class Pool(contextlib.nullcontext):
+        def submit(self, *_):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("mapet_mm.cli.plan.get_device", lambda: "cuda")
+    monkeypatch.setattr("mapet_mm.cli.plan.ProcessPoolExecutor", lambda *_, **__: Pool())
+    match = r"config\.py: a step of 2 images does not fit into the GPU's memory: give a smaller --batch-size"
+    with pytest.raises(UserError, match=match):
+        estimated_seconds(tmp_path / "config.py", 100, processes=1)
 
 
 def test_configs_that_were_edited_stay(photographs, planned):

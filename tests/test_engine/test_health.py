@@ -46,6 +46,20 @@ def test_rank_me_counts_directions():
     assert effective_rank(torch.diag(torch.tensor([9.0, 1.0, 0.0]))) == pytest.approx(expected)
 
 
+def test_the_rank_of_latents_is_the_same_in_autocast():
+    """Before: bfloat16's rounding of the products added directions, and a collapse looked healthy."""
+    basis = torch.linalg.qr(torch.randn(48, 48))[0][:3]
+    exact, rounded = PredictionStatistics(5), PredictionStatistics(5)
+    for _ in range(20):
+        latents = torch.randn(32, 4, 3) @ basis
+        ids = torch.zeros(32, 4, dtype=torch.int64)
+        exact.add(latents, ids, ids)
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded.add(latents, ids, ids)
+    assert effective_rank(exact.gram) == pytest.approx(3, abs=0.1)
+    assert torch.equal(exact.gram, rounded.gram)
+
+
 def test_a_head_that_is_watched_counts_what_it_predicts_and_learns_the_same():
     head = TokenPredictionHead(6, 5)
     head.init_weights()

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from mapet_mm.engine.launch import (
     next_command,
     training_report,
 )
+from mapet_mm.engine.processes import check_gpus
 from mapet_mm.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -330,6 +332,53 @@ def test_launcher_without_cuda_devices_says_which_one_to_use(config, monkeypatch
     monkeypatch.setattr("mapet_mm.engine.launch.get_device", lambda: "cpu")
     with pytest.raises(UserError, match="slurm needs CUDA devices"):
         build_runner(load_config(str(config)), "slurm")
+
+
+def test_processes_on_gpus_wait_as_long_as_those_on_cpus(config, monkeypatch):
+    """PyTorch's own limit for GPUs, ten minutes, ended them while the first one validated."""
+    monkeypatch.setattr("mapet_mm.engine.launch.get_device", lambda: "cuda")
+    monkeypatch.setattr("mapet_mm.engine.launch.Runner.from_cfg", lambda cfg: cfg)
+    assert build_runner(load_config(str(config)), "pytorch").env_cfg.dist_cfg.timeout == 1800
+    options = {"env_cfg.dist_cfg.timeout": 60}
+    assert build_runner(load_config(str(config), options), "pytorch").env_cfg.dist_cfg.timeout == 60
+
+
+def test_more_processes_than_gpus_are_refused(config, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    for rank in (2, 3):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        with pytest.raises(UserError, match="4 processes for the 2 GPUs of this machine: start one for each"):
+            build_runner(load_config(str(config)), "pytorch")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    check_gpus("pytorch")
+
+
+def test_a_slurm_task_that_sees_one_gpu_takes_it(monkeypatch):
+    """Whatever its number is among the tasks of the machine."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setenv("SLURM_LOCALID", "5")
+    check_gpus("slurm")
+    assert os.environ["SLURM_LOCALID"] == "0"
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    monkeypatch.setenv("SLURM_LOCALID", "5")
+    check_gpus("slurm")
+    assert os.environ["SLURM_LOCALID"] == "5"
+
+
+@pytest.mark.parametrize("tool", ["train", "test"])
+def test_a_process_of_mpi_has_one_gpu_for_all(tool, monkeypatch):
+    """MMEngine puts it on the GPU of MPI's number, and wraps the model on that of LOCAL_RANK."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "3")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr(
+        "sys.argv", [tool, "config.py", "--launcher", "mpi", *["last.pth"] * (tool == "test")]
+    )
+    try:
+        runpy.run_path(str(TOOLS / f"{tool}.py"))["parse_args"]()
+        assert os.environ["LOCAL_RANK"] == "3"
+    finally:
+        os.environ.pop("LOCAL_RANK", None)
 
 
 @pytest.mark.parametrize("script", ["dist_train.sh", "dist_test.sh", "slurm_train.sh", "slurm_test.sh"])

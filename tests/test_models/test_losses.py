@@ -87,6 +87,19 @@ def test_gradients_survive_float16_and_loss_scaling():
     assert (scaled - exact[0]).norm() < 2e-3 * exact[0].norm()
 
 
+def test_a_gradient_over_many_alike_targets_survives_float16(monkeypatch):
+    """Plain background: each target asks for the same. No loss scale would bring back a sum that is infinite."""
+    monkeypatch.setattr(losses, "BLOCK_ELEMENTS", {"cpu": losses.BLOCK_ELEMENTS_ELSEWHERE})
+    latents = torch.full((40_000, 2), 2.0, dtype=torch.float16)
+    weight = torch.zeros(64, 2, dtype=torch.float16, requires_grad=True)
+    bias = torch.zeros(64, dtype=torch.float16, requires_grad=True)
+    loss, _ = linear_cross_entropy(latents, weight, bias, torch.zeros(40_000, dtype=torch.int64))
+    loss.backward()
+    expected = torch.full((64, 2), 2 / 64)
+    expected[0] -= 2
+    torch.testing.assert_close(weight.grad.float(), expected, rtol=1e-3, atol=1e-4)
+
+
 def test_nothing_is_kept_where_no_gradient_is_asked_for():
     """Nor computed: one product makes the logits, two more the gradients."""
     parameters, targets = operands()

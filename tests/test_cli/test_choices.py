@@ -269,9 +269,12 @@ def test_the_time_on_a_gpu_is_taken_in_a_process_that_leaves_its_memory_to_the_s
 def test_a_step_that_a_gpu_does_not_hold_is_one_line(tmp_path, monkeypatch):
     write_small_pretraining(tmp_path / "config.py")
 
-    class Pool(contextlib.nullcontext):
+    class Pool(contextlib.AbstractContextManager):
         def submit(self, *_):
             raise torch.OutOfMemoryError("CUDA out of memory")
+
+        def __exit__(self, *_):
+            return None
 
     monkeypatch.setattr("mapet_mm.cli.plan.get_device", lambda: "cuda")
     monkeypatch.setattr("mapet_mm.cli.plan.ProcessPoolExecutor", lambda *_, **__: Pool())

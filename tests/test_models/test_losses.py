@@ -88,7 +88,7 @@ def test_gradients_survive_float16_and_loss_scaling():
 
 
 def test_a_gradient_over_many_alike_targets_survives_float16(monkeypatch):
-    """Plain background: each target asks for the same. No loss scale would bring back a sum that is infinite."""
+    """Plain background: each target asks for the same. No loss scale brings back a sum that is infinite."""
     monkeypatch.setattr(losses, "BLOCK_ELEMENTS", {"cpu": losses.BLOCK_ELEMENTS_ELSEWHERE})
     latents = torch.full((40_000, 2), 2.0, dtype=torch.float16)
     weight = torch.zeros(64, 2, dtype=torch.float16, requires_grad=True)

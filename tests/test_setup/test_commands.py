@@ -44,7 +44,7 @@ RUN_BY = {
     "pretrain.py": "tests/test_cli/test_newcomer.py",
     "convert.py": "tests/test_export.py",
     "draw_tables.py": "tests/test_experiments/test_differences.py",
-    "evaluate_features.py": "tests/test_evaluation/test_extraction.py",
+    "evaluate_features.py": "tests/test_evaluation/test_evaluate_features.py",
     "extract_tokens.py": "tests/test_tools/test_own_images.py",
     "feature_evaluation.py": "tests/test_evaluation/test_memory.py",
     "fit_codebook.py": "tests/test_tools/test_own_images.py",

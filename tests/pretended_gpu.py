@@ -81,8 +81,7 @@ class OnGPU(Tensor):
         return OnGPU, (self.held,)
 
     def __deepcopy__(self, memo: dict) -> OnGPU:
-        copied = memo.setdefault(id(self), self.detach().clone().requires_grad_(self.requires_grad))
-        return copied
+        return memo.setdefault(id(self), self.detach().clone().requires_grad_(self.requires_grad))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -161,9 +160,9 @@ def _moved(func: Any, args: tuple, kwargs: dict) -> Tensor:
             device = value
         elif isinstance(value, torch.dtype):
             dtype = value
-    to_gpu = isinstance(tensor, OnGPU) if device is None else _is_gpu(device)
     if device is not None and torch.device(device).type == "meta":
         return torch.empty_like(tensor, device="meta", dtype=dtype)
+    to_gpu = isinstance(tensor, OnGPU) if device is None else _is_gpu(device)
     if to_gpu != isinstance(tensor, OnGPU):
         tensor = aten._to_copy.default(tensor, device=GPU if to_gpu else HOST)
     return Tensor.to(tensor, dtype or tensor.dtype, copy=kwargs.get("copy", False))

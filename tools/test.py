@@ -6,7 +6,6 @@ Several processes: tools/dist_test.sh, or tools/slurm_test.sh on a cluster.
 """
 
 import argparse
-import os
 from pathlib import Path
 
 from mmengine.config import DictAction
@@ -16,7 +15,7 @@ from mmengine.fileio import dump
 
 import mapet_mm.quiet  # noqa: F401
 from mapet_mm.engine.launch import build_runner, configure_drawing, configure_test, load_config
-from mapet_mm.engine.processes import stop_processes
+from mapet_mm.engine.processes import note_local_rank, stop_processes
 from mapet_mm.errors import one_line_errors
 
 PREDICTIONS, METRICS = (".pkl", ".pickle"), (".json", ".yml", ".yaml")
@@ -51,9 +50,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0)
     args = parser.parse_args()
-    # MMEngine takes the GPU of an MPI process by MPI's number, and wraps the model by this one.
-    mpi = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", args.local_rank)
-    os.environ.setdefault("LOCAL_RANK", str(mpi))
+    note_local_rank(args.local_rank)
     return args
 
 

@@ -6,14 +6,13 @@ Several processes: tools/dist_train.sh, or tools/slurm_train.sh on a cluster.
 """
 
 import argparse
-import os
 
 from mmengine.config import DictAction
 from mmengine.dist import is_main_process
 
 import mapet_mm.quiet  # noqa: F401
 from mapet_mm.engine.launch import build_runner, configure_training, load_config, training_report
-from mapet_mm.engine.processes import stop_processes
+from mapet_mm.engine.processes import note_local_rank, stop_processes
 from mapet_mm.errors import one_line_errors
 
 
@@ -55,9 +54,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0)
     args = parser.parse_args()
-    # MMEngine takes the GPU of an MPI process by MPI's number, and wraps the model by this one.
-    mpi = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", args.local_rank)
-    os.environ.setdefault("LOCAL_RANK", str(mpi))
+    note_local_rank(args.local_rank)
     return args
 
 

@@ -86,6 +86,17 @@ def import_yapf(patience: float = CACHE_SECONDS) -> None:
             time.sleep(0.1)
 
 
+def note_local_rank(number: int) -> None:
+    """Tell MMEngine, which wraps the model on that GPU, this process's number on its machine, if nothing has.
+
+    MMEngine itself takes an MPI process's GPU by MPI's number.
+
+    Args:
+        number: of a launcher that gives it as an argument.
+    """
+    os.environ.setdefault("LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", str(number)))
+
+
 def is_first_process() -> bool:
     """Whether this is the run's first process, known before the processes have joined."""
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
@@ -94,7 +105,8 @@ def is_first_process() -> bool:
 def choose_device() -> None:
     """Take the GPU of this process's number on its machine, where there are any; nobody is waited for."""
     if torch.cuda.is_available():
-        check_gpus("pytorch" if torch.distributed.is_torchelastic_launched() else "slurm")
+        if torch.distributed.is_torchelastic_launched():
+            check_gpus("pytorch")
         number = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
         torch.cuda.set_device(number % torch.cuda.device_count())
 

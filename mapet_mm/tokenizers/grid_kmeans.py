@@ -65,11 +65,11 @@ class GridKMeans(Tokenizer):
         # Read first: a wrong path should not cost the minutes of a weights download.
         if codebook is not None and not isinstance(codebook, Codebook):
             codebook = Codebook.load(codebook)
+        config = split_checkpoint(encoder)[0] if isinstance(encoder, Mapping) else {}
+        refuse_unloaded_weights("encoder", config, random_seed, init_cfg)
         if isinstance(encoder, Mapping) and "type" in encoder:
-            refuse_unloaded_weights("encoder", split_checkpoint(encoder)[0], random_seed, init_cfg)
             network, weights = self._build(encoder, image_size, layer, random_seed)
         elif isinstance(encoder, nn.Module):
-            refuse_unloaded_weights("encoder", {}, None, init_cfg)
             network, weights = encoder, "given"
         else:
             raise TokenizerError(f"encoder is {encoder!r}: give dict(type=..., ...), or a module")

@@ -17,12 +17,6 @@ from torch import nn
 
 MICRO = [path for path in RECIPES if path.parent.name == "micro"]
 BATCH = 3
-TOWER = dict(
-    type="mapet_mm.KCLIP",
-    clip_model=dict(layers=[1, 1, 1, 1], width=8, image_size=96),
-    pretrained=dict(type="random", seed=0),
-    stride=16,
-)
 
 
 def build(cfg: Config) -> nn.Module:
@@ -70,7 +64,7 @@ def step(model: nn.Module, cfg: Config, device: str) -> tuple[dict[str, float], 
     model = copy.deepcopy(model).to(device)
     model.train()
     wrapper = optim_wrapper_of(cfg, model)
-    logs = model.train_step(copy.deepcopy(batch_of(cfg)), wrapper)
+    logs = model.train_step(batch_of(cfg), wrapper)
     if device == "cuda":
         for name, parameter in model.named_parameters():
             assert isinstance(parameter, OnGPU), name

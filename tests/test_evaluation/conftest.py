@@ -5,8 +5,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-import torch
-from frozen_features import ARCH, PIPELINE, PROTOCOLS
+from frozen_features import ARCH, PIPELINE, PROTOCOLS, save
 from mmengine.config import Config
 
 from mapet_mm.evaluation.checkpoints import load_checkpoint
@@ -43,5 +42,5 @@ def config(root) -> Config:
     )
     Config(content).dump(root / "config.py")
     model = load_checkpoint(Config.fromfile(root / "config.py"), None).backbone.model
-    torch.save({"state_dict": model.state_dict()}, root / "weights.pth")
+    save(model.state_dict(), root)
     return Config.fromfile(root / "config.py")

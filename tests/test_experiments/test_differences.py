@@ -115,13 +115,19 @@ def test_a_picture_has_a_dot_per_row_and_names_what_is_missing():
     assert any("Missing: 3 of 9 cells." in text for text in written)
 
 
-def test_a_table_with_compute_is_drawn_as_curves_over_it():
-    """The rows of one curve in the order of their compute; no other cost has a panel."""
+def over_compute(*costs: float) -> tuple[TableDeclaration, dict]:
+    """A table of two seeds whose rows have these costs, and its cells."""
     teraflops = Column("pre-training", "TFLOPs", "probe.py", "pre-training/teraflops")
     table = TableDeclaration("t", "digits", "A table", ROWS, [teraflops, *COLUMNS])
     grid = cells(old=[60.0, 62.0], new=[70.0, 71.0], other=[65.0, 66.0])
-    compute = zip(ROWS, (10.0, 30.0, 20.0), strict=True)
-    grid |= {(row.name, teraflops.heading): summarise([cost] * 2, [0, 1]) for row, cost in compute}
+    for row, cost in zip(ROWS, costs, strict=True):
+        grid[row.name, teraflops.heading] = summarise([cost] * 2, [0, 1])
+    return table, grid
+
+
+def test_a_table_with_compute_is_drawn_as_curves_over_it():
+    """The rows of one curve in the order of their compute; no other cost has a panel."""
+    table, grid = over_compute(10.0, 30.0, 20.0)
     figure = draw_tables([(table, grid)])
     panels = [axes for band in figure.subfigs for axes in band.axes]
     assert len(panels) == 2
@@ -139,11 +145,7 @@ def legend(table, grid) -> tuple[list, list[str]]:
 
 def test_a_row_without_compute_is_a_dashed_line_with_its_name():
     """0 has no place on a logarithmic axis."""
-    teraflops = Column("pre-training", "TFLOPs", "probe.py", "pre-training/teraflops")
-    table = TableDeclaration("t", "digits", "A table", ROWS, [teraflops, *COLUMNS])
-    grid = cells(old=[60.0, 62.0], new=[70.0, 71.0], other=[65.0, 66.0])
-    compute = zip(ROWS, (0.0, 30.0, 20.0), strict=True)
-    grid |= {(row.name, teraflops.heading): summarise([cost] * 2, [0, 1]) for row, cost in compute}
+    table, grid = over_compute(0.0, 30.0, 20.0)
     panels, names = legend(table, grid)
     level = panels[0].lines[0]
     assert (level.get_linestyle(), list(level.get_ydata())) == ("--", [61.0, 61.0])

@@ -29,8 +29,6 @@ CUDA_KERNELS = {
 }
 WARM_UP = 2
 VOCAB = 8192
-
-
 FAILED: list[str] = []  # alternatives that stopped with an error, which costs no other its time
 
 

@@ -8,11 +8,13 @@ Anything else is a bug and keeps its traceback; `MAPET_MM_TRACEBACK=1` shows the
 import functools
 import os
 import re
+import select
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec
 
 TRACEBACK = "MAPET_MM_TRACEBACK"
 # Errors that checks raise; an AssertionError or a NotImplementedError is always a bug.
@@ -22,6 +24,8 @@ PACKAGE = Path(__file__).parent
 STOPPED = 75
 # Other processes of torchrun wait before they print: if the first one has failed too, torchrun ends them.
 PATIENCE_SECONDS = 10
+
+Arguments = ParamSpec("Arguments")
 
 _FRAME = re.compile(r'^ *File "(.+?)", line \d+, in .+\n +(.+)$', re.MULTILINE)
 
@@ -33,14 +37,17 @@ class UserError(Exception):
     __str__ = Exception.__str__
 
 
-def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
+def one_line_errors(main: Callable[Arguments, None]) -> Callable[Arguments, None]:
     """Decorate a tool's `main`: errors that the user can fix end it with one line and exit code 1."""
 
     @functools.wraps(main)
-    def run() -> None:
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
         try:
-            main()
+            main(*args, **kwargs)
+            sys.stdout.flush()
         except Exception as error:
+            if isinstance(error, BrokenPipeError) and _reader_has_gone():
+                sys.exit(1)
             process = _process()
             if os.environ.get(TRACEBACK) or not for_the_user(error):
                 if process:
@@ -52,6 +59,16 @@ def one_line_errors(main: Callable[[], None]) -> Callable[[], None]:
             sys.exit(message)
 
     return run
+
+
+def _reader_has_gone() -> bool:
+    """Whether nobody reads the standard output any more, as behind `| head`; then it goes nowhere."""
+    reader = select.poll()
+    reader.register(sys.stdout.fileno(), 0)
+    gone = any(event & select.POLLERR for _, event in reader.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return gone
 
 
 def _process() -> str:

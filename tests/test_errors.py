@@ -1,5 +1,9 @@
 """How the tools show an error: one line for what a user can put right, a traceback for a bug."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from torch.utils.data import DataLoader
 
@@ -85,6 +89,18 @@ def test_a_variable_shows_every_traceback(monkeypatch):
     monkeypatch.setenv(TRACEBACK, "1")
     with pytest.raises(UserError):
         raising(UserError("too many cooks"))()
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_nobody_reads_any_more_ends_a_tool_without_a_word(monkeypatch, unbuffered):
+    """As in `mapet-mm --help | head -1`."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "mapet_mm.cli.main", "--help"]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, "")
 
 
 def test_processes_of_torchrun_let_the_first_one_speak(monkeypatch):

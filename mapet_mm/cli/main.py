@@ -4,6 +4,7 @@ import os
 import sys
 
 from mapet_mm.config_files import PACKAGE
+from mapet_mm.errors import one_line_errors
 
 TOOLS = {
     "train": ("train.py", "train the model of a config: pre-training, fine-tuning or a probe"),
@@ -30,6 +31,7 @@ commands:
 A config `configs/...` that is not in this folder is taken from the package: {package}"""
 
 
+@one_line_errors
 def main(arguments: list[str] | None = None) -> None:
     """Replace this process with the command's tool.
 

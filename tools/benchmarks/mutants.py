@@ -26,7 +26,10 @@ ROOT = Path(__file__).parents[2]
 LIBRARIES = (
     "beartype", "faiss", "jaxtyping", "mmpretrain.apis", "mmseg.apis", "open_clip", "skimage.data", "timm",
 )  # fmt: skip
-STORE = "test_tokenizers/test_token_store.py test_tokenizers/test_store_changes.py"
+STORE = (
+    "test_tokenizers/test_token_store.py test_tokenizers/test_store_seals.py "
+    "test_tokenizers/test_store_extensions.py test_tokenizers/test_store_merges.py"
+)
 # The tests of each file, those likeliest to fail first.
 TESTS = {
     "mapet_mm/models/objectives.py": "test_models/test_objectives.py test_models/test_two_stream.py",

@@ -72,7 +72,7 @@ def main() -> None:
         rows, columns = store.grid
         print(extraction)
         print(
-            f"wrote {store.path}: {rows} x {columns} tokens of {len(store)} images, "
+            f"wrote {store.path}: {rows} x {columns} tokens of {int(store.written().sum())} images, "
             f"{store.vocab_size} ids, tokenizer {store.tokenizer[:12]}"
         )
         print(next_step(cfg, store))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Int64
+from mmengine import fileio
 from torch import Tensor
 
 from mapet_mm.config_files import with_type_names
@@ -34,20 +35,27 @@ class Extraction:
         images: images tokenised.
         seconds: time since the first image.
         waited: seconds spent waiting for decoded images.
-        skipped: images that could not be decoded and were left out.
+        skipped: images of the store that have no tokens, because they could not be decoded or are gone.
+        others: images of the store that have no tokens yet and are not in this run's data set.
     """
 
     images: int
     seconds: float
     waited: float
     skipped: int = 0
+    others: int = 0
 
     def __str__(self) -> str:
+        rest = left_out(self.skipped)
+        if self.others:
+            rest += (
+                f"; {self.others} images of the store, which the config's data set lacks, have no tokens yet"
+            )
         if not self.images:
-            return "all images had their tokens" + left_out(self.skipped)
+            return "all images had their tokens" + rest
         return (
             f"tokenised {self.images} images in {self.seconds:.0f} s: {self.images / self.seconds:.1f} "
-            f"images/s, {self.waited / self.seconds:.0%} of the time waiting for data{left_out(self.skipped)}"
+            f"images/s, {self.waited / self.seconds:.0%} of the time waiting for data{rest}"
         )
 
 
@@ -116,7 +124,8 @@ def _check_identity(
     if not _same_folder(store.data_root, images.data_root):
         raise TokenStoreError(
             f"token store `{store.path}` is of images in `{store.data_root}`, the config's are in "
-            f"`{images.data_root}`: choose another `token_store`"
+            f"`{images.data_root}`: choose another `token_store`, or, if this is the same folder "
+            "moved, leave a link to it in its old place"
         )
 
 
@@ -168,10 +177,29 @@ def extract_tokens(
     kept = f"the tokens of all others are in `{store.path}`"
     unreadable = work.run(loader, "extracting tokens", on_error, kept)
     seconds = time.perf_counter() - start
+    missing = store.missing()
+    others = missing[place_of_row[missing] < 0]
+    if others.size == missing.size and _gone(others, store, place_of_row, loader.images.data_root):
+        nothing = np.empty((0, *store.grid), dtype=np.int64)
+        store.write([], nothing, dict.fromkeys(others.tolist(), "no longer there"))
+        others = others[:0]
     if not store.missing().size:
         store.seal()
         work.shared.clear()
-    return Extraction(work.total - unreadable, seconds, loader.waited, len(store.skipped))
+    return Extraction(work.total - unreadable, seconds, loader.waited, len(store.skipped), others.size)
+
+
+def _gone(
+    rows: Int64[np.ndarray, " rows"], store: TokenStore, place_of_row: np.ndarray, data_root: str
+) -> bool:
+    """Whether these images, which the data set lacks, have been removed since the store was made.
+
+    Where not even an image of the data set is found by its path, images are read in another way: nothing is
+    known then.
+    """
+    exists = lambda row: fileio.exists(fileio.join_path(data_root, store.names[row]))  # noqa: E731
+    present = np.flatnonzero(place_of_row >= 0)
+    return bool(rows.size and present.size) and exists(present[0]) and not any(map(exists, rows))
 
 
 class _Rows(ImageTasks):

@@ -27,11 +27,19 @@ def test_what_a_part_misses_the_merged_store_misses(tmp_path):
         merged["a"]
 
 
+def test_parts_of_images_in_different_folders_are_merged_under_the_folder_that_is_given(tmp_path):
+    parts = [make(tmp_path / "x", ["a"], "/mnt/x"), make(tmp_path / "y", ["b"], "/mnt/y")]
+    merged = merge_stores(tmp_path / "merged", parts, "data")
+    assert_holds(merged, ["a", "b"])
+    assert merged.data_root == "data"
+    assert merge_stores(tmp_path / "same", parts[:1]).data_root == "/mnt/x"
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (dict(tokenizer="u" * 64), "have different tokenizer"),
-        (dict(data_root="elsewhere"), r"have different data_root \(data, elsewhere\)"),
+        (dict(tokenizer="u" * 64), r"have different tokenizer \(.*\): they cannot be merged$"),
+        (dict(data_root="elsewhere"), r"have different data_root \(data, elsewhere\): give .* --data-root$"),
         (dict(preprocessing={"pipeline": []}), "have different preprocessing"),
         (dict(names=["b", "a"]), "'a' is given twice"),
     ],

@@ -5,10 +5,12 @@ import os
 import pickle
 import random
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from mapet_mm.tokenizers.store import MissingTokensError, TokenStore, TokenStoreError
 
@@ -240,15 +242,48 @@ def test_a_damaged_block_is_named_and_can_be_removed(tmp_path):
     assert TokenStore.open(tmp_path / "tokens").missing().tolist() == [0, 1, 2, 3]
 
 
-def test_a_block_that_changed_after_it_was_written_is_not_sealed(tmp_path):
+def test_a_block_that_changed_after_it_was_written_is_neither_read_nor_sealed(tmp_path):
     store = make(tmp_path / "tokens", count=8)
     store.write(range(8), grids_of(range(8)))
-    block = next((tmp_path / "tokens" / "blocks").iterdir())
-    content = bytearray(block.read_bytes())
-    content[content.index(grids_of(range(8)).astype("<u2").tobytes()) + 2] ^= 1
-    block.write_bytes(content)
+    change_a_bit(tmp_path / "tokens", grids_of(range(8)).astype("<u2").tobytes())
+    reader = TokenStore.open(tmp_path / "tokens")
+    for use in (reader.seal, lambda: reader[reader.names[3]]):
+        with pytest.raises(
+            TokenStoreError, match=r"has changed since it was written \(its checksum differs\)"
+        ):
+            use()
+
+
+@pytest.mark.parametrize("content", [np.array([2, 5], "<u4").tobytes(), b"broken"], ids=["rows", "skipped"])
+def test_a_block_whose_rows_or_reasons_changed_is_not_used(tmp_path, content):
+    """Or an image would have another's tokens."""
+    store = make(tmp_path / "tokens", count=8)
+    store.write([2, 5], grids_of([2, 5]), {3: "broken"})
+    change_a_bit(tmp_path / "tokens", content)
     with pytest.raises(TokenStoreError, match=r"has changed since it was written \(its checksum differs\)"):
-        TokenStore.open(tmp_path / "tokens").seal()
+        TokenStore.open(tmp_path / "tokens").missing()
+
+
+def test_blocks_without_a_checksum_of_their_rows_are_read(tmp_path):
+    """As written before there was one."""
+    store = make(tmp_path / "tokens", count=8)
+    store.write([2, 5], grids_of([2, 5]))
+    block = next((tmp_path / "tokens" / "blocks").iterdir())
+    with safe_open(block, "numpy") as file:
+        metadata = file.metadata()
+    del metadata["rows_sha256"]
+    save_file(load_file(block), block, metadata)
+    reader = TokenStore.open(tmp_path / "tokens")
+    assert reader.missing().tolist() == [0, 1, 3, 4, 6, 7]
+    assert (reader[reader.names[5]] == grids_of([5])[0]).all()
+
+
+def change_a_bit(store: Path, content: bytes) -> None:
+    """In the third byte of this content of the store's only block."""
+    block = next((store / "blocks").iterdir())
+    found = bytearray(block.read_bytes())
+    found[found.index(content) + 2] ^= 1
+    block.write_bytes(found)
 
 
 @pytest.mark.parametrize("sealed", [False, True])

@@ -113,7 +113,7 @@ def test_a_recipe_of_another_store_is_not_named_as_the_next(clone):
 
 
 def test_a_program_of_ones_own_fills_a_store_as_the_page_says(tmp_path, monkeypatch):
-    """Interrupted after the first image, and started again."""
+    """Interrupted before its first write, and started again, also once it is done."""
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs/tutorials/new_tokenizer.md").read_text()
     (code,) = (
@@ -129,7 +129,9 @@ def test_a_program_of_ones_own_fills_a_store_as_the_page_says(tmp_path, monkeypa
 
     with pytest.raises(KeyboardInterrupt):
         exec(code, {"my_ids": my_ids})
-    exec(code, {"my_ids": my_ids})
+    for _ in range(2):
+        exec(code, {"my_ids": my_ids})
     store = TokenStore.open("data/mine/tokens")
     assert [int(store[name].mean()) for name in ("cats/1.jpg", "cats/2.jpg")] == [1, 2]
-    assert calls == ["cats/1.jpg", "cats/2.jpg", "cats/2.jpg"]
+    assert (store.sealed, store.data_root) == (True, "data/mine")
+    assert calls == ["cats/1.jpg", "cats/2.jpg"] * 2

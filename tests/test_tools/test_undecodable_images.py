@@ -58,6 +58,46 @@ def test_an_undecodable_image_is_left_out_if_asked_and_costs_nobody_else(cfg, tm
     assert (store["train/1/004.png"] == by_hand(cfg, broken)).all()
 
 
+def test_an_image_that_is_removed_instead_of_repaired_leaves_a_complete_store(cfg, tmp_path):
+    """As the error says; put back, it is tried again if asked."""
+    run_fit_codebook(cfg)
+    broken = tmp_path / "data" / "train" / "1" / "004.png"
+    whole = broken.read_bytes()
+    broken.write_bytes(b"no image")
+    with pytest.raises(UnreadableImagesError, match="repair or remove it"):
+        run_extract_tokens(cfg)
+    broken.unlink()
+    listed = tmp_path / "data" / "train.txt"
+    lines = listed.read_text()
+    listed.write_text(lines.replace("1/004.png 1\n", ""))
+    store, extraction = run_extract_tokens(cfg)
+    assert (extraction.images, extraction.skipped, extraction.others, store.sealed) == (0, 1, 0, True)
+    assert store.skipped == {"train/1/004.png": "no longer there"}
+    broken.write_bytes(whole)
+    listed.write_text(lines)
+    store, extraction = run_extract_tokens(cfg, retry_skipped=True)
+    assert (extraction.images, extraction.skipped, store.sealed) == (1, 0, True)
+    assert (store["train/1/004.png"] == by_hand(cfg, broken)).all()
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_images_that_another_config_will_tokenise_are_waited_for(cfg, monkeypatch, found):
+    """Also where images are not found by their paths, so that nothing says whether one is gone."""
+    run_fit_codebook(cfg)
+    whole, _ = run_extract_tokens(cfg)
+    cfg.token_store += "_shared"
+    identity = (whole.grid, 6, whole.tokenizer, whole.data_root, whole.preprocessing)
+    TokenStore.create(cfg.token_store, whole.names, *identity)
+    every, cfg.dataset = cfg.dataset, cfg.dataset[0]
+    if not found:
+        monkeypatch.setattr("mapet_mm.tokenizers.extraction.fileio.exists", lambda path: False)
+    store, extraction = run_extract_tokens(cfg)
+    assert (extraction.images, extraction.skipped, extraction.others, store.sealed) == (12, 0, 5, False)
+    assert str(extraction).endswith("; 5 images of the store that the data set lacks have no tokens yet")
+    cfg.dataset = every
+    assert (run_extract_tokens(cfg)[1].images, TokenStore.open(cfg.token_store).sealed) == (5, True)
+
+
 def test_a_task_of_undecodable_images_alone_is_done_once_they_are_noted(cfg, tmp_path):
     """Four of the seventeen, which are one task's."""
     run_fit_codebook(cfg)

@@ -41,25 +41,30 @@ def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
         return TokenStore.open(path)
 
 
-def merge_stores(path: str | os.PathLike, stores: Sequence[TokenStore]) -> TokenStore:
-    """Merge stores of one tokenizer and data root into a new store, which appears complete or not at all.
+def merge_stores(
+    path: str | os.PathLike, stores: Sequence[TokenStore], data_root: str | None = None
+) -> TokenStore:
+    """Merge stores of one tokenizer into a new store, which appears complete or not at all.
 
     Args:
         path: directory to make.
         stores: the stores to merge, without common images. Rows missing in them are missing in the new store.
+        data_root: the new store's, for parts whose images lay in different folders; None: that of all parts.
 
     Raises:
         TokenStoreError: something is at `path` already, or the stores do not fit together.
     """
-    first = stores[0]
+    identity = {key: getattr(stores[0], key) for key in IDENTITY}
     for store in stores:
-        if other := [key for key in IDENTITY if getattr(store, key) != getattr(first, key)]:
+        other = [key for key, value in identity.items() if getattr(store, key) != value]
+        if other and (other[0] != "data_root" or data_root is None):
+            hint = ": give the merged store's, --data-root" if other[0] == "data_root" else ""
             raise TokenStoreError(
-                f"token stores `{first.path}` and `{store.path}` have different {other[0]} "
-                f"({getattr(first, other[0])}, {getattr(store, other[0])}): they cannot be merged"
+                f"token stores `{stores[0].path}` and `{store.path}` have different {other[0]} "
+                f"({identity[other[0]]}, {getattr(store, other[0])})" + (hint or ": they cannot be merged")
             )
     names = sorted((name for store in stores for name in store.names), key=encode_name)
-    manifest = Manifest(**{key: getattr(first, key) for key in IDENTITY})
+    manifest = Manifest(**(identity | ({} if data_root is None else {"data_root": data_root})))
     try:
         with new_folder(Path(path)) as folder:
             write_names(folder, manifest, names)

@@ -1,8 +1,7 @@
 """The grids of a store's rows, in sealed files and in newer blocks.
 
 A block holds the rows of one `write`, in a file that counts as soon as it has its final name. It is
-self-contained: rows, names, grids, their checksum and the skipped images. If blocks overlap, the later one
-counts.
+self-contained: rows, names, grids, the skipped images and checksums. If blocks overlap, the later one counts.
 """
 
 from __future__ import annotations
@@ -55,10 +54,12 @@ def write_block(
         "names": text_tensor(map(encode_name, names)),
         "grids": grids,
     }
+    reasons = json.dumps(dict(skipped))
     metadata = {
         "store": _identity(manifest),
-        "sha256": hashlib.sha256(grids.tobytes()).hexdigest(),
-        "skipped": json.dumps(dict(skipped)),
+        "sha256": _digest(grids),
+        "rows_sha256": _digest(tensors["rows"], tensors["names"], reasons.encode()),
+        "skipped": reasons,
     }
     (store / BLOCKS).mkdir(exist_ok=True)
     latest = max((int(path.name.split("-")[0]) for path in _blocks(store)), default=0)
@@ -98,6 +99,7 @@ class Grids:
         for file in self.manifest.grids:
             self._starts.append(self._starts[-1] + file.rows)
         self._readers: dict[int, Callable[[int], np.ndarray]] = {}
+        self._checked: set[int] = set()  # numbers of blocks whose grids are as they were written
         self._foreign: set[Path] = set()
         # Blocks with rows of an extension that this generation does not know.
         self._beyond: set[Path] = set()
@@ -126,11 +128,14 @@ class Grids:
 
     def _add(self, path: Path) -> None:
         file = TensorFile(path, TokenStoreError, REMOVE)
-        rows, metadata = file.rows("rows").astype(np.int64), file.metadata
+        rows, names, metadata = file.rows("rows"), file.rows("names"), file.metadata
         file.close()
         if metadata["store"] != _identity(self.manifest):
             self._foreign.add(path)
             return
+        if "rows_sha256" in metadata:  # older blocks have none
+            _require(path, metadata["rows_sha256"], rows, names, metadata["skipped"].encode())
+        rows = rows.astype(np.int64)
         if self._places is None:
             self._places = np.arange(self.count, dtype=np.int32)
             self._places[self._starts[-1] :] = -1
@@ -185,10 +190,8 @@ class Grids:
             sealed = number < len(self.manifest.grids)
             first, stop = (int(inside.min()), int(inside.max()) + 1) if sealed else (0, None)
             found = file.rows("grids", first, stop)
-            if not sealed and hashlib.sha256(found.tobytes()).hexdigest() != file.metadata["sha256"]:
-                raise TokenStoreError(
-                    f"`{file.path}` has changed since it was written (its checksum differs): {REMOVE}"
-                )
+            if not sealed:
+                _require(file.path, file.metadata["sha256"], found)
             grids[which] = found[inside - first]
         return grids
 
@@ -220,7 +223,11 @@ class Grids:
     def _reader(self, number: int) -> Callable[[int], np.ndarray]:
         while len(self._readers) >= HANDLES:
             self._readers.pop(next(iter(self._readers)))
-        self._readers[number] = self._open(number).row_reader("grids")
+        file = self._open(number)
+        if number >= len(self.manifest.grids) and number not in self._checked:
+            _require(file.path, file.metadata["sha256"], file.rows("grids"))
+            self._checked.add(number)
+        self._readers[number] = file.row_reader("grids")
         return self._readers[number]
 
 
@@ -236,3 +243,15 @@ def _blocks(store: Path) -> list[Path]:
 
 def _identity(manifest: Manifest) -> str:
     return f"{manifest.origin} {manifest.tokenizer}"
+
+
+def _digest(*parts: np.ndarray | bytes) -> str:
+    sha = hashlib.sha256()
+    for part in parts:
+        sha.update(np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part)
+    return sha.hexdigest()
+
+
+def _require(block: Path, expected: str, *parts: np.ndarray | bytes) -> None:
+    if _digest(*parts) != expected:
+        raise TokenStoreError(f"`{block}` has changed since it was written (its checksum differs): {REMOVE}")

@@ -48,9 +48,7 @@ class Extraction:
     def __str__(self) -> str:
         rest = left_out(self.skipped)
         if self.others:
-            rest += (
-                f"; {self.others} images of the store, which the config's data set lacks, have no tokens yet"
-            )
+            rest += f"; {self.others} images of the store that the data set lacks have no tokens yet"
         if not self.images:
             return "all images had their tokens" + rest
         return (

@@ -18,6 +18,21 @@ test_pipeline = [
     dict(type="LoadAnnotations", reduce_zero_label=True),
     dict(type="PackSegInputs"),
 ]
+tta_pipeline = [
+    dict(type="LoadImageFromFile"),
+    dict(
+        type="TestTimeAug",
+        transforms=[
+            [
+                dict(type="Resize", scale=(int(2048 * by), int(512 * by)), keep_ratio=True)
+                for by in _base_.tta_scales
+            ],
+            [dict(type="RandomFlip", prob=prob) for prob in (0.0, 1.0)],
+            [dict(type="LoadAnnotations", reduce_zero_label=True)],
+            [dict(type="PackSegInputs")],
+        ],
+    ),
+]
 
 train_dataloader = dict(
     dataset=dict(

@@ -14,3 +14,7 @@ val_dataloader = dict(
 test_dataloader = val_dataloader
 val_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
 test_evaluator = val_evaluator
+
+# Test-time augmentation (tools/test.py --tta): the mean over these scales of the test image, flipped and not.
+tta_model = dict(type="SegTTAModel")
+tta_scales = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 from mmengine.model import PretrainedInit
 from mmengine.registry import MODELS, WEIGHT_INITIALIZERS, Registry
 
@@ -23,6 +23,22 @@ PACKAGE = Path(__file__).parent / ".mim"  # configs/ and tools/, in a wheel or a
 
 class ConfigError(UserError, ValueError):
     """A config cannot be read; the message is one line."""
+
+
+class ConfigOptions(DictAction):
+    """`--cfg-options` of the tools: MMEngine's, but a value without brackets keeps its spaces.
+
+    MMEngine removes them all, and a path of another name may exist. A value in quotes keeps its commas too,
+    which otherwise make it a list: `KEY="'a, b.pth'"`.
+    """
+
+    @staticmethod
+    def _parse_iterable(val: str) -> Any:
+        inner = val.strip("'\"").strip()
+        quoted = val[:1] in ("'", '"') and val[:1] == val[-1:]
+        if (inner[:1], inner[-1:]) in (("(", ")"), ("[", "]")) or ("," in inner and not quoted):
+            return DictAction._parse_iterable(val)
+        return DictAction._parse_int_float_bool(inner)
 
 
 @contextmanager

@@ -16,11 +16,11 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.logging import MMLogger
 
 import mapet_mm.quiet  # noqa: F401
-from mapet_mm.config_files import type_name
+from mapet_mm.config_files import ConfigOptions, type_name
 from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.processes import choose_device
 from mapet_mm.errors import UserError, one_line_errors
@@ -60,7 +60,11 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, help="folder for results.json and the page, report.html")
     parser.add_argument(
-        "--cfg-options", nargs="+", action=DictAction, metavar="KEY=VALUE", help="override settings of CONFIG"
+        "--cfg-options",
+        nargs="+",
+        action=ConfigOptions,
+        metavar="KEY=VALUE",
+        help="override settings of CONFIG",
     )
     parser.add_argument(
         "--amp", action=argparse.BooleanOptionalAction, help="mixed precision (default: on CUDA only)"

@@ -7,11 +7,11 @@ same command any number of times, under torchrun, under srun or by hand, at any 
 import argparse
 from pathlib import Path
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 
 import mapet_mm.quiet  # noqa: F401
+from mapet_mm.config_files import ConfigOptions, typed
 from mapet_mm.config_files import read_config as read_file
-from mapet_mm.config_files import typed
 from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.processes import choose_device
@@ -47,7 +47,7 @@ def parse_args() -> argparse.Namespace:
         "--retry-skipped", action="store_true", help="try the images again that were left out"
     )
     parser.add_argument(
-        "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."
+        "--cfg-options", nargs="+", action=ConfigOptions, help="override settings: key=value ..."
     )
     return parser.parse_args()
 

@@ -8,11 +8,11 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.dist import is_main_process
 
 import mapet_mm.quiet  # noqa: F401
-from mapet_mm.config_files import typed
+from mapet_mm.config_files import ConfigOptions, typed
 from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.processes import choose_device, start_processes, stop_processes
@@ -36,7 +36,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--launcher", choices=("none", "pytorch", "slurm"), help="how processes are started")
     parser.add_argument(
-        "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."
+        "--cfg-options", nargs="+", action=ConfigOptions, help="override settings: key=value ..."
     )
     return parser.parse_args()
 

@@ -8,12 +8,12 @@ Several processes: tools/dist_test.sh, or tools/slurm_test.sh on a cluster.
 import argparse
 from pathlib import Path
 
-from mmengine.config import DictAction
 from mmengine.dist import is_main_process
 from mmengine.evaluator import DumpResults
 from mmengine.fileio import dump
 
 import mapet_mm.quiet  # noqa: F401
+from mapet_mm.config_files import ConfigOptions
 from mapet_mm.engine.launch import build_runner, configure_drawing, configure_test, load_config
 from mapet_mm.engine.processes import note_local_rank, stop_processes
 from mapet_mm.errors import one_line_errors
@@ -46,7 +46,7 @@ def parse_args() -> argparse.Namespace:
         action="store_true",
         help="load a checkpoint that holds Python objects, which can run code: only a file you trust",
     )
-    parser.add_argument("--cfg-options", nargs="+", action=DictAction, metavar="KEY=VALUE")
+    parser.add_argument("--cfg-options", nargs="+", action=ConfigOptions, metavar="KEY=VALUE")
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0)
     args = parser.parse_args()

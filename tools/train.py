@@ -7,10 +7,10 @@ Several processes: tools/dist_train.sh, or tools/slurm_train.sh on a cluster.
 
 import argparse
 
-from mmengine.config import DictAction
 from mmengine.dist import is_main_process
 
 import mapet_mm.quiet  # noqa: F401
+from mapet_mm.config_files import ConfigOptions
 from mapet_mm.engine.launch import build_runner, configure_training, load_config, training_report
 from mapet_mm.engine.processes import note_local_rank, stop_processes
 from mapet_mm.errors import one_line_errors
@@ -47,7 +47,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--cfg-options",
         nargs="+",
-        action=DictAction,
+        action=ConfigOptions,
         metavar="KEY=VALUE",
         help="change entries of the config, for example train_cfg.max_epochs=5 model.head.num_classes=7",
     )

@@ -8,9 +8,10 @@ import shlex
 import sys
 from pathlib import Path
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 
 import mapet_mm.quiet  # noqa: F401
+from mapet_mm.config_files import ConfigOptions
 from mapet_mm.engine.launch import read_config
 from mapet_mm.errors import UserError, one_line_errors
 from mapet_mm.tokenizers import GridKMeans
@@ -54,7 +55,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="seed of all random choices")
     parser.add_argument("--out", type=Path, help="folder to write; default: <token store>.codebook")
     parser.add_argument(
-        "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."
+        "--cfg-options", nargs="+", action=ConfigOptions, help="override settings: key=value ..."
     )
     args = parser.parse_args()
     if min(args.random, args.nearest, args.context) < 0 or args.random + args.nearest == 0:

@@ -1,5 +1,6 @@
 """What `tools/train.py` and `tools/test.py` do with a config before and after the run."""
 
+import shlex
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -308,8 +309,10 @@ def training_report(cfg: Config, config_path: str) -> str:
 
 def next_command(cfg: Config, config_path: str, checkpoint: str) -> str:
     """The command after a training: the recipe that `next_config` names, the test or the features."""
+    tool = "test" if cfg.get("test_evaluator") else "evaluate_features"
     if following := cfg.get("next_config"):
-        option = f"--cfg-options model.backbone.init_cfg.checkpoint={checkpoint}"
-        return config_files.typed(cfg, f"python tools/train.py {following} {option}")
-    tool = "test.py" if cfg.get("test_evaluator") else "evaluate_features.py"
-    return config_files.typed(cfg, f"python tools/{tool} {config_path} {checkpoint}")
+        option = f"model.backbone.init_cfg.checkpoint={checkpoint}"
+        words = ["tools/train.py", following, "--cfg-options", option]
+    else:
+        words = [f"tools/{tool}.py", config_path, checkpoint]
+    return config_files.typed(cfg, shlex.join(["python", *words]))

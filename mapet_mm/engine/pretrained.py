@@ -13,6 +13,11 @@ def check_pretrained(cfg: Config, trust: bool) -> None:
         LaunchError: one leaves it open, or the file is not there.
     """
     for key, init_cfg in reversed(list(pretrained_entries(cfg.model, "model"))):
+        if isinstance(init_cfg.checkpoint, list):
+            raise LaunchError(
+                f"`{key}.checkpoint` is the list {list(init_cfg.checkpoint)}: put a path with a comma into "
+                f"quotes, --cfg-options {key}.checkpoint=\"'A,B.pth'\""
+            )
         if init_cfg.checkpoint:
             require_checkpoint(f"`{key}.checkpoint`", init_cfg.checkpoint, trust)
         elif cfg.get("load_from"):

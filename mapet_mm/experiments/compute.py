@@ -4,9 +4,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from functools import cache
 
-from mmengine.config import DictAction
-
-from mapet_mm.config_files import read_config
+from mapet_mm.config_files import ConfigOptions, read_config
 from mapet_mm.experiments.plan import Run
 
 TERAFLOPS = "pre-training/teraflops"
@@ -25,7 +23,7 @@ def _teraflops(config: str, data: str | None, processes: int, options: Sequence[
     from mapet_mm.arithmetic import training_flops  # imports MMPretrain, which takes seconds
 
     parser = ArgumentParser()
-    parser.add_argument("--cfg-options", nargs="*", action=DictAction)  # as tools/train.py reads them
+    parser.add_argument("--cfg-options", nargs="*", action=ConfigOptions)  # as tools/train.py reads them
     cfg = read_config(config, data)
     cfg.merge_from_dict(parser.parse_args(["--cfg-options", *options]).cfg_options)
     return training_flops(cfg, processes) / 1e12

@@ -208,6 +208,11 @@ def test_cpu_processes_start_gloo_and_keep_the_configs_wrapper_options(config, t
             {},
             r"`model.backbone.init_cfg.0.checkpoint` gone.pth does not exist",
         ),
+        (
+            {"model.backbone.init_cfg": dict(type="Pretrained", checkpoint=["a", "b.pth"])},
+            {},
+            r"is the list \['a', 'b.pth'\]: put a path with a comma into quotes, --cfg-options .*=\"'A,B.pth'\"",
+        ),
     ],
 )
 def test_training_that_cannot_start_says_which_option_to_change(config, options, kwargs, match):
@@ -437,6 +442,7 @@ def test_the_next_command_is_the_recipes_entry(config, monkeypatch):
     """With the data set that the recipe was read for; else the training's own test."""
     cfg = load_config(str(config))
     assert next_command(cfg, "mine.py", "last.pth") == "python tools/test.py mine.py last.pth"
+    assert next_command(cfg, "mine.py", "my run/last.pth") == "python tools/test.py mine.py 'my run/last.pth'"
     cfg.test_evaluator = None
     assert next_command(cfg, "mine.py", "last.pth") == "python tools/evaluate_features.py mine.py last.pth"
     monkeypatch.setenv("MAPET_MM_DATA", "digits_inverted")

@@ -9,14 +9,13 @@ import pytest
 import torch
 from config_building import ROOT
 from digits_tokenizer import write_few_digits
-from mmengine.config import DictAction
 from mmengine.registry import MODELS
 from mmengine.runner.checkpoint import save_checkpoint
 from PIL import Image
 from tiny_training import read_checkpoint, run_tool
 
 from mapet_mm.arithmetic import backbone_step_flops, training_flops
-from mapet_mm.config_files import VARIABLE, read_config
+from mapet_mm.config_files import VARIABLE, ConfigOptions, read_config
 from mapet_mm.experiments import compute, fill
 from mapet_mm.experiments.compute import TERAFLOPS, teraflops_of
 from mapet_mm.experiments.fill import TableFiller
@@ -123,7 +122,7 @@ def test_going_on_takes_the_backbone_of_the_round_before_and_a_new_head():
     save_checkpoint(before.state_dict(), start.outputs[0])
     for word in words:
         key, value = word.split("=", 1)
-        cfg.merge_from_dict({key: DictAction._parse_iterable(value)})
+        cfg.merge_from_dict({key: ConfigOptions._parse_iterable(value)})
     after = MODELS.build(cfg.model)
     after.init_weights()
     same = {name: torch.equal(value, before.state_dict()[name]) for name, value in after.state_dict().items()}

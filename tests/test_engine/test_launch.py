@@ -211,7 +211,7 @@ def test_cpu_processes_start_gloo_and_keep_the_configs_wrapper_options(config, t
         (
             {"model.backbone.init_cfg": dict(type="Pretrained", checkpoint=["a", "b.pth"])},
             {},
-            r"is the list \['a', 'b.pth'\]: put a path with a comma into quotes, --cfg-options .*=\"'A,B.pth'\"",
+            r"is the list \['a', 'b.pth'\]: put a path with a comma into quotes, .*=\"'A,B.pth'\"",
         ),
     ],
 )

@@ -18,6 +18,10 @@ from mapet_mm.config_files import type_name
 
 # Interpolations that Pillow, timm and Hugging Face know, with Pillow's numbers.
 INTERPOLATIONS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
+# Steps of a pipeline that leave the pixels as they are.
+HARMLESS = ("LoadImageFromFile", "LoadAnnotations", "LoadTokenGrid", "PackInputs", "PackSegInputs")
+# What changes a ViT's outputs without a trace in its weights, and the only value that others have as well.
+FIXED = {"norm_cfg": dict(type="LN", eps=1e-6), "layer_cfgs": {}, "patch_cfg": {}}
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,10 @@ class Description:
         pool: 'token' | 'avg', how the last layer gives the feature.
         mean: of the red, green and blue values between 0 and 1.
         std: standard deviation of these values.
-        resize: length of the image's short side before the central crop of `img_size`.
+        resize: length of the image's short side before the central crop of `img_size`; None: the image is
+            squashed to `img_size`.
         interpolation: 'bicubic' | ..., of this resizing.
+        others: what else the config does with images, which no library is told.
     """
 
     img_size: tuple[int, int]
@@ -47,20 +53,23 @@ class Description:
     pool: str
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
-    resize: int
+    resize: int | None
     interpolation: str
+    others: tuple[str, ...] = ()
 
     @property
     def crop_pct(self) -> float:
         """The crop's share of the short side, rounded down so that timm computes the same `resize`."""
-        return math.floor(1e4 * min(self.img_size) / self.resize) / 1e4
+        return 1.0 if self.resize is None else math.floor(1e4 * min(self.img_size) / self.resize) / 1e4
 
     def __str__(self) -> str:
         height, width = self.img_size
-        return (
-            f"images: RGB, short side {self.resize} {self.interpolation}, central {height} x {width}, "
-            f"mean {self.mean}, std {self.std}"
-        )
+        if self.resize is None:
+            size = f"squashed to {height} x {width} {self.interpolation}"
+        else:
+            size = f"short side {self.resize} {self.interpolation}, central {height} x {width}"
+        others = f"; prepare them otherwise as in training: {', '.join(self.others)}" if self.others else ""
+        return f"images: RGB, {size}, mean {self.mean}, std {self.std}{others}"
 
 
 def config_of(text: str) -> dict[str, Any]:
@@ -106,6 +115,9 @@ def describe(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Descri
     for name, value in found.items():
         if arch[name] != value:
             raise ValueError(f"the config's backbone has {name}={arch[name]}, the weights have {value}")
+    for name, value in FIXED.items():
+        if (given := backbone.get(name) or value) != value:
+            raise ValueError(f"the config's backbone has {name}={given}, other libraries' ViT {value}")
     img_size = _pair(backbone.get("img_size", 224))
     patches = weights["backbone.pos_embed"].shape[1] - ("backbone.cls_token" in weights)
     if math.prod(side // kernel.shape[-1] for side in img_size) != patches:
@@ -147,19 +159,41 @@ def _images(config: Mapping[str, Any], img_size: tuple[int, int]) -> dict[str, A
         raise ValueError("the config's `data_preprocessor` has no mean and std")
     if not (preprocessor.get("to_rgb") or preprocessor.get("bgr_to_rgb")):
         raise ValueError("the config's images are BGR (`data_preprocessor` without to_rgb=True)")
-    images = dict(resize=min(img_size), interpolation="bicubic")
-    for transform in _pipeline(config):
-        kind = type_name(transform["type"])
-        if kind == "ResizeEdge":
-            images.update(resize=transform["scale"], interpolation=transform.get("interpolation", "bilinear"))
-        elif kind == "EfficientNetCenterCrop":
-            resize = transform["crop_size"] + transform.get("crop_padding", 32)
-            images.update(resize=resize, interpolation=transform.get("interpolation", "bicubic"))
+    images = _resizing(config, img_size)
     if images["interpolation"] not in INTERPOLATIONS:
         raise ValueError(f"the config resizes images by `{images['interpolation']}`")
     for name in ("mean", "std"):
         images[name] = tuple(round(value / 255, 6) for value in preprocessor[name])
     return images
+
+
+def _resizing(config: Mapping[str, Any], img_size: tuple[int, int]) -> dict[str, Any]:
+    """How images get their size, and what else is done to them."""
+    images, others = dict(resize=min(img_size), interpolation="bicubic"), []
+    for transform in _pipeline(config):
+        kind = type_name(transform["type"]).rpartition(".")[2]
+        if kind == "ResizeEdge" and transform.get("edge", "short") == "short":
+            images.update(resize=transform["scale"], interpolation=transform.get("interpolation", "bilinear"))
+        elif kind == "EfficientNetCenterCrop":
+            resize = transform["crop_size"] + transform.get("crop_padding", 32)
+            images.update(resize=resize, interpolation=transform.get("interpolation", "bicubic"))
+        elif kind == "Resize" and _squashes(transform, img_size):
+            images.update(resize=None, interpolation=transform.get("interpolation", "bilinear"))
+        else:
+            harmless = kind in HARMLESS or (
+                kind == "CenterCrop" and _pair(transform["crop_size"]) == img_size
+            )
+            others += [] if harmless else [kind]
+            continue
+        if transform.get("backend", "cv2") == "cv2":
+            others.append("OpenCV's resizing, which does not smooth")
+    return images | {"others": tuple(others)}
+
+
+def _squashes(resize: Mapping[str, Any], img_size: tuple[int, int]) -> bool:
+    """Whether a `Resize` gives images of this height and width, whatever their shape."""
+    scale = resize.get("scale")
+    return not resize.get("keep_ratio") and scale is not None and _pair(scale)[::-1] == img_size
 
 
 def _pipeline(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -168,7 +202,13 @@ def _pipeline(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     dataset = next(filter(None, loaders), {}).get("dataset", {})
     while "dataset" in dataset:  # a wrapper
         dataset = dataset["dataset"]
-    yield from dataset.get("pipeline", ())
+    for transform in dataset.get("pipeline", ()):
+        if (
+            type_name(transform["type"]) == "MultiView"
+        ):  # the first is the network's, the second a tokenizer's
+            yield from transform["transforms"][0]
+        else:
+            yield transform
 
 
 def _pair(size: Any) -> tuple[int, int]:

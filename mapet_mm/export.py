@@ -35,7 +35,7 @@ def timm_config(weights: Mapping[str, Tensor], description: Description) -> dict
             "fixed_input_size": True,
             "interpolation": description.interpolation,
             "crop_pct": description.crop_pct,
-            "crop_mode": "center",
+            "crop_mode": "squash" if description.resize is None else "center",
             "mean": description.mean,
             "std": description.std,
             "num_classes": classes,
@@ -125,14 +125,15 @@ def hf_config(weights: Mapping[str, Tensor], description: Description) -> dict[s
 def hf_preprocessor(description: Description) -> dict[str, Any]:
     """What Hugging Face's `AutoImageProcessor.from_pretrained` reads in preprocessor_config.json."""
     height, width = description.img_size
+    whole = {"height": height, "width": width}
     return {
         "image_processor_type": "BitImageProcessor",
         "do_convert_rgb": True,
         "do_resize": True,
-        "size": {"shortest_edge": description.resize},
+        "size": whole if description.resize is None else {"shortest_edge": description.resize},
         "resample": INTERPOLATIONS[description.interpolation],
         "do_center_crop": True,
-        "crop_size": {"height": height, "width": width},
+        "crop_size": whole,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,

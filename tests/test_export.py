@@ -166,10 +166,56 @@ def test_both_prepare_an_image_as_the_training_did(weights, meta, tmp_path):
     assert (by_hf - expected).abs().mean() < 0.02
 
 
-def prepared_by_the_recipe(path: Path) -> torch.Tensor:
+@torch.no_grad()
+def test_both_squash_an_image_where_the_training_did(weights, recipe, tmp_path):
+    """As a data set of another size is read in CONTRIBUTING."""
+    image = Image.effect_mandelbrot((300, 260), (-2, -1.2, 1, 1.2), 80).convert("RGB")
+    image.save(tmp_path / "image.png")
+    steps = [
+        dict(type="LoadImageFromFile"),
+        dict(type="Resize", scale=224, backend="pillow", interpolation="bilinear"),
+    ]
+    expected = prepared_by_the_recipe(tmp_path / "image.png", steps)
+    pipeline = [*steps, dict(type="PackInputs")]
+    meta = changed(recipe, test_dataloader=dict(dataset=dict(type="CustomDataset", pipeline=pipeline)))
+    for target in ("timm", "hf"):
+        told = write_export(tmp_path / target, target, weights, meta)
+        assert told.splitlines()[1].startswith("images: RGB, squashed to 224 x 224 bilinear, mean (0.485,")
+        assert "otherwise" not in told
+    vit = timm.create_model(f"local-dir:{tmp_path}/timm", pretrained=True)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "hf")
+    by_timm = create_transform(**resolve_model_data_config(vit))(image)
+    by_hf = processor(image, return_tensors="pt")["pixel_values"][0]
+    torch.testing.assert_close(by_timm, expected, rtol=0, atol=1e-4)
+    assert (by_hf - expected).abs().mean() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("steps", "others"),
+    [
+        ([dict(type="Resize", scale=(512, 224), keep_ratio=True)], "Resize"),
+        ([dict(type="ResizeEdge", scale=256)], "OpenCV's resizing, which does not smooth"),
+        ([dict(type="CenterCrop", crop_size=192), dict(type="mine.Blur")], "CenterCrop, Blur"),
+        ([dict(type="ResizeEdge", scale=256, edge="long")], "ResizeEdge"),
+        ([dict(type="LoadImageFromFile"), dict(type="CenterCrop", crop_size=224)], None),
+        (
+            [dict(type="MultiView", transforms=[[dict(type="Blur")], [dict(type="Resize", scale=112)]])],
+            "Blur",
+        ),
+    ],
+)
+def test_what_no_library_is_told_about_images_is_said(steps, others, weights, recipe, tmp_path):
+    meta = changed(recipe, test_dataloader=dict(dataset=dict(type="CustomDataset", pipeline=steps)))
+    told = write_export(tmp_path / "vit.safetensors", "timm", weights, meta)
+    end = f"; prepare them otherwise as in training: {others}" if others else "std (0.229, 0.224, 0.225)"
+    assert told.endswith(end)
+
+
+def prepared_by_the_recipe(path: Path, steps: list[dict] | None = None) -> torch.Tensor:
     recipe = Config.fromfile(TINY)
     init_default_scope("mmpretrain")
-    image = Compose([*recipe.load_square, dict(type="PackInputs")])({"img_path": str(path)})["inputs"]
+    steps = [*(steps or recipe.load_square), dict(type="PackInputs")]
+    image = Compose(steps)({"img_path": str(path)})["inputs"]
     options = {name: value for name, value in recipe.data_preprocessor.items() if name != "type"}
     return SelfSupDataPreprocessor(**options)({"inputs": image[None], "data_samples": None})["inputs"][0]
 
@@ -258,6 +304,11 @@ def wrapped(interpolation: str) -> dict:
             r"images have \(256, 256\) pixels, the weights are for 196 patches",
         ),
         ({"data_preprocessor.to_rgb": False}, "images are BGR"),
+        (
+            {"model.backbone.norm_cfg": dict(type="LN", eps=1e-2)},
+            r"norm_cfg=\{'eps': 0.01, 'type': 'LN'\}, other libraries' ViT \{'type': 'LN', 'eps': 1e-06\}",
+        ),
+        ({"model.backbone.layer_cfgs": dict(act_cfg=dict(type="ReLU"))}, "backbone has layer_cfgs="),
         ({"test_dataloader": wrapped("area")}, "config resizes images by `area`"),
         ({"data_preprocessor.mean": None}, "has no mean and std"),
         ({"model.backbone.arch": {"embed_dims": 48}}, r"another form: KeyError\('num_layers'\)"),

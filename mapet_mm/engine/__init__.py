@@ -11,6 +11,7 @@ from mapet_mm.engine.layer_decay import LayerDecayOptimWrapperConstructor
 from mapet_mm.engine.metrics import LayerwiseAccuracy, TokenAccuracy
 from mapet_mm.engine.non_finite import NonFiniteHook
 from mapet_mm.engine.portable_checkpoint import PortableCheckpointHook
+from mapet_mm.engine.resumed_recipe import ResumedRecipeHook
 from mapet_mm.engine.strides import StrideCheckHook
 from mapet_mm.engine.stuck_loader import StuckLoaderHook
 from mapet_mm.engine.token_check import TokenStoreCheckHook
@@ -29,6 +30,7 @@ __all__ = [
     "LayerwiseAccuracy",
     "NonFiniteHook",
     "PortableCheckpointHook",
+    "ResumedRecipeHook",
     "StrideCheckHook",
     "StuckLoaderHook",
     "TokenAccuracy",

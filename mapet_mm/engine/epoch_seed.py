@@ -35,8 +35,10 @@ class EpochSeedHook(Hook):
     bit on one machine type, with any number of workers. The exception: gradients accumulated by several
     optimizers (`OptimWrapperDict`) are not resumed exactly.
 
-    Another number of processes sees the same batches with the same draws if `processes x batch_size` is the
-    same; sums over them then differ in their last bits, and stochastic depth is drawn per process.
+    Another number of processes sees the same images in each step with the same draws if `processes x
+    batch_size` is the same. Where the number of images is no multiple of the processes, an epoch's last step
+    differs: MMEngine's sampler repeats up to `processes - 1` images there. Sums over a step differ in their
+    last bits, and stochastic depth is drawn per process.
 
     Args:
         on_error: for training images that cannot be read, see `mapet_mm.datasets.draws.SeededDataset`.
@@ -51,31 +53,11 @@ class EpochSeedHook(Hook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Check that an epoch has as many steps as it had, or stands at its end."""
-        if not runner._resume or not isinstance(runner.train_loop, EpochBasedTrainLoop):
-            return
-        meta, length = checkpoint.get("meta", {}), len(runner.train_dataloader)
-        before = meta.get(LENGTH, length)
-        if before == length:
-            return
-        processes, batch = get_world_size(), runner.train_dataloader.batch_size
-        steps = meta["iter"] - meta["epoch"] * before
-        if 0 < steps < before:
-            raise ResumeError(
-                f"the checkpoint stands {steps} steps into an epoch of {before}, this run's have {length} ("
-                f"{processes} processes x {batch} images a step): set `train_dataloader.batch_size` so that "
-                "they have as many, or resume from the end of an epoch"
-            )
-        meta["iter"] = (meta["epoch"] + bool(steps)) * length
-        print_log(
-            f"the checkpoint's epochs have {before} steps, this run's {length} ({processes} processes x "
-            f"{batch} images a step): schedules go on by the steps of before",
-            logger="current",
-            level=logging.WARNING,
-        )
+        count_in_epochs(runner, checkpoint)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Note the number of steps of an epoch."""
-        checkpoint["meta"][LENGTH] = len(runner.train_dataloader)
+        note_epoch_length(runner, checkpoint)
 
     def before_train(self, runner: Runner) -> None:
         """Have the loader's draws seeded, and make again what a checkpoint leaves out: summed gradients."""
@@ -157,3 +139,37 @@ class EpochSeedHook(Hook):
                     batches = loop.dataloader_iterator
                     batches.skip_iter(step)
             yield step, next(batches)
+
+
+def note_epoch_length(runner: Runner, checkpoint: dict) -> None:
+    """Write into a checkpoint how many steps an epoch has."""
+    checkpoint["meta"][LENGTH] = len(runner.train_dataloader)
+
+
+def count_in_epochs(runner: Runner, checkpoint: dict) -> None:
+    """Count the steps of a checkpoint to resume from as if its epochs had been as long as this run's.
+
+    Raises:
+        ResumeError: it is from the middle of an epoch that had another number of steps.
+    """
+    if not runner._resume or not isinstance(runner.train_loop, EpochBasedTrainLoop):
+        return
+    meta, length = checkpoint.get("meta", {}), len(runner.train_dataloader)
+    before = meta.get(LENGTH, length)
+    if before == length:
+        return
+    processes, batch = get_world_size(), runner.train_dataloader.batch_size
+    steps = meta["iter"] - meta["epoch"] * before
+    if 0 < steps < before:
+        raise ResumeError(
+            f"the checkpoint stands {steps} steps into an epoch of {before}, this run's have {length} ("
+            f"{processes} processes x {batch} images a step): set `train_dataloader.batch_size` so that "
+            "they have as many, or resume from the end of an epoch"
+        )
+    meta["iter"], meta[LENGTH] = (meta["epoch"] + bool(steps)) * length, length
+    print_log(
+        f"the checkpoint's epochs have {before} steps, this run's {length} ({processes} processes x "
+        f"{batch} images a step): it goes on after step {meta['iter']}",
+        logger="current",
+        level=logging.WARNING,
+    )

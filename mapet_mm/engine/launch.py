@@ -138,9 +138,11 @@ def configure_training(
     _configure_compilation(cfg)
     digests = recipe(cfg)
     hook = dict(type="mapet_mm.PortableCheckpointHook", recipe=digests)
-    strides = dict(type="mapet_mm.StrideCheckHook")
     cfg.default_hooks = ConfigDict(
-        cfg.get("default_hooks") or {}, portable_checkpoint=hook, stride_check=strides
+        cfg.get("default_hooks") or {},
+        portable_checkpoint=hook,
+        resumed_recipe=dict(type="mapet_mm.ResumedRecipeHook"),
+        stride_check=dict(type="mapet_mm.StrideCheckHook"),
     )
     _configure_start(cfg, digests, resume, trust_checkpoint)
     check_pretrained(cfg, trust_checkpoint)
@@ -182,7 +184,7 @@ def _announce(cfg: Config, digests: dict[str, str], checkpoint: str, asked: bool
             f"{cfg.work_dir} holds a training with another config ({changed} differ): another --work-dir "
             f"starts a new one, --resume goes on from {checkpoint} all the same"
         )
-    note = f"; {changed} of the config differ from what it was trained with" if changed else ""
+    note = f"; {changed} of the config differ from what it was trained with, and count now" if changed else ""
     say(f"going on from {checkpoint}{note} (another --work-dir starts a new training)")
 
 

@@ -27,6 +27,7 @@ from mapet_mm.engine import sharding
 from mapet_mm.engine.autocast import AutocastOptimWrapper
 from mapet_mm.engine.launch import LaunchError, build_runner, configure_training, load_config
 from mapet_mm.engine.processes import start_processes, stop_processes
+from mapet_mm.engine.resumed_recipe import ResumedRecipeHook
 from mapet_mm.engine.sharding import FullyShardedStrategy
 from mapet_mm.models import MaPeTViT
 
@@ -321,14 +322,14 @@ def sharded():
     """Builds a sharded model, with an optimizer, in a process group of this process alone."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
 
-    def sharded(seed: int) -> FullyShardedStrategy:
+    def sharded(seed: int, rate: float = 0.1) -> FullyShardedStrategy:
         torch.manual_seed(seed)
         strategy = FullyShardedStrategy(units="layers")
         model = torch.nn.Module()
         model.layers = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(2))
         model.extract_feat = lambda images: model.layers[1](model.layers[0](images))
         strategy.model = strategy._wrap_model(model)
-        strategy.optim_wrapper = OptimWrapper(torch.optim.AdamW(model.parameters(), lr=0.1))
+        strategy.optim_wrapper = OptimWrapper(torch.optim.AdamW(model.parameters(), lr=rate))
         return strategy
 
     yield sharded
@@ -352,6 +353,28 @@ def test_a_share_is_taken_of_what_was_saved_whole(sharded):
     second.load_optim_state_dict(saved[1])
     for _ in range(2):
         assert torch.equal(step(first), step(second))
+
+
+def test_a_resumed_share_has_the_rate_of_its_recipe_and_the_moments_of_its_checkpoint(sharded):
+    first, second = sharded(0), sharded(0, rate=0.025)
+    step(first)
+    checkpoint = copy.deepcopy(dict(meta=dict(iter=1, epoch=1), optimizer=first.optim_state_dict()))
+    run = SimpleNamespace(
+        optim_wrapper=second.optim_wrapper,
+        param_schedulers=None,
+        train_dataloader=[0],
+        train_loop=None,
+        _resume=True,
+        _load_from="epoch_1.pth",
+    )
+    ResumedRecipeHook().after_load_checkpoint(run, checkpoint)
+    second.load_optim_state_dict(checkpoint["optimizer"])
+    (group,) = second.optim_wrapper.param_groups
+    assert group["lr"] == 0.025
+    states = [strategy.optim_wrapper.optimizer.state for strategy in (first, second)]
+    for one, other in zip(*(state.values() for state in states), strict=True):
+        assert torch.equal(one["exp_avg"].full_tensor(), other["exp_avg"].full_tensor())
+        assert one["exp_avg"].full_tensor().any()
 
 
 def test_a_strategy_without_processes_is_one_clear_line():

@@ -33,7 +33,9 @@ from mapet_mm.experiments.records import (
     is_adopted,
     is_done,
     log_of,
+    note_seconds,
     record_of,
+    seconds_of,
     write_record,
 )
 from mapet_mm.file_replacement import replace_file
@@ -53,6 +55,12 @@ class _Running(NamedTuple):
     process: subprocess.Popen
     claim: TextIO
     started: float
+    before: float  # seconds of earlier starts
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that all starts of the run have taken."""
+        return self.before + time.monotonic() - self.started
 
 
 class LocalRunner:
@@ -111,6 +119,7 @@ class LocalRunner:
                 if time.monotonic() - reported >= REPORT_SECONDS:
                     reported = time.monotonic()
                     for one in self.running:
+                        note_seconds(one.run, one.seconds)
                         # Without the time, logger and level that MMEngine puts before the message.
                         last = _tail(one.run, 1)[0].rsplit(" - INFO - ", 1)[-1]
                         self._say(one.run, " ".join(last.split())[:90])
@@ -144,7 +153,8 @@ class LocalRunner:
                 self._done(run, f"{run.outputs[0]} was made with this recipe: it is kept")
             else:
                 self._say(run, run.line)
-                self.running.append(_Running(run, self._process(run, held), held, time.monotonic()))
+                before, process = seconds_of(run), self._process(run, held)
+                self.running.append(_Running(run, process, held, time.monotonic(), before))
                 return
         except UserError as error:
             self._fail(run, str(error))
@@ -172,6 +182,7 @@ class LocalRunner:
         for one in [one for one in self.running if one.process.poll() is not None]:
             self.running.remove(one)
             run, code = one.run, one.process.returncode
+            note_seconds(run, one.seconds)
             missing = [output for output in run.outputs if not os.path.exists(output)]
             if code and (self.told or code == STOPPED):
                 raise StoppedError(f"{run.command[0]} was told to end: the same command goes on")
@@ -180,9 +191,9 @@ class LocalRunner:
                     run, _failure(run, f"ended with code {code}" if code else f"did not write {missing[0]}")
                 )
             else:
-                write_record(run, time.monotonic() - one.started)
+                write_record(run, one.seconds)
                 shutil.rmtree(Path(run.folder, FEATURES), ignore_errors=True)  # measured, and large
-                self._done(run, f"done in {time.monotonic() - one.started:.0f} s{self._time_left()}")
+                self._done(run, f"done in {one.seconds:.0f} s{self._time_left()}")
             one.claim.close()
 
     def _done(self, run: Run, how: str) -> None:
@@ -228,6 +239,7 @@ class LocalRunner:
                 one.process.wait(10)
             except subprocess.TimeoutExpired:
                 os.killpg(one.process.pid, signal.SIGKILL)
+            note_seconds(one.run, one.seconds)
 
 
 def launch_words(run: Run, launcher: str, cpus: int) -> list[str]:

@@ -43,11 +43,22 @@ def is_done(run: Run) -> bool:
     If a codebook or store was replaced since, its tool runs again and checks it.
     """
     record = record_of(run)
-    return record is not None and (run.kind == "evaluation" or record["made"] == _made(run))
+    return record is not None and (run.kind == "evaluation" or _named(run, record["made"]) == _made(run))
+
+
+def seconds_of(run: Run) -> float:
+    """Seconds that all starts of a run have taken, as far as they were noted."""
+    file = Path(run.folder, "seconds")
+    return float(file.read_text()) if file.is_file() else (record_of(run) or {"seconds": 0.0})["seconds"]
+
+
+def note_seconds(run: Run, seconds: float) -> None:
+    """Note what `seconds_of` returns."""
+    replace_file(Path(run.folder, "seconds"), f"{seconds:.1f}\n".encode())
 
 
 def write_record(run: Run, seconds: float) -> None:
-    """Write the record of a run, which marks it as done."""
+    """Write the record of a run, which marks it as done; the seconds are those of all its starts."""
     record = {
         "run": run.name,
         "command": run.command,
@@ -80,7 +91,14 @@ def _record_file(run: Run) -> Path:
 def _made(run: Run) -> dict[str, int]:
     """The outputs that exist; those outside the run's folder, which may be replaced, with their date."""
     there = [output for output in run.outputs if os.path.exists(output)]
-    return {path: 0 if path.startswith(run.folder) else os.stat(path).st_mtime_ns for path in there}
+    inside = {path: path.startswith(run.folder) for path in there}
+    return _named(run, {path: 0 if inside[path] else os.stat(path).st_mtime_ns for path in there})
+
+
+def _named(run: Run, made: dict[str, int]) -> dict[str, int]:
+    """Outputs by their paths, those in the run's folder by their paths in it: it may be moved."""
+    folder = f"{os.path.basename(run.folder)}/"
+    return {path if date else path.rpartition(folder)[2]: date for path, date in made.items()}
 
 
 def claim(folder: str, wait: bool = False) -> TextIO | None:

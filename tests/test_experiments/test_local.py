@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,9 @@ from mapet_mm.experiments.records import (
     is_claimed,
     is_done,
     log_of,
+    note_seconds,
     record_of,
+    seconds_of,
     write_record,
 )
 from mapet_mm.tokenizers.codebook import Codebook
@@ -69,7 +71,7 @@ def test_a_frozen_evaluations_figures_are_its_metrics_and_its_features_are_remov
     )
     LocalRunner([run]).run()
     assert record_of(run)["metrics"] == {"k-NN, both": 81.25}
-    assert sorted(os.listdir(folder)) == ["claim", "results.json", "run.log"]
+    assert sorted(os.listdir(folder)) == ["claim", "results.json", "run.log", "seconds"]
 
 
 def test_runs_wait_for_what_they_need_and_leave_a_log_and_a_record():
@@ -126,6 +128,42 @@ def test_a_long_run_tells_its_last_line_and_ends_with_its_runner(monkeypatch):
     assert told[-1] == "[ 1/1] a: working on a with 1 thread"
     assert order() == ["+a"]
     assert not is_claimed(job("a", seconds=60))
+
+
+def test_a_records_seconds_are_those_of_all_starts(monkeypatch):
+    """Also of those that were interrupted."""
+    run = job("a", seconds=1.0)
+
+    def tell(line: str) -> None:
+        if "working" in line:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as often:
+        often.setattr("mapet_mm.experiments.local.REPORT_SECONDS", 0)
+        with pytest.raises(KeyboardInterrupt):
+            LocalRunner([run], tell=tell).run()
+    first = seconds_of(run)
+    assert 0 < first < 60
+    note_seconds(run, 500.0)
+    LocalRunner([run]).run()
+    assert 501 <= record_of(run)["seconds"] == seconds_of(run) < 560
+
+
+def test_a_folder_of_runs_may_be_moved():
+    """Outputs in a run's folder are known by their places in it, also in records that hold their paths."""
+    command = ("job.py", "{run}/a", "0")
+    folder = f"out/runs/a-{identity(command, (), 'out/runs/{run}')}"
+    run = Run("a", "data", (command[0], f"{folder}/a", command[2]), (f"{folder}/a.out",), folder)
+    LocalRunner([run]).run()
+    file = Path("out/results") / f"{Path(folder).name}.json"
+    record = json.loads(file.read_text())
+    assert record["made"] == {"a.out": 0}
+    file.write_text(json.dumps(record | {"made": {f"elsewhere/{Path(folder).name}/a.out": 0}}))
+    os.rename("out", "moved")
+    moved = replace(run, folder=f"moved{folder[3:]}", outputs=(f"moved{folder[3:]}/a.out",))
+    assert is_done(moved)
+    Path(moved.outputs[0]).unlink()
+    assert not is_done(moved)
 
 
 def test_no_jobs_at_a_time_are_refused():

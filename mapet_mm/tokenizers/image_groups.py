@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -59,7 +59,7 @@ class GroupLoader:
     ) -> None:
         self.images, self.preprocessor = images, preprocessor
         self.group_size, self.num_workers = group_size, num_workers
-        self._collate = partial(_collate, size=group_size, side=image_size)
+        self._collate = partial(_collate, size=group_size, side=image_size, path=images.path)
         self.waited = 0.0  # seconds spent waiting for decoded images
 
     def load(self, groups: Iterable[tuple[int, Sequence[int]]]) -> Iterator[ImageGroup]:
@@ -96,12 +96,12 @@ def split(places: Sequence[int], size: int) -> list[Sequence[int]]:
 
 
 def _collate(
-    samples: Sequence[tuple[int, Tensor | str]], size: int, side: int
+    samples: Sequence[tuple[int, Tensor | str]], size: int, side: int, path: Callable[[int], str]
 ) -> tuple[list[int], Tensor, dict[int, str]]:
     """Indices of the decoded images, their pixels padded to a group, and why the others failed."""
     read = [(place, image) for place, image in samples if isinstance(image, Tensor)]
     padded = torch.zeros(size, 3, side, side, dtype=read[0][1].dtype if read else torch.uint8)
-    for slot, (_, image) in zip(padded, read, strict=False):
+    for slot, (place, image) in zip(padded, read, strict=False):
         if (channels := len(image)) != len(slot):
             raise ValueError(
                 f"the pipeline gives images of {channels} channel{'' if channels == 1 else 's'}, the "
@@ -111,6 +111,12 @@ def _collate(
             raise ValueError(
                 f"the pipeline gives images of {image.shape[1]} x {image.shape[2]} px, the tokenizer takes "
                 f"{side} x {side}: end it with that size before PackInputs"
+            )
+        if image.dtype != slot.dtype:
+            raise ValueError(
+                f"the pipeline gives image `{path(place)}` as {image.dtype}, `{path(read[0][0])}` as "
+                f"{slot.dtype}: load all with one bit depth (LoadImageFromFile's color_type='color' makes "
+                "them 8 bit)"
             )
         slot.copy_(image)
     unreadable = {place: reason for place, reason in samples if isinstance(reason, str)}

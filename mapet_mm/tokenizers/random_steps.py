@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,19 +17,51 @@ import torch
 Step = Callable[[Any], Any]
 
 
-def watched(steps: Sequence[Step], drawing: list[str]) -> list[Step]:
-    """The same steps, which add number and name of each that draws random numbers to `drawing` when run."""
+@dataclass
+class Run:
+    """One run of a pipeline on an image.
+
+    Args:
+        drawing: number and name of each step that moved a random generator.
+        images: number and name of each step, and a checksum of the image after it.
+        complete: whether the image could be decoded.
+    """
+
+    drawing: list[str] = field(default_factory=list)
+    images: list[tuple[str, int | None]] = field(default_factory=list)
+    complete: bool = False
+
+
+def first_random_step(first: Run, later: Run) -> str | None:
+    """The first step that moved a generator in a run, or after which two runs on an image differ, or None."""
+    pairs = zip(first.images, later.images, strict=False)
+    differing = (name for (name, image), (_, other) in pairs if image != other)
+    return next(chain(first.drawing, later.drawing, differing), None)
+
+
+def watched(steps: Sequence[Step], run: Run) -> list[Step]:
+    """The same steps, which note in `run` what they do when run."""
     named = [(f"step {number}, {_name(step)}", step) for number, step in enumerate(steps, 1)]
-    return [partial(_run, name, step, drawing) for name, step in named]
+    return [partial(_watch, name, step, run) for name, step in named]
 
 
-def _run(name: str, step: Step, drawing: list[str], results: Any) -> Any:
+def _watch(name: str, step: Step, run: Run, results: Any) -> Any:
     before = _states()
     try:
-        return step(results)
+        results = step(results)
     finally:
         if _states() != before:
-            drawing.append(name)
+            run.drawing.append(name)
+    run.images.append((name, _checksum(results)))
+    return results
+
+
+def _checksum(results: Any) -> int | None:
+    """Of the image that a step hands on, None if it hands on none."""
+    image = results.get("inputs", results.get("img")) if isinstance(results, Mapping) else None
+    if isinstance(image, torch.Tensor):
+        image = image.contiguous().view(torch.uint8).numpy()
+    return zlib.crc32(np.ascontiguousarray(image)) if isinstance(image, np.ndarray) else None
 
 
 def _name(step: Step) -> str:

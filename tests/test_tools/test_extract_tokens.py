@@ -14,6 +14,7 @@ import open_clip
 import pytest
 import torch
 from few_images import by_hand
+from mmcv.transforms import BaseTransform
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from PIL import Image
@@ -178,6 +179,34 @@ def test_a_pipeline_that_draws_random_numbers_is_refused(cfg, tmp_path, place, s
     assert (before[1][0] == after[1][0]).all()
     assert before[1][1] == after[1][1]
     assert torch.equal(before[2], after[2])
+    assert not Path(cfg.token_store).exists()
+
+
+class Flips(BaseTransform):
+    """Flips some images, by a random generator of its own."""
+
+    def __init__(self, probability: float) -> None:
+        self.generator, self.probability = np.random.default_rng(0), probability
+
+    def transform(self, results: dict) -> dict:
+        if self.generator.random() < self.probability:
+            results["img"] = results["img"][:, ::-1].copy()
+        return results
+
+
+def test_a_step_with_a_random_generator_of_its_own_is_refused(cfg):
+    """Before: a second extraction gave other tokens."""
+    run_fit_codebook(cfg)
+    for dataset in cfg.dataset:
+        dataset.pipeline.insert(2, dict(type=Flips, probability=0.0))
+    run_extract_tokens(Config({**cfg, "token_store": f"{cfg.token_store}_right"}))
+    for dataset in cfg.dataset:
+        dataset.pipeline[2]["probability"] = 0.5
+    for run in (run_extract_tokens, partial(run_verify_tokens, count=1)):
+        with pytest.raises(
+            UserError, match=r"^step 3, Flips, of the pipeline .* draws random numbers: an im"
+        ):
+            run(cfg)
     assert not Path(cfg.token_store).exists()
 
 

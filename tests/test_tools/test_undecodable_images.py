@@ -2,6 +2,7 @@
 
 import time
 
+import cv2
 import numpy as np
 import pytest
 from few_images import by_hand
@@ -199,6 +200,22 @@ def test_an_image_that_is_removed_after_it_stopped_the_sampling_costs_nothing_el
     (tmp_path / "data" / "train.txt").write_text(lines)
     monkeypatch.setattr(MODELS.get("KCLIP"), "features", None)  # nothing is encoded again
     assert run_fit_codebook(cfg)[1].metadata["images"] == 11
+
+
+def test_images_of_two_bit_depths_are_refused_by_name(cfg, tmp_path):
+    """Before: 16 bits were cut to 8, modulo 256, if an image of 8 bits was first in a group."""
+    train = tmp_path / "data" / "train"
+    pixels = np.random.default_rng(0).integers(0, 2**16, (40, 50, 3), dtype=np.uint16)
+    cv2.imwrite(str(train / "0" / "006.png"), pixels)
+    pipeline = cfg.codebook.dataset.pipeline
+    pipeline[0].color_type, pipeline[1].backend = "unchanged", "cv2"
+    with pytest.raises(ValueError, match="the pipeline gives image") as error:
+        run_fit_codebook(cfg)
+    assert str(error.value) == (
+        f"the pipeline gives image `{train / '0' / '006.png'}` as torch.uint16, "
+        f"`{train / '0' / '000.png'}` as torch.uint8: load all with one bit depth (LoadImageFromFile's "
+        "color_type='color' makes them 8 bit)"
+    )
 
 
 @pytest.mark.parametrize("tool", [run_fit_codebook, run_extract_tokens])

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from mmengine.logging import HistoryBuffer
 from safetensors import safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 from torch.serialization import add_safe_globals, clear_safe_globals, get_safe_globals
 
 from mapet_mm.errors import UserError
@@ -136,6 +137,16 @@ def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]
     except Exception as error:  # a damaged file can raise any error
         raise WeightFileError(f"{path} is no checkpoint ({_reason(error)})") from error
     return _state_dict(content, path), meta
+
+
+def non_finite(network: nn.Module) -> str | None:
+    """Name of a network's first parameter with NaN or infinity, or buffer with NaN; None if there is none.
+
+    Infinity in a buffer may be meant, as in a mask of attention.
+    """
+    parameters = (name for name, value in network.named_parameters() if not value.isfinite().all())
+    buffers = (name for name, value in network.named_buffers() if value.isnan().any())
+    return next(chain(parameters, buffers), None)
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> None:

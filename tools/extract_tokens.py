@@ -40,8 +40,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--on-error",
         choices=("raise", "skip"),
-        help="images that cannot be decoded: stop after all others (the default), or leave them out and "
-        "record them in the store",
+        help="images that cannot be decoded or encoded: stop after all others (the default), or leave them "
+        "out and record them in the store",
     )
     parser.add_argument(
         "--retry-skipped", action="store_true", help="try the images again that were left out"

@@ -32,7 +32,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--on-error",
         choices=("raise", "skip"),
-        help="images that cannot be decoded: stop after all others (the default), or leave them out",
+        help="images that cannot be decoded or encoded: stop after all others (the default), or leave "
+        "them out",
     )
     parser.add_argument("--launcher", choices=("none", "pytorch", "slurm"), help="how processes are started")
     parser.add_argument(

@@ -45,7 +45,10 @@ class Tokenizer(BaseModule):
 
     @abstractmethod
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Int64[Tensor, "batch grid"]:
-        """Token ids (B, HW), int64, in raster order, of normalised images (B, 3, H, W)."""
+        """Token ids (B, HW), int64, in raster order, of normalised images (B, 3, H, W).
+
+        The id is -1 where the network's features or logits are not finite.
+        """
 
     def check_size(self, images: Tensor) -> None:
         """Raise ValueError unless the images have the tokenizer's size."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mapet_mm.errors import UserError
 from mapet_mm.registry import MODELS
-from mapet_mm.weight_files import WeightFileError, read_weights
+from mapet_mm.weight_files import WeightFileError, non_finite, read_weights
 
 if TYPE_CHECKING:  # open_clip is imported only where a tower is built
     from open_clip.modified_resnet import ModifiedResNet
@@ -111,8 +111,8 @@ def build_tower(
         stride: pixels from one grid position to the next (see `set_stride`).
 
     Raises:
-        TowerError: the weights are unknown, cannot be fetched, or belong to another architecture; or the
-            stride is not supported.
+        TowerError: the weights are unknown, cannot be fetched, belong to another architecture or are not
+            finite; or the stride is not supported.
     """
     config = tower_config(clip_model)
     if pretrained == "random" or isinstance(pretrained, Mapping):
@@ -267,6 +267,11 @@ def _load(tower: ModifiedResNet, file: str) -> None:
             f"weights file `{file}` does not fit the tower's architecture ({len(weights)} tensors; "
             f"{problems[0][:160]}): check clip_model and pretrained"
         ) from None
+    if name := non_finite(tower):
+        raise TowerError(
+            f"weights file `{file}` holds NaN or infinity, in `{name}` first: its training diverged; give "
+            "another by `pretrained`"
+        )
 
 
 def _read_state_dict(file: str) -> Mapping[str, Tensor]:

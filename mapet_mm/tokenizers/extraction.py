@@ -19,7 +19,7 @@ from mapet_mm.config_files import with_type_names
 from mapet_mm.tokenizers.base import Tokenizer
 from mapet_mm.tokenizers.image_groups import GroupLoader, ImageGroup
 from mapet_mm.tokenizers.image_tasks import ImageTasks
-from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.tokenizers.images import NOT_FINITE, NamedImages
 from mapet_mm.tokenizers.store import TokenStore, TokenStoreError, extend_store
 
 CLAIMS = "claims"
@@ -35,7 +35,7 @@ class Extraction:
         images: images tokenised.
         seconds: time since the first image.
         waited: seconds spent waiting for decoded images.
-        skipped: images of the store that have no tokens, because they could not be decoded or are gone.
+        skipped: images of the store without tokens: they could not be decoded or encoded, or are gone.
         others: images of the store that have no tokens yet and are not in this run's data set.
     """
 
@@ -58,8 +58,8 @@ class Extraction:
 
 
 def left_out(images: int) -> str:
-    """The end of a message about images that could not be decoded; empty if there are none."""
-    return f"; left {images} out that could not be decoded" if images else ""
+    """The end of a message about images that could not be encoded; empty if there are none."""
+    return f"; left {images} out that could not be decoded or encoded" if images else ""
 
 
 def open_or_create(
@@ -163,8 +163,8 @@ def extract_tokens(
         loader: loads the images.
         store: receives the tokens; all processes must see it.
         place_of_row: index of each row's image in the loader's dataset, -1 if it is not there.
-        on_error: 'raise' leaves images that cannot be decoded missing and raises at the end; 'skip' records
-            them in the store, which can then be sealed.
+        on_error: 'raise' leaves images missing that cannot be decoded, or for which the network gives NaN or
+            infinity, and raises at the end; 'skip' records them in the store, which can then be sealed.
         retry_skipped: try the images that were skipped again.
 
     Raises:
@@ -235,8 +235,16 @@ class _Rows(ImageTasks):
         # Results stay on the device until the task is complete, because copying waits for the device.
         return self.tokenizer(group.inputs)
 
-    def write(self, task: int, results: Mapping[int, Tensor], skipped: Mapping[int, str]) -> None:
-        grids = np.empty((0, *self.store.grid), dtype=np.int64)
-        if results:
-            grids = torch.stack(list(results.values())).cpu().numpy().reshape(-1, *self.store.grid)
+    def checked(self, results: Mapping[int, Tensor]) -> dict[int, np.ndarray | str]:
+        if not results:
+            return {}
+        tokens = torch.stack(list(results.values())).cpu().numpy()
+        finite = (tokens >= 0).all(axis=1)
+        return {
+            place: row if good else NOT_FINITE
+            for place, row, good in zip(results, tokens, finite, strict=True)
+        }
+
+    def write(self, task: int, results: Mapping[int, np.ndarray], skipped: Mapping[int, str]) -> None:
+        grids = np.array(list(results.values()), dtype=np.int64).reshape(-1, *self.store.grid)
         self.store.write(list(results), grids, skipped)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from mapet_mm.config_files import pretrained_entries, type_name, with_type_names
 from mapet_mm.errors import UserError
-from mapet_mm.models.targets import token_ids
+from mapet_mm.models.targets import unchecked_ids
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.base import Tokenizer, full_float32
-from mapet_mm.weight_files import read_weights
+from mapet_mm.weight_files import non_finite, read_weights
 
 # Running statistics that do not affect tokens.
 STATISTICS = ("cluster_size",)
@@ -110,7 +110,7 @@ class FrozenTokenizer(Tokenizer):
         """
         self.check_size(images)
         with full_float32(images.device):
-            tokens = token_ids(self.model(images.float()))
+            tokens = unchecked_ids(self.model(images.float()))
         self._check_ids(tokens, tokens.device.type)
         return tokens
 
@@ -166,7 +166,7 @@ def build_frozen(what: str, config: Mapping[str, Any], checkpoint: Mapping[str, 
         seed: for the random weights; the caller's generator is left unchanged.
 
     Raises:
-        TokenizerError: the checkpoint cannot be found, or lacks weights.
+        TokenizerError: the checkpoint cannot be found, lacks weights, or has weights that are not finite.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -202,6 +202,11 @@ def _load(what: str, model: nn.Module, checkpoint: str, prefix: str | None) -> N
             f"checkpoint `{checkpoint}` {problem} {len(names)} of the {what}'s {len(expected)} "
             f"tensors, `{names[0]}` first: it belongs to another architecture; correct the "
             f"{what}'s config or `{OPTION}`"
+        )
+    if name := non_finite(model):
+        raise TokenizerError(
+            f"checkpoint `{checkpoint}` holds NaN or infinity, in `{name}` first: its training diverged; "
+            f"give another by `{OPTION}`"
         )
 
 

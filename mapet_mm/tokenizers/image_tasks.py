@@ -41,6 +41,10 @@ class ImageTasks(ABC):
         """The results of a group's images, in order."""
 
     @abstractmethod
+    def checked(self, results: Mapping[int, Any]) -> dict[int, Any]:
+        """Results on the host, by index; in place of one that is not finite, the reason for having none."""
+
+    @abstractmethod
     def write(self, task: int, results: Mapping[Any, Any], skipped: Mapping[Any, str]) -> None:
         """Write results, and why other images are skipped, by key; both are on disk when this returns."""
 
@@ -49,12 +53,14 @@ class ImageTasks(ABC):
         return {task for task in tasks if not self.lacking(task)}
 
     def run(self, loader: GroupLoader, what: str, on_error: str, kept: str) -> int:
-        """Do unclaimed tasks until none is left; returns the number of images that cannot be decoded.
+        """Do unclaimed tasks until none is left; returns the number of images that cannot be encoded.
+
+        An image cannot be if it cannot be decoded, or if its result is not finite.
 
         Args:
             loader: loads the images.
             what: name of the progress bar, which counts the images of all processes.
-            on_error: for images that cannot be decoded: 'raise' once all others are done, or 'skip' and
+            on_error: for images that cannot be encoded: 'raise' once all others are done, or 'skip' and
                 record them.
             kept: what has been kept, for that error's message.
 
@@ -87,14 +93,17 @@ class ImageTasks(ABC):
 
     def _do(self, task: int, groups: Iterable[ImageGroup], skip: bool, bar: tqdm) -> dict[int, str]:
         results: dict[int, Any] = {}
+        kept: dict[int, Any] = {}
         reasons: dict[int, str] = {}
         for group in groups:
             if not self.shared.is_lost(task):
                 results |= zip(group.places, self.encode(group), strict=False)
                 reasons |= group.unreadable
             bar.update(min(len(group.places) + len(group.unreadable), self.total - bar.n))
+        for place, result in self.checked(results).items():
+            (reasons if isinstance(result, str) else kept)[place] = result
         lacking = self.lacking(task)  # another process may have been faster
-        named = {lacking[place]: result for place, result in results.items() if place in lacking}
+        named = {lacking[place]: result for place, result in kept.items() if place in lacking}
         unreadable = {place: reason for place, reason in reasons.items() if place in lacking}
         skipped = {lacking[place]: reason for place, reason in unreadable.items()} if skip else {}
         if named or skipped:

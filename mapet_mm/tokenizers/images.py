@@ -21,17 +21,22 @@ ON_ERROR = ("raise", "skip")
 # Images that are prepared several times to find random steps, how often each, and the time after which no
 # further image is: large images take long.
 LOOKS, REPEATS, LOOK_SECONDS = 4, 8, 2.0
+# Why an image that could be decoded has no features or tokens.
+NOT_FINITE = "the network gives NaN or infinity for it"
+TOO_LARGE = "the network gives it features above 65504, the largest number of float16, in which they are kept"
 
 
 class UnreadableImagesError(UserError, RuntimeError):
-    """Images that could not be decoded; everything else was computed and written."""
+    """Images that could not be decoded or encoded; everything else was computed and written."""
 
     def __init__(self, unreadable: Mapping[str, str], kept: str) -> None:
         (path, reason), *others = unreadable.items()
         listing = ", ".join(f"`{path}`" for path, _ in others[:5]) + (", ..." if len(others) > 5 else "")
         more = f" and {len(others)} more ({listing})" if others else ""
+        encoding = reason in (NOT_FINITE, TOO_LARGE)
         super().__init__(
-            f"image `{path}` could not be decoded ({reason}){more}: repair or remove it, or leave such "
+            f"image `{path}` could not be {'encoded' if encoding else 'decoded'} ({reason}){more}: "
+            f"{'check it and the network' if encoding else 'repair or remove it'}, or leave such "
             f"images out with --on-error skip, and run the same command again; {kept}"
         )
 
@@ -53,7 +58,7 @@ class NamedImages(Dataset):
         data_root: folder that names are relative to; None: the datasets' own.
 
     Raises:
-        UserError: one of them wraps other datasets.
+        UserError: one of them wraps other datasets, or (on naming it) an image's name has a line break.
         ValueError: there is no data root or there are several, or (on naming it) an image is outside the
             root.
     """
@@ -79,6 +84,8 @@ class NamedImages(Dataset):
         name = relative_name(path, self.data_root)
         if name is None:
             raise ValueError(f"image `{path}` is not under data_root `{self.data_root}`: correct `data_root`")
+        if "\n" in name:  # names are stored as lines
+            raise UserError(f"the name of image {path!r} contains a line break: rename it")
         return name
 
     def places(self, what: str) -> dict[str, int]:
@@ -149,7 +156,10 @@ class NamedImages(Dataset):
             return index, "the pipeline's first step returned nothing"
         for step in others:
             results = step(results)
-        return index, results["inputs"]
+        inputs = results["inputs"]
+        if isinstance(inputs, Tensor) and inputs.is_floating_point() and not inputs.isfinite().all():
+            return index, "NaN or infinity among its pixels"
+        return index, inputs
 
     def _info(self, index: int) -> dict[str, Any]:
         which = bisect_right(self._ends, index)

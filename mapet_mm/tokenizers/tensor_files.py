@@ -45,11 +45,15 @@ class TensorFile:
             self.tensors = {name: _place(entry, start) for name, entry in header.items()}
             end = start + max(entry["data_offsets"][1] for entry in header.values())
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise self._damaged(f"its header: {error}") from None
+            raise self.damaged(f"its header: {error}") from None
         except OSError as error:
             raise _gone(error) from None
         if size != end:
-            raise self._damaged(f"expected {end} bytes, found {size}")
+            raise self.damaged(f"expected {end} bytes, found {size}")
+
+    def count(self, name: str) -> int:
+        """Number of the tensor's entries along its first axis."""
+        return self._tensor(name)[1][0]
 
     def rows(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """The tensor's entries `start` to `stop` along its first axis, a copy."""
@@ -75,7 +79,7 @@ class TensorFile:
             except OSError as error:
                 raise _gone(error) from None
             if len(found) != stop - start:
-                raise self._damaged("truncated since it was opened")
+                raise self.damaged("truncated since it was opened")
             return found
 
         return read
@@ -86,7 +90,7 @@ class TensorFile:
 
     def _tensor(self, name: str) -> tuple[np.dtype, tuple[int, ...], int]:
         if name not in self.tensors:
-            raise self._damaged(f"it has no tensor `{name}`")
+            raise self.damaged(f"it has no tensor `{name}`")
         return self.tensors[name]
 
     def _read(self, offset: int, count: int) -> bytearray:
@@ -98,11 +102,12 @@ class TensorFile:
             except OSError as error:
                 raise _gone(error) from None
             if not read:
-                raise self._damaged("truncated since it was opened")
+                raise self.damaged("truncated since it was opened")
             buffer, offset = buffer[read:], offset + read
         return content
 
-    def _damaged(self, how: str) -> Exception:
+    def damaged(self, how: str) -> Exception:
+        """The error to raise for a file that is damaged in this way."""
         return self._error(f"`{self.path}` is damaged ({how}): {self._remedy}")
 
 

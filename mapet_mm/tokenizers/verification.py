@@ -9,7 +9,7 @@ import numpy as np
 from mapet_mm.tokenizers.base import Tokenizer
 from mapet_mm.tokenizers.image_groups import GroupLoader, split
 from mapet_mm.tokenizers.image_names import changed_since
-from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.tokenizers.images import NOT_FINITE, NamedImages
 from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
 from mapet_mm.tokenizers.store.manifest import GENERATION, MANIFEST
 
@@ -64,6 +64,11 @@ def verify_store(
             raise TokenStoreError(f"image `{images.path(place)}` could not be decoded ({reason})")
         fresh = tokenizer(group.inputs).cpu().numpy()
         for place, grid in zip(group.places, fresh, strict=False):
+            if grid.min() < 0:
+                raise TokenStoreError(
+                    f"image `{images.path(place)}` could not be encoded ({NOT_FINITE}): its tokens in token "
+                    f"store `{store.path}` mean nothing; extract into another store, with --on-error skip"
+                )
             wrong = int((store[images.name(place)].ravel() != grid).sum())
             if wrong > LARGEST_SHARE * grid.size:
                 raise TokenStoreError(

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mapet_mm.arithmetic import model_step_flops
 from mapet_mm.datasets.masking import BlockwiseMask
 from mapet_mm.models import BEiTTokenHead, CAETokenHead
-from mapet_mm.models.targets import token_ids
+from mapet_mm.models.targets import token_ids, unchecked_ids
 
 ARCH = dict(embed_dims=48, num_layers=2, num_heads=3, feedforward_channels=96)
 VOCAB, MASKED = 16, 14
@@ -90,6 +90,19 @@ def test_token_ids_takes_ids_and_logits():
         ids = token_ids(outputs)
         assert ids.dtype == torch.int64
         assert torch.equal(ids, tokens.flatten(1))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_no_tokens(value):
+    """Before: NaN's place among the logits, 0 where all are NaN."""
+    tokens = torch.randint(VOCAB, (2, 3, 4))
+    logits = one_hot_logits(tokens)
+    logits[1, 2, 0, 3] = value
+    tokens[1, 0, 3] = -1
+    assert torch.equal(unchecked_ids(logits), tokens.flatten(1))
+    for outputs in (logits, tokens.flatten(1)):
+        with pytest.raises(ValueError, match=r"^the target generator gives NaN or infinity for image 1 of"):
+            token_ids(outputs)
 
 
 @pytest.mark.parametrize("outputs", [torch.zeros(2, 36), torch.zeros(2, 6, 6, dtype=torch.long)])

@@ -43,6 +43,14 @@ def test_autocast_does_not_blur_the_distances(rows):
     assert tokens.tolist() == [0, 1]
 
 
+def test_features_that_are_not_finite_have_no_token():
+    """Before: token 0, as if they were near the first centroid."""
+    codebook = Codebook(np.eye(3, 4))
+    features = torch.eye(3, 4).repeat(2, 1).reshape(2, 3, 4)
+    features[0, 1, 3], features[1, 0, 0], features[1, 2, 2] = float("nan"), float("inf"), -float("inf")
+    assert codebook.assign(features).tolist() == [[0, -1, 2], [-1, 1, -1]]
+
+
 def test_assign_refuses_features_of_another_width(rows):
     with pytest.raises(CodebookError, match="features have 5 channels, the codebook 12"):
         Codebook(rows[:4]).assign(torch.zeros(3, 4, 5))

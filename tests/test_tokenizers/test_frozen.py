@@ -156,6 +156,28 @@ def test_weights_that_nothing_loads_are_refused(vqkd):
         FrozenTokenizer(VQKD_CONFIG, 24, 16, random_seed=0, init_cfg=start)
 
 
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (float("nan"), "encoder.ln1.weight"),
+        (float("inf"), "encoder.ln1.weight"),
+        (float("nan"), "quantize.embedding.weight"),
+    ],
+)
+def test_weights_of_a_training_that_diverged_are_refused(vqkd, value, name):
+    """Before: all tokens were 0, and a verification confirmed them."""
+    checkpoint = vqkd[1]["init_cfg"]["checkpoint"]
+    weights = torch.load(checkpoint)["state_dict"]
+    weights[name].view(-1)[5] = value
+    torch.save(weights, checkpoint)
+    with pytest.raises(TokenizerError) as error:
+        FrozenTokenizer(vqkd[1], image_size=24, vocab_size=16)
+    assert str(error.value) == (
+        f"checkpoint `{checkpoint}` holds NaN or infinity, in `{name}` first: its training diverged; give "
+        "another by `init_cfg.checkpoint`"
+    )
+
+
 def test_a_checkpoint_replaces_the_seed(vqkd):
     """As in configs/micro/vqkd.py, whose weights are random until the tokenizer is trained."""
     theirs, config = vqkd

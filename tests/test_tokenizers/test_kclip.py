@@ -234,6 +234,15 @@ def test_a_towers_file_without_counters_of_training_loads(reference_weights, tmp
         assert torch.equal(value, few.get(name, torch.tensor(0))), name
 
 
+@pytest.mark.parametrize("name", ["layer2.0.conv1.weight", "layer4.0.bn1.running_var"])
+def test_a_towers_weights_that_are_not_finite_are_refused(reference_weights, tmp_path, name):
+    weights = {key: value.clone() for key, value in reference_weights.items()}
+    weights[name].view(-1)[3] = float("nan")
+    torch.save(weights, tmp_path / "nan.pt")
+    with pytest.raises(TowerError, match=rf"nan\.pt` holds NaN or infinity, in `{name}` first: its training"):
+        build_tower(SMALL, str(tmp_path / "nan.pt"))
+
+
 def test_weights_of_another_architecture_and_truncated_files_are_refused(reference_weights, tmp_path):
     torch.save(reference_weights, tmp_path / "small.pt")
     with pytest.raises(TowerError, match=r"small\.pt` does not fit the tower's architecture"):

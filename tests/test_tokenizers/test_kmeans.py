@@ -157,6 +157,42 @@ def test_features_beyond_float16_are_refused_where_they_are_written(tmp_path):
     assert shards.lacking(0) == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    ("scale", "offset", "told_apart"),
+    [(1, 0, True), (1, 1000, True), (1, 8000, False), (1e-3, 0, True), (1e-9, 0, False), (0, 3000.1, True)],
+)
+def test_features_that_float16_does_not_tell_apart_are_refused(tmp_path, scale, offset, told_apart):
+    """Before: a codebook of which one id was used. Equal features are the same in any precision."""
+    names = [f"{index:03d}" for index in range(50)]
+    shards = FeatureShards(tmp_path, dict(positions_per_image=2, dim=DIM), names)
+    features = np.random.default_rng(0).normal(size=(100, DIM)).astype(np.float32) * scale + offset
+    if not told_apart:
+        with pytest.raises(FeatureError, match=r"^float16, .* errors are more than 25% of their var"):
+            shards.write(0, names, features, {})
+        assert shards.lacking(0) == names
+    else:
+        shards.write(0, names, features, {})
+        assert (all_rows(shards) == features.astype(np.float16)).all()
+
+
+def test_images_that_are_alike_are_added_to_others(tmp_path):
+    """Their spread is only the encoder's noise, which float16 does not keep."""
+    shards = FeatureShards(tmp_path, dict(positions_per_image=2, dim=DIM), ["a", "b", "white"])
+    shards.write(0, ["a", "b"], np.random.default_rng(0).normal(2, 1, size=(4, DIM)).astype("f4"), {})
+    white = np.float32([[2.0001] * DIM, [2.0002 + 2**-10] * DIM])
+    shards.write(0, ["white"], white, {})
+    assert (shards.read(0)[4:] == white.astype(np.float16)).all()
+
+
+def test_a_shard_with_other_names_than_rows_is_refused(tmp_path):
+    """As one with a line break in a name, of an earlier version; before: other images' features."""
+    identity = dict(positions_per_image=2, dim=DIM)
+    complete(FeatureShards(tmp_path, identity, ["a\nb", "c"]))
+    shards = FeatureShards(tmp_path, identity, ["a", "c"])
+    with pytest.raises(FeatureError, match=r"is damaged \(4 rows, 2 of each image, but 3 names\): remove it"):
+        shards.lacking(0)
+
+
 def rows_of(name: str) -> np.ndarray:
     return np.random.default_rng(list(name.encode())).normal(size=(2, DIM)).astype(np.float16)
 

@@ -210,6 +210,20 @@ def test_a_step_with_a_random_generator_of_its_own_is_refused(cfg):
     assert not Path(cfg.token_store).exists()
 
 
+@pytest.mark.parametrize("run", [run_extract_tokens, partial(run_fit_codebook, overwrite=True)])
+def test_a_name_with_a_line_break_is_refused_before_anything_is_computed(cfg, tmp_path, monkeypatch, run):
+    """Before: it broke the codebook's features for good."""
+    run_fit_codebook(cfg)
+    broken = tmp_path / "data" / "train" / "2" / "a\nb.png"
+    os.rename(broken.with_name("011.png"), broken)
+    for dataset in (*cfg.dataset, cfg.codebook.dataset):
+        dataset.update(ann_file="", with_label=False)
+    monkeypatch.setattr(MODELS.get("KCLIP"), "features", None)
+    with pytest.raises(UserError) as error:
+        run(cfg)
+    assert str(error.value) == f"the name of image {str(broken)!r} contains a line break: rename it"
+
+
 @pytest.mark.parametrize("with_root", [False, True])
 @pytest.mark.parametrize(
     "wrapper", [dict(type="RepeatDataset", times=2), dict(type="ConcatDataset"), dict(type="KFoldDataset")]

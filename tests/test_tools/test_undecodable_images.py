@@ -5,11 +5,13 @@ import time
 import cv2
 import numpy as np
 import pytest
+import torch
 from few_images import by_hand
 from PIL import Image
+from torch import nn
 
 from mapet_mm.registry import MODELS
-from mapet_mm.tokenizers import TokenStore
+from mapet_mm.tokenizers import TokenStore, TokenStoreError
 from mapet_mm.tokenizers.extraction import _Rows
 from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook, run_verify_tokens
 from mapet_mm.tokenizers.images import UnreadableImagesError
@@ -200,6 +202,101 @@ def test_an_image_that_is_removed_after_it_stopped_the_sampling_costs_nothing_el
     (tmp_path / "data" / "train.txt").write_text(lines)
     monkeypatch.setattr(MODELS.get("KCLIP"), "features", None)  # nothing is encoded again
     assert run_fit_codebook(cfg)[1].metadata["images"] == 11
+
+
+@MODELS.register_module()
+class Standardised(nn.Module):
+    """An encoder that divides by each image's spread, which is 0 of an image of one colour."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Conv2d(3, 16, 32, 32), scale
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        spread = images.std((1, 2, 3), keepdim=True) / self.scale
+        return self.layer((images - images.mean((1, 2, 3), keepdim=True)) / spread)
+
+
+@pytest.fixture
+def white(cfg, tmp_path):
+    """A config of such an encoder, and the one image of one colour."""
+    cfg.tokenizer = dict(
+        type="mapet_mm.GridKMeans",
+        encoder=dict(type=Standardised),
+        image_size=64,
+        random_seed=0,
+        codebook=cfg.tokenizer.codebook,
+    )
+    path = tmp_path / "data" / "train" / "1" / "004.png"
+    Image.new("RGB", (50, 40), (255, 255, 255)).save(path)
+    return path
+
+
+def test_an_image_whose_features_are_not_finite_is_named_or_left_out(cfg, white):
+    """Before: all its tokens were 0; and a codebook could not be fitted at all."""
+    message = (
+        f"image `{white}` could not be encoded (the network gives NaN or infinity for it): check it and the "
+        "network, or leave such images out with --on-error skip, and run the same command again; the "
+    )
+    with pytest.raises(UnreadableImagesError) as error:
+        run_fit_codebook(cfg)
+    assert str(error.value).startswith(f"{message}features of the others are kept in")
+    cfg.on_error = "skip"
+    assert run_fit_codebook(cfg)[1].metadata["images"] == 11
+    cfg.on_error = "raise"
+    with pytest.raises(UnreadableImagesError) as error:
+        run_extract_tokens(cfg)
+    assert str(error.value) == f"{message}tokens of all others are in `{cfg.token_store}`"
+    cfg.on_error = "skip"
+    store, extraction = run_extract_tokens(cfg)
+    assert (extraction.images, extraction.skipped, store.sealed) == (0, 1, True)
+    assert store.skipped == {"train/1/004.png": "the network gives NaN or infinity for it"}
+    assert "left 1 out that could not be decoded or encoded" in str(extraction)
+    assert run_verify_tokens(cfg, 17)[1].images == 16
+
+
+def test_tokens_of_features_that_are_not_finite_are_not_confirmed(cfg, white):
+    """Of a store of an earlier version: all tokens of the image are 0."""
+    cfg.on_error = "skip"
+    run_fit_codebook(cfg)
+    whole, _ = run_extract_tokens(cfg)
+    cfg.token_store += "_before"
+    identity = (2, 2), 6, whole.tokenizer, whole.data_root, whole.preprocessing
+    store = TokenStore.create(cfg.token_store, list(whole.names), *identity)
+    grids = [np.zeros((2, 2), int) if name in whole.skipped else whole[name] for name in whole.names]
+    store.write(range(17), np.array(grids))
+    store.seal()
+    with pytest.raises(TokenStoreError, match=r"004\.png` could not be encoded .* with --on-error skip$"):
+        run_verify_tokens(cfg, 17)
+
+
+def test_features_larger_than_float16_holds_are_said_to_be(cfg, white):
+    """Before: only that the encoder's weights should be checked."""
+    white.unlink()
+    (white.parents[2] / "train.txt").write_text("0/000.png 0\n1/001.png 1\n2/002.png 2\n")
+    cfg.tokenizer.encoder.scale = 1e6
+    with pytest.raises(
+        UnreadableImagesError, match=r"gives it features above 65504, the largest number of f"
+    ):
+        run_fit_codebook(cfg)
+
+
+def test_pixels_that_are_not_finite_are_named(cfg, tmp_path):
+    """A tokenizer that gives token ids itself, as VQ-KD, would give id 0."""
+    run_fit_codebook(cfg)
+
+    def divide(results: dict) -> dict:
+        with np.errstate(invalid="ignore"):
+            return dict(results, img=results["img"].astype(np.float32) / results["img"].max())
+
+    for dataset in cfg.dataset:
+        dataset.pipeline.insert(3, divide)
+    Image.new("RGB", (50, 40)).save(tmp_path / "data" / "train" / "1" / "004.png")
+    with pytest.raises(
+        UnreadableImagesError,
+        match=r"004\.png` could not be decoded \(NaN or infinity among its pixels\): rep",
+    ):
+        run_extract_tokens(cfg)
 
 
 def test_images_of_two_bit_depths_are_refused_by_name(cfg, tmp_path):

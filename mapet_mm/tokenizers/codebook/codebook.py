@@ -160,7 +160,7 @@ class Codebook:
             features: (..., D), on any device.
 
         Returns:
-            (...) int64, on the features' device.
+            (...) int64, on the features' device; -1 where a feature is not finite.
 
         Raises:
             CodebookError: the features have another number of channels than the centroids.
@@ -172,7 +172,8 @@ class Codebook:
             )
         rows = features.reshape(-1, self.dim)
         blocks = rows.split(max(1, BLOCK_ELEMENTS // self.k))
-        tokens = [self.nearest(block.float())[1] for block in blocks]
+        nearest = [self.nearest(block.float()) for block in blocks]
+        tokens = [ids.masked_fill(~distances.isfinite(), -1) for distances, ids in nearest]
         return torch.cat(tokens).reshape(features.shape[:-1])
 
     @torch.no_grad()

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float32
 
 from mapet_mm.tokenizers.codebook.feature_shards import FeatureShards
 from mapet_mm.tokenizers.grid_kmeans import GridKMeans
 from mapet_mm.tokenizers.image_groups import GroupLoader, ImageGroup
 from mapet_mm.tokenizers.image_tasks import ImageTasks
+from mapet_mm.tokenizers.images import NOT_FINITE, TOO_LARGE
 from mapet_mm.tokenizers.tensor_files import encode_name
 
 
@@ -20,6 +22,14 @@ def sample_positions(name: str, grid_size: int, count: int, seed: int) -> np.nda
     """Distinct grid positions of an image, (count,), ascending; they depend only on its name and the seed."""
     rng = np.random.default_rng([seed, zlib.crc32(encode_name(name))])
     return np.sort(rng.choice(grid_size, size=count, replace=False))
+
+
+def fault(features: Float32[np.ndarray, "positions dim"]) -> str | None:
+    """Why an image's features cannot be kept; None if they can."""
+    if not np.isfinite(features).all():
+        return NOT_FINITE
+    with np.errstate(over="ignore"):
+        return None if np.isfinite(features.astype(np.float16)).all() else TOO_LARGE
 
 
 def sample_features(
@@ -46,12 +56,13 @@ def sample_features(
         preprocessing: how images are prepared for the encoder; part of the features' identity.
         positions_per_image: 4 of 196 are the paper's 2 %.
         seed: for the positions.
-        on_error: for images that cannot be decoded: 'raise' once all others are done, those of earlier runs
-            included, or 'skip' them.
+        on_error: for images that cannot be decoded, or whose features float16 does not hold: 'raise' once all
+            others are done, those of earlier runs included, or 'skip' them.
         look_for_changes: sample images anew whose files have changed since they were sampled.
 
     Raises:
         UnreadableImagesError: after the features of all other images are written.
+        FeatureError: float16 does not tell the features apart.
         ValueError: more positions than the grid has.
     """
     grid_size = tokenizer.grid[0] * tokenizer.grid[1]
@@ -93,8 +104,11 @@ class _Shards(ImageTasks):
         features = self.tokenizer.features(group.inputs).cpu().numpy()
         for place, grid in zip(group.places, features, strict=False):
             positions = sample_positions(self.name_of_place[place], len(grid), count, seed)
-            yield grid[positions].astype(np.float16)
+            yield grid[positions]
+
+    def checked(self, results: Mapping[int, np.ndarray]) -> dict[int, np.ndarray | str]:
+        return {place: fault(rows) or rows for place, rows in results.items()}
 
     def write(self, task: int, results: Mapping[str, np.ndarray], skipped: Mapping[str, str]) -> None:
-        features = [*results.values(), np.empty((0, self.shards.dim), np.float16)]
+        features = [*results.values(), np.empty((0, self.shards.dim), np.float32)]
         self.shards.write(task, list(results), np.concatenate(features), skipped)

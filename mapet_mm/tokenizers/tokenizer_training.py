@@ -26,8 +26,12 @@ class VQKDDistillation(BaseModel):
             the tokenizer's grid.
         grid: (H, W) tokens.
         decoder_layers: transformer layers between codes and features.
+        decoder_heads: attention heads of these layers; they have to divide the encoder's width.
         data_preprocessor: MMPretrain's for images with two views, the tokenizer's and the teacher's.
         init_cfg: as for any model of MMEngine.
+
+    Raises:
+        ValueError: the teacher has another grid, or the heads do not divide the width.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class VQKDDistillation(BaseModel):
         teacher: Mapping[str, Any],
         grid: tuple[int, int],
         decoder_layers: int = 1,
+        decoder_heads: int = 3,
         data_preprocessor: dict | None = None,
         init_cfg: dict | None = None,
     ) -> None:
@@ -44,9 +49,14 @@ class VQKDDistillation(BaseModel):
         if tuple(grid) != self.teacher.grid:
             raise ValueError(f"the tokenizer's grid is {tuple(grid)}, the teacher's {self.teacher.grid}")
         width, code_dim = self.tokenizer.encoder.embed_dims, self.tokenizer.quantize.codebook_dim
+        if width % decoder_heads:
+            raise ValueError(
+                f"decoder_heads={decoder_heads} does not divide the tokenizer's width of {width} "
+                "(`embed_dims` of its encoder's `arch`): set `model.decoder_heads` to a divisor"
+            )
         self.position = nn.Parameter(torch.zeros(1, grid[0] * grid[1], width))
         layer = nn.TransformerEncoderLayer(
-            width, 3, 4 * width, dropout=0, activation="gelu", batch_first=True, norm_first=True
+            width, decoder_heads, 4 * width, dropout=0, activation="gelu", batch_first=True, norm_first=True
         )
         self.decoder_in, self.decoder_out = nn.Linear(code_dim, width), nn.Linear(width, self.teacher.dim)
         self.decoder = nn.TransformerEncoder(layer, decoder_layers, enable_nested_tensor=False)

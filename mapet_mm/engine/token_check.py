@@ -103,7 +103,7 @@ class TokenStoreCheckHook(Hook):
         probed: set[tuple[str, str]] = set()
         for dataset in (leaf for top in datasets for leaf in leaf_datasets(top)):
             transforms = list(pipeline_transforms(dataset))
-            load = _load_of(dataset)
+            load = load_of(dataset)
             if load is None:
                 _check_none_needed(model, dataset)
                 continue
@@ -221,7 +221,7 @@ def _without_tokens(dataset: Dataset, load: LoadTokenGrid) -> tuple[list[int], l
 
 def leave_out_as_in(trained_on: Dataset, dataset: Dataset) -> None:
     """Leave images out of a set without tokens that the token stores of another one skipped."""
-    for load in filter(None, map(_load_of, leaf_datasets(trained_on))):
+    for load in filter(None, map(load_of, leaf_datasets(trained_on))):
         if reasons := load.store.skipped:
             root = load.data_root or load.store.data_root
             for leaf in leaf_datasets(dataset):
@@ -229,7 +229,8 @@ def leave_out_as_in(trained_on: Dataset, dataset: Dataset) -> None:
                 _leave_out(leaf, [index for index, name in enumerate(names) if name in reasons], load)
 
 
-def _load_of(dataset: Dataset) -> LoadTokenGrid | None:
+def load_of(dataset: Dataset) -> LoadTokenGrid | None:
+    """The step of a data set's pipeline that reads stored tokens."""
     return next((step for step in pipeline_transforms(dataset) if isinstance(step, LoadTokenGrid)), None)
 
 

@@ -8,6 +8,7 @@ import pytest
 from mmengine.dataset import BaseDataset, Compose, RepeatDataset
 
 from mapet_mm.datasets.transforms import LoadTokenGrid
+from mapet_mm.errors import UserError
 from mapet_mm.registry import HOOKS
 from mapet_mm.tokenizers.store import TokenStore
 
@@ -15,33 +16,70 @@ NAMES = [f"train/{index}.png" for index in range(4)]
 
 
 class Labelled(BaseDataset):
-    def __init__(self, store: TokenStore) -> None:
+    def __init__(self, *steps) -> None:
         super().__init__(pipeline=[], lazy_init=False)
-        self.pipeline = Compose([LoadTokenGrid(store=str(store.path))])
+        self.pipeline = Compose(steps)
 
     def load_data_list(self):
         return [dict(img_path=f"/copy/{name}", gt_label=index // 2) for index, name in enumerate(NAMES[:3])]
 
 
-@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: RepeatDataset(one, 3)])
-def test_perplexity_dead_ids_and_purity_are_those_of_the_training_images(wrap, tmp_path):
-    """Labels 0, 0, 1; the fourth image is not trained on. Id 0 is in both classes, ids 1 and 2 in one."""
+class Unlabelled(Labelled):
+    def load_data_list(self):
+        return [dict(img_path=image["img_path"]) for image in super().load_data_list()]
+
+
+@pytest.fixture
+def load(tmp_path) -> LoadTokenGrid:
     store = TokenStore.create(tmp_path / "tokens", NAMES, (2, 2), 8, "ab" * 32, data_root="/copy")
     ids = [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 2, 2], [7, 7, 7, 7]]
     store.write(range(4), np.array(ids).reshape(4, 2, 2))
+    return LoadTokenGrid(store=str(store.path))
+
+
+def train(dataset) -> dict:
+    """What the hook logs of a training."""
     logged = {}
-    HOOKS.build(dict(type="mapet_mm.TokenUsageHook")).after_train(
-        SimpleNamespace(
-            train_dataloader=SimpleNamespace(dataset=wrap(Labelled(store))),
-            visualizer=SimpleNamespace(add_scalars=lambda scalars, step: logged.update(scalars, step=step)),
-            logger=logging.getLogger("test"),
-            epoch=5,
-        )
+    runner = SimpleNamespace(
+        train_dataloader=SimpleNamespace(dataset=dataset),
+        visualizer=SimpleNamespace(add_scalars=lambda scalars, step: logged.update(scalars, step=step)),
+        logger=logging.getLogger("test"),
+        epoch=5,
     )
+    hook = HOOKS.build(dict(type="mapet_mm.TokenUsageHook"))
+    hook.before_train(runner)
+    hook.after_train(runner)
+    return logged
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: RepeatDataset(one, 3)])
+def test_perplexity_dead_ids_and_purity_are_those_of_the_training_images(wrap, load):
+    """Labels 0, 0, 1; the fourth image is not trained on. Id 0 is in both classes, ids 1 and 2 in one."""
     shares = np.array([6, 4, 2]) / 12
-    assert logged == {
+    assert train(wrap(Labelled(load))) == {
         "tokens/perplexity": pytest.approx(np.exp(-(shares * np.log(shares)).sum())),
         "tokens/dead": 5,
         "tokens/purity": pytest.approx(100 * (4 + 4 + 2) / 12),
         "step": 5,
     }
+
+
+def test_images_without_labels_are_counted_without_purity_which_is_said_before_training(load, capture_log):
+    shares = np.array([6, 4, 2]) / 12
+    assert train(Unlabelled(load)) == {
+        "tokens/perplexity": pytest.approx(np.exp(-(shares * np.log(shares)).sum())),
+        "tokens/dead": 5,
+        "step": 5,
+    }
+    assert "images of Unlabelled have no labels: the usage of their tokens is logged without purity" in (
+        capture_log()
+    )
+
+
+def test_a_training_without_stored_tokens_is_refused_before_it():
+    with pytest.raises(UserError) as error:
+        train(Labelled())
+    assert str(error.value) == (
+        "TokenUsageHook counts stored tokens, but the pipeline of Labelled has no LoadTokenGrid: add one, or "
+        "remove the hook from `custom_hooks`"
+    )

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 
 from mapet_mm.tokenizers.codebook import Codebook, CodebookError
 from mapet_mm.tokenizers.codebook.codebook import KMeansOptions
@@ -153,6 +154,23 @@ def test_a_truncated_codebook_is_refused_by_name(tmp_path, rows, kept):
     with pytest.raises(CodebookError, match=r"codebook\.safetensors` is truncated or damaged") as error:
         Codebook.load(path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "header", "reason"),
+    [
+        (np.nan, "1", "centroids hold NaN or infinity: check the features they were fitted on"),
+        (0.0, "", "Expecting value: line 1 column 1 (char 0)"),
+    ],
+)
+def test_a_damaged_codebook_is_refused_by_name(tmp_path, number, header, reason):
+    path = tmp_path / "codebook.safetensors"
+    metadata = {"format": "mapet_mm.codebook", "k": header}
+    path.write_bytes(save({"centroids": torch.full((2, 3), number)}, metadata=metadata))
+    with pytest.raises(CodebookError) as error:
+        Codebook.load(path)
+    remedy = "fit one with tools/fit_codebook.py or correct the path in the config"
+    assert str(error.value) == f"codebook `{path}` is damaged ({reason}): {remedy}"
 
 
 def test_features_that_are_no_rows_are_refused():

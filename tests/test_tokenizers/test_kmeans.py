@@ -109,6 +109,17 @@ def test_a_checkpoint_of_other_settings_is_not_continued(tmp_path):
     assert (centroids == fresh).all()
 
 
+@pytest.mark.parametrize("kept", [0, 100, 2000])
+def test_a_truncated_checkpoint_is_refused_by_name(tmp_path, kept):
+    shards, state = make_shards(tmp_path / "shards", images=50), tmp_path / "kmeans.pt"
+    cluster_shards(shards, KMeansOptions(8, 2, 1), state)
+    state.write_bytes(state.read_bytes()[:kept])
+    message = r"/kmeans\.pt`, the state of an interrupted k-means, is truncated or damaged \(.*\): remove it"
+    with pytest.raises(CodebookError, match=message) as error:
+        cluster_shards(shards, KMeansOptions(8, 2, 1), state)
+    assert "\n" not in str(error.value)
+
+
 def test_empty_clusters_are_split(tmp_path):
     names = [f"{index:03d}" for index in range(600)]
     shards = FeatureShards(tmp_path, dict(positions_per_image=1, dim=DIM), names)

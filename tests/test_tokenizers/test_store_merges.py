@@ -41,7 +41,10 @@ def test_parts_of_images_in_different_folders_are_merged_under_the_folder_that_i
         (dict(tokenizer="u" * 64), r"have different tokenizer \(.*\): they cannot be merged$"),
         (dict(data_root="elsewhere"), r"have different data_root \(data, elsewhere\): give .* --data-root$"),
         (dict(preprocessing={"pipeline": []}), "have different preprocessing"),
-        (dict(names=["b", "a"]), "'a' is given twice"),
+        (
+            dict(names=["b", "a"]),
+            "/x` and `.*/y` both have image 'a': leave one of them out, or",
+        ),
     ],
 )
 def test_stores_that_do_not_fit_together_are_not_merged(tmp_path, other, message):

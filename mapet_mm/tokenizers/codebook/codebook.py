@@ -137,7 +137,7 @@ class Codebook:
         """Read what `save` wrote.
 
         Raises:
-            CodebookError: the file is missing, truncated, or not a codebook.
+            CodebookError: the file is missing, damaged, or not a codebook.
         """
         remedy = "fit one with tools/fit_codebook.py or correct the path in the config"
         if not os.path.isfile(path):
@@ -150,7 +150,11 @@ class Codebook:
             raise CodebookError(f"codebook `{path}` is truncated or damaged ({error}): {remedy}") from error
         if centroids is None:
             raise CodebookError(f"`{path}` is a safetensors file but not a mapet_mm codebook: {remedy}")
-        return cls(centroids, {key: json.loads(value) for key, value in header.items() if key != "format"})
+        try:
+            metadata = {key: json.loads(value) for key, value in header.items() if key != "format"}
+            return cls(centroids, metadata)
+        except ValueError as error:  # of the header's JSON, or of the centroids
+            raise CodebookError(f"codebook `{path}` is damaged ({error}): {remedy}") from error
 
     @torch.no_grad()
     def assign(self, features: Float[Tensor, "*rows dim"]) -> Int[Tensor, "*rows"]:

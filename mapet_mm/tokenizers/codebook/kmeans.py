@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from mapet_mm.file_replacement import replace_file
 from mapet_mm.tokenizers.base import full_float32
-from mapet_mm.tokenizers.codebook.codebook import Codebook, KMeansOptions
+from mapet_mm.tokenizers.codebook.codebook import Codebook, CodebookError, KMeansOptions
 from mapet_mm.tokenizers.codebook.feature_shards import FeatureShards
 
 # Rows assigned at a time: 64 MiB of float32 at 4096 channels. Fixed, because the last bits of a matrix
@@ -72,6 +72,9 @@ def cluster_shards(
         shards: complete feature shards, in a folder that all processes see.
         options: settings of k-means.
         checkpoint: written by the main process after every iteration; remove it once the result is saved.
+
+    Raises:
+        CodebookError: the checkpoint is damaged.
     """
     key = {**asdict(options), "features": shards.digest}
     chosen = _chosen_rows(len(shards), options)
@@ -184,7 +187,14 @@ def _save_progress(path: Path, key: dict, progress: Progress) -> None:
 def _load_progress(path: Path, key: dict) -> Progress:
     if not path.exists():
         return Progress()
-    found = torch.load(path, weights_only=True)
+    try:
+        found = torch.load(path, weights_only=True)
+    except Exception as error:  # what a broken file raises depends on where it is broken
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise CodebookError(
+            f"`{path}`, the state of an interrupted k-means, is truncated or damaged ({reason}): remove it, "
+            "and k-means starts anew from the features beside it"
+        ) from error
     if found["key"] != key:
         print_log(f"k-means starts anew: `{path}` was made with other settings or features", "current")
         return Progress()

@@ -63,6 +63,7 @@ def merge_stores(
                 f"token stores `{stores[0].path}` and `{store.path}` have different {other[0]} "
                 f"({identity[other[0]]}, {getattr(store, other[0])})" + (hint or ": they cannot be merged")
             )
+    _refuse_common_images(stores)
     names = sorted((name for store in stores for name in store.names), key=encode_name)
     manifest = Manifest(**(identity | ({} if data_root is None else {"data_root": data_root})))
     try:
@@ -72,6 +73,17 @@ def merge_stores(
     except FileExistsError:
         raise TokenStoreError(f"`{path}` exists: choose another path or remove it") from None
     return TokenStore.open(path)
+
+
+def _refuse_common_images(stores: Sequence[TokenStore]) -> None:
+    holders: dict[str, int] = {}
+    for number, store in enumerate(stores):
+        for name in store.names:
+            if (other := holders.setdefault(name, number)) != number:
+                raise TokenStoreError(
+                    f"token stores `{stores[other].path}` and `{store.path}` both have image {name!r}: leave "
+                    "one of them out, or tokenise only the other images for it"
+                )
 
 
 def _fill(merged: TokenStore, stores: Sequence[TokenStore]) -> None:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from mmcv.transforms import BaseTransform
-from mmengine.dataset import Compose, pseudo_collate
-from mmengine.registry import DefaultScope
 from torch.utils.data import Dataset
+from tqdm import tqdm
 
 from mapet_mm.datasets.transforms import LoadTokenGrid
-from mapet_mm.engine.probes import Probe, grey, matching_share, pattern, take_the_place, views_of
-from mapet_mm.registry import TRANSFORMS
+from mapet_mm.engine.photos import first_turned
+from mapet_mm.engine.probed_pipeline import Arrived, ProbedPipeline, children, recorded_pipeline
+from mapet_mm.engine.probes import Probe, matching_share, pattern, views_of
+from mapet_mm.tokenizers.image_names import path_of
 from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
 
 # A step that moves pixels with probability 0.1 is missed once in 850 runs.
@@ -43,7 +42,9 @@ def check_alignment(dataset: Dataset, store: TokenStore, preprocessor: Callable 
 
     A probe takes the place of an image of the data set, and numbered ids that of its tokens. Each patch that
     arrives has to match the patch that its id stands for in the tokenizer's view of the same probe better
-    than the surroundings a quarter of a patch away. Colours may change, and parts may be erased.
+    than the surroundings a quarter of a patch away. Colours may change, and parts may be erased. Of the step
+    that reads the images, whose place the probes take, a photo in a file shows whether it turns photos by
+    their EXIF orientation as the tokenizer's did; that matters if there are such photos.
 
     Args:
         dataset: with a `pipeline` that has `LoadTokenGrid` in it.
@@ -51,18 +52,19 @@ def check_alignment(dataset: Dataset, store: TokenStore, preprocessor: Callable 
         preprocessor: the model's data preprocessor, if it hands on `[images, token_grids]`.
 
     Raises:
-        TokenStoreError: image and tokens part, or no probe passes the pipeline.
+        TokenStoreError: image and tokens part, also of photos alone, or no probe passes the pipeline.
     """
     with _own_randomness():
         pipeline = ProbedPipeline(dataset, dataset.pipeline, store.grid, preprocessor)
         index, arrived = _first_readable(dataset, pipeline)
         if arrived.images is None or arrived.ids is None:
             return
+        _check_photos(dataset, store, pipeline, index)
         probes = list(_probes(dataset, store, index, pipeline.size))
         found = _first_misaligned(dataset, pipeline, index, probes)
         if found is None:
             return
-        steps = [step for step in _children(dataset.pipeline) if not isinstance(step, LoadTokenGrid)]
+        steps = [step for step in children(dataset.pipeline) if not isinstance(step, LoadTokenGrid)]
         without = [
             ProbedPipeline(dataset, dataset.pipeline, store.grid, preprocessor, step) for step in steps
         ]
@@ -77,28 +79,32 @@ def check_alignment(dataset: Dataset, store: TokenStore, preprocessor: Callable 
     )
 
 
-def pipeline_transforms(step: Any) -> Iterator[Any]:
-    """Every transform of a dataset's pipeline in order, also those inside compositions and random choices."""
-    inner = _children(getattr(step, "pipeline", step))
-    if not inner:
-        yield step
-    for transform in inner:
-        yield from pipeline_transforms(transform)
+def _check_photos(dataset: Dataset, store: TokenStore, pipeline: ProbedPipeline, index: int) -> None:
+    """Refuse a loading step that turns photos, or leaves them, unlike the tokenizer's, if there are any.
+
+    Looking for one reads the head of each file, so this is done only where the steps differ.
+    """
+    if store.preprocessing is None:
+        return
+    recorded = recorded_pipeline(dataset, store)
+    with suppress(Exception):  # it may need more than this data set says of an image
+        recorded(index)
+    turned = pipeline.turns_photos(), recorded.turns_photos()
+    if None in turned or turned[0] == turned[1]:
+        return
+    numbers = tqdm(range(len(dataset)), desc="looking for turned photos", unit="image", delay=2)
+    if photo := first_turned(path_of(dataset.get_data_info(number), dataset) for number in numbers):
+        does, saw = ("turns", "as they lie in their files") if turned[0] else ("does not turn", "upright")
+        raise TokenStoreError(
+            f"{_words(pipeline.loading)} in the pipeline of {type(dataset).__name__} {does} photos by their "
+            f"EXIF orientation, but the tokenizer of token store `{store.path}` saw them {saw}, and {photo}: "
+            f"load images as the store records, by {_words(recorded.loading)}"
+        )
 
 
-def _children(step: Any) -> list[Any]:
-    """The transforms that a list or another transform holds, whatever the attribute's name."""
-    if isinstance(step, list | tuple):
-        return list(step)
-    if isinstance(step, Compose):
-        return list(step.transforms)
-    return [value for value in getattr(step, "__dict__", {}).values() if _is_transform(value)]
-
-
-def _is_transform(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(map(_is_transform, value))
-    return isinstance(value, BaseTransform | Compose)
+def _words(step: Any) -> str:
+    words = " ".join(repr(step).split())
+    return type(step).__name__ if " at 0x" in words else words
 
 
 def _passes(*args: Any) -> bool:
@@ -110,9 +116,7 @@ def _passes(*args: Any) -> bool:
 
 def _describe(steps: list[Any]) -> str:
     """Steps in one line, short."""
-    words = [" ".join(repr(step).split()) for step in steps]
-    named = zip(steps, words, strict=True)
-    words = [type(step).__name__ if " at 0x" in said else said for step, said in named]
+    words = list(map(_words, steps))
     if len(words) > 1:
         return ", ".join(said.partition("(")[0] for said in words)
     return words[0] if len(words[0]) < 100 else f"{words[0][:100]} ..."
@@ -196,15 +200,7 @@ def _tokenizer_view(
     """What the tokenizer sees of an image, by the pipeline that the store records; None if it refuses it."""
     if store.preprocessing is None:
         return lambda image: _largest_centred(image, store.grid)
-    with DefaultScope.overwrite_default_scope("mmpretrain"):
-        try:
-            steps = [TRANSFORMS.build(step) for step in store.preprocessing["pipeline"]]
-        except (KeyError, ImportError) as error:
-            raise TokenStoreError(
-                f"the tokenizer's pipeline that token store `{store.path}` records cannot be built "
-                f"({error}): add the module of its transforms to the config's `custom_imports`"
-            ) from None
-    pipeline = ProbedPipeline(dataset, Compose(steps), store.grid)
+    pipeline = recorded_pipeline(dataset, store)
 
     def view(image: np.ndarray) -> np.ndarray | None:
         try:
@@ -221,107 +217,6 @@ def _largest_centred(image: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     height, width = round(grid[0] * side), round(grid[1] * side)
     top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
     return image[top : top + height, left : left + width]
-
-
-class Arrived(NamedTuple):
-    """What a pipeline hands on of an image, in grey, and of its tokens; None where it hands on none."""
-
-    images: list[np.ndarray] | None
-    ids: np.ndarray | None
-
-
-class ProbedPipeline:
-    """A copy of a pipeline: a probe takes the place of the image, numbered ids that of the tokens.
-
-    Args:
-        dataset: gives what the pipeline starts from, a path most of all.
-        pipeline: the data set's, or another one.
-        grid: (H, W) tokens of an image.
-        preprocessor: run after the pipeline, on batches of one.
-        without: a step to leave out.
-
-    Attributes:
-        size: (H, W) of the image that was read.
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        pipeline: Compose,
-        grid: tuple[int, int],
-        preprocessor: Callable | None = None,
-        without: Any = None,
-    ) -> None:
-        self.probe: np.ndarray | None = None
-        self.size: tuple[int, int] | None = None
-        self.preprocessor = preprocessor
-        ids = np.arange(grid[0] * grid[1]).reshape(grid)
-        replaced: dict[int, Callable] = {}
-        for step in pipeline_transforms(pipeline):
-            if isinstance(step, LoadTokenGrid):
-                replaced[id(step)] = lambda results: {**results, "token_grid": ids.copy()}
-            # What reads an image draws nothing, and mmcv has to find what draws in order to share draws.
-            elif not hasattr(step, "_methods_with_randomness"):
-                replaced[id(step)] = _Reader(step, self._put)
-        if without is not None:
-            replaced[id(without)] = lambda results: results
-        # Replaces them wherever they are referred to, and leaves the states of the others as they are.
-        self._steps = copy.deepcopy(pipeline, replaced)
-        self._dataset = copy.copy(dataset)
-        self._dataset.pipeline = self._run
-
-    def __call__(self, index: int, probe: np.ndarray | None = None) -> Arrived:
-        """What arrives of the probe, or of the image itself, at an index of the data set."""
-        self.probe = probe
-        sample = getattr(self._dataset, "prepare_data", self._dataset.__getitem__)(index)
-        if not isinstance(sample, dict):
-            raise TypeError(f"it gives {type(sample).__name__}")
-        if self.preprocessor is not None:
-            images, ids = self.preprocessor(pseudo_collate([sample]), True)["inputs"]
-            return Arrived([grey(images[0])], ids[0].cpu().numpy())
-        images, ids = (
-            sample.get("inputs", sample.get("img")),
-            sample.get("data_samples", sample).get("token_grid"),
-        )
-        views = images if isinstance(images, list | tuple) else [images]
-        return Arrived(
-            None if images is None else [grey(image) for image in views],
-            None if ids is None else np.asarray(ids),
-        )
-
-    def _run(self, info: dict) -> Any:
-        return self._steps(info if info.get("img") is None else self._put(info))
-
-    def _put(self, results: dict) -> dict:
-        image = results["img"]
-        if self.probe is None:
-            self.size = grey(image).shape
-        else:
-            results["img"] = take_the_place(image, self.probe)
-            results.update({key: self.probe.shape for key in ("img_shape", "ori_shape") if key in results})
-        return results
-
-
-class _Reader:
-    """A step of a pipeline; if it turns out to read the image, it does so once."""
-
-    def __init__(self, step: Callable, put: Callable[[dict], dict]) -> None:
-        try:
-            self.step = copy.deepcopy(step)
-        except Exception:  # it holds what cannot be copied, an open file for example
-            self.step = step
-        self.put = put
-        self.read: dict | None = None
-
-    def __call__(self, results: Any) -> Any:
-        if not isinstance(results, dict) or results.get("img") is not None:
-            return self.step(results)
-        if self.read is None:
-            results = self.step(results)
-            if results is None or results.get("img") is None:
-                return results
-            self.read = dict(results)
-        return self.put({**self.read, **results, "img": self.read["img"]})
 
 
 @contextmanager

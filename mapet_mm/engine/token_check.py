@@ -17,7 +17,8 @@ from torch.utils.data import Dataset
 
 from mapet_mm.datasets.preprocessor import TokenGridDataPreprocessor
 from mapet_mm.datasets.transforms import LoadTokenGrid, RandomCropTokenGrid
-from mapet_mm.engine.alignment import check_alignment, pipeline_transforms
+from mapet_mm.engine.alignment import check_alignment
+from mapet_mm.engine.probed_pipeline import pipeline_transforms
 from mapet_mm.registry import HOOKS
 from mapet_mm.tokenizers.codebook import Codebook
 from mapet_mm.tokenizers.image_names import path_of, relative_name

@@ -97,7 +97,7 @@ def codebook_section(store_path: str | os.PathLike, image_root: str | os.PathLik
         for token, patches in members.items()
     }
     figures = [
-        draw_codebook_sheet([rows[token] for token in tokens], image_root, store.grid) for tokens in choices
+        draw_codebook_sheet([rows[token] for token in tokens], image_root, store) for tokens in choices
     ]
     caption = (
         "One token a row, its patch framed in red in its surroundings: the six most used of "

@@ -81,7 +81,7 @@ class CodebookPictures:
             for token in tokens
             for gallery in self.galleries[token]
         ]
-        return draw_codebook_sheet(rows, self.image_root, self.store.grid, self.context)
+        return draw_codebook_sheet(rows, self.image_root, self.store, self.context)
 
     def _count(self, token: int) -> str:
         return count_patches(int(self.usage.counts[token]))

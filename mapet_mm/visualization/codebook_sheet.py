@@ -16,6 +16,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from mapet_mm.tokenizers import TokenStore
+from mapet_mm.visualization.covered_part import Box, CoveredParts, largest_centred
 
 CELL_INCHES, GAP_INCHES, TITLE_INCHES = 0.72, 0.06, 0.26
 FRAME_COLOUR = "#e6252f"
@@ -88,45 +89,45 @@ def choose_members(patches: Sequence[Patch], count: int, seed: int) -> list[Patc
 
 
 def crop_around(
-    image: Image.Image, patch: Patch, grid: tuple[int, int], context: int
+    image: Image.Image, patch: Patch, grid: tuple[int, int], context: int, part: Box | None = None
 ) -> tuple[UInt8[np.ndarray, "height width 3"], tuple[float, float, float, float]]:
     """Cut a patch out of its image together with its surroundings.
-
-    The token grid covers the largest centred part of the image with the grid's shape, as pre-training does.
 
     Args:
         image: the whole image.
         patch: the patch.
         grid: `(H, W)` patches of an image.
-        context: patches to show on each side; the window stays inside the image, so it shifts at the border.
+        context: patches to show on each side; the window stays inside the grid, so it shifts at the border.
+        part: of the image, that the grid covers; the largest centred one with the grid's shape by default.
 
     Returns:
         The crop and the patch's frame in it: left, top, width, height in pixels of the crop.
     """
-    side = min(image.height / grid[0], image.width / grid[1])  # pixels of a patch
-    top, left = (image.height - side * grid[0]) / 2, (image.width - side * grid[1]) / 2
+    part = largest_centred(image.size, grid) if part is None else part
+    height, width = part.height / grid[0], part.width / grid[1]  # pixels of a patch
     rows, cols = (min(2 * context + 1, length) for length in grid)
     first_row = min(max(patch.row - context, 0), grid[0] - rows)
     first_col = min(max(patch.col - context, 0), grid[1] - cols)
-    x, y = left + first_col * side, top + first_row * side
-    crop = image.convert("RGB").crop((round(x), round(y), round(x + cols * side), round(y + rows * side)))
-    frame = (left + patch.col * side - round(x), top + patch.row * side - round(y), side, side)
-    return np.asarray(crop), frame
+    x, y = part.left + first_col * width, part.top + first_row * height
+    crop = image.convert("RGB").crop((round(x), round(y), round(x + cols * width), round(y + rows * height)))
+    x, y = part.left + patch.col * width - round(x), part.top + patch.row * height - round(y)
+    return np.asarray(crop), (x, y, width, height)
 
 
 def draw_codebook_sheet(
-    rows: Sequence[SheetRow], image_root: str | os.PathLike, grid: tuple[int, int], context: int = 3
+    rows: Sequence[SheetRow], image_root: str | os.PathLike, store: TokenStore, context: int = 3
 ) -> Figure:
     """Draw patches that share a token, each framed in its surroundings, one row of cells per `SheetRow`.
 
     Args:
         rows: what to draw.
         image_root: the folder that the patches' image names are relative to.
-        grid: `(H, W)` patches of an image.
+        store: has the patches, and says which part of an image its grid covers.
         context: patches shown around the framed one, on each side.
 
     Raises:
         FileNotFoundError: an image is not under `image_root`.
+        TokenStoreError: the store records a pipeline that does not say which part of an image it shows.
     """
     columns = max(1, *(len(row.patches) for row in rows))
     width = columns * (CELL_INCHES + GAP_INCHES)
@@ -136,8 +137,9 @@ def draw_codebook_sheet(
     figure.subplots_adjust(0, GAP_INCHES / height, 1 - GAP_INCHES / width, 1 - TITLE_INCHES / height)
     spaces = {"wspace": GAP_INCHES / CELL_INCHES, "hspace": TITLE_INCHES / CELL_INCHES}
     cells = figure.subplots(len(rows), columns, squeeze=False, gridspec_kw=spaces)
+    parts = CoveredParts(store)
     for line, row in zip(cells, rows, strict=True):
-        _draw_row(line, row.patches, Path(image_root), grid, context)
+        _draw_row(line, row.patches, Path(image_root), store.grid, context, parts)
         line[0].set_title(row.title, fontsize=9, loc="left", pad=3)
     return figure
 
@@ -148,23 +150,28 @@ def count_patches(number: int) -> str:
 
 
 def _draw_row(
-    line: Sequence[Axes], patches: Sequence[Patch], root: Path, grid: tuple[int, int], context: int
+    line: Sequence[Axes],
+    patches: Sequence[Patch],
+    root: Path,
+    grid: tuple[int, int],
+    context: int,
+    parts: CoveredParts,
 ) -> None:
     for axes in line:
         axes.set_axis_off()
     for axes, patch in zip(line, patches, strict=False):
-        crop, (x, y, width, height) = crop_around(_open_image(root, patch.name), patch, grid, context)
+        image, part = parts.open(_existing(root / patch.name))
+        crop, (x, y, width, height) = crop_around(image, patch, grid, context, part)
         smooth = "antialiased" if crop.shape[1] > SMALL_CROP else "nearest"
         axes.imshow(crop, interpolation=smooth)
         frame = Rectangle((x - 0.5, y - 0.5), width, height, fill=False, color=FRAME_COLOUR, linewidth=1.5)
         axes.add_patch(frame)
 
 
-def _open_image(root: Path, name: str) -> Image.Image:
-    path = root / name
+def _existing(path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(
             f"image `{path}` of the token store does not exist: "
             "give the folder that the store's names are relative to as the image root"
         )
-    return Image.open(path)
+    return path

@@ -82,7 +82,7 @@ def test_sheet_has_a_row_per_token_and_a_frame_per_patch(store, tmp_path):
         Image.new("RGB", (12, 8), "teal").save(tmp_path / name)
     members = find_members(store, [9, 0])
     rows = [SheetRow("token 9", members[9]), SheetRow("token 0", members[0])]
-    figure = draw_codebook_sheet(rows, tmp_path, store.grid, context=1)
+    figure = draw_codebook_sheet(rows, tmp_path, store, context=1)
     frames = [len(axes.patches) for axes in figure.axes]
     assert frames == [1, 1, 1, 1, 0, 0]
     assert [figure.axes[place].get_title(loc="left") for place in (0, 3)] == ["token 9", "token 0"]
@@ -91,4 +91,4 @@ def test_sheet_has_a_row_per_token_and_a_frame_per_patch(store, tmp_path):
 
 def test_missing_image_names_the_file(store, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"train/0/a\.png.*image root"):
-        draw_codebook_sheet([SheetRow("", [Patch(NAMES[0], 0, 0)])], tmp_path / "elsewhere", (2, 3))
+        draw_codebook_sheet([SheetRow("", [Patch(NAMES[0], 0, 0)])], tmp_path / "elsewhere", store)

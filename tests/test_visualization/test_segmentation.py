@@ -55,13 +55,17 @@ def test_images_without_a_class_have_no_legend():
 
 
 def test_validation_images_are_predicted_and_their_labels_are_the_metrics(tmp_path):
-    """In the files, as in ADE20K's, 0 is unlabelled and the classes start at 1; images are resized to 16."""
+    """In the files, as in ADE20K's, 0 is unlabelled and the classes start at 1; images are resized to 16, and
+    one is a photo that lies on its side."""
     for kind in ("images", "annotations"):
         (tmp_path / kind).mkdir()
     labels = np.array([[0, 1], [2, 2]], np.uint8).repeat(12, 0).repeat(10, 1)
     for index in range(2):
         pixels = np.full((24, 20, 3), (200, 10, 90 * index), np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"images/{index}.png")
+        pixels[:3] = index
+        turned, exif = np.rot90(pixels), Image.Exif()
+        exif[0x0112] = 6 if index else 1  # the second one has to be turned back
+        Image.fromarray(turned if index else pixels).save(tmp_path / f"images/{index}.png", exif=exif)
         Image.fromarray(labels).save(tmp_path / f"annotations/{index}.png")
     pipeline = [
         dict(type="LoadImageFromFile"),
@@ -107,7 +111,7 @@ def test_validation_images_are_predicted_and_their_labels_are_the_metrics(tmp_pa
     torch.save({"state_dict": model.state_dict(), "meta": {}}, tmp_path / "weights.pth")
     images, classes = predict_images(tmp_path / "config.py", tmp_path / "weights.pth", count=9)
     assert (len(images), classes) == (2, ["sky", "sea"])
-    assert images[1].image[0, 0].tolist() == [200, 10, 90]
+    assert images[1].image[[0, 3], 19].tolist() == [[1, 1, 1], [200, 10, 90]]
     assert images[1].prediction.shape == images[1].truth.shape == (24, 20)
     assert (images[1].prediction == 1).all()
     assert np.unique(images[1].truth[:12, :10]).tolist() == [255]

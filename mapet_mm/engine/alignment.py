@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,13 @@ from tqdm import tqdm
 
 from mapet_mm.datasets.transforms import LoadTokenGrid
 from mapet_mm.engine.photos import first_turned
-from mapet_mm.engine.probed_pipeline import Arrived, ProbedPipeline, children, recorded_pipeline
+from mapet_mm.engine.probed_pipeline import (
+    Arrived,
+    ProbedPipeline,
+    children,
+    pipeline_transforms,
+    recorded_pipeline,
+)
 from mapet_mm.engine.probes import Probe, matching_share, pattern, views_of
 from mapet_mm.tokenizers.image_names import path_of
 from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
@@ -61,15 +68,15 @@ def check_alignment(dataset: Dataset, store: TokenStore, preprocessor: Callable 
             return
         _check_photos(dataset, store, pipeline, index)
         probes = list(_probes(dataset, store, index, pipeline.size))
-        found = _first_misaligned(dataset, pipeline, index, probes)
+
+        def share(pipeline: ProbedPipeline, probe: Probe) -> float | None:
+            return _matching(pipeline(index, probe.image), probe)
+
+        found = _first_misaligned(dataset, partial(share, pipeline), probes)
         if found is None:
             return
         steps = [step for step in children(dataset.pipeline) if not isinstance(step, LoadTokenGrid)]
-        without = [
-            ProbedPipeline(dataset, dataset.pipeline, store.grid, preprocessor, step) for step in steps
-        ]
-        passes = [_passes(dataset, shorter, index, probes) for shorter in without]
-        moving = [step for step, passed in zip(steps, passes, strict=True) if passed] or steps
+        moving = _culprits(dataset, store.grid, preprocessor, steps, share, probes)
     raise TokenStoreError(
         f"{_describe(moving)} in the pipeline of {type(dataset).__name__} moves pixels but not the grid of "
         f"token store `{store.path}`: of an image of {found.width} x {found.height} px, {found.share:.0%} of "
@@ -77,6 +84,56 @@ def check_alignment(dataset: Dataset, store: TokenStore, preprocessor: Callable 
         "LoadTokenGrid, and cut what the tokenizer saw (the largest centred square: EfficientNetCenterCrop "
         "with crop_padding=0)"
     )
+
+
+def check_views(dataset: Dataset, grid: tuple[int, int]) -> None:
+    """Send probe images through a pipeline of two views, the model's and the tokenizer's, and compare these.
+
+    Args:
+        dataset: with a `pipeline` that gives two views of each image.
+        grid: (H, W) tokens that the tokenizer makes of its view.
+
+    Raises:
+        TokenStoreError: the views part, or no probe passes the pipeline.
+    """
+    ids = np.arange(grid[0] * grid[1]).reshape(grid)
+    with _own_randomness():
+        pipeline = ProbedPipeline(dataset, dataset.pipeline, grid)
+        index, arrived = _first_readable(dataset, pipeline)
+        if arrived.images is None or len(arrived.images) != 2 or pipeline.size is None:
+            return
+        probes = [Probe(image, None) for image in _patterns(grid, pipeline.size)]
+
+        def share(pipeline: ProbedPipeline, probe: Probe) -> float | None:
+            image, seen = pipeline(index, probe.image).images
+            return matching_share(image, ids, views_of(seen, grid))
+
+        found = _first_misaligned(dataset, partial(share, pipeline), probes)
+        if found is None:
+            return
+        # MultiView holds each of its steps in two lists.
+        steps = list({id(step): step for step in pipeline_transforms(dataset.pipeline)}.values())
+        moving = _culprits(dataset, grid, None, steps, share, probes)
+    raise TokenStoreError(
+        f"{_describe(moving)} in the pipeline of {type(dataset).__name__} moves pixels in one of an image's "
+        "two views and not in the other, whose tokens are predicted: of an image of "
+        f"{found.width} x {found.height} px, {found.share:.0%} of the patches match; move both views "
+        "together, before MultiView"
+    )
+
+
+def _culprits(
+    dataset: Dataset,
+    grid: tuple[int, int],
+    preprocessor: Callable | None,
+    steps: list[Any],
+    share: Callable[[ProbedPipeline, Probe], float | None],
+    probes: list[Probe],
+) -> list[Any]:
+    """The steps without which a pipeline is aligned; all of them if there are none."""
+    without = [ProbedPipeline(dataset, dataset.pipeline, grid, preprocessor, step) for step in steps]
+    passes = [_passes(dataset, partial(share, shorter), probes) for shorter in without]
+    return [step for step, passed in zip(steps, passes, strict=True) if passed] or steps
 
 
 def _check_photos(dataset: Dataset, store: TokenStore, pipeline: ProbedPipeline, index: int) -> None:
@@ -123,15 +180,15 @@ def _describe(steps: list[Any]) -> str:
 
 
 def _first_misaligned(
-    dataset: Dataset, pipeline: ProbedPipeline, index: int, probes: list[Probe]
+    dataset: Dataset, share_of: Callable[[Probe], float | None], probes: list[Probe]
 ) -> Misaligned | None:
-    """The first draw that is not aligned, or None."""
+    """The first draw in which too small a share of the patches matches, or None."""
     probes = list(probes)
     reason, draws, readable = "the tokenizer's own pipeline takes none", 0, 0
     while probes and draws < DRAWS:
         probe = probes[draws % len(probes)]
         try:
-            share = _matching(pipeline(index, probe.image), probe)
+            share = share_of(probe)
         except Exception as error:
             # Images of this shape stop a training, too; those of another shape may not.
             reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
@@ -180,18 +237,23 @@ def _probes(dataset: Dataset, store: TokenStore, index: int, real: tuple[int, in
     """Probes of all shapes that the tokenizer takes, the data set's own first."""
     if real is None:
         raise TokenStoreError(_untested(dataset, "none of its steps reads an image into `img`"))
-    rows, columns = store.grid
+    view = _tokenizer_view(dataset, store, index)
+    for image in _patterns(store.grid, real):
+        seen = view(image)
+        if seen is not None and seen.shape[0] * store.grid[1] == seen.shape[1] * store.grid[0]:
+            yield Probe(image, views_of(seen, store.grid))
+
+
+def _patterns(grid: tuple[int, int], real: tuple[int, int]) -> Iterator[np.ndarray]:
+    """Patterns of all shapes, that of the data set's own images first."""
+    rows, columns = grid
     scale = min(real[0] / rows, real[1] / columns)
     own = [real] if scale >= FEWEST_PIXELS or real[0] * columns == real[1] * rows else []
     sizes = [
         (round(rows * side / min(ratio, 1)), round(columns * side * max(ratio, 1))) for side, ratio in SHAPES
     ]
-    view = _tokenizer_view(dataset, store, index)
     for size in own + sizes:
-        image = pattern(size, min(size[0] / rows, size[1] / columns))
-        seen = view(image)
-        if seen is not None and seen.shape[0] * columns == seen.shape[1] * rows:
-            yield Probe(image, views_of(seen, store.grid))
+        yield pattern(size, min(size[0] / rows, size[1] / columns))
 
 
 def _tokenizer_view(

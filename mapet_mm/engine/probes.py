@@ -20,10 +20,10 @@ SHIFTS = [(y, x) for y in (-2, 0, 2) for x in (-2, 0, 2) if (y, x) != (0, 0)] + 
 
 
 class Probe(NamedTuple):
-    """An image to send through a pipeline, and what each of its tokens stands for."""
+    """An image to send through a pipeline, and what its tokens stand for, if that is known before."""
 
     image: UInt8[np.ndarray, "height width"]
-    views: Float32[np.ndarray, "orientation shift basis patch pixel"]
+    views: Float32[np.ndarray, "orientation shift basis patch pixel"] | None
 
 
 def pattern(size: tuple[int, int], patch: float) -> UInt8[np.ndarray, "height width"]:

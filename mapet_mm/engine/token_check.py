@@ -1,4 +1,4 @@
-"""Check before training that the stored tokens belong to the model and the images."""
+"""Check before training that the tokens, stored or made in the model, belong to the model and the images."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from torch.utils.data import Dataset
 
 from mapet_mm.datasets.preprocessor import TokenGridDataPreprocessor
 from mapet_mm.datasets.transforms import LoadTokenGrid, RandomCropTokenGrid
-from mapet_mm.engine.alignment import check_alignment
+from mapet_mm.engine.alignment import check_alignment, check_views
+from mapet_mm.engine.online_tokens import check_normalisation
 from mapet_mm.engine.probed_pipeline import pipeline_transforms
 from mapet_mm.registry import HOOKS
+from mapet_mm.tokenizers.base import Tokenizer
 from mapet_mm.tokenizers.codebook import Codebook
 from mapet_mm.tokenizers.image_names import path_of, relative_name
 from mapet_mm.tokenizers.precomputed import PrecomputedTokens
@@ -36,6 +38,9 @@ class TokenStoreCheckHook(Hook):
     wrappers. With several processes each looks at its share of the images. Probe images show whether the
     images that arrive are those that the tokens stand for (see `check_alignment`).
 
+    Of a tokenizer inside the model, its view of the images has to be normalised as those were that its
+    codebook was fitted on, and the views of the model and the tokenizer have to show the same patches.
+
     Images that the store skipped because they could not be decoded are left out: the next image takes the
     place of each. No length changes, so samplers, schedules and resumed trainings are not affected.
 
@@ -48,6 +53,8 @@ class TokenStoreCheckHook(Hook):
         TokenStoreError: another grid than the backbone's, ids outside the head's vocabulary, another
             tokenizer, in a resumed training also than before, no token grids although the target generator
             needs them, or images that are not aligned with them.
+        CodebookError: a tokenizer inside the model, whose images are normalised in another way than for its
+            codebook.
         MissingTokensError: images without tokens, with their number and the first one's path.
     """
 
@@ -102,11 +109,15 @@ class TokenStoreCheckHook(Hook):
             digest = Codebook.load(self.codebook).digest
             whose = f"TokenStoreCheckHook's codebook `{self.codebook}`"
         probed: set[tuple[str, str]] = set()
+        check_normalisation(model)
         for dataset in (leaf for top in datasets for leaf in leaf_datasets(top)):
             transforms = list(pipeline_transforms(dataset))
             load = load_of(dataset)
             if load is None:
                 _check_none_needed(model, dataset)
+                tokenizer = getattr(model, "target_generator", None)
+                if self.alignment and isinstance(tokenizer, Tokenizer):
+                    check_views(dataset, tokenizer.grid)
                 continue
             _check_fits(model, transforms, load.store)
             digest = digest or load.store.tokenizer

@@ -4,6 +4,7 @@ import numpy as np
 from mmpretrain.datasets.transforms import BEiTMaskGenerator
 
 from mapet_mm.registry import TRANSFORMS
+from mapet_mm.sizes import pair
 
 # After this many draws no block fits, as in grids of one row, and single patches are masked.
 ATTEMPTS = 200
@@ -33,7 +34,7 @@ class BlockwiseMask(BEiTMaskGenerator):
         min_num_patches: int = 16,
         **kwargs,
     ) -> None:
-        size = (input_size, input_size) if isinstance(input_size, int) else tuple(input_size)
+        size = pair("BlockwiseMask's input_size", input_size)
         super().__init__(size, num_masking_patches, min_num_patches, **kwargs)
         if not 0 < num_masking_patches < self.num_patches:
             raise ValueError(

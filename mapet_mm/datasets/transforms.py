@@ -9,6 +9,7 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 
 from mapet_mm.registry import TRANSFORMS
+from mapet_mm.sizes import pair
 from mapet_mm.tokenizers.codebook import Codebook
 from mapet_mm.tokenizers.image_names import relative_name
 from mapet_mm.tokenizers.store import MissingTokensError, TokenStore
@@ -127,35 +128,36 @@ class RandomCropTokenGrid(BaseTransform):
 
     Args:
         crop_size: side of the window in pixels, or (height, width).
-        patch_size: side in pixels of the patch that a token describes.
+        patch_size: side in pixels of the patch that a token describes, or (height, width).
 
     Raises:
-        ValueError: the crop size is not a multiple of the patch size or is larger than the image, the image's
-            size is not its grid times the patch size, or there is no token grid.
+        ValueError: a size that is not one or two whole numbers, the crop size is not a multiple of the patch
+            size or is larger than the image, the image's size is not its grid times the patch size, or there
+            is no token grid.
     """
 
-    def __init__(self, crop_size: int | tuple[int, int], patch_size: int) -> None:
-        self.crop_size = (crop_size, crop_size) if isinstance(crop_size, int) else tuple(crop_size)
-        self.patch_size = patch_size
-        if any(side <= 0 or side % patch_size for side in self.crop_size):
+    def __init__(self, crop_size: int | tuple[int, int], patch_size: int | tuple[int, int]) -> None:
+        self.crop_size = pair("RandomCropTokenGrid's crop_size", crop_size)
+        self.patch_size = pair("RandomCropTokenGrid's patch_size", patch_size)
+        if any(side % patch for side, patch in zip(self.crop_size, self.patch_size, strict=True)):
             raise ValueError(
                 f"RandomCropTokenGrid's crop_size {self.crop_size} is off the patch grid: use multiples of "
-                f"patch_size ({patch_size} px)"
+                f"patch_size ({self.patch_size[0]} x {self.patch_size[1]} px)"
             )
 
     @property
     def grid(self) -> tuple[int, int]:
         """(H, W) tokens of a crop."""
-        height, width = self.crop_size
-        return height // self.patch_size, width // self.patch_size
+        (height, width), (patch_height, patch_width) = self.crop_size, self.patch_size
+        return height // patch_height, width // patch_width
 
     def transform(self, results: dict) -> dict:
         """Crop `img` and `token_grid` to a uniformly drawn window."""
-        tokens, patch = _token_grid(results, self), self.patch_size
-        if results["img"].shape[:2] != (tokens.shape[0] * patch, tokens.shape[1] * patch):
+        tokens, (patch_height, patch_width) = _token_grid(results, self), self.patch_size
+        if results["img"].shape[:2] != (tokens.shape[0] * patch_height, tokens.shape[1] * patch_width):
             raise ValueError(
                 f"image of {results['img'].shape[:2]} px and token grid {tokens.shape} do not match at "
-                f"patch_size {patch}: resize the image to the grid before RandomCropTokenGrid"
+                f"patch_size {self.patch_size}: resize the image to the grid before RandomCropTokenGrid"
             )
         (height, width), (rows, columns) = self.grid, tokens.shape
         if height > rows or width > columns:
@@ -165,9 +167,9 @@ class RandomCropTokenGrid(BaseTransform):
             )
         top, left = np.random.randint(rows - height + 1), np.random.randint(columns - width + 1)
         results["token_grid"] = tokens[top : top + height, left : left + width].copy()
-        results["img"] = np.ascontiguousarray(
-            results["img"][top * patch : (top + height) * patch, left * patch : (left + width) * patch]
-        )
+        pixel_rows = slice(top * patch_height, (top + height) * patch_height)
+        pixel_columns = slice(left * patch_width, (left + width) * patch_width)
+        results["img"] = np.ascontiguousarray(results["img"][pixel_rows, pixel_columns])
         results["img_shape"] = self.crop_size
         return results
 

@@ -72,3 +72,9 @@ def test_same_seed_same_masks():
 def test_a_budget_that_leaves_nothing_to_see_or_to_predict_is_refused(budget):
     with pytest.raises(ValueError, match=rf"num_masking_patches={budget} is outside 1..35"):
         BlockwiseMask(6, num_masking_patches=budget)
+
+
+def test_a_grids_size_comes_in_any_form():
+    assert BlockwiseMask(np.int64(6), num_masking_patches=9).num_patches == 36
+    with pytest.raises(ValueError, match=r"^BlockwiseMask's input_size=6.5: one whole number above 0"):
+        BlockwiseMask(6.5, num_masking_patches=9)

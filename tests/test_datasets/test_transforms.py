@@ -228,6 +228,35 @@ def test_crop_of_the_whole_image_changes_nothing():
     assert (results["token_grid"] == np.arange(9).reshape(3, 3)).all()
 
 
+def test_crop_takes_oblong_patches():
+    """Patches of 8 x 16 px: each stays under its token."""
+    np.random.seed(0)
+    tokens, corners = np.arange(12).reshape(4, 3), set()
+    image = np.repeat(np.repeat(tokens, 8, 0), 16, 1)[..., None]
+    crop = RandomCropTokenGrid(crop_size=(24, 32), patch_size=(8, 16))
+    for _ in range(60):
+        results = crop(dict(img=image, token_grid=tokens))
+        assert results["token_grid"].shape == crop.grid == (3, 2)
+        expected = np.repeat(np.repeat(results["token_grid"], 8, 0), 16, 1)
+        assert np.array_equal(results["img"][..., 0], expected)
+        corners.add(int(results["token_grid"][0, 0]))
+    assert corners == {0, 1, 3, 4}
+    message = r"crop_size \(32, 24\) is off the patch grid: use multiples of patch_size \(8 x 16 px\)"
+    with pytest.raises(ValueError, match=message):
+        RandomCropTokenGrid((32, 24), (8, 16))
+
+
+@pytest.mark.parametrize("size", [np.int64(8), [8, 8], np.array([8, 8])], ids=lambda s: type(s).__name__)
+def test_sizes_of_a_crop_come_in_any_form(size):
+    assert RandomCropTokenGrid(size, np.int64(4)).grid == (2, 2)
+
+
+@pytest.mark.parametrize(("crop_size", "patch_size"), [(48.0, 8), (0, 8), (48, "8"), (48, (8, 8, 8))])
+def test_what_is_no_size_of_a_crop_is_refused(crop_size, patch_size, unchecked_types):
+    with pytest.raises(ValueError, match=r"^RandomCropTokenGrid's (crop|patch)_size=.*: one whole number"):
+        RandomCropTokenGrid(crop_size, patch_size)
+
+
 def test_a_crop_off_the_patch_grid_is_refused_when_the_pipeline_is_built():
     with pytest.raises(ValueError, match=r"crop_size \(10, 10\) is off the patch grid: use multiples .*4 px"):
         RandomCropTokenGrid(10, PATCH)
@@ -261,4 +290,4 @@ def test_flip_refuses_a_probability_that_is_none():
 def test_a_logged_pipeline_says_the_options():
     assert repr(LoadTokenGrid("tokens", "data")) == "LoadTokenGrid(store='tokens', data_root='data')"
     assert repr(RandomFlipTokenGrid(0.25)) == "RandomFlipTokenGrid(prob=0.25)"
-    assert repr(RandomCropTokenGrid(8, PATCH)) == "RandomCropTokenGrid(crop_size=(8, 8), patch_size=4)"
+    assert repr(RandomCropTokenGrid(8, PATCH)) == "RandomCropTokenGrid(crop_size=(8, 8), patch_size=(4, 4))"

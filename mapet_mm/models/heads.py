@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mapet_mm.models.init import init_truncated_normal
-from mapet_mm.models.losses import linear_cross_entropy
+from mapet_mm.models.losses import cross_entropy, linear_cross_entropy
+from mapet_mm.models.plain_modules import is_plain
 from mapet_mm.models.statistics import PredictionStatistics
 from mapet_mm.models.targets import is_due, token_ids
 from mapet_mm.registry import MODELS
@@ -17,6 +18,9 @@ from mapet_mm.registry import MODELS
 @MODELS.register_module()
 class TokenPredictionHead(BaseModule):
     """Linear layer to the vocabulary, with cross-entropy against the targets' tokens (paper, Eq. 2).
+
+    A subclass with a `forward` of its own (an MLP before the projection) is trained through it; the logits of
+    the whole batch are then in memory.
 
     Args:
         embed_dims: dimension `D` of the latents.
@@ -56,18 +60,40 @@ class TokenPredictionHead(BaseModule):
             `loss`, the cross-entropy averaged over all targets, in nats, and `token_accuracy`, top-1, in
             percent (logged by MMEngine, not added to the loss).
         """
-        weight, bias = self.projection.weight, self.projection.bias
         predictions = None if self.statistics is None else torch.empty_like(tokens)
-        loss, hits = linear_cross_entropy(
-            latents.flatten(0, 1),
-            weight,
-            bias,
-            tokens.flatten(),
-            predictions=None if predictions is None else predictions.view(-1),
-        )
+        loss, hits = self.cross_entropy(latents, tokens, predictions=predictions)
         if predictions is not None:
             self.statistics.add(latents, predictions, tokens)
         return {"loss": loss, "token_accuracy": 100 * hits.float() / tokens.numel()}
+
+    def cross_entropy(
+        self,
+        latents: Float[Tensor, "batch target dim"],
+        tokens: Int64[Tensor, "batch target"],
+        counted: Bool[Tensor, "batch target"] | None = None,
+        predictions: Int64[Tensor, "batch target"] | None = None,
+    ) -> tuple[Float[Tensor, ""], Int64[Tensor, ""]]:
+        """Mean cross-entropy (nats) of the head's logits, and how many targets have the largest one.
+
+        Args:
+            latents: `(B, n, D)`.
+            tokens: `(B, n)`.
+            counted: `(B, n)`, which of them count; all if None.
+            predictions: `(B, n)`, filled with the token of each target's largest logit.
+        """
+        targets = [None if one is None else one.reshape(-1) for one in (tokens, counted)]
+        flat_predictions = None if predictions is None else predictions.view(-1)
+        projection = self.projection
+        if not self.is_linear or projection.bias is None:
+            return cross_entropy(self(latents).flatten(0, 1), *targets, flat_predictions)
+        return linear_cross_entropy(
+            latents.flatten(0, 1), projection.weight, projection.bias, *targets, flat_predictions
+        )
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the logits are the projection of the latents: no subclass or LoRA computes others."""
+        return is_plain(self, TokenPredictionHead) and is_plain(self.projection, nn.Linear)
 
     @torch.no_grad()
     def evaluate(
@@ -119,9 +145,7 @@ class BEiTTokenHead(TokenPredictionHead):
         # The masked patches first.
         places = masked.byte().argsort(dim=1, descending=True, stable=True)[:, : self.max_masked]  # B m
         rows = latents[:, 1:].gather(1, places[..., None].expand(-1, -1, latents.shape[-1]))
-        tokens, counted = token_ids(targets).gather(1, places), masked.gather(1, places)
-        weight, bias = self.projection.weight, self.projection.bias
-        loss, _ = linear_cross_entropy(rows.flatten(0, 1), weight, bias, tokens.flatten(), counted.flatten())
+        loss, _ = self.cross_entropy(rows, token_ids(targets).gather(1, places), masked.gather(1, places))
         return loss
 
     def _check(self, masked: Bool[Tensor, "batch patch"]) -> None:

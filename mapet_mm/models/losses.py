@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from mapet_mm.models.precision import product_dtype
 
@@ -42,6 +43,23 @@ def linear_cross_entropy(
     # Inside, gradients are always off.
     with_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (latents, weight, bias))
     return _LinearCrossEntropy.apply(latents, weight, bias, targets, counted, predictions, with_gradients)
+
+
+def cross_entropy(
+    logits: Float[Tensor, "target vocab"],
+    targets: Int64[Tensor, " target"],
+    counted: Bool[Tensor, " target"] | None = None,
+    predictions: Int64[Tensor, " target"] | None = None,
+) -> tuple[Float[Tensor, ""], Int64[Tensor, ""]]:
+    """What `linear_cross_entropy` gives, from the logits `(R, V)` of a head with more than a linear layer."""
+    losses = F.cross_entropy(logits.float(), targets, reduction="none")
+    where = logits.detach().argmax(1)
+    if predictions is not None:
+        predictions.copy_(where)
+    hits = where == targets
+    if counted is None:
+        return losses.mean(), hits.sum()
+    return losses.where(counted, 0).sum() / counted.sum(), (hits & counted).sum()
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

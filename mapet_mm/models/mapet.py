@@ -36,8 +36,8 @@ class MaPeT(BaseSelfSupervisor):
         init_cfg: as for any MMEngine module.
 
     Raises:
-        ValueError: a backbone without a two-stream forward, the target generator's vocabulary is larger than
-            the head's, or the prediction ratio is outside (0, 1].
+        ValueError: a backbone without a two-stream forward, a head for latents of another width, the target
+            generator's vocabulary is larger than the head's, or the prediction ratio is outside (0, 1].
     """
 
     def __init__(
@@ -66,6 +66,12 @@ class MaPeT(BaseSelfSupervisor):
         if not 0 < prediction_ratio <= 1:
             raise ValueError(f"prediction_ratio={prediction_ratio} is outside (0, 1]: 1 predicts all targets")
         self.prediction_ratio = prediction_ratio
+        width = self.head.projection.in_features if getattr(self.head, "is_linear", False) else None
+        if width not in (None, self.backbone.embed_dims):
+            raise ValueError(
+                f"the head takes latents of width {width}, but the backbone's have "
+                f"{self.backbone.embed_dims}: set `model.head.embed_dims` to {self.backbone.embed_dims}"
+            )
         vocab_size = getattr(self.target_generator, "vocab_size", None)
         if vocab_size is not None and vocab_size > self.head.vocab_size:
             raise ValueError(
@@ -89,6 +95,11 @@ class MaPeT(BaseSelfSupervisor):
         """Run the model: MMPretrain's modes 'tensor' and 'loss', and 'predict' for validation."""
         if mode == "tensor":
             return self.backbone(images_of(inputs))
+        if not self.with_target_generator:
+            raise ValueError(
+                f"mode '{mode}' needs tokens, and model.target_generator is None, which is for features "
+                "alone: for stored tokens set it to dict(type='mapet_mm.PrecomputedTokens', vocab_size=...)"
+            )
         if isinstance(inputs, Tensor):
             raise ValueError(
                 f"mode '{mode}' needs tokens, and the batch has images alone: put LoadTokenGrid in the "
@@ -111,9 +122,10 @@ class MaPeT(BaseSelfSupervisor):
 
         Where the loader seeds each image (`EpochSeedHook`), its permutation comes from that seed.
         """
-        predicted = self.sample_predicted(inputs[0].device)
-        permutation = self.training_permutation(inputs[0].device, data_samples)
-        latents, permutation = self.backbone(inputs[0], permutation, predicted)
+        images = images_of(inputs)
+        predicted = self.sample_predicted(images.device)
+        permutation = self.training_permutation(images.device, data_samples)
+        latents, permutation = self.backbone(images, permutation, predicted)
         tokens = self.target_tokens(inputs[1], permutation)
         return self.head.loss(latents, tokens if predicted is None else tokens[:, predicted])
 
@@ -141,7 +153,7 @@ class MaPeT(BaseSelfSupervisor):
 
         An image's permutation depends only on the image, and so do its results.
         """
-        images = inputs[0]
+        images = images_of(inputs)
         permutation = self.validation_permutation(images)
         latents, _ = self.backbone(images, permutation)
         losses, accuracies = self.head.evaluate(latents, self.target_tokens(inputs[1], permutation))
@@ -183,8 +195,20 @@ class MaPeT(BaseSelfSupervisor):
 
 
 def images_of(inputs: Tensor | list[Tensor]) -> Tensor:
-    """The images of what a data preprocessor hands on: alone, or first in a list."""
-    return inputs if isinstance(inputs, Tensor) else inputs[0]
+    """The images of what a data preprocessor hands on: alone, or first in a list.
+
+    Raises:
+        ValueError: a list of single images, which another data preprocessor, or none, hands on.
+    """
+    if isinstance(inputs, Tensor):
+        return inputs
+    if inputs[0].ndim == 3:
+        raise ValueError(
+            f"the batch is a list of {len(inputs)} single images instead of [images, tokens]: set the type "
+            "of `data_preprocessor` to 'mapet_mm.TokenGridDataPreprocessor' for stored tokens, or to "
+            "'mapet_mm.TwoViewDataPreprocessor' for a tokenizer's view"
+        )
+    return inputs[0]
 
 
 def image_seeds(images: Shaped[Tensor, "batch channel height width"]) -> Int64[Tensor, " batch"]:

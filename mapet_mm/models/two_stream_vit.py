@@ -249,7 +249,12 @@ class TwoStreamViT(nn.Module):
 
 
 def check_trainable(options: dict[str, Any]) -> None:
-    """Raise ValueError if a ViT of MMPretrain is to lack what pre-training needs."""
+    """Raise ValueError if a ViT of MMPretrain is to lack what pre-training needs, or to give features."""
+    if "out_type" in options:
+        raise ValueError(
+            f"out_type={options['out_type']!r}: pre-training always gives the targets' latents; leave it out "
+            "here and set it downstream"
+        )
     for option in ("with_cls_token", "final_norm"):
         if not options.get(option, True):
             raise ValueError(

@@ -25,13 +25,13 @@ class GridAsTokens(BaseModule):
         return grids.flatten(1)
 
 
-def build(vocab_size=11, generator_vocab=11, prediction_ratio=1.0, **backbone) -> MaPeT:
+def build(vocab_size=11, generator_vocab=11, prediction_ratio=1.0, head_dims=24, **backbone) -> MaPeT:
     backbone = dict(arch=ARCH, img_size=20, patch_size=4, cutting_point=8) | backbone
     model = MODELS.build(
         dict(
             type="mapet_mm.MaPeT",
             backbone=dict(type="mapet_mm.MaPeTPretrainViT", **backbone),
-            head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=vocab_size),
+            head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=head_dims, vocab_size=vocab_size),
             target_generator=dict(type="mapet_mm.GridAsTokens", vocab_size=generator_vocab),
             prediction_ratio=prediction_ratio,
         )
@@ -263,3 +263,29 @@ def test_features_come_from_whatever_the_preprocessor_hands_on():
 def test_images_without_tokens_are_refused_where_tokens_are_needed(mode):
     with pytest.raises(ValueError, match=f"mode '{mode}' needs tokens, .* put LoadTokenGrid in the pipeline"):
         build()(torch.randn(2, 3, 20, 20), mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["loss", "predict", "tensor"])
+def test_a_list_of_single_images_is_refused(mode):
+    """As MMPretrain's default data preprocessor hands it on, or none at all."""
+    message = (
+        r"^the batch is a list of 2 single images instead of \[images, tokens\]: set the type of "
+        "`data_preprocessor` to 'mapet_mm.TokenGridDataPreprocessor' for stored tokens"
+    )
+    with pytest.raises(ValueError, match=message):
+        build()([torch.randn(3, 20, 20), torch.randn(3, 20, 20)], mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["loss", "predict"])
+def test_without_a_target_generator_there_are_only_features(mode):
+    model = build()
+    model.target_generator = None
+    message = f"mode '{mode}' needs tokens, and model.target_generator is None, .*PrecomputedTokens"
+    with pytest.raises(ValueError, match=message):
+        model([torch.randn(2, 3, 20, 20), torch.zeros(2, 5, 5, dtype=torch.int64)], mode=mode)
+
+
+def test_a_head_for_latents_of_another_width_is_refused():
+    message = "^the head takes latents of width 32, .* have 24: set `model.head.embed_dims` to 24$"
+    with pytest.raises(ValueError, match=message):
+        build(head_dims=32)

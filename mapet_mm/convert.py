@@ -22,7 +22,7 @@ import torch
 from mmengine.logging import print_log
 from torch import Tensor
 
-from mapet_mm.models.beit_names import beit_to_vit
+from mapet_mm.models.beit_names import LAYER_SCALES, beit_to_vit
 from mapet_mm.torchvision_names import torchvision_names
 
 StateDict = dict[str, Tensor]
@@ -244,7 +244,7 @@ def _complete_layer(weights: StateDict, layer: str, width: int) -> None:
     for module, shape in shapes.items():
         weight = _required(weights, f"{layer}{module}.weight", shape)
         weights.setdefault(f"{layer}{module}.bias", weight.new_zeros(len(weight)))
-    for scale in ("attn.gamma1.weight", "ffn.gamma2.weight"):
+    for scale in LAYER_SCALES.values():
         weights.setdefault(f"{layer}{scale}", weight.new_ones(width))
 
 

@@ -1,11 +1,15 @@
 """Position embeddings of a checkpoint, brought to the grid of the backbone that takes them."""
 
+import logging
 from math import isqrt, prod
 
 import torch
 from mmengine.logging import print_log
+from mmengine.runner.checkpoint import CheckpointLoader
 from mmpretrain.models.utils import resize_pos_embed
 from torch import Tensor, nn
+
+from mapet_mm.config_files import pretrained_entries
 
 # A backbone's entry in the metadata that PyTorch saves beside the parameters of a state dict.
 METADATA_KEY = "patch_grid"
@@ -16,6 +20,24 @@ Grid = tuple[int, int]
 def record_grid(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str, local_metadata: dict) -> None:
     """State dict hook: say in the metadata which grid the position embeddings cover."""
     local_metadata[METADATA_KEY] = tuple(vit.patch_resolution)
+
+
+def grid_of_init(init_cfg: dict | list[dict] | None) -> Grid | None:
+    """The grid that the checkpoint of a backbone's `init_cfg` records, or None.
+
+    Only with a prefix, which MMEngine cuts off together with the metadata: the file is read once more.
+
+    Args:
+        init_cfg: as for any MMEngine module.
+    """
+    for _, entry in pretrained_entries(init_cfg):
+        if prefix := entry.get("prefix"):
+            checkpoint = CheckpointLoader.load_checkpoint(
+                entry["checkpoint"], map_location="cpu", logger="silent"
+            )
+            metadata = getattr(checkpoint.get("state_dict", checkpoint), "_metadata", None) or {}
+            return metadata.get(prefix.removesuffix("."), {}).get(METADATA_KEY)
+    return None
 
 
 def fit_positions(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str, local_metadata: dict) -> None:
@@ -51,6 +73,8 @@ def fit_positions(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str, lo
 def source_grid(num_patches: int, own: Grid, recorded: Grid | None, told: Grid | None) -> Grid:
     """The grid, (rows, columns), that so many position embeddings cover.
 
+    A square is taken for granted where nobody says it, with a warning if the backbone's own is none.
+
     Args:
         num_patches: how many they are.
         own: the grid of the backbone that takes them.
@@ -67,6 +91,14 @@ def source_grid(num_patches: int, own: Grid, recorded: Grid | None, told: Grid |
     side = isqrt(num_patches)
     square = (side, side)
     if side * side == num_patches and (own == square or num_patches != prod(own)):
+        if own[0] != own[1]:
+            print_log(
+                f"Assumed a square grid of {side} x {side} patches for the checkpoint's position embeddings, "
+                f"which does not say it (here: {own}): if it was another, set the backbone's "
+                "`pretrained_grid` to its (rows, columns).",
+                logger="current",
+                level=logging.WARNING,
+            )
         return square
     raise ValueError(
         f"the checkpoint's position embeddings cover {num_patches} patches, but it does not say in which "

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from mapet_mm.models.beit_names import beit_to_vit
 from mapet_mm.models.encoder_layer import EncoderLayer, take_over
 from mapet_mm.models.init import init_truncated_normal
-from mapet_mm.models.position_embedding import fit_positions, record_grid
+from mapet_mm.models.layer_scale import fill_layer_scales
+from mapet_mm.models.position_embedding import METADATA_KEY, fit_positions, grid_of_init, record_grid
 from mapet_mm.models.two_stream import TwoStreamLayer
 from mapet_mm.models.two_stream_vit import TwoStreamViT, check_trainable
 from mapet_mm.registry import MODELS
+from mapet_mm.sizes import pair
 
 WITH_CLASS_TOKEN = "featmap_and_cls_token"
 
@@ -27,8 +29,8 @@ class MaPeTViT(VisionTransformer):
     """Vision Transformer with the method's defaults, for fine-tuning and every downstream task.
 
     Loads pre-training checkpoints by `init_cfg` or `load_from`: MaPeT's, and those of MMPretrain's BEiT and
-    CAE with absolute positions. The mask token is dropped, and the position embeddings are resized to
-    `img_size`.
+    CAE with absolute positions. The mask token is dropped, the position embeddings are resized to `img_size`,
+    and where the weights have no LayerScale (MAE's, DeiT's), it becomes one, which keeps the outputs.
 
     MMPretrain's tests of its class pass with this one. It differs in its defaults and its initial weights
     (the authors'), refuses output layers that would not be returned, and asks for a checkpoint's grid where
@@ -46,8 +48,7 @@ class MaPeTViT(VisionTransformer):
         with_cp: keep only the layers' inputs for the backward pass and run each layer again there: less
             memory for a third more arithmetic (activation checkpointing).
         pretrained_grid: the (rows, columns) of patches that a loaded checkpoint's position embeddings cover,
-            if it does not record them (those saved here do, unless a prefix is cut off) and they are not a
-            square.
+            if it does not record them (those saved here do) and they are not a square.
         **kwargs: those of MMPretrain's `VisionTransformer`: `drop_path_rate`, `final_norm`,
             `frozen_stages`, `init_cfg`, ...
 
@@ -74,8 +75,8 @@ class MaPeTViT(VisionTransformer):
     ) -> None:
         super().__init__(
             arch,
-            img_size=_pair("img_size", img_size),
-            patch_size=_pair("patch_size", patch_size),
+            img_size=pair("img_size", img_size),
+            patch_size=pair("patch_size", patch_size),
             out_type=out_type,
             out_indices=_own_list(out_indices),
             layer_scale_init_value=layer_scale_init_value,
@@ -84,17 +85,21 @@ class MaPeTViT(VisionTransformer):
         self._check_out_indices(out_indices)
         if out_type == WITH_CLASS_TOKEN and not self.num_extra_tokens:
             raise ValueError(f"out_type='{out_type}' needs the class token: leave `with_cls_token` out")
-        self.pretrained_grid = None if pretrained_grid is None else _pair("pretrained_grid", pretrained_grid)
+        self.pretrained_grid = None if pretrained_grid is None else pair("pretrained_grid", pretrained_grid)
         for layer in self.layers:
             take_over(layer, self.layer_type, with_cp)
+        self._grid_of_init: tuple[int, int] | None = None
         self.register_load_state_dict_pre_hook(_adapt_checkpoint)
+        self.register_load_state_dict_pre_hook(fill_layer_scales)
         self.register_state_dict_post_hook(record_grid)
 
     def init_weights(self) -> None:
         """Initialise as the authors do, then as `init_cfg` says; only once, as MMEngine's modules do."""
         if not self.is_init:
             self.draw_weights()
+            self._grid_of_init = grid_of_init(self.init_cfg)
         super(VisionTransformer, self).init_weights()  # MMPretrain's draws the positions over an `init_cfg`
+        self._grid_of_init = None  # of those weights only
 
     def draw_weights(self) -> None:
         """The authors' initialisation; the patch convolution keeps the framework's default."""
@@ -124,7 +129,7 @@ class MaPeTViT(VisionTransformer):
 
     def _prepare_pos_embed(self, state_dict: dict, prefix: str, local_metadata: dict, *_) -> None:
         """MMPretrain's hook on loading; its own takes every source for a square."""
-        fit_positions(self, state_dict, prefix, local_metadata)
+        fit_positions(self, state_dict, prefix, {METADATA_KEY: self._grid_of_init} | local_metadata)
 
     def _format_output(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor | tuple[Tensor, Tensor]:
         """One layer's output, as `out_type` says."""
@@ -152,18 +157,6 @@ def _own_list(indices: SupportsIndex | Sequence[SupportsIndex]) -> int | list[in
     return [operator.index(i) for i in indices] if isinstance(indices, Sequence) else indices
 
 
-def _pair(option: str, size: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, int]:
-    """(height, width) of one number or two, of any whole type."""
-    try:
-        pair = tuple(map(operator.index, size if isinstance(size, Iterable) else (size, size)))
-    except TypeError:
-        pair = ()
-    pair = pair * 2 if len(pair) == 1 else pair
-    if len(pair) != 2 or min(pair) < 1:
-        raise ValueError(f"{option}={size!r}: one whole number above 0, or two, (height, width)")
-    return pair
-
-
 def _adapt_checkpoint(vit: MaPeTViT, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
     """Rename BEiT's parameters; drop a pre-training mask token, for downstream every patch is visible."""
     if layers := beit_to_vit(state_dict, prefix):
@@ -176,6 +169,9 @@ def _adapt_checkpoint(vit: MaPeTViT, state_dict: dict[str, Tensor], prefix: str,
 class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
     """Two-stream Vision Transformer that embeds targets for token prediction (paper, Section 4.1).
 
+    Linear layers are called as modules only where they have hooks or are others (LoRA), and then on all rows;
+    a layer's `attn` is never called as a whole, so hooks on it do not run (see `TwoStreamLayer`).
+
     Args:
         arch: as for `MaPeTViT`.
         img_size: as for `MaPeTViT`; the images must have this size.
@@ -185,14 +181,14 @@ class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
         objective: 'mapet' | 'pim' | 'mim'.
         recompute: compute GELU again in the backward pass instead of keeping its result, and LayerNorm where
             autocast would keep a copy of it: a quarter less memory, a little slower (docs/performance.md).
-            Without effect where `with_cp` or a compiler decides what is kept.
+            Without effect in evaluation and where `with_cp`, a compiler or a trace decides what is kept.
         **kwargs: as for `MaPeTViT`, `with_cp` and `drop_path_rate` among them; and `query_from_layer`, the
             first layer that runs the query stream (an extension: see `TwoStreamViT`), by default 0.
 
     Raises:
         ValueError: the objective is not known, the cutting point is outside `1 .. N-1`, the objective or the
-            depth has no place for `query_from_layer`, or the class token or the final norm, which the method
-            needs, is switched off.
+            depth has no place for `query_from_layer`, the class token or the final norm, which the method
+            needs, is switched off, or another `out_type` is asked for.
     """
 
     layer_type = TwoStreamLayer

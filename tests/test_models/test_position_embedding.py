@@ -7,6 +7,7 @@ from mmpretrain.models.backbones import VisionTransformer
 from torch.nn import functional as F
 
 from mapet_mm.models import MaPeTPretrainViT, MaPeTViT, TokenViT
+from mapet_mm.models.position_embedding import source_grid
 
 ARCH = dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=48)
 
@@ -136,6 +137,34 @@ def test_weights_without_positions_load():
     del weights["pos_embed"]
     vit.load_state_dict(weights, strict=False)
     assert torch.equal(vit.pos_embed, before)
+
+
+@pytest.mark.parametrize("prefix", ["backbone", "backbone."])
+@pytest.mark.parametrize(
+    ("source", "target"), [((32, 128), (64, 64)), ((32, 64), (64, 32)), ((32, 64), (64, 128))]
+)
+def test_init_cfg_with_a_prefix_keeps_the_grid(source, target, prefix, tmp_path, capture_log):
+    """MMEngine cuts the metadata off with the prefix. Of weights loaded later nothing is known again."""
+    source, path = build(source), str(tmp_path / "weights.pth")
+    save_checkpoint({"state_dict": torch.nn.ModuleDict({"backbone": source}).state_dict()}, path)
+    vit = build(target, init_cfg=dict(type="Pretrained", checkpoint=path, prefix=prefix))
+    vit.init_weights()
+    assert_resized(vit, source)
+    assert "Assumed" not in capture_log()
+    assert source_grid(8, (4, 4), vit._grid_of_init, (2, 4)) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "warned"),
+    [(64, 64, False), (64, 128, False), (64, (128, 96), True), ((64, 128), (64, 128), False)],
+)
+def test_an_assumed_square_is_warned_of_where_the_backbones_grid_is_none(source, target, warned, capture_log):
+    source = build(source)
+    grid = source.patch_resolution if source.patch_resolution == (4, 8) else None
+    build(target, pretrained_grid=grid).load_state_dict(dict(source.state_dict()))
+    message = "Assumed a square grid of 4 x 4 patches for the checkpoint's position embeddings"
+    assert (message in capture_log()) == warned
+    assert ("(here: (8, 6))" in capture_log()) == warned
 
 
 def test_token_classifiers_take_positions_as_well():

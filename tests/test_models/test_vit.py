@@ -232,6 +232,12 @@ def test_pretraining_refuses_to_go_without_class_token_or_final_norm(option):
     assert MaPeTPretrainViT(cutting_point=8, **GEOMETRY, **{option: True}).num_targets == 18
 
 
+def test_pretraining_refuses_another_output():
+    message = "^out_type='avg_featmap': pre-training always gives the targets' latents; leave it out here"
+    with pytest.raises(ValueError, match=message):
+        MaPeTPretrainViT(cutting_point=8, out_type="avg_featmap", **GEOMETRY)
+
+
 @pytest.mark.parametrize("indices", [[3], (0, 3), [1, 1], [2, 0], (-1, 2), []])
 def test_output_layers_that_would_not_be_returned_are_refused(indices):
     with pytest.raises(ValueError, match=r"out_indices=.*the layers 0\.\.2"):
@@ -295,6 +301,51 @@ def test_mapet_vit_is_mmpretrains_vision_transformer():
     images = torch.randn(2, 3, 20, 20)
     assert torch.equal(ours(images)[0], theirs(images)[0])
     ours.load_state_dict(theirs.state_dict(), strict=True)
+
+
+def save_without_layer_scale(path, prefix="") -> VisionTransformer:
+    """Weights as MMPretrain's DeiT and MAE have them."""
+    theirs = VisionTransformer(out_type="raw", **GEOMETRY)
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    save_checkpoint({"state_dict": {prefix + k: v for k, v in theirs.state_dict().items()}}, str(path))
+    return theirs
+
+
+FILLED = "Filled 6 LayerScales (`{}layers.0.attn.gamma1.weight`, ...) with one: the checkpoint has none"
+
+
+@pytest.mark.parametrize("prefix", ["", "backbone."])
+@pytest.mark.parametrize("build", [MaPeTViT, MaPeTPretrainViT])
+def test_weights_without_layer_scale_keep_their_features(build, prefix, tmp_path, capture_log):
+    """By `init_cfg`, for fine-tuning and to go on pre-training; weights with LayerScale keep theirs."""
+    theirs = save_without_layer_scale(tmp_path / "weights.pth", prefix)
+    init_cfg = dict(type="Pretrained", checkpoint=str(tmp_path / "weights.pth"), prefix=prefix or None)
+    options = dict(cutting_point=8) if build is MaPeTPretrainViT else dict(out_type="raw")
+    vit = build(init_cfg=init_cfg, **GEOMETRY, **options).eval()
+    vit.init_weights()
+    images = torch.randn(2, 3, 20, 20)
+    features = vit.encode(images) if build is MaPeTPretrainViT else vit(images)
+    torch.testing.assert_close(features[0], theirs(images)[0])
+    assert capture_log().count("Filled") == 1
+    assert FILLED.format("") in capture_log()
+
+    own = pretrain_vit()
+    vit.load_state_dict(own.state_dict(), strict=False)
+    assert torch.equal(vit.layers[0].attn.gamma1.weight, own.layers[0].attn.gamma1.weight)
+    assert capture_log().count("Filled") == 1
+
+
+def test_a_whole_models_weights_without_layer_scale_keep_their_features(tmp_path, capture_log):
+    """By `load_from`; what has no layers of the backbone fills nothing."""
+    theirs = save_without_layer_scale(tmp_path / "weights.pth", "backbone.")
+    model = torch.nn.ModuleDict({"backbone": MaPeTViT(out_type="raw", **GEOMETRY)}).eval()
+    model.load_state_dict({"head.weight": torch.zeros(2)}, strict=False)
+    assert model.backbone.layers[2].ffn.gamma2.weight.eq(0.1).all()
+    load_checkpoint(model, str(tmp_path / "weights.pth"))
+    images = torch.randn(2, 3, 20, 20)
+    torch.testing.assert_close(model.backbone(images)[0], theirs(images)[0])
+    assert FILLED.format("backbone.") in capture_log()
 
 
 def test_what_mmpretrains_tests_ask_of_its_vision_transformer_holds():

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from mapet_mm.models.encoder_layer import take_over
 from mapet_mm.models.init import init_truncated_normal
+from mapet_mm.models.layer_scale import fill_layer_scales
 from mapet_mm.models.layout import Layout
 from mapet_mm.models.two_stream import TwoStreamPass, attend_streams, project_heads
 from mapet_mm.models.two_stream_vit import TwoStreamViT, check_trainable
@@ -41,6 +42,7 @@ class _OtherViT(TwoStreamViT):
         )
         for layer in self.layers:
             take_over(layer, self.layer_type, with_cp)
+        self.register_load_state_dict_pre_hook(fill_layer_scales)
 
     def init_weights(self) -> None:
         """Initialise as MMPretrain does; the mask token as the authors do."""
@@ -61,11 +63,11 @@ class TwoStreamBEiTLayer(TwoStreamPass, BEiTTransformerEncoderLayer):
     ) -> Float[Tensor, "batch row dim"]:
         """What the attention branch adds."""
         attention = self.attn
-        shift = attention.qkv.bias
+        bias_apart = None
         if attention.bias == "qv_bias":
-            shift = torch.cat([attention.q_bias, torch.zeros_like(attention.v_bias), attention.v_bias])
+            bias_apart = torch.cat([attention.q_bias, torch.zeros_like(attention.v_bias), attention.v_bias])
         heads = project_heads(
-            self.ln1(tokens), attention.qkv.weight, shift, attention.num_heads, layout, first_row
+            self.ln1(tokens), attention.qkv, attention.num_heads, layout, first_row, bias_apart
         )
         bias = None if positions.shared is None else positions.shared[:, :, first_row:]
         if attention.use_rel_pos_bias:
@@ -162,12 +164,7 @@ class TwoStreamEVA02Layer(TwoStreamPass, EVA02EndcoderLayer):
         """What the attention branch adds."""
         attention = self.attn
         queries, keys, values = project_heads(
-            self.norm1(tokens),
-            attention.qkv.weight,
-            attention.qkv.bias,
-            attention.num_heads,
-            layout,
-            first_row,
+            self.norm1(tokens), attention.qkv, attention.num_heads, layout, first_row
         )
         queries = rotate(queries, *(x[:, :, first_row:] for x in positions)).type_as(values)
         keys = rotate(keys, *(x[:, :, : layout.num_keys] for x in positions)).type_as(values)

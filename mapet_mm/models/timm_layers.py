@@ -86,10 +86,10 @@ def attend_in_timm(
 
 def _heads(attention: nn.Module, normed: Tensor, layout: Layout, first_row: int) -> tuple[Tensor, ...]:
     if attention.qkv is not None:
-        shift = attention.qkv.bias
+        bias_apart = None
         if getattr(attention, "q_bias", None) is not None:
-            shift = torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
-        return project_heads(normed, attention.qkv.weight, shift, attention.num_heads, layout, first_row)
+            bias_apart = torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
+        return project_heads(normed, attention.qkv, attention.num_heads, layout, first_row, bias_apart)
     asking, content = normed[:, first_row:], normed[:, : layout.num_keys]
     apart = attention.q_proj(asking), attention.k_proj(content), attention.v_proj(content)
     # B L (H d) -> B H L d

@@ -5,7 +5,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from mmcv.cnn import Linear
+from mmcv.cnn.bricks.scale import LayerScale as ScaleOfMLP
 from mmcv.cnn.bricks.transformer import FFN
+from mmpretrain.models.utils import LayerScale
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -13,8 +16,13 @@ from torch.utils.checkpoint import checkpoint
 from mapet_mm.models.attention import attend, takes_products
 from mapet_mm.models.encoder_layer import EncoderLayer
 from mapet_mm.models.layout import Layout
+from mapet_mm.models.plain_modules import is_plain
 from mapet_mm.models.precision import product_dtype
 from mapet_mm.models.recomputation import linears
+
+# MMCV's and MMPretrain's own classes beside PyTorch's.
+LINEAR = (nn.Linear, Linear)
+LAYER_SCALE = (LayerScale, ScaleOfMLP)
 
 
 class TwoStreamPass(nn.Module):
@@ -76,7 +84,13 @@ class TwoStreamPass(nn.Module):
 
 
 class TwoStreamLayer(TwoStreamPass, EncoderLayer):
-    """MMPretrain's layer, with a forward pass for both streams."""
+    """MMPretrain's layer, with a forward pass for both streams.
+
+    The linear layers are computed from their parameters: keys and values of some rows only, with LayerScale
+    in the weights. One that is no plain linear layer (LoRA) or has hooks is called as a module instead, on
+    all rows. Hooks on `attn` never run, because it is never called as a whole, and neither do PyTorch's
+    global ones on what is not called; with `recompute`, those on norms may run again in the backward pass.
+    """
 
     # Compute GELU again in the backward pass instead of keeping its result, and LayerNorm where it would be
     # kept as a copy in autocast's precision.
@@ -84,8 +98,10 @@ class TwoStreamLayer(TwoStreamPass, EncoderLayer):
 
     @property
     def _recomputes(self) -> bool:
-        # Checkpointing and compilers settle by themselves what to compute again.
-        return self.recompute and not self.with_cp and not torch.compiler.is_compiling()
+        if not (self.recompute and self.training and torch.is_grad_enabled()):
+            return False
+        # Checkpointing and compilers settle by themselves what to compute again; a trace is kept as a file.
+        return not (self.with_cp or torch.compiler.is_compiling() or torch.jit.is_tracing())
 
     def attention(
         self, tokens: Float[Tensor, "batch layout dim"], layout: Layout, first_row: int, positions: None
@@ -93,17 +109,28 @@ class TwoStreamLayer(TwoStreamPass, EncoderLayer):
         """What the attention branch adds."""
         attention = self.attn
         normed, make = _normed(self.ln1, tokens, self._recomputes)
-        qkv = attention.qkv
-        heads = project_heads(normed, qkv.weight, qkv.bias, attention.num_heads, layout, first_row, make)
+        heads = project_heads(normed, attention.qkv, attention.num_heads, layout, first_row, make=make)
         rows = attend_streams(*heads, layout, first_row, attention.attn_drop if self.training else 0.0)
-        update = attention.proj_drop(F.linear(rows, *_scaled(attention.proj, attention.gamma1)))
+        if _can_scale(attention.proj, attention.gamma1):
+            update = attention.proj_drop(F.linear(rows, *_scaled(attention.proj, attention.gamma1)))
+        else:
+            update = attention.gamma1(attention.proj_drop(attention.proj(rows)))
         return attention.out_drop(update)
 
     def feed_forward(self, tokens: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
         """The tokens with what the MLP adds."""
-        if not isinstance(self.ffn, FFN) or len(self.ffn.layers) != 3:  # `layer_cfgs` asks for another MLP
+        if not self._has_plain_mlp():
             return self.ffn(self.ln2(tokens), identity=tokens)
         return tokens + self.ffn.dropout_layer(self._mlp(tokens))
+
+    def _has_plain_mlp(self) -> bool:
+        """Whether the MLP is two plain linear layers; `layer_cfgs` can ask for another."""
+        ffn = self.ffn
+        if not is_plain(ffn, FFN) or len(ffn.layers) != 3:
+            return False
+        hidden, second, _ = ffn.layers
+        sequences = all(is_plain(one, nn.Sequential) for one in (ffn.layers, hidden))
+        return sequences and is_plain(hidden[0], *LINEAR) and _can_scale(second, ffn.gamma2)
 
     def _mlp(self, tokens: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
         """The MLP of two linear layers with its LayerNorm and LayerScale."""
@@ -120,33 +147,40 @@ class TwoStreamLayer(TwoStreamPass, EncoderLayer):
 
 def project_heads(
     normed: Float[Tensor, "batch layout dim"],
-    weight: Float[Tensor, "three_dims dim"],
-    bias: Float[Tensor, " three_dims"] | None,
+    qkv: nn.Module,
     num_heads: int,
     layout: Layout,
     first_row: int,
+    bias: Float[Tensor, " three_dims"] | None = None,
     make: Callable[[], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries of the rows from `first_row` on, keys and values of C, M and T only; `(B, H, R, d)` each.
 
     Args:
         normed: `(B, L, D)`.
-        weight: of queries, keys and values, one below the other.
-        bias: the same; None without.
+        qkv: the linear layer of queries, keys and values, side by side.
         num_heads: `H`.
         layout: the layout of the rows.
         first_row: the first row that asks.
+        bias: what to add to its results, if a library keeps that apart.
         make: as in `linears`.
     """
-    dim = len(weight) // 3
-    query_weight, key_value_weight = weight.split([dim, 2 * dim])
-    query_shift, key_value_shift = (None, None) if bias is None else bias.split([dim, 2 * dim])
-    queries, keys_and_values = linears(
-        normed,
-        (slice(first_row, None), query_weight, query_shift),
-        (slice(layout.num_keys), key_value_weight, key_value_shift),
-        make=make,
-    )
+    asking, content = slice(first_row, None), slice(layout.num_keys)
+    if is_plain(qkv, *LINEAR):
+        dim = len(qkv.weight) // 3
+        query_weight, key_value_weight = qkv.weight.split([dim, 2 * dim])
+        bias = qkv.bias if bias is None else bias
+        query_shift, key_value_shift = (None, None) if bias is None else bias.split([dim, 2 * dim])
+        queries, keys_and_values = linears(
+            normed,
+            (asking, query_weight, query_shift),
+            (content, key_value_weight, key_value_shift),
+            make=make,
+        )
+    else:
+        joint = qkv(normed) if bias is None else qkv(normed) + bias
+        dim = joint.shape[-1] // 3
+        queries, keys_and_values = joint[:, asking, :dim], joint[:, content, dim:]
     # B L (H d) -> B H L d
     return tuple(
         x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (queries, *keys_and_values.chunk(2, dim=-1))
@@ -207,6 +241,11 @@ def _normed(norm: nn.Module, tokens: Tensor, recompute: bool) -> tuple[Tensor, C
 
     # In the tokens' own precision LayerNorm's result is no copy of anything.
     return make(), make if recompute and dtype is not tokens.dtype else None
+
+
+def _can_scale(linear: nn.Module, layer_scale: nn.Module) -> bool:
+    """Whether `_scaled` gives what calling the two modules one behind the other does."""
+    return is_plain(linear, *LINEAR) and is_plain(layer_scale, *LAYER_SCALE, nn.Identity)
 
 
 def _scaled(linear: nn.Linear, layer_scale: nn.Module) -> tuple[Tensor, Tensor]:

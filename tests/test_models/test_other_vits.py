@@ -225,6 +225,26 @@ def test_weights_go_to_the_librarys_class_and_back(config):
     assert fresh.load_state_dict(theirs.state_dict(), strict=False).missing_keys == ["mask_token"]
 
 
+def test_weights_of_beit_without_layer_scale_keep_their_features(capture_log):
+    plain, vit = build(dict(BEIT, layer_scale_init_value=0.0)), build(BEIT)
+    vit.load_state_dict(plain.state_dict())
+    images = torch.randn(2, 3, 12, 20)
+    torch.testing.assert_close(vit.encode(images)[0], plain.encode(images)[0])
+    assert vit.layers[0].gamma_1.eq(1).all()
+    assert "LayerScales (`layers.0.gamma_1`, ...) with one: the checkpoint has none" in capture_log()
+
+
+@pytest.mark.parametrize("config", [BEIT, EVA02, REGISTERS], ids=str)
+def test_a_projection_with_a_hook_is_called_and_gives_the_same(config):
+    vit = build(config)
+    images, seen = torch.randn(2, 3, 12, 20), []
+    permutation = vit.sample_permutation(2, "cpu")
+    before, _ = vit(images, permutation)
+    vit.layers[0].attn.qkv.register_forward_hook(lambda _, rows, out: seen.append(out.shape[1]))
+    torch.testing.assert_close(vit(images, permutation)[0], before)
+    assert seen == [vit.layout.num_rows]
+
+
 @pytest.mark.filterwarnings("ignore:init_weights of")
 def test_a_second_initialisation_leaves_the_mask_token():
     """MMEngine calls it for the model and for its parts."""
@@ -354,6 +374,7 @@ def test_angles_stay_those_of_the_image_size_that_it_was_built_for():
         (dict(BEIT, use_rel_pos_bias=False), "without position embeddings"),
         (dict(BEIT, with_cls_token=False), "needs the class token"),
         (dict(EVA02, final_norm=False), "the final norm"),
+        (dict(EVA02, out_type="raw"), "^out_type='raw': pre-training always gives the targets' latents"),
         (dict(REGISTERS, final_norm=False), "the final norm"),
         (dict(REGISTERS, class_token=False, global_pool=""), "needs the class token"),
         (dict(REGISTERS, patch_drop_rate=0.5), "patch_drop_rate"),

@@ -1,6 +1,7 @@
 """The two-stream forward is exactly the method: golden vectors of the authors' code and a naive reference."""
 
 import functools
+import io
 import subprocess
 import sys
 import weakref
@@ -13,6 +14,7 @@ import pytest
 import torch
 from mmengine.runner.checkpoint import load_state_dict
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
+from mmpretrain.models.peft.lora import LoRALinear
 from naive_two_stream import two_stream_forward
 from pretended_gpu import pretended_gpu
 from torch import distributed, nn
@@ -388,6 +390,68 @@ def test_each_layer_norm_runs_at_most_twice(recompute):
     latents.sum().backward()
     assert set(runs.values()) == {2 if recompute else 1}
     assert len(runs) == 2 * len(vit.layers)
+
+
+@pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_linear_layer_with_lora_is_called(training, objective):
+    """With LoRA at zero nothing changes; each of its matrices gets a gradient; qkv is called on all rows."""
+    vit = MaPeTPretrainViT(ARCH, 20, 4, 8, objective).train(training)
+    vit.init_weights()
+    images, permutation = torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu")
+    before, _ = vit(images, permutation)
+    for layer in vit.layers:
+        layer.attn.qkv, layer.attn.proj = LoRALinear(layer.attn.qkv, 2, 2), LoRALinear(layer.attn.proj, 2, 2)
+        layer.ffn.layers[1] = LoRALinear(layer.ffn.layers[1], 2, 2)
+    after, _ = vit(images, permutation)
+    assert relative_error(after, before) < TOLERANCE
+    after.sum().backward()
+    adapters = {n: p for n, p in vit.named_parameters() if n.endswith("lora_up.weight")}
+    assert len(adapters) == 9
+    assert all(p.grad.abs().max() > 0 for p in adapters.values())
+
+
+PARTS = ["attn.qkv", "attn.proj", "attn.gamma1", "ffn", "ffn.layers", "ffn.layers.0.0", "ffn.layers.1"]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("part", [*PARTS, "ffn.gamma2"])
+def test_a_part_with_a_hook_is_called(part, training):
+    vit = MaPeTPretrainViT(ARCH, 20, 4, 8).train(training)
+    vit.init_weights()
+    images, permutation = torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu")
+    before, _ = vit(images, permutation)
+    calls = Counter()
+    for i, layer in enumerate(vit.layers):
+        layer.get_submodule(part).register_forward_hook(functools.partial(lambda i, *_: calls.update([i]), i))
+    after, _ = vit(images, permutation)
+    after.sum().backward()
+    assert relative_error(after, before) < TOLERANCE
+    assert calls == {0: 1, 1: 1, 2: 1}
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning")
+def test_a_trace_can_be_saved_and_recomputes_nothing():
+    """Also with gradients on; the traced network gives the same bits."""
+    vit = MaPeTPretrainViT(ARCH, 20, 4, 8).eval()
+    vit.init_weights()
+    images, permutation = torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu")
+    trace, file = torch.jit.trace(vit, (images, permutation), check_trace=False), io.BytesIO()
+    torch.jit.save(trace, file)
+    file.seek(0)
+    assert torch.equal(torch.jit.load(file)(images, permutation)[0], vit(images, permutation)[0])
+
+
+def test_in_evaluation_nothing_is_computed_again():
+    """So transforms of functions work there, which refuse autograd functions like the one that does it."""
+    vit = MaPeTPretrainViT(ARCH, 20, 4, 8).eval()
+    vit.init_weights()
+    images, permutation = torch.randn(1, 3, 20, 20), vit.sample_permutation(1, "cpu")
+    gradient = torch.func.grad(lambda images: vit(images, permutation)[0].sum())(images)
+    vit.train()
+    inputs = images.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(vit(inputs, permutation)[0].sum(), inputs)
+    torch.testing.assert_close(gradient, expected)
 
 
 @pytest.mark.parametrize(

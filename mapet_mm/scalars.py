@@ -98,4 +98,10 @@ def _first_step(records: list[Record], is_train: bool) -> float:
 
 def _is_train(record: Record) -> bool:
     # Training counts iterations and validation counts epochs, so their steps cannot be compared.
-    return "lr" in record or "loss" in record or f"{PLACES}01" in record
+    return "lr" in record or "loss" in record or bool(places_of(record))
+
+
+def places_of(record: Record) -> dict[int, float]:
+    """Accuracies by their number in the permuted order, from 1 on; some may be missing."""
+    names = sorted(name for name in record if name.startswith(PLACES))
+    return {int(name.removeprefix(PLACES)): record[name] for name in names}

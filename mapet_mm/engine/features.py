@@ -111,7 +111,7 @@ def normalise(
 
 
 def rank_me(blocks: Iterable[Float[Tensor, "row dim"]]) -> float:
-    """The effective rank of features: RankMe (Garrido et al., 2023), from 1 to D.
+    """The effective rank of features: RankMe (Garrido et al., 2023), from 1 to D; NaN if one is not finite.
 
     Singular values come from `X^T X`, so memory does not grow with the number of rows.
 
@@ -122,7 +122,9 @@ def rank_me(blocks: Iterable[Float[Tensor, "row dim"]]) -> float:
 
 
 def effective_rank(gram: Float[Tensor, "dim dim"]) -> float:
-    """RankMe by `X^T X`: the exponential of the entropy of the singular values' shares."""
+    """RankMe by `X^T X`: the exponential of the entropy of the singular values' shares; NaN if not finite."""
+    if not gram.isfinite().all():
+        return float("nan")
     singular = torch.linalg.eigvalsh(gram.double().cpu()).clamp(min=0).sqrt()
     return float(torch.special.entr(singular / singular.sum()).sum().exp())
 

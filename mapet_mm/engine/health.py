@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 
+import numpy as np
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
@@ -23,14 +25,18 @@ class HealthHook(Hook):
     For heads that predict tokens (`TokenPredictionHead`), it logs the accuracy by place in the permuted
     order, as `place_accuracy/01` and on (a later target sees more targets, so the accuracy rises with MaPeT
     and PIM, and is flat with MIM); the effective number of predicted and target tokens (the exponential of
-    their entropy); and the effective rank (RankMe) of the images' mean latents.
+    their entropy); and the effective rank (RankMe) of the images' mean latents. These are of the images of
+    all processes since the last look. Whatever else MMEngine logs of a training step (`loss`,
+    `token_accuracy`, `time`) is of the first process alone.
 
     It warns of a loss that has risen, of predictions and codebooks that use few tokens, and of a loader that
-    does not keep up. It waits for the device only once per interval.
+    does not keep up. Images and steps that are not finite (see `NonFiniteHook`) do not count. It waits for
+    the device, and for the other processes, only once per interval.
 
     Args:
         interval: steps between two looks.
-        bins: consecutive parts of the permuted order.
+        bins: consecutive parts of the permuted order, at most as many as it has places. A part of which
+            nothing was predicted (`MaPeT.prediction_ratio`) is not logged.
         waiting: share of the time that may pass waiting for images.
     """
 
@@ -46,7 +52,8 @@ class HealthHook(Hook):
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         head = getattr(model, "head", None)
         if hasattr(head, "statistics"):
-            head.statistics = self.statistics = PredictionStatistics(head.vocab_size)
+            num_places = getattr(getattr(model, "backbone", None), "num_targets", None)
+            head.statistics = self.statistics = PredictionStatistics(head.vocab_size, num_places)
 
     def after_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
         """Look, once an interval."""
@@ -54,13 +61,20 @@ class HealthHook(Hook):
             return
         self._check_loss(runner)
         self._check_loader(runner)
-        if self.statistics is not None and self.statistics.images:
-            self._check_predictions(runner, self.statistics)
+        if self.statistics is not None:
+            self.statistics.reduce()
+            if not self.statistics.empty:
+                self._check_predictions(runner, self.statistics)
             self.statistics.reset()
 
     def _mean(self, runner: Runner, name: str) -> float | None:
+        """Mean of an interval's steps, without those that are not finite; None if there is none."""
         scalars = runner.message_hub.log_scalars
-        return float(scalars[f"train/{name}"].mean(self.interval)) if f"train/{name}" in scalars else None
+        if f"train/{name}" not in scalars:
+            return None
+        values, counts = (array[-self.interval :] for array in scalars[f"train/{name}"].data)
+        finite = np.isfinite(values)
+        return float(values[finite].sum() / counts[finite].sum()) if finite.any() else None
 
     def _check_loss(self, runner: Runner) -> None:
         loss = self._mean(runner, "loss")
@@ -93,9 +107,11 @@ class HealthHook(Hook):
     def _check_predictions(self, runner: Runner, statistics: PredictionStatistics) -> None:
         predicted, targets = statistics.effective_tokens()
         accuracies = statistics.accuracy_by_place(self.bins)
-        figures = {f"{PLACES}{place:02d}": value for place, value in enumerate(accuracies, 1)}
+        figures = {f"{PLACES}{place:02d}": value for place, value in accuracies.items()}
         figures |= {"effective_tokens/predicted": predicted, "effective_tokens/targets": targets}
-        figures["latent_rank"] = effective_rank(statistics.gram)
+        rank = effective_rank(statistics.gram)
+        if math.isfinite(rank):
+            figures["latent_rank"] = rank
         runner.visualizer.add_scalars(figures, step=runner.iter + 1)
         self.most_predicted = max(self.most_predicted, predicted)
         begun = runner.iter > 0.1 * runner.max_iters  # until then it knows the commonest few tokens

@@ -48,13 +48,18 @@ class TokenPredictionHead(BaseModule):
         return self.projection(latents)
 
     def loss(
-        self, latents: Float[Tensor, "batch target dim"], tokens: Int64[Tensor, "batch target"]
+        self,
+        latents: Float[Tensor, "batch target dim"],
+        tokens: Int64[Tensor, "batch target"],
+        places: Int64[Tensor, " target"] | None = None,
     ) -> dict[str, Tensor]:
         """Token prediction loss.
 
         Args:
             latents: `(B, n, D)`.
             tokens: `(B, n)`, the token of each target, in the latents' order.
+            places: `(n,)`, each target's place in the permuted order, where not all targets are predicted;
+                only the accuracy by place depends on it.
 
         Returns:
             `loss`, the cross-entropy averaged over all targets, in nats, and `token_accuracy`, top-1, in
@@ -63,7 +68,7 @@ class TokenPredictionHead(BaseModule):
         predictions = None if self.statistics is None else torch.empty_like(tokens)
         loss, hits = self.cross_entropy(latents, tokens, predictions=predictions)
         if predictions is not None:
-            self.statistics.add(latents, predictions, tokens)
+            self.statistics.add(latents, predictions, tokens, places)
         return {"loss": loss, "token_accuracy": 100 * hits.float() / tokens.numel()}
 
     def cross_entropy(

@@ -127,7 +127,9 @@ class MaPeT(BaseSelfSupervisor):
         permutation = self.training_permutation(images.device, data_samples)
         latents, permutation = self.backbone(images, permutation, predicted)
         tokens = self.target_tokens(inputs[1], permutation)
-        return self.head.loss(latents, tokens if predicted is None else tokens[:, predicted])
+        if predicted is None:
+            return self.head.loss(latents, tokens)
+        return self.head.loss(latents, tokens[:, predicted], predicted)
 
     def training_permutation(
         self, device: torch.device | str, data_samples: list[DataSample] | None

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float, Int64
+from mmengine.dist import all_reduce
 from torch import Tensor
 
 
 class PredictionStatistics:
     """Hits by place, and how often each token was predicted and a target; nothing waits for the device.
 
+    Images whose latents are not finite are left out: one of them would make the sums of all not finite.
+
     Args:
         vocab_size: number of visual tokens `V`.
-
-    Attributes:
-        images: how many images were added.
+        num_places: places of the permuted order, for batches in which only some of them are predicted.
     """
 
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
+    def __init__(self, vocab_size: int, num_places: int | None = None) -> None:
+        self.vocab_size, self.num_places = vocab_size, num_places
         self.reset()
 
     def reset(self) -> None:
         """Forget what was added."""
-        self.images = 0
-        self._hits = self._counts = self._gram = None
+        self._places = self._counts = self._gram = None
 
     @torch.no_grad()
     def add(
@@ -32,24 +32,55 @@ class PredictionStatistics:
         latents: Float[Tensor, "batch target dim"],
         predictions: Int64[Tensor, "batch target"],
         tokens: Int64[Tensor, "batch target"],
+        places: Int64[Tensor, " target"] | None = None,
     ) -> None:
-        """Add a batch: what was predicted from, what was, and what the targets are, in permuted order."""
-        if self._hits is None or self._hits.shape != predictions.shape[1:]:
-            self.reset()
-            self._hits = tokens.new_zeros(tokens.shape[1])
+        """Add a batch: what was predicted from, what was, and what the targets are, in permuted order.
+
+        Args:
+            latents: `(B, n, D)`.
+            predictions: `(B, n)`.
+            tokens: `(B, n)`.
+            places: `(n,)`, each target's place among all; None where all are predicted.
+        """
+        num_places = predictions.shape[1] if places is None else self.num_places
+        if self._places is None or self._places.shape[1] != num_places:
+            self._places = tokens.new_zeros(2, num_places)  # hits, and how many could be
             self._counts = tokens.new_zeros(2, self.vocab_size)
             self._gram = latents.new_zeros(latents.shape[-1], latents.shape[-1], dtype=torch.float32)
-        self.images += len(predictions)
-        self._hits += (predictions == tokens).sum(0)
-        both = torch.stack([predictions.flatten(), tokens.flatten()])
-        self._counts.scatter_add_(1, both, torch.ones_like(both))
         means = latents.mean(1).float()  # B D
+        finite = means.isfinite().all(1, keepdim=True)  # B 1
+        counted = finite.expand_as(tokens)
+        hits = torch.stack([(predictions == tokens) & counted, counted]).sum(1)  # 2 n
+        if places is None:
+            self._places += hits
+        else:
+            self._places.index_add_(1, places, hits)
+        both = torch.stack([predictions.flatten(), tokens.flatten()])
+        self._counts.scatter_add_(1, both, counted.flatten().to(both).expand_as(both))
+        means = means.where(finite, 0)
         with torch.autocast(means.device.type, enabled=False):  # whose rounding would add directions
             self._gram += means.T @ means
 
-    def accuracy_by_place(self, bins: int) -> list[float]:
-        """Token accuracy in percent of consecutive places of the permuted order, the first target's first."""
-        return [100 * float(part.double().mean()) / self.images for part in self._hits.tensor_split(bins)]
+    def reduce(self) -> None:
+        """Add up what all processes have added; each of them has to call it."""
+        if self._places is not None:
+            for sums in (self._places, self._counts, self._gram):
+                all_reduce(sums)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no image that counts."""
+        return self._places is None or not self._places.any()
+
+    def accuracy_by_place(self, bins: int) -> dict[int, float]:
+        """Token accuracy in percent by part of the permuted order, the first targets' part being number 1.
+
+        Args:
+            bins: number of parts, if there are as many places. One without a prediction has no accuracy.
+        """
+        parts = self._places.cpu().tensor_split(min(bins, self._places.shape[1]), dim=1)
+        sums = {number: part.sum(1).tolist() for number, part in enumerate(parts, 1)}
+        return {number: 100 * hits / all_ for number, (hits, all_) in sums.items() if all_}
 
     def effective_tokens(self) -> tuple[float, float]:
         """Of predictions and of targets: the exponential of the entropy in nats, 1 to V."""

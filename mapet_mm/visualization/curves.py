@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from mapet_mm.scalars import PLACES, Record
+from mapet_mm.scalars import Record, places_of
 
 TRAIN_COLOUR, VAL_COLOUR, REFERENCE_COLOUR = "#2f6fb0", "#d9722a", "#b8b8c0"
 
@@ -97,17 +97,19 @@ def place_figure(records: Sequence[Record]) -> Figure | None:
     Args:
         records: what `read_scalars` returns of a run with `HealthHook`.
     """
-    logged = [record for record in records if f"{PLACES}01" in record]
+    logged = [(record["step"], places_of(record)) for record in records if places_of(record)]
     if not logged:
         return None
+    number = max(max(values) for _, values in logged)
     figure = Figure(figsize=(4.4, 3.0), layout="constrained")
     axes = figure.subplots()
     chosen = sorted({0, len(logged) // 2, len(logged) - 1})
     for index, shade in zip(chosen, ("0.8", "0.55", TRAIN_COLOUR), strict=False):
-        record = logged[index]
-        values = [record[name] for name in sorted(record) if name.startswith(PLACES)]
-        places = [(number + 0.5) / len(values) for number in range(len(values))]
-        axes.plot(places, values, "-o", color=shade, markersize=3, label=f"iteration {record['step']:.0f}")
+        step, values = logged[index]
+        places = [(place - 0.5) / number for place in values]
+        axes.plot(
+            places, list(values.values()), "-o", color=shade, markersize=3, label=f"iteration {step:.0f}"
+        )
     axes.set_title("Token accuracy by place", fontsize=11, fontweight="bold")
     finish(axes, "place among the targets (0 first, 1 last)", "targets predicted right (%)")
     return figure

@@ -1,10 +1,13 @@
 """Figures beside the loss, by value, and one warning for each way to fail."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from forked_processes import start_together
 from mmengine.logging import MessageHub
 
 from mapet_mm.engine.features import effective_rank, rank_me
@@ -25,10 +28,10 @@ def test_accuracy_by_place_is_the_mean_over_images():
     tokens = torch.zeros(2, 4, dtype=torch.int64)
     predictions = torch.tensor([[0, 1, 1, 0], [0, 0, 1, 1]])
     found = statistics(predictions, tokens)
-    assert found.accuracy_by_place(4) == [100.0, 50.0, 0.0, 50.0]
-    assert found.accuracy_by_place(2) == [75.0, 25.0]
+    assert found.accuracy_by_place(4) == {1: 100.0, 2: 50.0, 3: 0.0, 4: 50.0}
+    assert found.accuracy_by_place(2) == {1: 75.0, 2: 25.0}
     found.add(torch.randn(1, 4, 4), tokens[:1], tokens[:1])
-    assert found.accuracy_by_place(1) == [pytest.approx(100 * 8 / 12)]
+    assert found.accuracy_by_place(1) == {1: pytest.approx(100 * 8 / 12)}
 
 
 def test_effective_tokens_are_the_exponential_of_the_entropy():
@@ -69,10 +72,63 @@ def test_a_head_that_is_watched_counts_what_it_predicts_and_learns_the_same():
     watched = head.loss(latents, tokens)
     assert all(torch.equal(alone[name], watched[name]) for name in alone)
     predictions = head(latents).argmax(-1)
-    assert head.statistics.accuracy_by_place(1) == [pytest.approx(watched["token_accuracy"].item())]
+    assert head.statistics.accuracy_by_place(1) == {1: pytest.approx(watched["token_accuracy"].item())}
     assert head.statistics._counts[0].tolist() == torch.bincount(predictions.flatten(), minlength=5).tolist()
     assert head.statistics._counts[1].tolist() == torch.bincount(tokens.flatten(), minlength=5).tolist()
-    assert head.statistics.images == 3
+    assert head.statistics._places[1].tolist() == [3] * 4
+
+
+def test_there_are_no_more_parts_than_places():
+    tokens = torch.zeros(1, 3, dtype=torch.int64)
+    assert statistics(tokens, tokens).accuracy_by_place(10) == {1: 100.0, 2: 100.0, 3: 100.0}
+
+
+def test_sampled_targets_count_at_their_place_in_the_whole_order():
+    """Before: a target's rank among the drawn ones."""
+    found, right = PredictionStatistics(8, num_places=6), torch.zeros(2, 2, dtype=torch.int64)
+    assert found.empty
+    found.add(torch.randn(2, 2, 4), right, right, places=torch.tensor([1, 4]))
+    found.add(torch.randn(2, 2, 4), right, right + 1, places=torch.tensor([0, 1]))
+    assert found.accuracy_by_place(6) == {1: 0.0, 2: 50.0, 5: 100.0}
+    assert found.accuracy_by_place(3) == {1: pytest.approx(100 / 3), 3: 100.0}
+    model = SimpleNamespace(head=TokenPredictionHead(4, 8), backbone=SimpleNamespace(num_targets=6))
+    hook = HealthHook()
+    hook.before_train(SimpleNamespace(model=model))
+    model.head.loss(torch.randn(2, 1, 4), right[:, :1], torch.tensor([5]))
+    assert [*hook.statistics.accuracy_by_place(6)] == [6]
+
+
+def test_an_image_that_is_not_finite_does_not_count():
+    """Before: it made the latents' product not finite, and the next look ended the run."""
+    latents, tokens = torch.randn(3, 4, 6), torch.randint(8, (3, 4))
+    predictions, found, good = torch.randint(8, (3, 4)), PredictionStatistics(8), PredictionStatistics(8)
+    good.add(latents[1:], predictions[1:], tokens[1:])
+    latents[0, 2, 1] = float("nan")
+    found.add(latents, predictions, tokens)
+    for name in ("_places", "_counts", "_gram"):
+        assert torch.equal(getattr(found, name), getattr(good, name))
+    found.reset()
+    found.add(latents[:1], predictions[:1], tokens[:1])
+    assert found.empty
+    assert np.isnan(effective_rank(torch.full((2, 2), float("inf"))))
+
+
+def reduce_statistics(rank: int, folder: Path) -> None:
+    """In one of several processes: it adds an image whose predictions are right, or wrong, by its number."""
+    torch.distributed.init_process_group("gloo")
+    found, tokens = PredictionStatistics(8), torch.tensor([[rank, rank]])
+    found.reduce()  # nothing yet
+    found.add(torch.full((1, 2, 2), float(rank + 1)), torch.zeros_like(tokens), tokens)
+    found.reduce()
+    places, used, gram = found.accuracy_by_place(2), found.effective_tokens(), found.gram.tolist()
+    (folder / f"{rank}.json").write_text(json.dumps([list(places.values()), used, gram]))
+    torch.distributed.destroy_process_group()
+
+
+def test_figures_are_of_the_images_of_all_processes(tmp_path):
+    start_together(2, reduce_statistics, tmp_path)
+    said = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert said[0] == said[1] == [[50.0, 50.0], [1.0, 2.0], [[5.0, 5.0], [5.0, 5.0]]]
 
 
 class Watched:
@@ -115,6 +171,13 @@ def test_a_loss_that_rises_is_warned_of_once(watched, capture_log):
     assert capture_log().count("risen") == 1
 
 
+def test_steps_that_are_not_finite_hide_no_rising_loss(watched, capture_log):
+    watched.hook.interval = 2
+    for loss in (4.0, 4.0, float("nan"), float("nan"), 7.0, float("nan")):
+        watched.step(loss=loss)
+    assert capture_log().count("the loss has risen from 4 to 7 (means of 2 steps)") == 1
+
+
 def test_a_loader_that_does_not_keep_up_is_warned_of_once(watched, capture_log):
     for waited in (0.5, 0.1, 0.3):  # a start, and a single pause
         watched.step(data_time=waited, time=1.0)
@@ -152,6 +215,13 @@ def test_places_are_logged_and_drawn(watched):
     (line,) = figure.axes[0].lines
     assert line.get_xydata().tolist() == [[0.25, 100.0], [0.75, 50.0]]
     assert place_figure([{"lr": 1.0, "step": 1}]) is None
+
+
+def test_a_place_without_a_figure_leaves_the_others_where_they_are():
+    records = [{"place_accuracy/02": 10.0, "step": 1}, {"place_accuracy/01": 5.0, "place_accuracy/04": 9.0}]
+    figure = place_figure([records[0], {**records[1], "step": 2}])
+    lines = [line.get_xydata().tolist() for line in figure.axes[0].lines]
+    assert lines == [[[0.375, 10.0]], [[0.125, 5.0], [0.875, 9.0]]]
 
 
 def test_a_resumed_run_keeps_the_places_of_before(tmp_path):

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from mapet_mm.models import MaPeT, MaPeTViT
 from mapet_mm.models.mapet import image_seeds
+from mapet_mm.models.statistics import PredictionStatistics
 from mapet_mm.registry import MODELS
 
 ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
@@ -235,6 +236,14 @@ def test_training_predicts_the_share_asked_for():
         round(losses["token_accuracy"].item() * 27 / 100), abs=1e-4
     )
     assert torch.isfinite(losses["loss"])
+
+
+def test_a_predicted_share_is_counted_at_its_places(monkeypatch):
+    model, predicted = build(prediction_ratio=0.2), torch.tensor([2, 7, 17])
+    monkeypatch.setattr(model, "sample_predicted", lambda device: predicted)
+    model.head.statistics = PredictionStatistics(11, model.backbone.num_targets)
+    model([torch.randn(3, 3, 20, 20), torch.randint(11, (3, 5, 5))], mode="loss")
+    assert [*model.head.statistics.accuracy_by_place(18)] == [3, 8, 18]
 
 
 @pytest.mark.parametrize("ratio", [0.0, -0.1, 1.5])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch import Tensor, nn
 
 from mapet_mm.engine.portable_checkpoint import whole_files
+from mapet_mm.engine.step_state import ForwardState, ScheduleState, wrappers_of
 from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import replace_json
 from mapet_mm.registry import HOOKS
@@ -29,9 +31,23 @@ class NonFiniteError(UserError):
     """Too many steps in a row had a loss or gradients that are not finite."""
 
 
+@dataclass
+class Batch:
+    """What is remembered of a batch: its step, its images, where schedules stood, and its losses."""
+
+    step: int
+    samples: Sequence[Any] | None
+    schedules: ScheduleState
+    losses: Sequence[Tensor] = ()
+
+
 @HOOKS.register_module()
 class NonFiniteHook(Hook):
     """Leave out steps whose loss or gradients are not finite, and end the run after many in a row.
+
+    A step that is left out changes no weights, no moments and none of what the forward pass changes in the
+    model (batch statistics, codebooks of moving averages), of all batches whose gradients are summed up for
+    it. Schedules go on.
 
     All processes leave out the same steps; if there are several optimizers, only those with bad gradients do.
     With gradient clipping, the hook looks at the norm that is computed anyway; without it, a fused optimizer
@@ -39,7 +55,8 @@ class NonFiniteHook(Hook):
     other optimizers do.
 
     A run that ends in this way leaves `non_finite.pth`, from which `--resume` repeats the first of these
-    steps, and `non_finite.json`, which lists its images.
+    steps at its rate, and `non_finite.json`, which lists its images. Averages of weights (MMEngine's
+    `EMAHook`) are in it as they were at the end.
 
     Args:
         patience: how many steps in a row are left out before the run ends. A float16 run leaves out a few
@@ -49,6 +66,8 @@ class NonFiniteHook(Hook):
     Raises:
         NonFiniteError: with the step, its images, and how to do it again.
     """
+
+    priority = "ABOVE_NORMAL"  # before EMAHook averages the model's buffers
 
     def __init__(self, patience: int = 20, interval: int = 10) -> None:
         if min(patience, interval) < 1:
@@ -60,12 +79,15 @@ class NonFiniteHook(Hook):
         self.bad: bool | Tensor | None = None  # of this step; None while no optimizer was asked to take it
         # Batches that wrappers with a scaler had before this step, until they ask their optimizer.
         self.silent: dict[OptimWrapper, int] = {}
+        self.pending = 0  # batches that are summed up for a step that is not decided yet
+        self.before: ForwardState | None = None  # the model's, before the first of them
+        self.ended_at: dict[str, int] = {}  # of a run that ends: where it is to go on
 
     def before_train(self, runner: Runner) -> None:
         """Watch the losses and the optimizers."""
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         model.register_forward_hook(self._watch_losses)
-        for wrapper in _wrappers(runner):
+        for wrapper in wrappers_of(runner):
             if not hasattr(wrapper.optimizer, "register_step_pre_hook"):
                 kind = type(wrapper.optimizer).__name__
                 print_log(
@@ -75,22 +97,27 @@ class NonFiniteHook(Hook):
             wrapper.optimizer.register_step_pre_hook(
                 lambda optimizer, *_, wrapper=wrapper: self._look(wrapper, optimizer)
             )
-        self.accumulated = max(getattr(wrapper, "_accumulative_counts", 1) for wrapper in _wrappers(runner))
+        self.accumulated = max(getattr(one, "_accumulative_counts", 1) for one in wrappers_of(runner))
         # Beyond what may have happened until the next look.
-        self.batches: deque = deque(maxlen=self.accumulated * (self.patience + self.interval))
+        self.batches: deque[Batch] = deque(maxlen=self.accumulated * (self.patience + self.interval + 1))
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Keep who is in the batch, without the images."""
+        """Keep who is in the batch, without the images, and what a step may change."""
         samples = data_batch.get("data_samples") if isinstance(data_batch, Mapping) else None
-        self.batches.append([runner.iter, samples, None])
+        self.batches.append(Batch(runner.iter, samples, ScheduleState(runner)))
+        if not self.pending:
+            self.before = ForwardState(runner.model)
         self.bad = None
-        self.silent = {wrapper: wrapper.inner_count for wrapper in _wrappers(runner) if _scaled(wrapper)}
+        self.silent = {wrapper: wrapper.inner_count for wrapper in wrappers_of(runner) if _scaled(wrapper)}
 
     def after_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
         """Say what was left out, and end the run if that does not stop."""
         if any(one.inner_count > before and one.should_update() for one, before in self.silent.items()):
             self.bad = True  # the loss scaler has left it out
+        self.pending += 1
         if self.bad is not None:
+            self.before.restore(self.bad)
+            self.before, self.pending = None, 0
             self.left_out = self.left_out + self.bad
             self.in_a_row = (self.in_a_row + self.bad) * self.bad
         on_device = isinstance(self.left_out, Tensor)
@@ -109,13 +136,17 @@ class NonFiniteHook(Hook):
         if in_a_row >= self.patience:
             self._end(runner, in_a_row)
 
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Say where a run that ends is to go on; MMEngine's runner with strategies lets no caller say it."""
+        checkpoint["meta"].update(self.ended_at)
+
     def _watch_losses(self, model: nn.Module, inputs: tuple, output: Any) -> Any:
         """Make the gradients of a loss that is not finite not finite either: then all processes see it."""
         if not (model.training and isinstance(output, dict)):
             return None
         losses = {name: value for name, value in output.items() if "loss" in name}
         if self.batches:
-            self.batches[-1][2] = [one.detach() for one in _tensors(losses)]
+            self.batches[-1].losses = [one.detach() for one in _tensors(losses)]
         return {**output, **_apply(losses)}
 
     def _look(self, wrapper: OptimWrapper, optimizer: torch.optim.Optimizer) -> None:
@@ -146,17 +177,21 @@ class NonFiniteHook(Hook):
         return bool(bad)
 
     def _end(self, runner: Runner, in_a_row: int) -> None:
-        wanted = list(self.batches)[-in_a_row * self.accumulated :]
-        first = wanted[0][0]
+        decided = list(self.batches)[: len(self.batches) - self.pending]
+        wanted = decided[-in_a_row * self.accumulated :]
+        first = wanted[0].step
         length = len(runner.train_dataloader)
         by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
-        meta = dict(iter=first, epoch=first // length if by_epoch else runner.epoch)
-        # Nothing has changed since: the weights are those with which the first of these steps began.
+        self.ended_at = dict(iter=first, epoch=first // length if by_epoch else runner.epoch)
+        # Then all is as the first of these steps began: weights and moments have not changed since.
+        wanted[0].schedules.restore()
+        if self.before is not None:
+            self.before.restore(True)
         runner.save_checkpoint(
-            runner.work_dir, STATE, meta=meta, by_epoch=False, backend_args=whole_files(runner.work_dir)
+            runner.work_dir, STATE, by_epoch=False, backend_args=whole_files(runner.work_dir)
         )
-        guilty = [names(samples) for _, samples, losses in wanted if not _finite(losses)]
-        found = all_gather_object((guilty[:1], names(wanted[0][1])))
+        guilty = [names(batch.samples) for batch in wanted if not _finite(batch.losses)]
+        found = all_gather_object((guilty[:1], names(wanted[0].samples)))
         images = [name for batches, _ in found for batch in batches for name in batch]
         images = images or [name for _, batch in found for name in batch]
         if is_main_process():
@@ -173,11 +208,6 @@ class NonFiniteHook(Hook):
 def names(samples: Sequence[Any] | None) -> list[str]:
     """Paths of a batch's images, as far as its samples know them."""
     return [str(sample.get("img_path", "an image without a path")) for sample in samples or ()]
-
-
-def _wrappers(runner: Runner) -> list[OptimWrapper]:
-    wrapper = runner.optim_wrapper
-    return list(wrapper.values()) if hasattr(wrapper, "values") else [wrapper]
 
 
 def _scaled(wrapper: OptimWrapper) -> bool:
@@ -207,5 +237,5 @@ def _spread(loss: Any) -> Any:
     return loss * (1 + 0 * loss.detach()) if isinstance(loss, Tensor) else loss
 
 
-def _finite(losses: Sequence[Tensor] | None) -> bool:
-    return all(bool(one.isfinite().all()) for one in losses or ())
+def _finite(losses: Sequence[Tensor]) -> bool:
+    return all(bool(one.isfinite().all()) for one in losses)

@@ -1,20 +1,24 @@
 """Steps without finite gradients change nothing, are counted, and end the run if they do not stop."""
 
 import json
+import math
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 import torch
-from jittered_training import BATCH, HOOKS, build, same
+from jittered_training import BATCH, HOOKS, build, final, same
+from mmengine.hooks import Hook
 from mmengine.logging import MessageHub
 from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper, OptimWrapperDict
+from mmengine.runner import FlexibleRunner
 from torch import nn
 
 from mapet_mm.engine.autocast import AutocastOptimWrapper
 from mapet_mm.engine.non_finite import NonFiniteError, NonFiniteHook
 from mapet_mm.models import MaPeT
 from mapet_mm.registry import MODELS
+from mapet_mm.scalars import read_scalars
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BAD: dict[str, str] = {}  # what goes wrong with images, by their path
@@ -25,8 +29,11 @@ class Exploding(MaPeT):
     """MaPeT whose loss, or whose gradients alone, are not finite where certain images are in the batch."""
 
     def loss(self, inputs, data_samples=None):
-        losses = super().loss(inputs, data_samples)
         kinds = {BAD.get(sample.img_path) for sample in data_samples}
+        if "image" in kinds:
+            bad = [BAD.get(sample.img_path) == "image" for sample in data_samples]
+            inputs = [inputs[0].masked_fill(torch.tensor(bad)[:, None, None, None], float("nan")), inputs[1]]
+        losses = super().loss(inputs, data_samples)
         if "loss" in kinds:
             losses["loss"] = losses["loss"] + float("inf")  # its gradients are finite
         if "gradient" in kinds:
@@ -34,10 +41,28 @@ class Exploding(MaPeT):
         return losses
 
 
-def run(folder, resume=False, patience=20, load_from=None, **optim_wrapper):
-    hooks = {**HOOKS, "non_finite": dict(type="mapet_mm.NonFiniteHook", patience=patience, interval=1)}
+class Rates(Hook):
+    """The rate of each step."""
+
+    def __init__(self) -> None:
+        self.rates: dict[int, float] = {}
+
+    def before_train_iter(self, runner, *args, **kwargs) -> None:
+        self.rates[runner.iter + 1] = runner.optim_wrapper.param_groups[0]["lr"]
+
+
+def run(
+    folder, resume=False, patience=20, interval=1, load_from=None, watching=(), hooks=(), **optim_wrapper
+):
+    hooks = {
+        **HOOKS,
+        "non_finite": dict(type="mapet_mm.NonFiniteHook", patience=patience, interval=interval),
+        **dict(hooks),
+    }
     runner = build(folder, resume=resume, hooks=hooks, optim_wrapper=optim_wrapper)
     runner.model.__class__ = Exploding
+    for hook in watching:
+        runner.register_hook(hook)
     if load_from:
         runner._load_from = str(load_from)
     runner.train()
@@ -49,6 +74,17 @@ def _nothing_bad():
     BAD.clear()
     yield
     BAD.clear()
+
+
+class Poison(Hook):
+    """From a step on, all images are not finite."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
+        if runner.iter + 1 >= self.step:
+            data_batch["inputs"] = data_batch["inputs"] * float("nan")
 
 
 WRAPPERS = {
@@ -127,7 +163,9 @@ class Watched:
                 "apex": lambda: ApexOptimWrapper(optimizer=adam[0], **options),
             }[kind]()
             self.parts = [(wrapper, (0, 1))]
-        self.runner = SimpleNamespace(model=self.weights, optim_wrapper=wrapper, iter=0)
+        self.runner = SimpleNamespace(
+            model=self.weights, optim_wrapper=wrapper, param_schedulers=None, iter=0
+        )
         self.runner.message_hub = MessageHub(name)
         self.hook.before_train(self.runner)
 
@@ -224,6 +262,49 @@ def test_a_run_of_bad_steps_ends_the_job_with_its_images_and_a_state_that_does_i
     assert f"from step {listed['step']} on" in str(second.value)
 
 
+def test_a_bad_image_is_neither_in_the_figures_of_health_nor_an_end_of_the_run(tmp_path):
+    """Before: the rank of latents that are not finite ended the run with LAPACK's error."""
+    BAD["3"] = "image"
+    hooks = dict(health=dict(type="mapet_mm.HealthHook", interval=1), runtime=dict(type="RuntimeInfoHook"))
+    runner = run(tmp_path / "run", hooks=hooks)
+    assert runner.message_hub.get_info("steps_left_out") == 3
+    records = [one for one in read_scalars(tmp_path / "run") if "latent_rank" in one]
+    assert [one["step"] for one in records] == list(range(1, 10))
+    assert all(math.isfinite(value) for one in records for value in one.values())
+    BAD.update({str(index): "image" for index in range(10)})
+    with pytest.raises(NonFiniteError, match="3 steps in a row, from step 1 on"):
+        run(tmp_path / "bad", patience=3, hooks=hooks)
+    assert {"non_finite.pth", "non_finite.json"} <= {path.name for path in (tmp_path / "bad").iterdir()}
+
+
+@pytest.mark.parametrize("wrapper", ["fused", "clipped"])
+def test_the_state_of_a_run_that_ends_does_the_steps_again_at_their_rates(wrapper, tmp_path):
+    """Before: the schedule was ahead by the steps that were left out."""
+    undisturbed, again, state = Rates(), Rates(), tmp_path / "bad/non_finite.pth"
+    run(tmp_path / "undisturbed", watching=[undisturbed], **WRAPPERS[wrapper])
+    with pytest.raises(NonFiniteError, match="steps in a row, from step 5 on"):
+        run(tmp_path / "bad", patience=3, interval=3, watching=[Poison(5)], **WRAPPERS[wrapper])
+    run(tmp_path / "again", resume=True, load_from=state, watching=[again], **WRAPPERS[wrapper])
+    assert same(final(tmp_path / "again"), final(tmp_path / "undisturbed"))
+    assert len(set(undisturbed.rates.values())) == 9
+    assert again.rates == {step: rate for step, rate in undisturbed.rates.items() if step >= 5}
+
+
+def test_a_runner_with_a_strategy_also_goes_on_with_the_first_of_the_steps(tmp_path, monkeypatch):
+    """MMEngine's saves where it stands, whatever it is told."""
+    make = lambda cfg, launcher, randomness, **rest: FlexibleRunner(  # noqa: E731
+        **rest, strategy=dict(type="SingleDeviceStrategy"), cfg=dict(randomness=randomness)
+    )
+    monkeypatch.setattr("jittered_training.Runner", make)
+    hooks = {**HOOKS, "non_finite": dict(type="mapet_mm.NonFiniteHook", patience=3, interval=1)}
+    runner = build(tmp_path / "run", hooks=hooks)
+    runner.register_hook(Poison(5))
+    with pytest.raises(NonFiniteError, match="3 steps in a row, from step 5 on"):
+        runner.train()
+    meta = torch.load(tmp_path / "run/non_finite.pth", weights_only=True)["meta"]
+    assert (meta["iter"], meta["epoch"]) == (4, 1)
+
+
 def test_of_several_processes_one_writes_the_images_and_all_end(tmp_path, monkeypatch):
     monkeypatch.setattr("mapet_mm.engine.non_finite.is_main_process", lambda: False)
     BAD["3"] = "loss"
@@ -239,6 +320,13 @@ def test_accumulated_batches_count_together(tmp_path):
         run(tmp_path / "run", patience=1, accumulative_counts=4)
     assert "from step 1 on" in str(raised.value)
     assert "3" in json.loads((tmp_path / "run/non_finite.json").read_text())["images"]
+
+
+def test_the_first_of_accumulated_batches_is_found_from_within_the_next_step(tmp_path):
+    """The look after the third batch finds that the first two were left out."""
+    BAD.update({str(index): "gradient" for index in range(10)})
+    with pytest.raises(NonFiniteError, match="1 steps in a row, from step 1 on"):
+        run(tmp_path / "run", patience=1, interval=3, accumulative_counts=2, **WRAPPERS["fused"])
 
 
 def test_patience_below_one_is_refused():

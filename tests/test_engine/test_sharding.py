@@ -29,6 +29,7 @@ from mapet_mm.engine.launch import LaunchError, build_runner, configure_training
 from mapet_mm.engine.processes import start_processes, stop_processes
 from mapet_mm.engine.resumed_recipe import ResumedRecipeHook
 from mapet_mm.engine.sharding import FullyShardedStrategy
+from mapet_mm.engine.step_state import ForwardState
 from mapet_mm.models import MaPeTViT
 
 ROOT = Path(__file__).parents[2]
@@ -375,6 +376,18 @@ def test_a_resumed_share_has_the_rate_of_its_recipe_and_the_moments_of_its_check
     for one, other in zip(*(state.values() for state in states), strict=True):
         assert torch.equal(one["exp_avg"].full_tensor(), other["exp_avg"].full_tensor())
         assert one["exp_avg"].full_tensor().any()
+
+
+def test_a_sharded_parameter_without_gradient_is_put_back(sharded):
+    """A device decides."""
+    model = sharded(0).model.train().requires_grad_(False)
+    before, weight = ForwardState(model), model.layers[0].weight.to_local()
+    kept = weight.clone()
+    weight.zero_()
+    before.restore(torch.tensor(False))
+    assert not weight.any()
+    before.restore(torch.tensor(True))
+    assert torch.equal(weight, kept)
 
 
 def test_a_strategy_without_processes_is_one_clear_line():

@@ -23,7 +23,8 @@ class StuckLoaderHook(Hook):
     The message names the process and where it hangs. torchrun or Slurm then ends the others.
 
     Args:
-        seconds: how long a batch may take; time in which the process was stopped does not count.
+        seconds: how long a batch may take, also one that a resumed run only passes over; time in which the
+            process was stopped does not count.
     """
 
     priority = "LOWEST"
@@ -33,6 +34,7 @@ class StuckLoaderHook(Hook):
             raise ValueError(f"StuckLoaderHook's seconds={seconds} must be above 0")
         self.seconds = seconds
         self._since: float | None = None
+        self._loop: BaseLoop | None = None
         self._ended = threading.Event()
 
     def before_train(self, runner: Runner) -> None:
@@ -74,8 +76,9 @@ class StuckLoaderHook(Hook):
         while not self._ended.wait(tick):
             # A process that was stopped, with a suspended job, has not waited meanwhile.
             passed, before = min(time.monotonic() - before, 2 * tick), time.monotonic()
-            waited = waited + passed if seen is not None and seen == self._since else 0.0
-            seen = self._since
+            arrived = self._arrived()
+            waited = waited + passed if self._since is not None and seen == arrived else 0.0
+            seen = arrived
             if waited > self.seconds:
                 if not self._trains():
                     return
@@ -88,6 +91,12 @@ class StuckLoaderHook(Hook):
                 )
                 faulthandler.dump_traceback()
                 os._exit(1)
+
+    def _arrived(self) -> tuple[float | None, int | None, int | None]:
+        """What differs after each batch, also after one that a resumed run of iterations passes over."""
+        batches = getattr(self._loop, "dataloader_iterator", None)
+        within = getattr(getattr(batches, "_iterator", None), "_num_yielded", None)
+        return self._since, getattr(batches, "_epoch", None), within
 
     def _trains(self) -> bool:
         """Whether the training still runs, and has not ended with an error that somebody has caught."""

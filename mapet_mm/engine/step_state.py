@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from mmcv.cnn import Conv2d, Linear
 from mmengine.optim import OptimWrapper, _ParamScheduler
 from mmengine.runner import Runner
 from torch import Tensor, nn
+
+# Their forward passes change no parameter; frozen ones (below LoRA) are large.
+UNCHANGED = (nn.Linear, nn.Conv2d, Linear, Conv2d)
 
 
 class ForwardState:
     """A copy of what forward passes may change in a model: running statistics, codebooks of moving averages.
 
-    These are the buffers of the modules in training mode, and their parameters without gradient, which are
-    few and small: a frozen network is in evaluation mode. Neither `_version` nor the tensors themselves tell
-    what has changed: batch norms, and assignments to `.data`, leave the one as it is, and some modules make
-    a new tensor.
+    These are the buffers of the modules in training mode, and their parameters without gradient but for those
+    of linear layers and convolutions. They are few and small: a frozen network is in evaluation mode. Neither
+    `_version` nor the tensors themselves tell what has changed: batch norms, and assignments to `.data`,
+    leave the one as it is, and some modules make a new tensor.
 
     Args:
         model: in training mode, also within wrappers.
@@ -44,7 +48,7 @@ def _changeable(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
             for name, value in module._buffers.items():
                 if value is not None:
                     yield module, name, value
-            for name, value in module._parameters.items():
+            for name, value in module._parameters.items() if type(module) not in UNCHANGED else ():
                 if value is not None and not value.requires_grad:
                     yield module, name, value
 

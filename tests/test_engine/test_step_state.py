@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from mmcv.cnn import Linear
 from mmengine.hooks import EMAHook
 from mmengine.logging import MessageHub
 from mmengine.optim import CosineAnnealingLR, LinearLR, OptimWrapper, OptimWrapperDict
@@ -68,6 +69,24 @@ def train(name: str, batches: list[Tensor], kind: str, **options) -> dict[str, T
         runner.iter += 1
     assert int(hook.left_out) == sum(not batch.isfinite().all() for batch in batches)
     return model.state()
+
+
+def test_frozen_weights_below_lora_are_not_copied():
+    """No forward pass changes those of linear layers and convolutions, and they may be a whole network."""
+    model = Remembering().train().requires_grad_(False)
+    names = {name for _, name, _ in ForwardState(model).kept}
+    assert names == {
+        "weight",
+        "bias",
+        "running_mean",
+        "running_var",
+        "num_batches_tracked",
+        "codebook",
+        "centre",
+    }
+    assert not any(module is model.linear for module, _, _ in ForwardState(model).kept)
+    conv = nn.Sequential(nn.Conv2d(3, 2, 1), Linear(3, 2))
+    assert ForwardState(conv.train().requires_grad_(False)).kept == []
 
 
 KINDS = ("plain", "fused", "clipped", "float16")

@@ -23,6 +23,7 @@ from mapet_mm.tokenizers.images import NOT_FINITE, NamedImages
 from mapet_mm.tokenizers.store import TokenStore, TokenStoreError, extend_store
 
 CLAIMS = "claims"
+GONE = "no longer there"  # why an image has no tokens; if it comes back, it gets them
 # Most images in a block, and fewest blocks of a data set; a block is a whole number of groups.
 BLOCK_IMAGES, LEAST_BLOCKS = 1024, 64
 
@@ -179,7 +180,7 @@ def extract_tokens(
     others = missing[place_of_row[missing] < 0]
     if others.size == missing.size and _gone(others, store, place_of_row, loader.images.data_root):
         nothing = np.empty((0, *store.grid), dtype=np.int64)
-        store.write([], nothing, dict.fromkeys(others.tolist(), "no longer there"))
+        store.write([], nothing, dict.fromkeys(others.tolist(), GONE))
         others = others[:0]
     if not store.missing().size:
         store.seal()
@@ -220,7 +221,10 @@ class _Rows(ImageTasks):
 
     def _left(self) -> Int64[np.ndarray, " rows"]:
         """Rows of the images that no process has written yet."""
-        missing = self.store.missing(with_skipped=self.retry_skipped)
+        missing = self.store.missing(with_skipped=True)
+        if not self.retry_skipped:
+            skipped = [self.store.row(name) for name, why in self.store.skipped.items() if why != GONE]
+            missing = np.setdiff1d(missing, skipped)
         return missing[self.place_of_row[missing] >= 0]
 
     def done(self, tasks: Sequence[int]) -> set[int]:

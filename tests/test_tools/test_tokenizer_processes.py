@@ -121,6 +121,7 @@ def test_a_part_of_the_images_leaves_the_store_open(folder, single):
     names = list(TokenStore.open(single.token_store).names)
     whole = TokenStore.open(single.token_store)
     identity = (whole.tokenizer, whole.data_root, whole.preprocessing)
+    (folder / "digits" / "zzz.png").touch()  # of another data set
     TokenStore.create(cfg.token_store, [*names, "zzz.png"], (6, 6), 12, *identity)
     store, extraction = run_extract_tokens(cfg)
     assert (extraction.images, store.sealed, store.missing().tolist()) == (120, False, [120])

@@ -62,7 +62,7 @@ def test_an_undecodable_image_is_left_out_if_asked_and_costs_nobody_else(cfg, tm
 
 
 def test_an_image_that_is_removed_instead_of_repaired_leaves_a_complete_store(cfg, tmp_path):
-    """As the error says; put back, it is tried again if asked."""
+    """As the error says; put back, it gets its tokens."""
     run_fit_codebook(cfg)
     broken = tmp_path / "data" / "train" / "1" / "004.png"
     whole = broken.read_bytes()
@@ -78,7 +78,7 @@ def test_an_image_that_is_removed_instead_of_repaired_leaves_a_complete_store(cf
     assert store.skipped == {"train/1/004.png": "no longer there"}
     broken.write_bytes(whole)
     listed.write_text(lines)
-    store, extraction = run_extract_tokens(cfg, retry_skipped=True)
+    store, extraction = run_extract_tokens(cfg)
     assert (extraction.images, extraction.skipped, store.sealed) == (1, 0, True)
     assert (store["train/1/004.png"] == by_hand(cfg, broken)).all()
 

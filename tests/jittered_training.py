@@ -75,6 +75,7 @@ def build(
 ) -> Runner:
     """The run of 9 steps, which writes `iter_N.pth`; entries of the config in `options` change it."""
     by_iteration = "train_cfg" in options
+    endless_or_not = "InfiniteSampler" if by_iteration else "DefaultSampler"
     return Runner(
         model=dict(
             type="mapet_mm.MaPeT",
@@ -95,7 +96,8 @@ def build(
             batch_size=batch,
             num_workers=workers,
             persistent_workers=workers > 0,
-            sampler=dict(type="InfiniteSampler" if by_iteration else "DefaultSampler", shuffle=True),
+            sampler=dict(type=options.get("sampler") or endless_or_not, shuffle=True),
+            batch_sampler=options.get("batch_sampler"),
             dataset=dataset or dict(type="mapet_mm.JitteredNoise"),
             collate_fn=dict(type="default_collate"),
         ),

@@ -3,6 +3,7 @@
 import logging
 import random
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 import torch
@@ -32,8 +33,9 @@ class EpochSeedHook(Hook):
     `mapet_mm.datasets.draws`). What the model draws in a step, for example stochastic depth, comes from the
     seed, the step and the process. A run that was killed and resumed from a checkpoint, even in the middle of
     an epoch or of gradient accumulation, therefore ends with the same weights as an undisturbed one, bit for
-    bit on one machine type, with any number of workers. The exception: gradients accumulated by several
-    optimizers (`OptimWrapperDict`) are not resumed exactly.
+    bit on one machine type, with any number of workers. The exceptions: gradients accumulated by several
+    optimizers (`OptimWrapperDict`), and in an epoch at whose beginning a hook switched the pipeline
+    (`SwitchRecipeHook`), are not resumed exactly.
 
     Another number of processes sees the same images in each step with the same draws if `processes x
     batch_size` is the same. Where the number of images is no multiple of the processes, an epoch's last step
@@ -60,7 +62,7 @@ class EpochSeedHook(Hook):
         note_epoch_length(runner, checkpoint)
 
     def before_train(self, runner: Runner) -> None:
-        """Have the loader's draws seeded, and make again what a checkpoint leaves out: summed gradients."""
+        """Have the loader's draws seeded, and note what the checkpoint leaves out: summed gradients."""
         seeds = [runner.seed]
         broadcast_object_list(seeds)  # MMEngine adds the process's number
         self.seed = seeds[0]
@@ -79,12 +81,18 @@ class EpochSeedHook(Hook):
         for sampler in {id(one): one for one in (loader.sampler, loader.batch_sampler.sampler)}.values():
             if hasattr(sampler, "seed"):
                 sampler.seed = self.seed  # the checkpoint's, where the config has none
-        self._accumulate_again(runner)
+        self.lost = runner.iter % getattr(runner.optim_wrapper, "_accumulative_counts", 1)
 
     def before_train_epoch(self, runner: Runner) -> None:
         """Begin where the run stands, with the draws of this epoch."""
-        if isinstance(runner.train_dataloader.batch_sampler, SeededBatches):
-            self._place(runner, runner.iter)
+        loader = runner.train_dataloader
+        if not isinstance(loader.batch_sampler, SeededBatches):
+            return
+        if self.lost:
+            self._accumulate_again(runner)
+        by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
+        # MMEngine's other loop goes through all batches again, unless the loader's sampler can skip.
+        self._place(runner, runner.iter if by_epoch or hasattr(loader.sampler, "skip") else 0)
 
     def before_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
         """Seed what the step draws: Python, NumPy and PyTorch on all devices."""
@@ -99,24 +107,30 @@ class EpochSeedHook(Hook):
 
     def _place(self, runner: Runner, step: int) -> None:
         """Let the loader begin with the batch of a step."""
-        loader = runner.train_dataloader
+        loader, by_epoch = runner.train_dataloader, isinstance(runner.train_loop, EpochBasedTrainLoop)
         batches = loader.batch_sampler
-        if isinstance(runner.train_loop, EpochBasedTrainLoop):
+        samplers = (loader.sampler, batches.sampler)
+        batches.epoch, batches.start, batches.passed = 0, step, 0
+        endless = None if by_epoch else next((one for one in samplers if hasattr(one, "skip")), None)
+        if endless is None:
             # At the very end of an epoch, its hooks and its validation may still be due.
-            batches.epoch = min(step // len(loader), runner.epoch)
+            batches.epoch = min(step // len(loader), runner.epoch) if by_epoch else step // len(loader)
             batches.start = step - batches.epoch * len(loader)
-            for sampler in (loader.sampler, batches.sampler):
+            for sampler in samplers:
                 if hasattr(sampler, "set_epoch"):
                     sampler.set_epoch(batches.epoch)
-        elif hasattr(loader.sampler, "skip"):  # MMEngine lets it skip
-            batches.epoch, batches.passed = 0, step * loader.batch_size
+            return
+        if endless is loader.sampler:
+            batches.start, batches.passed = 0, step * loader.batch_size
+        endless.skip(batches.passed)
 
     def _accumulate_again(self, runner: Runner) -> None:
-        """Back-propagate the batches whose gradients were summed up, and not used yet, at the checkpoint."""
-        wrapper = runner.optim_wrapper
-        lost = runner.iter % getattr(wrapper, "_accumulative_counts", 1)
-        if not lost:
-            return
+        """Back-propagate the batches whose gradients were summed up, and not used yet, at the checkpoint.
+
+        Not before other hooks' `before_train`: they compile the model, or bring its data's recipe up to date.
+        """
+        wrapper, lost = runner.optim_wrapper, self.lost
+        self.lost = 0
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
         state = {name: value.clone() for name, value in model.state_dict().items()}
         wrapper._inner_count -= lost
@@ -130,15 +144,11 @@ class EpochSeedHook(Hook):
 
     def _batches(self, runner: Runner, first: int, end: int) -> Iterator[tuple[int, dict]]:
         """The batches of steps that were done before, with their numbers."""
-        loop, batches = runner.train_loop, None
-        for step in range(first, end):
-            if batches is None or step % len(runner.train_dataloader) == 0:
-                self._place(runner, step)
-                batches = iter(runner.train_dataloader)
-                if not isinstance(loop, EpochBasedTrainLoop):
-                    batches = loop.dataloader_iterator
-                    batches.skip_iter(step)
-            yield step, next(batches)
+        while first < end:  # an epoch at a time
+            self._place(runner, first)
+            for batch in islice(runner.train_dataloader, end - first):
+                yield first, batch
+                first += 1
 
 
 def note_epoch_length(runner: Runner, checkpoint: dict) -> None:

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 import torch
 from jittered_training import BATCH, EPOCHS, SEEN, JitteredNoise, StopAfter, build, final, same
-from mmengine.runner import EpochBasedTrainLoop
-from torch.utils.data import DataLoader
+from mmengine.dataset import Compose
+from mmengine.runner import EpochBasedTrainLoop, Runner
+from torch.utils.data import BatchSampler, DataLoader
 
 from mapet_mm.datasets.draws import SeededBatches, SeededDataset, SeededIndex, draw_seeds
 from mapet_mm.engine.epoch_seed import EpochSeedHook, ResumeError
 from mapet_mm.models.permutation import seeded_permutations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+ITERATIONS = dict(train_cfg=dict(type="IterBasedTrainLoop", max_iters=9))
 OPTIONS = {
     "plain": {},
     "autocast": dict(optim_wrapper=dict(type="mapet_mm.AutocastOptimWrapper")),
@@ -28,10 +30,23 @@ OPTIONS = {
         optim_wrapper=dict(type="mapet_mm.AutocastOptimWrapper", accumulative_counts=4),
         custom_hooks=[dict(type="EMAHook", momentum=0.1)],
     ),
-    "iterations": dict(
-        train_cfg=dict(type="IterBasedTrainLoop", max_iters=9), optim_wrapper=dict(accumulative_counts=2)
+    "repeated": dict(sampler="RepeatAugSampler", optim_wrapper=dict(accumulative_counts=2)),
+    "iterations": dict(**ITERATIONS, optim_wrapper=dict(accumulative_counts=2)),
+    "iterations over epochs": dict(
+        **ITERATIONS, sampler="DefaultSampler", optim_wrapper=dict(accumulative_counts=4)
+    ),
+    "iterations of a batch sampler": dict(
+        **ITERATIONS,
+        batch_sampler=dict(type=BatchSampler, drop_last=False),
+        optim_wrapper=dict(accumulative_counts=4),
     ),
 }
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch):
+    """MMEngine waits for two seconds whenever a loop of iterations begins its loader again."""
+    monkeypatch.setattr("mmengine.runner.loops.time", SimpleNamespace(sleep=lambda seconds: None))
 
 
 @pytest.fixture(scope="module")
@@ -53,23 +68,60 @@ def stop_and_resume(folder: Path, after: int, workers: int = 0, **options) -> di
     with pytest.raises(KeyboardInterrupt):
         stopped.train()
     torch.rand(7), np.random.rand(3)  # another state of the generators than the first process had
-    build(folder, resume=True, workers=workers, **options).train()
+    train(build(folder, resume=True, workers=workers, **options))
     return final(folder)
 
 
+def train(runner: Runner) -> None:
+    """Train, and end the workers now: the garbage collector would wait for them, five seconds each time."""
+    runner.train()
+    runner.train_dataloader._iterator = None
+    runner.train_loop.__dict__.pop("dataloader_iterator", None)
+
+
 @pytest.mark.parametrize(
-    ("name", "after"),
+    ("name", "after", "workers"),
     [
-        ("plain", 3),  # at the end of an epoch, before its hooks
-        ("all at once", 5),
-        ("iterations", 5),
-        *(pytest.param(name, after, marks=pytest.mark.slow) for name in OPTIONS for after in range(1, 9)),
+        ("plain", 3, 0),  # at the end of an epoch, before its hooks
+        ("all at once", 5, 0),
+        ("iterations", 5, 0),
+        ("iterations", 5, 1),
+        ("iterations over epochs", 5, 1),
+        ("iterations over epochs", 7, 0),  # the gradients are of steps 4 and 5, and of 6 in the next epoch
+        ("iterations of a batch sampler", 7, 0),
+        *(
+            pytest.param(name, after, after % 3 == 0, marks=pytest.mark.slow)
+            for name in OPTIONS
+            for after in range(1, 9)
+        ),
     ],
 )
 def test_a_run_resumed_in_the_middle_of_an_epoch_equals_an_undisturbed_one(
-    name, after, undisturbed, tmp_path
+    name, after, workers, undisturbed, tmp_path
 ):
-    assert same(stop_and_resume(tmp_path / "parts", after, **OPTIONS[name]), undisturbed(name))
+    assert same(stop_and_resume(tmp_path / "parts", after, workers, **OPTIONS[name]), undisturbed(name))
+
+
+class Piped(JitteredNoise):
+    """The same with a pipeline, which hooks can change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pipeline = Compose([])
+
+    def __getitem__(self, index: int) -> dict:
+        return self.pipeline(super().__getitem__(index))
+
+
+def darker(sample: dict) -> dict:
+    return {**sample, "inputs": sample["inputs"] // 2}
+
+
+def test_gradients_are_summed_again_with_the_recipe_that_was_switched_to(tmp_path):
+    switch = dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, train_pipeline=[darker])])
+    options = dict(dataset=dict(type=Piped), custom_hooks=[switch], optim_wrapper=dict(accumulative_counts=4))
+    build(tmp_path / "undisturbed", **options).train()
+    assert same(stop_and_resume(tmp_path / "parts", 7, **options), final(tmp_path / "undisturbed"))
 
 
 def test_steps_since_the_last_checkpoint_are_done_again_the_same(undisturbed, tmp_path):
@@ -82,7 +134,7 @@ def test_steps_since_the_last_checkpoint_are_done_again_the_same(undisturbed, tm
 
 
 def test_workers_change_nothing(undisturbed, tmp_path):
-    build(tmp_path / "workers", workers=2).train()
+    train(build(tmp_path / "workers", workers=2))
     assert same(final(tmp_path / "workers"), undisturbed("plain"))
     assert same(stop_and_resume(tmp_path / "parts", 4, workers=1), undisturbed("plain"))
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from mmcv.transforms import BaseTransform
+from mmcv.transforms import Compose as ComposeTransform
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.registry import DefaultScope
 from torch.utils.data import Dataset
@@ -146,7 +147,7 @@ def children(step: Any) -> list[Any]:
     """The transforms that a list or another transform holds, whatever the attribute's name."""
     if isinstance(step, list | tuple):
         return list(step)
-    if isinstance(step, Compose):
+    if isinstance(step, Compose | ComposeTransform):  # the latter where a hook has set the pipeline
         return list(step.transforms)
     return [value for value in getattr(step, "__dict__", {}).values() if _is_transform(value)]
 

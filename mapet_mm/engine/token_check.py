@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from operator import is_not
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,14 @@ from torch.utils.data import Dataset
 from mapet_mm.datasets.preprocessor import TokenGridDataPreprocessor
 from mapet_mm.datasets.transforms import LoadTokenGrid, RandomCropTokenGrid
 from mapet_mm.engine.alignment import check_alignment, check_views
+from mapet_mm.engine.dataset_pipelines import (
+    Case,
+    cases_of,
+    leaf_datasets,
+    load_of,
+    pipelines_to_come,
+    with_pipeline,
+)
 from mapet_mm.engine.online_tokens import check_normalisation
 from mapet_mm.engine.probed_pipeline import pipeline_transforms
 from mapet_mm.registry import HOOKS
@@ -40,6 +49,9 @@ class TokenStoreCheckHook(Hook):
 
     Of a tokenizer inside the model, its view of the images has to be normalised as those were that its
     codebook was fitted on, and the views of the model and the tokenizer have to show the same patches.
+
+    The pipelines to which MMPretrain's `SwitchRecipeHook` and MMDetection's `PipelineSwitchHook` will switch
+    are checked before training, too. Those that other hooks set are checked before a step is done with them.
 
     Images that the store skipped because they could not be decoded are left out: the next image takes the
     place of each. No length changes, so samplers, schedules and resumed trainings are not affected.
@@ -64,6 +76,9 @@ class TokenStoreCheckHook(Hook):
         self.codebook = codebook
         self.alignment = alignment
         self.checked = False
+        self.passed: set[tuple[int, str, str]] = set()  # data sets with their pipelines and token stores
+        self.probed: set[tuple[str, str]] = set()  # pipelines and token stores
+        self.pipelines: list[Any] | None = None  # of the last step
         self.tokenizer: str | None = None
         self.tokenizer_before: str | None = None
 
@@ -77,11 +92,14 @@ class TokenStoreCheckHook(Hook):
             checkpoint.setdefault("meta", {})[TOKENIZER] = self.tokenizer
 
     def before_train(self, runner: Runner) -> None:
-        """Check the training set and, where there is one, the validation set."""
-        datasets = [runner.train_dataloader.dataset]
+        """Check the training set, also with pipelines to come, and the validation set if there is one."""
+        cases = list(cases_of(runner.train_dataloader.dataset))
+        leaves = [case.dataset for case in cases]
         if runner.val_loop is not None:
-            datasets.append(runner.val_dataloader.dataset)
-        self._check(runner, datasets)
+            cases += cases_of(runner.val_dataloader.dataset)
+        for where, pipeline in pipelines_to_come(runner.hooks):
+            cases += [Case(leaf, pipeline, where) for leaf in leaves]
+        self._check(runner, cases)
         if runner.iter and None not in (self.tokenizer, self.tokenizer_before):  # resumed
             self._require_the_same_tokens()
 
@@ -93,59 +111,79 @@ class TokenStoreCheckHook(Hook):
                 "bring the old store back, or start a new training with another --work-dir"
             )
 
+    def before_train_epoch(self, runner: Runner) -> None:
+        """Have the pipelines looked at again: one may be changed in place."""
+        self.pipelines = None
+
+    def before_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
+        """Check the training set again where a hook has changed its pipeline."""
+        where = f"a hook changed the training pipeline before step {runner.iter + 1}"
+        cases = list(cases_of(runner.train_dataloader.dataset, where))
+        pipelines = [case.pipeline for case in cases]
+        if self.pipelines is None or any(map(is_not, pipelines, self.pipelines)):
+            self._check(runner, cases)
+            self.pipelines = pipelines
+
     def before_val(self, runner: Runner) -> None:
         """Check the validation set of a run that does not train."""
         if not self.checked:
-            self._check(runner, [runner.val_dataloader.dataset])
+            self._check(runner, cases_of(runner.val_dataloader.dataset))
 
     def before_test(self, runner: Runner) -> None:
         """Check the test set."""
-        self._check(runner, [runner.test_dataloader.dataset])
+        self._check(runner, cases_of(runner.test_dataloader.dataset))
 
-    def _check(self, runner: Runner, datasets: list[Dataset]) -> None:
+    def _check(self, runner: Runner, cases: Iterable[Case]) -> None:
         model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-        digest, whose = None, "that of the run's first token store"
+        if self.codebook is not None and self.tokenizer is None:
+            self.tokenizer = Codebook.load(self.codebook).digest
+        if not self.checked:
+            check_normalisation(model)
+        for case in cases:
+            try:
+                self._check_one(model, case)
+            except TokenStoreError as error:
+                if case.where is None:
+                    raise
+                raise type(error)(f"{case.where}: {error}") from None
+        self.checked = True
+
+    def _check_one(self, model: nn.Module, case: Case) -> None:
+        dataset, load = case.dataset, load_of(case.pipeline)
+        key = (repr(case.pipeline), str(load and load.path))
+        if (id(dataset), *key) in self.passed:
+            return
+        if load is None:
+            self._check_views(model, case)
+        else:
+            self._check_store(model, case, load, key)
+        self.probed.add(key)
+        self.passed.add((id(dataset), *key))
+
+    def _check_views(self, model: nn.Module, case: Case) -> None:
+        _check_none_needed(model, case.dataset)
+        tokenizer = getattr(model, "target_generator", None)
+        if self.alignment and isinstance(tokenizer, Tokenizer):
+            check_views(with_pipeline(case.dataset, case.pipeline), tokenizer.grid)
+
+    def _check_store(self, model: nn.Module, case: Case, load: LoadTokenGrid, key: tuple[str, str]) -> None:
+        dataset = case.dataset
+        _check_fits(model, list(pipeline_transforms(case.pipeline)), load.store)
+        whose = "that of the run's first token store"
         if self.codebook is not None:
-            digest = Codebook.load(self.codebook).digest
             whose = f"TokenStoreCheckHook's codebook `{self.codebook}`"
-        probed: set[tuple[str, str]] = set()
-        check_normalisation(model)
-        for dataset in (leaf for top in datasets for leaf in leaf_datasets(top)):
-            transforms = list(pipeline_transforms(dataset))
-            load = load_of(dataset)
-            if load is None:
-                _check_none_needed(model, dataset)
-                tokenizer = getattr(model, "target_generator", None)
-                if self.alignment and isinstance(tokenizer, Tokenizer):
-                    check_views(dataset, tokenizer.grid)
-                continue
-            _check_fits(model, transforms, load.store)
-            digest = digest or load.store.tokenizer
-            load.store.require_tokenizer(digest, whose)
-            _check_images(dataset, load)
-            if not probed:
-                _say_unused_outputs(model, load.store)
-            key = (repr(dataset.pipeline), str(load.path))
-            if self.alignment and key not in probed:
-                check_alignment(dataset, load.store, _preprocessor(model))
-            probed.add(key)
-        self.checked, self.tokenizer = True, digest
+        self.tokenizer = self.tokenizer or load.store.tokenizer
+        load.store.require_tokenizer(self.tokenizer, whose)
+        _check_images(dataset, load)
+        if not self.probed:
+            _say_unused_outputs(model, load.store)
+        if self.alignment and key not in self.probed:
+            check_alignment(with_pipeline(dataset, case.pipeline), load.store, _preprocessor(model))
 
 
 def _preprocessor(model: nn.Module) -> TokenGridDataPreprocessor | None:
     preprocessor = getattr(model, "data_preprocessor", None)
     return preprocessor if isinstance(preprocessor, TokenGridDataPreprocessor) else None
-
-
-def leaf_datasets(dataset: Dataset) -> Iterator[Dataset]:
-    """The datasets with a pipeline inside wrappers (repeat, concatenation, subset, class balance)."""
-    if hasattr(dataset, "pipeline"):
-        yield dataset
-    elif hasattr(dataset, "datasets"):
-        for inner in dataset.datasets:
-            yield from leaf_datasets(inner)
-    elif hasattr(dataset, "dataset"):
-        yield from leaf_datasets(dataset.dataset)
 
 
 def _check_none_needed(model: nn.Module, dataset: Dataset) -> None:
@@ -239,11 +277,6 @@ def leave_out_as_in(trained_on: Dataset, dataset: Dataset) -> None:
             for leaf in leaf_datasets(dataset):
                 names = (relative_name(_path(leaf, index), root) for index in range(len(leaf)))
                 _leave_out(leaf, [index for index, name in enumerate(names) if name in reasons], load)
-
-
-def load_of(dataset: Dataset) -> LoadTokenGrid | None:
-    """The step of a data set's pipeline that reads stored tokens."""
-    return next((step for step in pipeline_transforms(dataset) if isinstance(step, LoadTokenGrid)), None)
 
 
 def _leave_out(dataset: Dataset, skipped: list[int], load: LoadTokenGrid) -> None:

@@ -12,7 +12,7 @@ from mmengine.runner import Runner
 from torch.utils.data import Dataset
 
 from mapet_mm.datasets.transforms import LoadTokenGrid
-from mapet_mm.engine.token_check import leaf_datasets, load_of
+from mapet_mm.engine.dataset_pipelines import leaf_datasets, load_of
 from mapet_mm.errors import UserError
 from mapet_mm.registry import HOOKS
 

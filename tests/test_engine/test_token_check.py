@@ -5,8 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from mmcv.transforms import RandomFlip
 from mmengine.dataset import BaseDataset, Compose, ConcatDataset, RepeatDataset
+from mmpretrain.engine import SwitchRecipeHook
 
+from mapet_mm.datasets.draws import SeededDataset
 from mapet_mm.datasets.transforms import LoadTokenGrid, RandomCropTokenGrid
 from mapet_mm.engine import token_check
 from mapet_mm.engine.token_check import (
@@ -48,7 +51,7 @@ def store(tmp_path) -> TokenStore:
     return store
 
 
-def runner(train, val=None, patches=(4, 4), head=128, generator=128, iteration=0):
+def runner(train, val=None, patches=(4, 4), head=128, generator=128, iteration=0, hooks=()):
     model = torch.nn.Module()
     model.backbone = SimpleNamespace(patch_resolution=list(patches))
     model.head = SimpleNamespace(vocab_size=head)
@@ -57,6 +60,7 @@ def runner(train, val=None, patches=(4, 4), head=128, generator=128, iteration=0
     return SimpleNamespace(
         iter=iteration,
         model=model,
+        hooks=hooks,
         train_dataloader=SimpleNamespace(dataset=train),
         val_loop=loader if val else None,
         val_dataloader=loader,
@@ -223,6 +227,80 @@ def test_a_run_that_only_validates_is_checked_once(store):
         hook.before_val(runner(None, Images(["val/1.png"], [LoadTokenGrid(store.path)])))
     hook.before_val(runner(None, Images(NAMES, [LoadTokenGrid(store.path)])))
     assert hook.checked
+
+
+# --- pipelines that change during training ---------------------------------------------------------------
+
+
+class WithNoise(Images):
+    """Images without files, of 10 px a patch."""
+
+    def load_data_list(self):
+        return [{**info, "img": np.zeros((40, 40, 3), np.uint8)} for info in super().load_data_list()]
+
+
+def flipped(store, *steps) -> list:
+    """A pipeline that flips half of the images and not their tokens."""
+    return [LoadTokenGrid(store.path), *steps, RandomFlip(prob=0.5)]
+
+
+REFUSED = (
+    r"{}: RandomFlip\(prob=0.5, direction=horizontal\) in the pipeline of WithNoise moves pixels but not the "
+    r"grid of token store `.*/tokens`: of an image of 80 x 80 px, \d+% of the patches show what their tokens "
+)
+
+
+def test_pipelines_that_hooks_will_switch_to_are_checked_before_training(store):
+    dataset = WithNoise(NAMES, [LoadTokenGrid(store.path)])
+    own = dataset.pipeline
+    recipes = SwitchRecipeHook([dict(action_epoch=7, train_pipeline=flipped(store)), dict(action_epoch=9)])
+    with pytest.raises(TokenStoreError, match=REFUSED.format("SwitchRecipeHook's train_pipeline of epoch 7")):
+        check(RepeatDataset(dataset, times=2), hooks=[recipes])
+    with pytest.raises(TokenStoreError, match=REFUSED.format("PipelineSwitchHook's switch_pipeline")):
+        check(dataset, hooks=[type("PipelineSwitchHook", (), dict(switch_pipeline=flipped(store)))()])
+    none = SwitchRecipeHook([dict(action_epoch=2, train_pipeline=[])])
+    with pytest.raises(TokenStoreError, match=r"^SwitchRecipeHook.s train_pipeline of epoch 2: the model tr"):
+        check(dataset, hooks=[none])
+    assert dataset.pipeline is own
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_pipeline_that_a_hook_changes_is_checked_before_a_step_is_done_with_it(store, in_place):
+    dataset = WithNoise(NAMES, [LoadTokenGrid(store.path)])
+    hook, run = TokenStoreCheckHook(), runner(dataset)
+    hook.before_train(run)
+    run.train_dataloader.dataset = SeededDataset(RepeatDataset(dataset, times=2))  # as EpochSeedHook does
+    hook.before_train_epoch(run)
+    hook.before_train_iter(run, batch_idx=0)
+    run.iter = 5
+    if in_place:
+        dataset.pipeline.transforms += flipped(store)[1:]
+        hook.before_train_epoch(run)
+    else:
+        dataset.pipeline = Compose(flipped(store))
+    pipeline = dataset.pipeline
+    changed = "a hook changed the training pipeline before step 6"
+    with pytest.raises(TokenStoreError, match=REFUSED.format(changed)):
+        hook.before_train_iter(run, batch_idx=2)
+    assert dataset.pipeline is pipeline
+
+
+def test_no_pipeline_is_checked_twice(store, monkeypatch):
+    """Neither in each epoch, nor where a hook switches to one that was checked before training."""
+    looked = []
+    monkeypatch.setattr(token_check, "check_alignment", lambda *_: looked.append("probed"))
+    monkeypatch.setattr(token_check, "_check_images", lambda *_: looked.append("images"))
+    dataset = WithNoise(NAMES, [LoadTokenGrid(store.path)])
+    switch = SwitchRecipeHook([dict(action_epoch=2, train_pipeline=flipped(store))])
+    hook, run = TokenStoreCheckHook(), runner(dataset, hooks=[switch])
+    hook.before_train(run)
+    assert looked == ["images", "probed"] * 2
+    for _ in range(3):
+        hook.before_train_epoch(run)
+        for _ in range(2):
+            hook.before_train_iter(run)
+        dataset.pipeline = switch.schedule[2]["train_pipeline"]
+    assert looked == ["images", "probed"] * 2
 
 
 def test_stores_of_two_tokenizers_are_refused(tmp_path, store):

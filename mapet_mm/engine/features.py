@@ -105,9 +105,19 @@ def normalise(
     if device is None:
         device = images.device if mean is None else mean.device
     images = images.to(device, non_blocking=True).float()
-    if getattr(preprocessor, "_channel_conversion", getattr(preprocessor, "to_rgb", False)):
+    if swaps_channels(preprocessor):
         images = images.flip(1)
     return images if mean is None else (images - mean) / std
+
+
+def swaps_channels(preprocessor: nn.Module | None) -> bool:
+    """Whether a data preprocessor turns BGR into RGB or back.
+
+    MMPretrain's for classification keep that as `to_rgb`; MMEngine's, and what derives from it, as
+    `_channel_conversion`; that of the original MMSegmentation as `channel_conversion`.
+    """
+    names = ("_channel_conversion", "channel_conversion", "to_rgb")
+    return bool(next((getattr(preprocessor, name) for name in names if hasattr(preprocessor, name)), False))
 
 
 def rank_me(blocks: Iterable[Float[Tensor, "row dim"]]) -> float:

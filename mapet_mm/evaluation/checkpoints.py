@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mapet_mm.config_files import scope_of
 from mapet_mm.engine.checkpoints import require_checkpoint
+from mapet_mm.engine.features import swaps_channels
 from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.pretrained import check_pretrained
 from mapet_mm.errors import UserError
@@ -219,7 +220,7 @@ def _digest(model: nn.Module, config: Mapping[str, Any], preprocessor: nn.Module
     architecture = {"type": config["type"], "backbone": backbone}
     normalisation = [getattr(preprocessor, name, None) for name in ("mean", "std")]
     known = [plain(architecture), *(None if one is None else one.flatten().tolist() for one in normalisation)]
-    known.append(getattr(preprocessor, "_channel_conversion", getattr(preprocessor, "to_rgb", False)))
+    known.append(swaps_channels(preprocessor))
     if runs_a_neck(model):
         known.append("backbone alone")  # features of earlier versions were those behind the neck
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())

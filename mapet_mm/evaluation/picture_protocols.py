@@ -14,6 +14,7 @@ from jaxtyping import Float, Int64, UInt8
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from mapet_mm.engine.features import swaps_channels
 from mapet_mm.evaluation.attention import class_token_attention
 from mapet_mm.evaluation.dense_protocols import PatchTokens
 from mapet_mm.evaluation.feature_pictures import (
@@ -282,7 +283,6 @@ def spread(total: int, count: int) -> list[int]:
 def rgb_image(evaluated: Evaluated, name: str, index: int) -> UInt8[np.ndarray, "height width 3"]:
     """An image as the model sees it, in RGB."""
     image = evaluated.images[name].dataset[index]["inputs"]
-    preprocessor = evaluated.checkpoint.backbone.preprocessor
-    if getattr(preprocessor, "_channel_conversion", getattr(preprocessor, "to_rgb", False)):
+    if swaps_channels(evaluated.checkpoint.backbone.preprocessor):
         image = image.flip(0)
     return image.expand(3, -1, -1).permute(1, 2, 0).clamp(0, 255).byte().numpy()

@@ -11,6 +11,7 @@ import torch
 import torch.multiprocessing as mp
 from mmengine.dataset import DefaultSampler
 from mmengine.dist import get_rank
+from mmengine.model import ImgDataPreprocessor
 from mmengine.runner import Runner
 from mmpretrain.registry import MODELS
 from mmpretrain.structures import DataSample
@@ -105,6 +106,28 @@ def test_images_are_normalised_as_the_model_does(kind):
     expected = preprocessor(dict(inputs=images, data_samples=samples))["inputs"]
     expected = expected[0] if isinstance(expected, list) else expected
     torch.testing.assert_close(normalise(preprocessor, images), expected)
+
+
+class OriginalSegDataPreProcessor(nn.Module):
+    """What the original MMSegmentation's keeps of its arguments (the maintained one's has an underscore)."""
+
+    def __init__(self, bgr_to_rgb: bool) -> None:
+        super().__init__()
+        self.channel_conversion = bgr_to_rgb
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_the_channels_are_swapped_where_the_host_library_swaps_them(swap):
+    preprocessors = [
+        MODELS.build(dict(type="mmpretrain.ClsDataPreprocessor", to_rgb=swap)),
+        MODELS.build(dict(type="mmpretrain.SelfSupDataPreprocessor", rgb_to_bgr=swap)),
+        ImgDataPreprocessor(bgr_to_rgb=swap),
+        OriginalSegDataPreProcessor(bgr_to_rgb=swap),
+    ]
+    images = torch.arange(12.0).view(1, 3, 2, 2)
+    for preprocessor in preprocessors:
+        assert torch.equal(normalise(preprocessor, images), images.flip(1) if swap else images)
+    assert torch.equal(normalise(nn.Identity(), images), images)
 
 
 @DATASETS.register_module()

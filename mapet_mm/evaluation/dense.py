@@ -74,7 +74,8 @@ class DenseEvaluation:
         device: where neighbours are compared and the regression is computed.
 
     Raises:
-        UserError: fewer than two training images, one class, more classes than 255, or a label of none.
+        UserError: fewer than two training images, no labelled patch in those that are not held out, one
+            class, more classes than 255, or a label of none.
     """
 
     def __init__(
@@ -101,15 +102,24 @@ class DenseEvaluation:
         check_classes(found, classes)
         images = np.arange(len(train)).repeat(train.num_patches)
         self.labelled = torch.from_numpy(self.labels != IGNORED)
-        self.held_out = torch.from_numpy(images % HELD_OUT == min(HELD_OUT, len(train)) - 1)
+        self.kept = self.labelled & torch.from_numpy(images % HELD_OUT != min(HELD_OUT, len(train)) - 1)
+        if not self.kept.any():
+            raise UserError(
+                f"of {len(train)} labelled training images, all patches are ignored (255) but those of the "
+                "images that are held out to choose the setting: label more images"
+            )
         self.mean, self.scale = _mean_and_scale(train)
 
     def knn(
         self, test: DenseImages, ks: Sequence[int] = NEIGHBOURS, distances: Sequence[str] = DISTANCES
     ) -> DenseScores:
-        """Segment by the votes of the nearest training patches, over `ks` and `distances`."""
-        held_out = self._held_out_images()
-        chosen_on = self._knn_areas(held_out, self.labelled & ~self.held_out, ks, distances)
+        """Segment by the votes of the nearest training patches, over `ks` and `distances`.
+
+        As many neighbours vote at most as the images that are not held out have labelled patches.
+        """
+        # The same settings for the choice and the test, which has more patches.
+        ks = sorted({min(k, int(self.kept.sum())) for k in ks})
+        chosen_on = self._knn_areas(self._held_out_images(), self.kept, ks, distances)
         areas = self._knn_areas(test, self.labelled, ks, distances)
         return _scores(_best(chosen_on), chosen_on, areas)
 
@@ -125,7 +135,7 @@ class DenseEvaluation:
         for strength in tqdm(
             dict.fromkeys(strengths), desc="logistic regression", unit="fit", disable=hidden
         ):
-            weights = self._fit(self.labelled & ~self.held_out, strength, weights)
+            weights = self._fit(self.kept, strength, weights)
             chosen_on[strength] = self._logistic_areas(held_out, weights)
         strength = _best(chosen_on)
         weights = self._fit(self.labelled, strength, None)
@@ -154,7 +164,6 @@ class DenseEvaluation:
     def _knn_areas(
         self, images: DenseImages, mask: Bool[Tensor, " patch"], ks: Sequence[int], distances: Sequence[str]
     ) -> dict[str, Areas]:
-        ks = sorted({min(k, int(mask.sum())) for k in ks})
         areas = {f"{distance}, k={k}": Areas(len(self.classes)) for distance in distances for k in ks}
         patches, at_once = images.num_patches, max(1, QUERIES // images.num_patches)
         hidden = process_number()[0] > 0

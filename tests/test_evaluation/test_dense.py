@@ -169,11 +169,31 @@ def test_regression_weights_are_scikit_learns_wherever_it_starts():
         np.testing.assert_allclose(weights, expected, atol=2e-3)
 
 
-def test_more_neighbours_than_patches_are_all_patches():
+def test_more_neighbours_than_patches_are_all_patches_that_the_choice_has():
+    """Of two images one is held out; before, the choice knew k=15 and the test k=30 (`KeyError`)."""
     train = images(2, 0)
-    scores = DenseEvaluation(train, CLASSES).knn(images(2, 1), ks=(1, 30, 1000))
-    patches = int((DenseEvaluation(train, CLASSES).labels != 255).sum())
-    assert f"L2, k={patches}" in scores.test
+    evaluation = DenseEvaluation(train, CLASSES)
+    scores = evaluation.knn(images(2, 1), ks=(1, 30, 1000))
+    patches = int((evaluation.labels[:15] != 255).sum())
+    names = [f"{distance}, k={k}" for distance in ("cosine", "L2") for k in (1, patches)]
+    assert list(scores.held_out) == list(scores.test) == names
+    alone = evaluation.knn(images(2, 1), ks=[patches], distances=["L2"])
+    assert alone.miou == scores.test[f"L2, k={patches}"]
+
+
+@pytest.mark.parametrize("count", [2, 13])
+def test_labels_in_held_out_images_alone_are_one_clear_line(count):
+    """Before: `KeyError` for neighbours, `StopIteration` for the regression."""
+    good, held_out = images(count, 0), [9] if count > 9 else [count - 1]
+    blank = np.full((12, 20), 255, np.uint8)
+    labels = [one if place in held_out else blank for place, one in enumerate(good.labels)]
+    message = (
+        f"of {count} labelled training images, all patches are ignored (255) but those of the images that "
+        "are held out to choose the setting: label more images"
+    )
+    with pytest.raises(UserError) as error:
+        DenseEvaluation(DenseImages(good.tokens, labels, side=4), CLASSES)
+    assert str(error.value) == message
 
 
 def flawed(labels: np.ndarray) -> DenseImages:

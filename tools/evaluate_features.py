@@ -13,6 +13,7 @@ torchrun, under srun or by hand.
 import argparse
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -25,8 +26,18 @@ from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.processes import choose_device
 from mapet_mm.errors import UserError, one_line_errors
 from mapet_mm.evaluation.checkpoints import load_checkpoint
-from mapet_mm.evaluation.image_sets import SECTION, differs_in_pipeline, read_image_sets
-from mapet_mm.evaluation.protocols import PROTOCOLS, build_protocols, evaluate, results_table, side_by_side
+from mapet_mm.evaluation.image_sets import SECTION, ImageSet, differs_in_pipeline, read_image_sets
+from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
+from mapet_mm.evaluation.protocols import (
+    PROTOCOLS,
+    Protocol,
+    build_all,
+    build_protocols,
+    evaluate,
+    leave_out,
+    results_table,
+    side_by_side,
+)
 from mapet_mm.file_replacement import replace_json
 from mapet_mm.tokenizers.sharing import process_number
 from mapet_mm.visualization.report import Report, format_table, write_report
@@ -77,22 +88,47 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def protocol_configs(cfg: Config, data: str | None, names: list[str] | None) -> list[dict]:
-    """The declared protocols or, without a declaration, all protocols with their defaults."""
+def choose_protocols(
+    cfg: Config, data: str | None, names: list[str] | None, images: Mapping[str, ImageSet]
+) -> list[Protocol]:
+    """The declared protocols or, without a declaration, all that the images suit, with their defaults."""
     declared = read_config(data) if data and not Path(data).is_dir() else cfg
-    PROTOCOLS.import_from_location()
     configs = (declared.get(SECTION) or {}).get("protocols")
-    if configs is None:
-        configs = [dict(type=name) for name in PROTOCOLS.module_dict]
-        # The settings of the k-NN hook.
-        probe = cfg.get("knn_probe") or {}
-        configs[0] |= {name: probe[name] for name in ("k", "temperature") if name in probe}
-    if not names:
-        return configs
-    known = [type_name(config["type"]) for config in configs if "type" in config]
-    if unknown := [name for name in names if name not in known]:
-        raise UserError(f"--protocols {unknown[0]}: one of {', '.join(known)}")
-    return [config for config in configs if type_name(config.get("type", "")) in names]
+    asked = names is not None or configs is not None
+    configs = default_protocols(cfg, images) if configs is None else configs
+    if names:
+        known = [type(protocol).__name__ for protocol in build_all(configs)]
+        if unknown := [name for name in names if name not in known]:
+            raise UserError(f"--protocols {unknown[0]}: one of {', '.join(known)}")
+        configs = [config for config, name in zip(configs, known, strict=True) if name in names]
+    protocols, lines = build_protocols(configs, images), []
+    built = {type(protocol).__name__ for protocol in protocols}
+    if missing := [name for one in configs if (name := type_name(one["type"])) not in built]:
+        lines.append(f"no {', '.join(missing)}: of their images there are {', '.join(images)} only")
+    if asked:
+        for protocol in protocols:
+            protocol.check(images)
+    else:
+        protocols, reasons = leave_out(protocols, images)
+        lines += reasons
+    if lines and process_number()[0] == 0:
+        print("\n".join(lines))
+    return protocols
+
+
+def default_protocols(cfg: Config, images: Mapping[str, ImageSet]) -> list[dict]:
+    """All protocols, k-NN with the settings of the config's k-NN hook, or as many neighbours as there are."""
+    PROTOCOLS.import_from_location()
+    probe, number = cfg.get("knn_probe") or {}, len(images.get("train", ()))
+    options = {name: probe[name] for name in ("k", "temperature") if name in probe}
+    if "k" not in options and 0 < number < NearestNeighbours().k:
+        options["k"] = number
+        if process_number()[0] == 0:
+            print(f"k-NN with k={number}, all `train` images")
+    return [
+        dict(type=name, **(options if kind is NearestNeighbours else {}))
+        for name, kind in PROTOCOLS.module_dict.items()
+    ]
 
 
 @one_line_errors
@@ -112,12 +148,7 @@ def main() -> None:
         loaded = load_checkpoint(cfg, *(checkpoint or [None]), trust=args.trust_checkpoint)
         if place == 0:
             images = read_image_sets(cfg, args.data)
-            configs = protocol_configs(cfg, args.data, args.protocols)
-            protocols = build_protocols(configs, images)
-            built = {type(protocol).__name__ for protocol in protocols}
-            missing = [name for one in configs if (name := type_name(one["type"])) not in built]
-            if missing and process_number()[0] == 0:
-                print(f"no {', '.join(missing)}: of their images there are {', '.join(images)} only")
+            protocols = choose_protocols(cfg, args.data, args.protocols, images)
         elif (differing := differs_in_pipeline(cfg, images)) and process_number()[0] == 0:
             print(
                 f"{config}: its own pipeline of the `{differing}` images is another: all models get those of "

@@ -16,7 +16,7 @@ from mapet_mm.evaluation.batches import ShuffledBatches
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import check_labels
 from mapet_mm.evaluation.linear import check_rates, half_cosine
-from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row
+from mapet_mm.evaluation.protocols import PROTOCOLS, Classification, Evaluated, Row
 
 HEAD_WIDTH = 64
 
@@ -101,7 +101,7 @@ def attentive_accuracies(
 
 
 @PROTOCOLS.register_module()
-class AttentiveProbe(Protocol):
+class AttentiveProbe(Classification):
     """CAPI's attentive probe of the last layer's patch tokens; the rate that classifies `val` best counts.
 
     Args:

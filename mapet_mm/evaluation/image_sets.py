@@ -179,8 +179,8 @@ def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageS
     """The image sets of a config, or of what stands in for it.
 
     Args:
-        config: the model's config. Its section `evaluation` names the sets, each as a data loader; without
-            one, those of `knn_probe` are 'train' and 'val'.
+        config: the model's config. Its section `evaluation` names the sets, each as a data loader; where it
+            names none, those of `knn_probe` are 'train' and 'val'.
         data: another config with such a section; or a folder of images with `train` and `val` in it, to
             which the pipeline of the model's config is applied.
 
@@ -193,6 +193,11 @@ def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageS
     else:
         declared = config if data is None else read_config(data)
         loaders = _declared_loaders(declared)
+        if not loaders:
+            raise ImageSetError(
+                f"config {declared.filename} names no images to evaluate on: give it a section `{SECTION}`, "
+                "or --data"
+            )
     with DefaultScope.overwrite_default_scope(scope_of(declared)):
         images = {name: ImageSet(name, loader) for name, loader in loaders.items()}
     if {"dense_train", "dense_val"} <= set(images):  # the protocols that compare them read one's names only
@@ -201,22 +206,18 @@ def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageS
 
 
 def _declared_loaders(config: Config) -> dict[str, Any]:
-    if section := config.get(SECTION):
-        return {name: loader for name, loader in section.items() if name != "protocols"}
-    if probe := config.get("knn_probe"):
-        return {"train": probe.train_dataloader, "val": probe.val_dataloader}
-    raise ImageSetError(
-        f"config {config.filename} names no images to evaluate on: give it a section `{SECTION}`, or --data"
-    )
+    """The image sets that a config names; none where its sections have options of protocols alone."""
+    section = {name: loader for name, loader in (config.get(SECTION) or {}).items() if name != "protocols"}
+    probe = config.get("knn_probe") or {}
+    return section or {
+        name: probe[f"{name}_dataloader"] for name in ("train", "val") if f"{name}_dataloader" in probe
+    }
 
 
 def _folder_loaders(config: Config, folder: Path) -> dict[str, Any]:
-    if config.get(SECTION) or config.get("knn_probe"):
-        loaders = _declared_loaders(config)
-    elif scope_of(config) == "mmpretrain":
-        loaders = {"train": config.get("test_dataloader"), "val": config.get("test_dataloader")}
-    else:  # with pixel labels or boxes, which these images do not have
-        loaders = {}
+    loaders = _declared_loaders(config)
+    if not loaders and scope_of(config) == "mmpretrain":  # others have pixel labels or boxes, these have not
+        loaders = {"val": config.get("test_dataloader")}
     if not loaders.get("val"):
         raise ImageSetError(
             f"config {config.filename} has no pipeline for the images in {folder}: give it a section "
@@ -247,10 +248,8 @@ def differs_in_pipeline(config: Config, images: Mapping[str, ImageSet]) -> str |
         config: another model's config, with image sets of its own or a test pipeline, or without.
         images: the image sets that are used for all models.
     """
-    if config.get(SECTION) or config.get("knn_probe"):
-        own = _declared_loaders(config)
-    else:
-        own = {"val": config.test_dataloader} if config.get("test_dataloader") else {}
+    test = {"val": config.test_dataloader} if config.get("test_dataloader") else {}
+    own = _declared_loaders(config) or test
     for name, used in images.items():
         if name in own and _pixels(_pipelines(own[name]["dataset"])) != _pixels(used.pipelines):
             return name

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from mapet_mm.evaluation.batches import ShuffledBatches
 from mapet_mm.evaluation.features import POOLINGS, Features
 from mapet_mm.evaluation.image_sets import check_labels
-from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row, say_what_lacks
+from mapet_mm.evaluation.protocols import PROTOCOLS, Classification, Evaluated, Row, say_what_lacks
 from mapet_mm.visualization.report import Section
 
 # Weights, gradients and two moments of the classifiers that are trained at once.
@@ -157,7 +157,7 @@ def accuracies(
 
 
 @PROTOCOLS.register_module()
-class LinearProbes(Protocol):
+class LinearProbes(Classification):
     """Linear classifiers of every layer and pooling, with learning rates swept as DINOv2 does.
 
     The reported rate and layer are those that classify the `val` images best, as there.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mapet_mm.evaluation.features import POOLINGS, Features
 from mapet_mm.evaluation.image_sets import check_labels
-from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row, say_what_lacks
+from mapet_mm.evaluation.protocols import PROTOCOLS, Classification, Evaluated, Row, say_what_lacks
 
 
 def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None:
@@ -55,7 +55,7 @@ def moments(features: Features, pooling: str) -> tuple[Float[Tensor, " dim"], Fl
 
 
 @PROTOCOLS.register_module()
-class LowShot(Protocol):
+class LowShot(Classification):
     """Logistic regression (scikit-learn's, L2) on a few labelled images, of the last layer's features.
 
     Features are standardised by mean and deviation of all training images, which takes no labels.

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
 from mapet_mm.engine.knn import check_neighbours, check_temperature, count_votes
+from mapet_mm.errors import UserError
 from mapet_mm.evaluation.features import Features
-from mapet_mm.evaluation.image_sets import check_labels
-from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row
+from mapet_mm.evaluation.image_sets import ImageSet, check_labels
+from mapet_mm.evaluation.protocols import PROTOCOLS, Classification, Evaluated, Row
 
 
 @PROTOCOLS.register_module()
-class NearestNeighbours(Protocol):
+class NearestNeighbours(Classification):
     """Top-1 of the k most similar training images, which vote with `exp(similarity / temperature)`.
 
     Args:
@@ -25,6 +28,17 @@ class NearestNeighbours(Protocol):
     def __init__(self, k: int = 20, temperature: float = 0.07) -> None:
         check_temperature(temperature)
         self.k, self.temperature = k, temperature
+
+    def check(self, images: Mapping[str, ImageSet]) -> None:
+        """See `check_labels`; and there are k images to learn from."""
+        super().check(images)
+        try:
+            check_neighbours(self.k, number := len(images["train"]))
+        except ValueError as error:
+            raise UserError(
+                f"{error}: give its entry in `evaluation.protocols` another `k`, or the default one by "
+                f"`--cfg-options knn_probe.k={number}`"
+            ) from error
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """A row for the last layer's class token, patch mean, and both side by side."""

@@ -20,7 +20,7 @@ from mapet_mm.errors import UserError
 from mapet_mm.evaluation.checkpoints import Checkpoint
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.features import Features
-from mapet_mm.evaluation.image_sets import ImageSet
+from mapet_mm.evaluation.image_sets import ImageSet, check_labels
 from mapet_mm.file_replacement import replace_json
 from mapet_mm.tokenizers.sharing import process_number
 from mapet_mm.visualization.report import Column, Section, Table
@@ -87,6 +87,9 @@ class Protocol:
 
     needs: ClassVar[Mapping[str, Sequence[str]]] = {"train": ["pooled"], "val": ["pooled"]}
 
+    def check(self, images: Mapping[str, ImageSet]) -> None:
+        """Raise UserError if the images, of which no features are taken yet, are not what it takes."""
+
     def run(self, evaluated: Evaluated) -> list[Row]:
         """The figures of one checkpoint."""
         raise NotImplementedError
@@ -98,6 +101,14 @@ class Protocol:
     def sections(self, evaluated: Evaluated, rows: Sequence[Row]) -> list[Section]:
         """Pictures for the page, of the features and of this protocol's rows."""
         return []
+
+
+class Classification(Protocol):
+    """A protocol that learns the classes of `train` and is tested on `val`."""
+
+    def check(self, images: Mapping[str, ImageSet]) -> None:
+        """See `check_labels`."""
+        check_labels(images["train"], images["val"])
 
 
 def build_all(configs: Sequence[Mapping[str, Any]]) -> list[Protocol]:
@@ -119,7 +130,10 @@ def build_all(configs: Sequence[Mapping[str, Any]]) -> list[Protocol]:
 
 def _build(config: Mapping[str, Any]) -> Protocol:
     PROTOCOLS.import_from_location()
-    options, known = dict(config), ", ".join(PROTOCOLS.module_dict)
+    known = ", ".join(PROTOCOLS.module_dict)
+    if not isinstance(config, Mapping):  # as --cfg-options makes it of any dict in a list
+        raise UserError(f"`protocols` has an entry {config!r}: give it a dict(type=...) in a config")
+    options = dict(config)
     if "type" not in options:
         raise UserError(f"`protocols` has an entry {options} without a `type`: name one of {known}")
     kind = type_name(options.pop("type"))
@@ -138,6 +152,26 @@ def build_protocols(configs: Sequence[Mapping[str, Any]], images: Mapping[str, I
         UserError: see `build_all`.
     """
     return [protocol for protocol in build_all(configs) if set(protocol.needs) <= set(images)]
+
+
+def leave_out(
+    protocols: Sequence[Protocol], images: Mapping[str, ImageSet]
+) -> tuple[list[Protocol], list[str]]:
+    """The protocols that the images suit, and lines that say of the others why not.
+
+    Args:
+        protocols: whose image sets are there.
+        images: the image sets by name.
+    """
+    suited: list[Protocol] = []
+    others: dict[str, list[str]] = {}
+    for protocol in protocols:
+        try:
+            protocol.check(images)
+            suited.append(protocol)
+        except UserError as error:
+            others.setdefault(str(error), []).append(type(protocol).__name__)
+    return suited, [f"no {', '.join(names)}: {reason}" for reason, names in others.items()]
 
 
 def evaluate(

@@ -82,8 +82,71 @@ def test_of_several_processes_only_the_first_has_rows_and_says_what_it_does(
     assert not (root / "cache" / "results").exists()
 
 
+@pytest.fixture
+def undeclared(config, root):
+    """A config with a test pipeline that names neither image sets nor protocols."""
+    config.test_dataloader = config.evaluation.val
+    config.pop("evaluation")
+    config.dump(root / "config.py")
+    return [root / "config.py", root / "weights.pth", "--data", root / "data", "--cache", root / "cache"]
+
+
+def test_protocols_that_the_labels_do_not_suit_are_left_out_of_the_default(
+    undeclared, root, monkeypatch, capsys
+):
+    """Before: all features were taken, and then the first of them stopped the tool."""
+    for split in ("train", "val"):
+        (root / "data" / "meta").mkdir(exist_ok=True)
+        paths = sorted((root / "data" / split).glob("*/*.png"))
+        listed = [str(path.relative_to(root / "data" / split)) for path in paths]
+        (root / "data" / "meta" / f"{split}.txt").write_text("\n".join(listed))
+    run_tool(monkeypatch, "evaluate_features", *undeclared)
+    printed = capsys.readouterr().out
+    (line,) = [line for line in printed.splitlines() if "labels" in line]
+    names, reason = line.removeprefix("no ").split(": ", 1)
+    labelled = {"NearestNeighbours", "LinearProbes", "BEiTLinearProbes", "LowShot", "AttentiveProbe"}
+    assert set(names.split(", ")) == labelled  # in the order in which they were imported
+    assert reason == (
+        "the `train` images have no labels (one `gt_label` each): name a labelled dataset, or choose "
+        "protocols that need none"
+    )
+    assert {line.split("  ")[0] for line in table(printed).splitlines()[2:]} == {
+        "RankMe",
+        "patch tokens' norm",
+        "patch similarity",
+    }
+    (root / "cache").rename(root / "another")
+    with pytest.raises(SystemExit, match=r"error: the `train` images have no labels"):
+        run_tool(monkeypatch, "evaluate_features", *undeclared, "--protocols", "LabelFree", "LowShot")
+    assert not (root / "cache").exists()
+
+
+def test_the_default_k_is_no_larger_than_the_training_set(undeclared, config, root, monkeypatch, capsys):
+    """k-NN has 20 neighbours, or those that there are; another k is an option's or the config's."""
+    for path in (root / "data/train").glob("*/[1-9].png"):
+        path.unlink()
+    undeclared += ["--protocols", "NearestNeighbours"]
+    run_tool(monkeypatch, "evaluate_features", *undeclared)
+    assert "k-NN with k=3, all `train` images" in capsys.readouterr().out.splitlines()
+    run_tool(monkeypatch, "evaluate_features", *undeclared, "--cfg-options", "knn_probe.k=3")
+    config.evaluation = dict(protocols=[dict(type="NearestNeighbours", k=3)])
+    config.dump(root / "declared.py")
+    run_tool(monkeypatch, "evaluate_features", root / "declared.py", *undeclared[1:])
+    assert len([*(root / "cache/results").glob("NearestNeighbours-*.json")]) == 1
+    message = (
+        "error: k=4 neighbours of 3 training images: choose 1 to that many: give its entry in "
+        "`evaluation.protocols` another `k`, or the default one by `--cfg-options knn_probe.k=3`"
+    )
+    (root / "cache").rename(root / "another")
+    with pytest.raises(SystemExit) as stopped:
+        run_tool(monkeypatch, "evaluate_features", *undeclared, "--cfg-options", "knn_probe.k=4")
+    assert stopped.value.code == message
+    assert not (root / "cache").exists()
+
+
 def test_unknown_protocols_and_options_are_one_line(config):
     for wrong, match in (
+        ("LowShot", r"`protocols` has an entry 'LowShot': give it a dict\(type=...\) in a config"),
         (dict(type="Nearest"), "there is no protocol Nearest: one of .*NearestNeighbours"),
         (dict(type="NearestNeighbours", neighbours=3), "protocol NearestNeighbours: .*'neighbours'"),
         (dict(type="FeaturePictures", images=1), "protocol FeaturePictures: images=1: at least 2"),

@@ -6,9 +6,11 @@ import hashlib
 import json
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -21,6 +23,7 @@ from mapet_mm.errors import UserError
 from mapet_mm.evaluation.backbone import LayerTokens, TokenBackbone
 from mapet_mm.evaluation.checkpoints import Checkpoint
 from mapet_mm.evaluation.features import CachedFeatures, bytes_per_image
+from mapet_mm.evaluation.file_contents import file_stats, known_digest_of_files
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
 from mapet_mm.file_replacement import replace_file, replace_json
 from mapet_mm.tokenizers.sharing import SharedTasks, process_number
@@ -44,7 +47,7 @@ def take_features(
         checkpoint: the backbone.
         images: the images.
         cache: folder of all features; those of one checkpoint and image set have a folder in it, named by a
-            digest of weights, normalisation, pipeline, images and precision.
+            digest of weights, normalisation, pipeline, images, what their files hold, and precision.
         kinds: of 'pooled' and 'tokens' (see `Features`).
         amp: autocast; by default on CUDA only.
 
@@ -64,16 +67,30 @@ def take_features(
         "size": len(images),
     }
     identity = {"weights": checkpoint.digest, "images": images.digest, "autocast": str(dtype), **known}
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    features = CachedFeatures(
-        cache / f"{images.name}-{digest[:16]}", name=images.name, labels=images.labels, **known
-    )
+    folder = _folder(cache, images.name, identity)
+    if contents := known_digest_of_files(images.paths, cache):
+        before, folder = folder, _folder(cache, images.name, identity := identity | {"contents": contents})
+        _take_over(before, folder, images)
+    features = CachedFeatures(folder, name=images.name, labels=images.labels, **known)
     if missing := features.missing(kinds):
         _announce(features, kinds, missing)
         (features.folder).mkdir(parents=True, exist_ok=True)
         replace_json(features.folder / "meta.json", {"model": checkpoint.name, **identity})
         _fill(features, backbone, inputs, kinds, missing, dtype)
     return features
+
+
+def _folder(cache: Path, name: str, identity: Mapping[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return cache / f"{name}-{digest[:16]}"
+
+
+def _take_over(before: Path, folder: Path, images: ImageSet) -> None:
+    """Rename features of the version that knew files by their sizes, unless a file has changed since."""
+    blocks = [] if folder.exists() else [path.stat().st_mtime_ns for path in before.glob("*/*.safetensors")]
+    if blocks and min(blocks) > file_stats(images.paths)[:, 1].max():
+        with suppress(OSError):  # another process has done it
+            before.rename(folder)
 
 
 def _look(backbone: TokenBackbone, inputs: _Inputs) -> LayerTokens:

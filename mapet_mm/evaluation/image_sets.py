@@ -82,6 +82,16 @@ class ImageSet:
         """Path of an image; its number in a dataset that holds the images themselves."""
         return self._infos[index].path
 
+    @property
+    def paths(self) -> list[str]:
+        """Paths of all images."""
+        return [info.path for info in self._infos]
+
+    @property
+    def annotations(self) -> list[str]:
+        """Files of pixel labels, of the images that have one."""
+        return [info.annotation for info in self._infos if info.annotation]
+
     @cached_property
     def labels(self) -> Int64[Tensor, " image"] | None:
         """Class of each image; None for images without labels, or with several each."""
@@ -98,7 +108,10 @@ class ImageSet:
 
     @cached_property
     def digest(self) -> str:
-        """Of the images' paths, file sizes and labels, all else that the dataset says, and the pipelines."""
+        """Of the images' paths, file sizes and labels, all else that the dataset says, and the pipelines.
+
+        What the files hold is not in it.
+        """
         known = hashlib.sha256()
         for pipeline in self.pipelines:
             known.update(json.dumps(plain(pipeline), sort_keys=True).encode())

@@ -98,6 +98,18 @@ def test_unlabelled_pixels_are_255_and_labels_keep_their_size(folder):
     assert labels[0][0].tolist() == [0] * 18 + [1] * 18
 
 
+@pytest.mark.parametrize("protocol", [SegmentationByNeighbours(), SegmentationByRegression()])
+def test_results_are_of_the_labels_that_the_files_hold(folder, protocol):
+    """A map with two classes exchanged may have as many bytes as before."""
+    before, path = protocol.identity(evaluated(folder)), folder / "annotations/3.png"
+    labels, size = np.asarray(Image.open(path)), path.stat().st_size
+    Image.fromarray(np.array([0, 2, 1, 3], np.uint8)[labels]).save(path)
+    assert path.stat().st_size == size
+    assert not set(protocol.identity(evaluated(folder))) & set(before)
+    Image.fromarray(labels).save(path)
+    assert protocol.identity(evaluated(folder)) == before
+
+
 def test_without_reduce_zero_label_the_classes_do_not_fit_and_it_says_so(folder):
     with pytest.raises(UserError, match=r"label 3 in the labels of `.*1\.png`.*reduce_zero_label=True"):
         SegmentationByNeighbours().run(evaluated(folder, reduce_zero_label=False))

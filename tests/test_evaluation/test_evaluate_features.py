@@ -102,7 +102,7 @@ def test_protocols_that_the_labels_do_not_suit_are_left_out_of_the_default(
         (root / "data" / "meta" / f"{split}.txt").write_text("\n".join(listed))
     run_tool(monkeypatch, "evaluate_features", *undeclared)
     printed = capsys.readouterr().out
-    (line,) = [line for line in printed.splitlines() if "labels" in line]
+    (line,) = [line for line in printed.splitlines() if "have no labels" in line]
     names, reason = line.removeprefix("no ").split(": ", 1)
     labelled = {"NearestNeighbours", "LinearProbes", "BEiTLinearProbes", "LowShot", "AttentiveProbe"}
     assert set(names.split(", ")) == labelled  # in the order in which they were imported

@@ -1,5 +1,7 @@
 """Features in the cache: those of the model, computed once; killed and resumed; bad input in one line."""
 
+import json
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -9,10 +11,12 @@ import pytest
 import torch
 from frozen_features import save, take
 from mmengine.dataset import BaseDataset
+from PIL import Image
 
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation import features as feature_module
 from mapet_mm.evaluation.checkpoints import load_checkpoint
+from mapet_mm.evaluation.extraction import _folder
 from mapet_mm.evaluation.image_sets import ImageSetError, read_image_sets
 from mapet_mm.registry import DATASETS
 from mapet_mm.tokenizers.sharing import SharedTasks
@@ -73,7 +77,7 @@ def test_a_killed_run_goes_on_and_gives_the_same(config, root, monkeypatch):
     original = SharedTasks._claim
 
     def claim_and_die(tasks, task, attempt):
-        if len(seen) == 2:
+        if len(seen) == 3:  # the first is of the files
             seen.append(original(tasks, task, attempt))
             raise KeyboardInterrupt
         seen.append(original(tasks, task, attempt))
@@ -83,7 +87,7 @@ def test_a_killed_run_goes_on_and_gives_the_same(config, root, monkeypatch):
         patch.setattr(SharedTasks, "_claim", claim_and_die)
         with pytest.raises(KeyboardInterrupt):
             take(config, root / "killed")
-    (folder,) = (root / "killed").iterdir()
+    (folder,) = (root / "killed").glob("train-*")
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*/*.safetensors")}
     assert 0 < len(before) < 8
     killed = take(config, root / "killed")
@@ -120,6 +124,48 @@ def test_whatever_decides_the_features_gives_them_another_folder(config, root):
     (root / "data/train/a/0.png").rename(root / "data/train/b/9.png")
     folders.add(take(config, root / "cache", ["pooled"]).folder)
     assert len(folders) == 6
+
+
+def test_an_image_edited_in_place_is_another_though_its_size_is_the_same(config, root, monkeypatch):
+    """And one that was only copied is not; before, features and results of the old image were shown."""
+    path = root / "data/train/a/0.png"
+    Image.new("RGB", (16, 16)).save(path, "bmp")
+    before = take(config, root / "cache")
+    size, time = path.stat().st_size, path.stat().st_mtime_ns
+    Image.new("RGB", (16, 16), "red").save(path, "bmp")
+    os.utime(path, ns=(time, time + 10**9))
+    assert path.stat().st_size == size
+    after = take(config, root / "cache")
+    assert after.folder != before.folder
+    changed = (after.pooled("mean") != before.pooled("mean")).any(1)
+    assert changed.nonzero().flatten().tolist() == [0]
+    os.utime(path, ns=(time, time + 2 * 10**9))
+    with monkeypatch.context() as patch:
+        patch.setattr("mapet_mm.evaluation.extraction._fill", None)
+        assert take(config, root / "cache").folder == after.folder
+        patch.setattr("mapet_mm.evaluation.file_contents.sha256_of", None)  # nothing is read again
+        assert take(config, root / "cache").folder == after.folder
+    (memory,) = (root / "cache/files").glob("*/*.npy")
+    memory.write_bytes(memory.read_bytes()[:50])  # damaged: all files are read
+    assert take(config, root / "cache").folder == after.folder
+
+
+def test_features_of_the_version_that_knew_files_by_their_sizes_are_taken_over(config, root):
+    """Unless a file is younger than the features."""
+    new = take(config, root / "cache").folder
+    identity = json.loads((new / "meta.json").read_text())
+    known = {name: value for name, value in identity.items() if name not in ("model", "contents")}
+    old = _folder(root / "cache", "train", known)
+    blocks = {path.name: path.read_bytes() for path in new.glob("*/*.safetensors")}
+    new.rename(old)
+    assert take(config, root / "cache").folder == new
+    assert not old.exists()
+    assert {path.name: path.read_bytes() for path in new.glob("*/*.safetensors")} == blocks
+    new.rename(old)
+    later = (old / "pooled/000000.safetensors").stat().st_mtime_ns + 10**9
+    os.utime(root / "data/train/c/7.png", ns=(later, later))
+    assert take(config, root / "cache").folder == new
+    assert old.exists()
 
 
 def test_a_damaged_block_is_one_line(config, root):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,9 +15,12 @@ from torch import Tensor, nn
 
 from mapet_mm.engine.features import normalise
 from mapet_mm.errors import UserError
+from mapet_mm.evaluation.layers import NOISE_IMAGES, Call, find_layers, watching
 
-# Images of noise among which learned tokens, the same for all of them, are told from patches.
-NOISE_IMAGES = 8
+# Tokens that may stand beside the patches in what a backbone gives last.
+MOST_OTHERS = 32
+# By which factor a grid of patches may be longer or wider than the image, where no map says its shape.
+MOST_OBLONG = 1.5
 
 
 class BackboneError(UserError):
@@ -42,10 +44,10 @@ class LayerTokens(NamedTuple):
 class TokenBackbone:
     """A model's backbone as a giver of tokens.
 
-    Its layers are the longest list of modules that all give tokens of the same shape `(B, N, D)`. If the
-    backbone normalises the last layer's tokens, the normalised ones come last, as "output"; the numbered
-    layers' have no norm. A backbone of stages of several widths, or without a list of layers, has one layer,
-    "output": what it gives last.
+    Its layers are the longest list of modules that all give tokens of the same shape `(B, N, D)`, one for
+    each token that they take, in the width of the backbone's own output. If the backbone normalises the last
+    layer's tokens, the normalised ones come last, as "output"; the numbered layers' have no norm. A backbone
+    of stages of several widths, or without such a list, has one layer, "output": what it gives last.
 
     Args:
         model: MaPeT, or any pre-training, classifier or backbone of MMPretrain, timm's and Hugging Face's
@@ -68,6 +70,7 @@ class TokenBackbone:
         self.layers: list[str] = []  # "1", "2", ..., "output"
         self.grid = (0, 0)
         self.prefix = 0  # tokens before the patches
+        self._channels_first = False  # what it gives last is `(B, D, N)`
         self.has_class_token = False
 
     @property
@@ -85,11 +88,16 @@ class TokenBackbone:
             self.look(images)
         if self._modules:
             outputs: dict[nn.Module, Tensor] = {}
-            with _watching(self._modules, lambda module, _, output: outputs.__setitem__(module, output)):
+            with watching(self._modules, lambda module, _, output, __: outputs.__setitem__(module, output)):
                 self._forward(images)
             tokens = [outputs[module] for module in self._modules]
         else:
-            tokens = [self._last_output(images)[0]]
+            last = self._last_output(images)[0]
+            tokens = [last.mT if self._channels_first else last]
+        if any(len(one) != len(images) for one in tokens):
+            raise BackboneError(
+                f"the backbone gives {len(tokens[0])} features of {len(images)} images: none are taken of it"
+            )
         class_token = torch.stack([one[:, 0] for one in tokens], 1) if self.has_class_token else None
         return LayerTokens(class_token, [one[:, self.prefix :] for one in tokens], self.grid)
 
@@ -101,31 +109,47 @@ class TokenBackbone:
         generator = torch.Generator().manual_seed(0)
         noise = torch.randint(highest, (NOISE_IMAGES, *images.shape[1:]), generator=generator).to(images)
         calls: list[Call] = []
-        with _watching(self.model.modules(), lambda *call: calls.append(Call(*call))):
-            self._forward(noise)
-        layers, norm = find_layers(self.model, calls)
+        with watching(self.model.modules(), lambda *call: calls.append(Call(*call))):
+            output = self._forward(noise)
+        widths = {size for one in _tensors(output) for size in one.shape[1:]}
+        layers, norm = find_layers(self.model, calls, widths)
         self._modules = [*layers, *([] if norm is None else [norm])]
         self.layers = [str(number) for number in range(1, len(layers) + 1)]
         if norm is not None or not layers:
             self.layers.append("output")
         entry = next((place for place, call in enumerate(calls) if call.module in layers), len(calls))
-        maps = [
-            tuple(one.shape[2:]) for one in [noise, *(call.output for call in calls[:entry])] if one.ndim == 4
-        ]
+        shapes = [one.shape for one in [noise, *(call.output for call in calls[:entry])] if one.ndim == 4]
         if layers:
+            maps = [tuple(shape[2:]) for shape in shapes]
             self.prefix = _learned_tokens(calls[entry].tokens)
             self.grid = _grid(calls[entry].tokens.shape[1] - self.prefix, maps)
         else:
-            tokens, own = self._last_output(noise)
-            places = [own] if own else [size for size in maps if math.prod(size) <= tokens.shape[1]]
-            # A vector is a class token; other tokens may have joined the patches on the way.
-            self.prefix = min((tokens.shape[1] - math.prod(size) for size in places), default=0)
-            self.grid = own or _grid(tokens.shape[1] - self.prefix, maps)
+            self._look_at_last(noise, shapes)
         # timm's registers may stand where a class token would.
         named = [getattr(module, "has_class_token", None) for module in self.model.modules()]
         self.has_class_token = self.prefix > 0 and False not in named
         self._looked_at = tuple(images.shape[1:])
         self._check(noise)
+
+    def _look_at_last(self, noise: Tensor, shapes: Sequence[torch.Size]) -> None:
+        """Find axes and grid of what the backbone gives last, by the shapes of all maps on the way."""
+        tokens, own = self._last_output(noise)
+        count, width = tokens.shape[1:]
+        # As a map of `width` places and `count` channels that was only flattened.
+        self._channels_first = own is None and any(
+            shape[1] == count and math.prod(shape[2:]) == width for shape in shapes
+        )
+        count = width if self._channels_first else count
+        maps = [tuple(shape[2:]) for shape in shapes]
+        places = [own] if own else [size for size in maps if math.prod(size) <= count]
+        # A vector is a class token; other tokens may have joined the patches on the way.
+        self.prefix = min((count - math.prod(size) for size in places), default=0)
+        if self.prefix > MOST_OTHERS:
+            raise BackboneError(
+                f"the backbone gives {tokens.shape[1]} x {tokens.shape[2]} numbers of an image, and computes "
+                "no map of so many patches: no features are taken of it"
+            )
+        self.grid = own or _grid(count - self.prefix, maps)
 
     def _check(self, images: Tensor) -> None:
         first, again = (
@@ -159,11 +183,14 @@ class TokenBackbone:
     def _last_output(self, images: Tensor) -> tuple[Float[Tensor, "batch token dim"], tuple[int, int] | None]:
         """What a backbone without a list of layers gives last, tokens or a vector as one; a map's (H, W)."""
         output = self._forward(images)
-        while isinstance(output, list | tuple):
+        if isinstance(output, list | tuple) and output:  # of several stages
             output = output[-1]
+        while isinstance(output, list | tuple) and len(output) == 1:
+            output = output[0]
         output = getattr(output, "last_hidden_state", output)
         if not isinstance(output, Tensor) or not 2 <= output.ndim <= 4:
-            raise BackboneError(f"the backbone gives {type(output).__name__}, of which no features are taken")
+            what = type(output).__name__ + (f" of {len(output)}" if isinstance(output, list | tuple) else "")
+            raise BackboneError(f"the backbone gives {what}, of which no features are taken")
         if output.ndim == 4:
             rows, columns = images.shape[-2:]
             if _aspect_error(output.shape[1:3], rows / columns) < _aspect_error(
@@ -174,53 +201,12 @@ class TokenBackbone:
         return (output[:, None], (0, 0)) if output.ndim == 2 else (output, None)
 
 
-class Call(NamedTuple):
-    """A module that ran: the first tensor that it took, and the first that it gave."""
-
-    module: nn.Module
-    tokens: Tensor
-    output: Tensor
-
-
-def find_layers(model: nn.Module, calls: Sequence[Call]) -> tuple[list[nn.Module], nn.Module | None]:
-    """The layers of a ViT among the modules that ran, and the norm of the last one's tokens.
-
-    The layers are the longest list of modules that ran once each and gave tokens of the same shape; there are
-    none if others of another shape follow, as in a backbone of several stages.
-    """
-    shapes: dict[nn.Module, list[tuple[int, ...]]] = {}
-    for call in calls:
-        shapes.setdefault(call.module, []).append(tuple(call.output.shape))
-    lists = {
-        name: list(module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList | nn.Sequential) and _is_uniform(list(module), shapes)
-    }
-    outer = [
-        found for name, found in lists.items() if not any(name.startswith(f"{other}.") for other in lists)
-    ]
-    if not outer:
-        return [], None
-    layers = max(outer, key=len)
-    order = {call.module: place for place, call in enumerate(calls)}
-    last = order[layers[-1]]
-    if any(order[found[-1]] > last and shapes[found[-1]] != shapes[layers[-1]] for found in outer):
-        return [], None
-    norms = (
-        call.module for call in calls[last + 1 :] if call.tokens is calls[last].output and _is_norm(call)
-    )
-    return layers, next(norms, None)
-
-
-def _is_uniform(modules: Sequence[nn.Module], shapes: dict[nn.Module, list[tuple[int, ...]]]) -> bool:
-    found = [shapes.get(module, []) for module in modules]
-    return bool(found) and len(found[0]) == 1 and len(found[0][0]) == 3 and all(s == found[0] for s in found)
-
-
-def _is_norm(call: Call) -> bool:
-    weights = list(call.module.parameters())
-    same = call.output.shape == call.tokens.shape
-    return same and bool(weights) and all(weight.ndim == 1 for weight in weights)
+def _tensors(output: Any) -> list[Tensor]:
+    """The tensors that a backbone gives, of all its stages."""
+    if isinstance(output, list | tuple):
+        return [tensor for one in output for tensor in _tensors(one)]
+    output = getattr(output, "last_hidden_state", output)
+    return [output] if isinstance(output, Tensor) else []
 
 
 def _learned_tokens(tokens: Float[Tensor, "image token dim"]) -> int:
@@ -230,10 +216,21 @@ def _learned_tokens(tokens: Float[Tensor, "image token dim"]) -> int:
 
 
 def _grid(patches: int, maps: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """(H, W) of the last map of so many places, else the one that is most like the first map, the image."""
-    sizes = [size for size in maps if size[0] * size[1] == patches]
-    sizes = sizes or [(h, patches // h) for h in range(1, patches + 1) if patches % h == 0]
-    return min(reversed(sizes), key=lambda size: _aspect_error(size, maps[0][0] / maps[0][1]))
+    """(H, W) of the last map of so many places, else the one that is most like the first map, the image.
+
+    Raises:
+        BackboneError: so many patches make no grid that is like the image.
+    """
+    known = [size for size in maps if size[0] * size[1] == patches]
+    sizes = known or [(h, patches // h) for h in range(1, patches + 1) if patches % h == 0]
+    error = partial(_aspect_error, ratio=maps[0][0] / maps[0][1])
+    best = min(reversed(sizes), key=error)
+    if not known and error(best) > math.log(MOST_OBLONG):
+        raise BackboneError(
+            f"the backbone gives {patches} tokens of {maps[0][0]} x {maps[0][1]} pixels, which are no grid "
+            "of patches: no features are taken of it"
+        )
+    return best
 
 
 def _aspect_error(size: Sequence[int], ratio: float) -> float:
@@ -263,23 +260,3 @@ def runs_a_neck(model: nn.Module) -> bool:
 def _has_stages(model: nn.Module) -> bool:
     """Whether `extract_feat` stops behind the backbone if told to, as that of MMPretrain's classifier."""
     return "stage" in inspect.signature(model.extract_feat).parameters
-
-
-@contextmanager
-def _watching(
-    modules: Iterable[nn.Module], see: Callable[[nn.Module, Tensor, Tensor], None]
-) -> Iterator[None]:
-    """Show each call of the modules that takes and gives tensors, as it ends."""
-
-    def hook(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
-        output = output[0] if isinstance(output, list | tuple) and output else output
-        if tensors and isinstance(output, Tensor):
-            see(module, tensors[0], output)
-
-    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in modules]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

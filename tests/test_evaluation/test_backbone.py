@@ -114,6 +114,63 @@ def test_tokens_are_the_models_own():
         torch.testing.assert_close(tokens.patches[place], layer[:, 1:])
 
 
+TNT = dict(embed_dims_outer=24, embed_dims_inner=8, num_layers=3, num_heads_outer=2, num_heads_inner=2)
+# Backbones whose longest list of alike modules is not their layers, with the axes of what they give last.
+OTHERS = {
+    "streams of pixels and patches": (dict(type="TNT", arch=TNT, img_size=32), 32, (0, 0)),
+    "two streams": (dict(PLAIN, type="RevVisionTransformer"), 16, (0, 0)),
+    "tokens that become fewer": (dict(type="LeViT", arch="128s", img_size=128), 128, (2, 2)),
+    "channels first": (
+        dict(type="EfficientFormer", arch=dict(layers=[1, 1, 1, 2], embed_dims=[8, 8, 8, 24], vit_num=1)),
+        224,
+        (7, 7),
+    ),
+}
+OTHERS["channels first"][0]["arch"]["downsamples"] = [False, True, True, True]
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_parts_of_a_block_and_of_a_stream_are_no_layers(case):
+    """Features are then what the backbone gives last, patches in the places of its last map."""
+    config, side, grid = OTHERS[case]
+    backbone, images = build(config), torch.randn(2, 3, side, side)
+    with torch.no_grad():
+        tokens, expected = backbone(images), backbone.model(images)[-1]
+    assert (backbone.layers, backbone.grid) == (["output"], grid)
+    if grid == (0, 0):
+        assert torch.equal(tokens.class_token, expected[:, None])
+        assert tokens.patches[-1].shape[1] == 0
+    else:
+        assert tokens.class_token is None
+        assert torch.equal(tokens.patches[-1], expected.flatten(2).mT)
+
+
+def test_features_of_other_numbers_of_images_are_refused():
+    windows = nn.Unfold(8, stride=8)
+    backbone = TokenBackbone(Gives(lambda images: windows(images).mT.flatten(0, 1)))  # (B N) D
+    message = "the backbone gives 32 features of 8 images: none are taken of it"
+    with pytest.raises(BackboneError, match=f"^{message}$"):
+        backbone(torch.randn(2, 3, 16, 16))
+
+
+def test_tokens_whose_places_are_not_known_are_refused():
+    """A class token that joined patches of which there is no map; two features of one image."""
+    patches = nn.Unfold(4, stride=4)  # 16 of 48 numbers
+
+    def with_class_token(images):
+        return torch.nn.functional.pad(patches(images).mT, (0, 0, 1, 0))
+
+    for output, message in (
+        (with_class_token, "the backbone gives 17 tokens of 16 x 16 pixels, which are no grid of patches"),
+        (lambda images: ((images, images),), "the backbone gives tuple of 2, of which no features are taken"),
+    ):
+        with pytest.raises(BackboneError, match=message):
+            TokenBackbone(Gives(output))(torch.randn(2, 3, 16, 16))
+    backbone = TokenBackbone(Gives(lambda images: patches(images).mT))
+    assert torch.equal(backbone(images := torch.randn(2, 3, 16, 16)).patches[-1], patches(images).mT)
+    assert backbone.grid == (4, 4)
+
+
 def test_hugging_faces_wrapper(tmp_path):
     transformers = pytest.importorskip("transformers")
     options = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=48)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save
@@ -30,6 +30,16 @@ from mapet_mm.tokenizers.sharing import SharedTasks, process_number
 
 # Draws of the first image: a pipeline that flips half of them is found out with probability 0.99.
 DRAWS = 8
+# Images at the start of which one has to be readable.
+TRIED = 16
+NAMED = 10
+
+
+class Unreadable(NamedTuple):
+    """An image that cannot be read, and why."""
+
+    path: str
+    reason: str
 
 
 def take_features(
@@ -95,7 +105,14 @@ def _take_over(before: Path, folder: Path, images: ImageSet) -> None:
 
 def _look(backbone: TokenBackbone, inputs: _Inputs) -> LayerTokens:
     """What the backbone gives of the first image, which has to be the same each time that it is read."""
-    first = [inputs[0] for _ in range(DRAWS)]
+    tried = []
+    for index in range(min(TRIED, len(inputs))):
+        if isinstance(image := inputs[index], Tensor):
+            break
+        tried.append(image)
+    else:  # as where the paths are wrong: the others are not tried
+        raise _unreadable(inputs.images.name, tried)
+    first = [image, *(inputs[index] for _ in range(DRAWS - 1))]
     if any(not torch.equal(first[0], other) for other in first[1:]):
         raise ImageSetError(
             f"the pipeline of the `{inputs.images.name}` images draws at random: features are taken of each "
@@ -140,21 +157,39 @@ def _fill(
     bar = tqdm(
         total=len(missing), desc=f"features of {features.name}", unit="block", disable=process_number()[0] > 0
     )
+    unreadable: list[Unreadable] = []
     # Of the backbone alone: autocast on a CPU refuses to join parts in float16.
     autocast = torch.autocast(backbone.device.type, dtype, enabled=dtype is not None)
     with bar, torch.no_grad():
         for block, batches in groupby(_load(features, inputs, tasks), key=lambda batch: batch[0]):
-            parts = []
+            parts, broken = [], []
             for _, batch in batches:
-                with autocast:
-                    tokens = backbone(backbone.normalise(batch))
-                parts.append(_stored(tokens, kinds))
+                if not isinstance(batch, Tensor):
+                    broken += batch
+                elif not broken:
+                    with autocast:
+                        tokens = backbone(backbone.normalise(batch))
+                    parts.append(_stored(tokens, kinds))
+            if broken:
+                unreadable += broken
+                continue
             for place, kind in enumerate(kinds):
                 values = torch.cat([part[place] for part in parts], dim=2 if kind == "pooled" else 0)
                 replace_file(features.path(kind, block), save({kind: values.contiguous()}))
             bar.update()
+    if unreadable:
+        raise _unreadable(features.name, unreadable)
     if not features.missing(kinds):
         tasks.clear()
+
+
+def _unreadable(name: str, images: Sequence[Unreadable]) -> ImageSetError:
+    listed = ", ".join(f"`{path}` ({reason})" for path, reason in images[:NAMED])
+    more = f" and {len(images) - NAMED} more" if len(images) > NAMED else ""
+    return ImageSetError(
+        f"{len(images)} of the `{name}` images cannot be read: {listed}{more}; repair them, or take them out "
+        "of the data set: none is left out here"
+    )
 
 
 def _stored(tokens: LayerTokens, kinds: Sequence[str]) -> list[Tensor]:
@@ -190,16 +225,18 @@ class _Inputs(Dataset):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> Tensor:
+    def __getitem__(self, index: int) -> Tensor | Unreadable:
         try:
             return self.images.dataset[index]["inputs"]
         except Exception as error:  # what a broken image raises depends on where it is broken
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise ImageSetError(f"image `{self.images.path(index)}` cannot be read ({reason})") from error
+            return Unreadable(self.images.path(index), reason)
 
 
-def _load(features: CachedFeatures, inputs: _Inputs, tasks: Iterable[int]) -> Iterator[tuple[int, Tensor]]:
-    """Batches of the tasks' blocks, with the block's number."""
+def _load(
+    features: CachedFeatures, inputs: _Inputs, tasks: Iterable[int]
+) -> Iterator[tuple[int, Tensor | list[Unreadable]]]:
+    """Batches of the tasks' blocks, with the block's number; of one with unreadable images these alone."""
     order: deque[int] = deque()
 
     def batches() -> Iterator[list[int]]:
@@ -216,7 +253,9 @@ def _load(features: CachedFeatures, inputs: _Inputs, tasks: Iterable[int]) -> It
         yield order.popleft(), batch
 
 
-def _stack(images: Sequence[Tensor]) -> Tensor:
+def _stack(images: Sequence[Tensor | Unreadable]) -> Tensor | list[Unreadable]:
+    if unreadable := [image for image in images if isinstance(image, Unreadable)]:
+        return unreadable
     sizes = {tuple(image.shape) for image in images}
     if len(sizes) > 1:
         listed = " and ".join(f"{h} x {w}" for _, h, w in sorted(sizes)[:2])

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
@@ -14,6 +15,7 @@ from mmengine.dataset import BaseDataset
 from PIL import Image
 
 from mapet_mm.errors import UserError
+from mapet_mm.evaluation import extraction
 from mapet_mm.evaluation import features as feature_module
 from mapet_mm.evaluation.checkpoints import load_checkpoint
 from mapet_mm.evaluation.extraction import _folder
@@ -196,9 +198,30 @@ def test_a_random_pipeline_is_one_line(config, root):
         take(config, root / "cache")
 
 
-def test_an_image_that_cannot_be_read_is_one_line(config, root):
-    (root / "data/train/b/3.png").write_bytes(b"no image")
-    with pytest.raises(ImageSetError, match=r"train/b/3\.png` cannot be read"):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_all_images_that_cannot_be_read_are_named_in_one_line(config, root, monkeypatch, workers):
+    """Before: the first one ended the pass. Blocks without them are there."""
+    monkeypatch.setattr(feature_module, "BLOCK", 7)
+    config.evaluation.train.num_workers = workers
+    broken = [str(root / "data/train" / name) for name in ("a/0.png", "b/3.png", "b/4.png")]
+    for path in broken:
+        Path(path).write_bytes(b"no image")
+    listed = ", ".join(f"`{path}` (AssertionError: failed to load image: {path})" for path in broken)
+    with pytest.raises(ImageSetError) as error:
+        take(config, root / "cache")
+    assert str(error.value) == (
+        f"3 of the `train` images cannot be read: {listed}; repair them, or take them out of the data set: "
+        "none is left out here"
+    )
+    blocks = sorted(path.name for path in (root / "cache").glob("train-*/tokens/*"))
+    assert blocks == ["000002.safetensors", "000003.safetensors"]
+
+
+def test_where_no_image_can_be_read_not_all_are_tried(config, root, monkeypatch):
+    monkeypatch.setattr(extraction, "TRIED", 12)
+    for path in (root / "data/train").glob("*/*.png"):
+        path.write_bytes(b"no image")
+    with pytest.raises(ImageSetError, match=r"^12 of the `train` images cannot be .* and 2 more; repair"):
         take(config, root / "cache")
 
 

@@ -118,7 +118,8 @@ class TokenBackbone:
         if norm is not None or not layers:
             self.layers.append("output")
         entry = next((place for place, call in enumerate(calls) if call.module in layers), len(calls))
-        shapes = [one.shape for one in [noise, *(call.output for call in calls[:entry])] if one.ndim == 4]
+        before = [noise, *(call.output for call in calls[:entry])]
+        shapes = [one.shape for one in before if one.ndim == 4 and len(one) == NOISE_IMAGES]
         if layers:
             maps = [tuple(shape[2:]) for shape in shapes]
             self.prefix = _learned_tokens(calls[entry].tokens)
@@ -140,15 +141,10 @@ class TokenBackbone:
             shape[1] == count and math.prod(shape[2:]) == width for shape in shapes
         )
         count = width if self._channels_first else count
-        maps = [tuple(shape[2:]) for shape in shapes]
-        places = [own] if own else [size for size in maps if math.prod(size) <= count]
+        maps = [own] if own else [tuple(shape[2:]) for shape in shapes]
         # A vector is a class token; other tokens may have joined the patches on the way.
-        self.prefix = min((count - math.prod(size) for size in places), default=0)
-        if self.prefix > MOST_OTHERS:
-            raise BackboneError(
-                f"the backbone gives {tokens.shape[1]} x {tokens.shape[2]} numbers of an image, and computes "
-                "no map of so many patches: no features are taken of it"
-            )
+        others = [count - math.prod(size) for size in maps]
+        self.prefix = min((number for number in others if 0 <= number <= MOST_OTHERS), default=0)
         self.grid = own or _grid(count - self.prefix, maps)
 
     def _check(self, images: Tensor) -> None:

@@ -186,6 +186,21 @@ def test_hugging_faces_wrapper(tmp_path):
     torch.testing.assert_close(tokens.patches[-1], expected[:, -16:])  # four registers between
 
 
+def test_stages_of_hugging_face_are_no_layers(tmp_path):
+    """Each gives the tokens of the next one; their grid had been that of the first."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Swinv2Config(
+        image_size=64, patch_size=4, embed_dim=24, depths=[1, 1], num_heads=[2, 2], window_size=4
+    )
+    config.save_pretrained(tmp_path)
+    backbone = build(dict(type="HuggingFaceClassifier", model_name=str(tmp_path)))
+    with torch.no_grad():
+        tokens = backbone(images := torch.randn(2, 3, 64, 64))
+        expected = backbone.model.model.base_model(images).last_hidden_state
+    assert (backbone.layers, backbone.grid, backbone.prefix) == (["output"], (8, 8), 0)
+    assert torch.equal(tokens.patches[-1], expected)
+
+
 def test_grids_of_token_ids_are_images_as_well():
     backbone = build(dict(type="mapet_mm.TokenViT", vocab_size=9, grid=(4, 6), arch=ARCH))
     with torch.no_grad():

@@ -124,7 +124,8 @@ def _row(name: str, value: float) -> Row:
 class FeaturePictures(Protocol):
     """Pictures of patch features, of the class token's attention and of nearest neighbours.
 
-    Patch features and attention are those of the `dense_val` images, where there are any, and of `val`.
+    Patch features and attention are also those of the `dense_val` images, where another protocol has their
+    features taken.
 
     Args:
         images: how many to show of each kind of picture.

@@ -1,5 +1,6 @@
 """What `tools/train.py` and `tools/test.py` do with a config before and after the run."""
 
+import math
 import shlex
 from inspect import signature
 from pathlib import Path
@@ -135,6 +136,7 @@ def configure_training(
     if auto_scale_lr:
         cfg.auto_scale_lr = ConfigDict(cfg.get("auto_scale_lr") or {}, enable=True)
     check_scaling(cfg)
+    _check_schedulers(cfg.get("param_scheduler") or [])
     _configure_compilation(cfg)
     digests = recipe(cfg)
     hook = dict(type="mapet_mm.PortableCheckpointHook", recipe=digests)
@@ -146,6 +148,21 @@ def configure_training(
     )
     _configure_start(cfg, digests, resume, trust_checkpoint)
     check_pretrained(cfg, trust_checkpoint)
+
+
+def _check_schedulers(node: Any, name: str = "param_scheduler") -> None:
+    """Refuse a scheduler that ends before it begins, as where `--cfg-options` changed one of both alone."""
+    if isinstance(node, dict) and "type" in node:
+        begin, end = node.get("begin", 0), node.get("end", math.inf)
+        if begin >= end:
+            raise LaunchError(
+                f"`{name}` begins at {begin} and ends at {end}: give a later `{name}.end`, or an earlier "
+                f"`{name}.begin`, where the scheduler before it then has to end"
+            )
+        return
+    entries = dict(enumerate(node)) if isinstance(node, (list, tuple)) else node
+    for key, one in entries.items() if isinstance(entries, dict) else ():
+        _check_schedulers(one, f"{name}.{key}")
 
 
 def _configure_compilation(cfg: Config) -> None:

@@ -196,6 +196,22 @@ def test_cpu_processes_start_gloo_and_keep_the_configs_wrapper_options(config, t
     [
         (dict(optim_wrapper=None), {}, "has no `optim_wrapper`"),
         (dict(auto_scale_lr=None), dict(auto_scale_lr=True), "--auto-scale-lr: the config has no"),
+        (
+            {
+                "param_scheduler": [
+                    dict(type="LinearLR", end=10),
+                    dict(type="CosineAnnealingLR", begin=10, end=2),
+                ]
+            },
+            {},
+            "^`param_scheduler.1` begins at 10 and ends at 2: give a later `param_scheduler.1.end`, or an "
+            "earlier `param_scheduler.1.begin`, where the scheduler before it then has to end$",
+        ),
+        (
+            {"param_scheduler": dict(_delete_=True, weights=[dict(type="LinearLR", begin=3, end=3)])},
+            {},
+            "`param_scheduler.weights.0` begins at 3 and ends at 3: ",
+        ),
         ({}, dict(resume="gone.pth"), "resume from: gone.pth does not exist"),
         (dict(load_from="gone.pth"), {}, "`load_from`: gone.pth does not exist"),
         (

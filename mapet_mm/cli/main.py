@@ -40,8 +40,10 @@ def main(arguments: list[str] | None = None) -> None:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     processes = None
-    if words[:1] == ["--processes"] and len(words) > 1:
-        processes, words = words[1], words[2:]
+    if words[:1] == ["--processes"]:
+        processes, words = "".join(words[1:2]), words[2:]
+        if not (processes.isdecimal() and int(processes)):
+            sys.exit(f"error: mapet-mm --processes {processes}: give a number of processes, 1 or more")
     name = words[0] if words else "--help"
     if name == "pretrain" and processes is None:
         from mapet_mm.cli.pretrain import main as pretrain

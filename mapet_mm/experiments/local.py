@@ -239,7 +239,9 @@ class LocalRunner:
                 one.process.wait(10)
             except subprocess.TimeoutExpired:
                 os.killpg(one.process.pid, signal.SIGKILL)
+                one.process.wait()
             note_seconds(one.run, one.seconds)
+            one.claim.close()
 
 
 def launch_words(run: Run, launcher: str, cpus: int) -> list[str]:

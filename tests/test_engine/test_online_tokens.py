@@ -148,7 +148,7 @@ def test_a_step_that_moves_the_pixels_of_one_view_is_refused(root, first, culpri
 def test_the_hook_checks_both_before_training(model, root):
     def train(made, steps):
         loader = SimpleNamespace(dataset=images(root, steps))
-        runner = SimpleNamespace(iter=0, model=made, train_dataloader=loader, val_loop=None)
+        runner = SimpleNamespace(iter=0, model=made, train_dataloader=loader, val_loop=None, hooks=[])
         HOOKS.build(dict(type="mapet_mm.TokenStoreCheckHook")).before_train(runner)
 
     train(model(RIGHT), [views([SQUARE], [LARGE])])

@@ -123,11 +123,12 @@ def test_a_long_run_tells_its_last_line_and_ends_with_its_runner(monkeypatch):
         if "working" in line:
             raise KeyboardInterrupt
 
+    runner = LocalRunner([job("a", seconds=60)], tell=tell)
     with pytest.raises(KeyboardInterrupt):
-        LocalRunner([job("a", seconds=60)], tell=tell).run()
+        runner.run()
     assert told[-1] == "[ 1/1] a: working on a with 1 thread"
     assert order() == ["+a"]
-    assert not is_claimed(job("a", seconds=60))
+    assert not is_claimed(job("a", seconds=60))  # while the runner is still there, as in a traceback
 
 
 def test_a_records_seconds_are_those_of_all_starts(monkeypatch):

@@ -108,10 +108,8 @@ def describe(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Descri
         raise ValueError("the file has no config of a training")
     backbone = config.get("model", {}).get("backbone", {})
     kernel = weights["backbone.patch_embed.projection.weight"]
-    hidden = weights["backbone.layers.0.ffn.layers.1.weight"].shape[-1]
-    depth = sum(name.endswith("attn.qkv.weight") for name in weights)
     arch = _architecture(backbone)
-    found = dict(embed_dims=len(kernel), num_layers=depth, feedforward_channels=hidden)
+    found = sizes_of(weights)
     for name, value in found.items():
         if arch[name] != value:
             raise ValueError(f"the config's backbone has {name}={arch[name]}, the weights have {value}")
@@ -129,6 +127,15 @@ def describe(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Descri
         pool=_pool(weights, backbone),
         **found,
         **_images(config, img_size),
+    )
+
+
+def sizes_of(weights: Mapping[str, Tensor]) -> dict[str, int]:
+    """Width of the tokens, depth and width inside the MLP of a plain ViT, under the names of configs."""
+    return dict(
+        embed_dims=len(weights["backbone.patch_embed.projection.weight"]),
+        num_layers=sum(name.endswith("attn.qkv.weight") for name in weights),
+        feedforward_channels=weights["backbone.layers.0.ffn.layers.1.weight"].shape[-1],
     )
 
 

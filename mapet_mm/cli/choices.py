@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 from mmengine.fileio import list_dir_or_file
+from mmpretrain.models.backbones import VisionTransformer
 from PIL import Image
 
+from mapet_mm.description import sizes_of
 from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import replace_json
 from mapet_mm.starts import as_start
@@ -19,6 +21,7 @@ from mapet_mm.tokenizers.clip_tower import TowerError, weights_file
 from mapet_mm.weight_files import read_weights, write_weights
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
+OPTIONS = "options.json"
 GRID = 14  # tokens per side: 224 pixels in patches of 16
 LOOKED_AT = 500  # number of images whose headers are read
 ROWS_A_CENTROID = 39  # the minimum that faiss advises
@@ -74,17 +77,31 @@ def choose(args: argparse.Namespace) -> Choices:
 
 
 def remember(args: argparse.Namespace) -> None:
-    """Save the options; raise UserError if other options were saved before."""
-    file = args.out / "options.json"
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
-    options = {name: value for name, value in options.items() if name not in ("out", "workers", "processes")}
-    if not file.exists():
-        replace_json(file, options)
-        return
-    before = json.loads(file.read_text())
-    if changed := [name for name in options if options[name] != before.get(name)]:
-        told = ", ".join(f"--{name.replace('_', '-')} was {before.get(name)}" for name in changed)
-        raise UserError(f"{args.out} was begun with other options ({told}): take another --out")
+    """Save the options that decide the results."""
+    options = {
+        name: str(value) if isinstance(value, Path) else value for name, value in decisive(args).items()
+    }
+    replace_json(args.out / OPTIONS, options)
+
+
+def require_same_options(args: argparse.Namespace) -> None:
+    """Raise UserError if other options were saved before; the same folder may be written in several ways."""
+    file = args.out / OPTIONS
+    before = json.loads(file.read_text()) if file.exists() else {}
+    changed = []
+    for name, value in decisive(args).items():
+        was = before.get(name)
+        same = Path(was).resolve() == value.resolve() if was and isinstance(value, Path) else was == value
+        if before and not same:
+            option = "DIR" if name == "images" else f"--{name.replace('_', '-')}"
+            changed.append(f"{option} was {'not given' if was is None else was}")
+    if changed:
+        raise UserError(f"{args.out} was begun with other options ({', '.join(changed)}): take another --out")
+
+
+def decisive(args: argparse.Namespace) -> dict[str, Any]:
+    """The options that decide the results, by name."""
+    return {name: value for name, value in vars(args).items() if name not in ("out", "workers", "processes")}
 
 
 def find_images(folder: Path) -> list[Path]:
@@ -147,8 +164,8 @@ def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str
         weights, told = as_start(read_weights(source))
     except ValueError as error:
         raise UserError(f"--init {source}: {error}") from error
-    width = weights["backbone.cls_token"].shape[-1]
-    patch = weights["backbone.patch_embed.projection.weight"].shape[-1]
+    sizes, patch = sizes_of(weights), weights["backbone.patch_embed.projection.weight"].shape[-1]
+    width = sizes["embed_dims"]
     found = WIDTHS.get(width)
     if found is None or patch != 16:
         raise UserError(
@@ -156,6 +173,12 @@ def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str
         )
     if arch and arch != found:
         raise UserError(f"--init {source} is a ViT-{found}, --arch says {arch}")
+    known = VisionTransformer.arch_zoo[f"deit-{found}"]
+    for name, size in sizes.items():
+        if size != known[name]:
+            raise UserError(f"--init {source}: {name} is {size}, in a ViT-{found} it is {known[name]}")
+    if "backbone.cls_token" not in weights:
+        raise UserError(f"--init {source}: a ViT without class token, which the pre-training needs")
     write_weights(target, weights)
     return found, f"start: {source}, {told}"
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from mapet_mm.errors import UserError, one_line_errors
 
 ARCHS = ("tiny", "small", "base")
+INTERRUPTED = 130  # exit code of what Ctrl-C has ended, as shells have it
 
 
 def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
@@ -58,7 +60,11 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str]) -> None:
     """Decide, write the configs, run the stages."""
-    one_line_errors(lambda: pretrain(parse_args(arguments)))()
+    try:
+        one_line_errors(lambda: pretrain(parse_args(arguments)))()
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on", file=sys.stderr)
+        sys.exit(INTERRUPTED)
 
 
 def pretrain(args: argparse.Namespace) -> None:
@@ -70,7 +76,7 @@ def pretrain(args: argparse.Namespace) -> None:
     if not args.images.is_dir():
         raise UserError(f"{args.images} is no folder of images")
     import mapet_mm.quiet  # noqa: F401
-    from mapet_mm.cli.choices import choose, find_images, remember
+    from mapet_mm.cli.choices import choose, find_images, remember, require_same_options
     from mapet_mm.cli.plan import CONFIGS, plan, write_configs
     from mapet_mm.cli.stages import run_stages
     from mapet_mm.experiments.records import claim
@@ -78,13 +84,15 @@ def pretrain(args: argparse.Namespace) -> None:
     held = claim(str(args.out))  # until this process and those that it starts have ended
     if held is None:
         raise UserError(f"{args.out}: another `mapet-mm pretrain` is at work there")
-    remember(args)
     configs = [args.out / name for name in CONFIGS]
+    if any(config.exists() for config in configs):
+        require_same_options(args)
     if all(config.exists() for config in configs):
         print(f"going on with {' and '.join(map(str, configs))}", flush=True)
     else:
         choices = choose(args)
         print("\n".join(choices.words), flush=True)
+        remember(args)
         write_configs(choices)
     run_stages(plan(args, len(find_images(args.images))), args.out / "logs", held)
     print(

@@ -14,7 +14,7 @@ from PIL import Image
 from mapet_mm.cli import choices
 from mapet_mm.cli.choices import choose, find_images, look_at, take_weights, vocabulary
 from mapet_mm.cli.plan import TRIAL, estimated_seconds, training_seconds
-from mapet_mm.cli.pretrain import parse_args, pretrain
+from mapet_mm.cli.pretrain import main, parse_args, pretrain
 from mapet_mm.cli.stages import Stage
 from mapet_mm.errors import UserError
 from mapet_mm.experiments.records import claim
@@ -120,6 +120,41 @@ def test_other_options_for_the_same_folder_are_refused(photographs, planned):
         pretrain(options(photographs, "--epochs", "6"))
 
 
+def test_one_folder_is_the_same_however_it_is_written(photographs, planned, monkeypatch):
+    monkeypatch.chdir(photographs.parent)
+    pretrain(parse_args(["mine", "--out", "run"]))
+    pretrain(parse_args([str(photographs), "--out", "run"]))
+    with pytest.raises(UserError) as raised:
+        pretrain(parse_args(["mine/deep", "--out", "run", "--arch", "tiny"]))
+    assert str(raised.value) == (
+        "run was begun with other options (DIR was mine, --arch was not given): take another --out"
+    )
+
+
+def test_options_that_decided_nothing_bind_to_nothing(photographs, planned):
+    """A mistyped tokenizer, then a folder without images; the folder of the run is still free."""
+    (photographs.parent / "empty").mkdir()
+    for wrong in (
+        options(photographs, "--tokenizer", "timm:typo"),
+        options(photographs.parent / "empty"),
+    ):
+        with pytest.raises(UserError, match=r"timm has no such model|holds no images"):
+            pretrain(wrong)
+    pretrain(options(photographs, "--tokenizer", "random"))
+    assert len(planned) == 1
+
+
+def test_ctrl_c_is_one_line(monkeypatch, capsys):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mapet_mm.cli.pretrain.pretrain", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["DIR", "--out", "RUN"])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "\nstopped; the same command goes on\n"
+
+
 def test_a_folder_has_one_process_at_work(photographs, planned):
     args = options(photographs)
     with claim(str(args.out)), pytest.raises(UserError, match="run: another `mapet-mm pretrain` is at work"):
@@ -145,8 +180,8 @@ def test_what_was_decided_stays_and_nothing_else_is_said(photographs, planned, m
     assert {path: path.stat().st_mtime_ns for path in run.iterdir()} == made
 
 
-def deit(width: int = 192) -> torch.nn.Module:
-    return timm.create_model("deit_tiny_patch16_224", depth=1, embed_dim=width, num_heads=3)
+def deit(**arguments: object) -> torch.nn.Module:
+    return timm.create_model("deit_tiny_patch16_224", **arguments)
 
 
 def test_weights_to_start_from_become_the_backbones(tmp_path):
@@ -159,7 +194,7 @@ def test_weights_to_start_from_become_the_backbones(tmp_path):
     assert torch.equal(weights["backbone.layers.0.attn.qkv.weight"], model.blocks[0].attn.qkv.weight)
     assert torch.equal(weights["backbone.layers.0.attn.gamma1.weight"], torch.ones(192))
     vit = MaPeTPretrainViT(
-        dict(embed_dims=192, num_layers=1, num_heads=3, feedforward_channels=768), cutting_point=50
+        dict(embed_dims=192, num_layers=12, num_heads=3, feedforward_channels=768), cutting_point=50
     )
     own = {name.removeprefix("backbone."): value for name, value in weights.items()}
     missing, unexpected = vit.load_state_dict(own, strict=False)
@@ -192,9 +227,30 @@ def test_weights_of_another_size_are_refused(tmp_path):
     torch.save(deit().state_dict(), tmp_path / "deit.pth")
     with pytest.raises(UserError, match="is a ViT-tiny, --arch says base"):
         take_weights(tmp_path / "deit.pth", tmp_path / "init.pth", "base")
-    torch.save(deit(96).state_dict(), tmp_path / "narrow.pth")
+    torch.save(deit(embed_dim=96).state_dict(), tmp_path / "narrow.pth")
     with pytest.raises(UserError, match="a ViT of width 96"):
         take_weights(tmp_path / "narrow.pth", tmp_path / "init.pth", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(depth=6), "num_layers is 6, in a ViT-tiny it is 12"),
+        (dict(depth=14), "num_layers is 14, in a ViT-tiny it is 12"),
+        (dict(mlp_ratio=3), "feedforward_channels is 576, in a ViT-tiny it is 768"),
+        (
+            dict(class_token=False, global_pool="avg"),
+            "a ViT without class token, which the pre-training needs",
+        ),
+    ],
+)
+def test_weights_that_would_leave_parts_random_are_refused(tmp_path, arguments, message):
+    """Layers that they lack would stay random, and those that they have more would be dropped."""
+    torch.save(deit(**arguments).state_dict(), tmp_path / "other.pth")
+    with pytest.raises(UserError) as raised:
+        take_weights(tmp_path / "other.pth", tmp_path / "init.pth", "tiny")
+    assert str(raised.value) == f"--init {tmp_path}/other.pth: {message}"
+    assert not (tmp_path / "init.pth").exists()
 
 
 @pytest.mark.parametrize("arch", ["tiny", "small", "base"])

@@ -8,6 +8,7 @@ import multiprocessing
 import shlex
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,16 @@ from mmengine.registry import init_default_scope
 
 from mapet_mm.cli.choices import EXTENSIONS, Choices
 from mapet_mm.cli.main import tool_command
+from mapet_mm.cli.results import codebook_there, export_there, note_export, tokens_there, training_there
 from mapet_mm.cli.stages import Stage
 from mapet_mm.config_files import PACKAGE, read_config
 from mapet_mm.engine.autocast import choose_dtype
 from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import replace_file
 from mapet_mm.registry import MODELS
-from mapet_mm.tokenizers import TokenStore
 
 CONFIGS = ("tokenizer.py", "pretrain.py")
+CODEBOOK = "codebook.safetensors"
 PAPERS_RATE, PAPERS_BATCH = 1.5e-3, 2048
 TRIAL = 2  # images of a trial step on CPU, where an image takes about as long in any batch
 
@@ -118,8 +120,10 @@ def plan(args: argparse.Namespace, images: int) -> list[Stage]:
     """
     out, processes = args.out, process_count(args)
     tokenizer, pretraining = (out / name for name in CONFIGS)
-    codebook, store = out / "codebook.safetensors", out / "tokens"
-    training = out / "training" / f"epoch_{read_config(pretraining).train_cfg.max_epochs}.pth"
+    tokens, cfg = read_config(tokenizer), read_config(pretraining)
+    codebook, store = Path(tokens.tokenizer.get("codebook", out / CODEBOOK)), Path(tokens.token_store)
+    training = Path(cfg.work_dir)
+    checkpoint = training / f"epoch_{cfg.train_cfg.max_epochs}.pth"
 
     def stage(title: str, result: Path, tool: str, *arguments: Path | str, **options: Any) -> Stage:
         several = processes if tool in ("train", "fit-codebook", "extract-tokens") else 1
@@ -127,19 +131,36 @@ def plan(args: argparse.Namespace, images: int) -> list[Stage]:
         shown = ["mapet-mm", *(["--processes", str(several)] if several > 1 else []), tool, *words]
         return Stage(title, tool_command(tool, words, several), shlex.join(shown), result, **options)
 
+    def export(title: str, target: str, folder: Path) -> Stage:
+        there, made = partial(export_there, folder, checkpoint), partial(note_export, folder, checkpoint)
+        return stage(title, folder, "convert", "mm", target, checkpoint, folder, there=there, made=made)
+
     return [
-        stage("codebook", codebook, "fit-codebook", tokenizer),
-        stage("tokens", store, "extract-tokens", tokenizer, done=lambda: is_sealed(store)),
+        stage(
+            "codebook",
+            codebook,
+            "fit-codebook",
+            tokenizer,
+            there=partial(codebook_there, codebook, tokenizer, store, training),
+        ),
+        stage(
+            "tokens",
+            store,
+            "extract-tokens",
+            tokenizer,
+            there=partial(tokens_there, store, tokenizer, checkpoint),
+        ),
         stage(
             "pre-training",
-            training,
+            checkpoint,
             "train",
             pretraining,
+            there=partial(training_there, checkpoint, pretraining),
             # Of a training that was begun, the log says how long it still takes.
-            seconds=None if training.parent.exists() else estimated_seconds(pretraining, images, processes),
+            seconds=None if training.exists() else estimated_seconds(pretraining, images, processes),
         ),
-        stage("for timm", out / "timm", "convert", "mm", "timm", training, out / "timm"),
-        stage("for Hugging Face", out / "huggingface", "convert", "mm", "hf", training, out / "huggingface"),
+        export("for timm", "timm", out / "timm"),
+        export("for Hugging Face", "hf", out / "huggingface"),
     ]
 
 
@@ -148,18 +169,13 @@ def process_count(args: argparse.Namespace) -> int:
     return args.processes or max(1, torch.cuda.device_count())
 
 
-def is_sealed(store: Path) -> bool:
-    """Whether a token store is complete."""
-    return store.exists() and TokenStore.open(store).sealed
-
-
 def tokenizer_config(choices: Choices, next_config: Path) -> str:
     """The text of the tokenizer config."""
     tokens, out = choices.tokens, choices.out
     return TOKENIZER.format(
         data_root=str(choices.images),
         store=str(out / "tokens"),
-        tokenizer=_written({**tokens.config, "codebook": str(out / "codebook.safetensors")}),
+        tokenizer=_written({**tokens.config, "codebook": str(out / CODEBOOK)}),
         mean=tokens.statistics[0],
         std=tokens.statistics[1],
         extensions=EXTENSIONS,

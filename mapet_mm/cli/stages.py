@@ -30,7 +30,9 @@ class Stage:
         command: to run; must resume by itself.
         shown: the command as a user would type it.
         result: the file or folder that the stage makes.
-        done: returns whether the stage is done; by default, whether the result exists.
+        there: returns what there is to say where the stage is done ('' for nothing), and None where it is to
+            be run; by default, it is done if the result exists.
+        made: called once the command has made the result.
         seconds: estimate of the time that it takes; None where it is not known.
     """
 
@@ -38,7 +40,8 @@ class Stage:
     command: Sequence[str]
     shown: str
     result: Path
-    done: Callable[[], bool] | None = None
+    there: Callable[[], str | None] | None = None
+    made: Callable[[], None] = lambda: None
     seconds: float | None = None
 
 
@@ -60,8 +63,9 @@ def run_stages(stages: Sequence[Stage], logs: Path, claim: TextIO | None = None)
     width = max(len(stage.title) for stage in stages)
     for number, stage in enumerate(stages, 1):
         head = f"[{number}/{len(stages)}] {stage.title:{width}}"
-        if stage.done() if stage.done else stage.result.exists():
-            print(f"{head}  is there: {stage.result}", flush=True)
+        said = stage.there() if stage.there else "" if stage.result.exists() else None
+        if said is not None:
+            print(f"{head}  is there: {stage.result}{said and f' ({said})'}", flush=True)
             continue
         print(f"{head}  {stage.shown}", flush=True)
         later = sum(each.seconds or 0 for each in stages[number:]) if number > 1 else None
@@ -86,6 +90,7 @@ def _run(stage: Stage, head: str, later: float | None, log: Path, claim: TextIO 
                     drawn = time.monotonic()
                     _draw(head, line, _left(line, drawn - start), later)
         except BaseException:
+            _draw()
             process.terminate()
             process.wait()
             raise
@@ -93,9 +98,11 @@ def _run(stage: Stage, head: str, later: float | None, log: Path, claim: TextIO 
             _draw()
             reason = last.removeprefix("error: ") or f"exit code {process.returncode}"
             raise UserError(
-                f"{stage.title}: {reason} (all it said: {log}; the same command goes on from here)"
+                f"{stage.title}: {reason} (all it said: {log}; once the cause is corrected, the same command "
+                "goes on from here)"
             )
     _draw()
+    stage.made()
     print(f"{head}  done in {_clock(time.monotonic() - start)}: {stage.result}", flush=True)
 
 

@@ -121,7 +121,7 @@ def recipe(cfg: Config) -> dict[str, str]:
         entries.pop("load_from", None)
     digests = {name: _digest(repr(_normal(entries[name])).encode()) for name in entries.keys() - START}
     starts = {*_files(entries.get("model")), *_files(entries.get("load_from"))}
-    return dict(sorted((digests | {CONTENT + path: _content(path) for path in starts}).items()))
+    return dict(sorted((digests | {CONTENT + path: content_digest(path) for path in starts}).items()))
 
 
 def differences(current: dict[str, str], checkpoint: str) -> list[str]:
@@ -220,7 +220,7 @@ def _files(node: Any) -> Iterator[str]:
         yield node
 
 
-def _content(path: str) -> str:
+def content_digest(path: str) -> str:
     """Digest of a file; of a checkpoint by the checksums in its table of contents, without reading it all."""
     file = Path(path).expanduser()
     if zipfile.is_zipfile(file):

@@ -145,18 +145,9 @@ def is_adopted(run: Run) -> bool:
     """
     if run.command[0] != "tools/fit_codebook.py" or not os.path.exists(run.outputs[0]):
         return False
-    from safetensors import safe_open
+    from mapet_mm.tokenizers.from_config import other_settings  # only tokenizer runs need it
 
-    cfg = read_config(run.config, run.data).to_dict()
-    settings = dict(cfg["codebook"])
-    dataset = settings.pop("dataset", cfg["dataset"])
-    pipeline = (dataset if isinstance(dataset, dict) else dataset[0])["pipeline"]
-    settings["preprocessing"] = {"pipeline": pipeline, "data_preprocessor": cfg["data_preprocessor"]}
-    with safe_open(run.outputs[0], framework="np") as file:
-        recorded = {key: json.loads(text) for key, text in (file.metadata() or {}).items() if key in settings}
-    if other := [
-        key for key, value in json.loads(json.dumps(settings)).items() if recorded.get(key) != value
-    ]:
+    if other := other_settings(read_config(run.config, run.data), run.outputs[0]):
         raise StageError(
             f"codebook {run.outputs[0]} was made with another `{other[0]}` than {run.config} has: give the "
             "config another `tokenizer.codebook`, or remove the file"

@@ -176,6 +176,19 @@ def preprocessing_of(cfg: Config, dataset: Any) -> dict[str, Any]:
     return {"pipeline": pipeline, "data_preprocessor": _plain(cfg.data_preprocessor)}
 
 
+def other_settings(cfg: Config, codebook: str | Path) -> list[str]:
+    """Names of the settings of a tokenizer config that an existing codebook was not made with.
+
+    Raises:
+        CodebookError: the codebook cannot be read.
+    """
+    settings = dict(cfg.codebook)
+    settings["preprocessing"] = preprocessing_of(cfg, settings.pop("dataset", cfg.dataset))
+    recorded = with_type_names(Codebook.load(codebook).metadata)
+    found = with_type_names(_plain(settings))
+    return [name for name, value in found.items() if recorded.get(name) != value]
+
+
 def _check_normalisation(cfg: Config, tokenizer: Tokenizer) -> None:
     """Refuse another data preprocessor than the codebook's; its images may have been cut out differently."""
     codebook = getattr(tokenizer, "codebook", None)

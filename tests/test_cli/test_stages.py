@@ -28,17 +28,20 @@ def test_done_stages_are_passed_over_and_the_rest_goes_on(tmp_path, capsys, monk
         run_stages([stage("first", making(one), one), stage("second", failing, two)], tmp_path / "logs")
     log = tmp_path / "logs/2-second.log"
     assert str(raised.value) == (
-        f"second: no disk left (all it said: {log}; the same command goes on from here)"
+        f"second: no disk left (all it said: {log}; once the cause is corrected, the same command goes on "
+        "from here)"
     )
     assert log.read_text() == "working\nerror: no disk left\n"
+    made = []
     run_stages(
         [
-            stage("first", making(one), one),
-            stage("second", making(two), two),
-            stage("third", making(three), three, done=lambda: True),
+            stage("first", making(one), one, made=lambda: made.append("first")),
+            stage("second", making(two), two, made=lambda: made.append("second")),
+            stage("third", making(three), three, there=lambda: "by hand"),
         ],
         tmp_path / "logs",
     )
+    assert made == ["second"]
     assert one.read_text() == two.read_text() == "x"
     assert not three.exists()
     printed = capsys.readouterr().out.splitlines()
@@ -48,6 +51,14 @@ def test_done_stages_are_passed_over_and_the_rest_goes_on(tmp_path, capsys, monk
         "[2/3] second  done",
         "[3/3] third   is t",
     ]
+    assert printed[-1].endswith(f"is there: {three} (by hand)")
+
+
+def test_a_result_that_is_not_what_it_should_be_is_made_again(tmp_path):
+    result = tmp_path / "result"
+    result.write_text("of another checkpoint: ")
+    run_stages([stage("export", making(result), result, there=lambda: None)], tmp_path / "logs")
+    assert result.read_text() == "of another checkpoint: x"
 
 
 def test_a_failure_without_a_word_says_its_exit_code(tmp_path):

@@ -35,6 +35,7 @@ class StuckLoaderHook(Hook):
         self.seconds = seconds
         self._since: float | None = None
         self._loop: BaseLoop | None = None
+        self._thread: int | None = None
         self._ended = threading.Event()
 
     def before_train(self, runner: Runner) -> None:
@@ -77,7 +78,8 @@ class StuckLoaderHook(Hook):
             # A process that was stopped, with a suspended job, has not waited meanwhile.
             passed, before = min(time.monotonic() - before, 2 * tick), time.monotonic()
             arrived = self._arrived()
-            waited = waited + passed if self._since is not None and seen == arrived else 0.0
+            waits = self._since is not None and seen == arrived and not in_a_hook(self._frame())
+            waited = waited + passed if waits else 0.0
             seen = arrived
             if waited > self.seconds:
                 if not self._trains():
@@ -100,7 +102,20 @@ class StuckLoaderHook(Hook):
 
     def _trains(self) -> bool:
         """Whether the training still runs, and has not ended with an error that somebody has caught."""
-        return runs_in(self._loop, sys._current_frames().get(self._thread))
+        return runs_in(self._loop, self._frame())
+
+    def _frame(self) -> FrameType | None:
+        """Where the training stands now."""
+        return sys._current_frames().get(self._thread)
+
+
+def in_a_hook(frame: FrameType | None) -> bool:
+    """Whether a frame, or one that has called it, is of a hook, which may take its time."""
+    while frame is not None:
+        if isinstance(frame.f_locals.get("self"), Hook):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def runs_in(loop: BaseLoop, frame: FrameType | None) -> bool:

@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from mmengine.hooks import Hook
 from mmengine.runner.loops import _InfiniteDataloaderIterator
 from torch.utils.data import DataLoader, Dataset
 
@@ -67,4 +68,24 @@ def test_each_batch_that_a_resumed_run_passes_over_has_its_own_time(hangs, code)
     """Before: all of them together had the time of one."""
     if (child := os.fork()) == 0:
         pass_over(hangs)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
+
+
+class Evaluating(Hook):
+    """A user's hook that works for 2 s, for example on a figure every 1,000 steps."""
+
+    def before_train_iter(self, runner, *args, **kwargs) -> None:
+        time.sleep(2)
+
+
+@pytest.mark.parametrize(("hook", "code"), [(Evaluating(), 0), (None, 1)])
+def test_the_time_of_a_hook_is_no_waiting(hook, code):
+    """It was taken for the loader's, which has done its part."""
+    if (child := os.fork()) == 0:
+        watch = StuckLoaderHook(seconds=1.0)
+        watch._trains = lambda: True
+        watch._thread, watch._since = threading.get_ident(), time.monotonic()
+        threading.Thread(target=watch._watch, args=((0, 1),), daemon=True).start()
+        hook.before_train_iter(None) if hook else time.sleep(2)
+        os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code

@@ -124,7 +124,7 @@ def build(
         randomness=dict(seed=3, diff_rank_seed=True),
         resume=resume,
         default_scope="mmpretrain",
-        experiment_name=f"{work_dir.name}{resume}{interval}",
+        experiment_name=f"{work_dir}{resume}{interval}",
     )
 
 

@@ -54,7 +54,7 @@ def seconds_of(run: Run) -> float:
 
 def note_seconds(run: Run, seconds: float) -> None:
     """Note what `seconds_of` returns."""
-    replace_file(Path(run.folder, "seconds"), f"{seconds:.1f}\n".encode())
+    replace_file(Path(run.folder, "seconds"), f"{seconds:.3f}\n".encode())
 
 
 def write_record(run: Run, seconds: float) -> None:

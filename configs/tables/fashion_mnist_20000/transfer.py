@@ -3,7 +3,8 @@
 _base_ = "../fashion_mnist_20000.py"
 
 title = "Linear probe on digits, pre-trained on fashion_mnist_20000"
-rows = [_base_.scratch, _base_.mim, _base_.pim, _base_.mapet, _base_.beit, _base_.cae]
+objectives = [_base_.scratch, _base_.mim, _base_.pim, _base_.mapet, _base_.beit, _base_.cae]
+rows = [*objectives, *_base_.equal_compute]
 digits = dict(
     data="digits",
     source=dict(
@@ -18,4 +19,4 @@ columns = [
     dict(name="linear probe, all labels", config=_base_.probe, **digits),
 ]
 baseline = "MaPeT"
-notes = [_base_.probe_note]
+notes = [_base_.probe_note, _base_.equal_compute_note]

@@ -26,16 +26,16 @@ class ConfigError(UserError, ValueError):
 
 
 class ConfigOptions(DictAction):
-    """`--cfg-options` of the tools: MMEngine's, but a value without brackets keeps its spaces.
+    """`--cfg-options` of the tools: MMEngine's, but a value that is no list keeps its spaces.
 
     MMEngine removes them all, and a path of another name may exist. A value in quotes keeps its commas too,
-    which otherwise make it a list: `KEY="'a, b.pth'"`.
+    which otherwise make it a list: `KEY="'a, b.pth'"`. In lists and tuples, spaces are removed.
     """
 
     @staticmethod
     def _parse_iterable(val: str) -> Any:
         inner = val.strip("'\"").strip()
-        quoted = val[:1] in ("'", '"') and val[:1] == val[-1:]
+        quoted = val[:1] in ("'", '"') and val[:1] == val[-1:] and val[0] not in val[1:-1]
         if (inner[:1], inner[-1:]) in (("(", ")"), ("[", "]")) or ("," in inner and not quoted):
             return DictAction._parse_iterable(val)
         return DictAction._parse_int_float_bool(inner)

@@ -39,6 +39,8 @@ def test_a_value_without_brackets_keeps_its_spaces(value, expected):
         ("[a, b]", ["a", "b"]),
         ("(1, 2)", (1, 2)),
         ("'[1, 2]'", [1, 2]),
+        ("'a','b'", ["a", "b"]),
+        ('"a","b"', ["a", "b"]),
         ("[(1, 2), [a, b], c]", [(1, 2), ["a", "b"], "c"]),
     ],
 )

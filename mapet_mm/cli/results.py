@@ -14,6 +14,7 @@ from mapet_mm.engine.launch import load_config
 from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import replace_json
 from mapet_mm.tokenizers import TokenStore
+from mapet_mm.tokenizers.extraction import GONE
 from mapet_mm.tokenizers.from_config import build_images, other_settings
 
 EXPORTS = "exports.json"
@@ -25,9 +26,15 @@ def codebook_there(codebook: Path, config: Path, store: Path, training: Path) ->
     """Whether the codebook is there.
 
     Raises:
-        UserError: it is, but made with other settings than the tokenizer config has now.
+        UserError: it is, but made with other settings than the tokenizer config has now; or it is not, but
+            its tokens are.
     """
     if not codebook.exists():
+        if store.exists():
+            raise UserError(
+                f"{store} has the tokens of a codebook that is gone: bring {codebook} back, or, to make all "
+                f"anew, remove {store} and {training}"
+            )
         return None
     cfg = read_config(config)
     if "codebook" in cfg and "codebook" in cfg.tokenizer and (other := other_settings(cfg, codebook)):
@@ -56,10 +63,10 @@ def tokens_there(store: Path, config: Path, checkpoint: Path) -> str | None:
 
 def changed_images(store: TokenStore, config: Path) -> tuple[int, int]:
     """Numbers of the config's images that a store lacks, and of images with tokens that the config lacks."""
-    unseen, new = store.written(), 0
+    unseen, new, skipped = store.written(), 0, store.skipped
     for name in build_images(read_config(config)).places("looking names up"):
         row = store.row(name)
-        if row is None:
+        if row is None or skipped.get(name) == GONE:  # new, or there again
             new += 1
         else:
             unseen[row] = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -137,8 +137,10 @@ class TokenBackbone:
         tokens, own = self._last_output(noise)
         count, width = tokens.shape[1:]
         # As a map of `width` places and `count` channels that was only flattened.
-        self._channels_first = own is None and any(
-            shape[1] == count and math.prod(shape[2:]) == width for shape in shapes
+        self._channels_first = (
+            own is None
+            and count != width
+            and any(shape[1] == count and math.prod(shape[2:]) == width for shape in shapes)
         )
         count = width if self._channels_first else count
         maps = [own] if own else [tuple(shape[2:]) for shape in shapes]
@@ -199,9 +201,10 @@ class TokenBackbone:
 
 def _tensors(output: Any) -> list[Tensor]:
     """The tensors that a backbone gives, of all its stages."""
-    if isinstance(output, list | tuple):
-        return [tensor for one in output for tensor in _tensors(one)]
     output = getattr(output, "last_hidden_state", output)
+    if isinstance(output, list | tuple | Mapping):
+        parts = output.values() if isinstance(output, Mapping) else output
+        return [tensor for one in parts for tensor in _tensors(one)]
     return [output] if isinstance(output, Tensor) else []
 
 

@@ -24,7 +24,6 @@ from mapet_mm.evaluation.dense import (
 )
 from mapet_mm.evaluation.dense_images import DenseImages
 from mapet_mm.evaluation.features import BLOCK, Features
-from mapet_mm.evaluation.file_contents import digest_of_files
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
 from mapet_mm.evaluation.patch_labels import IGNORED
 from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row
@@ -112,7 +111,7 @@ class DenseProtocol(Protocol):
 
     def identity(self, evaluated: Evaluated) -> list[str]:
         """What the files of pixel labels hold."""
-        return [digest_of_files(evaluated.images[name].annotations) for name in self.needs]
+        return [evaluated.images[name].annotation_digest for name in self.needs]
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """mIoU with the setting that held-out training images chose; none where there are no labels."""

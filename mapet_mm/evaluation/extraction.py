@@ -23,7 +23,7 @@ from mapet_mm.errors import UserError
 from mapet_mm.evaluation.backbone import LayerTokens, TokenBackbone
 from mapet_mm.evaluation.checkpoints import Checkpoint
 from mapet_mm.evaluation.features import CachedFeatures, bytes_per_image
-from mapet_mm.evaluation.file_contents import file_stats, known_digest_of_files
+from mapet_mm.evaluation.file_contents import known_digest_of_files
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
 from mapet_mm.file_replacement import replace_file, replace_json
 from mapet_mm.tokenizers.sharing import SharedTasks, process_number
@@ -78,7 +78,7 @@ def take_features(
     }
     identity = {"weights": checkpoint.digest, "images": images.digest, "autocast": str(dtype), **known}
     folder = _folder(cache, images.name, identity)
-    if contents := known_digest_of_files(images.paths, cache):
+    if contents := known_digest_of_files(images.paths, images.stats, cache):
         before, folder = folder, _folder(cache, images.name, identity := identity | {"contents": contents})
         _take_over(before, folder, images)
     features = CachedFeatures(folder, name=images.name, labels=images.labels, **known)
@@ -98,7 +98,7 @@ def _folder(cache: Path, name: str, identity: Mapping[str, Any]) -> Path:
 def _take_over(before: Path, folder: Path, images: ImageSet) -> None:
     """Rename features of the version that knew files by their sizes, unless a file has changed since."""
     blocks = [] if folder.exists() else [path.stat().st_mtime_ns for path in before.glob("*/*.safetensors")]
-    if blocks and min(blocks) > file_stats(images.paths)[:, 1].max():
+    if blocks and min(blocks) > images.stats[:, 1].max():
         with suppress(OSError):  # another process has done it
             before.rename(folder)
 
@@ -166,12 +166,12 @@ def _fill(
             for _, batch in batches:
                 if not isinstance(batch, Tensor):
                     broken += batch
-                elif not broken:
+                elif not (broken or unreadable):  # their repair changes the folder: features would be lost
                     with autocast:
                         tokens = backbone(backbone.normalise(batch))
                     parts.append(_stored(tokens, kinds))
-            if broken:
-                unreadable += broken
+            unreadable += broken
+            if unreadable:
                 continue
             for place, kind in enumerate(kinds):
                 values = torch.cat([part[place] for part in parts], dim=2 if kind == "pooled" else 0)

@@ -30,16 +30,16 @@ def digest_of_files(paths: Sequence[str]) -> str:
         return hashlib.sha256(b"".join(pool.map(_sha256, paths))).hexdigest()
 
 
-def known_digest_of_files(paths: Sequence[str], cache: Path) -> str:
+def known_digest_of_files(paths: Sequence[str], stats: Int64[np.ndarray, "file 2"], cache: Path) -> str:
     """Digest of what some files hold, of which only those are read that have changed; '' if none is here.
 
     Any number of processes share the reading.
 
     Args:
         paths: in this order; what is no file on this machine counts as nothing.
+        stats: of these files, by `file_stats`.
         cache: a folder in it keeps each file's size, time of change and digest.
     """
-    stats = file_stats(paths)
     if (stats == NO_FILE).all():
         return ""
     names = "\n".join(paths).encode("utf-8", "surrogatepass")

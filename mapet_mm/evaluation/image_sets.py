@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Int64
 from mmengine.config import Config, ConfigDict
@@ -22,6 +23,7 @@ from mapet_mm.config_files import scope_of, type_name, with_type_names
 from mapet_mm.engine.launch import read_config
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.content import content
+from mapet_mm.evaluation.file_contents import digest_of_files, file_stats
 from mapet_mm.registry import DATASETS
 
 # What an image set's entry may say of its loader, beside the dataset.
@@ -87,10 +89,20 @@ class ImageSet:
         """Paths of all images."""
         return [info.path for info in self._infos]
 
+    @cached_property
+    def stats(self) -> Int64[np.ndarray, "image 2"]:
+        """Size and time of change of each image's file, asked for once (see `file_stats`)."""
+        return file_stats(self.paths)
+
     @property
     def annotations(self) -> list[str]:
         """Files of pixel labels, of the images that have one."""
         return [info.annotation for info in self._infos if info.annotation]
+
+    @cached_property
+    def annotation_digest(self) -> str:
+        """Of what these files hold."""
+        return digest_of_files(self.annotations)
 
     @cached_property
     def labels(self) -> Int64[Tensor, " image"] | None:

@@ -53,13 +53,15 @@ def find_layers(
     last = order[layers[-1]]
     if any(order[found[-1]] > last and shapes[found[-1]] != shapes[layers[-1]] for found in outer):
         return [], None
-    first = next(call for call in calls if call.module is layers[0])
-    if not _are_features(first, calls[last], widths):
-        return [], None
     norms = (
         call.module for call in calls[last + 1 :] if call.tokens is calls[last].output and _is_norm(call)
     )
-    return layers, next(norms, None)
+    norm = next(norms, None)
+    first = next(call for call in calls if call.module is layers[0])
+    # A norm of the whole model comes before what projects its features to another width.
+    if not _are_features(first, calls[last], widths if norm is None else {calls[last].output.shape[2]}):
+        return [], None
+    return layers, norm
 
 
 def _is_uniform(modules: Sequence[nn.Module], shapes: dict[nn.Module, list[tuple[int, ...]]]) -> bool:

@@ -13,6 +13,7 @@ from mapet_mm.config_files import read_config
 from mapet_mm.engine.checkpoints import recipe
 from mapet_mm.errors import UserError
 from mapet_mm.tokenizers import Codebook, TokenStore
+from mapet_mm.tokenizers.extraction import GONE
 from mapet_mm.tokenizers.from_config import preprocessing_of
 
 PIXELS = np.zeros((4, 4, 3), dtype=np.uint8)
@@ -70,6 +71,22 @@ def test_a_codebook_of_other_settings_is_refused_and_kept():
         "codebook.safetensors was made with another `k`, `preprocessing` than tokenizer.py has: restore it "
         "there, or, to make all anew, remove codebook.safetensors, tokens and training"
     )
+
+
+def test_tokens_of_a_codebook_that_is_gone_are_refused():
+    """A new codebook's would be others, and the store's counted as there."""
+    write_store()
+    with pytest.raises(
+        UserError, match=r"^tokens has the tokens of a codebook that is gone: bring codebook\.saf"
+    ):
+        codebook()
+
+
+def test_an_image_that_came_back_needs_tokens():
+    store = TokenStore.create("tokens", ["a.png", "b.png"], (1, 1), 2, "digest", "photos")
+    store.write([0], np.zeros((1, 1, 1), dtype=np.int64), {1: GONE})
+    store.seal()
+    assert tokens() is None
 
 
 def test_tokens_are_there_once_the_store_is_complete():

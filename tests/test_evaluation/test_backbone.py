@@ -145,6 +145,37 @@ def test_parts_of_a_block_and_of_a_stream_are_no_layers(case):
         assert torch.equal(tokens.patches[-1], expected.flatten(2).mT)
 
 
+class Projected(nn.Module):
+    """A ViT whose features a last layer projects to another width, as CLIP's are; or that gives a dict."""
+
+    def __init__(self, as_dict: bool) -> None:
+        super().__init__()
+        self.vit = MODELS.build(dict(VIT, out_type="raw"))
+        self.projection, self.as_dict, self.data_preprocessor = nn.Linear(24, 10), as_dict, None
+
+    def forward(self, images):
+        (tokens,) = self.vit(images)
+        return {"tokens": tokens} if self.as_dict else self.projection(tokens[:, 0])
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_a_projection_behind_the_layers_and_a_dict_of_outputs_hide_no_layer(as_dict):
+    model = Projected(as_dict).eval()
+    backbone, images = TokenBackbone(model), torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        tokens, expected = backbone(images), model.vit(images)[0]
+    assert (backbone.layers, backbone.grid, backbone.prefix) == ([*LAYERS, "output"], (4, 4), 1)
+    assert torch.equal(tokens.patches[-1], expected[:, 1:])
+
+
+def test_as_many_tokens_as_channels_are_not_turned():
+    backbone = TokenBackbone(
+        Gives(lambda images: images.flatten(2)[:, :1, :256].unflatten(2, (16, 16))[:, 0])
+    )
+    images = torch.randn(2, 3, 16, 16)
+    assert torch.equal(backbone(images).patches[0], images[:, 0])
+
+
 def test_features_of_other_numbers_of_images_are_refused():
     windows = nn.Unfold(8, stride=8)
     backbone = TokenBackbone(Gives(lambda images: windows(images).mT.flatten(0, 1)))  # (B N) D

@@ -200,7 +200,7 @@ def test_a_random_pipeline_is_one_line(config, root):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_all_images_that_cannot_be_read_are_named_in_one_line(config, root, monkeypatch, workers):
-    """Before: the first one ended the pass. Blocks without them are there."""
+    """Before: the first one ended the pass. Nothing is computed behind it: a repair makes other features."""
     monkeypatch.setattr(feature_module, "BLOCK", 7)
     config.evaluation.train.num_workers = workers
     broken = [str(root / "data/train" / name) for name in ("a/0.png", "b/3.png", "b/4.png")]
@@ -213,8 +213,7 @@ def test_all_images_that_cannot_be_read_are_named_in_one_line(config, root, monk
         f"3 of the `train` images cannot be read: {listed}; repair them, or take them out of the data set: "
         "none is left out here"
     )
-    blocks = sorted(path.name for path in (root / "cache").glob("train-*/tokens/*"))
-    assert blocks == ["000002.safetensors", "000003.safetensors"]
+    assert not list((root / "cache").glob("train-*/tokens/*"))
 
 
 def test_where_no_image_can_be_read_not_all_are_tried(config, root, monkeypatch):

@@ -151,6 +151,18 @@ def test_a_records_seconds_are_those_of_all_starts(monkeypatch):
     assert record_of(run)["seconds"] == pytest.approx(seconds_of(run), abs=0.1)
 
 
+def test_no_run_fails_where_there_is_no_room_for_its_seconds(monkeypatch):
+    def no_room(*_) -> None:
+        raise OSError(28, "No space left on device")
+
+    run = job("a")
+    os.makedirs(run.folder)
+    with monkeypatch.context() as full:
+        full.setattr("mapet_mm.experiments.records.replace_file", no_room)
+        note_seconds(run, 3.0)
+    assert seconds_of(run) == 0
+
+
 def test_a_folder_of_runs_may_be_moved():
     """Outputs in a run's folder are known by their places in it, also in records that hold their paths."""
     command = ("job.py", "{run}/a", "0")

@@ -35,7 +35,8 @@ class EpochSeedHook(Hook):
     an epoch or of gradient accumulation, therefore ends with the same weights as an undisturbed one, bit for
     bit on one machine type, with any number of workers. The exceptions: gradients accumulated by several
     optimizers (`OptimWrapperDict`), and in an epoch at whose beginning a hook switched the pipeline
-    (`SwitchRecipeHook`), are not resumed exactly.
+    (`SwitchRecipeHook`), are not resumed exactly, and neither are batch statistics if the step that the
+    checkpoint stands in is left out (`NonFiniteHook`).
 
     Another number of processes sees the same images in each step with the same draws if `processes x
     batch_size` is the same. Where the number of images is no multiple of the processes, an epoch's last step

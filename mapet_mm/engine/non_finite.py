@@ -190,6 +190,7 @@ class NonFiniteHook(Hook):
         runner.save_checkpoint(
             runner.work_dir, STATE, by_epoch=False, backend_args=whole_files(runner.work_dir)
         )
+        self.ended_at = {}  # of this checkpoint only
         guilty = [names(batch.samples) for batch in wanted if not _finite(batch.losses)]
         found = all_gather_object((guilty[:1], names(wanted[0].samples)))
         images = [name for batches, _ in found for batch in batches for name in batch]

@@ -131,6 +131,9 @@ def _schedule_changes(
     built: Sequence[_ParamScheduler], saved: Sequence[dict], position: Position
 ) -> set[str]:
     """Whether the schedules are other ones, or stand elsewhere."""
+    for one, state in zip(built, saved, strict=False):
+        if getattr(one, "need_val_args", False) and "end" in state:
+            state["end"] = one.end  # of a longer training; where it stands does not depend on it
     if [_settings(one.state_dict()) for one in built] != [_settings(state) for state in saved]:
         return {"schedule"}
     moved = [position.of(one) for one in built] != [state["_global_step"] for state in saved]

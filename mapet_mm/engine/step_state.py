@@ -6,19 +6,21 @@ from collections.abc import Iterator
 
 import torch
 from mmcv.cnn import Conv2d, Linear
+from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper, _ParamScheduler
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
-# Their forward passes change no parameter; frozen ones (below LoRA) are large.
+# Their own forward passes change no parameter; frozen ones (below LoRA) are large.
 UNCHANGED = (nn.Linear, nn.Conv2d, Linear, Conv2d)
 
 
 class ForwardState:
     """A copy of what forward passes may change in a model: running statistics, codebooks of moving averages.
 
-    These are the buffers of the modules in training mode, and their parameters without gradient but for those
-    of linear layers and convolutions. They are few and small: a frozen network is in evaluation mode. Neither
+    These are the buffers of the modules in training mode, and their parameters without gradient: all of a
+    part of the model that does not learn (a teacher), of others all but those of linear layers and
+    convolutions. They are few and small: a frozen network is in evaluation mode. Neither
     `_version` nor the tensors themselves tell what has changed: batch norms, and assignments to `.data`,
     leave the one as it is, and some modules make a new tensor.
 
@@ -43,14 +45,23 @@ class ForwardState:
 
 def _changeable(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
     # The dictionaries themselves, because this runs in each step: `named_buffers` takes much longer.
+    parts = (model.module if is_model_wrapper(model) else model)._modules.values()
+    # A part of which nothing learns may be a teacher, whose layers all follow the network's.
+    frozen = [part for part in parts if part is not None and part.training and not _learns(part)]
+    teachers = {module for part in frozen if part._modules for module in part.modules()}
     for module in model.modules():
         if module.training:
             for name, value in module._buffers.items():
                 if value is not None:
                     yield module, name, value
-            for name, value in module._parameters.items() if type(module) not in UNCHANGED else ():
+            changes = type(module) not in UNCHANGED or module in teachers
+            for name, value in module._parameters.items() if changes else ():
                 if value is not None and not value.requires_grad:
                     yield module, name, value
+
+
+def _learns(part: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in part.parameters())
 
 
 def _local(value: Tensor) -> Tensor:

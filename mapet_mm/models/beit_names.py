@@ -32,11 +32,12 @@ def beit_to_vit(state_dict: dict[str, Tensor], prefix: str = "") -> int:
             "use one pre-trained with `use_abs_pos_emb=True` and both `use_rel_pos_bias` and "
             "`use_shared_rel_pos_bias` off, or MMPretrain's BEiTViT as backbone"
         )
-    pattern = re.compile(re.escape(prefix) + r"(layers\.\d+\.)gamma_1")
-    layers = [match[1] for match in map(pattern.fullmatch, names) if match]
+    pattern = re.compile(re.escape(prefix) + r"(layers\.\d+\.)(gamma_1|attn\.q_bias)")
+    layers = list(dict.fromkeys(match[1] for match in map(pattern.fullmatch, names) if match))
     for layer in layers:
         for old, new in LAYER_SCALES.items():
-            state_dict[prefix + layer + new] = state_dict.pop(prefix + layer + old)
+            if prefix + layer + old in state_dict:  # not with `layer_scale_init_value=0`
+                state_dict[prefix + layer + new] = state_dict.pop(prefix + layer + old)
         _join_biases(state_dict, f"{prefix}{layer}attn.")
     return len(layers)
 

@@ -11,7 +11,7 @@ from mapet_mm.models.init import init_truncated_normal
 from mapet_mm.models.losses import cross_entropy, linear_cross_entropy
 from mapet_mm.models.plain_modules import is_plain
 from mapet_mm.models.statistics import PredictionStatistics
-from mapet_mm.models.targets import is_due, token_ids
+from mapet_mm.models.targets import is_due, presence, token_ids
 from mapet_mm.registry import MODELS
 
 
@@ -68,7 +68,7 @@ class TokenPredictionHead(BaseModule):
         predictions = None if self.statistics is None else torch.empty_like(tokens)
         loss, hits = self.cross_entropy(latents, tokens, predictions=predictions)
         if predictions is not None:
-            self.statistics.add(latents, predictions, tokens, places)
+            self.statistics.add(latents, predictions, tokens.clamp(min=0), places)
         return {"loss": loss, "token_accuracy": 100 * hits.float() / tokens.numel()}
 
     def cross_entropy(
@@ -82,18 +82,20 @@ class TokenPredictionHead(BaseModule):
 
         Args:
             latents: `(B, n, D)`.
-            tokens: `(B, n)`.
+            tokens: `(B, n)`; the loss is NaN if one is -1, for an image without tokens.
             counted: `(B, n)`, which of them count; all if None.
             predictions: `(B, n)`, filled with the token of each target's largest logit.
         """
-        targets = [None if one is None else one.reshape(-1) for one in (tokens, counted)]
+        targets = [None if one is None else one.reshape(-1) for one in (tokens.clamp(min=0), counted)]
         flat_predictions = None if predictions is None else predictions.view(-1)
         projection = self.projection
         if not self.is_linear or projection.bias is None:
-            return cross_entropy(self(latents).flatten(0, 1), *targets, flat_predictions)
-        return linear_cross_entropy(
-            latents.flatten(0, 1), projection.weight, projection.bias, *targets, flat_predictions
-        )
+            loss, hits = cross_entropy(self(latents).flatten(0, 1), *targets, flat_predictions)
+        else:
+            loss, hits = linear_cross_entropy(
+                latents.flatten(0, 1), projection.weight, projection.bias, *targets, flat_predictions
+            )
+        return loss * presence(tokens.flatten()), hits
 
     @property
     def is_linear(self) -> bool:
@@ -106,9 +108,10 @@ class TokenPredictionHead(BaseModule):
     ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
         """Loss in nats and top-1 accuracy in percent of each image, `(B,)` each."""
         logits = self(latents)
-        losses = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none")
+        ids = tokens.clamp(min=0).flatten()
+        losses = F.cross_entropy(logits.flatten(0, 1), ids, reduction="none").view_as(tokens)
         accuracies = 100 * (logits.argmax(-1) == tokens).float()
-        return losses.view_as(tokens).mean(1), accuracies.mean(1)
+        return losses.mean(1) * presence(tokens), accuracies.mean(1)
 
 
 @MODELS.register_module()
@@ -177,4 +180,11 @@ class CAETokenHead(CAEHead):
     def _generate_target(
         self, logits_target: Int[Tensor, "batch patch"] | Float[Tensor, "batch vocab height width"]
     ) -> Int64[Tensor, "batch patch"]:
-        return token_ids(logits_target)
+        return token_ids(logits_target).clamp(min=0)
+
+    def loss(
+        self, logits: Tensor, logits_target: Tensor, latent_pred: Tensor, latent_target: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """MMPretrain's losses; the one of the tokens is NaN if an image has none."""
+        main, align = super().loss(logits, logits_target, latent_pred, latent_target, mask)
+        return main * presence(token_ids(logits_target).flatten()), align

@@ -11,4 +11,6 @@ def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
     It is not if a wrapper (LoRA) or a subclass computes something else, or if the module has hooks.
     """
     forward = type(module).forward
+    if "forward" in module.__dict__:  # of its own, as some libraries set
+        return False
     return any(forward is kind.forward for kind in kinds) and not any(getattr(module, one) for one in HOOKS)

@@ -1,7 +1,7 @@
 """What target generators give, as token ids."""
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 
@@ -13,27 +13,10 @@ def token_ids(outputs: Tensor) -> Int64[Tensor, "batch grid"]:
             or `(B, V, H, W)` floats, logits over the vocabulary (MMPretrain's `DALL-E`).
 
     Returns:
-        `(B, HW)` int64.
+        `(B, HW)` int64; -1 where the outputs are not finite.
 
     Raises:
-        ValueError: the outputs are neither, or are not finite for an image. On other devices than the CPU
-            looking would wait for them; there the loss stops at the id -1.
-    """
-    tokens = unchecked_ids(outputs)
-    if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and (tokens < 0).any():
-        image = int((tokens < 0).any(1).nonzero()[0])
-        raise ValueError(
-            f"the target generator gives NaN or infinity for image {image} of the batch: check its weights, "
-            "and that image (one without contrast, if the network standardises images)"
-        )
-    return tokens
-
-
-def unchecked_ids(outputs: Tensor) -> Int64[Tensor, "batch grid"]:
-    """As `token_ids`, with the id -1 where the outputs are not finite.
-
-    Raises:
-        ValueError: the outputs are neither ids nor logits.
+        ValueError: the outputs are neither.
     """
     if outputs.ndim == 4 and outputs.is_floating_point():
         tokens = outputs.argmax(1, keepdim=True)  # of a NaN, where there is one
@@ -45,6 +28,14 @@ def unchecked_ids(outputs: Tensor) -> Int64[Tensor, "batch grid"]:
         f"the target generator gives {outputs.dtype} of shape {tuple(outputs.shape)}: expected token ids "
         "(B, HW) as integers, or logits (B, V, H, W)"
     )
+
+
+def presence(tokens: Int64[Tensor, "*batch target"]) -> Float[Tensor, "*batch"]:
+    """1 for each image with tokens, NaN for one without (id -1): what its loss is multiplied by.
+
+    A loss that is not finite is noticed (`NonFiniteHook` leaves the step out), and no device is waited for.
+    """
+    return torch.where((tokens < 0).any(-1), torch.nan, 1.0)
 
 
 def is_due(module: nn.Module, values: Tensor) -> bool:

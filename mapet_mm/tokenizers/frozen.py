@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mapet_mm.config_files import pretrained_entries, type_name, with_type_names
 from mapet_mm.errors import UserError
-from mapet_mm.models.targets import unchecked_ids
+from mapet_mm.models.targets import token_ids
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.base import Tokenizer, full_float32
 from mapet_mm.weight_files import non_finite, read_weights
@@ -110,7 +110,7 @@ class FrozenTokenizer(Tokenizer):
         """
         self.check_size(images)
         with full_float32(images.device):
-            tokens = unchecked_ids(self.model(images.float()))
+            tokens = token_ids(self.model(images.float()))
         self._check_ids(tokens, tokens.device.type)
         return tokens
 

@@ -185,6 +185,15 @@ def test_a_checkpoint_of_the_same_recipe_is_left_as_it_is(schedule, steps):
     assert checkpoint["param_schedulers"] == states
 
 
+def test_a_longer_training_with_a_schedule_by_validations_goes_on():
+    """MMEngine makes the training's length the schedule's end, which says nothing of where it stands."""
+    shorter, longer = ([dict(type="ReduceOnPlateauLR", monitor="loss", end=end)] for end in (2, 6))
+    checkpoint = checkpoint_of(run_of(RECIPE | dict(schedule=shorter), resume=False), 0)
+    run = run_of(RECIPE | dict(schedule=longer))
+    resume(run, checkpoint)
+    assert run.param_schedulers[0].end == 6
+
+
 def test_a_checkpoint_that_brings_its_weights_alone_is_left_as_it_is():
     checkpoint = dict(meta={}, optimizer="untouched")
     ResumedRecipeHook().after_load_checkpoint(run_of(RECIPE, resume=False), checkpoint)

@@ -85,8 +85,29 @@ def test_frozen_weights_below_lora_are_not_copied():
         "centre",
     }
     assert not any(module is model.linear for module, _, _ in ForwardState(model).kept)
-    conv = nn.Sequential(nn.Conv2d(3, 2, 1), Linear(3, 2))
-    assert ForwardState(conv.train().requires_grad_(False)).kept == []
+    layers = nn.Sequential(nn.Conv2d(3, 2, 1), Linear(3, 2))
+    assert ForwardState(layers.train().requires_grad_(False)).kept == []
+
+
+class Taught(nn.Module):
+    """Each forward pass gives the teacher the network's weights, as CAE's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+        self.teacher = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)).requires_grad_(False)
+
+
+def test_a_teacher_is_put_back_as_a_whole():
+    """Not a mixture of its norms of before and its linear layers of now."""
+    model = Taught().train()
+    kept, state = {name: one.clone() for name, one in model.named_parameters()}, ForwardState(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    state.restore(True)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, kept[name] + (0 if name.startswith("teacher") else 1)), name
 
 
 KINDS = ("plain", "fused", "clipped", "float16")

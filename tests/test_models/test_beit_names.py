@@ -38,6 +38,17 @@ def test_plain_vit_computes_what_the_checkpoint_computed(family, bias, capture_l
     assert "Renamed the parameters of 3 BEiT layers" in capture_log()
 
 
+def test_a_checkpoint_without_layer_scale_keeps_its_biases_and_outputs():
+    """Before: its layers were not known as BEiT's, and the biases of queries and values were dropped."""
+    beit = randomise(BEiTPretrainViT(ARCH, 24, 4, layer_scale_init_value=0.0, **PLAIN))
+    vit = MaPeTViT(ARCH, 24, 4, out_type="raw").eval()
+    missing, unexpected = vit.load_state_dict(beit.state_dict(), strict=False)
+    assert (missing, unexpected) == ([], [])
+    images = torch.randn(2, 3, 24, 24)
+    with torch.no_grad():
+        torch.testing.assert_close(vit(images)[0], beit(images, mask=None)[0], rtol=1e-6, atol=1e-6)
+
+
 def test_prefix_and_other_parameters_are_respected():
     scales = {"backbone.layers.0.gamma_1": torch.ones(2), "backbone.layers.0.gamma_2": torch.zeros(2)}
     state_dict = {**scales, "teacher.layers.0.gamma_1": torch.ones(2), "backbone.ln1.weight": torch.ones(2)}

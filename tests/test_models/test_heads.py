@@ -49,7 +49,17 @@ def squared(*args) -> TokenPredictionHead:
     return head
 
 
-@pytest.mark.parametrize("build", [MLPTokenHead, with_lora, without_bias, squared, TokenPredictionHead])
+def replaced(*args) -> TokenPredictionHead:
+    """A library has set the projection's forward pass."""
+    head = TokenPredictionHead(*args)
+    head.projection.forward = lambda latents: F.linear(latents, -head.projection.weight, head.projection.bias)
+    return head
+
+
+HEADS = [MLPTokenHead, with_lora, without_bias, squared, replaced, TokenPredictionHead]
+
+
+@pytest.mark.parametrize("build", HEADS)
 def test_training_goes_through_the_heads_own_forward_pass(build):
     """The loss is the mean of validation's, and every parameter gets the logits' gradient."""
     head, latents = build(24, 11), torch.randn(2, 7, 24)

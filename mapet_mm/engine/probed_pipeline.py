@@ -91,14 +91,17 @@ class ProbedPipeline:
     @property
     def loading(self) -> Callable | None:
         """The step that has read the images."""
-        return next((reader.step for reader in self._readers if reader.read is not None), None)
+        return None if self._reader is None else self._reader.step
 
     def turns_photos(self) -> bool | None:
         """Whether photos are read upright, as EXIF asks; None as long as nothing is read from files."""
-        reader = next((reader for reader in self._readers if reader.read is not None), None)
-        if reader is None:
+        if (reader := self._reader) is None:
             return None
         return turns_photos(reader.step, {key: reader.read[key] for key in reader.read.keys() - {"img"}})
+
+    @property
+    def _reader(self) -> _Reader | None:
+        return next((reader for reader in self._readers if reader.read is not None), None)
 
     def _run(self, info: dict) -> Any:
         return self._steps(info if info.get("img") is None else self._put(info))

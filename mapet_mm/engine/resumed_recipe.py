@@ -78,6 +78,7 @@ class ResumedRecipeHook(Hook):
         for name, one in wrappers.items():
             _check_optimizer(one.optimizer, states[name], runner._load_from)
             changed |= _group_changes(one.optimizer, states[name])
+            _take_over_ends(built.get(name, []), saved.get(name, []))
             changed |= _schedule_changes(built.get(name, []), saved.get(name, []), position)
         if not changed:
             return
@@ -127,13 +128,17 @@ def _given(group: dict) -> dict[str, Any]:
     return given
 
 
+def _take_over_ends(built: Sequence[_ParamScheduler], saved: Sequence[dict]) -> None:
+    """Let saved schedules by validations last as long as the training now does; where they stand stays."""
+    for one, state in zip(built, saved, strict=False):
+        if getattr(one, "need_val_args", False) and "end" in state:
+            state["end"] = one.end
+
+
 def _schedule_changes(
     built: Sequence[_ParamScheduler], saved: Sequence[dict], position: Position
 ) -> set[str]:
     """Whether the schedules are other ones, or stand elsewhere."""
-    for one, state in zip(built, saved, strict=False):
-        if getattr(one, "need_val_args", False) and "end" in state:
-            state["end"] = one.end  # of a longer training; where it stands does not depend on it
     if [_settings(one.state_dict()) for one in built] != [_settings(state) for state in saved]:
         return {"schedule"}
     moved = [position.of(one) for one in built] != [state["_global_step"] for state in saved]

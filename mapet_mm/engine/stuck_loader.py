@@ -7,7 +7,9 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 from mmengine.dist import get_dist_info
 from mmengine.hooks import Hook
@@ -111,17 +113,16 @@ class StuckLoaderHook(Hook):
 
 def in_a_hook(frame: FrameType | None) -> bool:
     """Whether a frame, or one that has called it, is of a hook, which may take its time."""
-    while frame is not None:
-        if isinstance(frame.f_locals.get("self"), Hook):
-            return True
-        frame = frame.f_back
-    return False
+    return any(isinstance(one, Hook) for one in _owners(frame))
 
 
 def runs_in(loop: BaseLoop, frame: FrameType | None) -> bool:
     """Whether a frame, or one that has called it, is of a method of the loop."""
+    return any(one is loop for one in _owners(frame))
+
+
+def _owners(frame: FrameType | None) -> Iterator[Any]:
+    """The objects whose methods a frame, and those that have called it, are of; None for functions."""
     while frame is not None:
-        if frame.f_locals.get("self") is loop:
-            return True
+        yield frame.f_locals.get("self")
         frame = frame.f_back
-    return False

@@ -77,7 +77,6 @@ class TokenStoreCheckHook(Hook):
         self.alignment = alignment
         self.checked = False
         self.passed: set[tuple[int, str, str]] = set()  # data sets with their pipelines and token stores
-        self.probed: set[tuple[str, str]] = set()  # pipelines and token stores
         self.pipelines: list[Any] | None = None  # of the last step
         self.tokenizer: str | None = None
         self.tokenizer_before: str | None = None
@@ -157,7 +156,6 @@ class TokenStoreCheckHook(Hook):
             self._check_views(model, case)
         else:
             self._check_store(model, case, load, key)
-        self.probed.add(key)
         self.passed.add((id(dataset), *key))
 
     def _check_views(self, model: nn.Module, case: Case) -> None:
@@ -175,9 +173,9 @@ class TokenStoreCheckHook(Hook):
         self.tokenizer = self.tokenizer or load.store.tokenizer
         load.store.require_tokenizer(self.tokenizer, whose)
         _check_images(dataset, load)
-        if not self.probed:
+        if not self.passed:
             _say_unused_outputs(model, load.store)
-        if self.alignment and key not in self.probed:
+        if self.alignment and key not in {passed[1:] for passed in self.passed}:
             check_alignment(with_pipeline(dataset, case.pipeline), load.store, _preprocessor(model))
 
 

@@ -23,7 +23,7 @@ from mapet_mm.config_files import scope_of, type_name, with_type_names
 from mapet_mm.engine.launch import read_config
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.content import content
-from mapet_mm.evaluation.file_contents import digest_of_files, file_stats
+from mapet_mm.evaluation.file_contents import NO_FILE, digest_of_files, file_stats
 from mapet_mm.registry import DATASETS
 
 # What an image set's entry may say of its loader, beside the dataset.
@@ -127,8 +127,9 @@ class ImageSet:
         known = hashlib.sha256()
         for pipeline in self.pipelines:
             known.update(json.dumps(plain(pipeline), sort_keys=True).encode())
-        for path, label, annotation, more in self._infos:
-            known.update(f"{path}|{_size(path)}|{label}|{annotation}|{_size(annotation)}\n{more}".encode())
+        for (path, label, annotation, more), (size, _) in zip(self._infos, self.stats.tolist(), strict=True):
+            bytes_ = None if size == NO_FILE else size
+            known.update(f"{path}|{bytes_}|{label}|{annotation}|{_size(annotation)}\n{more}".encode())
         # Names of classes count where there are pixel labels: the results name them.
         if any(info.annotation or info.more for info in self._infos):
             known.update(content(getattr(self.dataset, "metainfo", {})).encode())

@@ -177,14 +177,13 @@ class CAETokenHead(CAEHead):
         init_cfg: as for any MMEngine module.
     """
 
-    def _generate_target(
-        self, logits_target: Int[Tensor, "batch patch"] | Float[Tensor, "batch vocab height width"]
-    ) -> Int64[Tensor, "batch patch"]:
-        return token_ids(logits_target).clamp(min=0)
+    def _generate_target(self, logits_target: Int64[Tensor, "batch patch"]) -> Int64[Tensor, "batch patch"]:
+        return logits_target.clamp(min=0)
 
     def loss(
         self, logits: Tensor, logits_target: Tensor, latent_pred: Tensor, latent_target: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
         """MMPretrain's losses; the one of the tokens is NaN if an image has none."""
-        main, align = super().loss(logits, logits_target, latent_pred, latent_target, mask)
-        return main * presence(token_ids(logits_target).flatten()), align
+        tokens = token_ids(logits_target)
+        main, align = super().loss(logits, tokens, latent_pred, latent_target, mask)
+        return main * presence(tokens.flatten()), align

@@ -35,6 +35,7 @@ class CoveredParts:
 
     def __init__(self, store: TokenStore) -> None:
         self._store = store
+        self._turns: bool | None = None  # whether the loading step turns photos, once it is known
         self._seen: dict[tuple[int, int], Box] = {}  # by the size that the pipeline reads, as shares of it
 
     def open(self, path: Path) -> tuple[Image.Image, Box]:
@@ -50,7 +51,9 @@ class CoveredParts:
         pipeline = recorded_pipeline(_OneImage(path), self._store)
         try:
             pipeline(0)
-            if pipeline.turns_photos() is not False:
+            if self._turns is None:
+                self._turns = pipeline.turns_photos() is not False
+            if self._turns:
                 image = ImageOps.exif_transpose(image)
             if pipeline.size not in self._seen:
                 self._seen[pipeline.size] = _part_seen(pipeline)

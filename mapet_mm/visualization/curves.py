@@ -97,7 +97,7 @@ def place_figure(records: Sequence[Record]) -> Figure | None:
     Args:
         records: what `read_scalars` returns of a run with `HealthHook`.
     """
-    logged = [(record["step"], places_of(record)) for record in records if places_of(record)]
+    logged = [(record["step"], places) for record in records if (places := places_of(record))]
     if not logged:
         return None
     number = max(max(values) for _, values in logged)

@@ -18,21 +18,13 @@ test_pipeline = [
     dict(type="LoadAnnotations"),
     dict(type="PackSegInputs"),
 ]
-tta_pipeline = [
-    dict(type="LoadImageFromFile"),
-    dict(
-        type="TestTimeAug",
-        transforms=[
-            [
-                dict(type="Resize", scale=(int(2048 * by), int(1024 * by)), keep_ratio=True)
-                for by in _base_.tta_scales
-            ],
-            [dict(type="RandomFlip", prob=prob) for prob in (0.0, 1.0)],
-            [dict(type="LoadAnnotations")],
-            [dict(type="PackSegInputs")],
-        ],
-    ),
+tta_sizes = [[int(side * by) for side in test_pipeline[1]["scale"]] for by in _base_.tta_scales]
+tta_views = [
+    [dict(test_pipeline[1], scale=tuple(size)) for size in tta_sizes],
+    _base_.tta_flips,
+    *([step] for step in test_pipeline[2:]),
 ]
+tta_pipeline = [test_pipeline[0], dict(type="TestTimeAug", transforms=tta_views)]
 
 train_dataloader = dict(
     dataset=dict(

@@ -58,10 +58,11 @@ def merge_stores(
     for store in stores:
         other = [key for key, value in identity.items() if getattr(store, key) != value]
         if other and (other[0] != "data_root" or data_root is None):
-            hint = ": give the merged store's, --data-root" if other[0] == "data_root" else ""
+            roots = other[0] == "data_root"
+            remedy = "give the merged store's, --data-root" if roots else "they cannot be merged"
             raise TokenStoreError(
                 f"token stores `{stores[0].path}` and `{store.path}` have different {other[0]} "
-                f"({identity[other[0]]}, {getattr(store, other[0])})" + (hint or ": they cannot be merged")
+                f"({identity[other[0]]}, {getattr(store, other[0])}): {remedy}"
             )
     _refuse_common_images(stores)
     names = sorted((name for store in stores for name in store.names), key=encode_name)

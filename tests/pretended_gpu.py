@@ -23,6 +23,13 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 GPU, HOST = torch.device("cuda", 0), torch.device("cpu")
 aten = torch.ops.aten
 COPIES = {aten.copy_.default, aten._to_copy.default}
+# What needs a value of the GPU on the host, which waits until everything asked for before is computed.
+WAITS = {
+    aten._local_scalar_dense.default,
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten.equal.default,
+}
 # CUDA takes indices from the host.
 INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default}
 
@@ -174,6 +181,8 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
     if any(held) and not all(held) and func not in COPIES:
         _refuse_two_devices(func, args, tensors)
     asked = kwargs.get("device")
+    if _recorded_waits is not None and _waits(func, args, held, asked):
+        _recorded_waits.append(str(func))
     on_gpu = any(held) if asked is None else _is_gpu(asked)
     if func is aten.copy_.default:
         on_gpu = held[0]
@@ -189,6 +198,29 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
         return out
     out = tree_map_only(Tensor, lambda x: x if isinstance(x, OnGPU) else OnGPU(x), out)
     return return_and_correct_aliasing(func, args, kwargs, out)
+
+
+def _waits(func: Any, args: tuple, held: list[bool], asked: str | torch.device | None) -> bool:
+    if func in COPIES:
+        to_gpu = held[0] if func is aten.copy_.default or asked is None else _is_gpu(asked)
+        return held[-1] and not to_gpu
+    # A mask as index: the number of its places says the result's shape.
+    by_mask = func in INDEXING and any(x is not None and x.dtype == torch.bool for x in args[1])
+    return any(held) and (func in WAITS or by_mask)
+
+
+_recorded_waits: list[str] | None = None
+
+
+@contextmanager
+def recorded_waits() -> Iterator[list[str]]:
+    """Within it: the operations at which the host waits for the GPU, in order."""
+    global _recorded_waits
+    before, _recorded_waits = _recorded_waits, []
+    try:
+        yield _recorded_waits
+    finally:
+        _recorded_waits = before
 
 
 def _refuse_two_devices(func: Any, args: tuple, tensors: list[Tensor]) -> None:

@@ -4,7 +4,7 @@ import io
 
 import pytest
 import torch
-from pretended_gpu import OnGPU, pretended_gpu
+from pretended_gpu import OnGPU, pretended_gpu, recorded_waits
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -47,6 +47,27 @@ def test_an_array_is_of_the_host_only():
     with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor to numpy"):
         torch.ones(2, device="cuda").numpy()
     assert torch.ones(2, device="cuda").cpu().numpy().sum() == 2
+
+
+def test_what_the_host_waits_for_is_recorded():
+    """A value, a copy to the host, and a mask as index; not indices, nor copies to the GPU."""
+    square = torch.arange(9.0).view(3, 3).cuda()
+    with recorded_waits() as waits:
+        square = (
+            square[torch.tensor([2, 0, 1], device="cuda")].copy_(torch.ones(3, 3)).to("cuda", torch.float64)
+        )
+        mask = square > 0
+    assert waits == []
+    for wait in (
+        square.cpu,
+        square.sum().item,
+        mask.nonzero,
+        lambda: square[mask],
+        lambda: torch.ones(3, 3).copy_(square),
+    ):
+        with recorded_waits() as waits:
+            wait()
+        assert len(waits) == 1
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda")])

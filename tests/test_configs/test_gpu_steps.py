@@ -12,7 +12,7 @@ from mmengine.registry import MODELS
 from mmengine.structures import PixelData
 from mmpretrain.structures import DataSample
 from mmseg.structures import SegDataSample
-from pretended_gpu import OnGPU, pretended_gpu
+from pretended_gpu import OnGPU, pretended_gpu, recorded_waits
 from torch import nn
 
 MICRO = [path for path in RECIPES if path.parent.name == "micro"]
@@ -90,3 +90,19 @@ def test_a_step_of_a_recipe_is_the_hosts(path: Path):
     if cfg.model.backbone.get("init_cfg"):
         cfg.model.backbone.init_cfg = None
     check_step(cfg)
+
+
+OBJECTIVES = [path for path in MICRO if path.stem.startswith(("mapet_", "mim_", "pim_"))]
+
+
+@pytest.mark.parametrize("path", OBJECTIVES, ids=label)
+def test_after_the_first_step_the_host_waits_for_no_value_in_forward_and_backward_pass(path: Path):
+    """Else the GPU runs dry in each step, as its next kernels are not asked for yet. The first is checked."""
+    cfg = load(path)
+    with pretended_gpu():
+        model = build(cfg).to("cuda")
+        data = model.data_preprocessor(batch_of(cfg), training=True)
+        for _ in range(2):
+            with recorded_waits() as waits:
+                model.parse_losses(model(**data, mode="loss"))[0].backward()
+    assert waits == []

@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 INSTALL = 'pip install "mapet_mm[onedl]" (in a clone of the repository: pip install -e ".[onedl]")'
 
+# The extra of this package that brings a module which only some tools need.
+EXTRAS = {"faiss": "faiss-cpu", "sklearn": "evaluation", "scipy": "evaluation", "matplotlib": "report"}
+
 
 class Library(NamedTuple):
     """An OpenMMLab library: its import name, each distribution that holds it with its lowest version, and

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec
 
+from mapet_mm.dependencies import EXTRAS
+
 TRACEBACK = "MAPET_MM_TRACEBACK"
 # Errors that checks raise; an AssertionError or a NotImplementedError is always a bug.
 CHECKS = (ValueError, KeyError, RuntimeError, TypeError)
@@ -88,6 +90,8 @@ def for_the_user(error: Exception) -> bool:
 
 def what_it_says(error: Exception) -> str:
     """The error's message; for an error in a worker process, the worker's message without its traceback."""
+    if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get(str(error.name).partition(".")[0])):
+        return f'{error}: pip install "mapet_mm[{extra}]"'
     if (worker := _worker_text(error)) is None:
         return str(error.args[0]) if type(error) is KeyError and error.args else str(error)
     messages = re.split(rf"^(?:[\w.]+\.)?{type(error).__name__}: ", worker, flags=re.MULTILINE)

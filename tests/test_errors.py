@@ -40,6 +40,14 @@ class Failing:
         (MissingTokensError("no `a.png`"), "no `a.png`"),
         (FileNotFoundError(2, "No such file or directory", "x"), "[Errno 2] No such file or directory: 'x'"),
         (ModuleNotFoundError("No module named 'tensorboard'"), "No module named 'tensorboard'"),
+        (
+            ModuleNotFoundError("No module named 'faiss'", name="faiss"),
+            "No module named 'faiss': pip install \"mapet_mm[faiss-cpu]\"",
+        ),
+        (
+            ModuleNotFoundError("No module named 'sklearn'", name="sklearn.linear_model"),
+            "No module named 'sklearn': pip install \"mapet_mm[evaluation]\"",
+        ),
     ],
 )
 def test_what_a_user_can_put_right_is_one_line(error, line):

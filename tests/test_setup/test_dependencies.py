@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mapet_mm.dependencies import LIBRARIES, check_openmmlab
+from mapet_mm.dependencies import EXTRAS, LIBRARIES, check_openmmlab
 
 ROOT = Path(__file__).parents[2]
 ONEDL = {
@@ -108,3 +108,17 @@ def test_lower_bounds_are_those_of_the_extras():
         for distribution, lowest in library.distributions.items():
             if distribution != "mmcv-lite":
                 assert re.search(rf'"{re.escape(distribution)}>={re.escape(lowest)}"', text), distribution
+
+
+@pytest.mark.parametrize(
+    ("module", "requirement"),
+    [
+        ("faiss", "faiss-cpu"),
+        ("sklearn", "scikit-learn"),
+        ("scipy", "scikit-learn"),
+        ("matplotlib", "matplotlib"),
+    ],
+)
+def test_the_extra_that_an_error_names_brings_the_missing_module(module, requirement):
+    text = (ROOT / "pyproject.toml").read_text()
+    assert re.search(rf'^{EXTRAS[module]} = \["{requirement}>=[\d.]+"\]$', text, re.MULTILINE)

@@ -104,6 +104,12 @@ def test_fit_refuses_fewer_rows_than_centroids(rows):
         Codebook.fit(rows, k=601)
 
 
+@pytest.mark.parametrize("setting", ["k", "niter", "nredo", "max_points_per_centroid"])
+def test_fit_refuses_settings_below_one_by_name(rows, setting):
+    with pytest.raises(CodebookError, match=rf"^k-means with {setting}=0: 1 is the least$"):
+        Codebook.fit(rows, **({"k": 3} | {setting: 0}))
+
+
 def test_fit_refuses_features_that_are_not_finite(rows):
     rows[17, 3] = np.nan
     with pytest.raises(CodebookError, match="NaN or infinity"):

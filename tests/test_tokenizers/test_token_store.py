@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import time
 from pathlib import Path
 
@@ -120,8 +121,16 @@ def test_names_outside_ascii_are_kept(tmp_path):
     ],
 )
 def test_names_that_cannot_be_rows_are_refused(tmp_path, names, message):
-    with pytest.raises(TokenStoreError, match=message):
+    with pytest.raises(TokenStoreError, match=rf"^token store `{tmp_path}/tokens`: .*{message}"):
         TokenStore.create(tmp_path / "tokens", names, (2, 2), 10, DIGEST)
+    assert not (tmp_path / "tokens").exists()
+
+
+@pytest.mark.parametrize("grid", [(14, 0), (14, 14, 3), (14.5, 14)])
+def test_a_grid_that_is_none_is_refused_before_the_store_is_made(tmp_path, grid):
+    message = f"grid={grid!r}: one whole number above 0, or two, (height, width)"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        TokenStore.create(tmp_path / "tokens", ["a"], grid, 10, DIGEST)
     assert not (tmp_path / "tokens").exists()
 
 

@@ -32,7 +32,7 @@ class CodebookError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class KMeansOptions:
-    """Settings of k-means, with faiss's meaning and, except for `nredo`, faiss's defaults.
+    """Settings of k-means, with faiss's meaning; the defaults are k-CLIP's, not faiss's.
 
     Args:
         k: number of centroids.
@@ -40,6 +40,9 @@ class KMeansOptions:
         nredo: random starts, of which the one with the lowest inertia is kept.
         max_points_per_centroid: if there are more than k times this many rows, that many are sampled.
         seed: for that sample, the starts and the splits.
+
+    Raises:
+        CodebookError: one of them, other than the seed, is below 1.
     """
 
     k: int
@@ -47,6 +50,11 @@ class KMeansOptions:
     nredo: int = 5
     max_points_per_centroid: int = 512
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("k", "niter", "nredo", "max_points_per_centroid"):
+            if (value := getattr(self, name)) < 1:
+                raise CodebookError(f"k-means with {name}={value}: 1 is the least")
 
 
 class Codebook:
@@ -116,7 +124,8 @@ class Codebook:
             metadata: recorded beside what this function adds (k, dim, rows, seed, inertia, versions).
 
         Raises:
-            CodebookError: fewer rows than centroids, or features that are not a finite matrix.
+            CodebookError: fewer rows than centroids, features that are not a finite matrix, or a setting
+                below 1.
         """
         from mapet_mm.tokenizers.codebook.fitting import fit_in_memory  # only this needs faiss
 

@@ -69,7 +69,7 @@ def merge_stores(
     manifest = Manifest(**(identity | ({} if data_root is None else {"data_root": data_root})))
     try:
         with new_folder(Path(path)) as folder:
-            write_names(folder, manifest, names)
+            write_names(folder, manifest, names, Path(path))
             _fill(TokenStore.open(folder), stores)
     except FileExistsError:
         raise TokenStoreError(f"`{path}` exists: choose another path or remove it") from None

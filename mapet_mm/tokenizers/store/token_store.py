@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from mapet_mm.file_replacement import new_folder
+from mapet_mm.sizes import pair
 from mapet_mm.tokenizers.store.errors import REMEDY, MissingTokensError, TokenStoreError
 from mapet_mm.tokenizers.store.grids import Grids, open_listed, spans, write_block
 from mapet_mm.tokenizers.store.manifest import Manifest, newest_generation, read_manifest, write_generation
@@ -70,7 +71,7 @@ class TokenStore:
         cls,
         path: str | os.PathLike,
         names: Iterable[str],
-        grid: Sequence[int],
+        grid: int | Sequence[int],
         vocab_size: int,
         tokenizer: str,
         data_root: str | None = None,
@@ -81,7 +82,7 @@ class TokenStore:
         Args:
             path: directory to make.
             names: image paths relative to the data root, '/'-separated, each once; row i is name i.
-            grid: (H, W) tokens of an image.
+            grid: (H, W) tokens of an image, or one number for both.
             vocab_size: ids are below it; stored as uint16 up to 65,536 ids, else as uint32.
             tokenizer: digest of the codebook (or other tokenizer) whose ids these are.
             data_root: folder that the names are relative to, recorded for look-ups.
@@ -90,15 +91,15 @@ class TokenStore:
 
         Raises:
             TokenStoreError: something is at `path` already, or the names cannot be stored.
+            ValueError: `grid` is not one or two whole numbers above 0.
         """
         path, names = Path(path), list(names)
-        height, width = (int(side) for side in grid)
         root = None if data_root is None else str(data_root)
         shown = None if preprocessing is None else dict(preprocessing)
-        manifest = Manifest((height, width), int(vocab_size), tokenizer, root, shown)
+        manifest = Manifest(pair("grid", grid), int(vocab_size), tokenizer, root, shown)
         try:
             with new_folder(path) as folder:
-                write_names(folder, manifest, names)
+                write_names(folder, manifest, names, path)
         except FileExistsError:
             _refuse_existing(path, manifest, names)
         return cls(path)
@@ -296,8 +297,14 @@ class TokenStore:
         )
 
 
-def write_names(store: Path, manifest: Manifest, names: Sequence[str]) -> None:
+def write_names(store: Path, manifest: Manifest, names: Sequence[str], shown: Path | None = None) -> None:
     """Make a generation of a store with these names.
+
+    Args:
+        store: the store's folder.
+        manifest: what the store is.
+        names: image names by row.
+        shown: the path that an error names, if the folder has not its name yet.
 
     Raises:
         TokenStoreError: the names cannot be rows.
@@ -306,7 +313,7 @@ def write_names(store: Path, manifest: Manifest, names: Sequence[str]) -> None:
     try:
         content = names_file(names)
     except ValueError as error:
-        raise TokenStoreError(f"token store `{store}`: {error}") from None
+        raise TokenStoreError(f"token store `{shown or store}`: {error}") from None
     write_generation(
         store,
         manifest,

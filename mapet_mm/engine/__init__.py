@@ -1,4 +1,7 @@
-"""Hooks, optimizers and metrics; the strategies are in `sharding`."""
+"""Hooks, optimizers, metrics and the strategy."""
+
+from importlib import import_module
+from typing import Any
 
 from mapet_mm.engine.autocast import AutocastOptimWrapper
 from mapet_mm.engine.compilation import CompileHook
@@ -38,3 +41,15 @@ __all__ = [
     "TokenUsageHook",
     "TotalBatchHook",
 ]
+
+# Imported when they are asked for: few runs need what they import.
+_ON_DEMAND = {
+    "FeatureProbeHook": "mapet_mm.evaluation.hook",
+    "FullyShardedStrategy": "mapet_mm.engine.sharding",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_DEMAND:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_ON_DEMAND[name]), name)

@@ -26,7 +26,7 @@ from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook
 from mapet_mm.tokenizers.frozen import split_checkpoint
 
 CONFIGS = Path(__file__).parents[1] / "python_configs"
-# In modules of their own: evaluations and sharding import what few runs need.
+# Not imported with `mapet_mm.engine`: evaluations and sharding import what few runs need.
 ELSEWHERE = {"FeatureProbeHook", "FullyShardedStrategy"}
 
 
@@ -144,6 +144,10 @@ def test_each_registered_class_can_be_imported_from_its_package():
         package = importlib.import_module(".".join(known[name].__module__.split(".")[:2]))
         assert name in package.__all__
         assert getattr(package, name) is known[name]
+    engine = importlib.import_module("mapet_mm.engine")
+    for name in ELSEWHERE:
+        assert getattr(engine, name) is known[name]
+    assert not hasattr(engine, "KNNProbe")
 
 
 @pytest.mark.parametrize("kind", ["VQKD", "mmpretrain.VQKD", "mmpretrain.models.VQKD", VQKD])

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch import nn
 from torch._functorch import config as functorch_config
 from torch.distributed.tensor import DTensor
 
+from mapet_mm.engine.wrappers import unwrapped
 from mapet_mm.registry import HOOKS
 
 
@@ -58,7 +58,7 @@ class CompileHook(Hook):
     def before_train(self, runner: Runner) -> None:
         """Compile; the first iterations then take minutes."""
         self._eager.close()  # a validation before may have been interrupted
-        self.compile(runner.model.module if is_model_wrapper(runner.model) else runner.model)
+        self.compile(unwrapped(runner.model))
         runner.logger.info("The backbone is compiled in the first iterations, which takes minutes.")
 
     def compile(self, model: nn.Module) -> None:

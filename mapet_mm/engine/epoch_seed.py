@@ -10,10 +10,10 @@ import torch
 from mmengine.dist import broadcast_object_list, get_rank, get_world_size
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
 from mapet_mm.datasets.draws import SeededBatches, SeededDataset
+from mapet_mm.engine.wrappers import unwrapped
 from mapet_mm.errors import UserError
 from mapet_mm.registry import HOOKS
 from mapet_mm.tokenizers.images import check_on_error
@@ -132,7 +132,7 @@ class EpochSeedHook(Hook):
         """
         wrapper, lost = runner.optim_wrapper, self.lost
         self.lost = 0
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = unwrapped(runner.model)
         state = {name: value.clone() for name, value in model.state_dict().items()}
         wrapper._inner_count -= lost
         runner.model.train()

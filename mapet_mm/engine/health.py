@@ -9,10 +9,10 @@ import os
 import numpy as np
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 
 from mapet_mm.engine.features import effective_rank
+from mapet_mm.engine.wrappers import unwrapped
 from mapet_mm.models.statistics import PredictionStatistics
 from mapet_mm.registry import HOOKS
 from mapet_mm.scalars import PLACES
@@ -49,7 +49,7 @@ class HealthHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Have the head count what it predicts."""
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = unwrapped(runner.model)
         head = getattr(model, "head", None)
         if hasattr(head, "statistics"):
             num_places = getattr(getattr(model, "backbone", None), "num_targets", None)

@@ -10,7 +10,6 @@ from jaxtyping import Float, Int64
 from mmengine.dist import all_gather
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,6 +26,7 @@ from mapet_mm.engine.features import (
     undisturbed,
 )
 from mapet_mm.engine.token_check import leave_out_as_in
+from mapet_mm.engine.wrappers import unwrapped
 from mapet_mm.registry import HOOKS
 
 Neighbours = tuple[Float[Tensor, "query k"], Int64[Tensor, "query k"]]  # similarities and labels
@@ -233,7 +233,7 @@ class KNNProbeHook(Hook):
             runner: its model is probed.
             trained_on: what its token stores skipped is left out here, too.
         """
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = unwrapped(runner.model)
         with undisturbed(model):
             loaders, sizes = self.build_loaders(runner, trained_on)
             if all(loader.dataset[0]["data_samples"].get("gt_label") is None for loader in loaders):

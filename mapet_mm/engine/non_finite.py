@@ -13,13 +13,13 @@ import torch
 from mmengine.dist import all_gather_object, is_main_process
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper
 from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch import Tensor, nn
 
 from mapet_mm.engine.portable_checkpoint import whole_files
 from mapet_mm.engine.step_state import ForwardState, ScheduleState, wrappers_of
+from mapet_mm.engine.wrappers import unwrapped
 from mapet_mm.errors import UserError
 from mapet_mm.file_replacement import replace_json
 from mapet_mm.registry import HOOKS
@@ -85,7 +85,7 @@ class NonFiniteHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Watch the losses and the optimizers."""
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = unwrapped(runner.model)
         model.register_forward_hook(self._watch_losses)
         for wrapper in wrappers_of(runner):
             if not hasattr(wrapper.optimizer, "register_step_pre_hook"):

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import torch
 from mmcv.cnn import Conv2d, Linear
-from mmengine.model import is_model_wrapper
 from mmengine.optim import OptimWrapper, _ParamScheduler
 from mmengine.runner import Runner
 from torch import Tensor, nn
+
+from mapet_mm.engine.wrappers import unwrapped
 
 # Their own forward passes change no parameter; frozen ones (below LoRA) are large.
 UNCHANGED = (nn.Linear, nn.Conv2d, Linear, Conv2d)
@@ -45,7 +46,7 @@ class ForwardState:
 
 def _changeable(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
     # The dictionaries themselves, because this runs in each step: `named_buffers` takes much longer.
-    parts = (model.module if is_model_wrapper(model) else model)._modules.values()
+    parts = unwrapped(model)._modules.values()
     # A part of which nothing learns may be a teacher, whose layers all follow the network's.
     frozen = [part for part in parts if part is not None and part.training and not _learns(part)]
     teachers = {module for part in frozen if part._modules for module in part.modules()}

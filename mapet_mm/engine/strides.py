@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import torch
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch import nn
 
 from mapet_mm.engine.features import undisturbed
+from mapet_mm.engine.wrappers import unwrapped
 from mapet_mm.registry import HOOKS
 
 SIDE = 256  # of the image that is sent through, in pixels
@@ -25,8 +25,7 @@ class StrideCheckHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Say it once, in the log."""
-        model = runner.model
-        for line in wrong_strides(model.module if is_model_wrapper(model) else model):
+        for line in wrong_strides(unwrapped(runner.model)):
             print_log(f"warning: {line}", logger="current", level=logging.WARNING)
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from mmengine.dist import all_gather_object, get_dist_info
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch import nn
 from torch.utils.data import Dataset
@@ -29,6 +28,7 @@ from mapet_mm.engine.dataset_pipelines import (
 )
 from mapet_mm.engine.online_tokens import check_normalisation
 from mapet_mm.engine.probed_pipeline import pipeline_transforms
+from mapet_mm.engine.wrappers import unwrapped
 from mapet_mm.registry import HOOKS
 from mapet_mm.tokenizers.base import Tokenizer
 from mapet_mm.tokenizers.codebook import Codebook
@@ -133,7 +133,7 @@ class TokenStoreCheckHook(Hook):
         self._check(runner, cases_of(runner.test_dataloader.dataset))
 
     def _check(self, runner: Runner, cases: Iterable[Case]) -> None:
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = unwrapped(runner.model)
         if self.codebook is not None and self.tokenizer is None:
             self.tokenizer = Codebook.load(self.codebook).digest
         if not self.checked:

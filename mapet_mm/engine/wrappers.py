@@ -6,6 +6,11 @@ from mmengine.model import is_model_wrapper
 from torch import nn
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside MMEngine's wrapper (data parallel, sharding), or the model itself."""
+    return model.module if is_model_wrapper(model) else model
+
+
 def plain_names(model: nn.Module) -> dict[str, str]:
     """The name of each module and parameter, by its path, without the wrappers that stand for a part.
 

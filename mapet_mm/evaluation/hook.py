@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jaxtyping import Float
 from mmengine.dist import all_gather, barrier, is_main_process
-from mmengine.model import is_model_wrapper
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from mapet_mm.engine.features import all_rows, image_features, own_rows, undisturbed
 from mapet_mm.engine.knn import KNNProbeHook, knn_predict_shared
+from mapet_mm.engine.wrappers import unwrapped
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.backbone import TokenBackbone
 from mapet_mm.evaluation.features import MemoryFeatures
@@ -57,7 +57,7 @@ class FeatureProbeHook(KNNProbeHook):
 
     def figures(self, runner: Runner) -> dict[str, float]:
         """Top-1 of each pooling, and the rows of other protocols in the first process."""
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = unwrapped(runner.model)
         with undisturbed(model):
             loaders, sizes = self.build_loaders(runner, runner.train_dataloader.dataset)
             backbone = _PooledBackbone(model)

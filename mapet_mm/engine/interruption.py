@@ -14,12 +14,12 @@ from types import FrameType
 
 import torch
 from mmengine.dist import is_distributed, is_main_process
-from mmengine.hooks import CheckpointHook, Hook
+from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch import distributed
 
-from mapet_mm.engine.portable_checkpoint import whole_files
+from mapet_mm.engine.portable_checkpoint import checkpoint_hook, whole_files
 from mapet_mm.engine.stuck_loader import runs_in
 from mapet_mm.errors import STOPPED
 from mapet_mm.file_replacement import replace_file
@@ -117,7 +117,7 @@ class InterruptionHook(Hook):
 
     def _save(self, runner: Runner) -> None:
         self.saved = time.monotonic()
-        hook, folder, step = _checkpoint_hook(runner), self._folder(runner), runner.iter + 1
+        hook, folder, step = checkpoint_hook(runner), self._folder(runner), runner.iter + 1
         if hook is not None and not hook.by_epoch and str(hook.last_ckpt).endswith(f"_{step}.pth"):
             return  # it has just done so
         meta = dict(epoch=runner.epoch, iter=step)
@@ -127,7 +127,7 @@ class InterruptionHook(Hook):
             replace_file(Path(runner.work_dir, "last_checkpoint"), os.path.join(folder, LATEST).encode())
 
     def _folder(self, runner: Runner) -> str:
-        return getattr(_checkpoint_hook(runner), "out_dir", runner.work_dir)
+        return getattr(checkpoint_hook(runner), "out_dir", runner.work_dir)
 
 
 class _PatientWorker:
@@ -165,7 +165,3 @@ def _is_loaders_worker() -> bool:
     """Whether this process is a loader's worker, which a signal may reach before `_PatientWorker` does."""
     target = getattr(multiprocessing.current_process(), "_target", None)
     return getattr(target, "__module__", "").startswith("torch.utils.data")
-
-
-def _checkpoint_hook(runner: Runner) -> CheckpointHook | None:
-    return next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)

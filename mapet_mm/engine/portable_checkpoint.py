@@ -56,7 +56,7 @@ class PortableCheckpointHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Have MMEngine's CheckpointHook write whole files."""
-        hook = next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
+        hook = checkpoint_hook(runner)
         if hook is None or hook.backend_args or hook.file_client_args:
             return
         hook.backend_args = whole_files(hook.out_dir)
@@ -98,12 +98,17 @@ class PortableCheckpointHook(Hook):
                 hub["runtime_info"][name] = osp.join(folder, osp.basename(value)) if value else value
 
 
+def checkpoint_hook(runner: Runner) -> CheckpointHook | None:
+    """MMEngine's hook that saves the run's checkpoints, if it has one."""
+    return next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
+
+
 def whole_files(folder: str | PurePath | None) -> dict[str, str] | None:
     """`backend_args` of MMEngine for whole files in a folder; of an address its own."""
     return None if "://" in str(folder) else dict(backend=WHOLE_FILES)
 
 
-def checkpoint_folder(work_dir: str, out_dir: str | None = None) -> str:
+def checkpoint_folder(work_dir: str, out_dir: str | None) -> str:
     """Where MMEngine's CheckpointHook writes: the work dir, or a folder of its name in `out_dir`."""
     if out_dir is None or str(out_dir) == work_dir:
         return work_dir
@@ -111,8 +116,7 @@ def checkpoint_folder(work_dir: str, out_dir: str | None = None) -> str:
 
 
 def _checkpoint_folder(runner: Runner) -> str:
-    out_dir = next((hook.out_dir for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
-    return checkpoint_folder(runner.work_dir, out_dir)
+    return checkpoint_folder(runner.work_dir, getattr(checkpoint_hook(runner), "out_dir", None))
 
 
 def _to_tensors(buffer: HistoryBuffer) -> dict[str, Any]:

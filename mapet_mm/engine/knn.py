@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -42,10 +42,13 @@ def knn_predict(
 ) -> Int64[Tensor, " query"]:
     """Classify by the k most similar training images, each voting with `exp(similarity / temperature)`.
 
+    Each process compares all queries with its own share of the training images; what goes from process to
+    process are each query's k nearest.
+
     Args:
-        train_features: `(T, D)`.
+        train_features: `(T, D)`, this process's.
         train_labels: `(T,)`, 0 .. num_classes - 1.
-        features: `(Q, D)` of the images to classify.
+        features: `(Q, D)` of the images to classify, the same in all processes.
         num_classes: number of classes.
         k: neighbours that vote.
         temperature: of the votes.
@@ -56,31 +59,17 @@ def knn_predict(
     Raises:
         ValueError: fewer training images than neighbours, or a temperature of 0 or less.
     """
-    check_neighbours(k, len(train_features))
-    check_temperature(temperature)
-    return _predict(train_features, train_labels, features, num_classes, k, temperature, lambda found: found)
-
-
-def knn_predict_shared(
-    train_features: Float[Tensor, "train dim"],
-    train_labels: Int64[Tensor, " train"],
-    features: Float[Tensor, "query dim"],
-    num_classes: int,
-    k: int = 20,
-    temperature: float = 0.07,
-) -> Int64[Tensor, " query"]:
-    """`knn_predict` with the training images divided among the processes.
-
-    Each process compares all queries, which it is given, with its own share of the training images; what
-    goes from process to process are each query's k nearest.
-    """
     shares = all_gather(torch.tensor(len(train_features), device=features.device))
     check_neighbours(k, sum(map(int, shares)))
-
-    def merged(found: Neighbours) -> Neighbours:
-        return _nearest_of(*(torch.cat(all_gather(part), dim=1) for part in found), k)
-
-    return _predict(train_features, train_labels, features, num_classes, k, temperature, merged)
+    check_temperature(temperature)
+    train_features = F.normalize(train_features, dim=1)
+    rows, columns = tile(features.device)
+    predictions = []
+    for queries in F.normalize(features, dim=1).split(rows):
+        own = nearest(queries, train_features, train_labels, k, columns)
+        similarity, voters = keep_nearest(zip(*map(all_gather, own), strict=True), k)
+        predictions.append(count_votes(similarity, voters, num_classes, temperature).argmax(1))
+    return torch.cat(predictions)
 
 
 def check_neighbours(k: int, training_images: int) -> None:
@@ -115,24 +104,6 @@ def count_votes(
     return votes.scatter_add_(1, voters, (relative / temperature).exp())
 
 
-def _predict(
-    train: Tensor,
-    labels: Tensor,
-    features: Tensor,
-    num_classes: int,
-    k: int,
-    temperature: float,
-    merge: Callable[[Neighbours], Neighbours],
-) -> Tensor:
-    train = F.normalize(train, dim=1)
-    rows, columns = tile(features.device)
-    predictions = []
-    for queries in F.normalize(features, dim=1).split(rows):
-        similarity, voters = merge(nearest(queries, train, labels, k, columns))
-        predictions.append(count_votes(similarity, voters, num_classes, temperature).argmax(1))
-    return torch.cat(predictions)
-
-
 def nearest(
     queries: Float[Tensor, "query dim"],
     train: Float[Tensor, "train dim"],
@@ -144,17 +115,17 @@ def nearest(
 
     Where there are fewer than k, neighbours of similarity minus infinity fill up: they have no vote.
     """
-    similarity = queries.new_full((len(queries), k), float("-inf"))
-    voters = labels.new_zeros(len(queries), k)
+    best = queries.new_full((len(queries), k), float("-inf")), labels.new_zeros(len(queries), k)
     for block, names in zip(train.split(columns), labels.split(columns), strict=True):
         found, places = (queries @ block.T).topk(min(k, len(block)), dim=1)
-        both = torch.cat([similarity, found], dim=1), torch.cat([voters, names[places]], dim=1)
-        similarity, voters = _nearest_of(*both, k)
-    return similarity, voters
+        best = keep_nearest([best, (found, names[places])], k)
+    return best
 
 
-def _nearest_of(similarity: Tensor, voters: Tensor, k: int) -> Neighbours:
-    similarity, places = similarity.topk(k, dim=1)
+def keep_nearest(parts: Iterable[Neighbours], k: int) -> Neighbours:
+    """The k most similar of each query's neighbours in all parts, or all if there are fewer."""
+    similarity, voters = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+    similarity, places = similarity.topk(min(k, similarity.shape[1]), dim=1)
     return similarity, voters.gather(1, places)
 
 
@@ -239,9 +210,12 @@ class KNNProbeHook(Hook):
             if all(loader.dataset[0]["data_samples"].get("gt_label") is None for loader in loaders):
                 return None
             train, val = (image_features(model, loader, self.pooling, self.amp) for loader in loaders)
-            return self._top1(
-                [own_rows(part, sizes[0]) for part in train], [all_rows(part, sizes[1]) for part in val]
+            known, queries = (
+                [own_rows(part, sizes[0]) for part in train],
+                [all_rows(part, sizes[1]) for part in val],
             )
+            self.rank_me = rank_me(queries[:1])
+            return self.top1(*known, *queries)
 
     def build_loaders(self, runner: Runner, trained_on: Dataset | None) -> tuple[list[DataLoader], list[int]]:
         """Loaders of the voting images and of those to classify, and the numbers of images."""
@@ -252,11 +226,14 @@ class KNNProbeHook(Hook):
         check_neighbours(self.k, sizes[0])  # before the set's features are taken
         return loaders, sizes
 
-    def _top1(self, train: list[Tensor], val: list[Tensor]) -> float:
-        (train_features, train_labels), (features, labels) = train, val
-        self.rank_me = rank_me([features])
+    def top1(
+        self,
+        train_features: Float[Tensor, "train dim"],
+        train_labels: Int64[Tensor, " train"],
+        features: Float[Tensor, "query dim"],
+        labels: Int64[Tensor, " query"],
+    ) -> float:
+        """Top-1 in percent; the training images are this process's, the queries those of all."""
         num_classes = 1 + max(map(int, all_gather(torch.cat([train_labels, labels]).max())))
-        predicted = knn_predict_shared(
-            train_features, train_labels, features, num_classes, self.k, self.temperature
-        )
+        predicted = knn_predict(train_features, train_labels, features, num_classes, self.k, self.temperature)
         return 100 * (predicted == labels).float().mean().item()

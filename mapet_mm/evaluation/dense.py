@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from mapet_mm.engine.knn import nearest, tile
+from mapet_mm.engine.knn import keep_nearest, nearest, tile
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.dense_images import DenseImages
 from mapet_mm.evaluation.logistic import fit_logistic
@@ -193,9 +193,7 @@ class DenseEvaluation:
                 queries, keys = _comparable(rows, block, distance)
                 parts = [nearest(part, keys, places, k, width) for part in queries.split(height)]
                 found = (torch.cat(part) for part in zip(*parts, strict=True))
-                both = [torch.cat(pair, 1) for pair in zip(best[distance], found, strict=True)]
-                similarity, order = both[0].topk(min(k, both[0].shape[1]), 1)
-                best[distance] = similarity, both[1].gather(1, order)
+                best[distance] = keep_nearest([best[distance], found], k)
         return {distance: places.cpu().numpy() for distance, (_, places) in best.items()}
 
     def _fit(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
-from mmengine.dist import all_gather, barrier, is_main_process
+from mmengine.dist import barrier, is_main_process
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from mapet_mm.engine.features import all_rows, image_features, own_rows, undisturbed
-from mapet_mm.engine.knn import KNNProbeHook, knn_predict_shared
+from mapet_mm.engine.knn import KNNProbeHook
 from mapet_mm.engine.wrappers import unwrapped
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.backbone import TokenBackbone
@@ -64,13 +64,10 @@ class FeatureProbeHook(KNNProbeHook):
             train, val = (image_features(backbone, loader, amp=self.amp) for loader in loaders)
             known = [own_rows(part, sizes[0]) for part in train]
             others = [all_rows(part, sizes[1]) for part in val]
-            num_classes = 1 + max(map(int, all_gather(torch.cat([known[1], others[1]]).max())))
-            options = num_classes, self.k, self.temperature
             found = {}
             for pooling, columns in backbone.columns(known[0].shape[1]).items():
-                seen = known[0][:, columns], known[1], others[0][:, columns]
-                predicted = knn_predict_shared(*seen, *options)
-                found[f"features/k-NN, {pooling}"] = 100 * (predicted == others[1]).float().mean().item()
+                top1 = self.top1(known[0][:, columns], known[1], others[0][:, columns], others[1])
+                found[f"features/k-NN, {pooling}"] = top1
             if self.protocols:
                 sets = {"train": [all_rows(part, sizes[0]) for part in train], "val": others}
                 found |= self._others(sets, backbone) if is_main_process() else {}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from mapet_mm.engine.knn import check_neighbours, check_temperature, count_votes
+from mapet_mm.engine.knn import Neighbours, check_neighbours, check_temperature, count_votes, keep_nearest
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import ImageSet, check_labels
@@ -55,9 +55,7 @@ class NearestNeighbours(Classification):
         return rows
 
 
-def neighbours(
-    queries: Float[Tensor, "query dim"], train: Features, pooling: str, k: int
-) -> tuple[Float[Tensor, "query k"], Int64[Tensor, "query k"]]:
+def neighbours(queries: Float[Tensor, "query dim"], train: Features, pooling: str, k: int) -> Neighbours:
     """Similarities and labels of the k most similar training images, which are read a block at a time.
 
     Args:
@@ -66,13 +64,12 @@ def neighbours(
         pooling: of the last layer.
         k: number of neighbours.
     """
-    similarity = queries.new_full((len(queries), k), float("-inf"))
-    voters = torch.zeros(len(queries), k, dtype=torch.int64, device=queries.device)
+    best = (
+        queries.new_full((len(queries), k), float("-inf")),
+        torch.zeros(len(queries), k, dtype=torch.int64, device=queries.device),
+    )
     for rows, values in train.blocks("pooled", -1):
         block = F.normalize(train.pool(values, pooling).to(queries.device), dim=1)
         labels = train.labels[rows].to(queries.device)
-        both = torch.cat([similarity, queries @ block.T], dim=1)  # Q k+b
-        names = torch.cat([voters, labels.expand(len(queries), -1)], dim=1)
-        similarity, places = both.topk(k, dim=1)
-        voters = names.gather(1, places)
-    return similarity, voters
+        best = keep_nearest([best, (queries @ block.T, labels.expand(len(queries), -1))], k)
+    return best

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from mapet_mm.engine import knn
 from mapet_mm.engine.features import build_loader, image_features, normalise, pool, undisturbed
-from mapet_mm.engine.knn import KNNProbeHook, knn_predict, knn_predict_shared
+from mapet_mm.engine.knn import KNNProbeHook, knn_predict
 from mapet_mm.registry import DATASETS
 
 ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
@@ -254,7 +254,7 @@ def test_neighbours_divided_among_processes_predict_the_same(number, k, monkeypa
     def predict() -> torch.Tensor:
         shares = zip(train.split(cuts), labels.split(cuts), strict=True)
         features, own = list(shares)[get_rank()]
-        return knn_predict_shared(features, own, queries, 5, k).tolist()
+        return knn_predict(features, own, queries, 5, k).tolist()
 
     assert in_processes(number, predict, tmp_path) == [expected.tolist()] * number
 

@@ -39,6 +39,11 @@ class UserError(Exception):
     __str__ = Exception.__str__
 
 
+def reason_of(error: Exception) -> str:
+    """Type and first line of an error, for a message that says what else went wrong."""
+    return f"{type(error).__name__}: {error}".split("\n", 1)[0]
+
+
 def one_line_errors(main: Callable[Arguments, None]) -> Callable[Arguments, None]:
     """Decorate a tool's `main`: errors that the user can fix end it with one line and exit code 1."""
 

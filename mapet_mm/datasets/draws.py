@@ -16,7 +16,7 @@ from mmengine.logging import print_log
 from mmengine.structures import BaseDataElement
 from torch.utils.data import Dataset
 
-from mapet_mm.errors import UserError
+from mapet_mm.errors import UserError, reason_of
 from mapet_mm.tokenizers.images import check_on_error
 
 # Name of an image's seed in its data sample.
@@ -124,7 +124,7 @@ class SeededDataset(Dataset):
                 path = _unreadable(error)
                 if path is None:
                     raise
-                reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+                reason = reason_of(error)
                 print_log(f"image `{path}` cannot be read ({reason})", "current", logging.WARNING)
         raise UnreadableImageError(
             f"image `{path}` cannot be read ({reason}): repair it, or have the next one taken in its place "

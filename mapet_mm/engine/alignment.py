@@ -23,6 +23,7 @@ from mapet_mm.engine.probed_pipeline import (
     recorded_pipeline,
 )
 from mapet_mm.engine.probes import Probe, matching_share, pattern, views_of
+from mapet_mm.errors import reason_of
 from mapet_mm.tokenizers.image_names import path_of
 from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
 
@@ -191,7 +192,7 @@ def _first_misaligned(
             share = share_of(probe)
         except Exception as error:
             # Images of this shape stop a training, too; those of another shape may not.
-            reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+            reason = reason_of(error)
             del probes[draws % len(probes)]
             continue
         if share is not None and share < ALIGNED:
@@ -217,7 +218,7 @@ def _first_readable(dataset: Dataset, pipeline: ProbedPipeline) -> tuple[int, Ar
         try:
             return index, pipeline(index)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+            reason = reason_of(error)
     raise TokenStoreError(_untested(dataset, reason))
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from mapet_mm.engine.autocast import choose_dtype
-from mapet_mm.errors import UserError
+from mapet_mm.errors import UserError, reason_of
 from mapet_mm.evaluation.backbone import LayerTokens, TokenBackbone
 from mapet_mm.evaluation.checkpoints import Checkpoint
 from mapet_mm.evaluation.features import CachedFeatures, bytes_per_image
@@ -229,8 +229,7 @@ class _Inputs(Dataset):
         try:
             return self.images.dataset[index]["inputs"]
         except Exception as error:  # what a broken image raises depends on where it is broken
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            return Unreadable(self.images.path(index), reason)
+            return Unreadable(self.images.path(index), reason_of(error))
 
 
 def _load(

@@ -12,7 +12,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor, nn
 
-from mapet_mm.errors import UserError
+from mapet_mm.errors import UserError, reason_of
 from mapet_mm.registry import MODELS
 from mapet_mm.weight_files import WeightFileError, non_finite, read_weights
 
@@ -90,10 +90,9 @@ def build_visual(
     try:
         model = open_clip.create_model(clip_model, pretrained=pretrained)
     except Exception as error:  # the remedy is the same for all errors
-        reason = f"{type(error).__name__}: {error}".split("\n", 1)[0][:160]
         raise TowerError(
-            f"could not build {clip_model} with weights '{pretrained}' ({reason}): give a tag of open_clip "
-            "or a local weights file"
+            f"could not build {clip_model} with weights '{pretrained}' ({reason_of(error)[:160]}): "
+            "give a tag of open_clip or a local weights file"
         ) from None
     return model.visual.float().eval().requires_grad_(False)
 

@@ -17,7 +17,7 @@ from mmengine.config import ConfigDict
 from torch import Tensor, nn
 
 from mapet_mm.config_files import pretrained_entries, type_name, with_type_names
-from mapet_mm.errors import UserError
+from mapet_mm.errors import UserError, reason_of
 from mapet_mm.models.targets import token_ids
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.base import Tokenizer, full_float32
@@ -232,9 +232,8 @@ def _read(what: str, checkpoint: str) -> dict[str, Tensor]:
     try:
         return read_weights(_download(checkpoint) if "://" in checkpoint else checkpoint)
     except Exception as error:  # the remedy is the same for all errors
-        reason = f"{type(error).__name__}: {error}".split("\n", 1)[0][:160]
         raise TokenizerError(
-            f"could not read the {what}'s weights `{checkpoint}` ({reason}): {remedy}"
+            f"could not read the {what}'s weights `{checkpoint}` ({reason_of(error)[:160]}): {remedy}"
         ) from None
 
 

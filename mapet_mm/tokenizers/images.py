@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from mapet_mm.errors import UserError
+from mapet_mm.errors import UserError, reason_of
 from mapet_mm.registry import DATASETS
 from mapet_mm.tokenizers.image_names import path_of, relative_name
 from mapet_mm.tokenizers.random_steps import Run, Step, first_random_step, generators_kept, watched
@@ -152,7 +152,7 @@ class NamedImages(Dataset):
         try:
             results = load(results)
         except Exception as error:
-            return index, f"{type(error).__name__}: {error}".split("\n", 1)[0]
+            return index, reason_of(error)
         if results is None:
             return index, "the pipeline's first step returned nothing"
         for step in others:

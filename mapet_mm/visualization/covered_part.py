@@ -11,6 +11,7 @@ from jaxtyping import Float
 from PIL import Image, ImageOps
 
 from mapet_mm.engine.probed_pipeline import ProbedPipeline, recorded_pipeline
+from mapet_mm.errors import reason_of
 from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
 
 # Of an image's width: what resizing may bend at its edges.
@@ -58,10 +59,9 @@ class CoveredParts:
             if pipeline.size not in self._seen:
                 self._seen[pipeline.size] = _part_seen(pipeline)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
             raise TokenStoreError(
                 f"the pipeline that token store `{self._store.path}` records does not say which part of "
-                f"`{path}` its tokens cover ({reason}): such patches cannot be drawn"
+                f"`{path}` its tokens cover ({reason_of(error)}): such patches cannot be drawn"
             ) from error
         left, top, width, height = self._seen[pipeline.size]
         return image, Box(left * image.width, top * image.height, width * image.width, height * image.height)

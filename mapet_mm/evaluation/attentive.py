@@ -14,7 +14,6 @@ from tqdm import tqdm
 
 from mapet_mm.evaluation.batches import ShuffledBatches
 from mapet_mm.evaluation.features import Features
-from mapet_mm.evaluation.image_sets import check_labels
 from mapet_mm.evaluation.linear import check_rates, half_cosine
 from mapet_mm.evaluation.protocols import PROTOCOLS, Classification, Evaluated, Row
 
@@ -125,22 +124,17 @@ class AttentiveProbe(Classification):
         seed: int = 0,
     ) -> None:
         check_rates(rates)
-        self.rates, self.epochs, self.least_steps, self.batch_size = (
-            list(rates),
-            epochs,
-            least_steps,
-            batch_size,
-        )
+        self.rates, self.batch_size = list(rates), batch_size
+        self.epochs, self.least_steps = epochs, least_steps
         self.weight_decay, self.seed = weight_decay, seed
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """One row; none of a backbone without patch tokens."""
-        num_classes = check_labels(*(evaluated.images[name] for name in ("train", "val")))
-        train, val = evaluated.features["train"], evaluated.features["val"]
+        train, val, num_classes = self.labelled(evaluated)
         if not math.prod(train.grid):
             return []
         batches = ShuffledBatches(train, "tokens", self.batch_size, self.seed)
-        epochs = max(self.epochs, -(-self.least_steps // batches.steps))
+        epochs = batches.epochs(self.epochs, self.least_steps)
         models = train_attentive(
             batches, self.rates, num_classes, epochs, self.weight_decay, evaluated.device
         )

@@ -38,6 +38,10 @@ class ShuffledBatches:
         """Batches of an epoch, if all windows were as large as the first."""
         return -(-len(self.features) // self.batch_size)
 
+    def epochs(self, wanted: int, least_steps: int) -> int:
+        """The epochs that are wanted, or more if these have fewer than `least_steps` batches."""
+        return max(wanted, -(-least_steps // self.steps))
+
     def epoch(self, number: int) -> Iterator[tuple[Tensor, Int64[Tensor, " batch"]]]:
         """Features in float32, `(P, L, b, D)` or `(b, N, D)`, and labels."""
         generator = torch.Generator().manual_seed(1000003 * self.seed + number)

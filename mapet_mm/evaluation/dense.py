@@ -172,14 +172,25 @@ class DenseEvaluation:
                 tokens = torch.as_tensor(images.tokens[start : start + at_once]).flatten(0, -2).float()
                 found = self._nearest(self._rows(tokens), mask, ks[-1], distances)
                 for place in range(len(tokens) // patches):
-                    labels = images.checked_labels(start + place, len(self.classes))
-                    for distance in distances:
-                        own = found[distance][place * patches : (place + 1) * patches]
-                        for k, voted in vote(self.cells[own], len(self.classes), ks).items():
-                            predicted = join_cells(voted, images.grid, labels.shape)
-                            areas[f"{distance}, k={k}"].add(predicted, labels)
+                    own = slice(place * patches, (place + 1) * patches)
+                    voters = {distance: neighbours[own] for distance, neighbours in found.items()}
+                    self._add_votes(areas, images, start + place, voters, ks)
                     bar.update()
         return areas
+
+    def _add_votes(
+        self,
+        areas: dict[str, Areas],
+        images: DenseImages,
+        index: int,
+        voters: dict[str, Int64[np.ndarray, "patch k"]],
+        ks: Sequence[int],
+    ) -> None:
+        """Segment an image by its patches' nearest training patches, by each distance and each k."""
+        labels = images.checked_labels(index, len(self.classes))
+        for distance, neighbours in voters.items():
+            for k, voted in vote(self.cells[neighbours], len(self.classes), ks).items():
+                areas[f"{distance}, k={k}"].add(join_cells(voted, images.grid, labels.shape), labels)
 
     def _nearest(
         self, rows: Float[Tensor, "query dim"], mask: Bool[Tensor, " patch"], k: int, distances: Sequence[str]

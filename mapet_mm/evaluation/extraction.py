@@ -84,7 +84,7 @@ def take_features(
     features = CachedFeatures(folder, name=images.name, labels=images.labels, **known)
     if missing := features.missing(kinds):
         _announce(features, kinds, missing)
-        (features.folder).mkdir(parents=True, exist_ok=True)
+        features.folder.mkdir(parents=True, exist_ok=True)
         replace_json(features.folder / "meta.json", {"model": checkpoint.name, **identity})
         _fill(features, backbone, inputs, kinds, missing, dtype)
     return features
@@ -148,6 +148,8 @@ def _fill(
     missing: Sequence[int],
     dtype: torch.dtype | None,
 ) -> None:
+    """Compute the missing blocks; from the first unreadable image on, images are only tried."""
+
     def done(blocks: Sequence[int]) -> set[int]:
         return {block for block in blocks if all(features.path(kind, block).exists() for kind in kinds)}
 
@@ -162,25 +164,28 @@ def _fill(
     autocast = torch.autocast(backbone.device.type, dtype, enabled=dtype is not None)
     with bar, torch.no_grad():
         for block, batches in groupby(_load(features, inputs, tasks), key=lambda batch: batch[0]):
-            parts, broken = [], []
+            parts = []
             for _, batch in batches:
                 if not isinstance(batch, Tensor):
-                    broken += batch
-                elif not (broken or unreadable):  # their repair changes the folder: features would be lost
+                    unreadable += batch
+                elif not unreadable:  # their repair changes the folder: features would be lost
                     with autocast:
                         tokens = backbone(backbone.normalise(batch))
                     parts.append(_stored(tokens, kinds))
-            unreadable += broken
-            if unreadable:
-                continue
-            for place, kind in enumerate(kinds):
-                values = torch.cat([part[place] for part in parts], dim=2 if kind == "pooled" else 0)
-                replace_file(features.path(kind, block), save({kind: values.contiguous()}))
-            bar.update()
+            if not unreadable:
+                _write(features, kinds, block, parts)
+                bar.update()
     if unreadable:
         raise _unreadable(features.name, unreadable)
     if not features.missing(kinds):
         tasks.clear()
+
+
+def _write(features: CachedFeatures, kinds: Sequence[str], block: int, parts: list[list[Tensor]]) -> None:
+    """Write a block of each kind, from what `_stored` gives of its batches."""
+    for kind, values in zip(kinds, zip(*parts, strict=True), strict=True):
+        joined = torch.cat(values, dim=2 if kind == "pooled" else 0)
+        replace_file(features.path(kind, block), save({kind: joined.contiguous()}))
 
 
 def _unreadable(name: str, images: Sequence[Unreadable]) -> ImageSetError:

@@ -42,11 +42,8 @@ class PatchSimilarity:
             similarity = (image @ image.T).flatten().double()
             self.sums += torch.bincount(self.distance.flatten(), similarity, len(self.sums))
             mean = image.double().mean(0)
-            self.images, self.squares, self.total = (
-                self.images + 1,
-                self.squares + mean @ mean,
-                self.total + mean,
-            )
+            self.images += 1
+            self.squares, self.total = self.squares + mean @ mean, self.total + mean
 
     @property
     def by_distance(self) -> Float[np.ndarray, " distance"]:

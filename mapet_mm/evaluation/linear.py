@@ -17,7 +17,6 @@ from tqdm import tqdm
 
 from mapet_mm.evaluation.batches import ShuffledBatches
 from mapet_mm.evaluation.features import POOLINGS, Features
-from mapet_mm.evaluation.image_sets import check_labels
 from mapet_mm.evaluation.protocols import PROTOCOLS, Classification, Evaluated, Row, say_what_lacks
 from mapet_mm.visualization.report import Section
 
@@ -191,12 +190,8 @@ class LinearProbes(Classification):
         check_rates(rates)
         if poolings is not None and (not poolings or not set(poolings) <= set(POOLINGS)):
             raise ValueError(f"poolings={poolings!r}: a list of some of {', '.join(POOLINGS)}")
-        self.rates, self.epochs, self.least_steps, self.batch_size = (
-            list(rates),
-            epochs,
-            least_steps,
-            batch_size,
-        )
+        self.rates, self.batch_size = list(rates), batch_size
+        self.epochs, self.least_steps = epochs, least_steps
         self.optimizer, self.weight_decay, self.poolings, self.seed = optimizer, weight_decay, poolings, seed
 
     def layers(self, features: Features) -> list[int]:
@@ -208,8 +203,7 @@ class LinearProbes(Classification):
 
         None of a backbone that has none of the poolings.
         """
-        num_classes = check_labels(*(evaluated.images[name] for name in ("train", "val")))
-        train, val = evaluated.features["train"], evaluated.features["val"]
+        train, val, num_classes = self.labelled(evaluated)
         layers = self.layers(train)
         poolings = [one for one in train.poolings if self.poolings is None or one in self.poolings]
         if not poolings:
@@ -219,7 +213,7 @@ class LinearProbes(Classification):
             Probe(layer, pooling, rate) for layer in layers for pooling in poolings for rate in self.rates
         ]
         batches = ShuffledBatches(train, "pooled", self.batch_size, self.seed)
-        epochs = max(self.epochs, -(-self.least_steps // batches.steps))
+        epochs = batches.epochs(self.epochs, self.least_steps)
         options = epochs, self.optimizer, self.weight_decay, evaluated.device
         found = {}
         for part in parts(probes, train.dim, num_classes):

@@ -13,7 +13,6 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from mapet_mm.evaluation.features import POOLINGS, Features
-from mapet_mm.evaluation.image_sets import check_labels
 from mapet_mm.evaluation.protocols import PROTOCOLS, Classification, Evaluated, Row, say_what_lacks
 
 
@@ -90,8 +89,7 @@ class LowShot(Classification):
 
         None of a backbone that does not have the pooling.
         """
-        check_labels(*(evaluated.images[name] for name in ("train", "val")))
-        train, val = evaluated.features["train"], evaluated.features["val"]
+        train, val, _ = self.labelled(evaluated)
         pooling = self.pooling or train.poolings[-1]
         if pooling not in train.poolings:
             say_what_lacks("logistic regression", [pooling], train)
@@ -104,23 +102,16 @@ class LowShot(Classification):
             for seed in range(self.draws):
                 if (chosen := draw(train.labels.numpy(), share, seed)) is None:
                     break
-                known = (
-                    (train.pooled(pooling, images=torch.from_numpy(chosen)) - mean).div_(deviation).numpy()
-                )
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", ConvergenceWarning)
-                    model = LogisticRegression(C=self.C, max_iter=1000).fit(
-                        known, train.labels[chosen].numpy()
-                    )
+                known = train.pooled(pooling, images=torch.from_numpy(chosen))
+                model = self._fit((known - mean).div_(deviation).numpy(), train.labels[chosen].numpy())
                 tops.append(100 * model.score(queries, val.labels.numpy()))
             if tops:
                 spread = float(np.std(tops, ddof=1)) if len(tops) > 1 else None
-                rows.append(
-                    Row(
-                        "logistic regression",
-                        f"{pooling}, {share_name(share)}",
-                        float(np.mean(tops)),
-                        spread=spread,
-                    )
-                )
+                setting = f"{pooling}, {share_name(share)}"
+                rows.append(Row("logistic regression", setting, float(np.mean(tops)), spread=spread))
         return rows
+
+    def _fit(self, features: np.ndarray, labels: np.ndarray) -> LogisticRegression:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            return LogisticRegression(C=self.C, max_iter=1000).fit(features, labels)

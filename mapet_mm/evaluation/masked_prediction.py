@@ -83,11 +83,8 @@ def cut_patches(
 def join_patches(patches: UInt8[np.ndarray, "patch row column 3"], grid: tuple[int, int]) -> np.ndarray:
     """An image of its patches."""
     (rows, columns), (height, width) = grid, patches.shape[1:3]
-    return (
-        patches.reshape(rows, columns, height, width, 3)
-        .swapaxes(1, 2)
-        .reshape(rows * height, columns * width, 3)
-    )
+    joined = patches.reshape(rows, columns, height, width, 3).swapaxes(1, 2)
+    return joined.reshape(rows * height, columns * width, 3)
 
 
 def token_patches(

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from mapet_mm.engine.knn import Neighbours, check_neighbours, check_temperature, count_votes, keep_nearest
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.features import Features
-from mapet_mm.evaluation.image_sets import ImageSet, check_labels
+from mapet_mm.evaluation.image_sets import ImageSet
 from mapet_mm.evaluation.protocols import PROTOCOLS, Classification, Evaluated, Row
 
 
@@ -42,8 +42,7 @@ class NearestNeighbours(Classification):
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """A row for the last layer's class token, patch mean, and both side by side."""
-        num_classes = check_labels(*(evaluated.images[name] for name in ("train", "val")))
-        train, val = evaluated.features["train"], evaluated.features["val"]
+        train, val, num_classes = self.labelled(evaluated)
         check_neighbours(self.k, len(train))
         rows = []
         for pooling in train.poolings:

@@ -21,8 +21,7 @@ def foreground(tokens: Float[Tensor, "image row column dim"]) -> Bool[Tensor, "i
     The component is cut where it falls into two groups (Otsu's threshold); the group that has less of the
     images' borders is the foreground. All patches, if the other group is hardly there.
     """
-    rows = tokens.flatten(0, 2).float()
-    scores = (_project(rows, rows, 1)[:, 0]).view(tokens.shape[:3])
+    scores = _components(tokens.flatten(0, 2).float(), 1)[:, 0].view(tokens.shape[:3])
     far = scores > otsu_threshold(scores.flatten().numpy())
     border = torch.ones(tokens.shape[1:3], dtype=torch.bool)
     border[1:-1, 1:-1] = False
@@ -59,21 +58,18 @@ def component_colours(
         tokens: patch tokens of some images.
         shown: their foreground; other patches are dark.
     """
-    rows = tokens[shown].float()
-    scores = _project(rows, rows, 3)
+    scores = _components(tokens[shown].float(), 3)
     low, high = (scores.quantile(share, dim=0) for share in (CLIPPED, 1 - CLIPPED))
     colours = torch.tensor(BACKGROUND_COLOUR, dtype=torch.uint8).expand(*shown.shape, 3).clone()
     colours[shown] = (255 * ((scores - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)).round().byte()
     return colours.numpy()
 
 
-def _project(
-    rows: Float[Tensor, "row dim"], onto: Float[Tensor, "other dim"], count: int
-) -> Float[Tensor, "row component"]:
-    """Rows on the first principal components of others, at unit variance; zeros where there are fewer."""
-    mean = onto.mean(0)
-    _, _, axes = torch.linalg.svd((onto - mean).T @ (onto - mean))
-    scores = (rows - mean) @ axes[:count].T
+def _components(rows: Float[Tensor, "row dim"], count: int) -> Float[Tensor, "row component"]:
+    """Rows on their first principal components, at unit variance; zeros where there are fewer."""
+    centred = rows - rows.mean(0)
+    _, _, axes = torch.linalg.svd(centred.T @ centred)
+    scores = centred @ axes[:count].T
     # The sign of a component is free: its longer tail is made positive, so that pictures come out the same.
     scores = scores * scores.pow(3).sum(0).sign()
     return F.pad(scores / scores.std(0, correction=0).clamp(min=1e-12), (0, count - scores.shape[1]))

@@ -110,6 +110,11 @@ class Classification(Protocol):
         """See `check_labels`."""
         check_labels(images["train"], images["val"])
 
+    def labelled(self, evaluated: Evaluated) -> tuple[Features, Features, int]:
+        """Features of `train` and `val`, and the number of classes."""
+        num_classes = check_labels(evaluated.images["train"], evaluated.images["val"])
+        return evaluated.features["train"], evaluated.features["val"], num_classes
+
 
 def build_all(configs: Sequence[Mapping[str, Any]]) -> list[Protocol]:
     """All protocols, whatever images they need.

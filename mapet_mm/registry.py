@@ -8,15 +8,7 @@ which modules to import on the first look-up. Importing this module also registe
 
 from typing import Any
 
-from mmengine.registry import DATASETS as MMENGINE_DATASETS
-from mmengine.registry import HOOKS as MMENGINE_HOOKS
-from mmengine.registry import METRICS as MMENGINE_METRICS
-from mmengine.registry import MODEL_WRAPPERS as MMENGINE_MODEL_WRAPPERS
-from mmengine.registry import MODELS as MMENGINE_MODELS
-from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS
-from mmengine.registry import OPTIM_WRAPPERS as MMENGINE_OPTIM_WRAPPERS
-from mmengine.registry import STRATEGIES as MMENGINE_STRATEGIES
-from mmengine.registry import TRANSFORMS as MMENGINE_TRANSFORMS
+from mmengine import registry as root
 from mmengine.registry import Registry
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch.serialization import add_safe_globals
@@ -25,37 +17,22 @@ from mapet_mm.weight_files import SAFE_GLOBALS
 
 SCOPE = "mapet_mm"
 
-MODELS = Registry(
-    "model",
-    parent=MMENGINE_MODELS,
-    scope=SCOPE,
-    locations=["mapet_mm.models", "mapet_mm.tokenizers", "mapet_mm.datasets"],
-)
-DATASETS = Registry("dataset", parent=MMENGINE_DATASETS, scope=SCOPE, locations=["mapet_mm.datasets"])
-TRANSFORMS = Registry("transform", parent=MMENGINE_TRANSFORMS, scope=SCOPE, locations=["mapet_mm.datasets"])
-HOOKS = Registry(
-    "hook", parent=MMENGINE_HOOKS, scope=SCOPE, locations=["mapet_mm.engine", "mapet_mm.evaluation.hook"]
-)
-METRICS = Registry("metric", parent=MMENGINE_METRICS, scope=SCOPE, locations=["mapet_mm.engine"])
-MODEL_WRAPPERS = Registry(
-    "model_wrapper", parent=MMENGINE_MODEL_WRAPPERS, scope=SCOPE, locations=["mapet_mm.engine"]
-)
-OPTIM_WRAPPERS = Registry(
-    "optimizer wrapper",
-    parent=MMENGINE_OPTIM_WRAPPERS,
-    scope=SCOPE,
-    locations=["mapet_mm.engine"],
-)
-OPTIM_WRAPPER_CONSTRUCTORS = Registry(
-    "optimizer wrapper constructor",
-    parent=MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS,
-    scope=SCOPE,
-    locations=["mapet_mm.engine"],
-)
+
+def _child(of_mmengine: Registry, *locations: str) -> Registry:
+    """A registry of this scope below one of MMEngine's, filled by importing the modules at `locations`."""
+    return Registry(of_mmengine.name, parent=of_mmengine, scope=SCOPE, locations=list(locations))
+
+
+MODELS = _child(root.MODELS, "mapet_mm.models", "mapet_mm.tokenizers", "mapet_mm.datasets")
+DATASETS = _child(root.DATASETS, "mapet_mm.datasets")
+TRANSFORMS = _child(root.TRANSFORMS, "mapet_mm.datasets")
+HOOKS = _child(root.HOOKS, "mapet_mm.engine", "mapet_mm.evaluation.hook")
+METRICS = _child(root.METRICS, "mapet_mm.engine")
+MODEL_WRAPPERS = _child(root.MODEL_WRAPPERS, "mapet_mm.engine")
+OPTIM_WRAPPERS = _child(root.OPTIM_WRAPPERS, "mapet_mm.engine")
+OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, "mapet_mm.engine")
 # Not in mapet_mm.engine, because few runs need its imports.
-STRATEGIES = Registry(
-    "strategy", parent=MMENGINE_STRATEGIES, scope=SCOPE, locations=["mapet_mm.engine.sharding"]
-)
+STRATEGIES = _child(root.STRATEGIES, "mapet_mm.engine.sharding")
 
 # Allow the safe types in training checkpoints for everything that reads them with a model of this scope:
 # MMEngine's list lacks most of NumPy's types. It already has `getattr`.

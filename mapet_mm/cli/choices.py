@@ -191,21 +191,27 @@ def choose_tokens(wish: str, init: Path | None, arch: str) -> Tokens:
     """
     if wish.startswith("timm:"):
         return timm_tokens(wish.removeprefix("timm:"))
-    if wish == "init" and init is None:
-        raise UserError("--tokenizer init: --init names the weights")
-    for name, make in (("clip", clip_tokens), ("init", lambda: init and init_tokens(init, arch))):
-        if wish in ("auto", name):
-            try:
-                if tokens := make():
-                    return tokens
-            except TowerError as error:
-                if wish != "auto":
-                    raise
-                # The rest of the message is for those who write a config.
-                print(f"no CLIP weights: {str(error).partition(': check the network')[0]}", flush=True)
-    if wish in ("auto", "random"):
+    if wish == "auto":
+        return best_tokens(init, arch)
+    if wish == "clip":
+        return clip_tokens()
+    if wish == "random":
         return random_tokens()
-    raise UserError(f"--tokenizer {wish}: auto, clip, init, random or timm:NAME")
+    if wish != "init":
+        raise UserError(f"--tokenizer {wish}: auto, clip, init, random or timm:NAME")
+    if init is None:
+        raise UserError("--tokenizer init: --init names the weights")
+    return init_tokens(init, arch)
+
+
+def best_tokens(init: Path | None, arch: str) -> Tokens:
+    """k-CLIP if its weights are there or can be downloaded, else clusters of --init's or random features."""
+    try:
+        return clip_tokens()
+    except TowerError as error:
+        # The rest of the message is for those who write a config.
+        print(f"no CLIP weights: {str(error).partition(': check the network')[0]}", flush=True)
+    return init_tokens(init, arch) if init else random_tokens()
 
 
 def clip_tokens() -> Tokens:

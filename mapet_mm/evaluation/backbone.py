@@ -190,10 +190,8 @@ class TokenBackbone:
             what = type(output).__name__ + (f" of {len(output)}" if isinstance(output, list | tuple) else "")
             raise BackboneError(f"the backbone gives {what}, of which no features are taken")
         if output.ndim == 4:
-            rows, columns = images.shape[-2:]
-            if _aspect_error(output.shape[1:3], rows / columns) < _aspect_error(
-                output.shape[2:], rows / columns
-            ):
+            error = partial(_aspect_error, ratio=images.shape[-2] / images.shape[-1])
+            if error(output.shape[1:3]) < error(output.shape[2:]):
                 output = output.permute(0, 3, 1, 2)  # B H W D -> B D H W
             return output.flatten(2).mT, tuple(output.shape[2:])
         return (output[:, None], (0, 0)) if output.ndim == 2 else (output, None)

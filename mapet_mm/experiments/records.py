@@ -18,7 +18,7 @@ from mapet_mm import __version__
 from mapet_mm.config_files import read_config
 from mapet_mm.errors import UserError
 from mapet_mm.experiments.plan import RESULTS, Run, identity
-from mapet_mm.file_replacement import replace_file
+from mapet_mm.file_replacement import replace_file, replace_json
 from mapet_mm.scalars import last_values
 
 
@@ -73,7 +73,7 @@ def write_record(run: Run, seconds: float) -> None:
         "date": datetime.date.today().isoformat(),
     }
     _record_file(run).parent.mkdir(parents=True, exist_ok=True)
-    replace_file(_record_file(run), (json.dumps(record, indent=1) + "\n").encode())
+    replace_json(_record_file(run), record)
 
 
 def _metrics(run: Run) -> dict[str, float]:

@@ -23,13 +23,10 @@ from mmengine.logging import print_log
 from torch import Tensor
 
 from mapet_mm.models.beit_names import LAYER_SCALES, beit_to_vit
+from mapet_mm.renaming import StateDict, cut_qkv, join_qkv, rename, reverse
 from mapet_mm.torchvision_names import torchvision_names
 
-StateDict = dict[str, Tensor]
-Names = list[tuple[str, str]]
-Parts = list[tuple[str, int]]
-
-# Prefixes of names, as (mapet_mm's, the other's): the first that fits is replaced, the rest is kept.
+# (mapet_mm's, the other's), see `mapet_mm.renaming`.
 REFERENCE = [
     ("backbone.cls_token", "cls_token"),
     ("backbone.pos_embed", "pos_embed"),
@@ -73,7 +70,7 @@ HUGGING_FACE_LAYER = [
     ("ffn.layers.1.", "mlp.fc2."),
     ("ffn.gamma2.weight", "layer_scale2.lambda1"),
 ]
-# How queries, keys and values are stored, as (part of the name, how many of the three it holds).
+# How queries, keys and values are stored.
 REFERENCE_QKV = [("q", 1), ("kv", 2)]
 HUGGING_FACE_QKV = [("query", 1), ("key", 1), ("value", 1)]
 
@@ -87,8 +84,8 @@ def reference_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
     Raises:
         ValueError: the authors' networks do not have one of the names, or one of theirs is missing.
     """
-    joined = _join(_unwrapped(state_dict), "attn.", REFERENCE_QKV)
-    return _complete(_rename(joined, _reverse(REFERENCE), _reverse(REFERENCE_LAYER), "the authors' networks"))
+    joined = join_qkv(_unwrapped(state_dict), "attn.", REFERENCE_QKV)
+    return _complete(rename(joined, reverse(REFERENCE), reverse(REFERENCE_LAYER), "the authors' networks"))
 
 
 def mm_to_reference(state_dict: Mapping[str, Tensor]) -> StateDict:
@@ -98,8 +95,8 @@ def mm_to_reference(state_dict: Mapping[str, Tensor]) -> StateDict:
         ValueError: the authors' networks do not have one of the names, or there is no class token.
     """
     where = "the authors' networks"
-    renamed = _rename(_with_class_token(network(state_dict), where), REFERENCE, REFERENCE_LAYER, where)
-    return _cut(renamed, "attn.", REFERENCE_QKV)
+    renamed = rename(_with_class_token(network(state_dict), where), REFERENCE, REFERENCE_LAYER, where)
+    return cut_qkv(renamed, "attn.", REFERENCE_QKV)
 
 
 def mm_to_timm(state_dict: Mapping[str, Tensor]) -> StateDict:
@@ -109,7 +106,7 @@ def mm_to_timm(state_dict: Mapping[str, Tensor]) -> StateDict:
         ValueError: timm's `VisionTransformer` does not have one of the names.
     """
     weights = network(state_dict, MASK_TOKEN, TOKEN_HEAD)
-    return _rename(weights, TIMM, TIMM_LAYER, "timm's VisionTransformer")
+    return rename(weights, TIMM, TIMM_LAYER, "timm's VisionTransformer")
 
 
 def timm_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
@@ -118,7 +115,7 @@ def timm_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
     Raises:
         ValueError: a name is unknown, or one of `MaPeTViT`'s is missing.
     """
-    renamed = _rename(_unwrapped(state_dict), _reverse(TIMM), _reverse(TIMM_LAYER), "MaPeTViT")
+    renamed = rename(_unwrapped(state_dict), reverse(TIMM), reverse(TIMM_LAYER), "MaPeTViT")
     return _complete(_with_class_position(renamed))
 
 
@@ -136,10 +133,10 @@ def mm_to_hf(state_dict: Mapping[str, Tensor]) -> StateDict:
             f"the weights have no final norm (`backbone.ln1`), which {where} cannot do "
             "without: convert the pre-trained model, or take timm's names for a fine-tuned one"
         )
-    renamed = _rename(weights, HUGGING_FACE, HUGGING_FACE_LAYER, where)
+    renamed = rename(weights, HUGGING_FACE, HUGGING_FACE_LAYER, where)
     if "embeddings.mask_token" in renamed:
         renamed["embeddings.mask_token"] = renamed["embeddings.mask_token"].flatten(0, 1)  # 1 1 D -> 1 D
-    return _cut(renamed, "attention.attention.", HUGGING_FACE_QKV)
+    return cut_qkv(renamed, "attention.attention.", HUGGING_FACE_QKV)
 
 
 def hf_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
@@ -148,8 +145,8 @@ def hf_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
     Raises:
         ValueError: a name is unknown, or one of `MaPeTViT`'s is missing.
     """
-    joined = _join(_unwrapped(state_dict), "attention.attention.", HUGGING_FACE_QKV)
-    renamed = _rename(joined, _reverse(HUGGING_FACE), _reverse(HUGGING_FACE_LAYER), "MaPeTViT")
+    joined = join_qkv(_unwrapped(state_dict), "attention.attention.", HUGGING_FACE_QKV)
+    renamed = rename(joined, reverse(HUGGING_FACE), reverse(HUGGING_FACE_LAYER), "MaPeTViT")
     if "backbone.mask_token" in renamed:
         renamed["backbone.mask_token"] = renamed["backbone.mask_token"][None]  # 1 D -> 1 1 D
     return _complete(renamed)
@@ -276,58 +273,3 @@ def _with_class_position(weights: StateDict) -> StateDict:
 
 def _is_square(count: int) -> bool:
     return math.isqrt(count) ** 2 == count
-
-
-def _reverse(names: Names) -> Names:
-    return [(new, old) for old, new in names]
-
-
-def _rename(
-    state_dict: Mapping[str, Tensor],
-    names: Names,
-    layer_names: Names,
-    where: str,
-) -> StateDict:
-    """Replace the prefixes of names, and within a layer (`...I.rest`) the prefix of the rest."""
-    renamed = {}
-    for name, value in state_dict.items():
-        beginning, rest = _replace(name, name, names, where)
-        if layer := re.match(r"(\d+\.)(.+)", rest):
-            rest = layer[1] + "".join(_replace(name, layer[2], layer_names, where))
-        renamed[beginning + rest] = value
-    return renamed
-
-
-def _replace(name: str, part: str, names: Names, where: str) -> tuple[str, str]:
-    for old, new in names:
-        if part.startswith(old):
-            return new, part.removeprefix(old)
-    raise ValueError(f"`{name}`: {where} has nothing of this name")
-
-
-def _join(state_dict: Mapping[str, Tensor], prefix: str, parts: Parts) -> StateDict:
-    """Join queries, keys and values into one `qkv` per layer."""
-    joined = dict(state_dict)
-    first = parts[0][0]
-    pattern = re.compile(rf"(.*\.{re.escape(prefix)}){first}\.(weight|bias)")
-    for found in filter(None, map(pattern.fullmatch, state_dict)):
-        names = [f"{found[1]}{part}.{found[2]}" for part, _ in parts]
-        if missing := [name for name in names if name not in joined]:
-            raise ValueError(f"`{missing[0]}` is missing: it belongs to `{found[0]}`")
-        pieces = [joined.pop(name) for name in names]
-        joined[f"{found[1]}qkv.{found[2]}"] = torch.cat(pieces)
-    return joined
-
-
-def _cut(state_dict: StateDict, prefix: str, parts: Parts) -> StateDict:
-    """Cut each `qkv` into the parts that the other network stores separately."""
-    cut = {}
-    pattern = re.compile(rf"(.*\.{re.escape(prefix)})qkv\.(weight|bias)")
-    for name, value in state_dict.items():
-        if found := pattern.fullmatch(name):
-            pieces = value.split([len(value) // 3 * share for _, share in parts])
-            for (part, _), piece in zip(parts, pieces, strict=True):
-                cut[f"{found[1]}{part}.{found[2]}"] = piece.contiguous()
-        else:
-            cut[name] = value
-    return cut

@@ -5,10 +5,13 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
+from mapet_mm.renaming import rename
+
 OUTER = [
     ("backbone.cls_token", "class_token"),
     ("backbone.pos_embed", "encoder.pos_embedding"),
     ("backbone.patch_embed.projection.", "conv_proj."),
+    ("backbone.layers.", "encoder.layers.encoder_layer_"),
     ("backbone.ln1.", "encoder.ln."),
     ("head.fc.", "heads.head."),
 ]
@@ -56,17 +59,4 @@ def torchvision_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, what in (("backbone.cls_token", "class token"), ("backbone.ln1.weight", "final norm")):
         if name not in weights:
             raise ValueError(f"the weights have no {what} (`{name}`), which torchvision's ViT has always")
-    return {_renamed(name): value for name, value in fold_layer_scale(weights).items()}
-
-
-def _renamed(name: str) -> str:
-    if layer := re.fullmatch(r"backbone\.layers\.(\d+)\.(.+)", name):
-        return f"encoder.layers.encoder_layer_{layer[1]}." + _replaced(layer[2], LAYER, name)
-    return _replaced(name, OUTER, name)
-
-
-def _replaced(part: str, names: list[tuple[str, str]], whole: str) -> str:
-    for ours, theirs in names:
-        if part.startswith(ours):
-            return theirs + part.removeprefix(ours)
-    raise ValueError(f"`{whole}`: torchvision's ViT has nothing of this name")
+    return rename(fold_layer_scale(weights), OUTER, LAYER, "torchvision's ViT")

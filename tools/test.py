@@ -14,8 +14,9 @@ from mmengine.fileio import dump
 
 import mapet_mm.quiet  # noqa: F401
 from mapet_mm.config_files import ConfigOptions
-from mapet_mm.engine.launch import build_runner, configure_drawing, configure_test, load_config
+from mapet_mm.engine.launch import configure_drawing, configure_test, load_config
 from mapet_mm.engine.processes import note_local_rank, stop_processes
+from mapet_mm.engine.runner import build_runner
 from mapet_mm.errors import one_line_errors
 
 PREDICTIONS, METRICS = (".pkl", ".pickle"), (".json", ".yml", ".yaml")

@@ -11,8 +11,9 @@ from mmengine.dist import is_main_process
 
 import mapet_mm.quiet  # noqa: F401
 from mapet_mm.config_files import ConfigOptions
-from mapet_mm.engine.launch import build_runner, configure_training, load_config, training_report
+from mapet_mm.engine.launch import configure_training, load_config, training_report
 from mapet_mm.engine.processes import note_local_rank, stop_processes
+from mapet_mm.engine.runner import build_runner
 from mapet_mm.errors import one_line_errors
 
 

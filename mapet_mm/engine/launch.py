@@ -8,14 +8,11 @@ from typing import Any
 
 import torch
 from mmengine.config import Config, ConfigDict
-from mmengine.device import get_device
-from mmengine.logging import MMLogger
-from mmengine.registry import RUNNERS
 from mmengine.runner import FlexibleRunner, Runner
 
 from mapet_mm import config_files
-from mapet_mm.config_files import in_package, type_name
-from mapet_mm.engine.batch_size import check_scaling, describe_scaling, scaling_with_accumulation
+from mapet_mm.config_files import in_package
+from mapet_mm.engine.batch_size import check_scaling
 from mapet_mm.engine.checkpoints import (
     LaunchError,
     differences,
@@ -26,10 +23,8 @@ from mapet_mm.engine.checkpoints import (
     require_file,
     say,
 )
-from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.pretrained import check_pretrained
-from mapet_mm.engine.processes import TIMEOUT_SECONDS, check_gpus, import_yapf, start_processes
-from mapet_mm.quiet import import_quietly, quieten
+from mapet_mm.quiet import import_quietly
 
 # Entries of a config that MMEngine's runners or this package's tools read.
 SETTINGS = {*signature(Runner).parameters, *signature(FlexibleRunner).parameters}
@@ -261,60 +256,6 @@ def configure_drawing(cfg: Config, show: bool, show_dir: str | None, wait_time: 
         hook.update(draw=True, test_out_dir=show_dir)  # inside the work dir
     else:
         hook.update(enable=True, out_dir=show_dir)
-
-
-class QuietRunner(Runner):
-    """MMEngine's Runner; what it logs in many lines stands in the log file only."""
-
-    def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
-        """Build the logger, and say where the file is."""
-        logger = quieten(super().build_logger(*args, **kwargs))
-        logger.info(f"environment and config are in {Path(self._log_dir) / f'{self.timestamp}.log'}")
-        return logger
-
-
-def build_runner(cfg: Config, launcher: str) -> Runner:
-    """Build the config's runner, for one process ('none') or several, with or without GPUs."""
-    cfg.launcher = launcher
-    strategy = (cfg.get("strategy") or {}).get("type", "")
-    if launcher == "none" and type_name(strategy) == "FullyShardedStrategy":
-        raise LaunchError("`strategy`: FullyShardedStrategy needs several processes: tools/dist_train.sh")
-    keep_freed_memory()
-    import_yapf()
-    if launcher != "none":
-        check_gpus(launcher)
-        # PyTorch's own limit for GPUs is ten minutes, which a validation in the first process can outlast.
-        cfg.merge_from_dict({"env_cfg": {"dist_cfg": {"timeout": _timeout(cfg)}}})
-        if get_device() == "cpu":
-            _distribute_on_cpu(cfg, launcher)
-    scaling = scaling_with_accumulation(cfg)
-    if "runner_type" in cfg:
-        if scaling:
-            default = dict(type="SingleDeviceStrategy" if launcher == "none" else "DDPStrategy")
-            cfg.strategy = ConfigDict(cfg.get("strategy") or default, auto_scale_lr=scaling)
-        runner = RUNNERS.build(cfg)
-    else:
-        runner = QuietRunner.from_cfg(cfg)
-        runner.auto_scale_lr = scaling
-    if scaling and scaling.get("enable", False) and cfg.get("train_dataloader"):
-        runner.logger.info(describe_scaling(cfg, runner.world_size))
-    return runner
-
-
-def _timeout(cfg: Config) -> int:
-    """Seconds that processes wait for each other."""
-    return cfg.get("env_cfg", {}).get("dist_cfg", {}).get("timeout", TIMEOUT_SECONDS)
-
-
-def _distribute_on_cpu(cfg: Config, launcher: str) -> None:
-    """Start gloo and wrap the model without device ids: MMEngine's own start sets a CUDA device for both."""
-    start_processes(launcher, _timeout(cfg))
-    wrapper = dict(
-        type="mapet_mm.CPUDistributedDataParallel",
-        broadcast_buffers=False,
-        find_unused_parameters=cfg.get("find_unused_parameters", False),
-    )
-    cfg.model_wrapper_cfg = {**wrapper, **(cfg.get("model_wrapper_cfg") or {}), "device_ids": None}
 
 
 def training_report(cfg: Config, config_path: str) -> str:

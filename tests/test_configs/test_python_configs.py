@@ -14,7 +14,8 @@ from mmpretrain.models import VQKD
 
 import mapet_mm.registry
 from mapet_mm.config_files import PACKAGE, read_config, scope_of, type_name, with_type_names
-from mapet_mm.engine.launch import LaunchError, build_runner, configure_training, load_config
+from mapet_mm.engine.launch import LaunchError, configure_training, load_config
+from mapet_mm.engine.runner import build_runner
 from mapet_mm.evaluation.checkpoints import load_checkpoint
 from mapet_mm.evaluation.image_sets import read_image_sets
 from mapet_mm.evaluation.masked_prediction import token_loader

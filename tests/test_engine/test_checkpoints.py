@@ -25,8 +25,9 @@ from mapet_mm.engine.checkpoints import (
     recipe,
     require_checkpoint,
 )
-from mapet_mm.engine.launch import build_runner, configure_test, configure_training, load_config
+from mapet_mm.engine.launch import configure_test, configure_training, load_config
 from mapet_mm.engine.portable_checkpoint import PortableCheckpointHook
+from mapet_mm.engine.runner import build_runner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BEST = ["default_hooks.checkpoint.save_best=auto"]

@@ -15,9 +15,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mapet_mm.engine.epoch_seed import ResumeError
-from mapet_mm.engine.launch import build_runner, configure_training, load_config
+from mapet_mm.engine.launch import configure_training, load_config
 from mapet_mm.engine.layer_decay import LayerDecayOptimWrapperConstructor
 from mapet_mm.engine.resumed_recipe import ResumedRecipeHook
+from mapet_mm.engine.runner import build_runner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EPOCHS, LENGTH = 6, 4

@@ -25,9 +25,10 @@ from torch.distributed.tensor import DTensor
 
 from mapet_mm.engine import sharding
 from mapet_mm.engine.autocast import AutocastOptimWrapper
-from mapet_mm.engine.launch import LaunchError, build_runner, configure_training, load_config
+from mapet_mm.engine.launch import LaunchError, configure_training, load_config
 from mapet_mm.engine.processes import start_processes, stop_processes
 from mapet_mm.engine.resumed_recipe import ResumedRecipeHook
+from mapet_mm.engine.runner import build_runner
 from mapet_mm.engine.sharding import FullyShardedStrategy
 from mapet_mm.engine.step_state import ForwardState
 from mapet_mm.models import MaPeTViT

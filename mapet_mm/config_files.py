@@ -123,6 +123,17 @@ def with_type_names(config: Any) -> Any:
     return type(config)(map(with_type_names, config)) if isinstance(config, list | tuple) else config
 
 
+def plain(value: Any) -> Any:
+    """A config's value as JSON has it."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, str | int | float | None):
+        return value
+    return getattr(value, "__qualname__", str(value))
+
+
 def pretrained_entries(node: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield each `dict(type="Pretrained", checkpoint=...)` inside a part of a config, with its key."""
     if isinstance(node, Mapping):

@@ -26,7 +26,8 @@ from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.processes import choose_device
 from mapet_mm.errors import UserError, one_line_errors
 from mapet_mm.evaluation.checkpoints import load_checkpoint
-from mapet_mm.evaluation.image_sets import SECTION, ImageSet, differs_in_pipeline, read_image_sets
+from mapet_mm.evaluation.declared_images import SECTION, differs_in_pipeline, read_image_sets
+from mapet_mm.evaluation.image_sets import ImageSet
 from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
 from mapet_mm.evaluation.protocols import (
     PROTOCOLS,

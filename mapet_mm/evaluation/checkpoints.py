@@ -18,14 +18,13 @@ from mmengine.registry import init_default_scope
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor, nn
 
-from mapet_mm.config_files import scope_of
+from mapet_mm.config_files import plain, scope_of
 from mapet_mm.engine.checkpoints import require_checkpoint
 from mapet_mm.engine.features import swaps_channels
 from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.pretrained import check_pretrained
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.backbone import TokenBackbone, runs_a_neck
-from mapet_mm.evaluation.image_sets import plain
 from mapet_mm.registry import MODELS
 from mapet_mm.starts import DECODERS
 from mapet_mm.weight_files import KEYS, read_weights

@@ -17,7 +17,7 @@ from mapet_mm.config_files import PACKAGE, read_config, scope_of, type_name, wit
 from mapet_mm.engine.launch import LaunchError, configure_training, load_config
 from mapet_mm.engine.runner import build_runner
 from mapet_mm.evaluation.checkpoints import load_checkpoint
-from mapet_mm.evaluation.image_sets import read_image_sets
+from mapet_mm.evaluation.declared_images import read_image_sets
 from mapet_mm.evaluation.masked_prediction import token_loader
 from mapet_mm.evaluation.picture_protocols import TokenPredictions
 from mapet_mm.evaluation.protocols import build_protocols, evaluate

@@ -8,7 +8,7 @@ from pretended_gpu import pretended_gpu
 from tiny_training import run_tool
 
 from mapet_mm.evaluation.checkpoints import load_checkpoint
-from mapet_mm.evaluation.image_sets import read_image_sets
+from mapet_mm.evaluation.declared_images import read_image_sets
 from mapet_mm.evaluation.protocols import build_protocols, evaluate
 
 

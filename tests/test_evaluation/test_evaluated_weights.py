@@ -12,7 +12,7 @@ from torch import nn
 from mapet_mm.engine.checkpoints import LaunchError
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.checkpoints import KeysError, load_checkpoint, load_weights
-from mapet_mm.evaluation.image_sets import read_image_sets
+from mapet_mm.evaluation.declared_images import read_image_sets
 
 
 def test_weights_find_their_backbone_whatever_is_around_them(config, root):

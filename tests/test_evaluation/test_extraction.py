@@ -18,8 +18,9 @@ from mapet_mm.errors import UserError
 from mapet_mm.evaluation import extraction
 from mapet_mm.evaluation import features as feature_module
 from mapet_mm.evaluation.checkpoints import load_checkpoint
+from mapet_mm.evaluation.declared_images import read_image_sets
 from mapet_mm.evaluation.extraction import _folder
-from mapet_mm.evaluation.image_sets import ImageSetError, read_image_sets
+from mapet_mm.evaluation.image_sets import ImageSetError
 from mapet_mm.registry import DATASETS
 from mapet_mm.tokenizers.sharing import SharedTasks
 

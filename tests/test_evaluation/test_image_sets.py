@@ -10,13 +10,8 @@ from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 
 from mapet_mm.evaluation.content import content
-from mapet_mm.evaluation.image_sets import (
-    ImageSet,
-    ImageSetError,
-    check_labels,
-    differs_in_pipeline,
-    read_image_sets,
-)
+from mapet_mm.evaluation.declared_images import differs_in_pipeline, read_image_sets
+from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, check_labels
 from mapet_mm.registry import DATASETS
 
 LOAD, PACK = dict(type="LoadImageFromFile"), dict(type="PackInputs")

@@ -7,7 +7,8 @@ import pytest
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
-from mapet_mm.evaluation.image_sets import ImageSetError, check_labels, read_image_sets
+from mapet_mm.evaluation.declared_images import read_image_sets
+from mapet_mm.evaluation.image_sets import ImageSetError, check_labels
 
 
 def test_a_folder_of_images_takes_the_place_of_the_configs(config, root):

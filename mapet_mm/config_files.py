@@ -134,16 +134,23 @@ def plain(value: Any) -> Any:
     return getattr(value, "__qualname__", str(value))
 
 
-def pretrained_entries(node: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each `dict(type="Pretrained", checkpoint=...)` inside a part of a config, with its key."""
-    if isinstance(node, Mapping):
-        if "checkpoint" in node and class_of(node.get("type"), WEIGHT_INITIALIZERS) is PretrainedInit:
-            yield key, node
-        children = node.items()
+def nodes(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Each dict, list and leaf in a part of a config, with its key: `model.backbone.init_cfg`."""
+    yield key, config
+    if isinstance(config, Mapping):
+        children = config.items()
     else:
-        children = enumerate(node) if isinstance(node, list | tuple) else ()
+        children = enumerate(config) if isinstance(config, list | tuple) else ()
     for name, child in children:
-        yield from pretrained_entries(child, f"{key}.{name}".lstrip("."))
+        yield from nodes(child, f"{key}.{name}" if key else str(name))
+
+
+def pretrained_entries(config: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each `dict(type="Pretrained", checkpoint=...)` inside a part of a config, with its key."""
+    for name, node in nodes(config, key):
+        has_weights = isinstance(node, Mapping) and "checkpoint" in node
+        if has_weights and class_of(node.get("type"), WEIGHT_INITIALIZERS) is PretrainedInit:
+            yield name, node
 
 
 def typed(cfg: Config, command: str) -> str:

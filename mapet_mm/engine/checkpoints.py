@@ -14,6 +14,7 @@ import torch
 from mmengine.config import Config
 
 from mapet_mm.checksums import sha256_of
+from mapet_mm.config_files import nodes, plain
 from mapet_mm.engine.portable_checkpoint import checkpoint_folder
 from mapet_mm.engine.processes import is_first_process
 from mapet_mm.errors import UserError
@@ -209,15 +210,11 @@ def _unit(cfg: Config) -> str:
     return "epoch" if _checkpoint_hook(cfg).get("by_epoch", True) else "iter"
 
 
-def _files(node: Any) -> Iterator[str]:
+def _files(config: Any) -> Iterator[str]:
     """The local files that a part of a config names, as the weights that a model starts from."""
-    if isinstance(node, dict):
-        node = list(node.values())
-    if isinstance(node, (list, tuple)):
-        for child in node:
-            yield from _files(child)
-    elif isinstance(node, str) and os.path.isfile(os.path.expanduser(node)):
-        yield node
+    for _, node in nodes(config):
+        if isinstance(node, str) and os.path.isfile(os.path.expanduser(node)):
+            yield node
 
 
 def content_digest(path: str) -> str:
@@ -240,8 +237,4 @@ def _normal(value: Any) -> Any:
         return sorted((str(key), _normal(one)) for key, one in value.items() if key not in LOADING)
     if isinstance(value, (list, tuple)):
         return [_normal(one) for one in value]
-    return (
-        value
-        if isinstance(value, (str, int, float, type(None)))
-        else getattr(value, "__qualname__", str(value))
-    )
+    return plain(value)

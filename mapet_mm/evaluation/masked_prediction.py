@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64, UInt8
 from mmengine.config import Config
 from torch import Tensor
 
-from mapet_mm.config_files import type_name
+from mapet_mm.config_files import nodes, type_name
 from mapet_mm.datasets.transforms import LoadTokenGrid
 from mapet_mm.evaluation.label_free import prediction_entropy
 from mapet_mm.models.mapet import MaPeT
@@ -52,21 +52,10 @@ def predict_tokens(model: MaPeT, images: Float[Tensor, "batch 3 height width"]) 
 
 def token_loader(config: Config) -> LoadTokenGrid | None:
     """The step by which a pre-training's config reads tokens; None if it reads none."""
-    steps = [
-        step for step in _steps(config.get("train_dataloader")) if type_name(step["type"]) == "LoadTokenGrid"
-    ]
-    return TRANSFORMS.build(dict(steps[0])) if steps else None
-
-
-def _steps(value: object) -> Iterator[dict]:
-    """All that have a type in a config's value, at any depth."""
-    if isinstance(value, dict):
-        if "type" in value:
-            yield value
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for one in value:
-            yield from _steps(one)
+    for _, node in nodes(config.get("train_dataloader")):
+        if isinstance(node, dict) and "type" in node and type_name(node["type"]) == "LoadTokenGrid":
+            return TRANSFORMS.build(dict(node))
+    return None
 
 
 def cut_patches(

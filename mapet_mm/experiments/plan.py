@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,7 +21,7 @@ from typing import Any
 from mmengine.config import Config
 
 from mapet_mm import __version__
-from mapet_mm.config_files import VARIABLE, read_config
+from mapet_mm.config_files import VARIABLE, nodes, read_config
 from mapet_mm.experiments.table import Column, DeclarationError, Row, TableDeclaration
 
 TRAIN = "tools/train.py"
@@ -196,8 +196,8 @@ class _Planner:
         if tokenizer is None:
             return []
         cfg = self.read(tokenizer, data)
-        nodes = [node for part in PARTS for _, node in _nodes(reader.get(part))]
-        read = {os.path.normpath(node) for node in nodes if isinstance(node, str)}
+        named = (node for part in PARTS for _, node in nodes(reader.get(part)))
+        read = {os.path.normpath(node) for node in named if isinstance(node, str)}
         made, tools = [], []
         if os.path.normpath(cfg.token_store) in read:
             tools = [("extract_tokens", cfg.token_store)]
@@ -277,17 +277,9 @@ def processes_of(cfg: Config) -> int:
     return max(1, meant // batch)
 
 
-def _nodes(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Each dict, list and leaf in a part of a config, with its key."""
-    yield key, node
-    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    for name, child in children:
-        yield from _nodes(child, f"{key}.{name}" if key else str(name))
-
-
 def _open_starts(cfg: Config) -> list[str]:
     """Keys of the `init_cfg` entries in the model that need a checkpoint."""
-    dicts = [(key, node) for key, node in _nodes(cfg.get("model"), "model") if isinstance(node, dict)]
+    dicts = [(key, node) for key, node in nodes(cfg.get("model"), "model") if isinstance(node, dict)]
     return [key for key, node in dicts if "checkpoint" in node and not node["checkpoint"]]
 
 

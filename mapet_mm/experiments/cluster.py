@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from mapet_mm.experiments.local import launch_words
+from mapet_mm.experiments.commands import launch_words
 from mapet_mm.experiments.plan import Run
 from mapet_mm.experiments.records import StageError, claim, is_done
 from mapet_mm.experiments.table import Runner

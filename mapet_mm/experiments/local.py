@@ -8,7 +8,6 @@ is how a cluster job does its one run. An interrupted run continues from where i
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -25,7 +24,8 @@ from typing import NamedTuple, TextIO
 
 from mapet_mm.config_files import VARIABLE
 from mapet_mm.errors import STOPPED, UserError, one_line_errors
-from mapet_mm.experiments.plan import FEATURES, TRAIN, Run
+from mapet_mm.experiments.commands import end_with_runner, launch_words
+from mapet_mm.experiments.plan import FEATURES, Run
 from mapet_mm.experiments.records import (
     StageError,
     check_identity,
@@ -42,7 +42,6 @@ from mapet_mm.file_replacement import replace_file
 
 TAIL_LINES = 20
 POLL_SECONDS = 0.2
-PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # Linux has it
 REPORT_SECONDS = 30
 
 
@@ -242,26 +241,6 @@ class LocalRunner:
                 one.process.wait()
             note_seconds(one.run, one.seconds)
             one.claim.close()
-
-
-def launch_words(run: Run, launcher: str, cpus: int) -> list[str]:
-    """The command line that starts a run's tool in the run's number of processes."""
-    python, processes = sys.executable, str(run.processes)
-    if run.processes == 1:
-        return [python, *run.command]
-    if run.command[0] != TRAIN:
-        torchrun = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        return [*torchrun, *run.command]
-    if launcher == "dist":
-        return ["bash", "tools/dist_train.sh", run.command[1], processes, *run.command[2:]]
-    srun = ["srun", "--kill-on-bad-exit=1", f"--cpus-per-task={cpus}", python, "-u"]
-    return [*srun, *run.command, "--launcher", "slurm"]
-
-
-def end_with_runner() -> None:
-    """Called in the tool's process before it starts: Linux then ends the tool when its runner is killed."""
-    if PRCTL is not None:  # pragma: no cover, between fork and exec nothing is recorded
-        PRCTL(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _failure(run: Run, what: str) -> str:

@@ -133,7 +133,7 @@ class _Planner:
         config = _existing(column.config, values, column.name)
         # Without a pre-training, what a row is of another data set are its tokens.
         data = column.data or (None if row.pretrain else row.data) or self.table.dataset
-        tokenizer = _existing(row.tokenizer, values, row.name) if row.tokenizer else None
+        tokenizer = _existing(row.tokenizer, values, row.name)
         options = {**column.options, **row.evaluation_options}
         cfg = self._merged(config, data, options)
         slots, start, needs = _open_starts(cfg), f"scratch_seed-{seed}", []
@@ -155,7 +155,7 @@ class _Planner:
         """The run of a row's pre-training, behind that of the row which it goes on from."""
         values = {**column.values, **row.values}
         config = _existing(row.pretrain, values, row.name)
-        tokenizer = _existing(row.tokenizer, values, row.name) if row.tokenizer else None
+        tokenizer = _existing(row.tokenizer, values, row.name)
         data = row.data or self.table.dataset
         cfg = self._merged(config, data, row.options)
         needs = self._tokens(tokenizer, cfg, data)
@@ -198,14 +198,14 @@ class _Planner:
         cfg = self.read(tokenizer, data)
         named = (node for part in PARTS for _, node in nodes(reader.get(part)))
         read = {os.path.normpath(node) for node in named if isinstance(node, str)}
-        made, tools = [], []
-        if os.path.normpath(cfg.token_store) in read:
-            tools = [("extract_tokens", cfg.token_store)]
+        tools = []
+        reads_tokens = os.path.normpath(cfg.token_store) in read
         codebook = cfg.tokenizer.get("codebook") if cfg.get("codebook") else None
-        if codebook and (tools or os.path.normpath(codebook) in read):
-            tools.insert(0, ("fit_codebook", codebook))
-        if tools:
-            made = self._trained_by(cfg.get("trained_by"), data)
+        if codebook and (reads_tokens or os.path.normpath(codebook) in read):
+            tools.append(("fit_codebook", codebook))
+        if reads_tokens:
+            tools.append(("extract_tokens", cfg.token_store))
+        made = self._trained_by(cfg.get("trained_by"), data) if tools else []
         for tool, output in tools:
             name, gpus = f"{tool}_{Path(tokenizer).stem}", max(1, self.table.runner.gpus_per_node)
             run = Run(name, "tokenizer", (f"tools/{tool}.py", tokenizer), (output,), config=tokenizer)
@@ -226,12 +226,12 @@ class _Planner:
         if not training:
             return []
         config, checkpoint = training["config"], training["checkpoint"]
-        cfg, data = self.read(config, training.get("data", data)), training.get("data", data)
+        data = training.get("data", data)
+        cfg = self.read(config, data)
         if (last := final_checkpoint(cfg)) != os.path.basename(checkpoint):
             raise DeclarationError(f"`{checkpoint}` is to be made by `{config}`, which ends with {last}")
-        needs = self._tokens(training.get("tokenizer"), cfg, data) or self._trained_by(
-            cfg.get("trained_by"), data
-        )
+        needs = self._tokens(training.get("tokenizer"), cfg, data)
+        needs = needs or self._trained_by(cfg.get("trained_by"), data)
         command = (TRAIN, config, "--work-dir", os.path.dirname(checkpoint), "--resume")
         run = Run(f"{Path(config).stem}_tokenizer", "tokenizer", command, (checkpoint,), config=config)
         return [self._add(run, needs or self._data(self.table.data), cfg)]
@@ -287,7 +287,10 @@ def _metric(row: Row, column: Column) -> str:
     return column.metric.format(**{**column.values, **row.values})
 
 
-def _existing(template: str, values: Mapping[str, str], owner: str) -> str:
+def _existing(template: str | None, values: Mapping[str, str], owner: str) -> str | None:
+    """The config that a row or a column, the owner, names with braces; None if it names none."""
+    if template is None:
+        return None
     try:
         path = template.format(**values)
     except KeyError as error:

@@ -10,7 +10,7 @@ from config_building import ROOT
 from fake_project import filler, write_project
 
 from mapet_mm.experiments.cluster import dist_lines, hours_report, live_jobs, sbatch_words, submit
-from mapet_mm.experiments.local import launch_words
+from mapet_mm.experiments.commands import launch_words
 from mapet_mm.experiments.plan import plan_table
 from mapet_mm.experiments.records import StageError
 from mapet_mm.experiments.table import load_table

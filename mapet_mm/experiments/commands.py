@@ -6,7 +6,8 @@ import ctypes
 import signal
 import sys
 
-from mapet_mm.experiments.plan import TRAIN, Run
+from mapet_mm.experiments.plan import Run
+from mapet_mm.experiments.recipes import TRAIN
 
 PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # Linux has it
 

@@ -25,7 +25,8 @@ from typing import NamedTuple, TextIO
 from mapet_mm.config_files import VARIABLE
 from mapet_mm.errors import STOPPED, UserError, one_line_errors
 from mapet_mm.experiments.commands import end_with_runner, launch_words
-from mapet_mm.experiments.plan import FEATURES, Run
+from mapet_mm.experiments.plan import Run
+from mapet_mm.experiments.recipes import FEATURES
 from mapet_mm.experiments.records import (
     StageError,
     check_identity,

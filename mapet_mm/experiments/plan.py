@@ -22,12 +22,9 @@ from mmengine.config import Config
 
 from mapet_mm import __version__
 from mapet_mm.config_files import VARIABLE, nodes, read_config
+from mapet_mm.experiments.recipes import SECTION, TRAIN, final_checkpoint, open_starts, processes_of, tool_of
 from mapet_mm.experiments.table import Column, DeclarationError, Row, TableDeclaration
 
-TRAIN = "tools/train.py"
-EVALUATE = "tools/evaluate_features.py"  # for a config that has a section `evaluation` instead of a training
-RESULTS, FEATURES = "results.json", "features"  # its figures, and its cache
-SECTION = "evaluation"
 # The parts of a config that name what a run reads and starts from.
 PARTS = ("model", "train_dataloader", "val_dataloader", SECTION)
 
@@ -136,7 +133,7 @@ class _Planner:
         tokenizer = _existing(row.tokenizer, values, row.name)
         options = {**column.options, **row.evaluation_options}
         cfg = self._merged(config, data, options)
-        slots, start, needs = _open_starts(cfg), f"scratch_seed-{seed}", []
+        slots, start, needs = open_starts(cfg), f"scratch_seed-{seed}", []
         handed_on: dict[str, Any] = dict.fromkeys(slots)
         if row.pretrain:
             needs = [self._pretraining(row, column, seed)]
@@ -180,7 +177,7 @@ class _Planner:
     def _training(
         self, name: str, kind: str, cfg: Config, changes: Mapping[str, Any], needs: Sequence[Run], data: str
     ) -> Run:
-        start, result = _tool(cfg)
+        start, result = tool_of(cfg)
         command = (*start, "--cfg-options", *(f"{key}={value}" for key, value in changes.items()))
         outputs = (f"{{run}}/{result}",)
         run = Run(name, kind, command, outputs, config=cfg.filename, processes=processes_of(cfg))
@@ -253,43 +250,13 @@ class _Planner:
         return cfg
 
 
-def _tool(cfg: Config) -> tuple[tuple[str, ...], str]:
-    """The tool of a config with its arguments, and the name of its result: an evaluation or a training."""
-    if SECTION in cfg and not cfg.get("train_cfg"):
-        return (EVALUATE, cfg.filename, "--out", "{run}", "--cache", f"{{run}}/{FEATURES}"), RESULTS
-    return (TRAIN, cfg.filename, "--work-dir", "{run}", "--resume"), final_checkpoint(cfg)
-
-
-def final_checkpoint(cfg: Config) -> str:
-    """Name of the checkpoint that a training with this config writes last."""
-    loop = cfg.get("train_cfg") or {}
-    for key, name in (("max_epochs", "epoch"), ("max_iters", "iter")):
-        if key in loop:
-            return f"{name}_{loop[key]}.pth"
-    raise DeclarationError(f"`{cfg.filename}` has no `train_cfg` that says how long: it cannot be trained")
-
-
-def processes_of(cfg: Config) -> int:
-    """Number of processes that gives the total batch size of the learning rate, 1 if not given."""
-    meant = (cfg.get("auto_scale_lr") or {}).get("base_batch_size", 0)
-    batch = (cfg.get("train_dataloader") or {}).get("batch_size", 1)
-    batch *= (cfg.get("optim_wrapper") or {}).get("accumulative_counts", 1)
-    return max(1, meant // batch)
-
-
-def _open_starts(cfg: Config) -> list[str]:
-    """Keys of the `init_cfg` entries in the model that need a checkpoint."""
-    dicts = [(key, node) for key, node in nodes(cfg.get("model"), "model") if isinstance(node, dict)]
-    return [key for key, node in dicts if "checkpoint" in node and not node["checkpoint"]]
-
-
 def _metric(row: Row, column: Column) -> str:
     return column.metric.format(**{**column.values, **row.values})
 
 
 def _existing(template: str | None, values: Mapping[str, str], owner: str) -> str | None:
     """The config that a row or a column, the owner, names with braces; None if it names none."""
-    if template is None:
+    if not template:
         return None
     try:
         path = template.format(**values)

@@ -17,7 +17,8 @@ from typing import Any, TextIO
 from mapet_mm import __version__
 from mapet_mm.config_files import read_config
 from mapet_mm.errors import UserError
-from mapet_mm.experiments.plan import RESULTS, Run, identity
+from mapet_mm.experiments.plan import Run, identity
+from mapet_mm.experiments.recipes import RESULTS
 from mapet_mm.file_replacement import replace_file, replace_json
 from mapet_mm.scalars import last_values
 

@@ -8,7 +8,8 @@ import pytest
 from config_building import ROOT
 from mmengine.config import Config
 
-from mapet_mm.experiments.plan import final_checkpoint, plan_table
+from mapet_mm.experiments.plan import plan_table
+from mapet_mm.experiments.recipes import final_checkpoint
 from mapet_mm.experiments.table import DeclarationError, list_datasets, list_tables, load_table
 
 TABLES = [

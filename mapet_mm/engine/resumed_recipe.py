@@ -35,6 +35,15 @@ class Position(NamedTuple):
         return self.epochs if scheduler.by_epoch else self.steps
 
 
+class Part(NamedTuple):
+    """An optimizer wrapper and its schedules, as the recipe has them, and the checkpoint's states of both."""
+
+    wrapper: OptimWrapper
+    state: dict
+    schedulers: Sequence[_ParamScheduler]
+    saved: Sequence[dict]
+
+
 @HOOKS.register_module()
 class ResumedRecipeHook(Hook):
     """Resume with the rate, weight decay, momentum and schedule of the recipe, not with the checkpoint's.
@@ -61,42 +70,48 @@ class ResumedRecipeHook(Hook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Put the recipe's hyper-parameters and schedules into the checkpoint, before MMEngine takes them."""
-        wrapper = runner.optim_wrapper
-        if not (runner._resume and isinstance(wrapper, OptimWrapper) and "optimizer" in checkpoint):
+        has_optimizer = isinstance(runner.optim_wrapper, OptimWrapper) and "optimizer" in checkpoint
+        if not (runner._resume and has_optimizer):
             return
         count_in_epochs(runner, checkpoint)
         meta = checkpoint["meta"]
         position = Position(meta["iter"], meta["epoch"], len(runner.train_dataloader))
-        several = isinstance(wrapper, OptimWrapperDict)
-        wrappers = dict(wrapper.items()) if several else {None: wrapper}
-        states = checkpoint["optimizer"] if several else {None: checkpoint["optimizer"]}
-        built, saved = (
-            part or {} if several else {None: part or []}
-            for part in (runner.param_schedulers, checkpoint.get("param_schedulers"))
-        )
+        parts = _parts(runner, checkpoint)
         changed: set[str] = set()
-        for name, one in wrappers.items():
-            _check_optimizer(one.optimizer, states[name], runner._load_from)
-            changed |= _group_changes(one.optimizer, states[name])
-            _take_over_ends(built.get(name, []), saved.get(name, []))
-            changed |= _schedule_changes(built.get(name, []), saved.get(name, []), position)
+        for part in parts.values():
+            _check_optimizer(part.wrapper.optimizer, part.state, runner._load_from)
+            changed |= _group_changes(part.wrapper.optimizer, part.state)
+            _take_over_ends(part.schedulers, part.saved)
+            changed |= _schedule_changes(part.schedulers, part.saved, position)
         if not changed:
             return
-        for name, one in wrappers.items():
-            _replay(built.get(name, []), position)
-            states[name] = _with_groups(one, states[name], runner._load_from)
-        schedules = {
-            name: [scheduler.state_dict() for scheduler in schedulers] for name, schedulers in built.items()
-        }
-        checkpoint["optimizer"] = states if several else states[None]
-        checkpoint["param_schedulers"] = schedules if several else schedules[None]
-        rates = [group["lr"] for one in wrappers.values() for group in one.optimizer.param_groups]
+        for part in parts.values():
+            _replay(part.schedulers, position)
+        states = {name: _with_groups(part, runner._load_from) for name, part in parts.items()}
+        schedules = {name: [one.state_dict() for one in part.schedulers] for name, part in parts.items()}
+        single = None in parts
+        checkpoint["optimizer"] = states[None] if single else states
+        checkpoint["param_schedulers"] = schedules[None] if single else schedules
+        rates = [group["lr"] for part in parts.values() for group in part.wrapper.optimizer.param_groups]
         print_log(
             f"this run differs from the checkpoint's training in {', '.join(sorted(changed))}, and goes on "
             f"as if it had begun so: learning rates {min(rates):.3g} to {max(rates):.3g} after epoch "
             f"{position.epochs} and step {position.steps}",
             logger="current",
         )
+
+
+def _parts(runner: Runner, checkpoint: dict) -> dict[str | None, Part]:
+    """The run's optimizer wrappers by their names; a single one, which has none, under None."""
+    wrapper, states = runner.optim_wrapper, checkpoint["optimizer"]
+    schedulers, saved = runner.param_schedulers, checkpoint.get("param_schedulers")
+    if not isinstance(wrapper, OptimWrapperDict):
+        return {None: Part(wrapper, states, schedulers or [], saved or [])}
+    schedulers, saved = schedulers or {}, saved or {}
+    return {
+        name: Part(one, states[name], schedulers.get(name, []), saved.get(name, []))
+        for name, one in wrapper.items()
+    }
 
 
 def _check_optimizer(optimizer: Optimizer, state: dict, source: str) -> None:
@@ -170,13 +185,13 @@ def _replay(schedulers: Sequence[_ParamScheduler], position: Position) -> None:
                 scheduler.step()
 
 
-def _with_groups(wrapper: OptimWrapper, state: dict, source: str) -> dict:
+def _with_groups(part: Part, source: str) -> dict:
     """A wrapper's state of the checkpoint with the groups of the recipe."""
-    groups = wrapper.optimizer.param_groups
-    keys = _parameters(groups, state["param_groups"], source)
+    wrapper, groups = part.wrapper, part.wrapper.optimizer.param_groups
+    keys = _parameters(groups, part.state["param_groups"], source)
     groups = [{**group, "params": parameters} for group, parameters in zip(groups, keys, strict=True)]
     base = {"base_param_settings": wrapper.base_param_settings}  # MMEngine's, for the log
-    kept = {key: value for key, value in state.items() if key not in base}
+    kept = {key: value for key, value in part.state.items() if key not in base}
     return {**kept, **(base if wrapper.base_param_settings else {}), "param_groups": groups}
 
 

@@ -31,14 +31,14 @@ def foreground(tokens: Float[Tensor, "image row column dim"]) -> Bool[Tensor, "i
     return far if FOREGROUND_SHARE < share < 1 - FOREGROUND_SHARE else torch.ones_like(far)
 
 
-def otsu_threshold(values: Float[np.ndarray, " value"], bins: int = 256) -> float:
+def otsu_threshold(values: Float[np.ndarray, " value"]) -> float:
     """The threshold between two groups of values with the most variance between the groups' means.
 
     The value itself, where there is one only.
     """
     if np.ptp(values) == 0:
         return float(values[0])
-    counts, edges = np.histogram(values, bins)
+    counts, edges = np.histogram(values, bins=256)
     middles = (edges[:-1] + edges[1:]) / 2
     below = np.cumsum(counts)[:-1]
     above = counts.sum() - below

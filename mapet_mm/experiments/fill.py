@@ -80,7 +80,7 @@ class TableFiller:
                 lines[cell.column] = f"column {cell.column!r}: there is no `{cell.metric}`; logged are {has}"
         return list(lines.values())
 
-    def write(self, run: Run | None = None) -> tuple[Path, Path]:
+    def write(self) -> tuple[Path, Path]:
         """Write the existing results as Markdown and CSV; returns the two paths."""
         cells = self.cells()
         markdown, sheet = (self.folder / f"{self.table.name}.{suffix}" for suffix in ("md", "csv"))

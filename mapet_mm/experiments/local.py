@@ -89,7 +89,7 @@ class LocalRunner:
         launcher: str = "local",
         cpus: int = 1,
         tell: Callable[[str], None] = print,
-        on_done: Callable[[Run], object] = lambda run: None,
+        on_done: Callable[[], object] = lambda: None,
     ) -> None:
         if jobs < 1:
             raise StageError(f"{jobs} runs at a time do nothing: 1 or more")
@@ -198,7 +198,7 @@ class LocalRunner:
 
     def _done(self, run: Run, how: str) -> None:
         self._say(run, how)
-        self.on_done(run)
+        self.on_done()
 
     def _fail(self, run: Run, why: str) -> None:
         """Record a failure where other runners see it, and drop the runs that need this one."""
@@ -260,6 +260,7 @@ def _tail(run: Run, count: int) -> list[str]:
 
 @one_line_errors
 def main() -> None:
+    """Do the run that the command line describes, as a job of a cluster."""
     launcher, cpus, run = sys.argv[1:]
     runner = LocalRunner([Run(**json.loads(run))], 1, launcher, int(cpus))
     before = {number: signal.signal(number, runner.pass_on) for number in (signal.SIGUSR1, signal.SIGTERM)}

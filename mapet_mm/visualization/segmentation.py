@@ -27,15 +27,14 @@ class SegmentedImage:
 
 
 def predict_images(
-    config: str | os.PathLike, checkpoint: str | os.PathLike, count: int, device: str = "cpu"
+    config: str | os.PathLike, checkpoint: str | os.PathLike, count: int
 ) -> tuple[list[SegmentedImage], list[str]]:
-    """Segment the first validation images of an MMSegmentation config.
+    """Segment the first validation images of an MMSegmentation config, on the CPU.
 
     Args:
         config: a config with `val_dataloader` and `test_pipeline`.
         checkpoint: trained weights.
         count: number of images.
-        device: runs the model.
 
     Returns:
         The segmented images and the names of the classes.
@@ -54,7 +53,7 @@ def predict_images(
     loaded.model.backbone.init_cfg = None
     init_default_scope(loaded.default_scope)
     dataset = DATASETS.build(loaded.val_dataloader.dataset)
-    model = init_model(loaded, str(checkpoint), device)
+    model = init_model(loaded, str(checkpoint), "cpu")
     images = []
     for place in range(min(count, len(dataset))):
         info = dataset.get_data_info(place)

@@ -13,34 +13,21 @@ torchrun, under srun or by hand.
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from mmengine.config import Config
 from mmengine.logging import MMLogger
 
 import mapet_mm.quiet  # noqa: F401
-from mapet_mm.config_files import ConfigOptions, type_name
+from mapet_mm.config_files import ConfigOptions
 from mapet_mm.engine.launch import read_config
-from mapet_mm.engine.processes import choose_device
+from mapet_mm.engine.processes import choose_device, is_first_process, print_once
 from mapet_mm.errors import UserError, one_line_errors
 from mapet_mm.evaluation.checkpoints import load_checkpoint
 from mapet_mm.evaluation.declared_images import SECTION, differs_in_pipeline, read_image_sets
-from mapet_mm.evaluation.image_sets import ImageSet
-from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
-from mapet_mm.evaluation.protocols import (
-    PROTOCOLS,
-    Protocol,
-    build_all,
-    build_protocols,
-    evaluate,
-    leave_out,
-    results_table,
-    side_by_side,
-)
+from mapet_mm.evaluation.protocol_choice import choose_protocols
+from mapet_mm.evaluation.protocols import evaluate, results_table, side_by_side
 from mapet_mm.file_replacement import replace_json
-from mapet_mm.tokenizers.sharing import process_number
 from mapet_mm.visualization.report import Report, format_table, write_report
 
 
@@ -89,60 +76,14 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def choose_protocols(
-    cfg: Config, data: str | None, names: list[str] | None, images: Mapping[str, ImageSet]
-) -> list[Protocol]:
-    """The declared protocols or, without a declaration, all that the images suit, with their defaults."""
-    declared = read_config(data) if data and not Path(data).is_dir() else cfg
-    configs = (declared.get(SECTION) or {}).get("protocols")
-    asked = names is not None or configs is not None
-    configs = default_protocols(cfg, images) if configs is None else configs
-    if names:
-        known = [type(protocol).__name__ for protocol in build_all(configs)]
-        if unknown := [name for name in names if name not in known]:
-            raise UserError(f"--protocols {unknown[0]}: one of {', '.join(known)}")
-        configs = [config for config, name in zip(configs, known, strict=True) if name in names]
-    protocols, lines = build_protocols(configs, images), []
-    built = {type(protocol).__name__ for protocol in protocols}
-    if missing := [name for one in configs if (name := type_name(one["type"])) not in built]:
-        lines.append(f"no {', '.join(missing)}: of their images there are {', '.join(images)} only")
-    if asked:
-        for protocol in protocols:
-            protocol.check(images)
-    else:
-        protocols, reasons = leave_out(protocols, images)
-        lines += reasons
-    if lines and process_number()[0] == 0:
-        print("\n".join(lines))
-    return protocols
-
-
-def default_protocols(cfg: Config, images: Mapping[str, ImageSet]) -> list[dict]:
-    """All protocols, k-NN with the settings of the config's k-NN hook, or as many neighbours as there are."""
-    PROTOCOLS.import_from_location()
-    probe, number = cfg.get("knn_probe") or {}, len(images.get("train", ()))
-    options = {name: probe[name] for name in ("k", "temperature") if name in probe}
-    if "k" not in options and 0 < number < NearestNeighbours().k:
-        options["k"] = number
-        if process_number()[0] == 0:
-            print(f"k-NN with k={number}, all `train` images")
-    return [
-        dict(type=name, **(options if kind is NearestNeighbours else {}))
-        for name, kind in PROTOCOLS.module_dict.items()
-    ]
-
-
 @one_line_errors
 def main() -> None:
     args = parse_args()
     choose_device()
-    MMLogger.get_instance(
-        "evaluate_features", log_level="WARNING"
-    )  # MMEngine logs how weights are initialised
+    MMLogger.get_instance("evaluate_features", log_level="WARNING")  # MMEngine logs initialisations
     results, sections, images, protocols = {}, [], {}, []
-    for place, (config, *checkpoint) in enumerate(
-        [[args.config, *filter(None, [args.checkpoint])], *args.compare]
-    ):
+    first = [args.config, *filter(None, [args.checkpoint])]
+    for place, (config, *checkpoint) in enumerate([first, *args.compare]):
         if len(checkpoint) > 1:
             raise UserError(f"--compare {config} {' '.join(checkpoint)}: one config and one checkpoint")
         cfg = read_config(config, args.cfg_options if place == 0 else None)
@@ -150,8 +91,8 @@ def main() -> None:
         if place == 0:
             images = read_image_sets(cfg, args.data)
             protocols = choose_protocols(cfg, args.data, args.protocols, images)
-        elif (differing := differs_in_pipeline(cfg, images)) and process_number()[0] == 0:
-            print(
+        elif differing := differs_in_pipeline(cfg, images):
+            print_once(
                 f"{config}: its own pipeline of the `{differing}` images is another: all models get those of "
                 f"{args.data or args.config}"
             )
@@ -159,10 +100,10 @@ def main() -> None:
         loaded = replace(loaded, name=name)  # for the titles of its figures
         evaluated, rows = evaluate(loaded, images, protocols, args.cache, args.amp)
         results[name] = [row for some in rows for row in some]
-        if args.out and process_number()[0] == 0:
+        if args.out and is_first_process():
             for protocol, some in zip(protocols, rows, strict=True):
                 sections += protocol.sections(evaluated, some)
-    if process_number()[0] > 0:
+    if not is_first_process():
         return
     table = results_table(results)
     print(f"\n{format_table(table)}")

@@ -14,11 +14,10 @@ from mapet_mm.config_files import ConfigOptions, typed
 from mapet_mm.config_files import read_config as read_file
 from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.launch import read_config
-from mapet_mm.engine.processes import choose_device
+from mapet_mm.engine.processes import choose_device, is_first_process
 from mapet_mm.errors import one_line_errors
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.tokenizers.from_config import run_extract_tokens, run_verify_tokens
-from mapet_mm.tokenizers.sharing import process_number
 
 
 def parse_args() -> argparse.Namespace:
@@ -68,7 +67,7 @@ def main() -> None:
         return
     keep_freed_memory()
     store, extraction = run_extract_tokens(cfg, args.retry_skipped)
-    if process_number()[0] == 0:
+    if is_first_process():
         rows, columns = store.grid
         print(extraction)
         print(

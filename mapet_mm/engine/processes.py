@@ -102,6 +102,12 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
+def print_once(text: str) -> None:
+    """Print in the first process alone."""
+    if is_first_process():
+        print(text, flush=True)
+
+
 def choose_device() -> None:
     """Take the GPU of this process's number on its machine, where there are any; nobody is waited for."""
     if torch.cuda.is_available():

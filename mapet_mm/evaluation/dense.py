@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from mapet_mm.engine.knn import keep_nearest, nearest, tile
+from mapet_mm.engine.processes import is_first_process
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.dense_images import DenseImages
 from mapet_mm.evaluation.logistic import fit_logistic
@@ -32,7 +33,6 @@ from mapet_mm.evaluation.patch_labels import (
     label_cells,
     majority,
 )
-from mapet_mm.tokenizers.sharing import process_number
 
 NEIGHBOURS = (1, 3, 10, 30)
 DISTANCES = ("cosine", "L2")
@@ -131,10 +131,8 @@ class DenseEvaluation:
             strengths: scikit-learn's `C`, the inverse of the regularisation, in ascending order.
         """
         held_out, chosen_on, weights = self._held_out_images(), {}, None
-        hidden = process_number()[0] > 0
-        for strength in tqdm(
-            dict.fromkeys(strengths), desc="logistic regression", unit="fit", disable=hidden
-        ):
+        hidden = not is_first_process()
+        for strength in tqdm(dict.fromkeys(strengths), "logistic regression", unit="fit", disable=hidden):
             weights = self._fit(self.kept, strength, weights)
             chosen_on[strength] = self._logistic_areas(held_out, weights)
         strength = _best(chosen_on)
@@ -166,7 +164,7 @@ class DenseEvaluation:
     ) -> dict[str, Areas]:
         areas = {f"{distance}, k={k}": Areas(len(self.classes)) for distance in distances for k in ks}
         patches, at_once = images.num_patches, max(1, QUERIES // images.num_patches)
-        hidden = process_number()[0] > 0
+        hidden = not is_first_process()
         with tqdm(total=len(images), desc="k-NN segmentation", unit="image", disable=hidden) as bar:
             for start in range(0, len(images), at_once):
                 tokens = torch.as_tensor(images.tokens[start : start + at_once]).flatten(0, -2).float()

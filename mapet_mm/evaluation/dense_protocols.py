@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
+from mapet_mm.engine.processes import is_first_process, print_once
 from mapet_mm.evaluation.dense import (
     DISTANCES,
     NEIGHBOURS,
@@ -27,7 +28,6 @@ from mapet_mm.evaluation.features import BLOCK, Features
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
 from mapet_mm.evaluation.patch_labels import IGNORED
 from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row
-from mapet_mm.tokenizers.sharing import process_number
 
 
 class PatchTokens:
@@ -66,7 +66,7 @@ class PixelLabels(Sequence):
     def __init__(self, images: ImageSet) -> None:
         reader = _LabelReader(images)
         loader = DataLoader(reader, batch_size=None, num_workers=images.num_workers)
-        bar = tqdm(loader, desc=f"labels of {images.name}", unit="image", disable=process_number()[0] > 0)
+        bar = tqdm(loader, desc=f"labels of {images.name}", unit="image", disable=not is_first_process())
         self._maps = [(labels.shape, zlib.compress(labels.numpy().tobytes(), 1)) for labels in bar]
 
     def __len__(self) -> int:
@@ -118,8 +118,7 @@ class DenseProtocol(Protocol):
         train, test = (evaluated.images[name] for name in self.needs)
         for images in (train, test):
             if "gt_sem_seg" not in images.dataset[0].get("data_samples", ()):
-                if process_number()[0] == 0:
-                    print(f"no {self.name}: the `{images.name}` images have no pixel labels")
+                print_once(f"no {self.name}: the `{images.name}` images have no pixel labels")
                 return []
         classes = train.class_names or [str(index) for index in range(_num_labels(train, test))]
         known, queries = (_dense_images(evaluated.features[images.name], images) for images in (train, test))

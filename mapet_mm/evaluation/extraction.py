@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from mapet_mm.engine.autocast import choose_dtype
+from mapet_mm.engine.processes import is_first_process, print_once
 from mapet_mm.errors import UserError, reason_of
 from mapet_mm.evaluation.backbone import LayerTokens, TokenBackbone
 from mapet_mm.evaluation.checkpoints import Checkpoint
@@ -26,7 +27,7 @@ from mapet_mm.evaluation.features import CachedFeatures, bytes_per_image
 from mapet_mm.evaluation.file_contents import known_digest_of_files
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
 from mapet_mm.file_replacement import replace_file, replace_json
-from mapet_mm.tokenizers.sharing import SharedTasks, process_number
+from mapet_mm.tokenizers.sharing import SharedTasks
 
 # Draws of the first image: a pipeline that flips half of them is found out with probability 0.99.
 DRAWS = 8
@@ -132,12 +133,8 @@ def _announce(features: CachedFeatures, kinds: Sequence[str], missing: Sequence[
             f"the features of the `{features.name}` images take {needed / 1e9:.1f} GB, and {folder} has "
             f"{free / 1e9:.1f} GB left: choose another --cache, or protocols that need less"
         )
-    if process_number()[0] == 0:
-        listed = ", ".join(f"{kind} {size / 1e9:.2g} GB" for kind, size in sizes.items())
-        print(
-            f"features of {len(features)} `{features.name}` images ({listed}) into {features.folder}",
-            flush=True,
-        )
+    listed = ", ".join(f"{kind} {size / 1e9:.2g} GB" for kind, size in sizes.items())
+    print_once(f"features of {len(features)} `{features.name}` images ({listed}) into {features.folder}")
 
 
 def _fill(
@@ -157,7 +154,7 @@ def _fill(
     for kind in kinds:
         (features.folder / kind).mkdir(exist_ok=True)
     bar = tqdm(
-        total=len(missing), desc=f"features of {features.name}", unit="block", disable=process_number()[0] > 0
+        total=len(missing), desc=f"features of {features.name}", unit="block", disable=not is_first_process()
     )
     unreadable: list[Unreadable] = []
     # Of the backbone alone: autocast on a CPU refuses to join parts in float16.

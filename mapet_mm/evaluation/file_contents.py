@@ -14,8 +14,9 @@ from jaxtyping import Int64
 from tqdm import tqdm
 
 from mapet_mm.checksums import sha256_of
+from mapet_mm.engine.processes import is_first_process
 from mapet_mm.file_replacement import replace_file
-from mapet_mm.tokenizers.sharing import SharedTasks, process_number
+from mapet_mm.tokenizers.sharing import SharedTasks
 
 # Files whose digests are kept together, and that one process reads at a time.
 PART = 2048
@@ -55,7 +56,7 @@ def known_digest_of_files(paths: Sequence[str], stats: Int64[np.ndarray, "file 2
 
     parts = range(-(-len(paths) // PART))
     tasks = SharedTasks(folder / "claims", parts, done)
-    bar = tqdm(total=len(paths), desc="reading files", unit="file", delay=2, disable=process_number()[0] > 0)
+    bar = tqdm(total=len(paths), desc="reading files", unit="file", delay=2, disable=not is_first_process())
     with bar, ThreadPoolExecutor(THREADS) as pool:
         for part in tasks:
             known = np.empty(len(stats[_rows(part)]), KNOWN)

@@ -92,7 +92,7 @@ class FeatureProbeHook(KNNProbeHook):
 def _built(configs: Sequence[Mapping[str, Any]]) -> list[Protocol]:
     """Protocols that need what the hook has, checked before a training starts."""
     from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
-    from mapet_mm.evaluation.protocols import build_all  # scikit-learn takes its time
+    from mapet_mm.evaluation.protocol_choice import build_all  # scikit-learn takes its time
 
     protocols = build_all(configs)
     for protocol in protocols:

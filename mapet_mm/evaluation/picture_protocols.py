@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from mapet_mm.engine.features import swaps_channels
+from mapet_mm.engine.processes import print_once
 from mapet_mm.evaluation.attention import class_token_attention
 from mapet_mm.evaluation.dense_protocols import PatchTokens
 from mapet_mm.evaluation.feature_pictures import (
@@ -36,7 +37,6 @@ from mapet_mm.evaluation.masked_prediction import (
 from mapet_mm.evaluation.pictures import foreground
 from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row
 from mapet_mm.models.mapet import MaPeT
-from mapet_mm.tokenizers.sharing import process_number
 from mapet_mm.tokenizers.store.errors import MissingTokensError, TokenStoreError
 from mapet_mm.visualization.report import Section
 
@@ -264,8 +264,7 @@ def _predict(
         inputs = (torch.stack([images.dataset[i]["inputs"] for i in part]) for part in _parts(places, BATCH))
         parts = [predict_tokens(backbone.model, backbone.normalise(each)) for each in inputs]
     except (MissingTokensError, TokenStoreError, ValueError) as error:
-        if process_number()[0] == 0:
-            print(f"no predicted tokens: {error}")
+        print_once(f"no predicted tokens: {error}")
         return None
     joined = (torch.cat(each) for each in zip(*(part[:3] for part in parts), strict=True))
     truth = torch.from_numpy(np.stack(grids)).flatten(1)

@@ -8,21 +8,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from matplotlib.figure import Figure
 from mmengine.registry import Registry
 
 from mapet_mm import __version__
-from mapet_mm.config_files import type_name
+from mapet_mm.engine.processes import is_first_process
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.checkpoints import Checkpoint
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import ImageSet, check_labels
 from mapet_mm.file_replacement import replace_json
-from mapet_mm.tokenizers.sharing import process_number
 from mapet_mm.visualization.report import Column, Section, Table
 
 RESULTS = 2  # of the protocols; raised when these change, so that stored ones are not taken
@@ -116,69 +115,6 @@ class Classification(Protocol):
         return evaluated.features["train"], evaluated.features["val"], num_classes
 
 
-def build_all(configs: Sequence[Mapping[str, Any]]) -> list[Protocol]:
-    """All protocols, whatever images they need.
-
-    Raises:
-        UserError: no name, an unknown one, an option that the protocol does not have, or the same one twice.
-    """
-    built: list[Protocol] = []
-    for config in configs:
-        protocol = _build(config)
-        if any(type(one) is type(protocol) and vars(one) == vars(protocol) for one in built):
-            raise UserError(
-                f"`protocols` have {type(protocol).__name__} twice with the same options: leave one out"
-            )
-        built.append(protocol)
-    return built
-
-
-def _build(config: Mapping[str, Any]) -> Protocol:
-    PROTOCOLS.import_from_location()
-    known = ", ".join(PROTOCOLS.module_dict)
-    if not isinstance(config, Mapping):  # as --cfg-options makes it of any dict in a list
-        raise UserError(f"`protocols` has an entry {config!r}: give it a dict(type=...) in a config")
-    options = dict(config)
-    if "type" not in options:
-        raise UserError(f"`protocols` has an entry {options} without a `type`: name one of {known}")
-    kind = type_name(options.pop("type"))
-    if kind not in PROTOCOLS:
-        raise UserError(f"there is no protocol {kind}: one of {known}")
-    try:
-        return PROTOCOLS.get(kind)(**options)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"protocol {kind}: {error}") from error
-
-
-def build_protocols(configs: Sequence[Mapping[str, Any]], images: Mapping[str, ImageSet]) -> list[Protocol]:
-    """The protocols whose image sets are there.
-
-    Raises:
-        UserError: see `build_all`.
-    """
-    return [protocol for protocol in build_all(configs) if set(protocol.needs) <= set(images)]
-
-
-def leave_out(
-    protocols: Sequence[Protocol], images: Mapping[str, ImageSet]
-) -> tuple[list[Protocol], list[str]]:
-    """The protocols that the images suit, and lines that say of the others why not.
-
-    Args:
-        protocols: whose image sets are there.
-        images: the image sets by name.
-    """
-    suited: list[Protocol] = []
-    others: dict[str, list[str]] = {}
-    for protocol in protocols:
-        try:
-            protocol.check(images)
-            suited.append(protocol)
-        except UserError as error:
-            others.setdefault(str(error), []).append(type(protocol).__name__)
-    return suited, [f"no {', '.join(names)}: {reason}" for reason, names in others.items()]
-
-
 def evaluate(
     checkpoint: Checkpoint,
     images: Mapping[str, ImageSet],
@@ -206,7 +142,7 @@ def evaluate(
         name: take_features(checkpoint, images[name], cache, needed, amp) for name, needed in kinds.items()
     }
     evaluated = Evaluated(checkpoint, features, images, checkpoint.backbone.device)
-    if process_number()[0] > 0:  # the first process has the table
+    if not is_first_process():  # the first process has the table
         return evaluated, []
     return evaluated, tell_apart(protocols, [_rows(protocol, evaluated, cache) for protocol in protocols])
 

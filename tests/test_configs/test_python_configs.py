@@ -20,7 +20,8 @@ from mapet_mm.evaluation.checkpoints import load_checkpoint
 from mapet_mm.evaluation.declared_images import read_image_sets
 from mapet_mm.evaluation.masked_prediction import token_loader
 from mapet_mm.evaluation.picture_protocols import TokenPredictions
-from mapet_mm.evaluation.protocols import build_protocols, evaluate
+from mapet_mm.evaluation.protocol_choice import build_protocols
+from mapet_mm.evaluation.protocols import evaluate
 from mapet_mm.tokenizers import FrozenTokenizer
 from mapet_mm.tokenizers.clip_tower import build_visual
 from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook

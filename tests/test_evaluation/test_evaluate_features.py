@@ -9,7 +9,8 @@ from tiny_training import run_tool
 
 from mapet_mm.evaluation.checkpoints import load_checkpoint
 from mapet_mm.evaluation.declared_images import read_image_sets
-from mapet_mm.evaluation.protocols import build_protocols, evaluate
+from mapet_mm.evaluation.protocol_choice import build_protocols
+from mapet_mm.evaluation.protocols import evaluate
 
 
 def table(printed: str) -> str:

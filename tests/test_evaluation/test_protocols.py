@@ -18,7 +18,8 @@ from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.linear import BEiTLinearProbes, LinearProbes, Probe, accuracies, parts, train_probes
 from mapet_mm.evaluation.low_shot import LowShot, draw, share_name
 from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
-from mapet_mm.evaluation.protocols import Evaluated, Row, _rows, build_protocols, results_table, tell_apart
+from mapet_mm.evaluation.protocol_choice import build_protocols
+from mapet_mm.evaluation.protocols import Evaluated, Row, _rows, results_table, tell_apart
 from mapet_mm.models.probe import LayerwiseLinearHead
 
 CLASSES, LAYERS, DIM, PATCHES = 5, 3, 16, 9

@@ -181,11 +181,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_export(
-    output: Path,
-    target: str,
-    state_dict: Mapping[str, Tensor],
-    meta: Mapping[str, Any],
-    fold: bool = False,
+    output: Path, target: str, state_dict: Mapping[str, Tensor], meta: Mapping[str, Any], fold: bool = False
 ) -> str:
     """Write weights under another library's names, with the files that it needs.
 

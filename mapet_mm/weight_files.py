@@ -44,10 +44,7 @@ def _statistic(owner: Any, name: str) -> Any:
 # `torch.serialization.safe_globals`: MMEngine's log buffers, NumPy's numbers and arrays in them, parsed
 # arguments. `getattr` itself is not among them (it reaches the builtins of any function), nor is NumPy's type
 # for objects. NumPy 1 saved the same functions under another name.
-_NUMPY = {
-    "scalar": np.float64(0).__reduce__()[0],
-    "_reconstruct": np.zeros(0).__reduce__()[0],
-}
+_NUMPY = {"scalar": np.float64(0).__reduce__()[0], "_reconstruct": np.zeros(0).__reduce__()[0]}
 SAFE_GLOBALS: list[Any] = [
     argparse.Namespace,
     HistoryBuffer,

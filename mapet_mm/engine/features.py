@@ -158,11 +158,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     states = random.getstate(), np.random.get_state()
     devices: Sequence[int] = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     try:
-        with (
-            torch.random.fork_rng(devices),
-            torch.no_grad(),
-            torch.compiler.set_stance("force_eager"),
-        ):
+        with torch.random.fork_rng(devices), torch.no_grad(), torch.compiler.set_stance("force_eager"):
             model.eval()
             yield
     finally:

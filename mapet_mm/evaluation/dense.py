@@ -25,14 +25,7 @@ from mapet_mm.engine.processes import is_first_process
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.dense_images import DenseImages
 from mapet_mm.evaluation.logistic import fit_logistic
-from mapet_mm.evaluation.patch_labels import (
-    IGNORED,
-    Areas,
-    check_classes,
-    join_cells,
-    label_cells,
-    majority,
-)
+from mapet_mm.evaluation.patch_labels import IGNORED, Areas, check_classes, join_cells, label_cells, majority
 
 NEIGHBOURS = (1, 3, 10, 30)
 DISTANCES = ("cosine", "L2")

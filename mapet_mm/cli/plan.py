@@ -135,30 +135,15 @@ def plan(args: argparse.Namespace, images: int) -> list[Stage]:
         there, made = partial(export_there, folder, checkpoint), partial(note_export, folder, checkpoint)
         return stage(title, folder, "convert", "mm", target, checkpoint, folder, there=there, made=made)
 
+    has_codebook = partial(codebook_there, codebook, tokenizer, store, training)
+    has_tokens = partial(tokens_there, store, tokenizer, checkpoint)
+    is_trained = partial(training_there, checkpoint, pretraining)
+    # Of a training that was begun, the log says how long it still takes.
+    seconds = None if training.exists() else estimated_seconds(pretraining, images, processes)
     return [
-        stage(
-            "codebook",
-            codebook,
-            "fit-codebook",
-            tokenizer,
-            there=partial(codebook_there, codebook, tokenizer, store, training),
-        ),
-        stage(
-            "tokens",
-            store,
-            "extract-tokens",
-            tokenizer,
-            there=partial(tokens_there, store, tokenizer, checkpoint),
-        ),
-        stage(
-            "pre-training",
-            checkpoint,
-            "train",
-            pretraining,
-            there=partial(training_there, checkpoint, pretraining),
-            # Of a training that was begun, the log says how long it still takes.
-            seconds=None if training.exists() else estimated_seconds(pretraining, images, processes),
-        ),
+        stage("codebook", codebook, "fit-codebook", tokenizer, there=has_codebook),
+        stage("tokens", store, "extract-tokens", tokenizer, there=has_tokens),
+        stage("pre-training", checkpoint, "train", pretraining, there=is_trained, seconds=seconds),
         export("for timm", "timm", out / "timm"),
         export("for Hugging Face", "hf", out / "huggingface"),
     ]

@@ -1,6 +1,5 @@
 """A training's randomness as a function of where it stands, so that one can be resumed anywhere."""
 
-import logging
 import random
 from collections.abc import Iterator
 from itertools import islice
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 from mmengine.dist import broadcast_object_list, get_rank, get_world_size
 from mmengine.hooks import Hook
-from mmengine.logging import print_log
+from mmengine.logging import MMLogger
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
 from mapet_mm.datasets.draws import SeededBatches, SeededDataset
@@ -69,11 +68,9 @@ class EpochSeedHook(Hook):
         self.seed = seeds[0]
         loader = runner.train_dataloader
         if loader.batch_sampler is None:
-            print_log(
+            MMLogger.get_current_instance().warning(
                 "EpochSeedHook: the training set makes its own batches, whose draws it cannot seed: a "
-                "resumed run will differ from an undisturbed one",
-                logger="current",
-                level=logging.WARNING,
+                "resumed run will differ from an undisturbed one"
             )
             return
         # A loader refuses another data set or sampler because their lengths could differ; here they do not.
@@ -178,9 +175,7 @@ def count_in_epochs(runner: Runner, checkpoint: dict) -> None:
             "they have as many, or resume from the end of an epoch"
         )
     meta["iter"], meta[LENGTH] = (meta["epoch"] + bool(steps)) * length, length
-    print_log(
+    MMLogger.get_current_instance().warning(
         f"the checkpoint's epochs have {before} steps, this run's {length} ({processes} processes x "
-        f"{batch} images a step): it goes on after step {meta['iter']}",
-        logger="current",
-        level=logging.WARNING,
+        f"{batch} images a step): it goes on after step {meta['iter']}"
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 
 import numpy as np
 from mmengine.hooks import Hook
-from mmengine.logging import print_log
+from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 
 from mapet_mm.engine.features import effective_rank
@@ -133,4 +132,4 @@ class HealthHook(Hook):
     def _warn(self, what: str, text: str) -> None:
         if what not in self.warned:
             self.warned.add(what)
-            print_log(text, logger="current", level=logging.WARNING)
+            MMLogger.get_current_instance().warning(text)

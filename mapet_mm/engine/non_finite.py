@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from mmengine.dist import all_gather_object, is_main_process
 from mmengine.hooks import Hook
-from mmengine.logging import print_log
+from mmengine.logging import MMLogger
 from mmengine.optim import OptimWrapper
 from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch import Tensor, nn
@@ -90,8 +90,8 @@ class NonFiniteHook(Hook):
         for wrapper in wrappers_of(runner):
             if not hasattr(wrapper.optimizer, "register_step_pre_hook"):
                 kind = type(wrapper.optimizer).__name__
-                print_log(
-                    f"NonFiniteHook: {kind} is no optimizer of PyTorch and is not watched", "current", 30
+                MMLogger.get_current_instance().warning(
+                    f"NonFiniteHook: {kind} is no optimizer of PyTorch and is not watched"
                 )
                 continue
             wrapper.optimizer.register_step_pre_hook(
@@ -126,11 +126,9 @@ class NonFiniteHook(Hook):
         left_out, in_a_row = int(self.left_out), int(self.in_a_row)
         if left_out > self.reported:
             self.reported = left_out
-            print_log(
+            MMLogger.get_current_instance().warning(
                 f"step {runner.iter + 1}: loss or gradients were not finite, {left_out} steps left out so "
-                f"far, {in_a_row} in a row (the run ends after {self.patience})",
-                logger="current",
-                level=30,
+                f"far, {in_a_row} in a row (the run ends after {self.patience})"
             )
         runner.message_hub.update_info("steps_left_out", left_out)
         if in_a_row >= self.patience:

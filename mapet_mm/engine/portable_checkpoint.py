@@ -1,6 +1,5 @@
 """Checkpoints that any `torch.load(weights_only=True)` reads, whole, and of the folder that they lie in."""
 
-import logging
 import os.path as osp
 from collections import OrderedDict, deque
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ import torch
 from mmengine.dist import is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook, Hook
-from mmengine.logging import HistoryBuffer, print_log
+from mmengine.logging import HistoryBuffer, MMLogger
 from mmengine.runner import Runner
 from torch import Tensor
 
@@ -78,11 +77,9 @@ class PortableCheckpointHook(Hook):
         for name, value in checkpoint.items():
             checkpoint[name] = _plain(value, name, others)
         if others:
-            print_log(
+            MMLogger.get_current_instance().warning(
                 f"the checkpoint holds Python objects ({', '.join(sorted(others))}): "
-                "--resume will need --trust-checkpoint",
-                logger="current",
-                level=logging.WARNING,
+                "--resume will need --trust-checkpoint"
             )
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:

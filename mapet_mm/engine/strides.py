@@ -1,11 +1,10 @@
 """A warning where a head is told strides that its feature maps do not have, which runs and learns badly."""
 
-import logging
 from collections.abc import Sequence
 
 import torch
 from mmengine.hooks import Hook
-from mmengine.logging import print_log
+from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 from torch import nn
 
@@ -26,7 +25,7 @@ class StrideCheckHook(Hook):
     def before_train(self, runner: Runner) -> None:
         """Say it once, in the log."""
         for line in wrong_strides(unwrapped(runner.model)):
-            print_log(f"warning: {line}", logger="current", level=logging.WARNING)
+            MMLogger.get_current_instance().warning(f"warning: {line}")
 
 
 def wrong_strides(model: nn.Module) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from operator import is_not
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 from mmengine.dist import all_gather_object, get_dist_info
 from mmengine.hooks import Hook
-from mmengine.logging import print_log
+from mmengine.logging import MMLogger, print_log
 from mmengine.runner import Runner
 from torch import nn
 from torch.utils.data import Dataset
@@ -220,11 +219,9 @@ def _vocabularies(model: nn.Module) -> Iterator[tuple[str, int]]:
 
 def _say_unused_outputs(model: nn.Module, store: TokenStore) -> None:
     if larger := [f"`{name}` ({size})" for name, size in _vocabularies(model) if size > store.vocab_size]:
-        print_log(
+        MMLogger.get_current_instance().warning(
             f"token store `{store.path}` has {store.vocab_size} ids, fewer than {', '.join(larger)}: the "
-            f"others are never a target; set {store.vocab_size} unless that is meant",
-            logger="current",
-            level=logging.WARNING,
+            f"others are never a target; set {store.vocab_size} unless that is meant"
         )
 
 
@@ -244,13 +241,11 @@ def _check_images(dataset: Dataset, load: LoadTokenGrid) -> None:
         return
     first = _path(dataset, skipped[0])
     _leave_out(dataset, skipped, load)
-    print_log(
+    MMLogger.get_current_instance().warning(
         f"token store `{load.path}` skipped {len(skipped)} of {len(dataset)} images of "
         f"{type(dataset).__name__}, which could not be decoded: they are left out, the image behind each "
         f"takes its place; the first is `{first}`, and all with their reasons are in "
-        "TokenStore.open(...).skipped",
-        logger="current",
-        level=logging.WARNING,
+        "TokenStore.open(...).skipped"
     )
 
 

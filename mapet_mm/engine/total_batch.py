@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-
 from mmengine.dist import get_world_size
 from mmengine.hooks import Hook
-from mmengine.logging import print_log
+from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 
 from mapet_mm.registry import HOOKS
@@ -27,10 +25,8 @@ class TotalBatchHook(Hook):
             return
         accumulated = getattr(runner.optim_wrapper, "_accumulative_counts", 1)
         if (total := get_world_size() * batch * accumulated) != meant:
-            print_log(
+            MMLogger.get_current_instance().warning(
                 f"the learning rate is meant for a total batch of {meant}, this run's is {total} "
                 f"({get_world_size()} processes x {batch} images x {accumulated} accumulated steps): add "
-                "--auto-scale-lr, or set `optim_wrapper.optimizer.lr`",
-                logger="current",
-                level=logging.WARNING,
+                "--auto-scale-lr, or set `optim_wrapper.optimizer.lr`"
             )

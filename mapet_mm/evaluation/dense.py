@@ -81,18 +81,7 @@ class DenseEvaluation:
         if not train.num_patches:
             raise UserError("the backbone gives no patch tokens: its images cannot be segmented by them")
         self.train, self.classes, self.device = train, list(classes), torch.device(device)
-        patches = len(train) * train.num_patches
-        self.cells = np.empty((patches, train.side**2), np.uint8)
-        self.labels, found = np.empty(patches, np.uint8), set()
-        for index in range(len(train)):
-            own = slice(index * train.num_patches, (index + 1) * train.num_patches)
-            labels = train.checked_labels(index, len(classes))
-            cells = label_cells(labels, train.grid, train.side)
-            most = self.labels[own] = majority(cells, len(classes))
-            # Of patches that are labelled for the most part, the other pixels vote as most of the patch.
-            self.cells[own] = np.where(cells == IGNORED, most[:, None], cells)
-            found |= set(np.unique(self.cells[own])) - {IGNORED}
-        check_classes(found, classes)
+        self._label_patches()
         images = np.arange(len(train)).repeat(train.num_patches)
         self.labelled = torch.from_numpy(self.labels != IGNORED)
         self.kept = self.labelled & torch.from_numpy(images % HELD_OUT != min(HELD_OUT, len(train)) - 1)
@@ -102,6 +91,21 @@ class DenseEvaluation:
                 "images that are held out to choose the setting: label more images"
             )
         self.mean, self.scale = _mean_and_scale(train)
+
+    def _label_patches(self) -> None:
+        """Give each training patch its label and those of its pixels."""
+        train, num_classes = self.train, len(self.classes)
+        patches = len(train) * train.num_patches
+        self.cells = np.empty((patches, train.side**2), np.uint8)
+        self.labels, found = np.empty(patches, np.uint8), set()
+        for index in range(len(train)):
+            own = slice(index * train.num_patches, (index + 1) * train.num_patches)
+            cells = label_cells(train.checked_labels(index, num_classes), train.grid, train.side)
+            most = self.labels[own] = majority(cells, num_classes)
+            # Of patches that are labelled for the most part, the other pixels vote as most of the patch.
+            self.cells[own] = np.where(cells == IGNORED, most[:, None], cells)
+            found |= set(np.unique(self.cells[own])) - {IGNORED}
+        check_classes(found, self.classes)
 
     def knn(
         self, test: DenseImages, ks: Sequence[int] = NEIGHBOURS, distances: Sequence[str] = DISTANCES

@@ -147,12 +147,9 @@ def accuracies(
         for bank, count in zip(banks, right, strict=True):
             logits = bank(features.pool(values[:, bank.layer], bank.pooling))
             count += (logits.argmax(2) == labels).sum(1)
-    found = {}
-    for bank, count in zip(banks, right, strict=True):
-        found |= {
-            p: 100 * number / len(features) for p, number in zip(bank.probes, count.tolist(), strict=True)
-        }
-    return found
+    probes = [probe for bank in banks for probe in bank.probes]
+    counts = [number for count in right for number in count.tolist()]
+    return {probe: 100 * number / len(features) for probe, number in zip(probes, counts, strict=True)}
 
 
 @PROTOCOLS.register_module()
@@ -222,11 +219,10 @@ class LinearProbes(Classification):
         for pooling in poolings:
             details = []
             for layer in layers:
-                tops = [(found[Probe(layer, pooling, rate)], -rate) for rate in self.rates]
-                (top1, rate), place = max(tops), f"layer {train.layers[layer]}"
-                details.append(
-                    Row(self.name, f"{pooling}, {place}", top1, note=f"rate {-rate:g}", detail=True)
-                )
+                # Of equals the lowest rate.
+                top1, rate = max((found[Probe(layer, pooling, rate)], -rate) for rate in self.rates)
+                setting, note = f"{pooling}, layer {train.layers[layer]}", f"rate {-rate:g}"
+                details.append(Row(self.name, setting, top1, note=note, detail=True))
             last, best = details[-1], max(details, key=lambda row: row.value)
             rows.append(Row(self.name, f"{pooling}, last layer", last.value, note=last.note))
             note = f"{best.setting.removeprefix(f'{pooling}, ')}, {best.note}"
@@ -279,8 +275,6 @@ class BEiTLinearProbes(LinearProbes):
         super().__init__(rates, epochs, **{**options, "least_steps": 1000, **kwargs})
 
     def layers(self, features: Features) -> list[int]:
-        return [
-            place
-            for place, layer in enumerate(features.layers)
-            if layer != "output" or len(features.layers) == 1
-        ]
+        """The numbered layers; the output of a backbone without any."""
+        numbered = [place for place, layer in enumerate(features.layers) if layer != "output"]
+        return numbered or super().layers(features)

@@ -12,7 +12,7 @@ import select
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec
 
@@ -42,6 +42,11 @@ class UserError(Exception):
 def reason_of(error: Exception) -> str:
     """Type and first line of an error, for a message that says what else went wrong."""
     return f"{type(error).__name__}: {error}".split("\n", 1)[0]
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Names for a message; of more than `most` the first ones."""
+    return ", ".join(f"`{name}`" for name in names[:most]) + (", ..." if len(names) > most else "")
 
 
 def one_line_errors(main: Callable[Arguments, None]) -> Callable[Arguments, None]:

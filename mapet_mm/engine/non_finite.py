@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mapet_mm.engine.portable_checkpoint import whole_files
 from mapet_mm.engine.step_state import ForwardState, ScheduleState, wrappers_of
 from mapet_mm.engine.wrappers import unwrapped
-from mapet_mm.errors import UserError
+from mapet_mm.errors import UserError, listed
 from mapet_mm.file_replacement import replace_json
 from mapet_mm.registry import HOOKS
 
@@ -195,10 +195,9 @@ class NonFiniteHook(Hook):
         images = images or [name for _, batch in found for name in batch]
         if is_main_process():
             replace_json(Path(runner.work_dir, IMAGES), {"step": first + 1, "images": images})
-        shown = ", ".join(f"`{name}`" for name in images[:3]) + (", ..." if len(images) > 3 else "")
         raise NonFiniteError(
             f"{in_a_row} steps in a row, from step {first + 1} on, had a loss or gradients that are not "
-            f"finite; images of the first: {shown} (all in {runner.work_dir}/{IMAGES}): "
+            f"finite; images of the first: {listed(images, most=3)} (all in {runner.work_dir}/{IMAGES}): "
             f"`--resume {runner.work_dir}/{STATE}` does it again; lower the learning rate, clip gradients "
             "(`optim_wrapper.clip_grad`), or look at these images"
         )

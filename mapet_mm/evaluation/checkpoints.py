@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from mapet_mm.engine.checkpoints import require_checkpoint
 from mapet_mm.engine.features import swaps_channels
 from mapet_mm.engine.launch import read_config
 from mapet_mm.engine.pretrained import check_pretrained
-from mapet_mm.errors import UserError
+from mapet_mm.errors import UserError, listed
 from mapet_mm.evaluation.backbone import TokenBackbone, runs_a_neck
 from mapet_mm.registry import MODELS
 from mapet_mm.starts import DECODERS
@@ -126,8 +126,9 @@ def load_weights(model: nn.Module, path: str, trust: bool = False) -> list[str]:
     prefix = "backbone." if hasattr(model, "backbone") else ""
     if not any(name.startswith(prefix) for name in model.state_dict().keys() & weights.keys()):
         raise KeysError(
-            f"checkpoint {path} has no weights of the config's backbone (its keys: {_some(weights)}): name "
-            "the config that it was trained with, or convert it with tools/convert.py"
+            f"checkpoint {path} has no weights of the config's backbone (its keys: "
+            f"{listed(sorted(weights), most=3)}): name the config that it was trained with, or convert it "
+            "with tools/convert.py"
         )
     try:
         keys = model.load_state_dict(weights, strict=False)
@@ -138,13 +139,13 @@ def load_weights(model: nn.Module, path: str, trust: bool = False) -> list[str]:
     unexpected = [name for name in keys.unexpected_keys if name.startswith(prefix)]
     if deeper := [name for name in unexpected if _is_deeper(model, name)]:
         raise KeysError(
-            f"checkpoint {path} has {_some(deeper)}, and the config's backbone is of another depth: name the "
-            "config that it was trained with"
+            f"checkpoint {path} has {listed(sorted(deeper), most=3)}, and the config's backbone is of "
+            "another depth: name the config that it was trained with"
         )
     if lacking := [name for name in unexpected if not _is_dispensable(model, name, weights)]:
         raise KeysError(
-            f"checkpoint {path} has {_some(lacking)}, which the config's backbone lacks, so its features "
-            "would be others: name the config that it was trained with"
+            f"checkpoint {path} has {listed(sorted(lacking), most=3)}, which the config's backbone lacks, so "
+            "its features would be others: name the config that it was trained with"
         )
     missing = [name for name in keys.missing_keys if name.startswith(prefix)]
     state = model.state_dict()
@@ -207,11 +208,6 @@ def _is_dispensable(model: nn.Module, name: str, weights: Mapping[str, Tensor]) 
     beside = dict(model.named_modules()).get(".".join(above[1:]), nn.Identity()).children()
     has_layers = any(isinstance(module, nn.ModuleList | nn.Sequential) for module in beside)
     return has_layers and FINAL_NORM.fullmatch(norm) is not None
-
-
-def _some(names: Iterable[str]) -> str:
-    names = sorted(names)
-    return ", ".join(f"`{name}`" for name in names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _digest(model: nn.Module, config: Mapping[str, Any], preprocessor: nn.Module) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from mapet_mm.errors import UserError, reason_of
+from mapet_mm.errors import UserError, listed, reason_of
 from mapet_mm.registry import DATASETS
 from mapet_mm.tokenizers.image_names import path_of, relative_name
 from mapet_mm.tokenizers.random_steps import Run, Step, first_random_step, generators_kept, watched
@@ -31,7 +31,7 @@ class UnreadableImagesError(UserError, RuntimeError):
 
     def __init__(self, unreadable: Mapping[str, str], kept: str) -> None:
         (path, reason), *others = unreadable.items()
-        listing = ", ".join(f"`{path}`" for path, _ in others[:5]) + (", ..." if len(others) > 5 else "")
+        listing = listed([path for path, _ in others], most=5)
         more = f" and {len(others)} more ({listing})" if others else ""
         encoding = reason in (NOT_FINITE, TOO_LARGE)
         super().__init__(

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TextIO
@@ -73,7 +73,7 @@ def run_stages(stages: Sequence[Stage], logs: Path, claim: TextIO | None = None)
 
 
 def _run(stage: Stage, head: str, later: float | None, log: Path, claim: TextIO | None) -> None:
-    start, last, drawn = time.monotonic(), "", 0.0
+    start = time.monotonic()
     with open(log, "ab") as file:
         process = subprocess.Popen(
             stage.command,
@@ -84,26 +84,32 @@ def _run(stage: Stage, head: str, later: float | None, log: Path, claim: TextIO 
             preexec_fn=end_with_runner,
         )
         try:
-            for line in _lines(process.stdout, file):
-                last = line
-                if time.monotonic() - drawn > REDRAW_SECONDS:
-                    drawn = time.monotonic()
-                    _draw(head, line, _left(line, drawn - start), later)
+            last = _watch(_lines(process.stdout, file), head, later)
         except BaseException:
-            _draw()
             process.terminate()
             process.wait()
             raise
         if process.wait():
-            _draw()
             reason = last.removeprefix("error: ") or f"exit code {process.returncode}"
             raise UserError(
                 f"{stage.title}: {reason} (all it said: {log}; once the cause is corrected, the same command "
                 "goes on from here)"
             )
-    _draw()
     stage.made()
     print(f"{head}  done in {_clock(time.monotonic() - start)}: {stage.result}", flush=True)
+
+
+def _watch(lines: Iterable[str], head: str, later: float | None) -> str:
+    """Show a stage's lines as its progress until it ends; the last one is returned."""
+    start, last, drawn = time.monotonic(), "", 0.0
+    try:
+        for last in lines:
+            if time.monotonic() - drawn > REDRAW_SECONDS:
+                drawn = time.monotonic()
+                _draw(head, last, _left(last, drawn - start), later)
+    finally:
+        _draw()
+    return last
 
 
 def _lines(output: IO[bytes], copy: IO[bytes]) -> Iterator[str]:

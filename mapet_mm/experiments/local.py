@@ -118,11 +118,7 @@ class LocalRunner:
                 self._collect()
                 if time.monotonic() - reported >= REPORT_SECONDS:
                     reported = time.monotonic()
-                    for one in self.running:
-                        note_seconds(one.run, one.seconds)
-                        # Without the time, logger and level that MMEngine puts before the message.
-                        last = _tail(one.run, 1)[0].rsplit(" - INFO - ", 1)[-1]
-                        self._say(one.run, " ".join(last.split())[:90])
+                    self._report()
         finally:
             self._stop()
         if self.failed:
@@ -195,6 +191,14 @@ class LocalRunner:
                 shutil.rmtree(Path(run.folder, FEATURES), ignore_errors=True)  # measured, and large
                 self._done(run, f"done in {one.seconds:.0f} s{self._time_left()}")
             one.claim.close()
+
+    def _report(self) -> None:
+        """Note the time of each run that is done now, and show the last line of its log."""
+        for one in self.running:
+            note_seconds(one.run, one.seconds)
+            # Without the time, logger and level that MMEngine puts before the message.
+            last = _tail(one.run, 1)[0].rsplit(" - INFO - ", 1)[-1]
+            self._say(one.run, " ".join(last.split())[:90])
 
     def _done(self, run: Run, how: str) -> None:
         self._say(run, how)

@@ -118,7 +118,7 @@ def test_without_reduce_zero_label_the_classes_do_not_fit_and_it_says_so(folder)
 def test_images_without_pixel_labels_are_left_out_with_a_word(folder, capsys, monkeypatch):
     assert SegmentationByNeighbours().run(evaluated(folder, pipeline=[LOAD, RESIZE, PACK])) == []
     assert "no k-NN segmentation: the `dense_train` images have no pixel labels" in capsys.readouterr().out
-    monkeypatch.setattr("mapet_mm.evaluation.dense_protocols.process_number", lambda: (1, 2))
+    monkeypatch.setenv("RANK", "1")
     assert SegmentationByNeighbours().run(evaluated(folder, pipeline=[LOAD, RESIZE, PACK])) == []
     assert not capsys.readouterr().out  # the first process has said it
 

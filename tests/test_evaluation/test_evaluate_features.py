@@ -74,8 +74,7 @@ def test_of_several_processes_only_the_first_has_rows_and_says_what_it_does(
     config, root, monkeypatch, capsys
 ):
     checkpoint, images = load_checkpoint(config, None), read_image_sets(config)
-    for module in ("extraction", "protocols"):
-        monkeypatch.setattr(f"mapet_mm.evaluation.{module}.process_number", lambda: (1, 2))
+    monkeypatch.setenv("RANK", "1")
     protocols = build_protocols(PROTOCOLS[:1], images)
     evaluated, rows = evaluate(checkpoint, images, protocols, root / "cache")
     assert (len(evaluated.features["val"]), rows) == (9, [])

@@ -14,7 +14,7 @@ PLACES = "place_accuracy/"
 
 
 def find_scalars(work_dir: str | os.PathLike) -> list[Path]:
-    """The scalar files of a work directory, oldest run first (a resumed training has several).
+    """The scalar files of a work dir, oldest run first (a resumed training has several).
 
     Raises:
         FileNotFoundError: there is none.
@@ -24,19 +24,19 @@ def find_scalars(work_dir: str | os.PathLike) -> list[Path]:
     files = [file for file in files if file.is_file()]
     if not files:
         raise FileNotFoundError(
-            f"work directory `{work_dir}` has no `<timestamp>/vis_data/scalars.json`: train with "
+            f"work dir `{work_dir}` has no `<timestamp>/vis_data/scalars.json`: train with "
             "tools/train.py and `--work-dir` set to it first"
         )
     return files
 
 
 def read_scalars(source: str | os.PathLike) -> list[Record]:
-    """Read logged records from a work directory, a scalars file (JSON lines) or a CSV table.
+    """Read logged records from a work dir, a scalars file (JSON lines) or a CSV table.
 
     If a resumed run logged steps again, the later records count.
 
     Args:
-        source: the work directory or file; CSV needs a header line, empty cells mean "not logged".
+        source: the work dir or file; CSV needs a header line, empty cells mean "not logged".
 
     Raises:
         FileNotFoundError: nothing was logged there.

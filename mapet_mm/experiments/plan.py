@@ -37,7 +37,7 @@ class Run:
     kind: str  # 'data', 'tokenizer', 'pre-training' or 'evaluation'
     command: tuple[str, ...]  # a tool and its arguments, as typed after `python`
     outputs: tuple[str, ...]  # files or folders that exist once it is done
-    folder: str = ""  # <folder of all runs>/<name>-<digest>: its claim, its log, a training's work directory
+    folder: str = ""  # <folder of all runs>/<name>-<digest>: its claim, its log, a training's work dir
     needs: tuple[str, ...] = ()  # folders of the runs before it
     config: str | None = None  # the config to train or tokenise with
     data: str | None = None  # the data set that its config is read for, None if there is none

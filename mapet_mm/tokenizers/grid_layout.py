@@ -21,6 +21,7 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "B H W D": lambda output: output.flatten(1, 2),
 }
 DRAWS, SEED = 4, 0
+PROBES = 5  # of a draw: an image, and the same with each of its corners changed
 # A changed corner's side, as a share of the image's, and its pixels: small beside any patch, and loud.
 CORNER_SHARE, LOUDNESS = 32, 8.0
 
@@ -70,7 +71,8 @@ def find_layout(encode: Callable[[Tensor], Tensor], size: int, device: torch.dev
     outputs = [encode(_probes(size, SEED + draw).to(device)) for draw in range(DRAWS)]
     shape = tuple(outputs[0].shape)
     forms = [form for form in FORMS if len(form.split()) == len(shape)]
-    if len(shape) == 4:  # a map of a square image that is square in one way needs no look at corners
+    whole = shape[0] == PROBES  # else the first dimension is not the images': of windows, for example
+    if len(shape) == 4 and whole:  # a map of a square image, square in one way: no need to look at corners
         sides = {"B D H W": shape[2:], "B H W D": shape[1:3]}
         square = [form for form in forms if sides[form][0] == sides[form][1]]
         if len(square) == 1:
@@ -78,19 +80,20 @@ def find_layout(encode: Callable[[Tensor], Tensor], size: int, device: torch.dev
             return GridLayout(square[0], 0, *sides[square[0]], tokens.shape[2])
     for form in forms:
         tokens = [FORMS[form](output) for output in outputs]
-        if len(tokens[0]) != 5 or tokens[0].shape[1] < 4:
+        if len(tokens[0]) != PROBES or tokens[0].shape[1] < 4:
             continue
         first, right, below, last = _corners(tokens)
         columns, count = right - first + 1, last - first + 1
         if columns > 1 and count % columns == 0 and below == last - columns + 1 > first:
             return GridLayout(form, first, count // columns, columns, tokens[0].shape[2])
-    raise GridError(f"no grid of features in an output of shape {('B', *shape[1:])}")
+    first = "B" if whole else f"{shape[0]} of {PROBES} images"
+    raise GridError(f"no grid of features in an output of shape {(first, *shape[1:])}")
 
 
 def _probes(size: int, seed: int) -> Float[Tensor, "5 3 height width"]:
     """Noise, and the same noise with another upper left, upper right, lower left and lower right corner."""
     generator = torch.Generator().manual_seed(seed)
-    images = torch.randn(3, size, size, generator=generator).repeat(5, 1, 1, 1)
+    images = torch.randn(3, size, size, generator=generator).repeat(PROBES, 1, 1, 1)
     side = max(1, size // CORNER_SHARE)
     ends = slice(None, side), slice(size - side, None)
     for image, (rows, columns) in zip(images[1:], product(ends, ends), strict=True):

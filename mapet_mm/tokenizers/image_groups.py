@@ -104,13 +104,14 @@ def _collate(
     for slot, (place, image) in zip(padded, read, strict=False):
         if (channels := len(image)) != len(slot):
             raise ValueError(
-                f"the pipeline gives images of {channels} channel{'' if channels == 1 else 's'}, the "
-                f"tokenizer takes {len(slot)}: load them with color_type='color'"
+                f"the pipeline gives image `{path(place)}` with {channels} channel"
+                f"{'' if channels == 1 else 's'}, the tokenizer takes {len(slot)}: load images with "
+                "color_type='color'"
             )
         if image.shape != slot.shape:
             raise ValueError(
-                f"the pipeline gives images of {image.shape[1]} x {image.shape[2]} px, the tokenizer takes "
-                f"{side} x {side}: end it with that size before PackInputs"
+                f"the pipeline gives image `{path(place)}` in {image.shape[1]} x {image.shape[2]} px, the "
+                f"tokenizer takes {side} x {side}: end it with that size before PackInputs"
             )
         if image.dtype != slot.dtype:
             raise ValueError(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -58,7 +60,8 @@ class NamedImages(Dataset):
         data_root: folder that names are relative to; None: the datasets' own.
 
     Raises:
-        UserError: one of them wraps other datasets, or (on naming it) an image's name has a line break.
+        UserError: one of them wraps other datasets or is not MMEngine's, or (on naming it) an image's name
+            has a line break.
         ValueError: there is no data root or there are several, or (on naming it) an image is outside the
             root.
     """
@@ -76,7 +79,8 @@ class NamedImages(Dataset):
 
     def path(self, index: int) -> str:
         """Path of an image; UserError if a dataset holds its images itself."""
-        return path_of(self._info(index), self._datasets[bisect_right(self._ends, index)])
+        dataset, place = self._at(index)
+        return path_of(dataset.get_data_info(place), dataset)
 
     def name(self, index: int) -> str:
         """Name of an image."""
@@ -111,7 +115,11 @@ class NamedImages(Dataset):
         return None if classes is None else list(classes)
 
     def __getitem__(self, index: int) -> tuple[int, Tensor | str]:
-        """Index and pipeline output `inputs` (3, H, W), or the reason why the image could not be decoded."""
+        """Index and pipeline output `inputs` (3, H, W), or the reason why the image could not be decoded.
+
+        Raises:
+            UserError: another step than the first fails, or gives no tensor `inputs`.
+        """
         return self._prepare(index, self._steps(index))
 
     def random_step(self) -> str | None:
@@ -143,28 +151,59 @@ class NamedImages(Dataset):
         return run
 
     def _steps(self, index: int) -> list[Step]:
-        return self._datasets[bisect_right(self._ends, index)].pipeline.transforms
+        return self._at(index)[0].pipeline.transforms
 
     def _prepare(self, index: int, steps: Sequence[Step]) -> tuple[int, Tensor | str]:
-        load, *others = steps
-        results = self._info(index)
-        # Only errors while loading are blamed on the image; an error in the pipeline stops the run at once.
+        dataset, place = self._at(index)
+        dataset = copy.copy(dataset)  # its own `prepare_data` may read other pixels than the path's
+        dataset.pipeline = partial(_run, steps)
         try:
-            results = load(results)
+            results = dataset.prepare_data(place)
+        except _UndecodableError as error:
+            return index, str(error)
+        except UserError:
+            raise
         except Exception as error:
-            return index, reason_of(error)
-        if results is None:
-            return index, "the pipeline's first step returned nothing"
-        for step in others:
-            results = step(results)
-        inputs = results["inputs"]
-        if isinstance(inputs, Tensor) and inputs.is_floating_point() and not inputs.isfinite().all():
+            raise UserError(
+                f"the pipeline fails on image `{self.path(index)}` ({reason_of(error)}): correct the pipeline in the "
+                "config's `dataset`, or remove the image"
+            ) from error
+        inputs = results.get("inputs") if isinstance(results, Mapping) else results
+        if not isinstance(inputs, Tensor):
+            raise UserError(
+                f"the pipeline gives image `{self.path(index)}` as {type(inputs).__name__}, not as a tensor "
+                "`inputs`: end it with PackInputs, on one view of the image"
+            )
+        if inputs.is_floating_point() and not inputs.isfinite().all():
             return index, "NaN or infinity among its pixels"
         return index, inputs
 
     def _info(self, index: int) -> dict[str, Any]:
+        dataset, place = self._at(index)
+        return dataset.get_data_info(place)
+
+    def _at(self, index: int) -> tuple[Dataset, int]:
+        """The data set of an image, and the image's index in it."""
         which = bisect_right(self._ends, index)
-        return self._datasets[which].get_data_info(index - (self._ends[which - 1] if which else 0))
+        return self._datasets[which], index - (self._ends[which - 1] if which else 0)
+
+
+class _UndecodableError(Exception):
+    """The step that reads an image has failed; the message is the reason."""
+
+
+def _run(steps: Sequence[Step], results: Any) -> Any:
+    load, *others = steps
+    # Only errors while loading are blamed on the image; an error in the pipeline stops the run at once.
+    try:
+        results = load(results)
+    except Exception as error:
+        raise _UndecodableError(reason_of(error)) from error
+    if results is None:
+        raise _UndecodableError("the pipeline's first step returned nothing")
+    for step in others:
+        results = step(results)
+    return results
 
 
 def _without_wrapper(dataset: Dataset) -> Dataset:
@@ -172,6 +211,11 @@ def _without_wrapper(dataset: Dataset) -> Dataset:
         raise UserError(
             f"data set {type(dataset).__name__} has no pipeline of its own: list the data sets that it wraps "
             "in its place, in the config's `dataset` or `codebook.dataset`"
+        )
+    if not (hasattr(dataset, "get_data_info") and hasattr(dataset, "prepare_data")):
+        raise UserError(
+            f"data set {type(dataset).__name__} does not say where its images are: derive it from MMEngine's "
+            "BaseDataset"
         )
     return dataset
 

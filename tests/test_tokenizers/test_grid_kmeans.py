@@ -183,6 +183,27 @@ def test_an_output_without_a_grid_is_refused_with_what_to_do():
         GridKMeans(dict(pooled, out_type="raw"), 24, layer=7, random_seed=0)
 
 
+class Windows(nn.Module):
+    """A feature map by way of its four windows, which a submodule sees as images of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.Identity()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        cells = nn.functional.avg_pool2d(images, 3)
+        windows = cells.unfold(2, 4, 4).unfold(3, 4, 4)  # B D H W h w
+        return self.attention(windows.permute(0, 2, 3, 4, 5, 1).reshape(-1, 4, 4, 3))
+
+
+def test_windows_are_not_taken_for_images():
+    """Before: an image's tokens were those of another image's windows."""
+    shape = r"\('20 of 5 images', 4, 4, 3\)"
+    for layer in (-1, "attention"):
+        with pytest.raises(GridError, match=rf"no grid of features in an output of shape {shape}; choose"):
+            GridKMeans(Windows(), 24, layer=layer)
+
+
 @pytest.mark.parametrize("encoder", ["mapet_mm.MaPeTViT", {}, None])
 def test_what_is_no_encoder_is_refused(encoder):
     with pytest.raises(TokenizerError, match=r"encoder is .*: give dict"):

@@ -5,10 +5,12 @@ import random
 import runpy
 import shutil
 import sys
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
 
+import cv2
 import numpy as np
 import open_clip
 import pytest
@@ -16,12 +18,13 @@ import torch
 from few_images import by_hand
 from mmcv.transforms import BaseTransform
 from mmengine.config import Config
-from mmengine.dataset import BaseDataset
+from mmengine.dataset import BaseDataset, Compose
+from mmpretrain.datasets import CustomDataset
 from PIL import Image
 from pretended_gpu import pretended_gpu
 from sklearn.datasets import load_sample_image
 
-from mapet_mm.errors import UserError
+from mapet_mm.errors import UserError, what_it_says
 from mapet_mm.registry import DATASETS, MODELS
 from mapet_mm.tokenizers import Codebook, CodebookError, TokenStore, TokenStoreError
 from mapet_mm.tokenizers import extraction as extraction_module
@@ -442,6 +445,108 @@ def test_images_in_memory_are_refused_with_what_to_do(cfg):
     for run in (run_extract_tokens, partial(run_fit_codebook, overwrite=True)):
         with pytest.raises(UserError, match=r"images of Pixels have no `img_path`: .* into a folder first"):
             run(cfg)
+
+
+class FailsOn(BaseTransform):
+    """Fails on one image."""
+
+    def __init__(self, name: str, result: Callable[[dict], dict | None]) -> None:
+        self.name, self.result = name, result
+
+    def transform(self, results: dict) -> dict | None:
+        return self.result(results) if results["img_path"].endswith(self.name) else results
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        (lambda results: results["no such key"], "KeyError: 'no such key'"),
+        (lambda results: None, "TypeError: argument of type 'NoneType' is not iterable"),
+    ],
+)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_image_on_which_the_pipeline_fails_is_named(cfg, tmp_path, result, reason, num_workers):
+    """Before: the error alone, of one image among all; in a worker, the traceback without the image."""
+    run_fit_codebook(cfg)
+    cfg.dataloader.num_workers = num_workers
+    for dataset in cfg.dataset:
+        dataset.pipeline.insert(3, dict(type=FailsOn, name="010.png", result=result))
+    with pytest.raises(UserError) as error:
+        run_extract_tokens(cfg)
+    image = tmp_path / "data" / "train" / "1" / "010.png"
+    assert what_it_says(error.value) == (
+        f"the pipeline fails on image `{image}` ({reason}): correct the pipeline in the config's `dataset`, "
+        "or remove the image"
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda load, *steps, pack: [load, *steps], "NoneType"),
+        (
+            lambda load, *steps, pack: [load, dict(type="MultiView", num_views=1, transforms=[steps]), pack],
+            "list",
+        ),
+    ],
+)
+def test_a_pipeline_that_gives_no_tensor_is_refused(cfg, change, kind, num_workers):
+    """Before: images in views were passed over, and counted as tokenised; KeyError without PackInputs."""
+    run_fit_codebook(cfg)
+    cfg.dataloader.num_workers = num_workers
+    for dataset in (*cfg.dataset, cfg.codebook.dataset):
+        *steps, pack = dataset.pipeline
+        dataset.pipeline = change(*steps, pack=pack)
+    for run in (run_extract_tokens, partial(run_fit_codebook, overwrite=True)):
+        with pytest.raises(UserError) as error:
+            run(cfg)
+        assert what_it_says(error.value).endswith(
+            f"000.png` as {kind}, not as a tensor `inputs`: end it with PackInputs, on one view of the image"
+        )
+    assert not Path(cfg.token_store).exists()
+
+
+@DATASETS.register_module()
+class Mirrored(CustomDataset):
+    """Reads the pixels itself."""
+
+    def prepare_data(self, index: int) -> dict:
+        info = self.get_data_info(index)
+        return self.pipeline(dict(info, img=cv2.imread(info["img_path"])[:, ::-1].copy()))
+
+
+def test_tokens_are_of_the_pixels_that_a_data_set_of_ones_own_reads(cfg, tmp_path):
+    """Before: of those that the pipeline made of its paths."""
+    cfg.codebook.dataset.type = "mapet_mm.Mirrored"
+    for dataset in (*cfg.dataset, cfg.codebook.dataset):
+        dataset.type = "mapet_mm.Mirrored"
+        dataset.pipeline = dataset.pipeline[1:]
+    run_fit_codebook(cfg)
+    store, _ = run_extract_tokens(cfg)
+    for name in ("train/0/000.png", "val/1/004.png"):
+        image = Image.open(tmp_path / "data" / name).transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        image.save(tmp_path / "mirrored.png")
+        assert (store[name] == by_hand(cfg, tmp_path / "mirrored.png")).all()
+
+
+@DATASETS.register_module()
+class Unlisted(torch.utils.data.Dataset):
+    """One of PyTorch's, which gives samples and no paths."""
+
+    def __init__(self, pipeline: list[dict]) -> None:
+        self.pipeline = Compose(pipeline)
+
+    def __len__(self) -> int:
+        return 12
+
+
+def test_a_data_set_that_has_no_paths_is_refused_with_what_to_do(cfg):
+    cfg.dataset = cfg.codebook.dataset = dict(type=Unlisted, pipeline=cfg.dataset[0].pipeline)
+    with pytest.raises(
+        UserError, match="^data set Unlisted does not say where .* from MMEngine's BaseDataset$"
+    ):
+        run_fit_codebook(cfg)
 
 
 def run_tool(monkeypatch, tool: str, *args: str) -> None:

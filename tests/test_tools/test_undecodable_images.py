@@ -340,7 +340,9 @@ def test_a_mistake_in_the_pipeline_is_not_blamed_on_the_images(cfg):
         dataset.pipeline = [
             step for step in dataset.pipeline if step["type"] not in ("ResizeEdge", "CenterCrop")
         ]
-    with pytest.raises(ValueError, match="pipeline gives images of 40 x 50 px, the tokenizer takes 64 x 64"):
+    with pytest.raises(
+        ValueError, match=r"pipeline gives image `.*000\.png` in 40 x 50 px, the tokenizer takes 64 x 64"
+    ):
         run_extract_tokens(cfg)
 
 
@@ -350,8 +352,6 @@ def test_images_with_other_than_three_channels_have_the_channels_named(cfg, tmp_
     for path in (tmp_path / "data" / "train").glob("*/*.png"):
         Image.open(path).convert("RGBA").save(path)
     cfg.codebook.dataset.pipeline[0].color_type = color_type
-    message = (
-        rf"the pipeline gives images of {channels} channels?, the tokenizer takes 3: .*color_type='color'"
-    )
+    message = rf"the pipeline gives image `.*` with {channels} channels?, the tokenizer takes 3: .*color_type='color'"
     with pytest.raises(ValueError, match=message):
         run_fit_codebook(cfg)

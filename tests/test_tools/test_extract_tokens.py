@@ -543,9 +543,8 @@ class Unlisted(torch.utils.data.Dataset):
 
 def test_a_data_set_that_has_no_paths_is_refused_with_what_to_do(cfg):
     cfg.dataset = cfg.codebook.dataset = dict(type=Unlisted, pipeline=cfg.dataset[0].pipeline)
-    with pytest.raises(
-        UserError, match="^data set Unlisted does not say where .* from MMEngine's BaseDataset$"
-    ):
+    message = r"^data set Unlisted does not say where .*: derive it from MMEngine's BaseDataset$"
+    with pytest.raises(UserError, match=message):
         run_fit_codebook(cfg)
 
 

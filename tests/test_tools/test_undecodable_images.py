@@ -352,6 +352,6 @@ def test_images_with_other_than_three_channels_have_the_channels_named(cfg, tmp_
     for path in (tmp_path / "data" / "train").glob("*/*.png"):
         Image.open(path).convert("RGBA").save(path)
     cfg.codebook.dataset.pipeline[0].color_type = color_type
-    message = rf"the pipeline gives image `.*` with {channels} channels?, the tokenizer takes 3: .*color_type='color'"
+    message = rf"pipeline gives image `.*` with {channels} channels?, the tokenizer takes 3: .*_type='color'"
     with pytest.raises(ValueError, match=message):
         run_fit_codebook(cfg)

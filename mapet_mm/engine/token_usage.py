@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from mmengine.dist import master_only
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
@@ -15,6 +12,7 @@ from mapet_mm.datasets.transforms import LoadTokenGrid
 from mapet_mm.engine.dataset_pipelines import leaf_datasets, load_of
 from mapet_mm.errors import UserError
 from mapet_mm.registry import HOOKS
+from mapet_mm.tokenizers.image_names import label_of
 
 
 @HOOKS.register_module()
@@ -23,7 +21,7 @@ class TokenUsageHook(Hook):
 
     `tokens/perplexity` (the number of ids that, used evenly, would be as hard to guess), `tokens/dead` (ids
     that no image has), `tokens/purity` (percent of the patches that are in images of their token's main
-    class; only where the training images have labels).
+    class; only where each training image has one label).
 
     Raises:
         UserError: before training, there are no stored tokens.
@@ -34,10 +32,10 @@ class TokenUsageHook(Hook):
         import mapet_mm.visualization.token_usage  # noqa: F401, needs matplotlib
 
         dataset, _ = _tokens_of(runner)
-        if _label(dataset.get_data_info(0)) is None:
+        if label_of(dataset.get_data_info(0)) is None:
             print_log(
-                f"images of {type(dataset).__name__} have no labels: the usage of their tokens is logged "
-                "without purity",
+                f"images of {type(dataset).__name__} have no single label each: the usage of their tokens is "
+                "logged without purity",
                 logger="current",
             )
 
@@ -48,7 +46,7 @@ class TokenUsageHook(Hook):
 
         dataset, load = _tokens_of(runner)
         images = (dataset.get_data_info(index) for index in range(len(dataset)))
-        labels = {load.name_of(image["img_path"]): _label(image) for image in images}
+        labels = {load.name_of(image["img_path"]): label_of(image) for image in images}
         labelled = None not in labels.values()
         usage = measure_usage(load.store, labels if labelled else dict.fromkeys(labels, 0))
         scalars = {
@@ -71,8 +69,3 @@ def _tokens_of(runner: Runner) -> tuple[Dataset, LoadTokenGrid]:
             "LoadTokenGrid: add one, or remove the hook from `custom_hooks`"
         )
     return dataset, load
-
-
-def _label(image: Mapping[str, Any]) -> int | None:
-    label = image.get("gt_label")
-    return None if label is None else int(label)

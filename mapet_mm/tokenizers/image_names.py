@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
+
 from mapet_mm.errors import UserError
 
 
@@ -26,6 +28,12 @@ def path_of(info: Mapping[str, Any], dataset: object) -> str:
         f"images of {type(dataset).__name__} have no `img_path`: tokens are stored by an image's path, so "
         "write the images into a folder first"
     )
+
+
+def label_of(info: Mapping[str, Any]) -> int | None:
+    """Class index of an image of a data set, from what its `get_data_info` says; None unless it is one."""
+    labels = np.atleast_1d(info.get("gt_label"))
+    return int(labels[0]) if labels.size == 1 and labels.dtype.kind in "iu" else None
 
 
 def relative_name(img_path: str | os.PathLike, root: str | os.PathLike) -> str | None:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from mapet_mm.errors import UserError, listed, reason_of
 from mapet_mm.registry import DATASETS
-from mapet_mm.tokenizers.image_names import path_of, relative_name
+from mapet_mm.tokenizers.image_names import label_of, path_of, relative_name
 from mapet_mm.tokenizers.random_steps import Run, Step, first_random_step, generators_kept, watched
 
 ON_ERROR = ("raise", "skip")
@@ -105,9 +105,9 @@ class NamedImages(Dataset):
             yield index, self.name(index)
 
     def labels(self) -> dict[str, int] | None:
-        """Class index of each image by its name, or None where a dataset has no labels."""
-        labels = {name: self._info(index).get("gt_label") for name, index in self.places("labels").items()}
-        return None if None in labels.values() else {name: int(label) for name, label in labels.items()}
+        """Class index of each image by its name, or None where images have no label, or several."""
+        labels = {name: label_of(self._info(index)) for name, index in self.places("labels").items()}
+        return None if None in labels.values() else labels
 
     def class_names(self) -> list[str] | None:
         """Names of the classes by index, or None where the first dataset has none."""

@@ -109,9 +109,15 @@ def crop_around(
     first_row = min(max(patch.row - context, 0), grid[0] - rows)
     first_col = min(max(patch.col - context, 0), grid[1] - cols)
     x, y = part.left + first_col * width, part.top + first_row * height
-    crop = image.convert("RGB").crop((round(x), round(y), round(x + cols * width), round(y + rows * height)))
+    image = image.crop((round(x), round(y), round(x + cols * width), round(y + rows * height)))
     x, y = part.left + patch.col * width - round(x), part.top + patch.row * height - round(y)
-    return np.asarray(crop), (x, y, width, height)
+    return _of_8_bits(image), (x, y, width, height)
+
+
+def _of_8_bits(image: Image.Image) -> UInt8[np.ndarray, "height width 3"]:
+    if image.mode.startswith("I;16"):  # scaled as MMCV does; Pillow would clip it
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return np.asarray(image.convert("RGB"))
 
 
 def draw_codebook_sheet(

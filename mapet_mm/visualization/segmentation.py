@@ -6,12 +6,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import mmcv
 import numpy as np
 from jaxtyping import Integer, UInt8
 from matplotlib.colors import hsv_to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from PIL import Image, ImageOps
 
 IGNORED = 255
 CELL_INCHES = 1.3
@@ -58,8 +58,7 @@ def predict_images(
     for place in range(min(count, len(dataset))):
         info = dataset.get_data_info(place)
         prediction = inference_model(model, info["img_path"]).pred_sem_seg.data[0].cpu().numpy()
-        # Upright, as MMSegmentation's loading step and so the prediction.
-        image = np.asarray(ImageOps.exif_transpose(Image.open(info["img_path"])).convert("RGB"))
+        image = mmcv.imread(info["img_path"], channel_order="rgb")  # upright and of 8 bits, as for the model
         # As the metric sees it: the files may count the background as 0, or have other numbers.
         truth = dataset[place]["data_samples"].gt_sem_seg.data[0].numpy()
         images.append(SegmentedImage(image, truth, prediction))

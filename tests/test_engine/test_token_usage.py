@@ -29,6 +29,11 @@ class Unlabelled(Labelled):
         return [dict(img_path=image["img_path"]) for image in super().load_data_list()]
 
 
+class SeveralLabels(Labelled):
+    def load_data_list(self):
+        return [dict(image, gt_label=[0, image["gt_label"]]) for image in super().load_data_list()]
+
+
 @pytest.fixture
 def load(tmp_path) -> LoadTokenGrid:
     store = TokenStore.create(tmp_path / "tokens", NAMES, (2, 2), 8, "ab" * 32, data_root="/copy")
@@ -64,16 +69,16 @@ def test_perplexity_dead_ids_and_purity_are_those_of_the_training_images(wrap, l
     }
 
 
-def test_images_without_labels_are_counted_without_purity_which_is_said_before_training(load, capture_log):
+@pytest.mark.parametrize("kind", [Unlabelled, SeveralLabels])
+def test_images_without_one_label_are_counted_without_purity_which_is_said(kind, load, capture_log):
     shares = np.array([6, 4, 2]) / 12
-    assert train(Unlabelled(load)) == {
+    assert train(kind(load)) == {
         "tokens/perplexity": pytest.approx(np.exp(-(shares * np.log(shares)).sum())),
         "tokens/dead": 5,
         "step": 5,
     }
-    assert "images of Unlabelled have no labels: the usage of their tokens is logged without purity" in (
-        capture_log()
-    )
+    said = f"images of {kind.__name__} have no single label each: the usage of their tokens is logged without"
+    assert said in capture_log()
 
 
 def test_a_training_without_stored_tokens_is_refused_before_it():

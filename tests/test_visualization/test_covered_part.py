@@ -1,5 +1,6 @@
 """The part of an image that tokens cover is the one that the tokenizer saw, whatever its pipeline."""
 
+import mmcv
 import numpy as np
 import pytest
 from PIL import Image
@@ -75,6 +76,17 @@ def test_photos_are_turned_as_the_tokenizer_saw_them(color_type, store, tmp_path
     crop, _ = crop_around(image, Patch("a.png", 0, 0), GRID, 0, part)
     seen = dict(color=pixels[::-1, ::-1], unchanged=pixels)[color_type]
     np.testing.assert_array_equal(crop, seen[:20, 20:40])
+
+
+def test_a_patch_of_a_16_bit_image_is_as_bright_as_the_tokenizer_saw_it(store, tmp_path):
+    """Before: white."""
+    grey = np.random.default_rng(0).integers(0, 2**16, (64, 64), dtype=np.uint16)
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    image, part = CoveredParts(store([SQUARE])).open(tmp_path / "a.png")
+    crop, _ = crop_around(image, Patch("a.png", 1, 2), GRID, 0, part)
+    seen = mmcv.imread(str(tmp_path / "a.png"))
+    np.testing.assert_array_equal(seen, np.repeat(grey[..., None] >> 8, 3, axis=2))
+    np.testing.assert_array_equal(crop, seen[16:32, 32:48])
 
 
 def test_photos_are_upright_where_the_store_records_nothing(store, tmp_path):

@@ -56,7 +56,7 @@ def test_images_without_a_class_have_no_legend():
 
 def test_validation_images_are_predicted_and_their_labels_are_the_metrics(tmp_path):
     """In the files, as in ADE20K's, 0 is unlabelled and the classes start at 1; images are resized to 16, and
-    one is a photo that lies on its side."""
+    one is a photo that lies on its side, one is grey with 16 bits."""
     for kind in ("images", "annotations"):
         (tmp_path / kind).mkdir()
     labels = np.array([[0, 1], [2, 2]], np.uint8).repeat(12, 0).repeat(10, 1)
@@ -67,6 +67,7 @@ def test_validation_images_are_predicted_and_their_labels_are_the_metrics(tmp_pa
         exif[0x0112] = 6 if index else 1  # the second one has to be turned back
         Image.fromarray(turned if index else pixels).save(tmp_path / f"images/{index}.png", exif=exif)
         Image.fromarray(labels).save(tmp_path / f"annotations/{index}.png")
+    Image.fromarray(np.full((24, 20), 40 << 8, np.uint16)).save(tmp_path / "images/0.png")
     pipeline = [
         dict(type="LoadImageFromFile"),
         dict(type="Resize", scale=(16, 16), keep_ratio=False),
@@ -111,6 +112,7 @@ def test_validation_images_are_predicted_and_their_labels_are_the_metrics(tmp_pa
     torch.save({"state_dict": model.state_dict(), "meta": {}}, tmp_path / "weights.pth")
     images, classes = predict_images(tmp_path / "config.py", tmp_path / "weights.pth", count=9)
     assert (len(images), classes) == (2, ["sky", "sea"])
+    assert np.unique(images[0].image).tolist() == [40]
     assert images[1].image[[0, 3], 19].tolist() == [[1, 1, 1], [200, 10, 90]]
     assert images[1].prediction.shape == images[1].truth.shape == (24, 20)
     assert (images[1].prediction == 1).all()

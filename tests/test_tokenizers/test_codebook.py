@@ -28,6 +28,22 @@ def test_assign_is_the_nearest_centroid_in_float64():
     assert (tokens.numpy() == distances.argmin(axis=-1)).all()
 
 
+@pytest.mark.parametrize(("channels", "mean"), [(96, 30.0), (96, 300.0), (96, 3000.0), (1, 10000.0)])
+def test_assign_is_exact_for_features_far_from_the_origin(channels, mean):
+    """As a network's in which some channels are large in all images. Before: 0.3, 19, 99 and 94 % wrong."""
+    generator = torch.Generator().manual_seed(0)
+    far = torch.zeros(96)
+    far[:channels] = mean
+    codebook = Codebook(torch.randn(256, 96, generator=generator) + far)
+    rows = torch.randn(1000, 96, generator=generator) + far
+    distances, ids = codebook.nearest(rows)
+    differences = rows.double()[:, None] - codebook.centroids.double()
+    expected, nearest = differences.square().sum(2).min(dim=1)
+    assert torch.equal(codebook.assign(rows), nearest)
+    assert torch.equal(ids, nearest)
+    torch.testing.assert_close(distances, expected, rtol=1e-5, atol=0)
+
+
 def test_assign_gives_the_same_tokens_in_blocks(monkeypatch, rows):
     codebook = Codebook(rows[:40])
     whole = codebook.assign(torch.from_numpy(rows))

@@ -198,10 +198,13 @@ def _load(what: str, model: nn.Module, checkpoint: str, prefix: str | None) -> N
         problem = "has other shapes for"
         names = [name for name in expected if name in weights and weights[name].shape != expected[name].shape]
     if names:
+        longer = next((name for name in weights if name.endswith(f".{names[0]}")), None)
+        remedy = f"it belongs to another architecture; correct the {what}'s config or `{OPTION}`"
+        if longer and not prefix:
+            remedy = f"it has that as `{longer}`; set `init_cfg.prefix`"
         raise TokenizerError(
             f"checkpoint `{checkpoint}` {problem} {len(names)} of the {what}'s {len(expected)} "
-            f"tensors, `{names[0]}` first: it belongs to another architecture; correct the "
-            f"{what}'s config or `{OPTION}`"
+            f"tensors, `{names[0]}` first: {remedy}"
         )
     if name := non_finite(model):
         raise TokenizerError(

@@ -248,6 +248,17 @@ def test_a_prefix_needs_no_dot(tmp_path):
         GridKMeans(dict(config, init_cfg=dict(type="Pretrained", checkpoint=file, prefix="bckbone")), 24)
 
 
+def test_a_missing_prefix_is_named(tmp_path):
+    """Before: a classifier's checkpoint was said to belong to another architecture."""
+    config, checkpoint = saved_encoder(tmp_path)
+    weights = dict(type="Pretrained", checkpoint=checkpoint)
+    with pytest.raises(TokenizerError) as error:
+        GridKMeans(dict(config, init_cfg=weights), 24)
+    assert str(error.value).endswith(
+        "tensors, `cls_token` first: it has that as `backbone.cls_token`; set `init_cfg.prefix`"
+    )
+
+
 def test_weights_from_a_file_and_from_a_seed_are_refused(tmp_path):
     """Before: one of the two was ignored."""
     config, file = saved_encoder(tmp_path)

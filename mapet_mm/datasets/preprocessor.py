@@ -69,7 +69,7 @@ def _stack(members: Sequence[Tensor], what: str, pinned: bool) -> Tensor:
 
 def _one_view(images: Tensor | Sequence[Tensor]) -> Tensor | Sequence[Tensor]:
     """Check that images have one view; a list may hold images or, where there are several, views."""
-    if not isinstance(images, Tensor) and any(image.ndim != 3 for image in images):
+    if not isinstance(images, Tensor) and any(getattr(image, "ndim", None) != 3 for image in images):
         raise ValueError("TokenGridDataPreprocessor takes one view of each image, got several")
     return images
 

@@ -58,8 +58,11 @@ def test_grids_of_different_shapes_are_refused(preprocessor):
         preprocessor(default_collate([sample(1), sample(2, (2, 3))]))
 
 
-def test_several_views_are_refused(preprocessor):
-    batch = {"inputs": [torch.zeros(2, 3, 8, 8)] * 2, "data_samples": [DataSample(), DataSample()]}
+@pytest.mark.parametrize("collate", [default_collate, pseudo_collate])
+@pytest.mark.parametrize("views", [1, 2])
+def test_views_are_refused(preprocessor, collate, views):
+    """However they are collated, also one in a list, as MultiView hands it on."""
+    batch = collate([{"inputs": [torch.zeros(3, 8, 8)] * views, "data_samples": DataSample()}] * 2)
     with pytest.raises(ValueError, match="one view of each image"):
         preprocessor(batch)
 

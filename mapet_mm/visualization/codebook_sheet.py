@@ -109,15 +109,16 @@ def crop_around(
     first_row = min(max(patch.row - context, 0), grid[0] - rows)
     first_col = min(max(patch.col - context, 0), grid[1] - cols)
     x, y = part.left + first_col * width, part.top + first_row * height
-    image = image.crop((round(x), round(y), round(x + cols * width), round(y + rows * height)))
+    window = round(x), round(y), round(x + cols * width), round(y + rows * height)
+    crop = np.asarray(_of_8_bits(image).crop(window))
     x, y = part.left + patch.col * width - round(x), part.top + patch.row * height - round(y)
-    return _of_8_bits(image), (x, y, width, height)
+    return crop, (x, y, width, height)
 
 
-def _of_8_bits(image: Image.Image) -> UInt8[np.ndarray, "height width 3"]:
+def _of_8_bits(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):  # scaled as MMCV does; Pillow would clip it
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    return np.asarray(image.convert("RGB"))
+    return image.convert("RGB")
 
 
 def draw_codebook_sheet(

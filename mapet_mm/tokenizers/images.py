@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -87,6 +88,10 @@ class NamedImages(Dataset):
         path = self.path(index)
         name = relative_name(path, self.data_root)
         if name is None:
+            if os.path.isdir(path):
+                raise UserError(
+                    f"image `{path}` is a folder: remove the empty line from the data set's list of images"
+                )
             raise ValueError(f"image `{path}` is not under data_root `{self.data_root}`: correct `data_root`")
         if "\n" in name:  # names are stored as lines
             raise UserError(f"the name of image {path!r} contains a line break: rename it")

@@ -335,6 +335,20 @@ def test_a_store_of_another_grid_is_refused(cfg, tmp_path):
         run_extract_tokens(cfg)
 
 
+def test_an_empty_line_in_the_list_of_images_is_named(cfg, tmp_path):
+    """Before: the data root was said to be outside the data root."""
+    (tmp_path / "data" / "list.txt").write_text("train/0/000.png\n\ntrain/1/001.png\n")
+    listed = dict(
+        type="CustomDataset", data_root=str(tmp_path / "data"), ann_file="list.txt", with_label=False
+    )
+    cfg.dataset = cfg.codebook.dataset = dict(listed, pipeline=cfg.dataset[0].pipeline)
+    with pytest.raises(UserError) as error:
+        run_fit_codebook(cfg)
+    assert str(error.value) == (
+        f"image `{tmp_path}/data/` is a folder: remove the empty line from the data set's list of images"
+    )
+
+
 def test_an_image_outside_the_data_root_is_named(cfg, tmp_path):
     run_fit_codebook(cfg)
     cfg.data_root = str(tmp_path / "data" / "val")

@@ -531,7 +531,7 @@ class Mirrored(CustomDataset):
 
 
 def test_tokens_are_of_the_pixels_that_a_data_set_of_ones_own_reads(cfg, tmp_path):
-    """Before: of those that the pipeline made of its paths."""
+    """Before: what the data set says of an image went into the pipeline without its pixels."""
     cfg.codebook.dataset.type = "mapet_mm.Mirrored"
     for dataset in (*cfg.dataset, cfg.codebook.dataset):
         dataset.type = "mapet_mm.Mirrored"

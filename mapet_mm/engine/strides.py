@@ -1,6 +1,7 @@
 """A warning where a head is told strides that its feature maps do not have, which runs and learns badly."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from math import log2
 
 import torch
 from mmengine.hooks import Hook
@@ -40,20 +41,21 @@ def wrong_strides(model: nn.Module) -> list[str]:
     device = next(model.parameters()).device
     with undisturbed(model):
         maps = model.extract_feat(torch.zeros(1, 3, SIDE, SIDE, device=device))
-    actual = [round(SIDE / one.shape[-1]) for one in maps]
+    actual = [SIDE / one.shape[-1] for one in maps]
     lines = []
     for name, strides in told.items():
         taken = getattr(model.get_submodule(name), "in_index", range(len(strides)))
         found = [actual[i] for i in taken]
-        if found != strides:
+        if not _alike(found, strides):
             lines.append(
-                f"`{name}` is told maps of strides {_listed(strides)}, but they have {_listed(found)}: put "
-                "`mapet_mm.SimpleFeaturePyramid` behind the backbone, or tell it the strides there are"
+                f"`{name}` is told maps of strides {_listed(strides)}, but they have "
+                f"{_listed(map(round, found))}: put `mapet_mm.SimpleFeaturePyramid` behind the "
+                "backbone, or tell it the strides there are"
             )
     return lines
 
 
-def _told_strides(module: nn.Module) -> list[int]:
+def _told_strides(module: nn.Module) -> list[float]:
     """What a head of MMSegmentation or MMDetection is told of its maps; nothing if it is not told."""
     generator = getattr(module, "prior_generator", None)
     for owner, name in ((module, "feature_strides"), (module, "featmap_strides"), (generator, "strides")):
@@ -62,5 +64,10 @@ def _told_strides(module: nn.Module) -> list[int]:
     return []
 
 
-def _listed(strides: Sequence[int]) -> str:
+def _alike(found: Sequence[float], told: Sequence[float]) -> bool:
+    """Nearly the same: where the patches do not divide the image, a map has a column more."""
+    return len(found) == len(told) and all(abs(log2(x / y)) < 0.5 for x, y in zip(found, told, strict=True))
+
+
+def _listed(strides: Iterable[float]) -> str:
     return ", ".join(map(str, strides))

@@ -24,7 +24,7 @@ class LinearProbe(ImageClassifier):
 
     Raises:
         ValueError: the head is a `LayerwiseLinearHead`, and the backbone normalises its last layer's
-            tokens or has no class token, which the head could not tell.
+            tokens, or has no class token or other tokens beside it, which the head could not tell.
     """
 
     def __init__(self, *args, **kwargs) -> None:
@@ -45,8 +45,14 @@ def _check_backbone(backbone: nn.Module) -> None:
         raise ValueError(
             "the backbone normalises the last layer's tokens and no other's: set its `final_norm=False`"
         )
-    if getattr(backbone, "num_extra_tokens", 1) == 0:
+    extra = getattr(backbone, "num_extra_tokens", 1)
+    if extra == 0:
         raise ValueError("the backbone has no class token to probe: set its `with_cls_token=True`")
+    if extra > 1:
+        raise ValueError(
+            f"the backbone has {extra} tokens before the patches, the probe knows only a class token: take "
+            "another backbone"
+        )
 
 
 @MODELS.register_module()

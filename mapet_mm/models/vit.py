@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mapet_mm.models.beit_names import beit_to_vit
 from mapet_mm.models.encoder_layer import EncoderLayer, take_over
 from mapet_mm.models.init import init_truncated_normal
-from mapet_mm.models.layer_scale import fill_layer_scales
+from mapet_mm.models.layer_scale import fill_layer_scales, fold_layer_scales
 from mapet_mm.models.position_embedding import METADATA_KEY, fit_positions, grid_of_init, record_grid
 from mapet_mm.models.two_stream import TwoStreamLayer
 from mapet_mm.models.two_stream_vit import TwoStreamViT, check_trainable
@@ -30,7 +30,8 @@ class MaPeTViT(VisionTransformer):
 
     Loads pre-training checkpoints by `init_cfg` or `load_from`: MaPeT's, and those of MMPretrain's BEiT and
     CAE with absolute positions. The mask token is dropped, the position embeddings are resized to `img_size`,
-    and where the weights have no LayerScale (MAE's, DeiT's), it becomes one, which keeps the outputs.
+    and where the weights have no LayerScale (MAE's, DeiT's), it becomes one, which keeps the outputs. Where
+    only the weights have one, it is multiplied into the layer before it.
 
     MMPretrain's tests of its class pass with this one. It differs in its defaults and its initial weights
     (the authors'), refuses output layers that would not be returned, and asks for a checkpoint's grid where
@@ -91,6 +92,7 @@ class MaPeTViT(VisionTransformer):
         self._grid_of_init: tuple[int, int] | None = None
         self.register_load_state_dict_pre_hook(_adapt_checkpoint)
         self.register_load_state_dict_pre_hook(fill_layer_scales)
+        self.register_load_state_dict_pre_hook(fold_layer_scales)
         self.register_state_dict_post_hook(record_grid)
 
     def init_weights(self) -> None:
@@ -128,7 +130,8 @@ class MaPeTViT(VisionTransformer):
         super()._freeze_stages()
 
     def _prepare_pos_embed(self, state_dict: dict, prefix: str, local_metadata: dict, *_) -> None:
-        """MMPretrain's hook on loading; its own takes every source for a square."""
+        """MMPretrain's hook on loading, the first to run; its own takes every source for a square."""
+        _check_checkpoint(self, state_dict, prefix)
         fit_positions(self, state_dict, prefix, {METADATA_KEY: self._grid_of_init} | local_metadata)
 
     def _format_output(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor | tuple[Tensor, Tensor]:
@@ -155,6 +158,33 @@ def _own_list(indices: SupportsIndex | Sequence[SupportsIndex]) -> int | list[in
     if hasattr(indices, "__index__"):
         return operator.index(indices)
     return [operator.index(i) for i in indices] if isinstance(indices, Sequence) else indices
+
+
+def _check_checkpoint(vit: MaPeTViT, state_dict: dict[str, Tensor], prefix: str) -> None:
+    """Refuse another network's weights, and those of which a backbone by itself would get no layer.
+
+    MMEngine logs what is missing and trains on from random weights.
+    """
+    if f"{prefix}dist_token" in state_dict:
+        raise ValueError(
+            f"the checkpoint has a distillation token (`{prefix}dist_token`), which a plain ViT has not: use "
+            "weights without one, or MMPretrain's DistilledVisionTransformer as backbone"
+        )
+    own = {name for name, _ in vit.named_parameters()}
+    layers = [name for name in own if name.startswith("layers.")]
+    others = [name for name in state_dict if name not in own and name != "mask_token"]
+    if prefix or not others or not state_dict.keys().isdisjoint(layers):
+        return  # a model may be given weights that are not its backbone's
+    behind = (name.removesuffix(layer) for name in others for layer in layers if name.endswith(f".{layer}"))
+    if found := next(behind, None):
+        raise ValueError(
+            f"the checkpoint has its weights behind `{found}`: add prefix='{found}' to the backbone's "
+            "`init_cfg`"
+        )
+    raise ValueError(
+        f"the checkpoint has none of the backbone's layers, but `{others[0]}`, ...: convert it with "
+        "tools/convert.py"
+    )
 
 
 def _adapt_checkpoint(vit: MaPeTViT, state_dict: dict[str, Tensor], prefix: str, *_) -> None:

@@ -22,13 +22,12 @@ PYRAMID = dict(type="mapet_mm.SimpleFeaturePyramid", in_channels=32, out_channel
 FEATURE2PYRAMID = dict(type="Feature2Pyramid", embed_dim=32, norm_cfg=dict(type="BN"))
 
 
-def segmentor(neck: dict | None, strides=(4, 8, 16, 32), width: int = 16) -> nn.Module:
+def segmentor(neck: dict | None, strides=(4, 8, 16, 32), width: int = 16, patch_size: int = 16) -> nn.Module:
+    backbone = dict(FOUR_MAPS, patch_size=patch_size)
     head = dict(type="FPNHead", in_channels=[width] * 4, in_index=[0, 1, 2, 3], feature_strides=list(strides))
     head |= dict(channels=8, num_classes=3, norm_cfg=dict(type="BN"))
     with DefaultScope.overwrite_default_scope("mmseg"):
-        return MODELS.build(
-            dict(type="mmseg.EncoderDecoder", backbone=FOUR_MAPS, neck=neck, decode_head=head)
-        )
+        return MODELS.build(dict(type="mmseg.EncoderDecoder", backbone=backbone, neck=neck, decode_head=head))
 
 
 @pytest.mark.parametrize(("neck", "width"), [(FPN, 16), (None, 32)], ids=["FPN", "no neck"])
@@ -49,6 +48,16 @@ def test_a_vits_maps_are_no_pyramid(neck, width):
 )
 def test_where_strides_are_right_nothing_is_said(neck, strides, width):
     assert wrong_strides(segmentor(neck, strides, width)) == []
+
+
+@pytest.mark.parametrize(
+    ("patch_size", "strides"),
+    [(14, (3.5, 7, 14, 28)), (8, (2, 4, 8, 16)), (24, (6, 12, 24, 48)), (32, (8, 16, 32, 64))],
+)
+def test_right_strides_of_patches_that_do_not_divide_the_image_are_not_warned_of(patch_size, strides):
+    """The last patches are padded there, so a map has a column more than the image has strides."""
+    assert wrong_strides(segmentor(PYRAMID, strides, patch_size=patch_size)) == []
+    assert len(wrong_strides(segmentor(PYRAMID, [2 * x for x in strides], patch_size=patch_size))) == 1
 
 
 class Detector(nn.Module):

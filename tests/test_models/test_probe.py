@@ -245,3 +245,9 @@ def test_features_that_are_not_each_layers_tokens_are_refused(options, message):
 def test_a_backbone_whose_tokens_are_others_is_refused(kind, options, message):
     with pytest.raises(ValueError, match=message):
         probe(kind, **options)
+
+
+def test_a_backbone_with_more_extra_tokens_is_refused():
+    """They would be counted among the patches."""
+    with pytest.raises(ValueError, match="2 tokens before the patches, the probe knows only a class token"):
+        probe("DistilledVisionTransformer")

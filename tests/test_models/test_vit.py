@@ -1,10 +1,12 @@
 """Backbones: initialisation, permutations, information flow, checkpoints going downstream."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from mmengine.runner.checkpoint import load_checkpoint, save_checkpoint
-from mmpretrain.models.backbones import VisionTransformer
+from mmpretrain.models.backbones import DistilledVisionTransformer, VisionTransformer
 from skimage import data as photographs
 from torch.nn import functional as F
 
@@ -346,6 +348,74 @@ def test_a_whole_models_weights_without_layer_scale_keep_their_features(tmp_path
     images = torch.randn(2, 3, 20, 20)
     torch.testing.assert_close(model.backbone(images)[0], theirs(images)[0])
     assert FILLED.format("backbone.") in capture_log()
+
+
+@pytest.mark.parametrize("prefix", ["", "backbone."])
+@pytest.mark.parametrize("layer_cfgs", [{}, [{}, dict(layer_scale_init_value=0.1), {}]], ids=["all", "two"])
+def test_weights_with_layer_scale_keep_their_features_in_a_backbone_without(prefix, layer_cfgs, capture_log):
+    """Each is multiplied into the linear layer before it; layers of the backbone that have one keep it."""
+    source = pretrain_vit()
+    vit = MaPeTViT(layer_scale_init_value=0.0, layer_cfgs=layer_cfgs, out_type="raw", **GEOMETRY).eval()
+    model = torch.nn.ModuleDict({"backbone": vit}) if prefix else vit
+    weights = {prefix + name: value for name, value in source.state_dict().items()}
+    model.load_state_dict(weights, strict=True)
+    images = torch.randn(2, 3, 20, 20)
+    torch.testing.assert_close(vit(images)[0], source.encode(images)[0])
+    number = 4 if layer_cfgs else 6
+    assert f"Folded {number} LayerScales (`{prefix}layers.0.attn.gamma1.weight`, ...)" in capture_log()
+    assert f"{prefix}layers.0.attn.gamma1.weight" in weights  # the checkpoint itself stays as it is
+
+
+def test_other_layers_than_the_backbones_are_not_folded(capture_log):
+    vit = MaPeTViT({**ARCH, "num_layers": 2}, 20, 4)
+    vit.load_state_dict(pretrain_vit().state_dict(), strict=False)
+    assert "Folded" not in capture_log()
+
+
+@pytest.mark.parametrize("build", [MaPeTViT, MaPeTPretrainViT])
+@pytest.mark.parametrize(
+    ("renamed", "message"),
+    [
+        (
+            lambda name: f"backbone.{name}",
+            "its weights behind `backbone.`: add prefix='backbone.' to the backbone's `init_cfg`",
+        ),
+        (
+            lambda name: f"encoder.vit.{name}",
+            "its weights behind `encoder.vit.`: add prefix='encoder.vit.'",
+        ),
+        (
+            lambda name: name.replace("layers.", "blocks."),
+            "none of the backbone's layers, but `blocks.0.ln1.weight`, ...: ",
+        ),
+    ],
+    ids=["whole model", "model inside a model", "other names"],
+)
+def test_a_checkpoint_with_no_layer_of_the_backbone_is_refused(build, renamed, message, tmp_path):
+    """MMEngine would log each name and train on from random weights."""
+    source = pretrain_vit() if build is MaPeTPretrainViT else MaPeTViT(**GEOMETRY)
+    options = dict(GEOMETRY, cutting_point=8) if build is MaPeTPretrainViT else GEOMETRY
+    checkpoint = {renamed(name): value for name, value in source.state_dict().items()}
+    save_checkpoint({"state_dict": checkpoint}, str(tmp_path / "weights.pth"))
+    vit = build(init_cfg=dict(type="Pretrained", checkpoint=str(tmp_path / "weights.pth")), **options)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        vit.init_weights()
+
+
+def test_some_weights_by_themselves_are_taken():
+    """Those of the backbone, without others; and a model's, which may have none for its backbone."""
+    vit = MaPeTViT(**GEOMETRY)
+    ones = torch.ones_like(vit.cls_token)
+    vit.load_state_dict({"cls_token": ones, "mask_token": ones}, strict=False)
+    assert torch.equal(vit.cls_token, ones)
+    vit.load_state_dict({}, strict=False)
+    torch.nn.ModuleDict({"backbone": vit}).load_state_dict({"head.weight": ones}, strict=False)
+
+
+def test_a_distillation_token_is_refused_by_name():
+    theirs = DistilledVisionTransformer(**GEOMETRY)
+    with pytest.raises(ValueError, match=r"distillation token .`dist_token`.*DistilledVisionTransformer"):
+        MaPeTViT(**GEOMETRY).load_state_dict(theirs.state_dict(), strict=False)
 
 
 def test_what_mmpretrains_tests_ask_of_its_vision_transformer_holds():

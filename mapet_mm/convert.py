@@ -109,14 +109,19 @@ def mm_to_timm(state_dict: Mapping[str, Tensor]) -> StateDict:
     return rename(weights, TIMM, TIMM_LAYER, "timm's VisionTransformer")
 
 
-def timm_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
+def timm_to_mm(state_dict: Mapping[str, Tensor], num_patches: int | None = None) -> StateDict:
     """Names of this package for a plain `VisionTransformer` of timm, with or without LayerScale.
+
+    Args:
+        state_dict: timm's.
+        num_patches: how many patches an image has. It tells whether the class token has a position; if None,
+            it has none where the positions could be those of a square of patches alone.
 
     Raises:
         ValueError: a name is unknown, or one of `MaPeTViT`'s is missing.
     """
     renamed = rename(_unwrapped(state_dict), reverse(TIMM), reverse(TIMM_LAYER), "MaPeTViT")
-    return _complete(_with_class_position(renamed))
+    return _complete(_with_class_position(renamed, num_patches))
 
 
 def mm_to_hf(state_dict: Mapping[str, Tensor]) -> StateDict:
@@ -261,13 +266,23 @@ def _with_class_token(weights: StateDict, where: str) -> StateDict:
     return weights
 
 
-def _with_class_position(weights: StateDict) -> StateDict:
+def _with_class_position(weights: StateDict, num_patches: int | None) -> StateDict:
     """Add a zero position for the class token if timm adds none to it (`no_embed_class`)."""
     positions = weights.get("backbone.pos_embed")
-    if positions is None or "backbone.cls_token" not in weights or not _is_square(positions.shape[1]):
+    if positions is None or "backbone.cls_token" not in weights:
         return weights
-    grid = f"{positions.shape[1]} positions of the patches"
-    print_log(f"Put a zero position before the {grid}: the network's class token has none.", "current")
+    count = positions.shape[1]
+    without_class = _is_square(count) if num_patches is None else count == num_patches
+    if not without_class:
+        return weights
+    grid = f"{count} positions of the patches"
+    line = f"Put a zero position before the {grid}: the network's class token has none."
+    if num_patches is None:
+        line += (
+            f" If they are {count - 1} patches and the class token instead: "
+            f"mapet_mm.convert.timm_to_mm(weights, num_patches={count - 1})."
+        )
+    print_log(line, "current")
     return weights | {"backbone.pos_embed": torch.cat([torch.zeros_like(positions[:, :1]), positions], dim=1)}
 
 

@@ -225,3 +225,13 @@ def _pair(size: Any) -> tuple[int, int]:
 def metadata(description: Description) -> dict[str, str]:
     """A description as text values for a .safetensors header."""
     return {name: json.dumps(value) for name, value in asdict(description).items()}
+
+
+def num_patches(meta: Mapping[str, Any]) -> int | None:
+    """The number of patches in what `metadata` wrote; None if the file has other metadata or none."""
+    try:
+        height, width = json.loads(meta["img_size"])
+        patch_size = json.loads(meta["patch_size"])
+        return (height // patch_size) * (width // patch_size)
+    except (KeyError, TypeError, ValueError):
+        return None

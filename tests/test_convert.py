@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 import transformers
+from mmengine.config import Config
 from mmpretrain.registry import MODELS
 from torch import nn
 
@@ -315,6 +316,37 @@ def test_the_tool_converts_files_there_and_back(classifier, tmp_path, monkeypatc
     )
     convert(monkeypatch, "timm", "mm", theirs, back)
     assert_same_weights(torch.load(back, weights_only=True)["state_dict"], classifier.state_dict())
+
+
+@pytest.mark.parametrize("options", [{}, dict(no_embed_class=True)])
+def test_positions_are_told_apart_by_the_number_of_patches(options, told):
+    """Those of 4 x 6 patches and a class token are as many as those of a square of 5 x 5 patches alone."""
+    size = (20, 20) if options else (16, 24)
+    vit = randomised(timm_vit(num_classes=0, img_size=size, **options))
+    own = timm_to_mm(vit.state_dict(), num_patches=size[0] * size[1] // 16)
+    ours = MaPeTViT(ARCH, size, 4, out_type="raw", pretrained_grid=(size[0] // 4, size[1] // 4)).eval()
+    ours.load_state_dict({name.removeprefix("backbone."): value for name, value in own.items()})
+    images = torch.randn(2, 3, *size)
+    torch.testing.assert_close(ours(images)[0], vit.forward_features(images), rtol=1e-5, atol=1e-5)
+    assert len(told) == len(options)
+
+    timm_to_mm(vit.state_dict())
+    assert "mapet_mm.convert.timm_to_mm(weights, num_patches=24)" in told[-1]
+
+
+def test_the_tool_converts_an_oblong_grid_there_and_back(tmp_path, monkeypatch):
+    """A .safetensors file of this package says how many patches its network has."""
+    backbone = MaPeTViT(ARCH, (16, 24), 4)
+    weights = {f"backbone.{name}": value for name, value in backbone.state_dict().items()}
+    recipe = dict(
+        model=dict(backbone=dict(arch=ARCH, img_size=(16, 24), patch_size=4)),
+        data_preprocessor=dict(mean=[127.5] * 3, std=[127.5] * 3, to_rgb=True),
+    )
+    ours, theirs, back = tmp_path / "ours.pth", tmp_path / "vit.safetensors", tmp_path / "back.pth"
+    write_weights(ours, weights, dict(cfg=Config(recipe).pretty_text))
+    convert(monkeypatch, "mm", "timm", ours, theirs)
+    convert(monkeypatch, "timm", "mm", theirs, back)
+    assert_same_weights(torch.load(back, weights_only=True)["state_dict"], weights)
 
 
 @pytest.mark.parametrize(

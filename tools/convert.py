@@ -19,7 +19,8 @@ import argparse
 from pathlib import Path
 
 import mapet_mm.quiet  # noqa: F401
-from mapet_mm.convert import FROM_MM, TO_MM
+from mapet_mm.convert import FROM_MM, TO_MM, timm_to_mm
+from mapet_mm.description import num_patches
 from mapet_mm.engine.launch import read_config
 from mapet_mm.errors import UserError, one_line_errors
 from mapet_mm.export import write_export
@@ -65,7 +66,10 @@ def main() -> None:
     if args.config:
         meta["cfg"] = read_config(args.config).pretty_text
     try:
-        ours = TO_MM[args.source](weights)
+        if args.source == "timm":
+            ours = timm_to_mm(weights, num_patches(meta))
+        else:
+            ours = TO_MM[args.source](weights)
         if args.backbone:
             ours = {name: value for name, value in ours.items() if name.startswith("backbone.")}
         if args.target == "onnx":

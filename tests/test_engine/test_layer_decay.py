@@ -239,6 +239,22 @@ def test_where_the_libraries_own_constructors_work(constructor, name, works, req
             build(model, paramwise_cfg, None, constructor)
 
 
+@pytest.mark.parametrize(
+    ("constructor", "powers"),
+    [
+        ("mapet_mm.LayerDecayOptimWrapperConstructor", {3, 2, 1, 0}),
+        ("mmpretrain.LearningRateDecayOptimWrapperConstructor", {0}),
+    ],
+)
+def test_lora_around_the_backbone_hides_the_depths_from_mmpretrains_constructor(constructor, powers):
+    """As docs/mixing.md says; only the adapters of three layers and the head are trained."""
+    backbone = dict(type="LoRAModel", module=VIT, rank=2, alpha=2, targets=[dict(type="qkv")])
+    head = dict(type="LinearClsHead", num_classes=3, in_channels=16)
+    model = MODELS.build(dict(type="mmpretrain.ImageClassifier", backbone=backbone, head=head))
+    groups = build(model, dict(layer_decay_rate=RATE), None, constructor).optimizer.param_groups
+    assert {group["lr"] for group in groups} == {LR * RATE**power for power in powers}
+
+
 @pytest.mark.parametrize("name", ["classifier", "segmentor"])
 @pytest.mark.parametrize("paramwise_cfg", [None, dict(layer_decay_rate=RATE)])
 def test_only_matrices_are_decayed_and_no_class_token_or_position_embedding(name, paramwise_cfg, request):

@@ -170,11 +170,15 @@ def _check_checkpoint(vit: MaPeTViT, state_dict: dict[str, Tensor], prefix: str)
             f"the checkpoint has a distillation token (`{prefix}dist_token`), which a plain ViT has not: use "
             "weights without one, or MMPretrain's DistilledVisionTransformer as backbone"
         )
-    own = {name for name, _ in vit.named_parameters()}
+    if prefix:
+        return  # a model may be given weights that are not its backbone's
+    own = (
+        vit.state_dict().keys()
+    )  # unlike its parameters' names, without wrappers for activation checkpointing
     layers = [name for name in own if name.startswith("layers.")]
     others = [name for name in state_dict if name not in own and name != "mask_token"]
-    if prefix or not others or not state_dict.keys().isdisjoint(layers):
-        return  # a model may be given weights that are not its backbone's
+    if not others or not state_dict.keys().isdisjoint(layers):
+        return
     behind = (name.removesuffix(layer) for name in others for layer in layers if name.endswith(f".{layer}"))
     if found := next(behind, None):
         raise ValueError(

@@ -8,6 +8,7 @@ import torch
 from mmengine.runner.checkpoint import load_checkpoint, save_checkpoint
 from mmpretrain.models.backbones import DistilledVisionTransformer, VisionTransformer
 from skimage import data as photographs
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import functional as F
 
 from mapet_mm.models import MaPeTPretrainViT, MaPeTViT, TokenPredictionHead
@@ -410,6 +411,15 @@ def test_some_weights_by_themselves_are_taken():
     assert torch.equal(vit.cls_token, ones)
     vit.load_state_dict({}, strict=False)
     torch.nn.ModuleDict({"backbone": vit}).load_state_dict({"head.weight": ones}, strict=False)
+
+
+def test_a_backbone_whose_layers_are_wrapped_takes_a_checkpoint():
+    source, vit = pretrain_vit(), MaPeTViT(**GEOMETRY)
+    for i, layer in enumerate(vit.layers):
+        vit.layers[i] = checkpoint_wrapper(layer)
+    vit.load_state_dict(source.state_dict(), strict=True)
+    for own, value in zip(vit.layers.state_dict().values(), source.layers.state_dict().values(), strict=True):
+        assert torch.equal(own, value)
 
 
 def test_a_distillation_token_is_refused_by_name():

@@ -1,7 +1,7 @@
 """A warning where a head is told strides that its feature maps do not have, which runs and learns badly."""
 
 from collections.abc import Iterable, Sequence
-from math import log2
+from math import ceil, lcm
 
 import torch
 from mmengine.hooks import Hook
@@ -13,7 +13,7 @@ from mapet_mm.engine.features import undisturbed
 from mapet_mm.engine.wrappers import unwrapped
 from mapet_mm.registry import HOOKS
 
-SIDE = 256  # of the image that is sent through, in pixels
+SIDE = 256  # of the image that is sent through, in pixels, or a little more
 
 
 @HOOKS.register_module()
@@ -39,20 +39,26 @@ def wrong_strides(model: nn.Module) -> list[str]:
     if not told:
         return []
     device = next(model.parameters()).device
+    side = _side(stride for strides in told.values() for stride in strides)
     with undisturbed(model):
-        maps = model.extract_feat(torch.zeros(1, 3, SIDE, SIDE, device=device))
-    actual = [SIDE / one.shape[-1] for one in maps]
+        maps = model.extract_feat(torch.zeros(1, 3, side, side, device=device))
+    actual = [round(side / one.shape[-1], 1) for one in maps]
     lines = []
     for name, strides in told.items():
         taken = getattr(model.get_submodule(name), "in_index", range(len(strides)))
         found = [actual[i] for i in taken]
-        if not _alike(found, strides):
+        if found != strides:
             lines.append(
-                f"`{name}` is told maps of strides {_listed(strides)}, but they have "
-                f"{_listed(map(round, found))}: put `mapet_mm.SimpleFeaturePyramid` behind the "
-                "backbone, or tell it the strides there are"
+                f"`{name}` is told maps of strides {_listed(strides)}, but they have {_listed(found)}: put "
+                "`mapet_mm.SimpleFeaturePyramid` behind the backbone, or tell it the strides there are"
             )
     return lines
+
+
+def _side(strides: Iterable[float]) -> int:
+    """A side that all of the strides divide, so that maps which have them are not padded."""
+    step = lcm(*(round(2 * stride) for stride in strides))  # of patches of 14 pixels the finest is 3.5
+    return ceil(SIDE / step) * step if step <= 4 * SIDE else SIDE
 
 
 def _told_strides(module: nn.Module) -> list[float]:
@@ -64,10 +70,5 @@ def _told_strides(module: nn.Module) -> list[float]:
     return []
 
 
-def _alike(found: Sequence[float], told: Sequence[float]) -> bool:
-    """Nearly the same: where the patches do not divide the image, a map has a column more."""
-    return len(found) == len(told) and all(abs(log2(x / y)) < 0.5 for x, y in zip(found, told, strict=True))
-
-
-def _listed(strides: Iterable[float]) -> str:
-    return ", ".join(map(str, strides))
+def _listed(strides: Sequence[float]) -> str:
+    return ", ".join(f"{stride:g}" for stride in strides)

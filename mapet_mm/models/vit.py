@@ -172,9 +172,7 @@ def _check_checkpoint(vit: MaPeTViT, state_dict: dict[str, Tensor], prefix: str)
         )
     if prefix:
         return  # a model may be given weights that are not its backbone's
-    own = (
-        vit.state_dict().keys()
-    )  # unlike its parameters' names, without wrappers for activation checkpointing
+    own = vit.state_dict().keys()  # without the wrappers that parameters' names have
     layers = [name for name in own if name.startswith("layers.")]
     others = [name for name in state_dict if name not in own and name != "mask_token"]
     if not others or not state_dict.keys().isdisjoint(layers):

@@ -54,10 +54,16 @@ def test_where_strides_are_right_nothing_is_said(neck, strides, width):
     ("patch_size", "strides"),
     [(14, (3.5, 7, 14, 28)), (8, (2, 4, 8, 16)), (24, (6, 12, 24, 48)), (32, (8, 16, 32, 64))],
 )
-def test_right_strides_of_patches_that_do_not_divide_the_image_are_not_warned_of(patch_size, strides):
-    """The last patches are padded there, so a map has a column more than the image has strides."""
+def test_strides_of_other_patches_are_told_apart(patch_size, strides):
+    """Also of patches that do not divide 256 pixels, whose last column would be padded."""
     assert wrong_strides(segmentor(PYRAMID, strides, patch_size=patch_size)) == []
-    assert len(wrong_strides(segmentor(PYRAMID, [2 * x for x in strides], patch_size=patch_size))) == 1
+    (line,) = wrong_strides(segmentor(PYRAMID, [2 * x for x in strides], patch_size=patch_size))
+    assert line.split(": put")[0].endswith(f"but they have {', '.join(f'{x:g}' for x in strides)}")
+
+
+def test_strides_that_are_nearly_right_are_warned_of():
+    (line,) = wrong_strides(segmentor(PYRAMID, patch_size=14))
+    assert line.startswith("`decode_head` is told maps of strides 4, 8, 16, 32, but they have 3.4, 6.7, 13.5")
 
 
 class Detector(nn.Module):

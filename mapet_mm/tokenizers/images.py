@@ -170,8 +170,8 @@ class NamedImages(Dataset):
             raise
         except Exception as error:
             raise UserError(
-                f"the pipeline fails on image `{self.path(index)}` ({reason_of(error)}): correct the pipeline "
-                "in the config's `dataset`, or remove the image"
+                f"the pipeline fails on image `{self.path(index)}` ({reason_of(error)}): correct the "
+                "pipeline in the config's `dataset`, or remove the image"
             ) from error
         inputs = results.get("inputs") if isinstance(results, Mapping) else results
         if not isinstance(inputs, Tensor):

@@ -44,6 +44,19 @@ def test_assign_is_exact_for_features_far_from_the_origin(channels, mean):
     torch.testing.assert_close(distances, expected, rtol=1e-5, atol=0)
 
 
+def test_codebooks_of_features_far_from_the_origin_are_as_good_as_of_centred_ones():
+    """faiss's products in float32 would not tell the rows apart: 2.8 times the inertia before."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(64, 96, generator=generator).repeat(40, 1)
+    rows += 0.5 * torch.randn(rows.shape, generator=generator)
+    centred, far = (Codebook.fit((rows + mean).numpy(), k=64, niter=10, nredo=1) for mean in (0, 3000))
+    inertia, expected = (
+        book.nearest(rows + mean)[0].sum().item() for book, mean in ((far, 3000), (centred, 0))
+    )
+    assert inertia == pytest.approx(expected, rel=1e-2)
+    assert far.metadata["inertia"] == pytest.approx(inertia, rel=1e-2)
+
+
 def test_assign_gives_the_same_tokens_in_blocks(monkeypatch, rows):
     codebook = Codebook(rows[:40])
     whole = codebook.assign(torch.from_numpy(rows))

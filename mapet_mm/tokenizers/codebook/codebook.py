@@ -24,9 +24,9 @@ from mapet_mm.file_replacement import replace_file
 FORMAT = "mapet_mm.codebook"
 # Rows times centroids of one distance block: 64 MiB in float32, small beside any encoder.
 BLOCK_ELEMENTS = 2**24
-# Centroids whose mean is further from the origin than this, squared and in units of their variance, are
-# centred for the product, which float32 would otherwise round too much: at 100, of 2,000 tokens 1 is wrong.
-# Others are not, so that their codebooks and tokens stay the same, bit for bit.
+# Points whose mean is further from the origin than this, squared and in units of their variance, are centred
+# for products in float32, which would otherwise round too much: at 100, of 2,000 tokens 1 is wrong. Others
+# are not, so that their codebooks and tokens stay the same, bit for bit.
 FAR = 100.0
 
 
@@ -210,11 +210,16 @@ class Codebook:
         """Centroids, transposed, and half their squared norms; and what was subtracted from them, if any."""
         if device not in self._operands:
             exact = self.centroids.double()
-            centre = exact.mean(dim=0).float()
-            variance = (exact - centre).square().sum(dim=1).mean()
-            if far := bool(centre.double().square().sum() > FAR * variance):
-                exact = exact - centre
+            if (centre := far_centre(self.centroids)) is not None:
+                exact, centre = exact - centre, centre.to(device)
             half_norms = exact.square().sum(dim=1).div(2).float()
-            operands = exact.float().T.to(device), half_norms.to(device)
-            self._operands[device] = (*operands, centre.to(device) if far else None)
+            self._operands[device] = (exact.float().T.to(device), half_norms.to(device), centre)
         return self._operands[device]
+
+
+def far_centre(points: Float[Tensor, "rows D"]) -> Float[Tensor, " D"] | None:
+    """The mean of points that are far from the origin for their spread; None if they are not."""
+    exact = points.double()
+    centre = exact.mean(dim=0).float()
+    variance = (exact - centre).square().sum(dim=1).mean()
+    return centre if centre.double().square().sum() > FAR * variance else None

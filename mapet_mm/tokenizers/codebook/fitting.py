@@ -13,9 +13,12 @@ import torch
 from mmengine.logging import print_log
 from torch import Tensor
 
-from mapet_mm.tokenizers.codebook.codebook import Codebook, CodebookError, KMeansOptions
+from mapet_mm.tokenizers.codebook.codebook import Codebook, CodebookError, KMeansOptions, far_centre
 from mapet_mm.tokenizers.codebook.feature_shards import FeatureShards
 from mapet_mm.tokenizers.codebook.kmeans import cluster_shards
+
+# So many rows at most say whether features are far from the origin.
+ROWS_FOR_CENTRE = 100_000
 
 
 def fit_in_memory(
@@ -24,15 +27,17 @@ def fit_in_memory(
     """Fit centroids to features in memory; returns them and metadata about the fit (see `Codebook.fit`)."""
     features = _as_rows(features, options.k)
     settings = {key: value for key, value in asdict(options).items() if key != "k"}
+    some = features[:: -(-len(features) // ROWS_FOR_CENTRE)]
+    centre = 0 if (far := far_centre(torch.from_numpy(some))) is None else far.numpy()
     kmeans = faiss.Kmeans(features.shape[1], options.k, gpu=gpu, **settings)
-    kmeans.train(features)
+    kmeans.train(features if far is None else features - centre)
     inertia = _best_run(kmeans.obj, options.niter)
     print_log(
         f"k-means, best of {options.nredo}: inertia {inertia[0]:.6g} after iteration 1, "
         f"{inertia[-1]:.6g} after iteration {len(inertia)}",
         logger="current",
     )
-    return kmeans.centroids, _fitted(*features.shape, options, inertia)
+    return kmeans.centroids + centre, _fitted(*features.shape, options, inertia)
 
 
 def fit_shards(

@@ -12,6 +12,7 @@ from mmpretrain.models import SelfSupDataPreprocessor
 from mmpretrain.structures import DataSample
 from torch import Tensor
 
+from mapet_mm.pixel_range import check_pixel_range
 from mapet_mm.registry import MODELS
 
 
@@ -30,10 +31,13 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
 
     Raises:
         ValueError: a sample has no token grid, or images, grids or masks of one batch differ in shape.
+        PixelRangeError: the first images' values are from 0 to 1, and `mean` and `std` for 0 to 255, or the
+            other way round.
     """
 
     def __init__(self, *args: Any, non_blocking: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, non_blocking=non_blocking, **kwargs)
+        self._range_checked = False
 
     def forward(self, data: dict, training: bool = False) -> dict:
         """Preprocess a batch `dict(inputs=images, data_samples=[...])`, collated in any way."""
@@ -45,6 +49,12 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
             masks = self._send([sample.mask for sample in data_samples], "masks")
             for sample, mask in zip(data_samples, masks, strict=True):
                 sample.set_mask(mask)
+        if not self._range_checked:  # the first images stand for all; in the host's memory
+            on_host = [data["inputs"]] if isinstance(data["inputs"], Tensor) else data["inputs"]
+            check_pixel_range(
+                torch.cat(list(on_host)), getattr(self, "mean", None), getattr(self, "std", None)
+            )
+            self._range_checked = True
         images = super().forward({"inputs": images, "data_samples": None}, training)["inputs"]
         return {**data, "inputs": images if token_grids is None else [images, token_grids]}
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from mmpretrain.models import SelfSupDataPreprocessor, TwoNormDataPreprocessor
 
+from mapet_mm.pixel_range import check_pixel_range
 from mapet_mm.registry import MODELS
 
 
@@ -18,7 +21,13 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
 
     Raises:
         ValueError: the images of a training batch have one view only.
+        PixelRangeError: the first images' values are from 0 to 1, and the means and deviations for 0 to 255,
+            or the other way round.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._range_checked = False
 
     def forward(self, data: dict, training: bool = False) -> dict:
         """Preprocess a batch `dict(inputs=[view, view] or images, data_samples=[...])`."""
@@ -26,6 +35,10 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
             if training:
                 raise ValueError("the tokenizer gets no view of the images: put MultiView in the pipeline")
             return SelfSupDataPreprocessor.forward(self, data, training)
+        if not self._range_checked:  # the first images stand for all
+            for view, name in zip(data["inputs"], ("", "second_"), strict=False):
+                check_pixel_range(view, *(getattr(self, name + one, None) for one in ("mean", "std")))
+            self._range_checked = True
         data = super().forward(data, training)
         return data if training else {**data, "inputs": _Views(data["inputs"])}
 

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from mapet_mm.pixel_range import check_pixel_range
 from mapet_mm.tokenizers.images import NamedImages
 
 GROUP_SIZE = 32
@@ -60,6 +61,7 @@ class GroupLoader:
         self.images, self.preprocessor = images, preprocessor
         self.group_size, self.num_workers = group_size, num_workers
         self._collate = partial(_collate, size=group_size, side=image_size, path=images.path)
+        self._range_checked = False
         self.waited = 0.0  # seconds spent waiting for decoded images
 
     def load(self, groups: Iterable[tuple[int, Sequence[int]]]) -> Iterator[ImageGroup]:
@@ -86,6 +88,10 @@ class GroupLoader:
             if batch is None:
                 return
             places, padded, unreadable = batch
+            if places and not self._range_checked:  # the first images stand for all
+                mean, std = (getattr(self.preprocessor, name, None) for name in ("mean", "std"))
+                check_pixel_range(padded[: len(places)], mean, std)
+                self._range_checked = True
             inputs = self.preprocessor({"inputs": padded, "data_samples": None})["inputs"]
             yield ImageGroup(order.popleft(), places, inputs, unreadable)
 

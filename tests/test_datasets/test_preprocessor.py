@@ -92,6 +92,7 @@ def test_a_batch_goes_to_the_device_in_one_copy_of_each_kind(preprocessor, colla
         if masked:
             each["data_samples"].set_mask(torch.ones(2, 2))
     batch = collate(samples)
+    preprocessor(batch)  # the first batch is looked at
     preprocessor.to("meta")
     with CopiesToDevice() as counted:
         images, grids = preprocessor(batch)["inputs"]

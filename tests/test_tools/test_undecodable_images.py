@@ -287,7 +287,7 @@ def test_pixels_that_are_not_finite_are_named(cfg, tmp_path):
 
     def divide(results: dict) -> dict:
         with np.errstate(invalid="ignore"):
-            return dict(results, img=results["img"].astype(np.float32) / results["img"].max())
+            return dict(results, img=255 * results["img"].astype(np.float32) / results["img"].max())
 
     for dataset in cfg.dataset:
         dataset.pipeline.insert(3, divide)

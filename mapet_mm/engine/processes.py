@@ -12,6 +12,7 @@ from mmengine.device import get_device
 from mmengine.dist import barrier, init_dist, is_distributed
 
 from mapet_mm.errors import UserError
+from mapet_mm.tokenizers.sharing import process_number
 
 TIMEOUT_SECONDS = 1800
 CACHE_SECONDS = 10  # for another process to finish yapf's cache, which takes it some milliseconds
@@ -99,7 +100,7 @@ def note_local_rank(number: int) -> None:
 
 def is_first_process() -> bool:
     """Whether this is the run's first process, known before the processes have joined."""
-    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+    return process_number()[0] == 0
 
 
 def print_once(text: str) -> None:

@@ -211,6 +211,7 @@ def test_the_last_checkpoint_is_not_passed_over_for_what_it_holds(copy):
 def test_of_several_processes_one_speaks_before_there_is_a_log(copy, capsys, monkeypatch):
     truncate(copy / "epoch_2.pth")
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     assert find(copy) == str(copy / "epoch_1.pth")
     assert not capsys.readouterr().err
 

@@ -119,6 +119,7 @@ def test_images_without_pixel_labels_are_left_out_with_a_word(folder, capsys, mo
     assert SegmentationByNeighbours().run(evaluated(folder, pipeline=[LOAD, RESIZE, PACK])) == []
     assert "no k-NN segmentation: the `dense_train` images have no pixel labels" in capsys.readouterr().out
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     assert SegmentationByNeighbours().run(evaluated(folder, pipeline=[LOAD, RESIZE, PACK])) == []
     assert not capsys.readouterr().out  # the first process has said it
 

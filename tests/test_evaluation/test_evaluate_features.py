@@ -75,6 +75,7 @@ def test_of_several_processes_only_the_first_has_rows_and_says_what_it_does(
 ):
     checkpoint, images = load_checkpoint(config, None), read_image_sets(config)
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     protocols = build_protocols(PROTOCOLS[:1], images)
     evaluated, rows = evaluate(checkpoint, images, protocols, root / "cache")
     assert (len(evaluated.features["val"]), rows) == (9, [])

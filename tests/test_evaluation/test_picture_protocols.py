@@ -162,6 +162,7 @@ def test_without_tokens_of_the_images_there_are_no_predictions_and_a_word(folder
     assert TokenPredictions().run(known) == []
     assert "no predicted tokens: " in capsys.readouterr().out
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     assert TokenPredictions().run(known) == []
     assert not capsys.readouterr().out  # the first process has said it
 

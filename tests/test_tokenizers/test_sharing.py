@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mapet_mm.engine.processes import is_first_process
 from mapet_mm.tokenizers import sharing
 from mapet_mm.tokenizers.sharing import SharedTasks, process_number
 
@@ -118,6 +119,8 @@ def test_a_task_that_cannot_be_done_is_tried_once_by_each(tmp_path):
         ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
         ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4"}, (2, 4)),
         ({"SLURM_PROCID": "0"}, (0, 1)),
+        ({"RANK": "3"}, (0, 1)),  # left over in a shell: no launcher sets it alone
+        ({"RANK": "0", "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4"}, (2, 4)),
     ],
 )
 def test_processes_know_their_number_without_talking(monkeypatch, environment, number):
@@ -126,3 +129,4 @@ def test_processes_know_their_number_without_talking(monkeypatch, environment, n
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert process_number() == number
+    assert is_first_process() == (number[0] == 0)

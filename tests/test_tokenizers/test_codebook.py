@@ -1,6 +1,7 @@
 """The codebook: nearest centroids, k-means, and files that are whole or refused."""
 
 import inspect
+import warnings
 from dataclasses import asdict
 from itertools import pairwise
 
@@ -42,6 +43,25 @@ def test_assign_is_exact_for_features_far_from_the_origin(channels, mean):
     assert torch.equal(codebook.assign(rows), nearest)
     assert torch.equal(ids, nearest)
     torch.testing.assert_close(distances, expected, rtol=1e-5, atol=0)
+
+
+@pytest.fixture
+def warnings_are_errors():
+    """PyTorch's too, each time and not only the first."""
+    torch.set_warn_always(True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+    torch.set_warn_always(False)
+
+
+@pytest.mark.parametrize("mean", [0, 3000])
+def test_read_only_features_are_taken_without_a_warning(mean, rows, tmp_path, warnings_are_errors):
+    """As `np.load(mmap_mode="r")` gives them."""
+    np.save(tmp_path / "features.npy", rows + np.float32(mean))
+    read = np.load(tmp_path / "features.npy", mmap_mode="r")
+    books = [Codebook.fit(features, k=4, niter=2) for features in (read, read.copy())]
+    assert torch.equal(books[0].centroids, books[1].centroids)
 
 
 def test_codebooks_of_features_far_from_the_origin_are_as_good_as_of_centred_ones():

@@ -18,7 +18,7 @@ from mapet_mm.tokenizers.codebook.feature_shards import FeatureShards
 from mapet_mm.tokenizers.codebook.kmeans import cluster_shards
 
 # So many rows at most say whether features are far from the origin.
-ROWS_FOR_CENTRE = 100_000
+ROWS_FOR_CENTRE = 10_000
 
 
 def fit_in_memory(
@@ -27,8 +27,8 @@ def fit_in_memory(
     """Fit centroids to features in memory; returns them and metadata about the fit (see `Codebook.fit`)."""
     features = _as_rows(features, options.k)
     settings = {key: value for key, value in asdict(options).items() if key != "k"}
-    some = features[:: -(-len(features) // ROWS_FOR_CENTRE)]
-    centre = 0 if (far := far_centre(torch.from_numpy(some))) is None else far.numpy()
+    some = torch.tensor(features[:: -(-len(features) // ROWS_FOR_CENTRE)])  # a copy: they may be read-only
+    centre = 0 if (far := far_centre(some)) is None else far.numpy()
     kmeans = faiss.Kmeans(features.shape[1], options.k, gpu=gpu, **settings)
     kmeans.train(features if far is None else features - centre)
     inertia = _best_run(kmeans.obj, options.niter)

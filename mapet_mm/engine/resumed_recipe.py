@@ -90,7 +90,7 @@ class ResumedRecipeHook(Hook):
         states = {name: _with_groups(part, runner._load_from) for name, part in parts.items()}
         schedules = {name: [one.state_dict() for one in part.schedulers] for name, part in parts.items()}
         single = None in parts
-        checkpoint["optimizer"] = states[None] if single else states
+        checkpoint["optimizer"] = states[None] if single else {**checkpoint["optimizer"], **states}
         checkpoint["param_schedulers"] = schedules[None] if single else schedules
         rates = [group["lr"] for part in parts.values() for group in part.wrapper.optimizer.param_groups]
         print_log(

@@ -275,7 +275,10 @@ def test_each_of_several_optimizers_takes_its_own_rates():
     checkpoint = dict(
         meta=dict(iter=8, epoch=2), optimizer=stopped.optim_wrapper.state_dict(), param_schedulers=schedules
     )
+    checkpoint["optimizer"]["three"] = {}
     ResumedRecipeHook().after_load_checkpoint(resumed, checkpoint)
+    with pytest.raises(AssertionError, match="cannot found three"):  # MMEngine's, of one that the run lacks
+        resumed.optim_wrapper.load_state_dict(checkpoint["optimizer"])
     rates = [checkpoint["optimizer"][name]["param_groups"][0]["lr"] for name in ("one", "two")]
     assert rates == [0.2 / 4, 0.4 / 4]
     assert [part[0]["_global_step"] for part in checkpoint["param_schedulers"].values()] == [2, 2]

@@ -165,7 +165,7 @@ def _check_checkpoint(vit: MaPeTViT, state_dict: dict[str, Tensor], prefix: str)
 
     MMEngine logs what is missing and trains on from random weights.
     """
-    if f"{prefix}dist_token" in state_dict:
+    if f"{prefix}dist_token" in state_dict and not hasattr(vit, "dist_token"):
         raise ValueError(
             f"the checkpoint has a distillation token (`{prefix}dist_token`), which a plain ViT has not: use "
             "weights without one, or MMPretrain's DistilledVisionTransformer as backbone"

@@ -428,6 +428,16 @@ def test_a_distillation_token_is_refused_by_name():
         MaPeTViT(**GEOMETRY).load_state_dict(theirs.state_dict(), strict=False)
 
 
+def test_a_backbone_derived_with_a_distillation_token_takes_its_own():
+    class Distilled(MaPeTViT):
+        def __init__(self):
+            super().__init__(**GEOMETRY)
+            self.dist_token = torch.nn.Parameter(torch.zeros(1, 1, self.embed_dims))
+
+    keys = Distilled().load_state_dict(Distilled().state_dict())
+    assert keys == ([], [])
+
+
 def test_what_mmpretrains_tests_ask_of_its_vision_transformer_holds():
     """Architectures, stochastic depth, norms, output types and image sizes."""
     with pytest.raises(AssertionError, match="not in default archs"):

@@ -198,9 +198,9 @@ def _load(what: str, model: nn.Module, checkpoint: str, prefix: str | None) -> N
         problem = "has other shapes for"
         names = [name for name in expected if name in weights and weights[name].shape != expected[name].shape]
     if names:
-        longer = next((name for name in weights if name.endswith(f".{names[0]}")), None)
         remedy = f"it belongs to another architecture; correct the {what}'s config or `{OPTION}`"
-        if longer and not prefix:
+        longer = next((name for name in weights if name.endswith(f".{names[0]}")), None)
+        if longer and not prefix and weights.keys().isdisjoint(expected):
             remedy = f"it has that as `{longer}`; set `init_cfg.prefix`"
         raise TokenizerError(
             f"checkpoint `{checkpoint}` {problem} {len(names)} of the {what}'s {len(expected)} "

@@ -259,6 +259,16 @@ def test_a_missing_prefix_is_named(tmp_path):
     )
 
 
+def test_a_name_that_ends_as_the_one_that_does_not_fit_is_no_missing_prefix(tmp_path):
+    """A ResNet's stem is its `conv1`, and each block has one."""
+    config = dict(type="ResNet", depth=18, base_channels=8, stem_channels=8)
+    torch.save(MODELS.build(config).state_dict(), tmp_path / "w.pth")
+    weights = dict(type="Pretrained", checkpoint=str(tmp_path / "w.pth"))
+    for other in (dict(in_channels=1), dict(stem_channels=16)):
+        with pytest.raises(TokenizerError, match=r"`conv1\.weight` first: it belongs to another arch"):
+            GridKMeans(dict(config, **other, init_cfg=weights), 32)
+
+
 def test_weights_from_a_file_and_from_a_seed_are_refused(tmp_path):
     """Before: one of the two was ignored."""
     config, file = saved_encoder(tmp_path)

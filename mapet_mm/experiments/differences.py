@@ -8,13 +8,17 @@ from typing import NamedTuple
 from mapet_mm.experiments.render import Grid, Measured, table_line
 from mapet_mm.experiments.table import TableDeclaration
 
+# Largest spread of seeds that all differ by the same, as a share of the values: what rounding makes of it
+# where accuracies come out of float32.
+ROUNDING = 1e-6
+
 
 class Difference(NamedTuple):
     """One cell less another over the seeds that both have.
 
     Args:
         mean: of the seeds' differences.
-        spread: their sample standard deviation, None for one seed.
+        spread: their sample standard deviation, None for one seed; 0 where it is within rounding.
         seeds: the number of seeds.
         chance: two-sided p of a paired t-test: how often chance alone would make a mean at least as far from
             0; None for one seed, or if all seeds differ by the same.
@@ -35,6 +39,8 @@ def paired_difference(one: Measured | str, other: Measured | str) -> Difference 
     if not differences:
         return None
     spread = stdev(differences) if len(differences) > 1 else None
+    if spread and spread <= ROUNDING * max(map(abs, (*ours.values(), *theirs.values()))):
+        spread = 0.0
     chance = _chance(differences) if spread else None
     return Difference(mean(differences), spread, len(differences), chance)
 
@@ -84,8 +90,11 @@ def _reading(differences: list[Difference]) -> list[str]:
     """How to read the table, by the seeds that it stands on."""
     numbers = sorted({difference.seeds for difference in differences})
     tested = [difference.chance for difference in differences if difference.chance is not None]
-    if not tested:
+    if numbers == [1]:
         return ["One seed: nothing says which of these differences chance would make."]
+    shown = "Differences seed by seed: mean ± sample standard deviation"
+    if not tested:
+        return [f"{shown}. In no comparison do the differences of the seeds differ, so none has a p."]
     from scipy.stats import t as student
 
     below = sum(chance < 0.05 for chance in tested)
@@ -95,8 +104,8 @@ def _reading(differences: list[Difference]) -> list[str]:
         if number > 1
     )
     return [
-        "Differences seed by seed: mean ± sample standard deviation; p: how often chance alone would make a "
-        "mean this far from 0 (paired t-test, two-sided, not corrected for the number of comparisons).",
+        f"{shown}; p: how often chance alone would make a mean this far from 0 (paired t-test, two-sided, not "
+        "corrected for the number of comparisons).",
         f"p is below 0.05 from {bounds} on; without any true difference, about {0.05 * len(tested):.1f} of "
         f"the {len(tested)} comparisons would be, here {below} are. A larger p does not say that two rows "
         "are equal.",

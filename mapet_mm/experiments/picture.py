@@ -126,7 +126,8 @@ def _draw_curves(panel: Axes, table: TableDeclaration, column: Column, compute: 
         curves.items(), cycle(MARKERS), range(len(curves)), strict=False
     ):
         pairs = [(cells[row.name, compute.heading], cells[row.name, column.heading]) for row in rows]
-        points = sorted(pair for pair in pairs if all(isinstance(cell, Measured) for cell in pair))
+        measured = [pair for pair in pairs if all(isinstance(cell, Measured) for cell in pair)]
+        points = sorted(measured, key=lambda pair: (pair[0].mean, pair[1].mean))
         draw = _draw_level if curve.free else partial(_draw_curve, marker=marker)
         drawn[curve] = draw(panel, points, color=f"C{number % 10}") if points else None
     if not any(len(line.get_xdata()) for line in panel.lines):

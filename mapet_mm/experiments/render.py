@@ -33,18 +33,19 @@ def summarise(values: Iterable[float], seeds: Iterable[int] = ()) -> Measured | 
 
 
 def render_markdown(table: TableDeclaration, cells: Grid, facts: Sequence[str]) -> str:
-    """Heading, one line per row, notes, and how the numbers were made."""
+    """Heading, one line per row, notes, and how the numbers were made; cells of fewer seeds name these."""
     headings = [""]
     for column in table.columns:
         headings.append(column.heading)
         if column.paper:
             headings.append("paper")
     best = {column.heading: _best(table, column, cells) for column in table.columns}
+    most = max((len(cell.values) for cell in cells.values() if isinstance(cell, Measured)), default=0)
     lines = [table_line(headings), table_line(["---", *["---:"] * (len(headings) - 1)])]
     for row in table.rows:
         line = [row.name]
         for column in table.columns:
-            line.append(_cell(cells[row.name, column.heading], row.name == best[column.heading]))
+            line.append(_cell(cells[row.name, column.heading], row.name == best[column.heading], most))
             if column.paper:
                 line.append(f"{column.paper[row.name]:.1f}" if row.name in column.paper else "")
         lines.append(table_line(line))
@@ -79,11 +80,13 @@ def _best(table: TableDeclaration, column: Column, cells: Grid) -> str | None:
     return max(means, key=means.get) if len(means) > 1 and column.has_best else None
 
 
-def _cell(cell: Measured | str, is_best: bool) -> str:
+def _cell(cell: Measured | str, is_best: bool, most_seeds: int) -> str:
     if isinstance(cell, str):
         return cell
     value = f"**{cell.mean:.1f}**" if is_best else f"{cell.mean:.1f}"
-    return value if cell.spread is None else f"{value} ± {cell.spread:.1f}"
+    spread = "" if cell.spread is None else f" ± {cell.spread:.1f}"
+    number = len(cell.values)
+    return value + spread + (f" ({number} seed{'s' * (number > 1)})" if number < most_seeds else "")
 
 
 def table_line(cells: Sequence[str]) -> str:

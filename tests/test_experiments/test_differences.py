@@ -5,10 +5,12 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 from config_building import ROOT
 from fake_project import declare, fill, write_project
 from scipy.stats import ttest_rel
 
+from mapet_mm.experiments.compute import TERAFLOPS
 from mapet_mm.experiments.differences import paired_difference, render_differences
 from mapet_mm.experiments.picture import draw_tables
 from mapet_mm.experiments.render import render_markdown, summarise
@@ -47,6 +49,43 @@ def test_differences_are_those_of_the_seeds_that_both_have():
 
 def test_seeds_that_all_differ_by_the_same_have_no_chance():
     assert paired_difference(summarise([2.0, 3.0], [0, 1]), summarise([1.0, 2.0], [0, 1])).chance is None
+
+
+def test_rounding_makes_no_seeds_differ():
+    """97.2 - 97.1 is not 97.3 - 97.2 in binary: a p of 5e-14 of nothing."""
+    tenths = paired_difference(summarise([97.2, 97.3], [0, 1]), summarise([97.1, 97.2], [0, 1]))
+    assert tenths == (pytest.approx(0.1), 0.0, 2, None)
+    # One image of 10,000, in the float32 of MMPretrain's accuracy.
+    ours, theirs = (torch.tensor(right).float() * (100 / 10_000) for right in ([9123, 9177], [9122, 9176]))
+    image = paired_difference(summarise(ours.tolist(), [0, 1]), summarise(theirs.tolist(), [0, 1]))
+    assert image == (pytest.approx(0.01, abs=1e-5), 0.0, 2, None)
+    # One image of 10,000 more in one of the seeds is no rounding.
+    theirs[1] -= 0.01
+    assert (
+        paired_difference(summarise(ours.tolist(), [0, 1]), summarise(theirs.tolist(), [0, 1])).chance > 0.1
+    )
+
+
+def test_of_seeds_that_all_differ_by_the_same_the_table_does_not_speak_as_of_one():
+    lines = render_differences(TABLE, cells(old=[60.0, 61.0], new=[62.0, 63.0])).splitlines()
+    assert lines[3] == "| new | +2.0 ± 0.0 | +2.0 ± 0.0 |"
+    assert lines[-1].endswith("In no comparison do the differences of the seeds differ, so none has a p.")
+
+
+def test_a_cell_of_fewer_seeds_than_the_table_says_so():
+    text = render_markdown(TABLE, cells(old=[60.0, 61.0, 63.0], new=[62.0, None, 66.0], other=[1.0]), [])
+    assert "| old | 61.3 ± 1.5 |" in text
+    assert "| new | **64.0** ± 2.8 (2 seeds) |" in text
+    assert "| other | 1.0 (1 seed) |" in text
+
+
+def test_two_rows_of_one_curve_may_have_the_same_compute_and_other_seeds():
+    compute = replace(COLUMNS[2], metric=TERAFLOPS)
+    grid = cells(new=[2.0, 2.0], other=[2.0]) | {("old", compute.heading): summarise([1.0], [0])}
+    figure = draw_tables([(replace(TABLE, columns=[COLUMNS[0], compute]), grid)])
+    (panel,) = figure.subfigs[0].axes
+    (curve,) = panel.containers
+    assert list(curve.lines[0].get_xdata()) == [2.0, 2.0]
 
 
 def test_each_row_less_the_baseline_stands_below_the_table():

@@ -62,14 +62,40 @@ def knn_predict(
     shares = all_gather(torch.tensor(len(train_features), device=features.device))
     check_neighbours(k, sum(map(int, shares)))
     check_temperature(temperature)
-    train_features = F.normalize(train_features, dim=1)
+    centre = F.normalize(features, dim=1).mean(0)
+    keys = keys_by_angle(train_features, centre)
     rows, columns = tile(features.device)
     predictions = []
-    for queries in F.normalize(features, dim=1).split(rows):
-        own = nearest(queries, train_features, train_labels, k, columns)
+    for queries in queries_by_angle(features, centre).split(rows):
+        own = nearest(queries, keys, train_labels, k, columns)
         similarity, voters = keep_nearest(zip(*map(all_gather, own), strict=True), k)
         predictions.append(count_votes(similarity, voters, num_classes, temperature).argmax(1))
     return torch.cat(predictions)
+
+
+def queries_by_angle(
+    features: Float[Tensor, "query dim"], centre: Float[Tensor, " dim"]
+) -> Float[Tensor, "query dim_and_one"]:
+    """Queries whose products with `keys_by_angle` are cosine similarities less a number of each query's own.
+
+    Features of one direction have nearly equal similarities, of which a product in float32 holds few digits.
+    Distances from a centre among them hold all: `cos(q, t) = 1 - |q - t|^2 / 2`.
+
+    Args:
+        features: of any length.
+        centre: of features of length 1, such as their mean; the same for queries and keys.
+    """
+    return F.pad(F.normalize(features, dim=1) - centre, (0, 1), value=1)
+
+
+def keys_by_angle(
+    features: Float[Tensor, "train dim"], centre: Float[Tensor, " dim"]
+) -> Float[Tensor, "train dim_and_one"]:
+    """What queries are compared with (see `queries_by_angle`); features of 0 have similarity 0 with all."""
+    unit = F.normalize(features, dim=1)
+    away = unit - centre
+    lacking = ~unit.any(1, keepdim=True)  # of the squared length 1
+    return torch.cat([away, -(away.square().sum(1, keepdim=True) + lacking) / 2], dim=1)
 
 
 def check_neighbours(k: int, training_images: int) -> None:
@@ -93,7 +119,7 @@ def count_votes(
     """Votes for each class, by `exp(similarity / temperature)`, relative to the most similar neighbour's.
 
     Args:
-        similarity: of each query's neighbours; minus infinity has no vote.
+        similarity: of each query's neighbours, less any number of its own; minus infinity has no vote.
         voters: their labels.
         num_classes: number of classes.
         temperature: of the votes.

@@ -9,7 +9,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from mapet_mm.engine.knn import Neighbours, check_neighbours, check_temperature, count_votes, keep_nearest
+from mapet_mm.engine.knn import (
+    Neighbours,
+    check_neighbours,
+    check_temperature,
+    count_votes,
+    keep_nearest,
+    keys_by_angle,
+    queries_by_angle,
+)
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import ImageSet
@@ -46,7 +54,7 @@ class NearestNeighbours(Classification):
         check_neighbours(self.k, len(train))
         rows = []
         for pooling in train.poolings:
-            queries = F.normalize(val.pooled(pooling).to(evaluated.device), dim=1)
+            queries = val.pooled(pooling).to(evaluated.device)
             similarity, voters = neighbours(queries, train, pooling, self.k)
             votes = count_votes(similarity, voters, num_classes, self.temperature)
             right = votes.argmax(1) == val.labels.to(evaluated.device)
@@ -57,8 +65,10 @@ class NearestNeighbours(Classification):
 def neighbours(queries: Float[Tensor, "query dim"], train: Features, pooling: str, k: int) -> Neighbours:
     """Similarities and labels of the k most similar training images, which are read a block at a time.
 
+    The similarities are less a number of each query's own (see `queries_by_angle`).
+
     Args:
-        queries: of length 1, on the device where they are compared.
+        queries: features, on the device where they are compared.
         train: the training images.
         pooling: of the last layer.
         k: number of neighbours.
@@ -67,8 +77,10 @@ def neighbours(queries: Float[Tensor, "query dim"], train: Features, pooling: st
         queries.new_full((len(queries), k), float("-inf")),
         torch.zeros(len(queries), k, dtype=torch.int64, device=queries.device),
     )
+    centre = F.normalize(queries, dim=1).mean(0)
+    queries = queries_by_angle(queries, centre)
     for rows, values in train.blocks("pooled", -1):
-        block = F.normalize(train.pool(values, pooling).to(queries.device), dim=1)
+        block = keys_by_angle(train.pool(values, pooling).to(queries.device), centre)
         labels = train.labels[rows].to(queries.device)
         best = keep_nearest([best, (queries @ block.T, labels.expand(len(queries), -1))], k)
     return best

@@ -104,8 +104,8 @@ def _reading(differences: list[Difference]) -> list[str]:
         if number > 1
     )
     return [
-        f"{shown}; p: how often chance alone would make a mean this far from 0 (paired t-test, two-sided, not "
-        "corrected for the number of comparisons).",
+        f"{shown}; p: how often chance alone would make a mean this far from 0 (paired t-test, two-sided, "
+        "not corrected for the number of comparisons).",
         f"p is below 0.05 from {bounds} on; without any true difference, about {0.05 * len(tested):.1f} of "
         f"the {len(tested)} comparisons would be, here {below} are. A larger p does not say that two rows "
         "are equal.",

@@ -45,6 +45,33 @@ def test_votes_at_a_low_temperature_are_finite():
         assert knn_predict(*arguments, k=2, temperature=temperature).tolist() == [1]
 
 
+@pytest.mark.parametrize("offset", [0, 1000, 100_000])
+def test_features_far_from_the_origin_have_the_neighbours_of_float64(offset):
+    """Their cosines differ from the 6th or 10th digit on, of which products in float32 have 7."""
+    rng = np.random.default_rng(0)
+    train, queries = (rng.normal(size=(size, 16)).astype(np.float32) + offset for size in (400, 200))
+    unit = [x / np.linalg.norm(x.astype(float), axis=1, keepdims=True) for x in (train, queries)]
+    nearest = (unit[1] @ unit[0].T).argmax(1)
+    labels = np.arange(400)  # a class an image: the prediction is the neighbour
+    found = knn_predict(*map(torch.from_numpy, (train, labels, queries)), 400, k=1)
+    assert (found.numpy() == nearest).mean() > 0.99
+
+
+def test_a_feature_of_zero_is_like_none():
+    """Nearer than those of the other direction, farther than those of the same half."""
+    train, labels = torch.tensor([[0.0, 0.0], [0.1, 1.0], [-1.0, 0.0]]), torch.arange(3)
+    query = torch.tensor([[1.0, 0.0], [-3.0, -1.0]])
+    assert knn_predict(train, labels, query, 3, k=1).tolist() == [1, 2]
+    assert knn_predict(train[[0, 2]], labels[:2], query, 2, k=1).tolist() == [0, 1]
+    # exp(0) of the zero less exp(-1) of the other direction, twice.
+    assert knn_predict(train[[0, 2, 2]], labels[[0, 1, 1]], query[:1], 2, k=3, temperature=1.4).tolist() == [
+        0
+    ]
+    assert knn_predict(train[[0, 2, 2]], labels[[0, 1, 1]], query[:1], 2, k=3, temperature=1.5).tolist() == [
+        1
+    ]
+
+
 @pytest.mark.parametrize("temperature", [0, -0.07, float("nan")])
 def test_a_temperature_that_is_not_above_0_is_refused(temperature):
     message = f"temperature={temperature} of k-NN's votes: choose a number above 0"

@@ -63,6 +63,23 @@ def test_nearest_neighbours_equal_scikit_learns(evaluated):
         assert abs(value - expected) < 0.2
 
 
+def test_nearest_neighbours_far_from_the_origin_are_those_of_float64():
+    """Features that float16 still tells apart; each training image is a class, so top-1 counts neighbours."""
+    generator = torch.Generator().manual_seed(0)
+    train, val = (torch.randn(1, 1, 300, DIM, generator=generator) + 100 for _ in "tv")
+    known, queries = (F.normalize(one[0, 0].half().double(), dim=1) for one in (train, val))
+    labels = {"train": torch.arange(300), "val": (queries @ known.T).argmax(1)}
+    features = {
+        name: MemoryFeatures(
+            one.half(), name=name, layers=["output"], poolings=["mean"], grid=(0, 0), labels=labels[name]
+        )
+        for name, one in (("train", train), ("val", val))
+    }
+    images = {name: Labelled(name, one) for name, one in labels.items()}
+    (row,) = NearestNeighbours(k=1).run(Evaluated(None, features, images, torch.device("cpu")))
+    assert row.value == 100
+
+
 def test_low_shot_equals_a_regression_solved_by_torch(evaluated):
     """The same images of each draw, the same objective, another solver."""
     train, val = evaluated.features["train"], evaluated.features["val"]

@@ -61,6 +61,8 @@ class ShuffledBatches:
                     shape = list(part.shape)
                     shape[self._axis] = len(labels)
                     values = part.new_empty(shape)
+                if part.dtype != values.dtype:  # of one in float16, others in float32
+                    values = values.float()
                 length = part.shape[self._axis]
                 values.narrow(self._axis, start, length).copy_(part)
                 start += length

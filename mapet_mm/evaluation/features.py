@@ -124,6 +124,8 @@ class MemoryFeatures(Features):
 class CachedFeatures(Features):
     """Features in a folder: `pooled/<block>.safetensors`, `tokens/<block>.safetensors`.
 
+    A block is in float16 or, where that does not tell its images apart, in float32.
+
     Args:
         folder: of one image set and one backbone.
         **known: the arguments of `Features`.
@@ -156,7 +158,7 @@ class CachedFeatures(Features):
 
 
 def bytes_per_image(kind: str, features: Features) -> int:
-    """Size of an image's features on disk, in float16."""
+    """Size of an image's features on disk, in float16; those in float32 are twice as large."""
     height, width = features.grid
     numbers = len(features._stored) * len(features.layers) if kind == "pooled" else height * width
     return 2 * numbers * features.dim

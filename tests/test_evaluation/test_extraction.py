@@ -179,11 +179,28 @@ def test_a_damaged_block_is_one_line(config, root):
         features.pooled("mean")
 
 
-def test_features_beyond_half_precision_are_one_line(config, root):
+@pytest.mark.parametrize(("factor", "offset"), [(1e6, 0), (1e-9, 0), (1, 1e4)])
+def test_features_that_float16_does_not_hold_are_kept_in_float32(config, root, factor, offset):
+    """As infinity, as 0, and rounded to multiples of 8."""
+    usual = take(config, root / "cache")
     weights = torch.load(root / "weights.pth")["state_dict"]
-    weights["backbone.ln1.weight"] *= 1e6
+    weights["backbone.ln1.weight"] *= factor
+    weights["backbone.ln1.bias"] += offset
     save(weights, root)
-    with pytest.raises(UserError, match=r"features of the backbone reach \d\.\d+e\+06: float16 cannot hold"):
+    others = take(config, root / "cache")
+    for pooling in ("class token", "mean"):
+        found = (others.pooled(pooling) - offset) / factor
+        torch.testing.assert_close(found, usual.pooled(pooling), rtol=2e-3, atol=3e-3)
+    tokens = [torch.cat([part for _, part in one.blocks("tokens")]) for one in (others, usual)]
+    torch.testing.assert_close((tokens[0] - offset) / factor, tokens[1], rtol=2e-3, atol=3e-3)
+    assert usual.read("pooled", 0).dtype == usual.read("tokens", 0).dtype == torch.float16
+
+
+def test_features_that_are_no_numbers_are_one_line(config, root):
+    weights = torch.load(root / "weights.pth")["state_dict"]
+    weights["backbone.ln1.weight"] *= float("inf")
+    save(weights, root)
+    with pytest.raises(UserError, match=r"the backbone gives features that are NaN or infinite: its weights"):
         take(config, root / "cache")
 
 

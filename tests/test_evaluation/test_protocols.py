@@ -281,6 +281,24 @@ def test_batches_cover_each_image_once_whatever_fits_in_memory(monkeypatch):
     assert orders[0] != orders[2]
 
 
+def test_batches_keep_what_one_block_has_in_float32():
+    """The first block is in float16, which does not hold what is in the second."""
+
+    class Mixed(MemoryFeatures):
+        def read(self, kind, block, layer=None):
+            return super().read(kind, block, layer).to((torch.float16, torch.float32)[block])
+
+    size = feature_module.BLOCK + 3
+    values = torch.arange(size).float() * 1000
+    labels = torch.arange(size)
+    known = dict(name="train", layers=["output"], poolings=["mean"], grid=(0, 0), labels=labels)
+    batches = ShuffledBatches(Mixed(values.view(1, 1, -1, 1), **known), "pooled", 50)
+    for epoch in range(4):
+        for found, places in batches.epoch(epoch):
+            last = places >= feature_module.BLOCK
+            assert torch.equal(found[0, 0, last, 0], values[places[last]])
+
+
 def test_a_figure_that_a_checkpoint_does_not_have_leaves_its_cell_empty():
     """Of a backbone without a class token, beside one with it."""
     rows = [Row("k-NN", "class token", 93.25), Row("k-NN", "mean", 0.0123, spread=1.26, note="x")]

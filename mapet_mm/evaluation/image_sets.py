@@ -160,14 +160,19 @@ def check_labels(train: ImageSet, val: ImageSet) -> int:
     """The number of classes of two image sets that a classifier is trained and tested on.
 
     Raises:
-        ImageSetError: images without labels, one class, a class of the images to classify or of the dataset
-            that no image to learn from has, or classes in another order.
+        ImageSetError: images without labels or with one below 0, one class, a class of the images to
+            classify or of the dataset that no image to learn from has, or classes in another order.
     """
     for images in (train, val):
         if images.labels is None:
             raise ImageSetError(
                 f"the `{images.name}` images have no labels (one `gt_label` each): name a labelled dataset, "
                 "or choose protocols that need none"
+            )
+        if unlabelled := int((images.labels < 0).sum()):
+            raise ImageSetError(
+                f"{unlabelled} of the `{images.name}` images have the label {int(images.labels.min())}: "
+                "leave images without a class out of the data set"
             )
     check_class_names(train, val)
     classes = set(train.labels.tolist())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple
@@ -219,15 +219,26 @@ class LinearProbes(Classification):
         for pooling in poolings:
             details = []
             for layer in layers:
-                # Of equals the lowest rate.
-                top1, rate = max((found[Probe(layer, pooling, rate)], -rate) for rate in self.rates)
-                setting, note = f"{pooling}, layer {train.layers[layer]}", f"rate {-rate:g}"
+                top1, note = self._best({rate: found[Probe(layer, pooling, rate)] for rate in self.rates})
+                setting = f"{pooling}, layer {train.layers[layer]}"
                 details.append(Row(self.name, setting, top1, note=note, detail=True))
             last, best = details[-1], max(details, key=lambda row: row.value)
             rows.append(Row(self.name, f"{pooling}, last layer", last.value, note=last.note))
             note = f"{best.setting.removeprefix(f'{pooling}, ')}, {best.note}"
             rows += [Row(self.name, f"{pooling}, best layer", best.value, note=note), *details]
         return rows
+
+    @staticmethod
+    def _best(top1: Mapping[float, float]) -> tuple[float, str]:
+        """The highest top-1, and its rate, of equals the lowest, with a word where others may be better."""
+        best, rate = max((value, -rate) for rate, value in top1.items())
+        note = f"rate {-rate:g}"
+        if len(top1) == 1:
+            return best, note
+        if best == min(top1.values()):
+            return best, f"{note}, all rates alike"
+        ends = {min(top1): ", the lowest of the sweep", max(top1): ", the highest of the sweep"}
+        return best, note + ends.get(-rate, "")
 
     def sections(self, evaluated: Evaluated, rows: Sequence[Row]) -> list[Section]:
         """Accuracy by layer."""

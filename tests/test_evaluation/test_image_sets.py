@@ -1,6 +1,7 @@
 """Image sets: what tells one from another, and class indices that mean the same in both of a pair."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -221,3 +222,15 @@ def test_pipelines_differ_by_what_they_do_to_pixels(root):
     assert differing(dict(type="mmpretrain.LoadImageFromFile"), PACK, key="test_dataloader") is None
     assert differing(LOAD, tokens, dict(PACK, algorithm_keys=["token_grid"])) is None
     assert differs_in_pipeline(Config(dict(model=dict())), images) is None
+
+
+def test_an_image_marked_as_without_label_is_refused():
+    """By -1, as of STL-10's: it had been a class of its own, or an index beyond all classes."""
+    sets = {
+        name: SimpleNamespace(name=name, labels=torch.tensor(labels), class_names=None)
+        for name, labels in (("train", [0, -1, 1, -1]), ("val", [0, 1]))
+    }
+    with pytest.raises(ImageSetError, match=r"2 of the `train` images have the label -1: leave images"):
+        check_labels(sets["train"], sets["val"])
+    with pytest.raises(ImageSetError, match=r"2 of the `train` images have the label -1"):
+        check_labels(sets["val"], sets["train"])

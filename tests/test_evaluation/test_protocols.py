@@ -1,6 +1,7 @@
 """Each protocol's figure is that of a second implementation on the same features."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -201,6 +202,31 @@ def test_rows_of_linear_probes_name_what_was_best(evaluated):
         assert row.value == max(value for setting, value in details.items() if setting.startswith(pooling))
     beit = [row.setting for row in BEiTLinearProbes(least_steps=2, epochs=1).run(evaluated) if row.detail]
     assert beit == ["both, layer 1", "both, layer 2"]  # "output" has a norm
+
+
+def test_a_best_rate_at_the_end_of_the_sweep_says_so(evaluated):
+    """The features may be too small or too large for all rates: the figure is no measure of them then."""
+    options = dict(epochs=2, least_steps=2, poolings=["mean"])
+    for rates, expected in (
+        ([1e-3, 0.1, 1e4], "rate 0.1"),
+        ([1e-6, 1e-4], "rate 0.0001, the highest of the sweep"),
+        ([0.1, 1e4], "rate 0.1, the lowest of the sweep"),
+        ([0.1], "rate 0.1"),
+    ):
+        assert LinearProbes(rates=rates, **options).run(evaluated)[0].note == expected
+    constant = {
+        name: MemoryFeatures(
+            torch.zeros(1, 1, len(one), DIM),
+            name=name,
+            layers=["output"],
+            poolings=["mean"],
+            grid=(0, 0),
+            labels=one.labels,
+        )
+        for name, one in evaluated.features.items()
+    }
+    (row, *_) = LinearProbes(rates=[1e-4, 2e-4], **options).run(replace(evaluated, features=constant))
+    assert row.note == "rate 0.0001, all rates alike"
 
 
 class NaiveAttention(nn.Module):

@@ -62,7 +62,7 @@ def knn_predict(
     shares = all_gather(torch.tensor(len(train_features), device=features.device))
     check_neighbours(k, sum(map(int, shares)))
     check_temperature(temperature)
-    centre = F.normalize(features, dim=1).mean(0)
+    centre = unit(features).mean(0)
     keys = keys_by_angle(train_features, centre)
     rows, columns = tile(features.device)
     predictions = []
@@ -71,6 +71,12 @@ def knn_predict(
         similarity, voters = keep_nearest(zip(*map(all_gather, own), strict=True), k)
         predictions.append(count_votes(similarity, voters, num_classes, temperature).argmax(1))
     return torch.cat(predictions)
+
+
+def unit(features: Float[Tensor, "row dim"]) -> Float[Tensor, "row dim"]:
+    """Features of length 1, from any length whose square float32 may not hold; 0 stays 0."""
+    largest = features.abs().amax(1, keepdim=True).clamp(min=torch.finfo(features.dtype).tiny)
+    return F.normalize(features / largest, dim=1)
 
 
 def queries_by_angle(
@@ -85,16 +91,15 @@ def queries_by_angle(
         features: of any length.
         centre: of features of length 1, such as their mean; the same for queries and keys.
     """
-    return F.pad(F.normalize(features, dim=1) - centre, (0, 1), value=1)
+    return F.pad(unit(features) - centre, (0, 1), value=1)
 
 
 def keys_by_angle(
     features: Float[Tensor, "train dim"], centre: Float[Tensor, " dim"]
 ) -> Float[Tensor, "train dim_and_one"]:
     """What queries are compared with (see `queries_by_angle`); features of 0 have similarity 0 with all."""
-    unit = F.normalize(features, dim=1)
-    away = unit - centre
-    lacking = ~unit.any(1, keepdim=True)  # of the squared length 1
+    away = unit(features) - centre
+    lacking = ~features.any(1, keepdim=True)  # of the squared length 1
     return torch.cat([away, -(away.square().sum(1, keepdim=True) + lacking) / 2], dim=1)
 
 

@@ -44,13 +44,15 @@ def share_name(share: int | float) -> str:
 
 
 def moments(features: Features, pooling: str) -> tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]]:
-    """Mean and standard deviation of the last layer's features, read a block at a time."""
+    """Mean and standard deviation of the last layer's features, a block at a time; 1 of constant ones."""
     total, squares = 0, 0
     for _, values in features.blocks("pooled", -1):
         values = features.pool(values, pooling).double()
         total, squares = total + values.sum(0), squares + values.square().sum(0)
     mean = total / len(features)
-    return mean.float(), (squares / len(features) - mean.square()).clamp(min=0).sqrt().float() + 1e-6
+    deviation = (squares / len(features) - mean.square()).clamp(min=0).sqrt()
+    # What is smaller is rounding: float32 holds seven digits of the mean.
+    return mean.float(), deviation.where(deviation > 1e-6 * mean.abs(), 1).float()
 
 
 @PROTOCOLS.register_module()

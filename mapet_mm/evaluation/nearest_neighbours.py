@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from mapet_mm.engine.knn import (
     Neighbours,
@@ -17,6 +16,7 @@ from mapet_mm.engine.knn import (
     keep_nearest,
     keys_by_angle,
     queries_by_angle,
+    unit,
 )
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.features import Features
@@ -77,7 +77,7 @@ def neighbours(queries: Float[Tensor, "query dim"], train: Features, pooling: st
         queries.new_full((len(queries), k), float("-inf")),
         torch.zeros(len(queries), k, dtype=torch.int64, device=queries.device),
     )
-    centre = F.normalize(queries, dim=1).mean(0)
+    centre = unit(queries).mean(0)
     queries = queries_by_angle(queries, centre)
     for rows, values in train.blocks("pooled", -1):
         block = keys_by_angle(train.pool(values, pooling).to(queries.device), centre)

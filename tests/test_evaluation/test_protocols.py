@@ -81,6 +81,38 @@ def test_nearest_neighbours_far_from_the_origin_are_those_of_float64():
     assert row.value == 100
 
 
+@pytest.mark.parametrize("scale", [1e-13, 1e-18, 1e18])
+def test_the_size_of_features_changes_no_neighbour_and_no_regression(evaluated, scale):
+    """Random weights of MMPretrain's EfficientNet give 1e-13; below 1e-12 lengths had not become 1."""
+    features = {
+        name: MemoryFeatures(
+            one.read("pooled", 0)[1:, -1:],
+            name=name,
+            layers=["output"],
+            poolings=["mean"],
+            grid=(0, 0),
+            labels=one.labels[:256],
+        )
+        for name, one in evaluated.features.items()
+    }
+    scaled = {
+        name: MemoryFeatures(
+            one.read("pooled", 0) * scale,
+            name=name,
+            layers=["output"],
+            poolings=["mean"],
+            grid=(0, 0),
+            labels=one.labels,
+        )
+        for name, one in features.items()
+    }
+    usual, others = (replace(evaluated, features=one) for one in (features, scaled))
+    for protocol in (NearestNeighbours(k=5), LowShot(shots=[5], draws=2)):
+        found, expected = (protocol.run(one)[0].value for one in (others, usual))
+        assert expected > 25
+        assert found == pytest.approx(expected, abs=0.5)
+
+
 def test_low_shot_equals_a_regression_solved_by_torch(evaluated):
     """The same images of each draw, the same objective, another solver."""
     train, val = evaluated.features["train"], evaluated.features["val"]

@@ -35,9 +35,10 @@ TESTS = {
     "mapet_mm/models/objectives.py": "test_models/test_objectives.py test_models/test_two_stream.py",
     "mapet_mm/models/two_stream.py": "test_models/test_layout.py test_models/test_two_stream.py "
     "test_models/test_mapet.py",
-    "mapet_mm/models/vit.py": "test_models/test_vit.py test_models/test_initialisation.py "
-    "test_models/test_layout.py test_models/test_position_embedding.py test_models/test_mapet.py "
-    "test_models/test_two_stream.py test_models/test_beit_names.py",
+    "mapet_mm/models/vit.py": "test_models/test_vit.py test_models/test_vit_checkpoints.py "
+    "test_models/test_initialisation.py test_models/test_layout.py "
+    "test_models/test_position_embedding.py test_models/test_mapet.py test_models/test_two_stream.py "
+    "test_models/test_beit_names.py",
     "mapet_mm/models/losses.py": "test_models/test_losses.py test_models/test_two_stream.py",
     "mapet_mm/engine/layer_decay.py": "test_engine/test_layer_decay.py",
     "mapet_mm/datasets/transforms.py": "test_datasets/test_transforms.py",

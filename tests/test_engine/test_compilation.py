@@ -183,7 +183,7 @@ def train_classifier(folder: Path, hooks: list, shapes: int = 12) -> Runner:
         custom_hooks=hooks,
         default_scope="mmpretrain",
         randomness=dict(seed=0),
-        experiment_name=folder.name,
+        experiment_name=str(folder),
     )
     runner.train()
     return runner

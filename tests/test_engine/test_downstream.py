@@ -37,7 +37,7 @@ def start(recipe: Path, options: dict, work_dir: Path) -> tuple[Runner, str]:
         config.pop(key)
     config.pop("val_evaluator")
     config.pop("test_evaluator")
-    config.experiment_name = work_dir.name
+    config.experiment_name = str(work_dir)
     runner = Runner.from_cfg(config)
     runner._init_model_weights()
     runner.load_or_resume()

@@ -200,7 +200,7 @@ def train(work_dir, hooks: list[dict]) -> Runner:
         custom_hooks=hooks,
         randomness=dict(seed=3),
         default_scope="mmpretrain",
-        experiment_name=work_dir.name,
+        experiment_name=str(work_dir),
     )
     runner.train()
     return runner

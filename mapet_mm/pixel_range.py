@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from mapet_mm.errors import UserError
 
@@ -38,3 +38,15 @@ def check_pixel_range(images: Tensor, mean: Tensor | None, std: Tensor | None) -
         raise PixelRangeError(
             f"the images have values up to {high:g}, and {numbers} for 0 to 1: multiply both by 255"
         )
+
+
+def check_images_of(preprocessor: nn.Module, images: Tensor, prefix: str = "") -> None:
+    """`check_pixel_range` with the numbers of a data preprocessor; one that does not normalise has none.
+
+    Args:
+        preprocessor: MMPretrain's or MMEngine's.
+        images: some images that it is given.
+        prefix: of the names of its mean and standard deviation: "second_" for the second view.
+    """
+    mean, std = (getattr(preprocessor, prefix + name, None) for name in ("mean", "std"))
+    check_pixel_range(images, mean, std)

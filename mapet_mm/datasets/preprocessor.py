@@ -12,7 +12,7 @@ from mmpretrain.models import SelfSupDataPreprocessor
 from mmpretrain.structures import DataSample
 from torch import Tensor
 
-from mapet_mm.pixel_range import check_pixel_range
+from mapet_mm.pixel_range import check_images_of
 from mapet_mm.registry import MODELS
 
 
@@ -49,11 +49,8 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
             masks = self._send([sample.mask for sample in data_samples], "masks")
             for sample, mask in zip(data_samples, masks, strict=True):
                 sample.set_mask(mask)
-        if not self._range_checked:  # the first images stand for all; in the host's memory
-            on_host = [data["inputs"]] if isinstance(data["inputs"], Tensor) else data["inputs"]
-            check_pixel_range(
-                torch.cat(list(on_host)), getattr(self, "mean", None), getattr(self, "std", None)
-            )
+        if not self._range_checked:  # the first images stand for all
+            check_images_of(self, images)
             self._range_checked = True
         images = super().forward({"inputs": images, "data_samples": None}, training)["inputs"]
         return {**data, "inputs": images if token_grids is None else [images, token_grids]}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from mmpretrain.models import SelfSupDataPreprocessor, TwoNormDataPreprocessor
 
-from mapet_mm.pixel_range import check_pixel_range
+from mapet_mm.pixel_range import check_images_of
 from mapet_mm.registry import MODELS
 
 
@@ -36,8 +36,8 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
                 raise ValueError("the tokenizer gets no view of the images: put MultiView in the pipeline")
             return SelfSupDataPreprocessor.forward(self, data, training)
         if not self._range_checked:  # the first images stand for all
-            for view, name in zip(data["inputs"], ("", "second_"), strict=False):
-                check_pixel_range(view, *(getattr(self, name + one, None) for one in ("mean", "std")))
+            for view, prefix in zip(data["inputs"], ("", "second_"), strict=False):
+                check_images_of(self, view, prefix)
             self._range_checked = True
         data = super().forward(data, training)
         return data if training else {**data, "inputs": _Views(data["inputs"])}

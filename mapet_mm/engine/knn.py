@@ -62,12 +62,12 @@ def knn_predict(
     shares = all_gather(torch.tensor(len(train_features), device=features.device))
     check_neighbours(k, sum(map(int, shares)))
     check_temperature(temperature)
-    centre = unit(features).mean(0)
+    queries, centre = queries_by_angle(features)
     keys = keys_by_angle(train_features, centre)
     rows, columns = tile(features.device)
     predictions = []
-    for queries in queries_by_angle(features, centre).split(rows):
-        own = nearest(queries, keys, train_labels, k, columns)
+    for part in queries.split(rows):
+        own = nearest(part, keys, train_labels, k, columns)
         similarity, voters = keep_nearest(zip(*map(all_gather, own), strict=True), k)
         predictions.append(count_votes(similarity, voters, num_classes, temperature).argmax(1))
     return torch.cat(predictions)
@@ -80,8 +80,8 @@ def unit(features: Float[Tensor, "row dim"]) -> Float[Tensor, "row dim"]:
 
 
 def queries_by_angle(
-    features: Float[Tensor, "query dim"], centre: Float[Tensor, " dim"]
-) -> Float[Tensor, "query dim_and_one"]:
+    features: Float[Tensor, "query dim"],
+) -> tuple[Float[Tensor, "query dim_and_one"], Float[Tensor, " dim"]]:
     """Queries whose products with `keys_by_angle` are cosine similarities less a number of each query's own.
 
     Features of one direction have nearly equal similarities, of which a product in float32 holds few digits.
@@ -89,9 +89,13 @@ def queries_by_angle(
 
     Args:
         features: of any length.
-        centre: of features of length 1, such as their mean; the same for queries and keys.
+
+    Returns:
+        The queries, and the centre, the mean of the features brought to length 1, for the keys.
     """
-    return F.pad(unit(features) - centre, (0, 1), value=1)
+    queries = unit(features)
+    centre = queries.mean(0)
+    return F.pad(queries - centre, (0, 1), value=1), centre
 
 
 def keys_by_angle(
@@ -241,10 +245,8 @@ class KNNProbeHook(Hook):
             if all(loader.dataset[0]["data_samples"].get("gt_label") is None for loader in loaders):
                 return None
             train, val = (image_features(model, loader, self.pooling, self.amp) for loader in loaders)
-            known, queries = (
-                [own_rows(part, sizes[0]) for part in train],
-                [all_rows(part, sizes[1]) for part in val],
-            )
+            known = [own_rows(part, sizes[0]) for part in train]
+            queries = [all_rows(part, sizes[1]) for part in val]
             self.rank_me = rank_me(queries[:1])
             return self.top1(*known, *queries)
 

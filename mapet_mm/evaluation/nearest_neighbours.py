@@ -16,7 +16,6 @@ from mapet_mm.engine.knn import (
     keep_nearest,
     keys_by_angle,
     queries_by_angle,
-    unit,
 )
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.features import Features
@@ -77,8 +76,7 @@ def neighbours(queries: Float[Tensor, "query dim"], train: Features, pooling: st
         queries.new_full((len(queries), k), float("-inf")),
         torch.zeros(len(queries), k, dtype=torch.int64, device=queries.device),
     )
-    centre = unit(queries).mean(0)
-    queries = queries_by_angle(queries, centre)
+    queries, centre = queries_by_angle(queries)
     for rows, values in train.blocks("pooled", -1):
         block = keys_by_angle(train.pool(values, pooling).to(queries.device), centre)
         labels = train.labels[rows].to(queries.device)

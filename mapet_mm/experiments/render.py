@@ -33,7 +33,7 @@ def summarise(values: Iterable[float], seeds: Iterable[int] = ()) -> Measured | 
 
 
 def render_markdown(table: TableDeclaration, cells: Grid, facts: Sequence[str]) -> str:
-    """Heading, one line per row, notes, and how the numbers were made; cells of fewer seeds name these."""
+    """Heading, one line per row, notes, and how the numbers were made; cells of fewer seeds say how many."""
     headings = [""]
     for column in table.columns:
         headings.append(column.heading)

@@ -86,8 +86,8 @@ def find_layout(encode: Callable[[Tensor], Tensor], size: int, device: torch.dev
         columns, count = right - first + 1, last - first + 1
         if columns > 1 and count % columns == 0 and below == last - columns + 1 > first:
             return GridLayout(form, first, count // columns, columns, tokens[0].shape[2])
-    first = "B" if whole else f"{shape[0]} of {PROBES} images"
-    raise GridError(f"no grid of features in an output of shape {(first, *shape[1:])}")
+    batch = "B" if whole else f"{shape[0]} of {PROBES} images"
+    raise GridError(f"no grid of features in an output of shape {(batch, *shape[1:])}")
 
 
 def _probes(size: int, seed: int) -> Float[Tensor, "5 3 height width"]:

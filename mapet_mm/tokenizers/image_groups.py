@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from mapet_mm.pixel_range import check_pixel_range
+from mapet_mm.pixel_range import check_images_of
 from mapet_mm.tokenizers.images import NamedImages
 
 GROUP_SIZE = 32
@@ -89,8 +89,7 @@ class GroupLoader:
                 return
             places, padded, unreadable = batch
             if places and not self._range_checked:  # the first images stand for all
-                mean, std = (getattr(self.preprocessor, name, None) for name in ("mean", "std"))
-                check_pixel_range(padded[: len(places)], mean, std)
+                check_images_of(self.preprocessor, padded[: len(places)])
                 self._range_checked = True
             inputs = self.preprocessor({"inputs": padded, "data_samples": None})["inputs"]
             yield ImageGroup(order.popleft(), places, inputs, unreadable)

@@ -1,4 +1,4 @@
-"""Config files, and their data set, which the environment variable MAPET_MM_DATA names."""
+"""Config files, and their dataset, which the environment variable MAPET_MM_DATA names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ConfigOptions(DictAction):
 
 @contextmanager
 def data_set(name: str | None) -> Iterator[None]:
-    """Within this context, read configs for this data set; None keeps the environment's."""
+    """Within this context, read configs for this dataset; None keeps the environment's."""
     before = os.environ.get(VARIABLE)
     if name is not None:
         os.environ[VARIABLE] = name
@@ -61,10 +61,10 @@ def in_package(path: str) -> str:
 
 
 def read_config(path: str | os.PathLike, data: str | None = None) -> Config:
-    """Read a config for a data set; None takes the environment's.
+    """Read a config for a dataset; None takes the environment's.
 
     Raises:
-        ConfigError: the file raises any error, or there is no such data set.
+        ConfigError: the file raises any error, or there is no such dataset.
     """
     with data_set(data):
         chosen = os.environ.get(VARIABLE)
@@ -77,7 +77,7 @@ def read_config(path: str | os.PathLike, data: str | None = None) -> Config:
                 known = ", ".join(sorted(file.stem for file in missing.parent.glob("*.py"))) or "none"
                 where = os.path.relpath(missing.parent)
                 raise ConfigError(
-                    f"{VARIABLE}: there is no data set `{chosen}` in {where}; there are: {known}"
+                    f"{VARIABLE}: there is no dataset `{chosen}` in {where}; there are: {known}"
                 ) from error
             where = f"config {path}" if chosen is None else f"config {path}, {VARIABLE}={chosen}"
             raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
@@ -86,7 +86,7 @@ def read_config(path: str | os.PathLike, data: str | None = None) -> Config:
     used = cfg.env_variables.get(VARIABLE)
     if used is not None and (said := cfg.get("data_set", used)) != used:
         raise ConfigError(
-            f"config {path}: the file of data set `{used}` says data_set = {said!r}: say {used!r} there, and "
+            f"config {path}: the file of dataset `{used}` says data_set = {said!r}: say {used!r} there, and "
             "give it a `work_root` of its own"
         )
     if "default_scope" in cfg and cfg.default_scope is None:  # as configs in MMEngine's Python style say

@@ -25,7 +25,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_collection_finish() -> None:
-    """Leave what the imports made out of garbage collection: MMEngine collects once a data set."""
+    """Leave what the imports made out of garbage collection: MMEngine collects once a dataset."""
     gc.collect()
     gc.freeze()
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def write_few_digits(folder: Path, per_split: int) -> None:
-    """The digits data set with only so many images in the lists of each split."""
+    """The digits dataset with only so many images in the lists of each split."""
     write_digits(folder)
     for split in ("train", "val"):
         meta = folder / "meta" / f"{split}.txt"

@@ -20,7 +20,7 @@ def raising(error: Exception):
 
 
 class Failing:
-    """A data set that raises in whatever process reads it."""
+    """A dataset that raises in whatever process reads it."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

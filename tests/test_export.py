@@ -168,7 +168,7 @@ def test_both_prepare_an_image_as_the_training_did(weights, meta, tmp_path):
 
 @torch.no_grad()
 def test_both_squash_an_image_where_the_training_did(weights, recipe, tmp_path):
-    """As a data set of another size is read in CONTRIBUTING."""
+    """As a dataset of another size is read in CONTRIBUTING."""
     image = Image.effect_mandelbrot((300, 260), (-2, -1.2, 1, 1.2), 80).convert("RGB")
     image.save(tmp_path / "image.png")
     steps = [
@@ -288,7 +288,7 @@ def changed(recipe: Config, **options) -> dict[str, str]:
 
 
 def wrapped(interpolation: str) -> dict:
-    """A loader whose data set is inside of another one."""
+    """A loader whose dataset is inside of another one."""
     steps = [dict(type="ResizeEdge", scale=256, interpolation=interpolation)]
     return dict(dataset=dict(type="RepeatDataset", dataset=dict(type="ImageNet", pipeline=steps)))
 

@@ -23,7 +23,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("tables", nargs="+", metavar="TABLE", help="names of tables of the data set")
+    parser.add_argument("tables", nargs="+", metavar="TABLE", help="names of tables of the dataset")
     parser.add_argument("--dataset", default="digits", help="name of a file in configs/tables")
     parser.add_argument("--seeds", type=positive, default=1, help="number of seeds that were run")
     parser.add_argument(

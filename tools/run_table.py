@@ -28,7 +28,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("table", help="name of a table of the data set")
+    parser.add_argument("table", help="name of a table of the dataset")
     parser.add_argument("--dataset", default="digits", help="name of a file in configs/tables")
     parser.add_argument("--seeds", type=positive, default=1, help="number of seeds per cell: 0, 1, ...")
     parser.add_argument("--jobs", type=positive, default=2, help="launcher local: runs at a time")

@@ -1,4 +1,4 @@
-# Frozen evaluation on a data set of the small recipes: images with labels, and scenes with pixel labels of
+# Frozen evaluation on a dataset of the small recipes: images with labels, and scenes with pixel labels of
 # which 100 are learnt from and 50 are measured on.
 _base_ = "../micro/_base_/data.py"
 

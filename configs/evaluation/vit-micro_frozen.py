@@ -1,4 +1,4 @@
-# The frozen columns of the small data sets' tables: ViT-micro, and the protocols that they show.
+# The frozen columns of the small datasets' tables: ViT-micro, and the protocols that they show.
 # The checkpoint goes into `model.backbone.init_cfg.checkpoint` (--cfg-options).
 _base_ = ["micro.py", "../micro/_base_/vit-micro.py"]
 

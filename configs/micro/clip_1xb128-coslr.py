@@ -1,4 +1,4 @@
-# The CLIP whose tower k-CLIP takes, trained on captions of the data set's training images.
+# The CLIP whose tower k-CLIP takes, trained on captions of the dataset's training images.
 _base_ = ["_base_/images.py", "_base_/runtime.py", "_base_/training.py"]
 
 image_size = _base_.clip_stride * _base_.grid

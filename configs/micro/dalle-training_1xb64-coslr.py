@@ -1,4 +1,4 @@
-# The data set's DALL-E encoder, trained as a discrete autoencoder of its images.
+# The dataset's DALL-E encoder, trained as a discrete autoencoder of its images.
 _base_ = ["_base_/images.py", "_base_/runtime.py", "_base_/training.py"]
 
 resize = dict(

@@ -1,4 +1,4 @@
-# The data set's DALL-E encoder, MMPretrain's, whose stride is 8: one token per patch of the ViT.
+# The dataset's DALL-E encoder, MMPretrain's, whose stride is 8: one token per patch of the ViT.
 _base_ = "_base_/tokenizer.py"
 
 token_store = _base_.token_stores.dalle

@@ -1,4 +1,4 @@
-# Tokens by k-means of the features of the data set's `grid_encoder`, of the pixels of a patch if it has none,
+# Tokens by k-means of the features of the dataset's `grid_encoder`, of the pixels of a patch if it has none,
 # or of what MaPeT has learnt from the tokens of a previous round (bootstrapped).
 _base_ = ["_base_/vit-micro.py", "_base_/tokenizer.py"]
 

@@ -1,4 +1,4 @@
-# k-CLIP with the data set's CLIP ResNet, on images so large that there is one token per patch of the ViT.
+# k-CLIP with the dataset's CLIP ResNet, on images so large that there is one token per patch of the ViT.
 _base_ = "_base_/tokenizer.py"
 
 token_store = _base_.token_stores.kclip

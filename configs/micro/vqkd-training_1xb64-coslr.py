@@ -1,4 +1,4 @@
-# The data set's VQ-KD, trained to give the features of its CLIP's tower.
+# The dataset's VQ-KD, trained to give the features of its CLIP's tower.
 _base_ = ["_base_/images.py", "_base_/runtime.py", "_base_/training.py"]
 
 image_size = _base_.clip_stride * _base_.grid

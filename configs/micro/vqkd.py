@@ -1,4 +1,4 @@
-# The data set's VQ-KD, MMPretrain's, with the patches of the ViT.
+# The dataset's VQ-KD, MMPretrain's, with the patches of the ViT.
 _base_ = "_base_/tokenizer.py"
 
 token_store = _base_.token_stores.vqkd

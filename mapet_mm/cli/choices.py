@@ -105,7 +105,7 @@ def decisive(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def find_images(folder: Path) -> list[Path]:
-    """The images in a folder and its subfolders, links among them: those that a data set of MMPretrain lists.
+    """The images in a folder and its subfolders, links among them: those that a dataset of MMPretrain lists.
 
     Raises:
         UserError: there are none.

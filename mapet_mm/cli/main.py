@@ -19,7 +19,7 @@ TOOLS = {
         "convert weights to timm, Hugging Face, torchvision or ONNX, or to this package",
     ),
     "table": ("run_table.py", "fill a table of the paper"),
-    "digits": ("dataset_converters/digits.py", "write the digits, the small data set of the examples"),
+    "digits": ("dataset_converters/digits.py", "write the digits, the small dataset of the examples"),
 }
 PRETRAIN = "a folder of images -> a pre-trained ViT, in one command"
 USAGE = """usage: mapet-mm COMMAND [arguments]     (mapet-mm COMMAND --help lists them)

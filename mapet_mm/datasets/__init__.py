@@ -1,4 +1,4 @@
-"""Data sets, transforms and preprocessors."""
+"""Datasets, transforms and preprocessors."""
 
 from mapet_mm.datasets.masking import BlockwiseMask
 from mapet_mm.datasets.preprocessor import TokenGridDataPreprocessor

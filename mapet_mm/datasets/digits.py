@@ -1,4 +1,4 @@
-"""The embedded data set: scikit-learn's 1,797 handwritten digits as an ImageNet-style folder.
+"""The embedded dataset: scikit-learn's 1,797 handwritten digits as an ImageNet-style folder.
 
 In two other domains too, for transfer: dark ink on light ground, and rotated.
 `digits_scenes.py` beside this composes the same digits into scenes with pixel labels.
@@ -88,7 +88,7 @@ def load_source() -> Source:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ImportError('the digits data set needs scikit-learn: pip install "mapet_mm[digits]"') from error
+        raise ImportError('the digits dataset needs scikit-learn: pip install "mapet_mm[digits]"') from error
     digits = load_digits()
     # The source counts ink from 0 to 16.
     return Source(np.round(digits.images * (255 / 16)).astype(np.uint8), digits.target.astype(np.int64))

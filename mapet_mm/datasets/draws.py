@@ -30,7 +30,7 @@ class UnreadableImageError(UserError):
 
 
 class SeededIndex(int):
-    """An image's index in its data set that carries the seed of its draws to the worker that loads it."""
+    """An image's index in its dataset that carries the seed of its draws to the worker that loads it."""
 
     seed: int
 
@@ -85,15 +85,15 @@ class SeededBatches:
 
 
 class SeededDataset(Dataset):
-    """A data set that seeds Python, NumPy and PyTorch from each index, and otherwise behaves as the inner
+    """A dataset that seeds Python, NumPy and PyTorch from each index, and otherwise behaves as the inner
     one.
 
     A sample's seed is kept in the metainfo of its data sample, as `draw_seed`: MaPeT draws the image's
     permutation with it.
 
     Args:
-        dataset: the data set.
-        on_error: for images that cannot be read: 'raise', or 'skip' to take the data set's next image with a
+        dataset: the dataset.
+        on_error: for images that cannot be read: 'raise', or 'skip' to take the dataset's next image with a
             warning. Other errors in the pipeline are raised unchanged.
 
     Raises:

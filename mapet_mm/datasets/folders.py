@@ -1,4 +1,4 @@
-"""Folders of written data sets: there whole or not at all, known by the options that made them."""
+"""Folders of written datasets: there whole or not at all, known by the options that made them."""
 
 import json
 import shutil

@@ -25,7 +25,7 @@ class LoadTokenGrid(BaseTransform):
     Args:
         store: directory of the token store; opened when first used.
         data_root: folder that the names in the store are relative to; by default the one recorded in the
-            store. Set it if the data set has moved since.
+            store. Set it if the dataset has moved since.
         codebook: path of the codebook whose tokens the store must hold; checked on construction.
         optional: pass on images without `img_path`, without tokens: MMPretrain's inferencers give only
             pixels, which is enough for `FeatureExtractor`.
@@ -71,7 +71,7 @@ class LoadTokenGrid(BaseTransform):
         if name is None:
             whose = "LoadTokenGrid's data_root" if self.data_root else f"the data root of `{self.path}`,"
             raise MissingTokensError(
-                f"image `{img_path}` is not under {whose} `{root}`: if the data set has moved, set "
+                f"image `{img_path}` is not under {whose} `{root}`: if the dataset has moved, set "
                 "LoadTokenGrid's data_root to its folder here; if it is another one, extract its own tokens"
             )
         return name
@@ -83,7 +83,7 @@ class LoadTokenGrid(BaseTransform):
                 return results
             raise MissingTokensError(
                 "LoadTokenGrid got an image without `img_path`, as inferencers hand them over: stored tokens "
-                "are found by an image's path, so only data sets have them"
+                "are found by an image's path, so only datasets have them"
             )
         results["token_grid"] = self.store[self.name_of(results["img_path"])].astype(np.int64)
         return results

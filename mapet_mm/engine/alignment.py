@@ -48,7 +48,7 @@ class Misaligned(NamedTuple):
 def check_alignment(dataset: Dataset, store: TokenStore, preprocessor: Callable | None = None) -> None:
     """Send probe images through a dataset's pipeline and compare what arrives with what the tokens cover.
 
-    A probe takes the place of an image of the data set, and numbered ids that of its tokens. Each patch that
+    A probe takes the place of an image of the dataset, and numbered ids that of its tokens. Each patch that
     arrives has to match the patch that its id stands for in the tokenizer's view of the same probe better
     than the surroundings a quarter of a patch away. Colours may change, and parts may be erased. Of the step
     that reads the images, whose place the probes take, a photo in a file shows whether it turns photos by
@@ -145,7 +145,7 @@ def _check_photos(dataset: Dataset, store: TokenStore, pipeline: ProbedPipeline,
     if store.preprocessing is None:
         return
     recorded = recorded_pipeline(dataset, store)
-    with suppress(Exception):  # it may need more than this data set says of an image
+    with suppress(Exception):  # it may need more than this dataset says of an image
         recorded(index)
     turned = pipeline.turns_photos(), recorded.turns_photos()
     if None in turned or turned[0] == turned[1]:
@@ -212,7 +212,7 @@ def _untested(dataset: Dataset, reason: str) -> str:
 
 
 def _first_readable(dataset: Dataset, pipeline: ProbedPipeline) -> tuple[int, Arrived]:
-    """An image of the data set that passes the pipeline, and what arrives."""
+    """An image of the dataset that passes the pipeline, and what arrives."""
     reason = "the pipeline gives nothing"
     for index in np.unique(np.linspace(0, len(dataset) - 1, 5).astype(int)).tolist():
         try:
@@ -235,7 +235,7 @@ def _matching(arrived: Arrived, probe: Probe) -> float | None:
 
 
 def _probes(dataset: Dataset, store: TokenStore, index: int, real: tuple[int, int] | None) -> Iterator[Probe]:
-    """Probes of all shapes that the tokenizer takes, the data set's own first."""
+    """Probes of all shapes that the tokenizer takes, the dataset's own first."""
     if real is None:
         raise TokenStoreError(_untested(dataset, "none of its steps reads an image into `img`"))
     view = _tokenizer_view(dataset, store, index)
@@ -246,7 +246,7 @@ def _probes(dataset: Dataset, store: TokenStore, index: int, real: tuple[int, in
 
 
 def _patterns(grid: tuple[int, int], real: tuple[int, int]) -> Iterator[np.ndarray]:
-    """Patterns of all shapes, that of the data set's own images first."""
+    """Patterns of all shapes, that of the dataset's own images first."""
     rows, columns = grid
     scale = min(real[0] / rows, real[1] / columns)
     own = [real] if scale >= FEWEST_PIXELS or real[0] * columns == real[1] * rows else []

@@ -1,4 +1,4 @@
-"""The data sets of a loader with their pipelines, those that they have and those that hooks will set."""
+"""The datasets of a loader with their pipelines, those that they have and those that hooks will set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mapet_mm.engine.probed_pipeline import pipeline_transforms
 
 
 class Case(NamedTuple):
-    """A data set with a pipeline, its own or one to come, and where the config has that one."""
+    """A dataset with a pipeline, its own or one to come, and where the config has that one."""
 
     dataset: Dataset
     pipeline: Any
@@ -38,7 +38,7 @@ def leaf_datasets(dataset: Dataset) -> Iterator[Dataset]:
 
 
 def load_of(pipeline: Any) -> LoadTokenGrid | None:
-    """The step that loads the tokens, in a pipeline or in a data set's."""
+    """The step that loads the tokens, in a pipeline or in a dataset's."""
     return next((step for step in pipeline_transforms(pipeline) if isinstance(step, LoadTokenGrid)), None)
 
 
@@ -59,7 +59,7 @@ def pipelines_to_come(hooks: Iterable[Hook]) -> Iterator[tuple[str, Any]]:
 
 
 def with_pipeline(dataset: Dataset, pipeline: Any) -> Dataset:
-    """A copy of the data set that shares its images."""
+    """A copy of the dataset that shares its images."""
     dataset = copy.copy(dataset)
     dataset.pipeline = pipeline
     return dataset

@@ -73,7 +73,7 @@ class EpochSeedHook(Hook):
                 "resumed run will differ from an undisturbed one"
             )
             return
-        # A loader refuses another data set or sampler because their lengths could differ; here they do not.
+        # A loader refuses another dataset or sampler because their lengths could differ; here they do not.
         object.__setattr__(loader, "dataset", SeededDataset(loader.dataset, self.on_error))
         object.__setattr__(loader, "batch_sampler", SeededBatches(loader.batch_sampler, self.seed))
         for sampler in {id(one): one for one in (loader.sampler, loader.batch_sampler.sampler)}.values():

@@ -125,7 +125,7 @@ class HealthHook(Hook):
             self._warn(
                 "codebook",
                 f"the targets use {targets:.1f} of {statistics.vocab_size} tokens (the exponential of their "
-                "entropy): the codebook has collapsed; fit it to this data set (tools/fit_codebook.py), and "
+                "entropy): the codebook has collapsed; fit it to this dataset (tools/fit_codebook.py), and "
                 "look at tools/visualize_codebook.py",
             )
 

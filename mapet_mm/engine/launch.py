@@ -42,7 +42,7 @@ DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
 
 def read_config(path: str, cfg_options: dict | None = None) -> Config:
-    """Read a config, merge `--cfg-options` into it, and say which data set it is for.
+    """Read a config, merge `--cfg-options` into it, and say which dataset it is for.
 
     Raises:
         LaunchError: there is no such file, or the options do not fit.
@@ -64,7 +64,7 @@ def read_config(path: str, cfg_options: dict | None = None) -> Config:
     if cfg.get("default_scope") == "mmseg":
         import_quietly("mmseg.datasets")
     if "data_set" in cfg:
-        say(f"data set: {cfg.data_set}")
+        say(f"dataset: {cfg.data_set}")
     return cfg
 
 

@@ -25,7 +25,7 @@ def turns_photos(load: Callable[[dict], dict | None], info: Mapping[str, Any]) -
 
     Args:
         load: reads `img_path` into `img`.
-        info: what a data set says of an image.
+        info: what a dataset says of an image.
     """
     lying = pattern((PATCHES[0] * SIDE, PATCHES[1] * SIDE), SIDE)
     exif = Image.Exif()

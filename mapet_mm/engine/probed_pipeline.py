@@ -1,4 +1,4 @@
-"""A data set's pipeline with probes in the place of its images, and numbers in that of their tokens."""
+"""A dataset's pipeline with probes in the place of its images, and numbers in that of their tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ProbedPipeline:
 
     Args:
         dataset: gives what the pipeline starts from, a path most of all.
-        pipeline: the data set's, or another one.
+        pipeline: the dataset's, or another one.
         grid: (H, W) tokens of an image.
         preprocessor: run after the pipeline, on batches of one.
         without: a step to leave out.
@@ -70,7 +70,7 @@ class ProbedPipeline:
         self._dataset.pipeline = self._run
 
     def __call__(self, index: int, probe: np.ndarray | None = None) -> Arrived:
-        """What arrives of the probe, or of the image itself, at an index of the data set."""
+        """What arrives of the probe, or of the image itself, at an index of the dataset."""
         self.probe = probe
         sample = getattr(self._dataset, "prepare_data", self._dataset.__getitem__)(index)
         if not isinstance(sample, dict):

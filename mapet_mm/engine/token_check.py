@@ -75,7 +75,7 @@ class TokenStoreCheckHook(Hook):
         self.codebook = codebook
         self.alignment = alignment
         self.checked = False
-        self.passed: set[tuple[int, str, str]] = set()  # data sets with their pipelines and token stores
+        self.passed: set[tuple[int, str, str]] = set()  # datasets with their pipelines and token stores
         self.pipelines: list[Any] | None = None  # of the last step
         self.tokenizer: str | None = None
         self.tokenizer_before: str | None = None

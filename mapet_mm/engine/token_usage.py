@@ -60,7 +60,7 @@ class TokenUsageHook(Hook):
 
 
 def _tokens_of(runner: Runner) -> tuple[Dataset, LoadTokenGrid]:
-    """The first data set of the training, and what loads its tokens."""
+    """The first dataset of the training, and what loads its tokens."""
     dataset = next(leaf_datasets(runner.train_dataloader.dataset))
     load = load_of(dataset)
     if load is None:

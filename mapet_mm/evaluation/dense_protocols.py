@@ -1,4 +1,4 @@
-"""The dense protocols on image sets: MMSegmentation's data sets, and features in blocks."""
+"""The dense protocols on image sets: MMSegmentation's datasets, and features in blocks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PixelLabels(Sequence):
     """Pixel labels of an image set at each image's own size, read once and kept compressed.
 
     Args:
-        images: a data set of MMSegmentation whose pipeline loads annotations.
+        images: a dataset of MMSegmentation whose pipeline loads annotations.
 
     Raises:
         ImageSetError: labels that are no bytes, or of another part of the image than the model sees.

@@ -204,7 +204,7 @@ def _unreadable(name: str, images: Sequence[Unreadable]) -> ImageSetError:
     more = f" and {len(images) - NAMED} more" if len(images) > NAMED else ""
     return ImageSetError(
         f"{len(images)} of the `{name}` images cannot be read: {listed}{more}; repair them, or take them out "
-        "of the data set: none is left out here"
+        "of the dataset: none is left out here"
     )
 
 

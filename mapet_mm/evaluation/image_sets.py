@@ -172,7 +172,7 @@ def check_labels(train: ImageSet, val: ImageSet) -> int:
         if unlabelled := int((images.labels < 0).sum()):
             raise ImageSetError(
                 f"{unlabelled} of the `{images.name}` images have the label {int(images.labels.min())}: "
-                "leave images without a class out of the data set"
+                "leave images without a class out of the dataset"
             )
     check_class_names(train, val)
     classes = set(train.labels.tolist())

@@ -69,7 +69,7 @@ def check_labels(labels: Int[np.ndarray, "height width"], num_classes: int, name
         raise UserError(
             f"label {int(wrong.max() if wrong.size else labels.min())} in the labels of `{name}`: the data "
             f"set has the classes 0 to {num_classes - 1}, and 255 is ignored; if its files count from 1 and "
-            "0 means unlabelled, give the data set `reduce_zero_label=True`"
+            "0 means unlabelled, give the dataset `reduce_zero_label=True`"
         )
 
 
@@ -87,7 +87,7 @@ def check_classes(found: Collection[int], classes: Sequence[str]) -> None:
         what = f"one class only, `{classes[min(found)]}`" if found else "ignored pixels only (255)"
         raise UserError(
             f"the patches of the labelled training images have {what}: segmentation needs two classes, so "
-            "give more images, or look at the data set's `reduce_zero_label`"
+            "give more images, or look at the dataset's `reduce_zero_label`"
         )
 
 

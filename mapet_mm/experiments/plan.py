@@ -40,7 +40,7 @@ class Run:
     folder: str = ""  # <folder of all runs>/<name>-<digest>: its claim, its log, a training's work dir
     needs: tuple[str, ...] = ()  # folders of the runs before it
     config: str | None = None  # the config to train or tokenise with
-    data: str | None = None  # the data set that its config is read for, None if there is none
+    data: str | None = None  # the dataset that its config is read for, None if there is none
     processes: int = 1  # the number that the recipe is meant for
 
     @property
@@ -49,7 +49,7 @@ class Run:
         return self.typed(["python", *self.command])
 
     def typed(self, words: Sequence[str]) -> str:
-        """A command line that starts this run, with the variable that selects its data set."""
+        """A command line that starts this run, with the variable that selects its dataset."""
         return (f"{VARIABLE}={shlex.quote(self.data)} " if self.data else "") + shlex.join(words)
 
 
@@ -86,12 +86,12 @@ def plan_table(table: TableDeclaration, seeds: Iterable[int], out: str | os.Path
     Args:
         table: its declaration.
         seeds: every cell is trained once per seed.
-        out: folder of the data set's tables; the runs go below it.
+        out: folder of the dataset's tables; the runs go below it.
 
     Raises:
         DeclarationError: a config does not exist, neither row nor column fills a pair of braces, or configs
             do not fit together.
-        ConfigError: a config cannot be read for the data set.
+        ConfigError: a config cannot be read for the dataset.
     """
     planner = _Planner(table, f"{out}/runs")
     cells = [
@@ -128,7 +128,7 @@ class _Planner:
         """The run that measures a cell."""
         values = {**column.values, **row.values}
         config = _existing(column.config, values, column.name)
-        # Without a pre-training, what a row is of another data set are its tokens.
+        # Without a pre-training, what a row is of another dataset are its tokens.
         data = column.data or (None if row.pretrain else row.data) or self.table.dataset
         tokenizer = _existing(row.tokenizer, values, row.name)
         options = {**column.options, **row.evaluation_options}
@@ -214,8 +214,8 @@ class _Planner:
 
         Args:
             training: its `config`, `checkpoint`, what it writes last; and `tokenizer` and `data`, if it reads
-                tokens, or is of another data set.
-            data: the tokenizer's data set.
+                tokens, or is of another dataset.
+            data: the tokenizer's dataset.
 
         Raises:
             DeclarationError: the training ends with a checkpoint of another name.

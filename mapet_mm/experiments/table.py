@@ -39,7 +39,7 @@ class Row:
     evaluation_options: Mapping[str, Any] = field(default_factory=dict)  # changes to the columns' configs
     curve: str | None = None  # in a picture over compute, the curve with this row's point, None for its own
     columns: Sequence[str] | None = None  # names of the columns in which it is evaluated, None for all
-    data: str | None = None  # data set of the pre-training, None for the table's
+    data: str | None = None  # dataset of the pre-training, None for the table's
     values: Mapping[str, str] = field(default_factory=dict)  # values for braces; they override the column's
 
 
@@ -52,7 +52,7 @@ class Column:
     config: str | None  # of the evaluation; None leaves the column out (no such data)
     metric: str  # name in MMEngine's log; the last value counts
     options: Mapping[str, Any] = field(default_factory=dict)  # changes to `config`, as in --cfg-options
-    data: str | None = None  # the data set to evaluate on, None for the table's
+    data: str | None = None  # the dataset to evaluate on, None for the table's
     source: Mapping[str, Sequence[str]] = field(default_factory=dict)  # what makes it, as the table's `data`
     paper: Mapping[str, float] = field(default_factory=dict)  # the paper's numbers, by the row's name
     values: Mapping[str, str] = field(default_factory=dict)  # values for the braces in configs
@@ -90,7 +90,7 @@ class Runner:
 
 @dataclass(frozen=True)
 class TableDeclaration:
-    """A table, declared for a data set."""
+    """A table, declared for a dataset."""
 
     name: str
     dataset: str  # its configs are read for this one
@@ -128,12 +128,12 @@ class TableDeclaration:
 
 
 def list_datasets(root: str | os.PathLike = TABLES) -> list[str]:
-    """Names of the data sets that tables are declared for, from the files' names."""
+    """Names of the datasets that tables are declared for, from the files' names."""
     return sorted(path.stem for path in Path(root).glob("*.py"))
 
 
 def list_tables(dataset: str, root: str | os.PathLike = TABLES) -> list[str]:
-    """Names of a data set's tables: those in the folders that its file lists in `tables`."""
+    """Names of a dataset's tables: those in the folders that its file lists in `tables`."""
     return sorted(_table_files(dataset, root))
 
 

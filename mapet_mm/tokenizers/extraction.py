@@ -24,7 +24,7 @@ from mapet_mm.tokenizers.store import TokenStore, TokenStoreError, extend_store
 
 CLAIMS = "claims"
 GONE = "no longer there"  # why an image has no tokens; if it comes back, it gets them
-# Most images in a block, and fewest blocks of a data set; a block is a whole number of groups.
+# Most images in a block, and fewest blocks of a dataset; a block is a whole number of groups.
 BLOCK_IMAGES, LEAST_BLOCKS = 1024, 64
 
 
@@ -37,7 +37,7 @@ class Extraction:
         seconds: time since the first image.
         waited: seconds spent waiting for decoded images.
         skipped: images of the store without tokens: they could not be decoded or encoded, or are gone.
-        others: images of the store that have no tokens yet and are not in this run's data set.
+        others: images of the store that have no tokens yet and are not in this run's dataset.
     """
 
     images: int
@@ -49,7 +49,7 @@ class Extraction:
     def __str__(self) -> str:
         rest = left_out(self.skipped)
         if self.others:
-            rest += f"; {self.others} images of the store that the data set lacks have no tokens yet"
+            rest += f"; {self.others} images of the store that the dataset lacks have no tokens yet"
         if not self.images:
             return "all images had their tokens" + rest
         return (
@@ -191,9 +191,9 @@ def extract_tokens(
 def _gone(
     rows: Int64[np.ndarray, " rows"], store: TokenStore, place_of_row: np.ndarray, data_root: str
 ) -> bool:
-    """Whether these images, which the data set lacks, have been removed since the store was made.
+    """Whether these images, which the dataset lacks, have been removed since the store was made.
 
-    Where not even an image of the data set is found by its path, images are read in another way: nothing is
+    Where not even an image of the dataset is found by its path, images are read in another way: nothing is
     known then.
     """
     exists = lambda row: fileio.exists(fileio.join_path(data_root, store.names[row]))  # noqa: E731

@@ -169,7 +169,7 @@ def preprocessing_of(cfg: Config, dataset: Any) -> dict[str, Any]:
     for one in datasets:
         if "pipeline" not in one:
             name = type_name(one["type"])
-            raise UserError(f"data set {name} of `{cfg.filename}` has no `pipeline`: give it one")
+            raise UserError(f"dataset {name} of `{cfg.filename}` has no `pipeline`: give it one")
     pipeline, *others = (_plain(one["pipeline"]) for one in datasets)
     if any(other != pipeline for other in others):
         raise ValueError(f"the datasets of `{cfg.filename}` have different pipelines: give them the same")

@@ -17,10 +17,10 @@ from mapet_mm.errors import UserError
 
 
 def path_of(info: Mapping[str, Any], dataset: object) -> str:
-    """Path of an image of a data set, from what its `get_data_info` says.
+    """Path of an image of a dataset, from what its `get_data_info` says.
 
     Raises:
-        UserError: the data set holds its images itself, as CIFAR's.
+        UserError: the dataset holds its images itself, as CIFAR's.
     """
     if path := info.get("img_path"):
         return path
@@ -31,7 +31,7 @@ def path_of(info: Mapping[str, Any], dataset: object) -> str:
 
 
 def label_of(info: Mapping[str, Any]) -> int | None:
-    """Class index of an image of a data set, from what its `get_data_info` says; None unless it is one."""
+    """Class index of an image of a dataset, from what its `get_data_info` says; None unless it is one."""
     labels = np.atleast_1d(info.get("gt_label"))
     return int(labels[0]) if labels.size == 1 and labels.dtype.kind in "iu" else None
 

@@ -90,7 +90,7 @@ class NamedImages(Dataset):
         if name is None:
             if os.path.isdir(path):
                 raise UserError(
-                    f"image `{path}` is a folder: remove the empty line from the data set's list of images"
+                    f"image `{path}` is a folder: remove the empty line from the dataset's list of images"
                 )
             raise ValueError(f"image `{path}` is not under data_root `{self.data_root}`: correct `data_root`")
         if "\n" in name:  # names are stored as lines
@@ -188,7 +188,7 @@ class NamedImages(Dataset):
         return dataset.get_data_info(place)
 
     def _at(self, index: int) -> tuple[Dataset, int]:
-        """The data set of an image, and the image's index in it."""
+        """The dataset of an image, and the image's index in it."""
         which = bisect_right(self._ends, index)
         return self._datasets[which], index - (self._ends[which - 1] if which else 0)
 
@@ -214,12 +214,12 @@ def _run(steps: Sequence[Step], results: Any) -> Any:
 def _without_wrapper(dataset: Dataset) -> Dataset:
     if not hasattr(dataset, "pipeline"):
         raise UserError(
-            f"data set {type(dataset).__name__} has no pipeline of its own: list the data sets that it wraps "
+            f"dataset {type(dataset).__name__} has no pipeline of its own: list the datasets that it wraps "
             "in its place, in the config's `dataset` or `codebook.dataset`"
         )
     if not (hasattr(dataset, "get_data_info") and hasattr(dataset, "prepare_data")):
         raise UserError(
-            f"data set {type(dataset).__name__} does not say where its images are: derive it from MMEngine's "
+            f"dataset {type(dataset).__name__} does not say where its images are: derive it from MMEngine's "
             "BaseDataset"
         )
     return dataset

@@ -75,7 +75,7 @@ def largest_centred(size: tuple[int, int], grid: tuple[int, int]) -> Box:
 
 
 class _OneImage:
-    """A data set of one image without label."""
+    """A dataset of one image without label."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -100,7 +100,7 @@ def test_recipe_trains_what_it_declares(path):
 
 @pytest.mark.parametrize("path", RECIPES, ids=label)
 def test_name_says_the_batch_and_the_length(path):
-    """The length of a small recipe is its data set's."""
+    """The length of a small recipe is its dataset's."""
     cfg = load(path)
     gpus, batch = gpus_and_batch(path)
     assert cfg.train_dataloader.batch_size == batch

@@ -1,4 +1,4 @@
-"""A data set is data: all small recipes and tables serve each of them, and a new one takes two files."""
+"""A dataset is data: all small recipes and tables serve each of them, and a new one takes two files."""
 
 import os
 import runpy
@@ -53,7 +53,7 @@ DATA_SETS = sorted(path.stem for path in (MICRO / "_base_/data").glob("*.py"))
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory) -> Path:
-    """The configs, and a data set more."""
+    """The configs, and a dataset more."""
     folder = tmp_path_factory.mktemp("clone")
     shutil.copytree(ROOT / "configs", folder / "configs")
     (folder / "configs/micro/_base_/data/clouds.py").write_text(NEW)
@@ -80,7 +80,7 @@ def texts(node) -> Iterator[str]:
 
 
 def resolved(data: str, files: list[str] = FILES) -> Iterator[Config]:
-    """Every small recipe and tokenizer that the data set has the data for."""
+    """Every small recipe and tokenizer that the dataset has the data for."""
     for name in files:
         if data != "clouds" or name not in ON_SCENES:
             yield read(os.path.abspath(f"configs/micro/{name}"), data)
@@ -99,7 +99,7 @@ def test_a_recipe_holds_its_data_set_and_no_other(data):
     assert all(cfg.data_set == name for name, cfg in cfgs.items())
     roots = {name: {cfg.data_root, cfg.work_root} for name, cfg in cfgs.items()}
     others = set.union(*(roots[name] for name in roots if name != data))
-    # Two lists of the same images are two data sets, each with a folder for its work.
+    # Two lists of the same images are two datasets, each with a folder for its work.
     others -= {cfg.data_root for cfg in cfgs.values() if cfg.data_root == cfgs[data].data_root}
     assert not others & roots[data]
     for cfg in resolved(data):
@@ -143,7 +143,7 @@ def test_a_recipe_has_the_sizes_of_a_new_data_set(name):
 
 
 def commands(printed: str) -> list[tuple[str, list[str]]]:
-    """Data set and words of each printed command; the last lines say how many there are."""
+    """Dataset and words of each printed command; the last lines say how many there are."""
     lines = [shlex.split(line) for line in printed.split("\n\n")[0].splitlines()]
     return [
         (line[0].removeprefix(f"{VARIABLE}="), line[1:]) if line[0].startswith(VARIABLE) else ("", line)
@@ -209,7 +209,7 @@ def test_transfer_evaluates_on_other_data_sets(monkeypatch, capsys):
 def test_an_unknown_data_set_is_answered_with_those_that_there_are():
     with pytest.raises(
         ConfigError,
-        match=r"there is no data set `cloud` in configs/micro/_base_/data; there are: clouds, digits",
+        match=r"there is no dataset `cloud` in configs/micro/_base_/data; there are: clouds, digits",
     ):
         read_config("configs/micro/kclip.py", "cloud")
 
@@ -247,7 +247,7 @@ def test_a_data_set_may_bring_trained_tokenizers_of_its_own(clone):
     ("entry", "message"),
     [
         ("patch_size = 4", "`img_size` has to be a multiple of `patch_size`"),
-        ("data_set = 'digits'", "the file of data set `wrong` says data_set = 'digits': say 'wrong' there"),
+        ("data_set = 'digits'", "the file of dataset `wrong` says data_set = 'digits': say 'wrong' there"),
     ],
 )
 def test_a_wrong_data_set_is_refused_when_a_recipe_is_read(entry, message, clone):
@@ -268,7 +268,7 @@ def test_a_run_says_its_data_set_and_works_in_its_folder(capsys):
     with data_set("clouds"):
         cfg = load_config("configs/micro/vit-micro_1xb64-coslr.py")
     assert cfg.work_dir == "work_dirs/clouds/vit-micro_1xb64-coslr"
-    assert capsys.readouterr().err == "data set: clouds\n"
+    assert capsys.readouterr().err == "dataset: clouds\n"
     assert typed(cfg, "python tools/test.py") == f"{VARIABLE}=clouds python tools/test.py"
     assert load_config("configs/micro/vit-micro_1xb64-coslr.py").work_dir.startswith("work_dirs/digits/")
 

@@ -41,7 +41,7 @@ def test_every_segmentation_recipe_can_be_augmented(path):
 
 @pytest.mark.parametrize("data", DATA)
 def test_an_image_is_shown_at_six_scales_of_the_tests_flipped_and_not(data):
-    """Its labels are those of the data set's test."""
+    """Its labels are those of the dataset's test."""
     cfg = load(DATA[data])
     usual = cfg.test_dataloader.dataset.pipeline
     _, (scales, flips, (labels,), _) = (step.get("transforms") for step in cfg.tta_pipeline)

@@ -99,7 +99,7 @@ def trained(path: Path, on_error: str = "raise") -> SeededDataset:
 
 
 def _files(path: Path) -> dict:
-    """A data set of the image and of the good ones beside it, by a list, which takes no newline."""
+    """A dataset of the image and of the good ones beside it, by a list, which takes no newline."""
     if "\n" in path.name:
         return dict(data_prefix=path.parent.name, data_root=str(path.parents[1]), with_label=False)
     others = sorted(one.name for one in path.parent.glob("good_*.png"))

@@ -1,4 +1,4 @@
-"""The embedded data set: the same files for the same seed, balanced, and no digit on both sides."""
+"""The embedded dataset: the same files for the same seed, balanced, and no digit on both sides."""
 
 import hashlib
 import json

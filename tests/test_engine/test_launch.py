@@ -455,7 +455,7 @@ def test_work_dir_is_the_option_then_the_configs_then_the_configs_name(config):
 
 
 def test_the_next_command_is_the_recipes_entry(config, monkeypatch):
-    """With the data set that the recipe was read for; else the training's own test."""
+    """With the dataset that the recipe was read for; else the training's own test."""
     cfg = load_config(str(config))
     assert next_command(cfg, "mine.py", "last.pth") == "python tools/test.py mine.py last.pth"
     assert next_command(cfg, "mine.py", "my run/last.pth") == "python tools/test.py mine.py 'my run/last.pth'"

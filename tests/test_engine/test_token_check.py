@@ -155,7 +155,7 @@ def holed(tmp_path) -> TokenStore:
 
 
 def shown(dataset) -> list[int]:
-    """Numbers of the images that a data set shows."""
+    """Numbers of the images that a dataset shows."""
     return [int(dataset.get_data_info(i)["img_path"].split("/")[-1][:-4]) for i in range(len(dataset))]
 
 
@@ -196,7 +196,7 @@ def test_a_set_that_shows_none_of_the_skipped_images_stays_whole(holed):
 
 
 def test_processes_leave_out_what_each_of_them_has_found(holed, monkeypatch):
-    """Each looks at its share; the data set is the same in all."""
+    """Each looks at its share; the dataset is the same in all."""
     shares = []
     for rank in range(2):
         monkeypatch.setattr(token_check, "get_dist_info", lambda rank=rank: (rank, 2))

@@ -1,4 +1,4 @@
-"""Dense protocols on data sets of MMSegmentation, as they lie on disk."""
+"""Dense protocols on datasets of MMSegmentation, as they lie on disk."""
 
 import numpy as np
 import pytest

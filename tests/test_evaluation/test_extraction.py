@@ -228,7 +228,7 @@ def test_all_images_that_cannot_be_read_are_named_in_one_line(config, root, monk
     with pytest.raises(ImageSetError) as error:
         take(config, root / "cache")
     assert str(error.value) == (
-        f"3 of the `train` images cannot be read: {listed}; repair them, or take them out of the data set: "
+        f"3 of the `train` images cannot be read: {listed}; repair them, or take them out of the dataset: "
         "none is left out here"
     )
     assert not list((root / "cache").glob("train-*/tokens/*"))

@@ -19,7 +19,7 @@ def _in_the_repository(monkeypatch):
 
 
 def steps(plan: Plan, row: str) -> list[tuple[str, str | None]]:
-    """What is run for a row's first column, in order: the config, or the tool, and the data set."""
+    """What is run for a row's first column, in order: the config, or the tool, and the dataset."""
     cell = next(cell for cell in plan.cells if cell.row == row)
     return [
         (os.path.basename(run.config or run.command[0]).split("_")[0].removesuffix(".py"), run.data)

@@ -238,7 +238,7 @@ def test_data_sets_of_data_sets_are_refused_with_what_to_do(cfg, tmp_path, wrapp
     cfg.dataset = cfg.codebook.dataset = dict(wrapper, **inner)
     if with_root:
         cfg.data_root = str(tmp_path / "data")
-    message = rf"data set {wrapper['type']} has no pipeline of its own: list the data sets that it wraps"
+    message = rf"dataset {wrapper['type']} has no pipeline of its own: list the datasets that it wraps"
     for run in (run_extract_tokens, partial(run_fit_codebook, overwrite=True)):
         with pytest.raises(UserError, match=message):
             run(cfg)
@@ -247,7 +247,7 @@ def test_data_sets_of_data_sets_are_refused_with_what_to_do(cfg, tmp_path, wrapp
 def test_a_data_set_without_a_pipeline_is_refused(cfg):
     run_fit_codebook(cfg)
     del cfg.dataset[1]["pipeline"]
-    with pytest.raises(UserError, match=r"data set CustomDataset of .* has no `pipeline`: give it one"):
+    with pytest.raises(UserError, match=r"dataset CustomDataset of .* has no `pipeline`: give it one"):
         run_extract_tokens(cfg)
 
 
@@ -345,7 +345,7 @@ def test_an_empty_line_in_the_list_of_images_is_named(cfg, tmp_path):
     with pytest.raises(UserError) as error:
         run_fit_codebook(cfg)
     assert str(error.value) == (
-        f"image `{tmp_path}/data/` is a folder: remove the empty line from the data set's list of images"
+        f"image `{tmp_path}/data/` is a folder: remove the empty line from the dataset's list of images"
     )
 
 
@@ -531,7 +531,7 @@ class Mirrored(CustomDataset):
 
 
 def test_tokens_are_of_the_pixels_that_a_data_set_of_ones_own_reads(cfg, tmp_path):
-    """Before: what the data set says of an image went into the pipeline without its pixels."""
+    """Before: what the dataset says of an image went into the pipeline without its pixels."""
     cfg.codebook.dataset.type = "mapet_mm.Mirrored"
     for dataset in (*cfg.dataset, cfg.codebook.dataset):
         dataset.type = "mapet_mm.Mirrored"
@@ -557,7 +557,7 @@ class Unlisted(torch.utils.data.Dataset):
 
 def test_a_data_set_that_has_no_paths_is_refused_with_what_to_do(cfg):
     cfg.dataset = cfg.codebook.dataset = dict(type=Unlisted, pipeline=cfg.dataset[0].pipeline)
-    message = r"^data set Unlisted does not say where .*: derive it from MMEngine's BaseDataset$"
+    message = r"^dataset Unlisted does not say where .*: derive it from MMEngine's BaseDataset$"
     with pytest.raises(UserError, match=message):
         run_fit_codebook(cfg)
 

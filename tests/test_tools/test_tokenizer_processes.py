@@ -93,7 +93,7 @@ def test_an_image_that_was_replaced_is_found_first(folder, single):
     with pytest.raises(TokenStoreError, match=rf"image `{path}` could not be decoded \(FileNotFound"):
         run_verify_tokens(cfg, 1)
     path.write_bytes(original)
-    other.write_bytes(other.read_bytes())  # as a copy of the data set would
+    other.write_bytes(other.read_bytes())  # as a copy of the dataset would
     store, verification = run_verify_tokens(cfg, 1)
     assert str(verification).endswith("2 image files are newer than the store: --verify 2 for all")
     assert str(run_verify_tokens(cfg, 2)[1]) == "0 of 72 tokens of 2 images differ from fresh ones"
@@ -121,7 +121,7 @@ def test_a_part_of_the_images_leaves_the_store_open(folder, single):
     names = list(TokenStore.open(single.token_store).names)
     whole = TokenStore.open(single.token_store)
     identity = (whole.tokenizer, whole.data_root, whole.preprocessing)
-    (folder / "digits" / "zzz.png").touch()  # of another data set
+    (folder / "digits" / "zzz.png").touch()  # of another dataset
     TokenStore.create(cfg.token_store, [*names, "zzz.png"], (6, 6), 12, *identity)
     store, extraction = run_extract_tokens(cfg)
     assert (extraction.images, store.sealed, store.missing().tolist()) == (120, False, [120])

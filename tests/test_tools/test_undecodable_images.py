@@ -96,7 +96,7 @@ def test_images_that_another_config_will_tokenise_are_waited_for(cfg, monkeypatc
         monkeypatch.setattr("mapet_mm.tokenizers.extraction.fileio.exists", lambda path: False)
     store, extraction = run_extract_tokens(cfg)
     assert (extraction.images, extraction.skipped, extraction.others, store.sealed) == (12, 0, 5, False)
-    assert str(extraction).endswith("; 5 images of the store that the data set lacks have no tokens yet")
+    assert str(extraction).endswith("; 5 images of the store that the dataset lacks have no tokens yet")
     cfg.dataset = every
     assert (run_extract_tokens(cfg)[1].images, TokenStore.open(cfg.token_store).sealed) == (5, True)
 

@@ -1,4 +1,4 @@
-"""Write the digits data sets: scikit-learn's handwritten digits, and scenes made of them.
+"""Write the digits datasets: scikit-learn's handwritten digits, and scenes made of them.
 
     python tools/dataset_converters/digits.py [--out data]
 
@@ -33,7 +33,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("data"), help="folder for all data sets")
+    parser.add_argument("--out", type=Path, default=Path("data"), help="folder for all datasets")
     parser.add_argument("--seed", type=int, default=digits.seed, help="seed of the split and the scenes")
     parser.add_argument("--image-size", type=int, default=digits.image_size, help="side of a digit, pixels")
     parser.add_argument("--val-per-class", type=int, default=digits.val_per_class)

@@ -38,7 +38,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("data"), help="folder for all data sets")
+    parser.add_argument("--out", type=Path, default=Path("data"), help="folder for all datasets")
     parser.add_argument("--source", type=Path, help="folder with the IDX files, compressed or not")
     parser.add_argument("--download", action="store_true", help="have torchvision fetch the IDX files")
     parser.add_argument(

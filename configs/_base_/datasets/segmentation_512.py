@@ -1,4 +1,4 @@
-# How segmentation data sets are read, 8 GPUs with two crops each, and measured.
+# How segmentation datasets are read, 8 GPUs with two crops each, and measured.
 train_dataloader = dict(
     batch_size=2,
     num_workers=4,

@@ -1,4 +1,4 @@
-# The data set that the environment variable MAPET_MM_DATA names, a file of data/, and what follows from it.
+# The dataset that the environment variable MAPET_MM_DATA names, a file of data/, and what follows from it.
 _base_ = "data/{{$MAPET_MM_DATA:digits}}.py"
 
 assert _base_.img_size % _base_.patch_size == 0, "`img_size` has to be a multiple of `patch_size`"

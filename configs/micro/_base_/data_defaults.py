@@ -1,4 +1,4 @@
-# What a data set of the small recipes may say; a file of data/ inherits this and adds what it has to say.
+# What a dataset of the small recipes may say; a file of data/ inherits this and adds what it has to say.
 # Images, loaded, are squares of `img_size`; the ViT cuts them into patches of `patch_size`.
 load = [dict(type="LoadImageFromFile")]
 patch_size = 4
@@ -17,7 +17,7 @@ token_epochs = 20
 clip_epochs = vqkd_epochs = dalle_epochs = 20
 upernet_iterations = 500
 
-# Tokenizers: small encoders with fixed random weights, so nothing is downloaded. Trained ones of a data set:
+# Tokenizers: small encoders with fixed random weights, so nothing is downloaded. Trained ones of a dataset:
 # `clip_weights = FILE`, and for the two others `dict(init_cfg=dict(type="Pretrained", checkpoint=FILE))`.
 tokenizer_note = (
     "All three tokenizers are small and have fixed random weights: nothing was learnt from images but the "
@@ -30,7 +30,7 @@ clip_stride = 32
 clip_weights = dict(type="random", seed=0)
 clip_trained = False  # instead of those weights, trained ones, by configs/micro/clip_1xb128-coslr.py
 grid_encoder = dict()  # of tokens by k-means of any encoder; empty for the pixels of a patch
-previous_round = None  # instead of it, the data set whose MaPeT gives the features: bootstrapped tokens
+previous_round = None  # instead of it, the dataset whose MaPeT gives the features: bootstrapped tokens
 class_names = ()  # as captions say them
 vqkd = dict(type="VQKD", embed_dims=8, quantize_kmeans_init=False)
 vqkd_encoder = dict(embed_dims=48, num_layers=2, num_heads=3, feedforward_channels=96)

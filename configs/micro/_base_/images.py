@@ -1,4 +1,4 @@
-# The images of the data set, read in the training process.
+# The images of the dataset, read in the training process.
 _base_ = "data.py"
 
 data_preprocessor = dict(mean=_base_.mean, std=_base_.std, to_rgb=True)

@@ -1,5 +1,5 @@
-# Scenes as detectors take them: the data set's, with the boxes that tools/dataset_converters/scene_boxes.py
-# writes; 64 x 64 pixels and patches of 4, so 256 tokens. Recipes name their pipelines, data sets and
+# Scenes as detectors take them: the dataset's, with the boxes that tools/dataset_converters/scene_boxes.py
+# writes; 64 x 64 pixels and patches of 4, so 256 tokens. Recipes name their pipelines, datasets and
 # models.
 _base_ = ["vit-micro.py", "data.py"]
 

@@ -1,5 +1,5 @@
-# What tables on the recipes of configs/micro stand on, with the entries of the data set that is chosen. The
-# file of a data set inherits this and declares its `data` and `runner`.
+# What tables on the recipes of configs/micro stand on, with the entries of the dataset that is chosen. The
+# file of a dataset inherits this and declares its `data` and `runner`.
 _base_ = "../../micro/_base_/data.py"
 
 tables = ["micro"]
@@ -13,7 +13,7 @@ upernet = "configs/micro/vit-micro_upernet_1xb8-poly.py" if _base_.few_scenes el
 linear_segmentation = (
     "configs/micro/vit-micro_linear-segmentation_1xb8-coslr.py" if _base_.few_scenes else None
 )
-unlabelled_scenes = None  # the data set of scenes without labels to pre-train on: there is none
+unlabelled_scenes = None  # the dataset of scenes without labels to pre-train on: there is none
 
 # Of frozen features, at no training's cost: nearest neighbours, few labels, patch tokens, pixels of scenes.
 frozen = dict(

@@ -4,7 +4,7 @@ _base_ = "../imagenet.py"
 data = dict(
     folders=["data/imagenet", "data/stanford_cars", "data/food-101", "data/fgvc-aircraft-2013b"],
 )
-title = "Linear probe on other data sets, pre-trained on ImageNet-1k"
+title = "Linear probe on other datasets, pre-trained on ImageNet-1k"
 rows = [_base_.cae_vqkd, _base_.beit_vqkd, _base_.mapet_vqkd]
 columns = [
     dict(

@@ -1,4 +1,4 @@
-# The paper's comparison with other pre-trainings (tab:comparison), on a small data set.
+# The paper's comparison with other pre-trainings (tab:comparison), on a small dataset.
 _base_ = "../{{$MAPET_MM_DATA:digits}}.py"
 
 title = f"Comparison with BEiT and CAE on {_base_.data_set}, k-CLIP tokens"

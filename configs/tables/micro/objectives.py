@@ -1,5 +1,5 @@
 # The paper's tables of objectives (tab:comparison_nlp) and competitors (tab:comparison) and its segmentation
-# (tab:segmentation), on a small data set.
+# (tab:segmentation), on a small dataset.
 _base_ = "../{{$MAPET_MM_DATA:digits}}.py"
 
 title = f"Pre-training objectives and competitors on {_base_.data_set}, k-CLIP tokens"

@@ -11,7 +11,6 @@ from mmengine.hooks import Hook
 from mmpretrain.engine import SwitchRecipeHook
 from torch.utils.data import Dataset
 
-from mapet_mm.datasets.draws import SeededDataset
 from mapet_mm.datasets.transforms import LoadTokenGrid
 from mapet_mm.engine.probed_pipeline import pipeline_transforms
 
@@ -26,15 +25,22 @@ class Case(NamedTuple):
 
 def leaf_datasets(dataset: Dataset) -> Iterator[Dataset]:
     """The datasets with a pipeline inside wrappers (repeat, concatenation, subset, class balance, seeds)."""
-    if isinstance(dataset, SeededDataset):
-        dataset = dataset.dataset
     if hasattr(dataset, "pipeline"):
-        yield dataset
+        inner = _passed_on(dataset)
+        yield from [dataset] if inner is None else leaf_datasets(inner)
     elif hasattr(dataset, "datasets"):
         for inner in dataset.datasets:
             yield from leaf_datasets(inner)
     elif hasattr(dataset, "dataset"):
         yield from leaf_datasets(dataset.dataset)
+
+
+def _passed_on(dataset: Dataset) -> Dataset | None:
+    """The dataset whose attributes a wrapper gives as its own (seeds, MMEngine's `num_batch_per_epoch`)."""
+    if "pipeline" in vars(dataset):
+        return None
+    parts = [one for one in vars(dataset).values() if hasattr(one, "pipeline")]
+    return next((one for one in parts if one.pipeline is dataset.pipeline), None)
 
 
 def load_of(pipeline: Any) -> LoadTokenGrid | None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from mmcv.transforms import RandomFlip
 from mmengine.dataset import BaseDataset, Compose, ConcatDataset, RepeatDataset
+from mmengine.runner import Runner
 from mmpretrain.engine import SwitchRecipeHook
 
 from mapet_mm.datasets.draws import SeededDataset
@@ -349,4 +350,20 @@ def test_wrapped_datasets_and_nested_transforms_are_found(store):
     both = torch.utils.data.Subset(ConcatDataset(inner[:2]), [0, 1])
     assert list(leaf_datasets(both)) == inner[:2]
     assert list(leaf_datasets(RepeatDataset(inner[2], times=2))) == [inner[2]]
+    assert list(leaf_datasets(SeededDataset(both))) == inner[:2]
     assert [type(step) for step in pipeline_transforms(inner[0])] == [LoadTokenGrid]
+
+
+def test_a_dataset_that_is_cut_to_some_batches_of_an_epoch_is_checked(store):
+    """MMEngine's wrapper for `num_batch_per_epoch` passes the pipeline on, but not a new one."""
+    whole = WithNoise(NAMES, [LoadTokenGrid(store.path)])
+    sampler = dict(type="DefaultSampler", shuffle=True)
+    loader = Runner.build_dataloader(
+        dict(dataset=whole, sampler=sampler, batch_size=2, num_batch_per_epoch=2)
+    )
+    (dataset,) = leaf_datasets(SeededDataset(loader.dataset))
+    assert (len(loader.dataset), len(dataset)) == (4, 6)
+    assert check(loader.dataset).checked
+    dataset.pipeline = Compose(flipped(store))
+    with pytest.raises(TokenStoreError, match=r"RandomFlip.* moves pixels but not the grid"):
+        check(loader.dataset)

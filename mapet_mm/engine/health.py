@@ -66,6 +66,11 @@ class HealthHook(Hook):
                 self._check_predictions(runner, self.statistics)
             self.statistics.reset()
 
+    def after_train(self, runner: Runner) -> None:
+        """Have the head count no more."""
+        if self.statistics is not None:
+            unwrapped(runner.model).head.statistics = None
+
     def _mean(self, runner: Runner, name: str) -> float | None:
         """Mean of an interval's steps, without those that are not finite; None if there is none."""
         scalars = runner.message_hub.log_scalars

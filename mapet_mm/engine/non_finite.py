@@ -85,8 +85,7 @@ class NonFiniteHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Watch the losses and the optimizers."""
-        model = unwrapped(runner.model)
-        model.register_forward_hook(self._watch_losses)
+        self.watching = unwrapped(runner.model).register_forward_hook(self._watch_losses)
         for wrapper in wrappers_of(runner):
             if not hasattr(wrapper.optimizer, "register_step_pre_hook"):
                 kind = type(wrapper.optimizer).__name__
@@ -133,6 +132,10 @@ class NonFiniteHook(Hook):
         runner.message_hub.update_info("steps_left_out", left_out)
         if in_a_row >= self.patience:
             self._end(runner, in_a_row)
+
+    def after_train(self, runner: Runner) -> None:
+        """Leave the model without a reference to optimizers and schedules, which cannot be pickled."""
+        self.watching.remove()
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Say where a run that ends is to go on; MMEngine's runner with strategies lets no caller say it."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -74,6 +75,15 @@ def _nothing_bad():
     BAD.clear()
     yield
     BAD.clear()
+
+
+def test_the_hooks_leave_nothing_in_a_trained_model(tmp_path):
+    """Before: it held optimizer and schedules, which cannot be pickled."""
+    model = run(tmp_path / "run", hooks=dict(health=dict(type="mapet_mm.HealthHook"))).model
+    copied = pickle.loads(pickle.dumps(model))
+    assert same(copied.state_dict(), model.state_dict())
+    assert not model._forward_hooks
+    assert model.head.statistics is None
 
 
 class Poison(Hook):

@@ -135,12 +135,11 @@ def configure_training(
     _configure_compilation(cfg)
     digests = recipe(cfg)
     hook = dict(type="mapet_mm.PortableCheckpointHook", recipe=digests)
-    cfg.default_hooks = ConfigDict(
-        cfg.get("default_hooks") or {},
-        portable_checkpoint=hook,
+    own = dict(
         resumed_recipe=dict(type="mapet_mm.ResumedRecipeHook"),
         stride_check=dict(type="mapet_mm.StrideCheckHook"),
     )
+    cfg.default_hooks = ConfigDict({**own, **(cfg.get("default_hooks") or {}), "portable_checkpoint": hook})
     _configure_start(cfg, digests, resume, trust_checkpoint)
     check_pretrained(cfg, trust_checkpoint)
 

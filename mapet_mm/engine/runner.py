@@ -16,6 +16,9 @@ from mapet_mm.engine.freed_memory import keep_freed_memory
 from mapet_mm.engine.processes import TIMEOUT_SECONDS, check_gpus, import_yapf, start_processes
 from mapet_mm.quiet import quieten
 
+# Those that MMEngine has without being asked for: None leaves them out.
+OWN_HOOKS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")
+
 
 class QuietRunner(Runner):
     """MMEngine's Runner; what it logs in many lines stands in the log file only."""
@@ -41,6 +44,7 @@ def build_runner(cfg: Config, launcher: str) -> Runner:
         cfg.merge_from_dict({"env_cfg": {"dist_cfg": {"timeout": _timeout(cfg)}}})
         if get_device() == "cpu":
             _distribute_on_cpu(cfg, launcher)
+    _leave_hooks_out(cfg)
     scaling = scaling_with_accumulation(cfg)
     if "runner_type" in cfg:
         if scaling:
@@ -53,6 +57,13 @@ def build_runner(cfg: Config, launcher: str) -> Runner:
     if scaling and scaling.get("enable", False) and cfg.get("train_dataloader"):
         runner.logger.info(describe_scaling(cfg, runner.world_size))
     return runner
+
+
+def _leave_hooks_out(cfg: Config) -> None:
+    """Let None leave out any of the `default_hooks`; of those that are not its own MMEngine refuses it."""
+    hooks = cfg.get("default_hooks") or {}
+    for name in [name for name, hook in hooks.items() if hook is None and name not in OWN_HOOKS]:
+        del hooks[name]
 
 
 def _timeout(cfg: Config) -> int:

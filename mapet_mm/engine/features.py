@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from mmengine.dataset import DefaultSampler
 from mmengine.dist import all_gather, get_dist_info
+from mmengine.hooks import EMAHook
 from mmengine.runner import Runner
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
@@ -19,8 +20,17 @@ from torch.utils.data import DataLoader
 
 from mapet_mm.config_files import type_name
 from mapet_mm.engine.autocast import choose_dtype
+from mapet_mm.engine.wrappers import unwrapped
 
 POOLINGS = ("mean", "class token")
+
+
+def evaluated_model(runner: Runner) -> nn.Module:
+    """The model that a validation measures: the average where MMEngine's or MMPretrain's EMAHook makes one."""
+    for hook in runner.hooks:
+        if isinstance(hook, EMAHook) and getattr(hook, "evaluate_on_ema", True):  # MMPretrain's option
+            return hook.ema_model.module
+    return unwrapped(runner.model)
 
 
 def build_loader(config: Mapping[str, Any], seed: int | None = None) -> DataLoader:

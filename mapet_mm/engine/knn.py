@@ -20,13 +20,13 @@ from mapet_mm.engine.features import (
     all_rows,
     build_loader,
     check_sampler,
+    evaluated_model,
     image_features,
     own_rows,
     rank_me,
     undisturbed,
 )
 from mapet_mm.engine.token_check import leave_out_as_in
-from mapet_mm.engine.wrappers import unwrapped
 from mapet_mm.registry import HOOKS
 
 Neighbours = tuple[Float[Tensor, "query k"], Int64[Tensor, "query k"]]  # similarities and labels
@@ -178,7 +178,8 @@ class KNNProbeHook(Hook):
     """Log the top-1 of a k-NN classifier on the backbone's features during pre-training, as `knn/top1`.
 
     Works with any model whose `extract_feat(images)` gives features: MaPeT, MMPretrain's BEiT, CAE and
-    `ImageClassifier`, in one process or several, sharded or not. The training is not affected.
+    `ImageClassifier`, in one process or several, sharded or not. The training is not affected. Where weights
+    are averaged (`EMAHook`), the average is probed, as in a validation.
 
     Args:
         train_dataloader: as for MMEngine's Runner; images with `gt_label` that may vote, each taken once.
@@ -239,7 +240,7 @@ class KNNProbeHook(Hook):
             runner: its model is probed.
             trained_on: what its token stores skipped is left out here, too.
         """
-        model = unwrapped(runner.model)
+        model = evaluated_model(runner)
         with undisturbed(model):
             loaders, sizes = self.build_loaders(runner, trained_on)
             if all(loader.dataset[0]["data_samples"].get("gt_label") is None for loader in loaders):

@@ -12,9 +12,8 @@ from mmengine.dist import barrier, is_main_process
 from mmengine.runner import Runner
 from torch import Tensor, nn
 
-from mapet_mm.engine.features import all_rows, image_features, own_rows, undisturbed
+from mapet_mm.engine.features import all_rows, evaluated_model, image_features, own_rows, undisturbed
 from mapet_mm.engine.knn import KNNProbeHook
-from mapet_mm.engine.wrappers import unwrapped
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.backbone import TokenBackbone
 from mapet_mm.evaluation.features import MemoryFeatures
@@ -29,7 +28,7 @@ class FeatureProbeHook(KNNProbeHook):
     """Log how good a pre-training's features are: k-NN on class token, patch mean and both, and more.
 
     Needs one pass of the backbone and trains nothing; the results are the same in one process or several,
-    sharded or not. The training is not affected.
+    sharded or not. The training is not affected. Averaged weights are probed as by `KNNProbeHook`.
 
     Args:
         train_dataloader: as for MMEngine's Runner; images with `gt_label`, each taken once.
@@ -57,7 +56,7 @@ class FeatureProbeHook(KNNProbeHook):
 
     def figures(self, runner: Runner) -> dict[str, float]:
         """Top-1 of each pooling, and the rows of other protocols in the first process."""
-        model = unwrapped(runner.model)
+        model = evaluated_model(runner)
         with undisturbed(model):
             loaders, sizes = self.build_loaders(runner, runner.train_dataloader.dataset)
             backbone = _PooledBackbone(model)

@@ -1,5 +1,6 @@
 """k-NN probe: votes by hand and by scikit-learn, any model's features, a training that does not notice it."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -227,6 +228,24 @@ def test_training_goes_on_as_if_there_were_no_probe(tmp_path):
     probes = {record["step"]: record["knn/top1"] for record in logged if "knn/top1" in record}
     # Dark and bright images are told apart by any features; an image is its own nearest neighbour too.
     assert probes == {2: 100.0, 3: 100.0}
+
+
+@pytest.mark.parametrize("averaging", ["EMAHook", "mmengine.EMAHook", "not in validation"])
+def test_weights_are_those_of_a_validation(averaging, tmp_path):
+    """Before: without the average that validations and checkpoints have."""
+    ema = dict(type=averaging, momentum=0.1)
+    if averaging == "not in validation":
+        ema.update(type="EMAHook", evaluate_on_ema=False, evaluate_on_origin=True)
+    runner = train(tmp_path / "run", [ema])
+    hook = KNNProbeHook(**{key: value for key, value in PROBE.items() if key != "type"})
+    found = hook.figures(runner)["knn/rank_me"]
+    raw = copy.deepcopy(runner.model.state_dict())
+    runner.call_hook("before_val_epoch")
+    runner._hooks = []
+    assert hook.figures(runner)["knn/rank_me"] == found
+    runner.model.load_state_dict(raw)
+    same = averaging == "not in validation"
+    assert (hook.figures(runner)["knn/rank_me"] == found) == same
 
 
 def test_images_without_labels_are_trained_on_and_not_probed(tmp_path):

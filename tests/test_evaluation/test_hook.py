@@ -9,6 +9,7 @@ from mapet_mm.engine.features import build_loader, image_features, undisturbed
 from mapet_mm.engine.knn import knn_predict
 from mapet_mm.errors import UserError
 from mapet_mm.evaluation.hook import FeatureProbeHook
+from mapet_mm.registry import HOOKS
 from tests.test_engine.test_knn import PROBE, in_processes, train
 
 HOOK = dict(PROBE, type="mapet_mm.FeatureProbeHook")
@@ -52,6 +53,13 @@ def test_figures_in_several_processes_are_those_of_one(tmp_path):
     for several in found:
         assert several[0] == pytest.approx(found[0][0])  # the first process has them all
         assert all(one.items() <= several[0].items() for one in several)
+
+
+def test_of_averaged_weights_the_average_is_probed(tmp_path):
+    runner = train(tmp_path / "run", [dict(type="EMAHook", momentum=0.1)])
+    for parameter in runner.model.parameters():
+        parameter.data.fill_(torch.nan)
+    assert HOOKS.build(HOOK).figures(runner)["features/k-NN, mean"] == 100
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ POOLINGS = ("mean", "class token")
 
 
 def evaluated_model(runner: Runner) -> nn.Module:
-    """The model that a validation measures: the average where MMEngine's or MMPretrain's EMAHook makes one."""
+    """The model that a validation measures: where EMAHook averages weights, the average."""
     for hook in runner.hooks:
         if isinstance(hook, EMAHook) and getattr(hook, "evaluate_on_ema", True):  # MMPretrain's option
             return hook.ema_model.module

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from mmengine.dist import all_gather
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
-from mmengine.runner import Runner
+from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
@@ -184,7 +184,8 @@ class KNNProbeHook(Hook):
     Args:
         train_dataloader: as for MMEngine's Runner; images with `gt_label` that may vote, each taken once.
         val_dataloader: images to classify.
-        interval: epochs between two probes; there is always one at the end.
+        interval: epochs between two probes; there is always one at the end, and in a training that is counted
+            in iterations no other.
         k: neighbours that vote.
         temperature: of the votes, above 0.
         pooling: 'mean' of the patch tokens, or 'class token', if features are tokens `(B, N, D)`.
@@ -220,13 +221,15 @@ class KNNProbeHook(Hook):
         """Probe every `interval` epochs and after the last."""
         if not (self.every_n_epochs(runner, self.interval) or self.is_last_train_epoch(runner)):
             return
-        figures, epoch = self.figures(runner), runner.epoch + 1
+        figures = self.figures(runner)
         if not figures:
             print_log("the images have no labels: no k-NN probe", logger="current")
             return
-        runner.visualizer.add_scalars(figures, step=epoch)
+        by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
+        unit, step = ("Epoch", runner.epoch + 1) if by_epoch else ("Iter", runner.iter)
+        runner.visualizer.add_scalars(figures, step=step)
         listed = "  ".join(f"{name}: {value:.4f}" for name, value in figures.items())
-        print_log(f"Epoch(knn) [{epoch}]  {listed}", logger="current")
+        print_log(f"{unit}(knn) [{step}]  {listed}", logger="current")
 
     def figures(self, runner: Runner) -> dict[str, float]:
         """What is logged of the runner's model as it is, by its name; nothing of images without labels."""

@@ -177,7 +177,7 @@ class TwoColours(Dataset):
         return dict(inputs=torch.from_numpy(image.astype(np.uint8)), data_samples=sample)
 
 
-def train(work_dir, hooks: list[dict]) -> Runner:
+def train(work_dir, hooks: list[dict], **train_cfg) -> Runner:
     backbone = dict(type="mapet_mm.MaPeTPretrainViT", arch=ARCH, img_size=16, patch_size=4, cutting_point=5)
     runner = Runner(
         model=dict(
@@ -195,7 +195,7 @@ def train(work_dir, hooks: list[dict]) -> Runner:
             dataset=dict(type="mapet_mm.TwoColours"),
             collate_fn=dict(type="default_collate"),
         ),
-        train_cfg=dict(by_epoch=True, max_epochs=3),
+        train_cfg=train_cfg or dict(by_epoch=True, max_epochs=3),
         optim_wrapper=dict(optimizer=dict(type="AdamW", lr=1e-3)),
         default_hooks=dict(checkpoint=None, sampler_seed=None),
         custom_hooks=hooks,
@@ -228,6 +228,15 @@ def test_training_goes_on_as_if_there_were_no_probe(tmp_path):
     probes = {record["step"]: record["knn/top1"] for record in logged if "knn/top1" in record}
     # Dark and bright images are told apart by any features; an image is its own nearest neighbour too.
     assert probes == {2: 100.0, 3: 100.0}
+
+
+def test_a_training_of_iterations_is_probed_at_its_last_one(tmp_path):
+    train(tmp_path / "run", [PROBE], by_epoch=False, max_iters=5)
+    (file,) = (tmp_path / "run").glob("*/vis_data/scalars.json")
+    (record,) = [line for line in map(json.loads, file.read_text().splitlines()) if "knn/top1" in line]
+    assert (record["step"], record["knn/top1"]) == (5, 100.0)
+    (log,) = (tmp_path / "run").glob("*/*.log")
+    assert "Iter(knn) [5]  knn/top1: 100.0000" in log.read_text()
 
 
 @pytest.mark.parametrize("averaging", ["EMAHook", "mmengine.EMAHook", "not in validation"])

@@ -28,14 +28,15 @@ class ResumeError(UserError):
 class EpochSeedHook(Hook):
     """Seed the random draws of each image and each step, and resume within an epoch.
 
-    An image's augmentations, masks and permutation come from the run's seed, the epoch and the image (see
-    `mapet_mm.datasets.draws`). What the model draws in a step, for example stochastic depth, comes from the
-    seed, the step and the process. A run that was killed and resumed from a checkpoint, even in the middle of
-    an epoch or of gradient accumulation, therefore ends with the same weights as an undisturbed one, bit for
-    bit on one machine type, with any number of workers. The exceptions: gradients accumulated by several
-    optimizers (`OptimWrapperDict`), and in an epoch at whose beginning a hook switched the pipeline
-    (`SwitchRecipeHook`), are not resumed exactly, and neither are batch statistics if the step that the
-    checkpoint stands in is left out (`NonFiniteHook`).
+    The order of the images comes from the run's seed and the epoch; a `seed` of the config's
+    `train_dataloader.sampler` takes the place of the run's there. An image's augmentations, masks and
+    permutation come from the run's seed, the epoch and the image (see `mapet_mm.datasets.draws`). What the
+    model draws in a step, for example stochastic depth, comes from the seed, the step and the process. A run
+    that was killed and resumed from a checkpoint, even in the middle of an epoch or of gradient accumulation,
+    therefore ends with the same weights as an undisturbed one, bit for bit on one machine type, with any
+    number of workers. The exceptions: gradients accumulated by several optimizers (`OptimWrapperDict`), and
+    in an epoch at whose beginning a hook switched the pipeline (`SwitchRecipeHook`), are not resumed exactly,
+    and neither are batch statistics if the step that the checkpoint stands in is left out (`NonFiniteHook`).
 
     Another number of processes sees the same images in each step with the same draws if `processes x
     batch_size` is the same. Where the number of images is no multiple of the processes, an epoch's last step
@@ -76,8 +77,9 @@ class EpochSeedHook(Hook):
         # A loader refuses another dataset or sampler because their lengths could differ; here they do not.
         object.__setattr__(loader, "dataset", SeededDataset(loader.dataset, self.on_error))
         object.__setattr__(loader, "batch_sampler", SeededBatches(loader.batch_sampler, self.seed))
+        sampler_cfg = (runner.cfg.get("train_dataloader") or {}).get("sampler") or {}
         for sampler in {id(one): one for one in (loader.sampler, loader.batch_sampler.sampler)}.values():
-            if hasattr(sampler, "seed"):
+            if hasattr(sampler, "seed") and sampler_cfg.get("seed") is None:
                 sampler.seed = self.seed  # the checkpoint's, where the config has none
         self.lost = runner.iter % getattr(runner.optim_wrapper, "_accumulative_counts", 1)
 

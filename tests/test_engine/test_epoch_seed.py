@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from jittered_training import BATCH, EPOCHS, SEEN, JitteredNoise, StopAfter, build, final, same
-from mmengine.dataset import Compose
+from jittered_training import BATCH, EPOCHS, IMAGES, SEEN, JitteredNoise, StopAfter, build, final, same
+from mmengine.dataset import Compose, DefaultSampler
 from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch.utils.data import BatchSampler, DataLoader
 
@@ -230,11 +230,24 @@ def test_wrappers_survive_other_start_methods_and_pass_attributes_on():
     ]  # no sample that notes its seed
 
 
-def run_of(loader: DataLoader, **more) -> SimpleNamespace:
+def run_of(loader: DataLoader, **config) -> SimpleNamespace:
     loop = EpochBasedTrainLoop.__new__(EpochBasedTrainLoop)
     return SimpleNamespace(
-        seed=1, train_dataloader=loader, iter=0, epoch=0, train_loop=loop, optim_wrapper=None, **more
+        seed=1, train_dataloader=loader, iter=0, epoch=0, train_loop=loop, optim_wrapper=None, cfg=config
     )
+
+
+@pytest.mark.parametrize("own", [7, None])
+def test_a_seed_of_the_sampler_alone_orders_the_images(own):
+    """Before: the run's seed did, so that runs with other orders had the same."""
+    sampler = dict(type="DefaultSampler", shuffle=True) | ({} if own is None else {"seed": own})
+    config = dict(dataset=JitteredNoise(), batch_size=BATCH, sampler=sampler)
+    loader = Runner.build_dataloader(config, seed=5)
+    hook, run = EpochSeedHook(), run_of(loader, train_dataloader=config)
+    hook.before_train(run)
+    hook.before_train_epoch(run)
+    order = [int(sample.img_path) for batch in loader for sample in batch["data_samples"]]
+    assert order == list(DefaultSampler(range(IMAGES), seed=own or run.seed))
 
 
 def test_a_sampler_without_seed_and_epochs_is_seeded_as_well():

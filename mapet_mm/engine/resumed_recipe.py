@@ -46,13 +46,14 @@ class Part(NamedTuple):
 
 @HOOKS.register_module()
 class ResumedRecipeHook(Hook):
-    """Resume with the rate, weight decay, momentum and schedule of the recipe, not with the checkpoint's.
+    """Resume with rate, weight decay, momentum, schedule and seed of the recipe, not with the checkpoint's.
 
     MMEngine resumes with all hyper-parameters and schedules of the checkpoint, whatever the recipe says, and
     whatever `auto_scale_lr` makes of another number of processes. With this hook, they are from the
     checkpoint on what a run that had this recipe from the start would have there. The moments of the
     optimizer and the position (epochs, and steps counted by the present length of an epoch) are the
-    checkpoint's. If nothing has changed, the checkpoint is used as it is.
+    checkpoint's. What is drawn from there on is drawn with the recipe's seed, if it has one. If nothing has
+    changed, the checkpoint is used as it is.
 
     tools/train.py adds it. It acts on checkpoints that hold the optimizer beside the weights; DeepSpeed's do
     not.
@@ -70,8 +71,10 @@ class ResumedRecipeHook(Hook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Put the recipe's hyper-parameters and schedules into the checkpoint, before MMEngine takes them."""
-        has_optimizer = isinstance(runner.optim_wrapper, OptimWrapper) and "optimizer" in checkpoint
-        if not (runner._resume and has_optimizer):
+        if not runner._resume:
+            return
+        _take_over_seed(runner, checkpoint)
+        if not isinstance(runner.optim_wrapper, OptimWrapper) or "optimizer" not in checkpoint:
             return
         count_in_epochs(runner, checkpoint)
         meta = checkpoint["meta"]
@@ -99,6 +102,15 @@ class ResumedRecipeHook(Hook):
             f"{position.epochs} and step {position.steps}",
             logger="current",
         )
+
+
+def _take_over_seed(runner: Runner, checkpoint: dict) -> None:
+    """Put the recipe's seed into the checkpoint, whose own MMEngine would take."""
+    meta, seed = checkpoint["meta"], (runner.cfg.get("randomness") or {}).get("seed")
+    before = meta.get("seed", seed)
+    if None not in (seed, before) and seed != before:
+        meta["seed"] = seed
+        print_log(f"draws come from seed {seed} now, and came from {before} before", logger="current")
 
 
 def _parts(runner: Runner, checkpoint: dict) -> dict[str | None, Part]:

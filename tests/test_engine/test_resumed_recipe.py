@@ -70,6 +70,7 @@ def run_of(recipe: dict, resume: bool = True) -> SimpleNamespace:
         param_schedulers=schedulers,
         train_dataloader=DataLoader(range(recipe["length"])),
         train_loop=EpochBasedTrainLoop.__new__(EpochBasedTrainLoop),
+        cfg={},
         _resume=resume,
         _load_from="epoch_N.pth",
     )
@@ -311,3 +312,15 @@ def test_the_same_command_with_half_the_images_a_step_has_half_the_rate(config, 
     assert rates == undisturbed[4:]
     assert rates[0] == pytest.approx(0.01 / 8 * 0.5 * 0.5)  # deepest layer, half the images, half the cosine
     assert read_checkpoint(tmp_path / "two", 2)["meta"]["iter"] == 8
+
+
+@pytest.mark.parametrize("runner", [{}, FLEXIBLE], ids=["", "flexible"])
+def test_another_seed_counts_from_the_checkpoint_on(config, tmp_path, runner):
+    """Before: the checkpoint's seed went on, and the images came in its order."""
+    first = tmp_path / "first/epoch_1.pth"
+    train_tiny(config, first.parent, {"train_cfg.max_epochs": 1, **runner})
+    for seed in (0, 5):
+        train_tiny(config, tmp_path / str(seed), {"randomness.seed": seed, **runner}, first)
+    same, other = (read_checkpoint(tmp_path / seed, 2) for seed in "05")
+    assert (same["meta"]["seed"], other["meta"]["seed"]) == (0, 5)
+    assert not torch.equal(same["state_dict"]["head.fc.weight"], other["state_dict"]["head.fc.weight"])

@@ -366,6 +366,7 @@ def test_a_resumed_share_has_the_rate_of_its_recipe_and_the_moments_of_its_check
         param_schedulers=None,
         train_dataloader=[0],
         train_loop=None,
+        cfg={},
         _resume=True,
         _load_from="epoch_1.pth",
     )

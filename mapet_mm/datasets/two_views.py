@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from mmpretrain.models import SelfSupDataPreprocessor, TwoNormDataPreprocessor
+from torch import Tensor
 
 from mapet_mm.pixel_range import check_images_of
 from mapet_mm.registry import MODELS
@@ -30,7 +32,8 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
         self._range_checked = False
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Preprocess a batch `dict(inputs=[view, view] or images, data_samples=[...])`."""
+        """Preprocess `dict(inputs=[view, view] or images, data_samples=[...])`, collated in any way."""
+        data = {**data, "inputs": _stacked(data["inputs"])}
         if isinstance(data["inputs"], torch.Tensor):
             if training:
                 raise ValueError("the tokenizer gets no view of the images: put MultiView in the pipeline")
@@ -41,6 +44,15 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
             self._range_checked = True
         data = super().forward(data, training)
         return data if training else {**data, "inputs": _Views(data["inputs"])}
+
+
+def _stacked(inputs: Tensor | Sequence[Tensor | Sequence[Tensor]]) -> Tensor | list[Tensor]:
+    """The images, or the views of them, in one tensor each; MMEngine's own loaders leave them in lists."""
+    if isinstance(inputs, Tensor):
+        return inputs
+    if isinstance(inputs[0], Tensor) and inputs[0].ndim == 3:  # one view of each image
+        return torch.stack(list(inputs))
+    return [view if isinstance(view, Tensor) else torch.stack(list(view)) for view in inputs]
 
 
 class _Views(list):

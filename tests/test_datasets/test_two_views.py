@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from mmengine.dataset import default_collate, pseudo_collate
 from mmpretrain.models import TwoNormDataPreprocessor
 from mmpretrain.structures import DataSample
 
@@ -30,6 +31,21 @@ def test_two_views_are_normalised_as_by_mmpretrain(preprocessor, views, training
     assert all(torch.equal(*pair) for pair in zip(mine, theirs, strict=True))
     if not training:
         assert mine.shape == (2, 3, 8, 8)  # the ViT's view: FeatureExtractor asks
+
+
+def test_batches_are_collated_in_any_way(preprocessor, views):
+    """`Runner.from_cfg` leaves images in lists where a config does not say otherwise."""
+    one, two = ([view[image] for image in range(2)] for view in views)
+    samples = [dict(inputs=list(pair), data_samples=DataSample()) for pair in zip(one, two, strict=True)]
+    stacked, listed = (
+        preprocessor(collate(samples), True)["inputs"] for collate in (default_collate, pseudo_collate)
+    )
+    assert all(torch.equal(*pair) for pair in zip(stacked, listed, strict=True))
+    single = [dict(inputs=image, data_samples=DataSample()) for image in one]
+    stacked, listed = (
+        preprocessor(collate(single))["inputs"] for collate in (default_collate, pseudo_collate)
+    )
+    assert torch.equal(stacked, listed)
 
 
 def test_one_view_is_normalised_by_the_first_mean_and_refused_in_training(preprocessor, views):

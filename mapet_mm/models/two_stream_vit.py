@@ -75,6 +75,7 @@ class TwoStreamViT(nn.Module):
         # The only mask there is: of the rows T and Q over the keys C | M | T.
         self.register_buffer("stream_bias", layout.padded_bias, persistent=False)
         self.register_buffer("row_places", layout.places, persistent=False)
+        self.register_load_state_dict_post_hook(_make_constants)
 
     def _check_patches(self) -> None:
         """Refuse what the library's patch embedding pads: the last patches would be no whole ones."""
@@ -84,6 +85,12 @@ class TwoStreamViT(nn.Module):
                 f"img_size={tuple(self.img_size)} is not a multiple of patch_size={convolution.stride[0]}: "
                 "the last patches would stand for other pixels than their tokens"
             )
+
+    def _apply(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """Move or cast the parameters, or with `to_empty` make room for them: the mask is then made again."""
+        super()._apply(*args, **kwargs)
+        _make_constants(self)
+        return self
 
     @property
     def layout(self) -> Layout:
@@ -246,6 +253,19 @@ class TwoStreamViT(nn.Module):
                 f"permutation has shape {tuple(permutation.shape)}, expected "
                 f"{(len(images), self.num_tokens)}: one row per image, the class token (0) first"
             )
+
+
+def _make_constants(vit: TwoStreamViT, *_: Any) -> None:
+    """Make again, where the parameters are, what no checkpoint holds.
+
+    A model that was built on the meta device would have no mask after `load_state_dict(..., assign=True)`,
+    and one of arbitrary numbers after `to_empty`; PyTorch's attention computes with either, and says nothing.
+    """
+    device, dtype = vit.mask_token.device, vit.mask_token.dtype
+    with torch.device("cpu"):
+        layout = lay_out(vit.objective, vit.cutting_point, vit.num_targets)
+    vit.stream_bias = layout.padded_bias.to(device, dtype)
+    vit.row_places = layout.places.to(device)
 
 
 def check_trainable(options: dict[str, Any]) -> None:

@@ -52,11 +52,11 @@ class ResumedRecipeHook(Hook):
     whatever `auto_scale_lr` makes of another number of processes. With this hook, they are from the
     checkpoint on what a run that had this recipe from the start would have there. The moments of the
     optimizer and the position (epochs, and steps counted by the present length of an epoch) are the
-    checkpoint's. What is drawn from there on is drawn with the recipe's seed, if it has one. If nothing has
-    changed, the checkpoint is used as it is.
+    checkpoint's; without them (`save_optimizer=False`) they begin anew. What is drawn from there on is drawn
+    with the recipe's seed, if it has one. If nothing has changed, the checkpoint is used as it is.
 
-    tools/train.py adds it. It acts on checkpoints that hold the optimizer beside the weights; DeepSpeed's do
-    not.
+    tools/train.py adds it. With MMEngine's strategies it acts on checkpoints that hold the optimizer beside
+    the weights; DeepSpeed's do not.
 
     Raises:
         ResumeError: the moments fit another type of optimizer or other parameters, or a schedule that has
@@ -74,13 +74,18 @@ class ResumedRecipeHook(Hook):
         if not runner._resume:
             return
         _take_over_seed(runner, checkpoint)
-        if not isinstance(runner.optim_wrapper, OptimWrapper) or "optimizer" not in checkpoint:
+        without = "optimizer" not in checkpoint
+        # MMEngine's strategies have the optimizer's state in forms of their own.
+        if not isinstance(runner.optim_wrapper, OptimWrapper) or (without and hasattr(runner, "strategy")):
             return
+        changed: set[str] = set()
+        if without:
+            changed.add("moments (the checkpoint has none, by `save_optimizer`, so that they begin anew)")
+            checkpoint["optimizer"] = runner.optim_wrapper.state_dict()
         count_in_epochs(runner, checkpoint)
         meta = checkpoint["meta"]
         position = Position(meta["iter"], meta["epoch"], len(runner.train_dataloader))
         parts = _parts(runner, checkpoint)
-        changed: set[str] = set()
         for part in parts.values():
             _check_optimizer(part.wrapper.optimizer, part.state, runner._load_from)
             changed |= _group_changes(part.wrapper.optimizer, part.state)

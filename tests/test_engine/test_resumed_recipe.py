@@ -102,7 +102,8 @@ def checkpoint_of(run: SimpleNamespace, steps: int) -> dict:
 def resume(run: SimpleNamespace, checkpoint: dict) -> None:
     """As MMEngine does."""
     ResumedRecipeHook().after_load_checkpoint(run, checkpoint)
-    run.optim_wrapper.load_state_dict(checkpoint["optimizer"])
+    if "optimizer" in checkpoint:
+        run.optim_wrapper.load_state_dict(checkpoint["optimizer"])
     for scheduler, state in zip(run.param_schedulers, checkpoint["param_schedulers"], strict=True):
         scheduler.load_state_dict(state)
 
@@ -194,6 +195,20 @@ def test_a_longer_training_with_a_schedule_by_validations_goes_on():
     run = run_of(RECIPE | dict(schedule=longer))
     resume(run, checkpoint)
     assert run.param_schedulers[0].end == 6
+
+
+@pytest.mark.parametrize("schedule", [RECIPE["schedule"], BY_EPOCH], ids=["by step", "by epoch"])
+def test_without_an_optimizer_in_the_checkpoint_the_rates_are_those_of_its_place(schedule, capture_log):
+    """Before, with `save_optimizer=False`: the first step's rate, and its schedule's steps from there."""
+    recipe = {**RECIPE, "schedule": schedule}
+    undisturbed = train(run_of(recipe), 0, EPOCHS * LENGTH)
+    stopped, resumed = run_of(recipe), run_of(recipe)
+    train(stopped, 0, 3 * LENGTH)
+    checkpoint = checkpoint_of(stopped, 3 * LENGTH)
+    del checkpoint["optimizer"]
+    resume(resumed, checkpoint)
+    assert train(resumed, 3 * LENGTH, EPOCHS * LENGTH) == undisturbed[3 * LENGTH :]
+    assert "in moments (the checkpoint has none, by `save_optimizer`, so that they begin" in capture_log()
 
 
 def test_a_checkpoint_that_brings_its_weights_alone_is_left_as_it_is():

@@ -24,7 +24,8 @@ class MaPeT(BaseSelfSupervisor):
 
     Args:
         backbone: a `mapet_mm.models.vit.MaPeTPretrainViT`, or another library's ViT with a two-stream
-            forward: `MaPeTPretrainBEiT`, `MaPeTPretrainEVA02`, `MaPeTPretrainTIMM`.
+            forward: `MaPeTPretrainBEiT`, `MaPeTPretrainEVA02`, `MaPeTPretrainTIMM`. Also as the `module` of
+            MMPretrain's `LoRAModel`.
         head: a `mapet_mm.models.heads.TokenPredictionHead`.
         target_generator: gives the tokens: `PrecomputedTokens`, `KCLIP`, or MMPretrain's `VQKD` or
             `DALL-E`; always in evaluation mode. None for a model that only gives features.
@@ -56,7 +57,10 @@ class MaPeT(BaseSelfSupervisor):
             data_preprocessor=data_preprocessor,
             init_cfg=init_cfg,
         )
-        if not isinstance(self.backbone, TwoStreamViT):
+        vit = getattr(
+            self.backbone, "module", self.backbone
+        )  # of MMPretrain's LoRAModel, which passes all on
+        if not isinstance(vit, TwoStreamViT):
             kinds = {name: kind for name, kind in MODELS.module_dict.items() if isinstance(kind, type)}
             known = sorted(f"mapet_mm.{name}" for name in kinds if issubclass(kinds[name], TwoStreamViT))
             raise ValueError(

@@ -26,12 +26,16 @@ class GridAsTokens(BaseModule):
         return grids.flatten(1)
 
 
-def build(vocab_size=11, generator_vocab=11, prediction_ratio=1.0, head_dims=24, **backbone) -> MaPeT:
-    backbone = dict(arch=ARCH, img_size=20, patch_size=4, cutting_point=8) | backbone
+VIT = dict(type="mapet_mm.MaPeTPretrainViT", arch=ARCH, img_size=20, patch_size=4, cutting_point=8)
+
+
+def build(
+    vocab_size=11, generator_vocab=11, prediction_ratio=1.0, head_dims=24, vit=VIT, **backbone
+) -> MaPeT:
     model = MODELS.build(
         dict(
             type="mapet_mm.MaPeT",
-            backbone=dict(type="mapet_mm.MaPeTPretrainViT", **backbone),
+            backbone=vit | backbone,
             head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=head_dims, vocab_size=vocab_size),
             target_generator=dict(type="mapet_mm.GridAsTokens", vocab_size=generator_vocab),
             prediction_ratio=prediction_ratio,
@@ -66,6 +70,25 @@ def test_loss_and_accuracy_are_the_mean_over_all_targets():
     total, logged = model.parse_losses(losses)
     assert total.item() == losses["loss"].item()
     assert set(logged) == {"loss", "token_accuracy"}
+
+
+def test_a_backbone_within_lora_model_is_trained_by_its_adapters():
+    """At first they add nothing, so the loss is the plain backbone's; only they and the head learn."""
+    plain = build()
+    lora = build(vit=dict(type="LoRAModel", module=VIT, rank=2, targets=[dict(type="qkv")]))
+    lora.head.load_state_dict(plain.head.state_dict())
+    names = {name.replace(".original_layer", ""): name for name, _ in lora.backbone.module.named_parameters()}
+    for name, value in plain.backbone.named_parameters():
+        lora.backbone.module.get_parameter(names[name]).data.copy_(value)
+    inputs, losses = [torch.randn(3, 3, 20, 20), torch.randint(11, (3, 5, 5))], []
+    for model in (plain, lora):
+        torch.manual_seed(1)
+        losses.append(model(inputs, mode="loss")["loss"])
+    assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-6)
+    losses[1].backward()
+    learning = {name for name, value in lora.named_parameters() if value.grad is not None}
+    assert len(learning) == 2 * ARCH["num_layers"] + 2
+    assert all("lora_" in name or name.startswith("head.") for name in learning)
 
 
 def test_validation_repeats_itself_and_leaves_the_training_generator_alone():

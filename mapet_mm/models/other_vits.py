@@ -203,12 +203,15 @@ class MaPeTPretrainEVA02(_OtherViT, ViTEVA02):
 
     layer_type = TwoStreamEVA02Layer
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        # N d; the class token is not turned. Not taken from `rope`, which keeps those of the last image size.
-        cosines = F.pad(self.rope.freqs_cos, (0, 0, 1, 0), value=1.0)
-        self.register_buffer("cosines", cosines, persistent=False)
-        self.register_buffer("sines", F.pad(self.rope.freqs_sin, (0, 0, 1, 0)), persistent=False)
+    def register_constants(self) -> None:
+        """Make the buffers that no checkpoint has: the layout's, and each token's cosines and sines."""
+        super().register_constants()
+        with self.mask_token.device:  # `rope` itself keeps those of the last image's size
+            angles = self.rope.compute_position_embedding()
+        cosines, sines = (x.to(self.mask_token.dtype) for x in angles)
+        # N d; the class token is not turned.
+        self.register_buffer("cosines", F.pad(cosines, (0, 0, 1, 0), value=1.0), persistent=False)
+        self.register_buffer("sines", F.pad(sines, (0, 0, 1, 0)), persistent=False)
 
     def attention_positions(
         self, permutation: Int64[Tensor, "batch token"], layout: Layout

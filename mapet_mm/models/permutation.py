@@ -1,9 +1,9 @@
-"""Permutations that depend on an image's seed and on nothing else."""
+"""Permutations that depend on an image's seed and on nothing else; and which ones are none."""
 
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int, Int64
 from mmengine.structures import BaseDataElement
 from torch import Tensor
 
@@ -36,6 +36,31 @@ def seeded_permutations(
     patches = keys.argsort(dim=1, stable=True) + num_extra_tokens
     extra = torch.arange(num_extra_tokens, device=seeds.device).expand(len(seeds), -1)
     return torch.cat([extra, patches], dim=1)
+
+
+def check_order(permutation: Int[Tensor, "batch token"], num_extra_tokens: int = 1) -> None:
+    """Refuse a row that is no order of all tokens: one that comes twice is seen twice, and another never.
+
+    Args:
+        permutation: `(B, N)`.
+        num_extra_tokens: how many tokens are no patches (class token, registers); they come first, in order.
+
+    Raises:
+        ValueError: a token is missing from a row, or the extra ones are not in front.
+    """
+    tokens = torch.arange(permutation.shape[1], device=permutation.device)
+    extra = slice(num_extra_tokens)
+    right = (permutation.sort(1).values == tokens).all(1) & (permutation == tokens)[:, extra].all(1)
+    if right.all():
+        return
+    row = right.tolist().index(False)
+    given, expected = permutation[row].tolist(), tokens.tolist()
+    missing = sorted(set(expected) - set(given))
+    wrong = f"has no token {missing[0]}" if missing else f"begins with {given[extra]}"
+    raise ValueError(
+        f"permutation[{row}] {wrong}: a row has the tokens 0..{expected[-1]}, each once, and begins with "
+        f"{expected[extra]} (class token, registers)"
+    )
 
 
 def seeds_of(data_samples: Sequence[BaseDataElement] | None) -> Int64[Tensor, " batch"] | None:

@@ -133,7 +133,9 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
         vit = self.timm_model
         patches = vit.patch_embed(images)
         patches = patches.flatten(1, -2)  # B N-e D; with `dynamic_img_size` it comes as B h w D
-        extra = [one.expand(len(images), -1, -1) for one in (vit.cls_token, vit.reg_token) if one is not None]
+        extra = [
+            one.expand(images.shape[0], -1, -1) for one in (vit.cls_token, vit.reg_token) if one is not None
+        ]
         tokens = torch.cat([*extra, patches], dim=1)
         if vit.pos_embed is None:
             return tokens, None

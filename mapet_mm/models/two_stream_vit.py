@@ -1,7 +1,7 @@
 """The two-stream forward of a whole Vision Transformer, whichever library's (paper, Section 4.1)."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, SupportsIndex
 
@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from mapet_mm.models.layout import Layout, lay_out
 from mapet_mm.models.objectives import get_objective
+from mapet_mm.models.permutation import check_order
 from mapet_mm.models.precision import product_dtype
+from mapet_mm.models.targets import is_due
 
 
 class TwoStreamViT(nn.Module):
@@ -70,12 +72,28 @@ class TwoStreamViT(nn.Module):
         self.num_targets = self.num_tokens - cutting_point
 
         self.mask_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
-        layout = lay_out(self.objective, cutting_point, self.num_targets)
+        self._checked = False
+        self.register_constants()
+        self.register_load_state_dict_post_hook(_end_on_meta)
+
+    def register_constants(self) -> None:
+        """Make the buffers that no checkpoint has, on the device and in the precision of the mask token."""
+        with self.mask_token.device:
+            layout = lay_out(self.objective, self.cutting_point, self.num_targets)
         self.group_sizes = layout.sizes
         # The only mask there is: of the rows T and Q over the keys C | M | T.
-        self.register_buffer("stream_bias", layout.padded_bias, persistent=False)
+        bias = layout.padded_bias.to(self.mask_token.dtype)
+        self.register_buffer("stream_bias", bias, persistent=False)
         self.register_buffer("row_places", layout.places, persistent=False)
         self.register_load_state_dict_post_hook(_make_constants)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TwoStreamViT":
+        # `to_empty` calls this; from the meta device, where nothing has a value, it makes no constants.
+        on_meta = self.stream_bias.is_meta
+        super()._apply(fn, recurse)
+        if on_meta:
+            self.register_constants()
+        return self
 
     def _check_patches(self) -> None:
         """Refuse what the library's patch embedding pads: the last patches would be no whole ones."""
@@ -134,11 +152,12 @@ class TwoStreamViT(nn.Module):
             order: the `i`-th belongs to the token `permutation[:, c + i]`. And the permutation, `(B, N)`.
 
         Raises:
-            ValueError: the images or the permutation have another size than the model's.
+            ValueError: the images or the permutation have another size than the model's; or a row is no order
+                of all tokens with the extra ones first (seen always on CPU, in the first batch elsewhere).
         """
         self._check_size(images, permutation)
         if permutation is None:
-            permutation = self.sample_permutation(len(images), images.device)
+            permutation = self.sample_permutation(images.shape[0], images.device)
         tokens = self.embed(images, permutation)  # B C|M|T|Q D
         layout = self.layout.to(product_dtype(tokens))  # once for all layers
         queries_apart = "Q" in self.objective.groups  # MIM's mask tokens, which predict, are keys as well
@@ -213,7 +232,7 @@ class TwoStreamViT(nn.Module):
     ) -> tuple[Float[Tensor, "batch token dim"], Float[Tensor, "one token dim"] | None]:
         """Extra tokens and patches `(B, N, D)`, and the position embeddings `(1, N, D)` to add to them."""
         patches, _ = self.patch_embed(images)  # B N-1 D
-        class_token = self.cls_token.expand(len(images), -1, -1)  # B 1 D
+        class_token = self.cls_token.expand(images.shape[0], -1, -1)  # B 1 D
         return torch.cat([class_token, patches], dim=1), self.pos_embed
 
     def enter(self, tokens: Float[Tensor, "batch layout dim"]) -> Float[Tensor, "batch layout dim"]:
@@ -248,11 +267,20 @@ class TwoStreamViT(nn.Module):
                 f"images of {tuple(images.shape[-2:])} pixels, but the backbone was built for img_size="
                 f"{tuple(self.img_size)}: resize or crop in the pipeline, or set the backbone's `img_size`"
             )
-        if permutation is not None and permutation.shape != (len(images), self.num_tokens):
+        if permutation is not None and permutation.shape != (images.shape[0], self.num_tokens):
             raise ValueError(
                 f"permutation has shape {tuple(permutation.shape)}, expected "
                 f"{(len(images), self.num_tokens)}: one row per image, the class token (0) first"
             )
+        if permutation is not None and is_due(self, permutation):
+            check_order(permutation, self.num_extra_tokens)
+            self._checked = True
+
+
+def _end_on_meta(vit: TwoStreamViT, _: Any) -> None:
+    """Make the constants of a ViT that `load_state_dict(assign=True)` has taken off the meta device."""
+    if vit.stream_bias.is_meta:
+        vit.register_constants()
 
 
 def _make_constants(vit: TwoStreamViT, *_: Any) -> None:

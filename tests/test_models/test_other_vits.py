@@ -359,6 +359,31 @@ def test_it_can_be_copied_and_pickled(name):
         assert torch.equal(other(images, permutation)[0], expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("name", ["vit", "beit", "eva02", "timm, registers"])
+def test_built_on_the_meta_device_it_is_the_same_once_it_has_weights(name, assign, dtype):
+    """No checkpoint has the masks and angles: without them targets would see each other."""
+    vit = build(VITS[name]).to(dtype)
+    with torch.device("meta"):
+        other = build(VITS[name]).to(dtype)
+    if not assign:
+        for parameter in other.to_empty(device="cpu").parameters():
+            nn.init.constant_(parameter, 7)
+    other.load_state_dict(vit.state_dict(), assign=assign, strict=True)
+    images, permutation = torch.randn(1, 3, 12, 20, dtype=dtype), vit.sample_permutation(1, "cpu")
+    assert torch.equal(other(images, permutation)[0], vit(images, permutation)[0])
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning")
+def test_its_trace_takes_any_number_of_images(config):
+    vit = build(config)
+    images, permutation = torch.randn(5, 3, 12, 20), vit.sample_permutation(5, "cpu")
+    trace = torch.jit.trace(vit, (images[:3], permutation[:3]), check_trace=False)
+    expected, _ = vit(images, permutation)
+    assert torch.equal(trace(images, permutation)[0], expected)
+
+
 def test_angles_stay_those_of_the_image_size_that_it_was_built_for():
     """MMPretrain's rotation keeps the angles of the last size that it met."""
     vit = build(EVA02)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from mmpretrain.models.backbones import VisionTransformer
+from pretended_gpu import pretended_gpu, recorded_waits
 from skimage import data as photographs
 from small_vit import ARCH, GEOMETRY, pretrain_vit
 from torch.nn import functional as F
@@ -167,6 +168,43 @@ def test_other_image_sizes_and_permutations_are_refused():
         vit(torch.randn(1, 3, 24, 20))
     with pytest.raises(ValueError, match=r"permutation has shape \(1, 25\), expected \(1, 26\)"):
         vit(torch.randn(1, 3, 20, 20), torch.arange(25)[None])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({9: 4}, r"permutation\[1\] has no token 9: a row has the tokens 0..25, each once"),  # 4 comes twice
+        ({25: 26}, r"permutation\[1\] has no token 25"),
+        ({3: -1}, r"permutation\[1\] has no token 3"),
+        (
+            {0: 1, 1: 0},
+            r"permutation\[1\] begins with \[1\]: .* begins with \[0\] \(class token, registers\)",
+        ),
+    ],
+)
+def test_a_permutation_that_is_no_order_of_the_tokens_is_refused(wrong, message):
+    """A patch that comes twice would be context and target at once, or predicted twice."""
+    vit = pretrain_vit()
+    permutation = torch.arange(26).repeat(2, 1)
+    vit(torch.randn(2, 3, 20, 20), permutation)
+    for place, token in wrong.items():
+        permutation[1, place] = token
+    with pytest.raises(ValueError, match=message):
+        vit(torch.randn(2, 3, 20, 20), permutation)
+
+
+def test_on_a_gpu_only_the_first_permutation_is_looked_at():
+    """Looking waits for the GPU."""
+    with pretended_gpu():
+        vit = pretrain_vit().to("cuda")
+        images, permutation = torch.randn(1, 3, 20, 20).to("cuda"), torch.arange(26)[None]
+        twice = permutation.clamp(min=0, max=24).to("cuda")
+        with pytest.raises(ValueError, match=r"permutation\[0\] has no token 25"):
+            vit(images, twice)
+        vit(images, permutation.to("cuda"))
+        with recorded_waits() as counted:
+            vit(images, twice)
+        assert counted == []
 
 
 SIZES = [[20, 20], (20, 20), [20], np.int64(20), np.array([20, 20]), torch.Size([20, 20])]

@@ -14,6 +14,7 @@ predicts. Paper: Section 4.1, the two masks under "Attention masking"; Section 3
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from jaxtyping import Bool
@@ -47,11 +48,29 @@ class Objective:
 
     Args:
         name: what configs call it.
-        groups: a subset of `"CMTQ"`, in that order.
+        groups: a subset of `"CMTQ"`, in that order: with the context, and with `M` or `Q` last.
+
+    Raises:
+        ValueError: other groups, or the targets' content last, which has seen what it would predict; or dense
+            groups of which `SEES` says that they are none.
     """
 
     name: str
     groups: str
+
+    def __post_init__(self) -> None:
+        in_order = "".join(group for group in SEES if group in self.groups)
+        if self.groups != in_order or self.groups[:1] != "C" or self.groups[-1:] not in ("M", "Q"):
+            raise ValueError(
+                f"objective {self.name!r} has groups={self.groups!r}: a subset of {''.join(SEES)!r} in this "
+                "order, which begins with C and ends with M or Q (T has seen its own content)"
+            )
+        for row, key in product(self.dense_groups, self.key_groups):
+            if SEES[row][key] is not (_everything if key in self.dense_groups else _nothing):
+                raise ValueError(
+                    f"SEES[{row!r}][{key!r}] would not be heeded: {self.dense_groups} attend without a mask, "
+                    "to all of each other and to nothing else (`Objective.dense_groups`)"
+                )
 
     @property
     def dense_groups(self) -> str:

@@ -1,11 +1,12 @@
 """Who may see whom, by value."""
 
+import operator
 from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
 
-from mapet_mm.models.objectives import MAPET, MIM, PIM, get_objective, visibility
+from mapet_mm.models.objectives import MAPET, MIM, PIM, SEES, Objective, get_objective, visibility
 
 
 def rows_of(text: str) -> torch.Tensor:
@@ -51,6 +52,34 @@ def test_the_groups_of_each_objective():
     assert roles == {"mapet": ("CM", "CMT", "Q"), "pim": ("C", "CT", "Q"), "mim": ("CM", "CM", "M")}
     with pytest.raises(FrozenInstanceError):
         MAPET.groups = "CM"
+
+
+@pytest.mark.parametrize("groups", ["CMT", "CTMQ", "MTQ", "CMTR", "CQQ", "C", ""])
+def test_groups_that_would_train_something_else_are_refused(groups):
+    """T would predict its own content; in another order rows would have other rows' masks."""
+    with pytest.raises(
+        ValueError, match=rf"objective 'own' has groups='{groups}': a subset of 'CMTQ' in this"
+    ):
+        Objective("own", groups)
+
+
+@pytest.mark.parametrize(("row", "key"), ["CT", "MT", "MC", "CM"])
+def test_what_the_dense_groups_see_is_not_changed_in_the_table_alone(row, key, monkeypatch):
+    """C and M attend without the mask that is made of the table; the drawings would show another method."""
+    monkeypatch.setitem(SEES[row], key, operator.ge)
+    with pytest.raises(
+        ValueError, match=rf"SEES\['{row}'\]\['{key}'\] would not be heeded: CM attend without"
+    ):
+        Objective("own", "CMTQ")
+
+
+@pytest.mark.parametrize("groups", ["CM", "CQ", "CMQ", "CTQ", "CMTQ"])
+def test_any_other_groups_make_an_objective(groups):
+    objective = Objective("own", groups)
+    assert visibility(objective, 2, 3).shape == (
+        2 + 3 * (len(groups) - 1),
+        2 + 3 * len(set(groups) & {*"MT"}),
+    )
 
 
 def test_unknown_objective_lists_the_known_ones():

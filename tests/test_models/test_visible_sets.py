@@ -83,3 +83,19 @@ def test_mim_sees_no_pixel_of_a_masked_patch_and_all_others():
             changed[:, :, row : row + 4, column : column + 4] += 1.0
             after, _ = backbone(changed, permutation)
             assert torch.equal(before, after) == (place >= 8), place
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_no_prediction_depends_on_its_own_patch_or_on_one_behind_it(objective):
+    """Of every objective that there is, through all layers: what it is to predict it has not seen."""
+    backbone = build(objective, cutting_point=8)
+    images = torch.randn(1, 3, 20, 20)
+    permutation = backbone.sample_permutation(1, "cpu")
+    with torch.no_grad():
+        before, _ = backbone(images, permutation)
+        for target in range(backbone.num_targets):
+            row, column = divmod(permutation[0, 8 + target].item() - 1, 5)
+            changed = images.clone()
+            changed[:, :, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] += 1.0
+            after, _ = backbone(changed, permutation)
+            assert torch.equal(before[:, : target + 1], after[:, : target + 1]), target

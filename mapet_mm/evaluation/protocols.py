@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +25,9 @@ from mapet_mm.evaluation.image_sets import ImageSet, check_labels
 from mapet_mm.file_replacement import replace_json
 from mapet_mm.visualization.report import Column, Section, Table
 
-RESULTS = 3  # of the protocols; raised when these change, so that stored ones are not taken
+# Raised when what protocols share changes, so that stored results are not taken; their own files are known by
+# what they hold.
+RESULTS = 3
 PROTOCOLS = Registry("evaluation protocol", scope="mapet_mm", locations=["mapet_mm.evaluation.catalogue"])
 
 
@@ -186,7 +189,7 @@ def say_what_lacks(name: str, poolings: Sequence[str], features: Features) -> No
 def _rows(protocol: Protocol, evaluated: Evaluated, cache: Path) -> list[Row]:
     known = [type(protocol).__name__, {k: str(v) for k, v in vars(protocol).items()}, __version__, RESULTS]
     known += [evaluated.features[name].folder.name for name in protocol.needs]
-    known += protocol.identity(evaluated)
+    known += [*protocol.identity(evaluated), _source(protocol)]
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
     file = cache / "results" / f"{type(protocol).__name__}-{digest}.json"
     if file.is_file() and (stored := json.loads(file.read_text())):
@@ -196,6 +199,12 @@ def _rows(protocol: Protocol, evaluated: Evaluated, cache: Path) -> list[Row]:
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_json(file, [asdict(row) for row in rows])
     return rows
+
+
+def _source(protocol: Protocol) -> str:
+    """Digest of the file that defines a protocol, so that one that is being written is run anew."""
+    file = getattr(sys.modules[type(protocol).__module__], "__file__", None)  # a notebook has none
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
 
 
 def results_table(results: Mapping[str, Sequence[Row]]) -> Table:

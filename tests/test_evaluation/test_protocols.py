@@ -1,7 +1,10 @@
 """Each protocol's figure is that of a second implementation on the same features."""
 
+import importlib
 import math
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -438,6 +441,32 @@ def test_shares_are_named_so_that_they_stay_apart():
         "10% of the images",
         "5 a class",
     ]
+
+
+PROTOCOL = """
+from mapet_mm.evaluation.protocols import Protocol, Row
+
+class Own(Protocol):
+    def run(self, evaluated):
+        return [Row("own", "all", VALUE)]
+"""
+
+
+def test_a_protocol_that_is_being_written_is_run_anew(tmp_path, monkeypatch):
+    """Its file has changed: the stored figure is that of before. Unchanged it is not run again."""
+    monkeypatch.syspath_prepend(tmp_path)
+    evaluated = Evaluated(
+        None, {name: SimpleNamespace(folder=tmp_path) for name in ("train", "val")}, {}, "cpu"
+    )
+    figures = []
+    for value in ("1.0", "2.00"):  # of other sizes, or Python would take its bytecode of the first
+        (tmp_path / "own_protocol.py").write_text(PROTOCOL.replace("VALUE", value))
+        sys.modules.pop("own_protocol", None)
+        own = importlib.import_module("own_protocol").Own
+        figures += [row.value for _ in range(2) for row in _rows(own(), evaluated, tmp_path)]
+        monkeypatch.setattr(own, "run", None)
+        figures += [row.value for row in _rows(own(), evaluated, tmp_path)]
+    assert figures == [1, 1, 1, 2, 2, 2]
 
 
 def test_the_same_protocol_with_other_options_has_rows_of_its_own(evaluated):

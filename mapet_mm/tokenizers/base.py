@@ -12,6 +12,8 @@ from jaxtyping import Float, Int64
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
+from mapet_mm.sizes import square
+
 
 class Tokenizer(BaseModule):
     """Target generator that maps images to token ids with a frozen network.
@@ -27,7 +29,7 @@ class Tokenizer(BaseModule):
 
     def __init__(self, network: nn.Module, image_size: int, init_cfg: dict | None = None) -> None:
         super().__init__(init_cfg)
-        self.image_size = image_size
+        self.image_size = square("image_size", image_size)
         network.float().requires_grad_(False)
         network.eval()  # not chained: MMPretrain's backbones return None here
         self._network = (network,)  # the tuple hides it from nn.Module

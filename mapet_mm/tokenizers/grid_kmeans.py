@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mapet_mm.config_files import type_name, with_type_names
 from mapet_mm.registry import MODELS
+from mapet_mm.sizes import square
 from mapet_mm.tokenizers.base import Tokenizer, full_float32
 from mapet_mm.tokenizers.clip_tower import weights_digest
 from mapet_mm.tokenizers.codebook.codebook import Codebook, CodebookError
@@ -62,7 +63,8 @@ class GridKMeans(Tokenizer):
         random_seed: int | None = None,
         init_cfg: dict | None = None,
     ) -> None:
-        # Read first: a wrong path should not cost the minutes of a weights download.
+        # Looked at first: a wrong option should not cost the minutes of a weights download.
+        image_size = square("image_size", image_size)
         if codebook is not None and not isinstance(codebook, Codebook):
             codebook = Codebook.load(codebook)
         config = split_checkpoint(encoder)[0] if isinstance(encoder, Mapping) else {}

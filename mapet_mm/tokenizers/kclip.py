@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mapet_mm.config_files import pretrained_entries
 from mapet_mm.registry import MODELS
+from mapet_mm.sizes import square
 from mapet_mm.tokenizers.clip_tower import STRIDE, TowerError, build_tower, describe, tower_config
 from mapet_mm.tokenizers.codebook.codebook import Codebook
 from mapet_mm.tokenizers.grid_kmeans import GridKMeans
@@ -66,7 +67,7 @@ class KCLIP(GridKMeans):
         # Read the codebook first, as GridKMeans does.
         if codebook is not None and not isinstance(codebook, Codebook):
             codebook = Codebook.load(codebook)
-        image_size = image_size or tower_config(clip_model)["image_size"]
+        image_size = square("image_size", image_size or tower_config(clip_model)["image_size"])
         if image_size % stride:
             raise ValueError(f"KCLIP's image_size must be a multiple of {stride} px, got {image_size}")
         self.stride, self._words = stride, describe(clip_model, pretrained, stride)

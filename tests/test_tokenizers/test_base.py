@@ -1,10 +1,13 @@
 """Tokenizers stay what they are inside a model; true float32 leaves the caller's switches as they were."""
 
+import numpy as np
 import pytest
 import torch
 
+from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import KCLIP, Codebook, full_float32
 
+PIXELS = dict(type="torch.nn.PixelUnshuffle", downscale_factor=4)
 SMALL = dict(layers=[1, 1, 1, 1], width=8, image_size=64)
 
 
@@ -62,3 +65,23 @@ def test_full_float32_switches_autocast_off_and_survives_an_error():
             torch.ones(2, 2) @ torch.ones(3, 2)
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
     assert switches() == before
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        dict(type="mapet_mm.FrozenTokenizer", tokenizer=PIXELS, vocab_size=3, random_seed=0),
+        dict(type="mapet_mm.GridKMeans", encoder=PIXELS),
+        dict(type="mapet_mm.KCLIP", clip_model=SMALL, pretrained=dict(type="random", seed=0)),
+    ],
+    ids=lambda config: config["type"],
+)
+def test_oblong_images_are_refused_with_another_way(config):
+    message = r"^image_size=\(32, 64\): a tokenizer takes square images; .*\"Tokens from elsewhere\"\)$"
+    with pytest.raises(ValueError, match=message):
+        MODELS.build(dict(config, image_size=(32, 64)))
+
+
+@pytest.mark.parametrize("size", [64, (64, 64), np.int64(64)])
+def test_a_square_comes_in_any_form(size):
+    assert KCLIP(SMALL, dict(type="random", seed=0), image_size=size).metadata["image_size"] == 64

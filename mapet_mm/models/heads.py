@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from mapet_mm.models.init import init_truncated_normal
 from mapet_mm.models.losses import cross_entropy, linear_cross_entropy
 from mapet_mm.models.plain_modules import is_plain
+from mapet_mm.models.precision import sum_dtype
 from mapet_mm.models.statistics import PredictionStatistics
 from mapet_mm.models.targets import is_due, presence, token_ids
 from mapet_mm.registry import MODELS
@@ -20,7 +21,8 @@ class TokenPredictionHead(BaseModule):
     """Linear layer to the vocabulary, with cross-entropy against the targets' tokens (paper, Eq. 2).
 
     A subclass with a `forward` of its own (an MLP before the projection) is trained through it; the logits of
-    the whole batch are then in memory.
+    the whole batch are then in memory. Another loss goes into `cross_entropy`, which `loss` calls; validation
+    (`evaluate`) reports the plain one.
 
     Args:
         embed_dims: dimension `D` of the latents.
@@ -65,7 +67,7 @@ class TokenPredictionHead(BaseModule):
             `loss`, the cross-entropy averaged over all targets, in nats, and `token_accuracy`, top-1, in
             percent (logged by MMEngine, not added to the loss).
         """
-        predictions = None if self.statistics is None else torch.empty_like(tokens)
+        predictions = None if self.statistics is None else torch.full_like(tokens, -1)
         loss, hits = self.cross_entropy(latents, tokens, predictions=predictions)
         if predictions is not None:
             self.statistics.add(latents, predictions, tokens.clamp(min=0), places)
@@ -109,7 +111,8 @@ class TokenPredictionHead(BaseModule):
         """Loss in nats and top-1 accuracy in percent of each image, `(B,)` each."""
         logits = self(latents)
         ids = tokens.clamp(min=0).flatten()
-        losses = F.cross_entropy(logits.flatten(0, 1), ids, reduction="none").view_as(tokens)
+        rows = logits.flatten(0, 1).to(sum_dtype(logits.dtype))
+        losses = F.cross_entropy(rows, ids, reduction="none").view_as(tokens)
         accuracies = 100 * (logits.argmax(-1) == tokens).float()
         return losses.mean(1) * presence(tokens), accuracies.mean(1)
 

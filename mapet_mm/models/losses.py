@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from mapet_mm.models.precision import product_dtype
+from mapet_mm.models.precision import product_dtype, sum_dtype
 
 # Rows times classes of one block: 8 MiB in float32 on CPU (measured, docs/performance.md); on a GPU larger,
 # so that its products stay large.
@@ -30,7 +30,7 @@ def linear_cross_entropy(
     """Mean cross-entropy (nats) of `latents @ weight.T + bias`, and how many targets have the largest logit.
 
     The logits are made block by block, and with them the gradients, which are exact; under autocast the
-    products run in its precision, and softmax and sums in float32, as PyTorch's own would.
+    products run in its precision, and softmax and sums in float32 (`sum_dtype`), as PyTorch's own would.
 
     Args:
         latents: `(R, D)`.
@@ -52,7 +52,7 @@ def cross_entropy(
     predictions: Int64[Tensor, " target"] | None = None,
 ) -> tuple[Float[Tensor, ""], Int64[Tensor, ""]]:
     """What `linear_cross_entropy` gives, from the logits `(R, V)` of a head with more than a linear layer."""
-    losses = F.cross_entropy(logits.float(), targets, reduction="none")
+    losses = F.cross_entropy(logits.to(sum_dtype(logits.dtype)), targets, reduction="none")
     where = logits.detach().argmax(1)
     if predictions is not None:
         predictions.copy_(where)
@@ -115,7 +115,8 @@ def _by_blocks(
     rows = max(1, elements // len(weight))
     if latents.dtype is torch.float16:
         rows = min(rows, FLOAT16_ROWS)
-    loss = torch.zeros((), device=latents.device)
+    wide = sum_dtype(latents.dtype)
+    loss = torch.zeros((), device=latents.device, dtype=wide)
     hits = torch.zeros((), dtype=torch.int64, device=latents.device)
     by_latents: list[Tensor] = []
     by_weight = by_bias = None
@@ -123,7 +124,7 @@ def _by_blocks(
     for more in (counted, predictions):
         blocks.append(repeat(None, len(blocks[0])) if more is None else more[:, None].split(rows))
     for block, target, counts, predicted in zip(*blocks, strict=True):
-        logits = torch.addmm(bias, block, weight.t()).float()  # R V
+        logits = torch.addmm(bias, block, weight.t()).to(wide)  # R V
         largest, where = logits.max(1, keepdim=True)
         if predicted is not None:
             predicted.copy_(where)
@@ -143,7 +144,7 @@ def _by_blocks(
             block_by_bias = by_logits.sum(0)
             by_logits = by_logits.to(latents.dtype)
             by_latents.append(by_logits @ weight)
-            block_by_weight = (by_logits.t() @ block).float()
+            block_by_weight = (by_logits.t() @ block).to(wide)
             by_bias = block_by_bias if by_bias is None else by_bias + block_by_bias
             by_weight = block_by_weight if by_weight is None else by_weight.add_(block_by_weight)
     return loss, hits, (torch.cat(by_latents), by_weight, by_bias) if with_gradients else ()

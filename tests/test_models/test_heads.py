@@ -1,5 +1,7 @@
 """Heads of one's own: training goes through the forward pass that validation goes through."""
 
+import math
+
 import pytest
 import torch
 from mmpretrain.models.peft.lora import LoRALinear
@@ -8,6 +10,7 @@ from torch.nn import functional as F
 
 from mapet_mm.models import BEiTTokenHead, TokenPredictionHead
 from mapet_mm.models.statistics import PredictionStatistics
+from mapet_mm.models.targets import presence
 
 
 class MLPBefore:
@@ -88,3 +91,60 @@ def test_beits_head_goes_through_its_own_forward_pass(max_masked):
     torch.testing.assert_close(loss, expected)
     loss.backward()
     assert head.mlp[0].weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("build", [TokenPredictionHead, without_bias])
+def test_in_float64_the_loss_is_of_float64(build):
+    """Also its gradients: a reference in float64 agrees to the last digits."""
+    head, latents = build(24, 11).double(), torch.randn(2, 7, 24, dtype=torch.float64)
+    tokens = torch.randint(11, (2, 7))
+    loss = head.loss(latents, tokens)["loss"]
+    expected = F.cross_entropy(head(latents).flatten(0, 1), tokens.flatten())
+    torch.testing.assert_close(loss, expected, rtol=1e-14, atol=0)
+    for parameter in head.parameters():
+        ours, theirs = (torch.autograd.grad(x, parameter, retain_graph=True)[0] for x in (loss, expected))
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-15)
+
+
+def test_of_a_model_in_bfloat16_validation_is_as_exact_as_training():
+    """The logits are rounded; the losses of them were once more, each to one of 8 bits."""
+    head, latents = TokenPredictionHead(24, 300).bfloat16(), 3 * torch.randn(2, 50, 24).bfloat16()
+    tokens = torch.randint(300, (2, 50))
+    losses, _ = head.evaluate(latents, tokens)
+    expected = F.cross_entropy(head(latents).double().flatten(0, 1), tokens.flatten(), reduction="none")
+    torch.testing.assert_close(losses.double(), expected.view(2, 50).mean(1), rtol=1e-6, atol=0)
+
+
+class OwnLossHead(TokenPredictionHead):
+    """Labels smoothed over all tokens; says what it has predicted only if it is to."""
+
+    fills = True
+
+    def cross_entropy(self, latents, tokens, counted=None, predictions=None):
+        logits, targets = self(latents).flatten(0, 1), tokens.clamp(min=0).flatten()
+        where = logits.argmax(1)
+        if predictions is not None and self.fills:
+            predictions.copy_(where.view_as(tokens))
+        loss = F.cross_entropy(logits, targets, label_smoothing=0.1)
+        return loss * presence(tokens.flatten()), (where == targets).sum()
+
+
+def test_a_loss_of_ones_own_trains_and_is_watched():
+    head, latents, tokens = OwnLossHead(24, 11), torch.randn(2, 7, 24), torch.randint(11, (2, 7))
+    head.statistics = PredictionStatistics(11)
+    figures = head.loss(latents, tokens)
+    logits = head(latents).flatten(0, 1)
+    log_shares = logits.log_softmax(1)
+    smoothed = -0.9 * log_shares.gather(1, tokens.view(-1, 1)).mean() - 0.1 * log_shares.mean()
+    torch.testing.assert_close(figures["loss"], smoothed)
+    predicted, _ = head.statistics.effective_tokens()
+    shares = logits.argmax(1).bincount().double() / 14
+    assert predicted == pytest.approx(math.exp(-(shares * shares.clamp(min=1e-9).log()).sum()))
+
+
+def test_a_loss_that_does_not_say_what_it_predicted_gives_no_figures_of_it():
+    """They had been those of whatever lay in memory."""
+    head = OwnLossHead(24, 11)
+    head.fills, head.statistics = False, PredictionStatistics(11)
+    with pytest.raises(RuntimeError, match="index -1 is out of bounds"):
+        head.loss(torch.randn(2, 7, 24), torch.randint(11, (2, 7)))

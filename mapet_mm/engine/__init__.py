@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from mapet_mm.engine.autocast import AutocastOptimWrapper
+from mapet_mm.engine.class_names import ClassNamesCheckHook
 from mapet_mm.engine.compilation import CompileHook
 from mapet_mm.engine.cpu_processes import CPUDistributedDataParallel
 from mapet_mm.engine.epoch_seed import EpochSeedHook
@@ -24,6 +25,7 @@ from mapet_mm.engine.total_batch import TotalBatchHook
 __all__ = [
     "AutocastOptimWrapper",
     "CPUDistributedDataParallel",
+    "ClassNamesCheckHook",
     "CompileHook",
     "EpochSeedHook",
     "HealthHook",

@@ -38,6 +38,7 @@ SETTINGS |= {
 }
 SETTINGS |= {"evaluation", "knn_probe", "work_root", "next_config", "data_set"}
 SETTINGS |= {"tokenizer", "codebook", "dataset", "data_root", "token_store", "dataloader", "on_error"}
+CLASS_NAMES = dict(type="mapet_mm.ClassNamesCheckHook")
 DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
 
@@ -138,6 +139,7 @@ def configure_training(
     own = dict(
         resumed_recipe=dict(type="mapet_mm.ResumedRecipeHook"),
         stride_check=dict(type="mapet_mm.StrideCheckHook"),
+        class_names_check=CLASS_NAMES,
     )
     cfg.default_hooks = ConfigDict({**own, **(cfg.get("default_hooks") or {}), "portable_checkpoint": hook})
     _configure_start(cfg, digests, resume, trust_checkpoint)
@@ -222,6 +224,7 @@ def configure_test(
     """
     require_checkpoint("checkpoint", checkpoint, trust_checkpoint)
     cfg.load_from, cfg.resume = checkpoint, False
+    cfg.default_hooks = ConfigDict(cfg.get("default_hooks") or {}, class_names_check=CLASS_NAMES)
     if not cfg.get("test_dataloader"):
         raise LaunchError(f"config {cfg.filename} has no `test_dataloader`: it cannot be tested")
     if not cfg.get("test_evaluator"):

@@ -99,9 +99,15 @@ def _build(config: Mapping[str, Any]) -> Protocol:
     if kind not in PROTOCOLS:
         raise UserError(f"there is no protocol {kind}: one of {known}")
     try:
-        return PROTOCOLS.get(kind)(**options)
+        protocol = PROTOCOLS.get(kind)(**options)
     except (TypeError, ValueError) as error:
         raise UserError(f"protocol {kind}: {error}") from error
+    if lost := sorted(options.keys() - vars(protocol).keys()):
+        raise UserError(
+            f"protocol {kind} has no attribute `{lost[0]}` of its option's name, by which stored results are "
+            f"told apart: set self.{lost[0]} in its constructor"
+        )
+    return protocol
 
 
 def build_protocols(configs: Sequence[Mapping[str, Any]], images: Mapping[str, ImageSet]) -> list[Protocol]:

@@ -23,7 +23,15 @@ from mapet_mm.evaluation.linear import BEiTLinearProbes, LinearProbes, Probe, ac
 from mapet_mm.evaluation.low_shot import LowShot, draw, share_name
 from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
 from mapet_mm.evaluation.protocol_choice import build_protocols
-from mapet_mm.evaluation.protocols import Evaluated, Row, _rows, results_table, tell_apart
+from mapet_mm.evaluation.protocols import (
+    PROTOCOLS,
+    Evaluated,
+    Protocol,
+    Row,
+    _rows,
+    results_table,
+    tell_apart,
+)
 from mapet_mm.models.probe import LayerwiseLinearHead
 
 CLASSES, LAYERS, DIM, PATCHES = 5, 3, 16, 9
@@ -467,6 +475,21 @@ def test_a_protocol_that_is_being_written_is_run_anew(tmp_path, monkeypatch):
         monkeypatch.setattr(own, "run", None)
         figures += [row.value for row in _rows(own(), evaluated, tmp_path)]
     assert figures == [1, 1, 1, 2, 2, 2]
+
+
+def test_a_protocol_that_forgets_an_option_is_refused(monkeypatch):
+    """Its results with one option would be taken for those with another."""
+
+    class Forgetful(Protocol):
+        def __init__(self, k: int = 1) -> None:
+            self.neighbours = 2 * (k // 2)
+
+    PROTOCOLS.import_from_location()
+    monkeypatch.setitem(PROTOCOLS.module_dict, "Forgetful", Forgetful)
+    with pytest.raises(
+        UserError, match=r"Forgetful has no attribute `k` of its option.s name.*set self\.k in"
+    ):
+        build_protocols([dict(type="Forgetful", k=3)], {"train": None, "val": None})
 
 
 def test_the_same_protocol_with_other_options_has_rows_of_its_own(evaluated):

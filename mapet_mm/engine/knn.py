@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
+from mapet_mm.engine.class_names import ClassNamesError, check_order, class_names
 from mapet_mm.engine.features import (
     POOLINGS,
     all_rows,
@@ -261,6 +263,10 @@ class KNNProbeHook(Hook):
         for loader in loaders if trained_on is not None else ():
             leave_out_as_in(trained_on, loader.dataset)
         check_neighbours(self.k, sizes[0])  # before the set's features are taken
+        try:
+            check_order(*(class_names(loader.dataset) for loader in loaders), "voting", "probe's")
+        except ClassNamesError as error:  # the training itself needs no classes
+            print_log(f"the k-NN figures are wrong: {error}", logger="current", level=logging.WARNING)
         return loaders, sizes
 
     def top1(

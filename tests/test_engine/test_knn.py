@@ -162,8 +162,11 @@ def test_the_channels_are_swapped_where_the_host_library_swaps_them(swap):
 class TwoColours(Dataset):
     """Noise that is brighter in class 1, with token grids."""
 
-    def __init__(self, number: int = 24, contrast: int = 120, labelled: bool = True) -> None:
+    def __init__(
+        self, number: int = 24, contrast: int = 120, labelled: bool = True, classes: tuple[str, ...] = ()
+    ) -> None:
         self.number, self.contrast, self.labelled = number, contrast, labelled
+        self.metainfo = dict(classes=classes)
 
     def __len__(self) -> int:
         return self.number
@@ -265,6 +268,16 @@ def test_images_without_labels_are_trained_on_and_not_probed(tmp_path):
     assert "knn" not in file.read_text()
     (log,) = (tmp_path / "run").glob("*/*.log")
     assert log.read_text().count("the images have no labels: no k-NN probe") == 2  # where a probe is due
+
+
+def test_classes_of_another_order_are_warned_of(tmp_path):
+    """The training goes on: only the probe's figures need classes."""
+    sets = [dict(type="mapet_mm.TwoColours", classes=names) for names in (("dark", "bright"), ("bright",))]
+    loaders = [dict(batch_size=5, num_workers=0, dataset=one) for one in sets]
+    train(tmp_path / "run", [dict(PROBE, train_dataloader=loaders[0], val_dataloader=loaders[1])])
+    (log,) = (tmp_path / "run").glob("*/*.log")
+    line = "the k-NN figures are wrong: class `bright` is number 0 in the probe's images and number 1 in the"
+    assert log.read_text().count(line) == 1  # of two probes
 
 
 @pytest.fixture(scope="module")

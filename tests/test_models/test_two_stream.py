@@ -261,6 +261,13 @@ def test_equals_the_naive_reference(objective, cut, grid, drop_path_rate):
     compare_with_the_naive_reference(objective, cut, grid, drop_path_rate)
 
 
+@pytest.mark.parametrize("grid", [(4, 4), (4, 20), (20, 4)], ids=lambda g: f"{g[0] // 4}x{g[1] // 4}")
+@pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
+def test_one_patch_or_one_row_of_them_equals_the_naive_reference(objective, grid):
+    for cut in ("first", "last"):
+        compare_with_the_naive_reference(objective, cut, grid, 0.5)
+
+
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize("options", [{}, {"with_cp": True}, {"recompute": False}], ids=str)
 def test_a_query_stream_that_starts_later_equals_the_naive_reference(first, options):

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 from urllib.parse import urlparse
 
@@ -83,7 +84,8 @@ class FrozenTokenizer(Tokenizer):
     @cached_property
     def grid(self) -> tuple[int, int]:
         """(H, W) tokens of an image of `image_size`; the grid is square."""
-        device = next(self.model.parameters()).device
+        tensors = chain(self.model.parameters(), self.model.buffers())  # a rule may have none
+        device = next(tensors, torch.empty(0)).device
         tokens = self(torch.zeros(1, 3, self.image_size, self.image_size, device=device))
         self._checked = False  # a black image does not test the ids' range
         side = round(tokens.shape[1] ** 0.5)

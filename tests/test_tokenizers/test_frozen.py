@@ -1,10 +1,15 @@
 """MMPretrain's VQ-KD and DALL-E, frozen: the same tokens as their own, never learning, weights checked."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from mmpretrain.models.selfsup.beit import VQKD
 from mmpretrain.models.selfsup.cae import DALLEEncoder
 from mmpretrain.registry import MODELS
+from pretended_gpu import pretended_gpu
+from torch import nn
+from torch.nn import functional as F
 
 from mapet_mm.tokenizers import FrozenTokenizer, TokenizerError
 
@@ -184,6 +189,35 @@ def test_a_checkpoint_replaces_the_seed(vqkd):
     ours = FrozenTokenizer(config, 24, 16, random_seed=0)
     images = torch.randn(2, 3, 24, 24)
     assert torch.equal(ours(images), theirs(images))
+
+
+class GreyLevels(nn.Module):
+    """A rule: no parameter, only buffers, if any."""
+
+    def __init__(self, levels: Sequence[float] = ()) -> None:
+        super().__init__()
+        if levels:
+            self.register_buffer("levels", torch.tensor(levels))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        levels = getattr(self, "levels", torch.tensor([-0.5, 0.5], device=images.device))
+        return torch.bucketize(F.avg_pool2d(images.mean(1), 4), levels).flatten(1)
+
+
+@pytest.mark.parametrize("levels", [(), (-0.2, 0.0, 0.2)])
+def test_a_tokenizer_may_have_no_parameters(levels):
+    """Its seed says that there are no weights to load; it follows a model to a GPU."""
+    config = dict(type=GreyLevels, levels=levels)
+    tokenizer = FrozenTokenizer(config, image_size=24, vocab_size=4, random_seed=0)
+    images = torch.randn(2, 3, 24, 24)
+    expected = GreyLevels(levels)(images)
+    assert torch.equal(tokenizer(images), expected)
+    other = FrozenTokenizer(dict(config, levels=(0.1,)), image_size=24, vocab_size=4, random_seed=0)
+    assert other.digest != tokenizer.digest
+    with pretended_gpu():
+        on_gpu = tokenizer.to("cuda")
+        assert on_gpu.grid == (6, 6)
+        assert torch.equal(on_gpu(images.to("cuda")).cpu(), expected)
 
 
 def test_images_and_ids_out_of_range_are_refused():

@@ -37,7 +37,8 @@ class ClassNamesCheckHook(Hook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Remember what the weights were trained to tell apart."""
-        self.learnt = (checkpoint.get("meta", {}).get("dataset_meta") or {}).get("classes") or ()
+        meta = (checkpoint.get("meta") or {}).get("dataset_meta") or {}
+        self.learnt = meta.get("classes") or ()
 
     def before_train(self, runner: Runner) -> None:
         """Compare the validation set with the training set."""

@@ -85,7 +85,6 @@ class TwoStreamViT(nn.Module):
         bias = layout.padded_bias.to(self.mask_token.dtype)
         self.register_buffer("stream_bias", bias, persistent=False)
         self.register_buffer("row_places", layout.places, persistent=False)
-        self.register_load_state_dict_post_hook(_make_constants)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TwoStreamViT":
         # `to_empty` calls this; from the meta device, where nothing has a value, it makes no constants.
@@ -103,12 +102,6 @@ class TwoStreamViT(nn.Module):
                 f"img_size={tuple(self.img_size)} is not a multiple of patch_size={convolution.stride[0]}: "
                 "the last patches would stand for other pixels than their tokens"
             )
-
-    def _apply(self, *args: Any, **kwargs: Any) -> nn.Module:
-        """Move or cast the parameters, or with `to_empty` make room for them: the mask is then made again."""
-        super()._apply(*args, **kwargs)
-        _make_constants(self)
-        return self
 
     @property
     def layout(self) -> Layout:
@@ -281,19 +274,6 @@ def _end_on_meta(vit: TwoStreamViT, _: Any) -> None:
     """Make the constants of a ViT that `load_state_dict(assign=True)` has taken off the meta device."""
     if vit.stream_bias.is_meta:
         vit.register_constants()
-
-
-def _make_constants(vit: TwoStreamViT, *_: Any) -> None:
-    """Make again, where the parameters are, what no checkpoint holds.
-
-    A model that was built on the meta device would have no mask after `load_state_dict(..., assign=True)`,
-    and one of arbitrary numbers after `to_empty`; PyTorch's attention computes with either, and says nothing.
-    """
-    device, dtype = vit.mask_token.device, vit.mask_token.dtype
-    with torch.device("cpu"):
-        layout = lay_out(vit.objective, vit.cutting_point, vit.num_targets)
-    vit.stream_bias = layout.padded_bias.to(device, dtype)
-    vit.row_places = layout.places.to(device)
 
 
 def check_trainable(options: dict[str, Any]) -> None:

@@ -174,20 +174,3 @@ def test_the_mask_follows_the_model(dtype, monkeypatch):
     assert [bias.dtype for bias in biases_of_a_pass(vit, monkeypatch)] == [dtype] * 3
     actual = vit(images.to(dtype), permutation)[0].float()
     assert (actual - expected).norm() < {torch.float64: 1e-6}.get(dtype, 0.03) * expected.norm()
-
-
-@pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
-@pytest.mark.parametrize("way", ["assigned", "emptied"])
-def test_a_model_built_without_memory_has_its_mask(objective, way):
-    """Before: the mask was none, or whatever was in memory, without an error; all saw all."""
-    vit = build(objective)
-    with torch.device("meta"):
-        other = MaPeTPretrainViT(ARCH, 20, 4, 9, objective).eval()
-        assert other.stream_bias.is_meta
-    if way == "emptied":
-        other.to_empty(device="cpu")
-        assert torch.equal(other.stream_bias, vit.stream_bias)
-        assert torch.equal(other.row_places, vit.row_places)
-    other.load_state_dict(vit.state_dict(), assign=way == "assigned")
-    images, permutation = torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu")
-    assert torch.equal(other(images, permutation)[0], vit(images, permutation)[0])

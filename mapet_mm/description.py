@@ -20,6 +20,8 @@ from mapet_mm.config_files import type_name
 INTERPOLATIONS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
 # Steps of a pipeline that leave the pixels as they are.
 HARMLESS = ("LoadImageFromFile", "LoadAnnotations", "LoadTokenGrid", "PackInputs", "PackSegInputs")
+# Beginnings of the names of steps that vary the images of a training, and are left out elsewhere.
+VARYING = ("Random", "ColorJitter")
 # What changes a ViT's outputs without a trace in its weights, and the only value that others have as well.
 FIXED = {"norm_cfg": dict(type="LN", eps=1e-6), "layer_cfgs": {}, "patch_cfg": {}}
 
@@ -108,6 +110,12 @@ def describe(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Descri
         raise ValueError("the file has no config of a training")
     backbone = config.get("model", {}).get("backbone", {})
     kernel = weights["backbone.patch_embed.projection.weight"]
+    _, channels, *patch = kernel.shape
+    if channels != 3 or patch[0] != patch[1]:
+        raise ValueError(
+            f"patches have {patch[0]} x {patch[1]} pixels of {channels} channels, other libraries' are "
+            "square and RGB"
+        )
     arch = _architecture(backbone)
     found = sizes_of(weights)
     for name, value in found.items():
@@ -124,7 +132,7 @@ def describe(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Descri
         img_size=img_size,
         patch_size=kernel.shape[-1],
         num_heads=arch["num_heads"],
-        pool=_pool(weights, backbone),
+        pool=_pool(weights, backbone, found["num_layers"]),
         **found,
         **_images(config, img_size),
     )
@@ -148,9 +156,15 @@ def _architecture(backbone: Mapping[str, Any]) -> Mapping[str, int]:
     return arch
 
 
-def _pool(weights: Mapping[str, Tensor], backbone: Mapping[str, Any]) -> str:
+def _pool(weights: Mapping[str, Tensor], backbone: Mapping[str, Any], num_layers: int) -> str:
     """The feature that a classifier reads; for a pre-trained backbone alone, the mean of the patches."""
-    if "head.fc.weight" not in weights or "backbone.ln2.weight" in weights:
+    if "head.fc.weight" not in weights:
+        return "avg"
+    layers = backbone.get("out_indices", -1)
+    layer = layers if isinstance(layers, int) else layers[-1]
+    if layer not in (-1, num_layers - 1):
+        raise ValueError(f"the config classifies the output of layer {layer}, other libraries the last one's")
+    if "backbone.ln2.weight" in weights:
         return "avg"
     if (out_type := backbone.get("out_type", "cls_token")) != "cls_token":
         raise ValueError(
@@ -187,8 +201,10 @@ def _resizing(config: Mapping[str, Any], img_size: tuple[int, int]) -> dict[str,
         elif kind == "Resize" and _squashes(transform, img_size):
             images.update(resize=None, interpolation=transform.get("interpolation", "bilinear"))
         else:
-            harmless = kind in HARMLESS or (
-                kind == "CenterCrop" and _pair(transform["crop_size"]) == img_size
+            harmless = (
+                kind in HARMLESS
+                or kind.startswith(VARYING)
+                or (kind == "CenterCrop" and _pair(transform["crop_size"]) == img_size)
             )
             others += [] if harmless else [kind]
             continue
@@ -204,8 +220,8 @@ def _squashes(resize: Mapping[str, Any], img_size: tuple[int, int]) -> bool:
 
 
 def _pipeline(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The transforms of the images that the trained network is tested on."""
-    loaders = (config.get(f"{split}_dataloader") for split in ("test", "val"))
+    """The transforms of the images that the trained network is tested on, or else trained on."""
+    loaders = (config.get(f"{split}_dataloader") for split in ("test", "val", "train"))
     dataset = next(filter(None, loaders), {}).get("dataset", {})
     while "dataset" in dataset:  # a wrapper
         dataset = dataset["dataset"]

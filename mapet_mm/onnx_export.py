@@ -14,11 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mapet_mm.convert import network
-from mapet_mm.description import Description
+from mapet_mm.description import Description, config_of
 from mapet_mm.errors import UserError
 from mapet_mm.export import described
 from mapet_mm.file_replacement import replace_file
 from mapet_mm.models import MaPeTViT
+
+# What a backbone may have and the outputs do not depend on; the last is zero where there is a norm before.
+NOT_EXPORTED = ("backbone.mask_token", "backbone.ln2.", "backbone.patch_embed.projection.bias")
 
 
 class Features(nn.Module):
@@ -53,7 +56,7 @@ class Features(nn.Module):
     def _positions(self, size: torch.Size) -> Float[Tensor, "1 patch dim"]:
         """Position embeddings of the patches, resized as in MMPretrain; unchanged at their own size."""
         positions = self.vit.pos_embed[:, 1:].unflatten(1, self.vit.patch_resolution).permute(0, 3, 1, 2)
-        positions = F.interpolate(positions, size=size, mode="bicubic", align_corners=False)
+        positions = F.interpolate(positions, size=size, mode=self.vit.interpolate_mode, align_corners=False)
         return positions.flatten(2).transpose(1, 2)
 
 
@@ -78,7 +81,8 @@ def write_onnx(output: Path, state_dict: Mapping[str, Tensor], meta: Mapping[str
         raise ValueError(f"ONNX goes to a .onnx file, not to {output}")
     weights = network(state_dict)
     description = described(weights, meta)
-    features = Features(_backbone(weights, description))
+    resizing = config_of(meta["cfg"])["model"]["backbone"].get("interpolate_mode", "bicubic")
+    features = Features(_backbone(weights, description, resizing))
     side = description.patch_size
     images = torch.zeros(2, 3, 2 * side, 3 * side)  # distinct sizes, so that none becomes a constant
     written = io.BytesIO()
@@ -100,7 +104,7 @@ def write_onnx(output: Path, state_dict: Mapping[str, Tensor], meta: Mapping[str
     )
 
 
-def _backbone(weights: Mapping[str, Tensor], description: Description) -> MaPeTViT:
+def _backbone(weights: Mapping[str, Tensor], description: Description, interpolate_mode: str) -> MaPeTViT:
     if "backbone.cls_token" not in weights:
         raise ValueError("the backbone has no class token, which is one of the outputs")
     grid = [side // description.patch_size for side in description.img_size]
@@ -114,8 +118,13 @@ def _backbone(weights: Mapping[str, Tensor], description: Description) -> MaPeTV
         img_size=description.img_size,
         patch_size=description.patch_size,
         final_norm="backbone.ln1.weight" in weights,
+        pre_norm="backbone.pre_norm.weight" in weights,
+        interpolate_mode=interpolate_mode,
         pretrained_grid=grid,
     )
-    own = {name.removeprefix("backbone."): value for name, value in weights.items()}
-    vit.load_state_dict({name: own[name] for name in vit.state_dict()})
+    named = {f"backbone.{name}": name for name in vit.state_dict()}
+    for name in weights:
+        if name.startswith("backbone.") and name not in named and not name.startswith(NOT_EXPORTED):
+            raise ValueError(f"`{name}`: MaPeTViT has nothing of this name")
+    vit.load_state_dict({own: weights[name] for name, own in named.items()})
     return vit

@@ -211,6 +211,33 @@ def test_what_no_library_is_told_about_images_is_said(steps, others, weights, re
     assert told.endswith(end)
 
 
+@pytest.mark.parametrize(
+    ("steps", "size"),
+    [
+        ([], "short side 224 bicubic, central 224 x 224"),
+        ([dict(type="Resize", scale=(224, 224), backend="pillow")], "squashed to 224 x 224 bilinear"),
+        (
+            [
+                dict(type="ResizeEdge", scale=256, backend="pillow"),
+                dict(type="RandomCrop", crop_size=224),
+                dict(type="ColorJitter", brightness=0.4),
+            ],
+            "short side 256 bilinear, central 224 x 224",
+        ),
+    ],
+)
+def test_images_are_prepared_as_in_training_where_a_config_has_no_others(
+    steps, size, weights, recipe, tmp_path
+):
+    """As in the configs of `mapet-mm pretrain`: without validation and test."""
+    pipeline = [dict(type="LoadImageFromFile"), *(steps or recipe.load_square[1:]), recipe.color_jitter]
+    meta = changed(
+        recipe, val_dataloader=None, test_dataloader=None, **{"train_dataloader.dataset.pipeline": pipeline}
+    )
+    told = write_export(tmp_path / "vit.safetensors", "timm", weights, meta).splitlines()[1]
+    assert told == f"images: RGB, {size}, mean {IMAGENET[0]}, std {IMAGENET[1]}"
+
+
 def prepared_by_the_recipe(path: Path, steps: list[dict] | None = None) -> torch.Tensor:
     recipe = Config.fromfile(TINY)
     init_default_scope("mmpretrain")
@@ -303,6 +330,11 @@ def wrapped(interpolation: str) -> dict:
             {"model.backbone.img_size": 256},
             r"images have \(256, 256\) pixels, the weights are for 196 patches",
         ),
+        (
+            {"patch": (3, 8, 16)},
+            r"patches have 8 x 16 pixels of 3 channels, other libraries' are square and RGB",
+        ),
+        ({"patch": (1, 16, 16)}, r"patches have 16 x 16 pixels of 1 channels"),
         ({"data_preprocessor.to_rgb": False}, "images are BGR"),
         (
             {"model.backbone.norm_cfg": dict(type="LN", eps=1e-2)},
@@ -316,7 +348,10 @@ def wrapped(interpolation: str) -> dict:
     ],
 )
 def test_a_folder_without_what_is_known_is_not_written(options, match, weights, recipe, tmp_path):
-    meta = {} if options is None else changed(recipe, **options)
+    options = dict(options or {})
+    if patch := options.pop("patch", None):
+        weights = weights | {"backbone.patch_embed.projection.weight": torch.ones(48, *patch)}
+    meta = {} if "no config" in match else changed(recipe, **options)
     with pytest.raises(ValueError, match=match):
         write_export(tmp_path / "vit", "timm", weights, meta)
     assert not (tmp_path / "vit").exists()
@@ -374,6 +409,21 @@ def test_a_classifier_of_an_unknown_feature_is_not_described(weights, recipe, tm
         write_export(
             tmp_path / "vit", "timm", classifier, changed(recipe, **{"model.backbone.out_type": "raw"})
         )
+
+
+@pytest.mark.parametrize("norm", [{}, {"ln2.weight": 48, "ln2.bias": 48}])
+@pytest.mark.parametrize(("layers", "refused"), [(0, 0), ([-2], -2), ((0, 1), None), (-1, None)])
+def test_a_classifier_of_an_earlier_layer_is_not_described(layers, refused, norm, weights, recipe, tmp_path):
+    state = {name: value for name, value in weights.items() if not (norm and name.startswith("backbone.ln1"))}
+    state |= {f"backbone.{name}": torch.ones(size) for name, size in norm.items()}
+    state |= {"head.fc.weight": torch.ones(5, 48), "head.fc.bias": torch.ones(5)}
+    options = {"model.backbone.out_indices": layers, "model.backbone.out_type": "cls_token"}
+    write = functools.partial(write_export, tmp_path / "vit", "timm", state, changed(recipe, **options))
+    if refused is None:
+        write()
+    else:
+        with pytest.raises(ValueError, match=f"config classifies the output of layer {refused}, other lib"):
+            write()
 
 
 @pytest.mark.parametrize(

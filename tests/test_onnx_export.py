@@ -21,10 +21,13 @@ data_preprocessor = dict(mean=[128, 128, 128], std=[64, 64, 64], to_rgb=True)
 
 @pytest.fixture(scope="module")
 def vit() -> MaPeTViT:
-    vit = MaPeTViT(SMALL, img_size=(32, 128), out_type="raw").eval()
+    return drawn(MaPeTViT(SMALL, img_size=(32, 128), out_type="raw"))
+
+
+def drawn(vit: MaPeTViT) -> MaPeTViT:
     for parameter in vit.parameters():
         nn.init.normal_(parameter, std=0.3)
-    return vit
+    return vit.eval()
 
 
 def weights(vit: MaPeTViT) -> dict[str, Tensor]:
@@ -68,6 +71,21 @@ def test_what_is_exported_computes_what_the_network_does(exported, vit, shape):
 
 @pytest.fixture(scope="module")
 def exported(vit, tmp_path_factory) -> Features:
+    return given_to_the_exporter(vit, CONFIG, tmp_path_factory.mktemp("exported"))
+
+
+@pytest.mark.parametrize("option", [dict(interpolate_mode="bilinear"), dict(pre_norm=True)])
+def test_options_of_the_backbone_that_change_outputs_are_exported(option, tmp_path):
+    """Images of another size than the training's, for which positions are resized."""
+    ((name, value),) = option.items()
+    vit = drawn(MaPeTViT(SMALL, img_size=(32, 128), out_type="raw", **option))
+    config = CONFIG.replace("img_size", f"{name}={value!r}, img_size")
+    images = torch.randn(2, 3, 48, 80)
+    with torch.no_grad():
+        assert_same(vit, images, *given_to_the_exporter(vit, config, tmp_path)(images))
+
+
+def given_to_the_exporter(vit: MaPeTViT, config: str, folder: Path) -> Features:
     """What PyTorch's exporter is given."""
     given = []
 
@@ -80,11 +98,11 @@ def exported(vit, tmp_path_factory) -> Features:
         assert images[0].shape == (2, 3, 32, 48)  # no two sizes alike
         return Program()
 
-    path = tmp_path_factory.mktemp("exported") / "vit.onnx"
+    path = folder / "vit.onnx"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(importlib.util, "find_spec", lambda name: Path)
         patch.setattr(torch.onnx, "export", export)
-        told = write_onnx(path, weights(vit), {"cfg": CONFIG})
+        told = write_onnx(path, weights(vit), {"cfg": config})
     assert told.startswith("inputs: images (B, 3, H, W); outputs: class_token (B, D), patch_features (B, D")
     assert path.read_bytes() == b"onnx"
     return given[0]
@@ -111,6 +129,7 @@ def test_missing_packages_are_one_line_with_the_extra(vit, monkeypatch, tmp_path
         ("vit.pth", CONFIG, r"ONNX goes to a \.onnx file, not to .*vit\.pth"),
         ("vit.onnx", "", "architecture, mean and std are not known .*--config"),
         ("vit.onnx", CONFIG, "the backbone has no class token, which is one of the outputs"),
+        ("vit.onnx", CONFIG, "`backbone.reg_token`: MaPeTViT has nothing of this name"),
     ],
 )
 def test_what_cannot_be_written_is_refused_first(name, config, match, vit, monkeypatch, tmp_path):
@@ -119,6 +138,8 @@ def test_what_cannot_be_written_is_refused_first(name, config, match, vit, monke
     if "class token" in match:
         del state["backbone.cls_token"]
         state["backbone.pos_embed"] = state["backbone.pos_embed"][:, 1:]
+    if "reg_token" in match:
+        state["backbone.reg_token"] = torch.ones(1, 4, 24)
     with pytest.raises(ValueError, match=match):
         write_onnx(tmp_path / name, state, {"cfg": config})
     assert not list(tmp_path.iterdir())

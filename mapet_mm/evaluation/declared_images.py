@@ -71,15 +71,32 @@ def _folder_loaders(config: Config, folder: Path) -> dict[str, Any]:
         pipeline = _without_tokens(loaders["val"].dataset.pipeline)
         known = dict(type="CustomDataset", data_root=str(folder), data_prefix=name, pipeline=pipeline)
         if (listing := folder / "meta" / f"{name}.txt").is_file():
-            lines = [line.strip() for line in listing.read_text().split("\n")]
-            if not any(lines):
-                raise ImageSetError(f"{listing} is empty: it takes a line `PATH CLASS`, or `PATH`, an image")
             known["ann_file"] = f"meta/{name}.txt"
-            known["with_label"] = all(line.rpartition(" ")[2].isdigit() for line in lines if line)
+            known["with_label"] = _has_labels(listing)
         else:  # a folder a class, or no labels
             known["with_label"] = any(path.is_dir() for path in (folder / name).iterdir())
         made[name] = ConfigDict(loaders["val"], dataset=known)
     return made
+
+
+def _has_labels(listing: Path) -> bool:
+    """Whether a list of images, as MMPretrain's CustomDataset reads it, gives them classes.
+
+    Raises:
+        ImageSetError: it is empty, or a line is not like the others.
+    """
+    takes = "it takes a line `PATH CLASS`, or `PATH`, an image"
+    lines = [line.strip() for line in listing.read_text().removesuffix("\n").split("\n")]
+    if not any(lines):
+        raise ImageSetError(f"{listing} is empty: {takes}")
+    labelled = [line.rpartition(" ")[2].isdigit() for line in lines]
+    for number, (line, has_label) in enumerate(zip(lines, labelled, strict=True), start=1):
+        other = "\t" in line or line.startswith("\ufeff")  # Windows' mark at the beginning of a text
+        if other or not line or has_label != labelled[0]:
+            raise ImageSetError(
+                f"{listing}, line {number} is {line!r}: {takes}, all alike, with a space between"
+            )
+    return labelled[0]
 
 
 def differs_in_pipeline(config: Config, images: Mapping[str, ImageSet]) -> str | None:

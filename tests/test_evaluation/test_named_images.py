@@ -41,6 +41,25 @@ def test_images_listed_with_their_classes_are_taken_as_listed(config, root):
         read_image_sets(config, str(root / "data"))
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("b/0.png 1\n\na/2.png 0\n", "2 is ''"),
+        ("b/0.png\na/2.png\n\n", "3 is ''"),
+        ("b/0.png 1\na/2.png\n", "2 is 'a/2.png'"),
+        ("b/0.png 1\na/2.png -1\n", "2 is 'a/2.png -1'"),
+        ("b/0.png\t1\na/2.png\t0\n", r"1 is 'b/0.png\\t1'"),
+        ("\ufeffb/0.png 1\na/2.png 0\n", r"1 is '\\ufeffb/0.png 1'"),
+    ],
+)
+def test_a_line_of_a_list_that_is_not_as_the_others_is_named(text, line, config, root):
+    (root / "data/meta").mkdir()
+    (root / "data/meta/val.txt").write_text(text)
+    takes = r": it takes a line `PATH CLASS`, or `PATH`, an image, all alike, with a space between"
+    with pytest.raises(ImageSetError, match=rf"meta/val\.txt, line {line}{takes}$"):
+        read_image_sets(config, str(root / "data"))
+
+
 def test_images_are_those_of_the_probe_or_pipelines_those_of_the_test_where_no_section_names_them(
     config, root
 ):

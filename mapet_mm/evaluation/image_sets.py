@@ -21,6 +21,7 @@ from mapet_mm.errors import UserError
 from mapet_mm.evaluation.content import content
 from mapet_mm.evaluation.file_contents import NO_FILE, digest_of_files, file_stats
 from mapet_mm.registry import DATASETS
+from mapet_mm.tokenizers.image_names import label_of
 
 # What an image set's entry may say of its loader, beside the dataset.
 LOADER_OPTIONS = {"batch_size": 64, "num_workers": 0}
@@ -137,9 +138,7 @@ class ImageSet:
 
     def _info(self, index: int) -> ImageInfo:
         info = self.dataset.get_data_info(index)
-        label = info.get("gt_label")
-        if label is not None and torch.as_tensor(label).numel() == 1:
-            label = int(label)
+        label = info.get("gt_label") if (one := label_of(info)) is None else one
         said = {"img_path", "seg_map_path"}
         if label is None or isinstance(label, int):
             said.add("gt_label")

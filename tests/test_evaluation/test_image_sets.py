@@ -234,3 +234,20 @@ def test_an_image_marked_as_without_label_is_refused():
         check_labels(sets["train"], sets["val"])
     with pytest.raises(ImageSetError, match=r"2 of the `train` images have the label -1"):
         check_labels(sets["val"], sets["train"])
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ([[3], [0, 1]], None),  # as VOC says them
+        ([[3], [1]], [3, 1]),
+        ([np.array([3]), torch.tensor(1)], [3, 1]),
+        ([3, None], None),
+        ([[], [1]], None),
+    ],
+)
+def test_lists_of_classes_are_labels_where_each_has_one(labels, classes):
+    infos = [dict(img_path=f"{index}.png", gt_label=label) for index, label in enumerate(labels)]
+    images = ImageSet("val", dict(dataset=said(*infos, serialize_data=False)))
+    assert (None if images.labels is None else images.labels.tolist()) == classes
+    assert len(images.digest) == 64

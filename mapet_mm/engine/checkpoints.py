@@ -4,6 +4,7 @@ import hashlib
 import os
 import pickle
 import re
+import shlex
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -160,8 +161,9 @@ def _read(path: Path) -> Any:
     is_zip = start.startswith(ZIP)
     if start[8:] == b"{":
         raise BrokenCheckpointError(
-            f"{path} holds safetensors, which MMEngine does not load: `python tools/convert.py mm mm {path} "
-            "weights.pth` makes a checkpoint of them"
+            f"{path} holds safetensors, which MMEngine does not load: `python tools/convert.py mm mm "
+            f"{shlex.quote(str(path))} weights.pth` makes a checkpoint of them (`timm mm` of timm's "
+            "names, `hf mm` of Hugging Face's)"
         )
     try:
         with only_safe_globals():

@@ -29,14 +29,25 @@ def grid_of_init(init_cfg: dict | list[dict] | None) -> Grid | None:
 
     Args:
         init_cfg: as for any MMEngine module.
+
+    Raises:
+        ValueError: the checkpoint has nothing behind the prefix.
     """
     for _, entry in pretrained_entries(init_cfg):
         if prefix := entry.get("prefix"):
             checkpoint = CheckpointLoader.load_checkpoint(
                 entry["checkpoint"], map_location="cpu", logger="silent"
             )
-            metadata = getattr(checkpoint.get("state_dict", checkpoint), "_metadata", None) or {}
-            return metadata.get(prefix.removesuffix("."), {}).get(METADATA_KEY)
+            weights = checkpoint.get("state_dict", checkpoint)
+            module = prefix.removesuffix(".")
+            if not any(name.startswith(f"{module}.") for name in weights):
+                raise ValueError(
+                    f"{entry['checkpoint']} has no weights behind `{module}.`, but "
+                    f"`{next(iter(weights), '')}`, ...: correct the prefix in the backbone's `init_cfg` or "
+                    "leave it out; weights of another library go through tools/convert.py first"
+                )
+            metadata = getattr(weights, "_metadata", None) or {}
+            return metadata.get(module, {}).get(METADATA_KEY)
     return None
 
 

@@ -248,9 +248,11 @@ def test_a_training_from_other_weights_of_the_same_name_is_another_one(kind, tmp
 
 
 def test_safetensors_are_refused_with_the_way_to_convert_them(tmp_path):
-    path = tmp_path / "weights.safetensors"
+    path = tmp_path / "my weights.safetensors"
     save_file({"a": torch.ones(1)}, path)
-    with pytest.raises(LaunchError, match=rf"{path} holds safetensors.*convert.py mm mm {path} weights.pth"):
+    with pytest.raises(
+        LaunchError, match=rf"{path} holds safetensors.*convert.py mm mm '{path}' weights.pth` .*`timm mm`"
+    ):
         require_checkpoint("checkpoint", str(path), trust=True)
 
 

@@ -110,6 +110,22 @@ def test_a_checkpoint_with_no_layer_of_the_backbone_is_refused(build, renamed, m
         vit.init_weights()
 
 
+@pytest.mark.parametrize("build", [MaPeTViT, MaPeTPretrainViT])
+@pytest.mark.parametrize("prefix", ["backbone", "backbone."])
+def test_a_prefix_that_a_checkpoint_does_not_have_is_named(build, prefix, tmp_path):
+    path = tmp_path / "vit.pth"
+    save_checkpoint(
+        {"state_dict": {"conv_proj.weight": torch.ones(1), "backbones.x": torch.ones(1)}}, str(path)
+    )
+    options = dict(GEOMETRY, cutting_point=8) if build is MaPeTPretrainViT else GEOMETRY
+    vit = build(init_cfg=dict(type="Pretrained", checkpoint=str(path), prefix=prefix), **options)
+    told = (
+        f"{path} has no weights behind `backbone.`, but `conv_proj.weight`, ...: correct the prefix in the "
+    )
+    with pytest.raises(ValueError, match=re.escape(told)):
+        vit.init_weights()
+
+
 def test_some_weights_by_themselves_are_taken():
     """Those of the backbone, without others; and a model's, which may have none for its backbone."""
     vit = MaPeTViT(**GEOMETRY)

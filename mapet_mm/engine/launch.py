@@ -224,7 +224,7 @@ def configure_test(
     """
     require_checkpoint("checkpoint", checkpoint, trust_checkpoint)
     cfg.load_from, cfg.resume = checkpoint, False
-    cfg.default_hooks = ConfigDict(cfg.get("default_hooks") or {}, class_names_check=CLASS_NAMES)
+    cfg.default_hooks = ConfigDict({"class_names_check": CLASS_NAMES, **(cfg.get("default_hooks") or {})})
     if not cfg.get("test_dataloader"):
         raise LaunchError(f"config {cfg.filename} has no `test_dataloader`: it cannot be tested")
     if not cfg.get("test_evaluator"):

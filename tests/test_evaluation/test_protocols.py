@@ -1,66 +1,31 @@
 """Each protocol's figure is that of a second implementation on the same features."""
 
-import importlib
 import math
-import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from clustered_features import CLASSES, DIM, LAYERS, Labelled, evaluated_clusters, make_features
 from mmpretrain.structures import DataSample
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 from torch.nn import functional as F
 
-from mapet_mm.errors import UserError
 from mapet_mm.evaluation import features as feature_module
 from mapet_mm.evaluation.attentive import AttentiveClassifier, AttentiveProbe, train_attentive
 from mapet_mm.evaluation.batches import ShuffledBatches
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.linear import BEiTLinearProbes, LinearProbes, Probe, accuracies, parts, train_probes
-from mapet_mm.evaluation.low_shot import LowShot, draw, share_name
+from mapet_mm.evaluation.low_shot import LowShot, draw
 from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
-from mapet_mm.evaluation.protocol_choice import build_protocols
-from mapet_mm.evaluation.protocols import (
-    PROTOCOLS,
-    Evaluated,
-    Protocol,
-    Row,
-    _rows,
-    results_table,
-    tell_apart,
-)
+from mapet_mm.evaluation.protocols import Evaluated
 from mapet_mm.models.probe import LayerwiseLinearHead
-
-CLASSES, LAYERS, DIM, PATCHES = 5, 3, 16, 9
-
-
-class Labelled:
-    """An image set of which only the labels are asked."""
-
-    def __init__(self, name, labels):
-        self.name, self.labels, self.class_names = name, labels, None
-
-
-def make_features(name: str, size: int, seed: int) -> MemoryFeatures:
-    """Clusters that overlap, so that no figure is 100 %; one patch of nine says more than the others."""
-    generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(CLASSES, DIM, generator=torch.Generator().manual_seed(9))
-    labels = torch.randint(CLASSES, (size,), generator=generator)
-    pooled = centres[labels] + 2.5 * torch.randn(2, LAYERS, size, DIM, generator=generator)
-    tokens = torch.randn(size, PATCHES, DIM, generator=generator)
-    tokens[torch.arange(size), torch.randint(PATCHES, (size,), generator=generator)] += 2 * centres[labels]
-    known = dict(layers=["1", "2", "output"], poolings=["class token", "mean"], grid=(3, 3), labels=labels)
-    return MemoryFeatures(pooled, tokens, name=name, **known)
 
 
 @pytest.fixture(scope="module")
 def evaluated() -> Evaluated:
-    features = {"train": make_features("train", 600, 0), "val": make_features("val", 400, 1)}
-    images = {name: Labelled(name, one.labels) for name, one in features.items()}
-    return Evaluated(None, features, images, torch.device("cpu"))
+    return evaluated_clusters()
 
 
 def test_nearest_neighbours_equal_scikit_learns(evaluated):
@@ -368,13 +333,6 @@ def test_batches_keep_what_one_block_has_in_float32():
             assert torch.equal(found[0, 0, last, 0], values[places[last]])
 
 
-def test_a_figure_that_a_checkpoint_does_not_have_leaves_its_cell_empty():
-    """Of a backbone without a class token, beside one with it."""
-    rows = [Row("k-NN", "class token", 93.25), Row("k-NN", "mean", 0.0123, spread=1.26, note="x")]
-    table = results_table({"a": rows, "b": rows[1:]})
-    assert [line[3:] for line in table.rows] == [["93.2", None], ["0.012 ± 1.3 (x)", "0.012 ± 1.3 (x)"]]
-
-
 def without_class_token(evaluated: Evaluated) -> Evaluated:
     """The same images seen by a backbone that has patches alone."""
     features = {}
@@ -404,31 +362,6 @@ def test_without_a_class_token_few_labels_are_learnt_on_the_patch_mean(evaluated
     assert row.setting == "mean, 2 a class"
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (dict(k=3), "`protocols` has an entry {'k': 3} without a `type`: name one of "),
-        (
-            dict(type="NearestNeighbours", temperature=0),
-            "temperature=0 of k-NN's votes: choose a number above",
-        ),
-        (dict(type="LinearProbes", poolings=["cls"]), "['cls']: a list of some of class token, mean, both"),
-        (dict(type="LinearProbes", rates=[]), "LinearProbes: rates=[]: at least one learning rate"),
-        (dict(type="AttentiveProbe", rates=[]), "AttentiveProbe: rates=[]: at least one learning rate"),
-        (dict(type="LowShot", pooling="cls"), "pooling='cls' is none of class token, mean, both"),
-        (dict(type="LowShot", shots=[0]), "shots: 0 is neither a whole number of images nor a share below 1"),
-        (dict(type="LowShot", shots=[1.5]), "shots: 1.5 is neither a whole number of images nor a share"),
-        (dict(type="LowShot", shots=[1, 1]), "shots=[1, 1]: one stands there twice"),
-        (dict(type="LowShot", draws=0), "draws=0: images are drawn once at least"),
-    ],
-)
-def test_an_option_that_cannot_be_is_one_line(config, message):
-    with pytest.raises(UserError) as error:
-        build_protocols([config], {})
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 def test_a_low_temperature_lets_the_nearest_neighbour_decide(evaluated):
     """Where exp(1 / temperature) is beyond float32: as k = 1, and as votes in float64."""
     values = [row.value for row in NearestNeighbours(k=20, temperature=1e-6).run(evaluated)]
@@ -438,102 +371,3 @@ def test_a_low_temperature_lets_the_nearest_neighbour_decide(evaluated):
     model = KNeighborsClassifier(20, weights=lambda distance: np.exp((-(distance**2) / 2) / 0.01))
     expected = 100 * model.fit(known, train.labels).score(queries, val.labels)
     assert NearestNeighbours(temperature=0.01).run(evaluated)[1].value == pytest.approx(expected, abs=0.3)
-
-
-def test_shares_are_named_so_that_they_stay_apart():
-    names = [share_name(share) for share in (0.001, 0.004, 0.01, 0.1, 5)]
-    assert names == [
-        "0.1% of the images",
-        "0.4% of the images",
-        "1% of the images",
-        "10% of the images",
-        "5 a class",
-    ]
-
-
-PROTOCOL = """
-from mapet_mm.evaluation.protocols import Protocol, Row
-
-class Own(Protocol):
-    def run(self, evaluated):
-        return [Row("own", "all", VALUE)]
-"""
-
-
-def test_a_protocol_that_is_being_written_is_run_anew(tmp_path, monkeypatch):
-    """Its file has changed: the stored figure is that of before. Unchanged it is not run again."""
-    monkeypatch.syspath_prepend(tmp_path)
-    evaluated = Evaluated(
-        None, {name: SimpleNamespace(folder=tmp_path) for name in ("train", "val")}, {}, "cpu"
-    )
-    figures = []
-    for value in ("1.0", "2.00"):  # of other sizes, or Python would take its bytecode of the first
-        (tmp_path / "own_protocol.py").write_text(PROTOCOL.replace("VALUE", value))
-        sys.modules.pop("own_protocol", None)
-        own = importlib.import_module("own_protocol").Own
-        figures += [row.value for _ in range(2) for row in _rows(own(), evaluated, tmp_path)]
-        monkeypatch.setattr(own, "run", None)
-        figures += [row.value for row in _rows(own(), evaluated, tmp_path)]
-    assert figures == [1, 1, 1, 2, 2, 2]
-
-
-def test_a_protocol_that_forgets_an_option_is_refused(monkeypatch):
-    """Its results with one option would be taken for those with another."""
-
-    class Forgetful(Protocol):
-        def __init__(self, k: int = 1) -> None:
-            self.neighbours = 2 * (k // 2)
-
-    PROTOCOLS.import_from_location()
-    monkeypatch.setitem(PROTOCOLS.module_dict, "Forgetful", Forgetful)
-    with pytest.raises(
-        UserError, match=r"Forgetful has no attribute `k` of its option.s name.*set self\.k in"
-    ):
-        build_protocols([dict(type="Forgetful", k=3)], {"train": None, "val": None})
-
-
-def test_the_same_protocol_with_other_options_has_rows_of_its_own(evaluated):
-    """The default's keep their names, which recorded results have; the others' say what is different."""
-    protocols = [NearestNeighbours(), NearestNeighbours(k=1), LowShot(shots=[1], draws=1)]
-    rows = tell_apart(protocols, [protocol.run(evaluated) for protocol in protocols])
-    names = [row.name for some in rows for row in some]
-    assert names[1] == "k-NN, mean"
-    assert names[4] == "k-NN (k=1), mean"
-    assert names[6:] == ["logistic regression, both, 1 a class"]
-    assert rows[1][1].value == NearestNeighbours(k=1).run(evaluated)[1].value
-    assert len(results_table({"x": [row for some in rows for row in some]}).rows) == 7
-
-
-def test_a_single_protocol_keeps_its_name_whatever_its_options():
-    rows = [[Row("k-NN", "mean", 1.0)]]
-    assert tell_apart([NearestNeighbours(k=5)], rows) == rows
-
-
-def test_results_of_one_name_are_refused():
-    twice = [dict(type="NearestNeighbours", k=5)] * 2
-    with pytest.raises(UserError, match="have NearestNeighbours twice with the same options: leave one out"):
-        build_protocols(twice, {})
-    with pytest.raises(UserError, match="two results of the name `a, b`: leave one out"):
-        tell_apart([LowShot()], [[Row("a", "b", 1.0), Row("a", "b", 2.0, "%")]])
-
-
-def test_what_could_not_be_measured_is_tried_again(tmp_path):
-    """As tokens that are extracted after the first evaluation; empty files of earlier versions, too."""
-
-    class Late(LowShot):
-        needs = {}  # noqa: RUF012
-        found = []  # noqa: RUF012
-
-        def run(self, evaluated):
-            return list(self.found)
-
-    known = Evaluated(None, {}, {}, torch.device("cpu"))
-    assert _rows(Late(), known, tmp_path) == []
-    assert not list(tmp_path.rglob("*.json"))
-    Late.found = [Row("a", "b", 1.0)]
-    assert _rows(Late(), known, tmp_path) == Late.found
-    (file,) = tmp_path.rglob("*.json")
-    file.write_text("[]")
-    assert _rows(Late(), known, tmp_path) == Late.found
-    Late.found = []
-    assert _rows(Late(), known, tmp_path) == [Row("a", "b", 1.0)], "what was measured is kept"

@@ -228,10 +228,10 @@ class KNNProbeHook(Hook):
             print_log("the images have no labels: no k-NN probe", logger="current")
             return
         by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
-        unit, step = ("Epoch", runner.epoch + 1) if by_epoch else ("Iter", runner.iter)
+        counted, step = ("Epoch", runner.epoch + 1) if by_epoch else ("Iter", runner.iter)
         runner.visualizer.add_scalars(figures, step=step)
         listed = "  ".join(f"{name}: {value:.4f}" for name, value in figures.items())
-        print_log(f"{unit}(knn) [{step}]  {listed}", logger="current")
+        print_log(f"{counted}(knn) [{step}]  {listed}", logger="current")
 
     def figures(self, runner: Runner) -> dict[str, float]:
         """What is logged of the runner's model as it is, by its name; nothing of images without labels."""

@@ -138,7 +138,9 @@ class ImageSet:
 
     def _info(self, index: int) -> ImageInfo:
         info = self.dataset.get_data_info(index)
-        label = info.get("gt_label") if (one := label_of(info)) is None else one
+        label = label_of(info)
+        if label is None:  # several, as of multi-label images, or none
+            label = info.get("gt_label")
         said = {"img_path", "seg_map_path"}
         if label is None or isinstance(label, int):
             said.add("gt_label")

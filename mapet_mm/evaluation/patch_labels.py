@@ -67,9 +67,9 @@ def check_labels(labels: Int[np.ndarray, "height width"], num_classes: int, name
     wrong = labels[(labels >= num_classes) & (labels != IGNORED)]
     if wrong.size or labels.min() < 0:
         raise UserError(
-            f"label {int(wrong.max() if wrong.size else labels.min())} in the labels of `{name}`: the data "
-            f"set has the classes 0 to {num_classes - 1}, and 255 is ignored; if its files count from 1 and "
-            "0 means unlabelled, give the dataset `reduce_zero_label=True`"
+            f"label {int(wrong.max() if wrong.size else labels.min())} in the labels of `{name}`: the "
+            f"dataset has the classes 0 to {num_classes - 1}, and 255 is ignored; if its files count from 1 "
+            "and 0 means unlabelled, give the dataset `reduce_zero_label=True`"
         )
 
 

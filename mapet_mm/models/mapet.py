@@ -57,9 +57,8 @@ class MaPeT(BaseSelfSupervisor):
             data_preprocessor=data_preprocessor,
             init_cfg=init_cfg,
         )
-        vit = getattr(
-            self.backbone, "module", self.backbone
-        )  # of MMPretrain's LoRAModel, which passes all on
+        # MMPretrain's LoRAModel has it as `module`, and passes all on to it.
+        vit = getattr(self.backbone, "module", self.backbone)
         if not isinstance(vit, TwoStreamViT):
             kinds = {name: kind for name, kind in MODELS.module_dict.items() if isinstance(kind, type)}
             known = sorted(f"mapet_mm.{name}" for name in kinds if issubclass(kinds[name], TwoStreamViT))

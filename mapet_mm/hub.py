@@ -1,6 +1,6 @@
 """This project's recipes in MMPretrain's model hub: import this, then `mmpretrain.get_model("mapet_...")`.
 
-`pretrained=True` loads the authors' weights if the index names them (`mapet_mm.released`).
+`pretrained=True` loads the authors' weights if the index names them (`mapet_mm.interop.released`).
 """
 
 from pathlib import Path

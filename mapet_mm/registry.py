@@ -23,16 +23,16 @@ def _child(of_mmengine: Registry, *locations: str) -> Registry:
     return Registry(of_mmengine.name, parent=of_mmengine, scope=SCOPE, locations=list(locations))
 
 
-MODELS = _child(root.MODELS, "mapet_mm.models", "mapet_mm.tokenizers", "mapet_mm.datasets")
+MODELS = _child(root.MODELS, "mapet_mm.models", "mapet_mm.tokenizers")
 DATASETS = _child(root.DATASETS, "mapet_mm.datasets")
 TRANSFORMS = _child(root.TRANSFORMS, "mapet_mm.datasets")
-HOOKS = _child(root.HOOKS, "mapet_mm.engine", "mapet_mm.evaluation.hook")
-METRICS = _child(root.METRICS, "mapet_mm.engine")
+HOOKS = _child(root.HOOKS, "mapet_mm.engine", "mapet_mm.engine.hooks.feature_probe_hook")
+METRICS = _child(root.METRICS, "mapet_mm.evaluation.metrics")
 MODEL_WRAPPERS = _child(root.MODEL_WRAPPERS, "mapet_mm.engine")
 OPTIM_WRAPPERS = _child(root.OPTIM_WRAPPERS, "mapet_mm.engine")
 OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, "mapet_mm.engine")
 # Not in mapet_mm.engine, because few runs need its imports.
-STRATEGIES = _child(root.STRATEGIES, "mapet_mm.engine.sharding")
+STRATEGIES = _child(root.STRATEGIES, "mapet_mm.engine.runners.sharding")
 
 # Allow the safe types in training checkpoints for everything that reads them with a model of this scope:
 # MMEngine's list lacks most of NumPy's types. It already has `getattr`.
@@ -43,6 +43,8 @@ add_safe_globals(
 
 @CheckpointLoader.register_scheme(prefixes="mapet://")
 def _load_released(filename: str, map_location: Any = None) -> dict[str, Any]:
-    from mapet_mm.released import load  # imported late: it imports models, and they import this module
+    from mapet_mm.interop.released import (
+        load,  # imported late: it imports models, and they import this module
+    )
 
     return load(filename, map_location)

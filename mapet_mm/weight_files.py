@@ -21,8 +21,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.serialization import add_safe_globals, clear_safe_globals, get_safe_globals
 
-from mapet_mm.errors import UserError
-from mapet_mm.file_replacement import replace_file
+from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.errors import UserError
 
 # Keys under which checkpoints keep the network's weights.
 KEYS = ("state_dict", "model")

@@ -44,7 +44,7 @@ def data_dir() -> Path:
 @pytest.fixture(autouse=True, scope="session")
 def _plain_configs():
     """Spare MMEngine the layout, not the text, of the configs that it logs and saves: 2 s a runner."""
-    from mapet_mm.engine.processes import import_yapf  # after the hook above
+    from mapet_mm.utils.dist import import_yapf  # after the hook above
 
     import_yapf()  # the processes of the tests start together
     with pytest.MonkeyPatch.context() as patch:

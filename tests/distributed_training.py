@@ -16,8 +16,8 @@ import torch
 from mmengine.dist import all_reduce, get_rank, get_world_size
 from mmengine.hooks import Hook
 
-from mapet_mm.engine.processes import start_processes, stop_processes
-from mapet_mm.errors import one_line_errors
+from mapet_mm.utils.dist import start_processes, stop_processes
+from mapet_mm.utils.errors import one_line_errors
 
 FAULTS = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),

@@ -17,8 +17,8 @@ import jittered_training
 from mmengine.config import Config
 from mmengine.hooks import Hook
 
-from mapet_mm import file_replacement
-from mapet_mm.engine.checkpoints import find_checkpoint
+from mapet_mm.engine.runners.resume import find_checkpoint
+from mapet_mm.utils import atomic_files as file_replacement
 
 
 class Kill(Hook):

@@ -5,10 +5,11 @@ import torch
 from mmengine.config import Config
 from torch.utils.flop_counter import FlopCounterMode
 
-from mapet_mm.arithmetic import PASSES, backbone_step_flops, complexity, step_flops
-from mapet_mm.models import MaPeTPretrainViT, TokenPredictionHead, two_stream
-from mapet_mm.models.attention import attend_by_products
-from mapet_mm.models.objectives import get_objective, group_sizes, visibility
+from mapet_mm.models import MaPeTPretrainViT, TokenPredictionHead
+from mapet_mm.models.flops import PASSES, backbone_step_flops, complexity, step_flops
+from mapet_mm.models.utils import two_stream
+from mapet_mm.models.utils.attention import attend_by_products
+from mapet_mm.models.utils.objectives import get_objective, group_sizes, visibility
 
 DIM, DEPTH, CUTTING_POINT, TOKENS, VOCAB = 24, 3, 6, 17, 40
 ARCH = dict(embed_dims=DIM, num_layers=DEPTH, num_heads=2, feedforward_channels=4 * DIM)

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from mapet_mm.config_files import ConfigOptions
+from mapet_mm.utils.config import ConfigOptions
 
 
 def parsed(*words: str) -> dict:

@@ -14,7 +14,7 @@ from mmengine.config import Config
 from mmpretrain.registry import MODELS
 from torch import nn
 
-from mapet_mm.convert import (
+from mapet_mm.interop.convert import (
     hf_to_mm,
     mm_to_hf,
     mm_to_reference,
@@ -148,7 +148,7 @@ def test_the_authors_fine_tuned_names_convert_both_ways(classifier):
 def told(monkeypatch) -> list[str]:
     """The lines that a conversion says."""
     lines = []
-    monkeypatch.setattr("mapet_mm.convert.print_log", lambda line, *_: lines.append(line))
+    monkeypatch.setattr("mapet_mm.interop.convert.print_log", lambda line, *_: lines.append(line))
     return lines
 
 
@@ -331,7 +331,7 @@ def test_positions_are_told_apart_by_the_number_of_patches(options, told):
     assert len(told) == len(options)
 
     timm_to_mm(vit.state_dict())
-    assert "mapet_mm.convert.timm_to_mm(weights, num_patches=24)" in told[-1]
+    assert "mapet_mm.interop.convert.timm_to_mm(weights, num_patches=24)" in told[-1]
 
 
 def test_the_tool_converts_an_oblong_grid_there_and_back(tmp_path, monkeypatch):

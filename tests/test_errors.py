@@ -7,9 +7,9 @@ import sys
 import pytest
 from torch.utils.data import DataLoader
 
-from mapet_mm.datasets.transforms import RandomFlipTokenGrid
-from mapet_mm.errors import PATIENCE_SECONDS, TRACEBACK, UserError, one_line_errors
+from mapet_mm.datasets.transforms.token_grid import RandomFlipTokenGrid
 from mapet_mm.tokenizers import MissingTokensError, TokenStoreError
+from mapet_mm.utils.errors import PATIENCE_SECONDS, TRACEBACK, UserError, one_line_errors
 
 
 def raising(error: Exception):
@@ -113,7 +113,7 @@ def test_output_that_nobody_reads_any_more_ends_a_tool_without_a_word(monkeypatc
 
 def test_processes_of_torchrun_let_the_first_one_speak(monkeypatch):
     waited = []
-    monkeypatch.setattr("mapet_mm.errors.time.sleep", waited.append)
+    monkeypatch.setattr("mapet_mm.utils.errors.time.sleep", waited.append)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "0")
     for rank, expected in (("0", []), ("1", [PATIENCE_SECONDS])):
         monkeypatch.setenv("LOCAL_RANK", rank)

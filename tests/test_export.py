@@ -23,9 +23,9 @@ from timm.data import create_transform, resolve_model_data_config
 from torch import nn
 from torch.nn import functional
 
-from mapet_mm.convert import mm_to_timm
-from mapet_mm.description import config_of, describe
-from mapet_mm.export import timm_arguments, write_export
+from mapet_mm.interop.convert import mm_to_timm
+from mapet_mm.interop.description import config_of, describe
+from mapet_mm.interop.export import timm_arguments, write_export
 from mapet_mm.models import MaPeTPretrainViT, MaPeTViT
 from mapet_mm.weight_files import read_checkpoint, read_weights, write_weights
 

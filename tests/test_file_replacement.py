@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mapet_mm.file_replacement import new_folder, wait_until_seen
+from mapet_mm.utils.atomic_files import new_folder, wait_until_seen
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mapet_mm.errors import UserError
+from mapet_mm.interop.onnx_export import Features, write_onnx
 from mapet_mm.models import MaPeTViT
-from mapet_mm.onnx_export import Features, write_onnx
+from mapet_mm.utils.errors import UserError
 
 SMALL = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
 CONFIG = f"""

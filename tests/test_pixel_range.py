@@ -7,9 +7,9 @@ import torch
 from few_images import few_images_config
 from mmpretrain.structures import DataSample
 
-from mapet_mm.pixel_range import PixelRangeError, check_pixel_range
+from mapet_mm.models.utils.pixel_range import PixelRangeError, check_pixel_range
 from mapet_mm.registry import MODELS
-from mapet_mm.tokenizers.from_config import run_fit_codebook
+from mapet_mm.tokenizers.run import run_fit_codebook
 
 BYTES = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
 UNITS = dict(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])

@@ -4,7 +4,7 @@ import logging
 
 from mmengine.logging import MMLogger
 
-from mapet_mm.quiet import LINES, import_quietly, quieten
+from mapet_mm.utils.logging import LINES, import_quietly, quieten
 
 
 def test_notices_are_hidden_and_all_else_is_passed_on(tmp_path, monkeypatch, capsys):

@@ -13,11 +13,11 @@ from mmengine.runner import load_checkpoint
 from mmengine.runner.checkpoint import CheckpointLoader
 
 import mapet_mm.hub  # noqa: F401
-from mapet_mm import released
-from mapet_mm.convert import mm_to_reference
-from mapet_mm.engine.checkpoints import require_checkpoint
+from mapet_mm.engine.runners.resume import require_checkpoint
+from mapet_mm.interop import released
+from mapet_mm.interop.convert import mm_to_reference
+from mapet_mm.interop.released import FILES, ReleasedWeightsError, released_weights
 from mapet_mm.models import MaPeTViT
-from mapet_mm.released import FILES, ReleasedWeightsError, released_weights
 
 SMALL = dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=96)
 

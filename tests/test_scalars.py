@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mapet_mm.scalars import last_values, read_scalars
+from mapet_mm.visualization.training_log import last_values, read_scalars
 
 
 def log(work_dir, timestamp, *records, end="\n"):

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from torch.utils.cpp_extension import include_paths
 
-import mapet_mm.quiet  # noqa: F401
-from mapet_mm.errors import one_line_errors
+import mapet_mm.utils.logging  # noqa: F401
+from mapet_mm.utils.errors import one_line_errors
 
 # All flags of a file: a header that was compiled with others is silently read as text.
 FLAGS = ["-O1", "-g0", "-w", "-fPIC", "-DNDEBUG"]

@@ -18,13 +18,13 @@ running any code in it.
 import argparse
 from pathlib import Path
 
-import mapet_mm.quiet  # noqa: F401
-from mapet_mm.convert import FROM_MM, TO_MM, timm_to_mm
-from mapet_mm.description import num_patches
-from mapet_mm.engine.launch import read_config
-from mapet_mm.errors import UserError, one_line_errors
-from mapet_mm.export import write_export
-from mapet_mm.onnx_export import write_onnx
+import mapet_mm.utils.logging  # noqa: F401
+from mapet_mm.engine.runners.launch import read_config
+from mapet_mm.interop.convert import FROM_MM, TO_MM, timm_to_mm
+from mapet_mm.interop.description import num_patches
+from mapet_mm.interop.export import write_export
+from mapet_mm.interop.onnx_export import write_onnx
+from mapet_mm.utils.errors import UserError, one_line_errors
 from mapet_mm.weight_files import read_checkpoint, read_weights
 
 

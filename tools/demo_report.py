@@ -8,13 +8,12 @@ import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import mapet_mm.quiet  # noqa: F401
+import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.benchmark import processor
 from mapet_mm.experiments.fill import TableFiller
 from mapet_mm.experiments.plan import Run
 from mapet_mm.experiments.records import record_of
-from mapet_mm.models.objectives import OBJECTIVES
-from mapet_mm.scalars import read_scalars
+from mapet_mm.models.utils.objectives import OBJECTIVES
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.visualization.attention_masks import GROUP_NAMES, attention_mask_figure
 from mapet_mm.visualization.codebook_sheet import (
@@ -28,6 +27,7 @@ from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure, plac
 from mapet_mm.visualization.report import Column, Section, Table
 from mapet_mm.visualization.segmentation import predict_images, segmentation_figure
 from mapet_mm.visualization.token_usage import measure_usage
+from mapet_mm.visualization.training_log import read_scalars
 
 SCRATCH, MAPET = "no pre-training", "MaPeT"
 LIBRARIES = ("torch", "torchvision", "mmengine", "mmcv", "mmpretrain", "mmseg", "mapet_mm")

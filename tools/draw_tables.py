@@ -10,11 +10,11 @@ import argparse
 import io
 from pathlib import Path
 
-from mapet_mm.errors import UserError, one_line_errors
 from mapet_mm.experiments.fill import TableFiller
 from mapet_mm.experiments.picture import draw_tables
 from mapet_mm.experiments.table import load_table, positive, require_names
-from mapet_mm.file_replacement import replace_file
+from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.errors import UserError, one_line_errors
 
 KINDS = (".png", ".svg", ".pdf")
 

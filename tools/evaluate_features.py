@@ -18,16 +18,16 @@ from pathlib import Path
 
 from mmengine.logging import MMLogger
 
-import mapet_mm.quiet  # noqa: F401
-from mapet_mm.config_files import ConfigOptions
-from mapet_mm.engine.launch import read_config
-from mapet_mm.engine.processes import choose_device, is_first_process, print_once
-from mapet_mm.errors import UserError, one_line_errors
+import mapet_mm.utils.logging  # noqa: F401
+from mapet_mm.engine.runners.launch import read_config
 from mapet_mm.evaluation.checkpoints import load_checkpoint
 from mapet_mm.evaluation.declared_images import SECTION, differs_in_pipeline, read_image_sets
 from mapet_mm.evaluation.protocol_choice import choose_protocols
 from mapet_mm.evaluation.protocols import evaluate, results_table, side_by_side
-from mapet_mm.file_replacement import replace_json
+from mapet_mm.utils.atomic_files import replace_json
+from mapet_mm.utils.config import ConfigOptions
+from mapet_mm.utils.dist import choose_device, is_first_process, print_once
+from mapet_mm.utils.errors import UserError, one_line_errors
 from mapet_mm.visualization.report import Report, format_table, write_report
 
 

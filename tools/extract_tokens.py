@@ -9,15 +9,15 @@ from pathlib import Path
 
 from mmengine.config import Config
 
-import mapet_mm.quiet  # noqa: F401
-from mapet_mm.config_files import ConfigOptions, typed
-from mapet_mm.config_files import read_config as read_file
-from mapet_mm.engine.freed_memory import keep_freed_memory
-from mapet_mm.engine.launch import read_config
-from mapet_mm.engine.processes import choose_device, is_first_process
-from mapet_mm.errors import one_line_errors
+import mapet_mm.utils.logging  # noqa: F401
+from mapet_mm.engine.runners.freed_memory import keep_freed_memory
+from mapet_mm.engine.runners.launch import read_config
 from mapet_mm.tokenizers import TokenStore
-from mapet_mm.tokenizers.from_config import run_extract_tokens, run_verify_tokens
+from mapet_mm.tokenizers.run import run_extract_tokens, run_verify_tokens
+from mapet_mm.utils.config import ConfigOptions, typed
+from mapet_mm.utils.config import read_config as read_file
+from mapet_mm.utils.dist import choose_device, is_first_process
+from mapet_mm.utils.errors import one_line_errors
 
 
 def parse_args() -> argparse.Namespace:

@@ -13,10 +13,10 @@ import argparse
 
 from mmengine.logging import MMLogger
 
-import mapet_mm.quiet  # noqa: F401
-from mapet_mm.arithmetic import complexity
-from mapet_mm.engine.launch import read_config
-from mapet_mm.errors import UserError, one_line_errors
+import mapet_mm.utils.logging  # noqa: F401
+from mapet_mm.engine.runners.launch import read_config
+from mapet_mm.models.flops import complexity
+from mapet_mm.utils.errors import UserError, one_line_errors
 
 
 def parse_args() -> argparse.Namespace:

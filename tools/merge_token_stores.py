@@ -2,8 +2,8 @@
 
 import argparse
 
-from mapet_mm.errors import one_line_errors
 from mapet_mm.tokenizers import TokenStore, merge_stores
+from mapet_mm.utils.errors import one_line_errors
 
 
 def parse_args() -> argparse.Namespace:

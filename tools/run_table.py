@@ -15,13 +15,13 @@ from pathlib import Path
 
 import torch
 
-from mapet_mm.errors import one_line_errors
 from mapet_mm.experiments.cluster import dist_lines, hours_report, printed, submit
 from mapet_mm.experiments.fill import TableFiller, describe
 from mapet_mm.experiments.local import LocalRunner
 from mapet_mm.experiments.plan import Run
 from mapet_mm.experiments.records import StageError
 from mapet_mm.experiments.table import LAUNCHERS, Runner, load_table, positive
+from mapet_mm.utils.errors import one_line_errors
 
 
 def parse_args() -> argparse.Namespace:

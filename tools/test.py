@@ -12,12 +12,12 @@ from mmengine.dist import is_main_process
 from mmengine.evaluator import DumpResults
 from mmengine.fileio import dump
 
-import mapet_mm.quiet  # noqa: F401
-from mapet_mm.config_files import ConfigOptions
-from mapet_mm.engine.launch import configure_drawing, configure_test, load_config
-from mapet_mm.engine.processes import note_local_rank, stop_processes
-from mapet_mm.engine.runner import build_runner
-from mapet_mm.errors import one_line_errors
+import mapet_mm.utils.logging  # noqa: F401
+from mapet_mm.engine.runners.build_runner import build_runner
+from mapet_mm.engine.runners.launch import configure_drawing, configure_test, load_config
+from mapet_mm.utils.config import ConfigOptions
+from mapet_mm.utils.dist import note_local_rank, stop_processes
+from mapet_mm.utils.errors import one_line_errors
 
 PREDICTIONS, METRICS = (".pkl", ".pickle"), (".json", ".yml", ".yaml")
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from mmengine.config import Config
 
-import mapet_mm.quiet  # noqa: F401
-from mapet_mm.config_files import ConfigOptions
-from mapet_mm.engine.launch import read_config
-from mapet_mm.errors import UserError, one_line_errors
+import mapet_mm.utils.logging  # noqa: F401
+from mapet_mm.engine.runners.launch import read_config
+from mapet_mm.structures.store import TokenStore
 from mapet_mm.tokenizers import GridKMeans
-from mapet_mm.tokenizers.from_config import build_images, build_tokenizer
 from mapet_mm.tokenizers.images import NamedImages
-from mapet_mm.tokenizers.store import TokenStore
+from mapet_mm.tokenizers.run import build_images, build_tokenizer
+from mapet_mm.utils.config import ConfigOptions
+from mapet_mm.utils.errors import UserError, one_line_errors
 from mapet_mm.visualization.codebook_report import CodebookPictures, Gallery, usage_table
 from mapet_mm.visualization.codebook_sheet import Patch, choose_members, find_members
 from mapet_mm.visualization.nearest_members import nearest_members

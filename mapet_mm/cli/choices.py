@@ -13,11 +13,11 @@ from mmengine.fileio import list_dir_or_file
 from mmpretrain.models.backbones import VisionTransformer
 from PIL import Image
 
-from mapet_mm.description import sizes_of
-from mapet_mm.errors import UserError
-from mapet_mm.file_replacement import replace_json
-from mapet_mm.starts import as_start
-from mapet_mm.tokenizers.clip_tower import TowerError, weights_file
+from mapet_mm.interop.description import sizes_of
+from mapet_mm.interop.initial_weights import as_start
+from mapet_mm.models.target_generators.clip_tower import TowerError, weights_file
+from mapet_mm.utils.atomic_files import replace_json
+from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import read_weights, write_weights
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")

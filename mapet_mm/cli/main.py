@@ -3,8 +3,8 @@
 import os
 import sys
 
-from mapet_mm.config_files import PACKAGE
-from mapet_mm.errors import one_line_errors
+from mapet_mm.utils.config import PACKAGE
+from mapet_mm.utils.errors import one_line_errors
 
 TOOLS = {
     "train": ("train.py", "train the model of a config: pre-training, fine-tuning or a probe"),

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mapet_mm.errors import UserError, one_line_errors
+from mapet_mm.utils.errors import UserError, one_line_errors
 
 ARCHS = ("tiny", "small", "base")
 INTERRUPTED = 130  # exit code of what Ctrl-C has ended, as shells have it
@@ -75,7 +75,7 @@ def pretrain(args: argparse.Namespace) -> None:
     """
     if not args.images.is_dir():
         raise UserError(f"{args.images} is no folder of images")
-    import mapet_mm.quiet  # noqa: F401
+    import mapet_mm.utils.logging  # noqa: F401
     from mapet_mm.cli.choices import choose, find_images, remember, require_same_options
     from mapet_mm.cli.plan import CONFIGS, plan, write_configs
     from mapet_mm.cli.stages import run_stages

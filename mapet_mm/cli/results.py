@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from mapet_mm.config_files import read_config
-from mapet_mm.engine.checkpoints import content_digest, differences, recipe
-from mapet_mm.engine.launch import load_config
-from mapet_mm.errors import UserError
-from mapet_mm.file_replacement import replace_json
+from mapet_mm.engine.runners.launch import load_config
+from mapet_mm.engine.runners.resume import content_digest, differences, recipe
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.tokenizers.extraction import GONE
-from mapet_mm.tokenizers.from_config import build_images, other_settings
+from mapet_mm.tokenizers.run import build_images, other_settings
+from mapet_mm.utils.atomic_files import replace_json
+from mapet_mm.utils.config import read_config
+from mapet_mm.utils.errors import UserError
 
 EXPORTS = "exports.json"
 # What a training runs with besides its recipe: how it is compiled, and what watches it.

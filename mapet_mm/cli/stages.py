@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TextIO
 
-from mapet_mm.errors import UserError
 from mapet_mm.experiments.commands import end_with_runner
+from mapet_mm.utils.errors import UserError
 
 PERCENT = re.compile(r"(\d+)%\|")  # tqdm's format
 ETA = re.compile(r"eta: (?:(\d+) days?, )?(\d+):(\d\d):(\d\d)")  # MMEngine's format

@@ -1,15 +1,11 @@
-"""Datasets, transforms and preprocessors."""
+"""Transforms of images with token grids, and samplers."""
 
-from mapet_mm.datasets.masking import BlockwiseMask
-from mapet_mm.datasets.preprocessor import TokenGridDataPreprocessor
-from mapet_mm.datasets.transforms import LoadTokenGrid, RandomCropTokenGrid, RandomFlipTokenGrid
-from mapet_mm.datasets.two_views import TwoViewDataPreprocessor
+from mapet_mm.datasets.transforms.masking import BlockwiseMask
+from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid, RandomCropTokenGrid, RandomFlipTokenGrid
 
 __all__ = [
     "BlockwiseMask",
     "LoadTokenGrid",
     "RandomCropTokenGrid",
     "RandomFlipTokenGrid",
-    "TokenGridDataPreprocessor",
-    "TwoViewDataPreprocessor",
 ]

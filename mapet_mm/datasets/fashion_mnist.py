@@ -19,7 +19,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from mapet_mm.datasets.folders import require, write_folder, write_list
-from mapet_mm.errors import UserError
+from mapet_mm.utils.errors import UserError
 
 CLASSES = (
     "t-shirt",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 
-from mapet_mm.file_replacement import partial_path
+from mapet_mm.utils.atomic_files import partial_path
 
 # Raised whenever the files written for the same options change, so that old folders are noticed.
 FORMAT = 1

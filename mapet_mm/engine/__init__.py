@@ -3,24 +3,24 @@
 from importlib import import_module
 from typing import Any
 
-from mapet_mm.engine.autocast import AutocastOptimWrapper
-from mapet_mm.engine.class_names import ClassNamesCheckHook
-from mapet_mm.engine.compilation import CompileHook
-from mapet_mm.engine.cpu_processes import CPUDistributedDataParallel
-from mapet_mm.engine.epoch_seed import EpochSeedHook
-from mapet_mm.engine.health import HealthHook
-from mapet_mm.engine.interruption import InterruptionHook
-from mapet_mm.engine.knn import KNNProbeHook
-from mapet_mm.engine.layer_decay import LayerDecayOptimWrapperConstructor
-from mapet_mm.engine.metrics import LayerwiseAccuracy, TokenAccuracy
-from mapet_mm.engine.non_finite import NonFiniteHook
-from mapet_mm.engine.portable_checkpoint import PortableCheckpointHook
-from mapet_mm.engine.resumed_recipe import ResumedRecipeHook
-from mapet_mm.engine.strides import StrideCheckHook
-from mapet_mm.engine.stuck_loader import StuckLoaderHook
-from mapet_mm.engine.token_check import TokenStoreCheckHook
-from mapet_mm.engine.token_usage import TokenUsageHook
-from mapet_mm.engine.total_batch import TotalBatchHook
+from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesCheckHook
+from mapet_mm.engine.hooks.compile_hook import CompileHook
+from mapet_mm.engine.hooks.epoch_seed_hook import EpochSeedHook
+from mapet_mm.engine.hooks.health_hook import HealthHook
+from mapet_mm.engine.hooks.interruption_hook import InterruptionHook
+from mapet_mm.engine.hooks.knn_probe_hook import KNNProbeHook
+from mapet_mm.engine.hooks.non_finite_hook import NonFiniteHook
+from mapet_mm.engine.hooks.portable_checkpoint_hook import PortableCheckpointHook
+from mapet_mm.engine.hooks.resumed_recipe_hook import ResumedRecipeHook
+from mapet_mm.engine.hooks.stride_check_hook import StrideCheckHook
+from mapet_mm.engine.hooks.stuck_loader_hook import StuckLoaderHook
+from mapet_mm.engine.hooks.token_store_check_hook import TokenStoreCheckHook
+from mapet_mm.engine.hooks.token_usage_hook import TokenUsageHook
+from mapet_mm.engine.hooks.total_batch_hook import TotalBatchHook
+from mapet_mm.engine.optimizers.autocast_optim_wrapper import AutocastOptimWrapper
+from mapet_mm.engine.optimizers.layer_decay import LayerDecayOptimWrapperConstructor
+from mapet_mm.engine.runners.cpu_processes import CPUDistributedDataParallel
+from mapet_mm.evaluation.metrics.token_accuracy import LayerwiseAccuracy, TokenAccuracy
 
 __all__ = [
     "AutocastOptimWrapper",
@@ -46,8 +46,8 @@ __all__ = [
 
 # Imported when they are asked for: few runs need what they import.
 _ON_DEMAND = {
-    "FeatureProbeHook": "mapet_mm.evaluation.hook",
-    "FullyShardedStrategy": "mapet_mm.engine.sharding",
+    "FeatureProbeHook": "mapet_mm.engine.hooks.feature_probe_hook",
+    "FullyShardedStrategy": "mapet_mm.engine.runners.sharding",
 }
 
 

@@ -13,9 +13,9 @@ from jaxtyping import Float
 from mmpretrain.models.selfsup.base import BaseSelfSupervisor
 from torch import Tensor, nn
 
-from mapet_mm.engine.features import normalise
-from mapet_mm.errors import UserError
+from mapet_mm.evaluation.image_features import normalise
 from mapet_mm.evaluation.layers import NOISE_IMAGES, Call, find_layers, watching
+from mapet_mm.utils.errors import UserError
 
 # Tokens that may stand beside the patches in what a backbone gives last.
 MOST_OTHERS = 32

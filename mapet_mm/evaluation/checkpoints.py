@@ -18,15 +18,15 @@ from mmengine.registry import init_default_scope
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor, nn
 
-from mapet_mm.config_files import plain, scope_of
-from mapet_mm.engine.checkpoints import require_checkpoint
-from mapet_mm.engine.features import swaps_channels
-from mapet_mm.engine.launch import read_config
-from mapet_mm.engine.pretrained import check_pretrained
-from mapet_mm.errors import UserError, listed
+from mapet_mm.engine.runners.launch import read_config
+from mapet_mm.engine.runners.pretrained import check_pretrained
+from mapet_mm.engine.runners.resume import require_checkpoint
 from mapet_mm.evaluation.backbone import TokenBackbone, runs_a_neck
+from mapet_mm.evaluation.image_features import swaps_channels
+from mapet_mm.interop.initial_weights import DECODERS
 from mapet_mm.registry import MODELS
-from mapet_mm.starts import DECODERS
+from mapet_mm.utils.config import plain, scope_of
+from mapet_mm.utils.errors import UserError, listed
 from mapet_mm.weight_files import KEYS, read_weights
 
 # What else a checkpoint may hold beside a backbone, and features do not need: of a pre-training, a

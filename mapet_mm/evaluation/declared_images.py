@@ -9,9 +9,9 @@ from typing import Any
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import DefaultScope
 
-from mapet_mm.config_files import plain, scope_of, type_name, with_type_names
-from mapet_mm.engine.launch import read_config
+from mapet_mm.engine.runners.launch import read_config
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, check_class_names, pipelines_of
+from mapet_mm.utils.config import plain, scope_of, type_name, with_type_names
 
 SECTION = "evaluation"  # of a config
 

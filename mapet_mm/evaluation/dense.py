@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from mapet_mm.engine.knn import keep_nearest, nearest, tile
-from mapet_mm.engine.processes import is_first_process
-from mapet_mm.errors import UserError
+from mapet_mm.engine.hooks.knn_probe_hook import keep_nearest, nearest, tile
 from mapet_mm.evaluation.dense_images import DenseImages
 from mapet_mm.evaluation.logistic import fit_logistic
 from mapet_mm.evaluation.patch_labels import IGNORED, Areas, check_classes, join_cells, label_cells, majority
+from mapet_mm.utils.dist import is_first_process
+from mapet_mm.utils.errors import UserError
 
 NEIGHBOURS = (1, 3, 10, 30)
 DISTANCES = ("cosine", "L2")

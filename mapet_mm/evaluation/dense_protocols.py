@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from mapet_mm.engine.processes import is_first_process, print_once
 from mapet_mm.evaluation.dense import DISTANCES, NEIGHBOURS, STRENGTHS, DenseEvaluation, DenseScores
 from mapet_mm.evaluation.dense_images import DenseImages
 from mapet_mm.evaluation.features import BLOCK, Features
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
 from mapet_mm.evaluation.patch_labels import IGNORED
 from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row
+from mapet_mm.utils.dist import is_first_process, print_once
 
 
 class PatchTokens:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64
 from safetensors import safe_open
 from torch import Tensor
 
-from mapet_mm.errors import UserError
+from mapet_mm.utils.errors import UserError
 
 # Images of one block: 10 MB of ViT-B's pooled features, 77 MB of its patch tokens.
 BLOCK = 256

@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Int64
 from tqdm import tqdm
 
-from mapet_mm.checksums import sha256_of
-from mapet_mm.engine.processes import is_first_process
-from mapet_mm.file_replacement import replace_file
-from mapet_mm.tokenizers.sharing import SharedTasks
+from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.checksums import sha256_of
+from mapet_mm.utils.dist import is_first_process
+from mapet_mm.utils.shared_work import SharedTasks
 
 # Files whose digests are kept together, and that one process reads at a time.
 PART = 2048

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from mapet_mm.config_files import plain
-from mapet_mm.errors import UserError
 from mapet_mm.evaluation.content import content
 from mapet_mm.evaluation.file_contents import NO_FILE, digest_of_files, file_stats
 from mapet_mm.registry import DATASETS
-from mapet_mm.tokenizers.image_names import label_of
+from mapet_mm.structures.image_names import label_of
+from mapet_mm.utils.config import plain
+from mapet_mm.utils.errors import UserError
 
 # What an image set's entry may say of its loader, beside the dataset.
 LOADER_OPTIONS = {"batch_size": 64, "num_workers": 0}

@@ -11,11 +11,11 @@ from jaxtyping import Float, Int64, UInt8
 from mmengine.config import Config
 from torch import Tensor
 
-from mapet_mm.config_files import nodes, type_name
-from mapet_mm.datasets.transforms import LoadTokenGrid
+from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
 from mapet_mm.evaluation.label_free import prediction_entropy
-from mapet_mm.models.mapet import MaPeT
+from mapet_mm.models.selfsup.mapet import MaPeT
 from mapet_mm.registry import TRANSFORMS
+from mapet_mm.utils.config import nodes, type_name
 
 UNKNOWN_COLOUR = (214, 90, 160)  # of a token that no patch stands for
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mapet_mm.engine.knn import (
+from mapet_mm.engine.hooks.knn_probe_hook import (
     Neighbours,
     check_neighbours,
     check_temperature,
@@ -17,10 +17,10 @@ from mapet_mm.engine.knn import (
     keys_by_angle,
     queries_by_angle,
 )
-from mapet_mm.errors import UserError
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import ImageSet
 from mapet_mm.evaluation.protocols import PROTOCOLS, Classification, Evaluated, Row
+from mapet_mm.utils.errors import UserError
 
 
 @PROTOCOLS.register_module()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
 
-from mapet_mm.errors import UserError
+from mapet_mm.utils.errors import UserError
 
 IGNORED = 255
 

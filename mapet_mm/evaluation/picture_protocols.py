@@ -14,8 +14,6 @@ from jaxtyping import Float, Int64, UInt8
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from mapet_mm.engine.features import swaps_channels
-from mapet_mm.engine.processes import print_once
 from mapet_mm.evaluation.attention import class_token_attention
 from mapet_mm.evaluation.dense_protocols import PatchTokens
 from mapet_mm.evaluation.feature_pictures import (
@@ -26,6 +24,7 @@ from mapet_mm.evaluation.feature_pictures import (
     similarity_curve,
     similarity_figure,
 )
+from mapet_mm.evaluation.image_features import swaps_channels
 from mapet_mm.evaluation.label_free import label_free, rank_me, usage_entropy
 from mapet_mm.evaluation.masked_prediction import (
     Prediction,
@@ -36,8 +35,9 @@ from mapet_mm.evaluation.masked_prediction import (
 )
 from mapet_mm.evaluation.pictures import foreground
 from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row
-from mapet_mm.models.mapet import MaPeT
-from mapet_mm.tokenizers.store.errors import MissingTokensError, TokenStoreError
+from mapet_mm.models.selfsup.mapet import MaPeT
+from mapet_mm.structures.store.errors import MissingTokensError, TokenStoreError
+from mapet_mm.utils.dist import print_once
 from mapet_mm.visualization.report import Section
 
 # Images that components and foreground are fitted over.

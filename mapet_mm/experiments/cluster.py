@@ -17,7 +17,7 @@ from mapet_mm.experiments.commands import launch_words
 from mapet_mm.experiments.plan import Run
 from mapet_mm.experiments.records import StageError, claim, is_done
 from mapet_mm.experiments.table import Runner
-from mapet_mm.file_replacement import replace_file
+from mapet_mm.utils.atomic_files import replace_file
 
 # Takes the sbatch command and the script for its standard input; returns the job's number.
 Send = Callable[[Sequence[str], str], str]

@@ -4,8 +4,8 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from functools import cache
 
-from mapet_mm.config_files import ConfigOptions, read_config
 from mapet_mm.experiments.plan import Run
+from mapet_mm.utils.config import ConfigOptions, read_config
 
 TERAFLOPS = "pre-training/teraflops"
 
@@ -20,7 +20,7 @@ def teraflops_of(run: Run) -> float:
 
 @cache
 def _teraflops(config: str, data: str | None, processes: int, options: Sequence[str]) -> float:
-    from mapet_mm.arithmetic import training_flops  # imports MMPretrain, which takes seconds
+    from mapet_mm.models.flops import training_flops  # imports MMPretrain, which takes seconds
 
     parser = ArgumentParser()
     parser.add_argument("--cfg-options", nargs="*", action=ConfigOptions)  # as tools/train.py reads them

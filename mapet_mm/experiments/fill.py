@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from mapet_mm.errors import UserError
 from mapet_mm.experiments.cluster import live_jobs
 from mapet_mm.experiments.compute import TERAFLOPS, teraflops_of
 from mapet_mm.experiments.differences import render_differences
@@ -18,7 +17,8 @@ from mapet_mm.experiments.plan import Cell, Run, plan_table
 from mapet_mm.experiments.records import StageError, is_claimed, is_done, log_of, record_of
 from mapet_mm.experiments.render import Grid, Measured, render_csv, render_markdown, summarise
 from mapet_mm.experiments.table import TableDeclaration
-from mapet_mm.file_replacement import replace_file
+from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.errors import UserError
 
 
 class TableFiller:

@@ -22,8 +22,6 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple, TextIO
 
-from mapet_mm.config_files import VARIABLE
-from mapet_mm.errors import STOPPED, UserError, one_line_errors
 from mapet_mm.experiments.commands import end_with_runner, launch_words
 from mapet_mm.experiments.plan import Run
 from mapet_mm.experiments.recipes import FEATURES
@@ -39,7 +37,9 @@ from mapet_mm.experiments.records import (
     seconds_of,
     write_record,
 )
-from mapet_mm.file_replacement import replace_file
+from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.config import VARIABLE
+from mapet_mm.utils.errors import STOPPED, UserError, one_line_errors
 
 TAIL_LINES = 20
 POLL_SECONDS = 0.2

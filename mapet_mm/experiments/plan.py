@@ -21,9 +21,9 @@ from typing import Any
 from mmengine.config import Config
 
 from mapet_mm import __version__
-from mapet_mm.config_files import VARIABLE, nodes, read_config
 from mapet_mm.experiments.recipes import SECTION, TRAIN, final_checkpoint, open_starts, processes_of, tool_of
 from mapet_mm.experiments.table import Column, DeclarationError, Row, TableDeclaration
+from mapet_mm.utils.config import VARIABLE, nodes, read_config
 
 # The parts of a config that name what a run reads and starts from.
 PARTS = ("model", "train_dataloader", "val_dataloader", SECTION)

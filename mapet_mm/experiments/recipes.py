@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mmengine.config import Config
 
-from mapet_mm.config_files import nodes
 from mapet_mm.experiments.table import DeclarationError
+from mapet_mm.utils.config import nodes
 
 TRAIN = "tools/train.py"
 EVALUATE = "tools/evaluate_features.py"  # for a config with a section `evaluation` instead of a training

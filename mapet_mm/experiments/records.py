@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mapet_mm import __version__
-from mapet_mm.config_files import read_config
-from mapet_mm.errors import UserError
 from mapet_mm.experiments.plan import Run, identity
 from mapet_mm.experiments.recipes import RESULTS
-from mapet_mm.file_replacement import replace_file, replace_json
-from mapet_mm.scalars import last_values
+from mapet_mm.utils.atomic_files import replace_file, replace_json
+from mapet_mm.utils.config import read_config
+from mapet_mm.utils.errors import UserError
+from mapet_mm.visualization.training_log import last_values
 
 
 class StageError(UserError, RuntimeError):
@@ -147,7 +147,7 @@ def is_adopted(run: Run) -> bool:
     """
     if run.command[0] != "tools/fit_codebook.py" or not os.path.exists(run.outputs[0]):
         return False
-    from mapet_mm.tokenizers.from_config import other_settings  # only tokenizer runs need it
+    from mapet_mm.tokenizers.run import other_settings  # only tokenizer runs need it
 
     if other := other_settings(read_config(run.config, run.data), run.outputs[0]):
         raise StageError(

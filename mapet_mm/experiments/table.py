@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mapet_mm.config_files import read_config
-from mapet_mm.errors import UserError
+from mapet_mm.utils.config import read_config
+from mapet_mm.utils.errors import UserError
 
 TABLES = Path("configs/tables")
 LAUNCHERS = ("local", "dist", "slurm")

@@ -1,21 +1,21 @@
 """Visual tokens: how they are made (`grid_kmeans`, `kclip`, `frozen`, `precomputed`) and stored (`store`)."""
 
-from mapet_mm.tokenizers.base import Tokenizer, full_float32
-from mapet_mm.tokenizers.clip_training import CaptionCLIP
-from mapet_mm.tokenizers.codebook import Codebook, CodebookError
-from mapet_mm.tokenizers.frozen import FrozenTokenizer, TokenizerError
-from mapet_mm.tokenizers.grid_kmeans import GridKMeans
-from mapet_mm.tokenizers.grid_layout import GridError
-from mapet_mm.tokenizers.kclip import KCLIP, grid_features
-from mapet_mm.tokenizers.precomputed import PrecomputedTokens
-from mapet_mm.tokenizers.store import (
+from mapet_mm.models.selfsup.clip_training import CaptionCLIP
+from mapet_mm.models.selfsup.tokenizer_training import DiscreteAutoencoder, VQKDDistillation
+from mapet_mm.models.target_generators.base import Tokenizer, full_float32
+from mapet_mm.models.target_generators.frozen_tokenizer import FrozenTokenizer, TokenizerError
+from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
+from mapet_mm.models.target_generators.grid_layout import GridError
+from mapet_mm.models.target_generators.kclip import KCLIP, grid_features
+from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
+from mapet_mm.structures.codebook import Codebook, CodebookError
+from mapet_mm.structures.store import (
     MissingTokensError,
     TokenStore,
     TokenStoreError,
     extend_store,
     merge_stores,
 )
-from mapet_mm.tokenizers.tokenizer_training import DiscreteAutoencoder, VQKDDistillation
 
 __all__ = [
     "KCLIP",

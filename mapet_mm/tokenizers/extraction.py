@@ -15,12 +15,12 @@ from jaxtyping import Int64
 from mmengine import fileio
 from torch import Tensor
 
-from mapet_mm.config_files import with_type_names
-from mapet_mm.tokenizers.base import Tokenizer
+from mapet_mm.models.target_generators.base import Tokenizer
+from mapet_mm.structures.store import TokenStore, TokenStoreError, extend_store
 from mapet_mm.tokenizers.image_groups import GroupLoader, ImageGroup
 from mapet_mm.tokenizers.image_tasks import ImageTasks
 from mapet_mm.tokenizers.images import NOT_FINITE, NamedImages
-from mapet_mm.tokenizers.store import TokenStore, TokenStoreError, extend_store
+from mapet_mm.utils.config import with_type_names
 
 CLAIMS = "claims"
 GONE = "no longer there"  # why an image has no tokens; if it comes back, it gets them

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from mapet_mm.pixel_range import check_images_of
+from mapet_mm.models.utils.pixel_range import check_images_of
 from mapet_mm.tokenizers.images import NamedImages
 
 GROUP_SIZE = 32

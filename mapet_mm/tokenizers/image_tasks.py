@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from mapet_mm.tokenizers.image_groups import GroupLoader, ImageGroup, split
 from mapet_mm.tokenizers.images import UnreadableImagesError, check_on_error
-from mapet_mm.tokenizers.sharing import SharedTasks, process_number
+from mapet_mm.utils.shared_work import SharedTasks, process_number
 
 
 class ImageTasks(ABC):

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from mapet_mm.errors import UserError, listed, reason_of
 from mapet_mm.registry import DATASETS
-from mapet_mm.tokenizers.image_names import label_of, path_of, relative_name
+from mapet_mm.structures.image_names import label_of, path_of, relative_name
 from mapet_mm.tokenizers.random_steps import Run, Step, first_random_step, generators_kept, watched
+from mapet_mm.utils.errors import UserError, listed, reason_of
 
 ON_ERROR = ("raise", "skip")
 # Images that are prepared several times to find random steps, how often each, and the time after which no

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mapet_mm.tokenizers.base import Tokenizer
+from mapet_mm.models.target_generators.base import Tokenizer
+from mapet_mm.structures.image_names import changed_since
+from mapet_mm.structures.store import TokenStore, TokenStoreError
+from mapet_mm.structures.store.manifest import GENERATION, MANIFEST
 from mapet_mm.tokenizers.image_groups import GroupLoader, split
-from mapet_mm.tokenizers.image_names import changed_since
 from mapet_mm.tokenizers.images import NOT_FINITE, NamedImages
-from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
-from mapet_mm.tokenizers.store.manifest import GENERATION, MANIFEST
 
 # A feature between two centroids may be assigned differently on another device; a wrong image, weights file
 # or pipeline changes most of an image's tokens.

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from mapet_mm.models.objectives import OBJECTIVES, Objective, group_sizes, visibility
+from mapet_mm.models.utils.objectives import OBJECTIVES, Objective, group_sizes, visibility
 
 GROUPS = "CMTQ"
 GROUP_COLOURS = {"C": "#4c78a8", "M": "#e8963c", "T": "#4f9d5d", "Q": "#8a63c9"}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from mapet_mm.tokenizers.store import TokenStore
+from mapet_mm.structures.store import TokenStore
 from mapet_mm.visualization.codebook_sheet import Patch, SheetRow, count_patches, draw_codebook_sheet
 from mapet_mm.visualization.report import Column, Report, Section, Table
 from mapet_mm.visualization.token_usage import TokenUsage, draw_usage

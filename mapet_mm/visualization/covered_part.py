@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float
 from PIL import Image, ImageOps
 
-from mapet_mm.engine.probed_pipeline import ProbedPipeline, recorded_pipeline
-from mapet_mm.errors import reason_of
-from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
+from mapet_mm.engine.hooks.probed_pipeline import ProbedPipeline, recorded_pipeline
+from mapet_mm.structures.store import TokenStore, TokenStoreError
+from mapet_mm.utils.errors import reason_of
 
 # Of an image's width: what resizing may bend at its edges.
 TOLERANCE = 0.05

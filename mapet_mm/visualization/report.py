@@ -12,7 +12,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from mapet_mm.file_replacement import replace_file
+from mapet_mm.utils.atomic_files import replace_file
 
 DOTS_PER_INCH = 200
 NO_VALUE = "–"

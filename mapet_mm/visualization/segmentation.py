@@ -42,7 +42,7 @@ def predict_images(
     from mmengine.config import Config
     from mmengine.registry import init_default_scope
 
-    from mapet_mm.quiet import import_quietly
+    from mapet_mm.utils.logging import import_quietly
 
     import_quietly("mmseg.datasets")
     from mmseg.apis import inference_model, init_model

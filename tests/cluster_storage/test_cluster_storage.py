@@ -20,7 +20,7 @@ from mmengine.config import Config
 
 from mapet_mm.datasets.digits import write_digits
 from mapet_mm.tokenizers import TokenStore, TokenStoreError
-from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook
+from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
 
 pytestmark = [
     pytest.mark.slow,

@@ -15,7 +15,7 @@ from pathlib import Path
 import mmpretrain.datasets
 import mmpretrain.models  # noqa: F401
 
-import mapet_mm.tokenizers.from_config  # noqa: F401
+import mapet_mm.tokenizers.run  # noqa: F401
 
 
 def run(folder: Path, arguments: list[str]) -> None:

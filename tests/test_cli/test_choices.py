@@ -16,11 +16,11 @@ from mapet_mm.cli.choices import choose, find_images, look_at, take_weights, voc
 from mapet_mm.cli.plan import TRIAL, estimated_seconds, training_seconds
 from mapet_mm.cli.pretrain import main, parse_args, pretrain
 from mapet_mm.cli.stages import Stage
-from mapet_mm.errors import UserError
 from mapet_mm.experiments.records import claim
 from mapet_mm.models import MaPeTPretrainViT
+from mapet_mm.models.target_generators.clip_tower import TowerError
 from mapet_mm.registry import MODELS
-from mapet_mm.tokenizers.clip_tower import TowerError
+from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import read_weights, write_weights
 
 

@@ -7,7 +7,7 @@ import pytest
 from config_building import ROOT
 
 from mapet_mm.cli.main import PACKAGE, TOOLS, main, tool_command
-from mapet_mm.engine.launch import LaunchError, load_config
+from mapet_mm.engine.runners.launch import LaunchError, load_config
 
 TOOL = str(PACKAGE / "tools/train.py")
 

@@ -9,12 +9,12 @@ from mmengine.config import Config
 from PIL import Image
 
 from mapet_mm.cli.results import codebook_there, export_there, note_export, tokens_there, training_there
-from mapet_mm.config_files import read_config
-from mapet_mm.engine.checkpoints import recipe
-from mapet_mm.errors import UserError
+from mapet_mm.engine.runners.resume import recipe
 from mapet_mm.tokenizers import Codebook, TokenStore
 from mapet_mm.tokenizers.extraction import GONE
-from mapet_mm.tokenizers.from_config import preprocessing_of
+from mapet_mm.tokenizers.run import preprocessing_of
+from mapet_mm.utils.config import read_config
+from mapet_mm.utils.errors import UserError
 
 PIXELS = np.zeros((4, 4, 3), dtype=np.uint8)
 TOKENIZER = """

@@ -9,7 +9,7 @@ import pytest
 
 from mapet_mm.cli import stages
 from mapet_mm.cli.stages import Stage, run_stages
-from mapet_mm.errors import UserError
+from mapet_mm.utils.errors import UserError
 
 
 def stage(title: str, code: str, result: Path, **options) -> Stage:

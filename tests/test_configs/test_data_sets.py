@@ -15,9 +15,9 @@ from config_building import ROOT, build_model, in_scope
 from mmengine.config import Config
 from mmengine.registry import TRANSFORMS
 
-from mapet_mm.config_files import VARIABLE, ConfigError, data_set, read_config, typed
-from mapet_mm.engine.launch import load_config
+from mapet_mm.engine.runners.launch import load_config
 from mapet_mm.experiments.table import DeclarationError, list_tables, load_table
+from mapet_mm.utils.config import VARIABLE, ConfigError, data_set, read_config, typed
 
 NEW = """
 _base_ = "../data_defaults.py"

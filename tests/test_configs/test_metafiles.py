@@ -6,7 +6,7 @@ import pytest
 import yaml
 from config_building import ROOT, read
 
-from mapet_mm.arithmetic import complexity
+from mapet_mm.models.flops import complexity
 
 METAFILES = sorted((ROOT / "configs").glob("*/metafile.yml"))
 MODELS = {model["Name"]: model for file in METAFILES for model in yaml.safe_load(file.read_text())["Models"]}

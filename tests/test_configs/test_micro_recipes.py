@@ -11,7 +11,7 @@ from mmengine.runner import Runner
 
 from mapet_mm.datasets.digits import DigitsOptions, write_digits
 from mapet_mm.datasets.digits_scenes import ScenesOptions, write_scenes
-from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook
+from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "micro"
 # Of recipes that differ in the tokenizer alone, one is trained in quick tests.

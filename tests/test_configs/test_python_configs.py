@@ -13,19 +13,19 @@ from mmengine.registry import Registry
 from mmpretrain.models import VQKD
 
 import mapet_mm.registry
-from mapet_mm.config_files import PACKAGE, read_config, scope_of, type_name, with_type_names
-from mapet_mm.engine.launch import LaunchError, configure_training, load_config
-from mapet_mm.engine.runner import build_runner
+from mapet_mm.engine.runners.build_runner import build_runner
+from mapet_mm.engine.runners.launch import LaunchError, configure_training, load_config
 from mapet_mm.evaluation.checkpoints import load_checkpoint
 from mapet_mm.evaluation.declared_images import read_image_sets
 from mapet_mm.evaluation.masked_prediction import token_loader
 from mapet_mm.evaluation.picture_protocols import TokenPredictions
 from mapet_mm.evaluation.protocol_choice import build_protocols
 from mapet_mm.evaluation.protocols import evaluate
+from mapet_mm.models.target_generators.clip_tower import build_visual
+from mapet_mm.models.target_generators.frozen_tokenizer import split_checkpoint
 from mapet_mm.tokenizers import FrozenTokenizer
-from mapet_mm.tokenizers.clip_tower import build_visual
-from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook
-from mapet_mm.tokenizers.frozen import split_checkpoint
+from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
+from mapet_mm.utils.config import PACKAGE, read_config, scope_of, type_name, with_type_names
 
 CONFIGS = Path(__file__).parents[1] / "python_configs"
 # Not imported with `mapet_mm.engine`: evaluations and sharding import what few runs need.

@@ -10,7 +10,7 @@ from mmengine.registry import DATASETS, MODELS
 from PIL import Image
 from shrunk_recipes import shrunk
 
-from mapet_mm.engine.launch import configure_test
+from mapet_mm.engine.runners.launch import configure_test
 
 SEGMENTATION = [path for path in RECIPES if path.parent.name == "segmentation"]
 DATA = {data: next(p for p in SEGMENTATION if data in p.stem) for data in ("ade20k", "voc12", "cityscapes")}

@@ -12,8 +12,8 @@ from mmengine.registry import DATASETS
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from mapet_mm.datasets.draws import SeededBatches, SeededDataset, UnreadableImageError
-from mapet_mm.engine.probes import grey, matching_share, pattern, views_of
+from mapet_mm.datasets.samplers import SeededBatches, SeededDataset, UnreadableImageError
+from mapet_mm.engine.hooks.alignment_patterns import grey, matching_share, pattern, views_of
 from mapet_mm.tokenizers.images import NamedImages
 
 SIZE, GRID = (320, 280), (14, 14)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mmpretrain.registry import TRANSFORMS
 
-from mapet_mm.datasets.masking import BlockwiseMask
+from mapet_mm.datasets.transforms.masking import BlockwiseMask
 
 
 def masks(count: int, **options) -> np.ndarray:

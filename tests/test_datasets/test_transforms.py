@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from mmpretrain.datasets.transforms import PackInputs
 
-from mapet_mm.datasets.transforms import LoadTokenGrid, RandomCropTokenGrid, RandomFlipTokenGrid
+from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid, RandomCropTokenGrid, RandomFlipTokenGrid
 from mapet_mm.registry import TRANSFORMS
-from mapet_mm.tokenizers.codebook import Codebook
-from mapet_mm.tokenizers.store import MissingTokensError, TokenStore, TokenStoreError
+from mapet_mm.structures.codebook import Codebook
+from mapet_mm.structures.store import MissingTokensError, TokenStore, TokenStoreError
 
 PATCH = 4
 NAMES = ["train/0/a.png", "train/1/a.png", "val/1/b.png"]

@@ -14,8 +14,8 @@ from tiny_training import second_of_its_own
 
 from mapet_mm.datasets.digits_scenes import ScenesOptions, write_scenes
 from mapet_mm.datasets.scene_boxes import write_scene_boxes
-from mapet_mm.engine.launch import configure_training, load_config
-from mapet_mm.engine.runner import build_runner
+from mapet_mm.engine.runners.build_runner import build_runner
+from mapet_mm.engine.runners.launch import configure_training, load_config
 
 PARTS = dict(training="train", validation="val")
 DOTA_NAMES = ("plane", "ship", "harbor", "bridge", "helicopter", "roundabout", "storage-tank")

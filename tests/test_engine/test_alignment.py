@@ -11,10 +11,10 @@ from mmpretrain.registry import DATASETS
 from PIL import Image
 from skimage import data as photographs
 
-from mapet_mm.datasets.preprocessor import TokenGridDataPreprocessor
-from mapet_mm.engine.alignment import check_alignment
-from mapet_mm.engine.probes import grey, take_the_place
-from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
+from mapet_mm.engine.hooks.alignment import check_alignment
+from mapet_mm.engine.hooks.alignment_patterns import grey, take_the_place
+from mapet_mm.models.utils.data_preprocessor import TokenGridDataPreprocessor
+from mapet_mm.structures.store import TokenStore, TokenStoreError
 
 LOAD = dict(type="LoadImageFromFile")
 KCLIP_PIPELINE = [

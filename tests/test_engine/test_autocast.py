@@ -7,13 +7,13 @@ import torch
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import nn
 
-from mapet_mm.engine.autocast import AutocastOptimWrapper
+from mapet_mm.engine.optimizers.autocast_optim_wrapper import AutocastOptimWrapper
 
 
 @pytest.fixture(autouse=True)
 def _on_cpu(monkeypatch):
     """The tests without a `gpu` mark say what happens on CPU, on whatever machine they run."""
-    monkeypatch.setattr("mapet_mm.engine.autocast.get_device", lambda: "cpu")
+    monkeypatch.setattr("mapet_mm.engine.optimizers.autocast_optim_wrapper.get_device", lambda: "cpu")
 
 
 def make(model: nn.Module, **kwargs) -> AutocastOptimWrapper:
@@ -116,7 +116,7 @@ def test_wrong_options_are_refused_by_name(options, match):
 
 
 def test_unknown_device_is_refused(monkeypatch):
-    monkeypatch.setattr("mapet_mm.engine.autocast.get_device", lambda: "npu")
+    monkeypatch.setattr("mapet_mm.engine.optimizers.autocast_optim_wrapper.get_device", lambda: "npu")
     with pytest.raises(ValueError, match="not npu"):
         make(linear())
 
@@ -124,7 +124,7 @@ def test_unknown_device_is_refused(monkeypatch):
 @pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled")
 @pytest.mark.parametrize(("native", "expected"), [(True, torch.bfloat16), (False, torch.float16)])
 def test_cuda_takes_bfloat16_only_where_it_is_native(monkeypatch, native, expected):
-    monkeypatch.setattr("mapet_mm.engine.autocast.get_device", lambda: "cuda")
+    monkeypatch.setattr("mapet_mm.engine.optimizers.autocast_optim_wrapper.get_device", lambda: "cuda")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
     assert make(linear()).dtype is expected
 
@@ -132,7 +132,7 @@ def test_cuda_takes_bfloat16_only_where_it_is_native(monkeypatch, native, expect
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "expected"), [(None, torch.bfloat16), ("float16", torch.float16)])
 def test_cuda_trains_in_the_dtype_with_true_clipping(monkeypatch, dtype, expected):
-    monkeypatch.setattr("mapet_mm.engine.autocast.get_device", lambda: "cuda")
+    monkeypatch.setattr("mapet_mm.engine.optimizers.autocast_optim_wrapper.get_device", lambda: "cuda")
     model = linear().cuda()
     wrapper = make(model, dtype=dtype, loss_scale=1024.0, clip_grad=dict(max_norm=0.5))
     with wrapper.optim_context(model):

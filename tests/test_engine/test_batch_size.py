@@ -5,9 +5,9 @@ import torch
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
-from mapet_mm.engine.batch_size import describe_scaling
-from mapet_mm.engine.launch import LaunchError, configure_training, load_config
-from mapet_mm.engine.runner import build_runner
+from mapet_mm.engine.runners.batch_size import describe_scaling
+from mapet_mm.engine.runners.build_runner import build_runner
+from mapet_mm.engine.runners.launch import LaunchError, configure_training, load_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # The config's rate is 0.01 for a batch of 1; its layers' rates are halved with each layer below the top.
@@ -60,7 +60,7 @@ def test_without_a_batch_size_there_is_nothing_to_scale_to(config):
 
 @pytest.mark.parametrize("scaled", [True, False])
 def test_a_strategy_is_set_where_there_is_a_rate_to_scale_alone(config, monkeypatch, scaled):
-    monkeypatch.setattr("mapet_mm.engine.runner.RUNNERS.build", lambda cfg: cfg)
+    monkeypatch.setattr("mapet_mm.engine.runners.build_runner.RUNNERS.build", lambda cfg: cfg)
     cfg = load_config(str(config), FLEXIBLE if scaled else dict(FLEXIBLE, auto_scale_lr=None))
     expected = dict(type="SingleDeviceStrategy", auto_scale_lr=dict(base_batch_size=1))
     assert build_runner(cfg, "none").get("strategy") == (expected if scaled else None)

@@ -18,16 +18,16 @@ from mmengine.runner import Runner, load_checkpoint
 from safetensors.torch import save_file
 from tiny_training import CONFIG, read_checkpoint, read_scalars, run_tool, second_of_its_own
 
-from mapet_mm.engine.checkpoints import (
+from mapet_mm.engine.hooks.portable_checkpoint_hook import PortableCheckpointHook
+from mapet_mm.engine.runners.build_runner import build_runner
+from mapet_mm.engine.runners.launch import configure_test, configure_training, load_config
+from mapet_mm.engine.runners.resume import (
     LaunchError,
     differences,
     find_checkpoint,
     recipe,
     require_checkpoint,
 )
-from mapet_mm.engine.launch import configure_test, configure_training, load_config
-from mapet_mm.engine.portable_checkpoint import PortableCheckpointHook
-from mapet_mm.engine.runner import build_runner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BEST = ["default_hooks.checkpoint.save_best=auto"]

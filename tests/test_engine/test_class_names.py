@@ -6,7 +6,7 @@ from PIL import Image
 from tiny_training import CONFIG, run_tool
 from torch import nn
 
-from mapet_mm.engine.class_names import ClassNamesError, check_order, predicts_classes
+from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesError, check_order, predicts_classes
 from mapet_mm.models import MaPeTPretrainViT, TokenPredictionHead
 
 

@@ -13,8 +13,8 @@ from mmpretrain.structures import DataSample
 from torch import nn
 from torch.utils.data import Dataset
 
-from mapet_mm.engine.compilation import CompileHook
-from mapet_mm.engine.launch import configure_training
+from mapet_mm.engine.hooks.compile_hook import CompileHook
+from mapet_mm.engine.runners.launch import configure_training
 from mapet_mm.registry import DATASETS
 
 ARCH = dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=48)
@@ -99,7 +99,7 @@ def test_a_model_without_backbone_is_one_clear_line():
 
 
 def test_a_sharded_model_is_one_clear_line(monkeypatch):
-    monkeypatch.setattr("mapet_mm.engine.compilation.DTensor", nn.Parameter)
+    monkeypatch.setattr("mapet_mm.engine.hooks.compile_hook.DTensor", nn.Parameter)
     with pytest.raises(
         ValueError, match="a sharded model gathers its layers one by one; leave `compile` out"
     ):

@@ -5,7 +5,7 @@ import torch
 from mmengine.registry import MODEL_WRAPPERS
 from torch import nn
 
-from mapet_mm.engine.processes import choose_device, start_processes
+from mapet_mm.utils.dist import choose_device, start_processes
 
 
 @pytest.fixture
@@ -56,9 +56,9 @@ def test_a_process_takes_the_gpu_of_its_number_on_its_machine(environment, numbe
 
 def test_processes_with_gpus_talk_over_nccl(monkeypatch):
     started = []
-    monkeypatch.setattr("mapet_mm.engine.processes.get_device", lambda: "cuda")
+    monkeypatch.setattr("mapet_mm.utils.dist.get_device", lambda: "cuda")
     monkeypatch.setattr(
-        "mapet_mm.engine.processes.init_dist", lambda *args, **kwargs: started.append((args, kwargs))
+        "mapet_mm.utils.dist.init_dist", lambda *args, **kwargs: started.append((args, kwargs))
     )
     start_processes("slurm", 60)
     assert started == [(("slurm",), dict(backend="nccl", timeout=60))]

@@ -14,7 +14,7 @@ import torch
 from config_building import ROOT
 from jittered_training import HOOKS, build, final
 
-from mapet_mm.engine.stuck_loader import StuckLoaderHook
+from mapet_mm.engine.hooks.stuck_loader_hook import StuckLoaderHook
 
 slow = pytest.mark.slow
 # Sums over processes differ in their last bits.
@@ -122,7 +122,7 @@ class Sleepy(torch.utils.data.Dataset):
 
 def test_a_loader_that_hangs_ends_its_process_with_a_line(tmp_path, monkeypatch, capfd):
     ended = []
-    monkeypatch.setattr("mapet_mm.engine.stuck_loader.os._exit", ended.append)
+    monkeypatch.setattr("mapet_mm.engine.hooks.stuck_loader_hook.os._exit", ended.append)
     hooks = {**HOOKS, "stuck_loader": dict(type="mapet_mm.StuckLoaderHook", seconds=0.2)}
     runner = build(tmp_path / "run", hooks=hooks, dataset=dict(type=Sleepy, seconds=1.0))
     with pytest.raises(OSError, match="and then fails"):
@@ -135,7 +135,7 @@ def test_a_loader_that_hangs_ends_its_process_with_a_line(tmp_path, monkeypatch,
 
 def test_a_training_that_ended_with_an_error_is_not_taken_for_one_that_hangs(tmp_path, monkeypatch):
     ended = []
-    monkeypatch.setattr("mapet_mm.engine.stuck_loader.os._exit", ended.append)
+    monkeypatch.setattr("mapet_mm.engine.hooks.stuck_loader_hook.os._exit", ended.append)
     hooks = {**HOOKS, "stuck_loader": dict(type="mapet_mm.StuckLoaderHook", seconds=0.2)}
     runner = build(tmp_path / "run", hooks=hooks, dataset=dict(type=Sleepy, seconds=0.0))
     with pytest.raises(OSError, match="and then fails"):

@@ -8,7 +8,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from mmengine.runner.checkpoint import save_checkpoint
 
-from mapet_mm.engine.launch import LaunchError, configure_training, load_config
+from mapet_mm.engine.runners.launch import LaunchError, configure_training, load_config
 from mapet_mm.registry import MODELS
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "micro"

@@ -14,9 +14,9 @@ from mmengine.dataset import Compose, DefaultSampler
 from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch.utils.data import BatchSampler, DataLoader
 
-from mapet_mm.datasets.draws import SeededBatches, SeededDataset, SeededIndex, draw_seeds
-from mapet_mm.engine.epoch_seed import EpochSeedHook, ResumeError
-from mapet_mm.models.permutation import seeded_permutations
+from mapet_mm.datasets.samplers import SeededBatches, SeededDataset, SeededIndex, draw_seeds
+from mapet_mm.engine.hooks.epoch_seed_hook import EpochSeedHook, ResumeError
+from mapet_mm.models.utils.permutation import seeded_permutations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ITERATIONS = dict(train_cfg=dict(type="IterBasedTrainLoop", max_iters=9))

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mapet_mm.engine import freed_memory
+from mapet_mm.engine.runners import freed_memory
 
 
 def test_glibc_is_told_to_keep_all_of_it(monkeypatch):

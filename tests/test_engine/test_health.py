@@ -10,12 +10,12 @@ import torch
 from forked_processes import start_together
 from mmengine.logging import MessageHub
 
-from mapet_mm.engine.features import effective_rank, rank_me
-from mapet_mm.engine.health import HealthHook
+from mapet_mm.engine.hooks.health_hook import HealthHook
+from mapet_mm.evaluation.image_features import effective_rank, rank_me
 from mapet_mm.models import TokenPredictionHead
-from mapet_mm.models.statistics import PredictionStatistics
-from mapet_mm.scalars import last_values
+from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
 from mapet_mm.visualization.curves import place_figure
+from mapet_mm.visualization.training_log import last_values
 
 
 def statistics(predictions, tokens, vocab_size=8) -> PredictionStatistics:
@@ -232,7 +232,7 @@ def test_a_resumed_run_keeps_the_places_of_before(tmp_path):
         (folder / "scalars.json").write_text(
             f'{{"place_accuracy/01": {step}, "step": {step}}}\n{{"knn/top1": 1, "step": {step // 100}}}\n'
         )
-    from mapet_mm.scalars import read_scalars
+    from mapet_mm.visualization.training_log import read_scalars
 
     assert [one["step"] for one in read_scalars(tmp_path) if "place_accuracy/01" in one] == [500, 900]
     assert last_values(tmp_path)["place_accuracy/01"] == 900

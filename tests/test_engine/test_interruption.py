@@ -14,9 +14,9 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from torch.utils.data._utils.worker import _worker_loop
 
-from mapet_mm.engine.checkpoints import find_checkpoint, later_checkpoints
-from mapet_mm.engine.interruption import InterruptionHook
-from mapet_mm.errors import STOPPED
+from mapet_mm.engine.hooks.interruption_hook import InterruptionHook
+from mapet_mm.engine.runners.resume import find_checkpoint, later_checkpoints
+from mapet_mm.utils.errors import STOPPED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BY_EPOCH = dict(checkpoint=dict(type="CheckpointHook", interval=1))
@@ -162,7 +162,7 @@ def test_a_checkpoint_of_the_same_step_is_not_written_twice(tmp_path):
 
 def test_workers_of_a_loader_outlive_a_signal_to_all_processes(tmp_path, monkeypatch):
     """Slurm's SIGTERM reaches them as well; the run needs their images, however long its step takes."""
-    monkeypatch.setattr("mapet_mm.engine.interruption.WORKER_SECONDS", 1)
+    monkeypatch.setattr("mapet_mm.engine.hooks.interruption_hook.WORKER_SECONDS", 1)
 
     class TellAll(Tell):
         def after_train_iter(self, runner, *args, **kwargs) -> None:
@@ -230,7 +230,7 @@ def test_a_write_that_fails_leaves_the_checkpoint_of_before(tmp_path, monkeypatc
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("mapet_mm.file_replacement.os.fsync", full)
+    monkeypatch.setattr("mapet_mm.utils.atomic_files.os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         build(tmp_path / "run", interval=9, hooks=hooks()).train()
     assert (tmp_path / "run/iter_9.pth").read_bytes() == before

@@ -20,9 +20,9 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 from torch.utils.data import Dataset
 
-from mapet_mm.engine import knn
-from mapet_mm.engine.features import build_loader, image_features, normalise, pool, undisturbed
-from mapet_mm.engine.knn import KNNProbeHook, knn_predict
+from mapet_mm.engine.hooks import knn_probe_hook as knn
+from mapet_mm.engine.hooks.knn_probe_hook import KNNProbeHook, knn_predict
+from mapet_mm.evaluation.image_features import build_loader, image_features, normalise, pool, undisturbed
 from mapet_mm.registry import DATASETS
 
 ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)

@@ -13,7 +13,8 @@ import pytest
 import torch
 from tiny_training import TOOLS, read_checkpoint, read_scalars, run_tool
 
-from mapet_mm.engine.launch import (
+from mapet_mm.engine.runners.build_runner import build_runner
+from mapet_mm.engine.runners.launch import (
     LaunchError,
     configure_drawing,
     configure_test,
@@ -22,9 +23,8 @@ from mapet_mm.engine.launch import (
     next_command,
     training_report,
 )
-from mapet_mm.engine.processes import check_gpus
-from mapet_mm.engine.runner import build_runner
-from mapet_mm.errors import UserError
+from mapet_mm.utils.dist import check_gpus
+from mapet_mm.utils.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -140,7 +140,7 @@ def test_test_reports_and_keeps_metrics_predictions_and_drawings(config, tmp_pat
 TOGETHER = """
 import sys
 from pathlib import Path
-import mapet_mm.engine.launch  # once, for both
+import mapet_mm.engine.runners.launch  # once, for both
 from forked_processes import run_together
 print(run_together(2, "train.py", *sys.argv[2:], folder=Path(sys.argv[1])))
 """
@@ -186,9 +186,9 @@ def test_the_tool_of_several_processes_passes_whole_arguments_on(tmp_path):
 def test_cpu_processes_start_gloo_and_keep_the_configs_wrapper_options(config, tmp_path, monkeypatch):
     """A process group on CPU leaves the model wrapper without device ids, and the config's options in it."""
     started = []
-    monkeypatch.setattr("mapet_mm.engine.runner.get_device", lambda: "cpu")
+    monkeypatch.setattr("mapet_mm.engine.runners.build_runner.get_device", lambda: "cpu")
     monkeypatch.setattr("torch.distributed.init_process_group", lambda *a, **k: started.append((a, k)))
-    monkeypatch.setattr("mapet_mm.engine.runner.Runner.from_cfg", lambda cfg: cfg)
+    monkeypatch.setattr("mapet_mm.engine.runners.build_runner.Runner.from_cfg", lambda cfg: cfg)
     options = {"model_wrapper_cfg.static_graph": True, "env_cfg.dist_cfg.timeout": 60}
     cfg = build_runner(load_config(str(config), options, str(tmp_path)), "pytorch")
     assert started[0][0] == ("gloo",)
@@ -361,15 +361,15 @@ def test_one_option_adds_a_backend_by_its_type(config):
 
 
 def test_launcher_without_cuda_devices_says_which_one_to_use(config, monkeypatch):
-    monkeypatch.setattr("mapet_mm.engine.runner.get_device", lambda: "cpu")
+    monkeypatch.setattr("mapet_mm.engine.runners.build_runner.get_device", lambda: "cpu")
     with pytest.raises(UserError, match="slurm needs CUDA devices"):
         build_runner(load_config(str(config)), "slurm")
 
 
 def test_processes_on_gpus_wait_as_long_as_those_on_cpus(config, monkeypatch):
     """PyTorch's own limit for GPUs, ten minutes, ended them while the first one validated."""
-    monkeypatch.setattr("mapet_mm.engine.runner.get_device", lambda: "cuda")
-    monkeypatch.setattr("mapet_mm.engine.runner.Runner.from_cfg", lambda cfg: cfg)
+    monkeypatch.setattr("mapet_mm.engine.runners.build_runner.get_device", lambda: "cuda")
+    monkeypatch.setattr("mapet_mm.engine.runners.build_runner.Runner.from_cfg", lambda cfg: cfg)
     assert build_runner(load_config(str(config)), "pytorch").env_cfg.dist_cfg.timeout == 1800
     options = {"env_cfg.dist_cfg.timeout": 60}
     assert build_runner(load_config(str(config), options), "pytorch").env_cfg.dist_cfg.timeout == 60

@@ -15,11 +15,11 @@ from mmengine.optim import AmpOptimWrapper, ApexOptimWrapper, OptimWrapper, Opti
 from mmengine.runner import FlexibleRunner
 from torch import nn
 
-from mapet_mm.engine.autocast import AutocastOptimWrapper
-from mapet_mm.engine.non_finite import NonFiniteError, NonFiniteHook
+from mapet_mm.engine.hooks.non_finite_hook import NonFiniteError, NonFiniteHook
+from mapet_mm.engine.optimizers.autocast_optim_wrapper import AutocastOptimWrapper
 from mapet_mm.models import MaPeT
 from mapet_mm.registry import MODELS
-from mapet_mm.scalars import read_scalars
+from mapet_mm.visualization.training_log import read_scalars
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BAD: dict[str, str] = {}  # what goes wrong with images, by their path
@@ -316,7 +316,7 @@ def test_a_runner_with_a_strategy_also_goes_on_with_the_first_of_the_steps(tmp_p
 
 
 def test_of_several_processes_one_writes_the_images_and_all_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("mapet_mm.engine.non_finite.is_main_process", lambda: False)
+    monkeypatch.setattr("mapet_mm.engine.hooks.non_finite_hook.is_main_process", lambda: False)
     BAD["3"] = "loss"
     with pytest.raises(NonFiniteError, match="`3`"):
         run(tmp_path / "run", patience=1)

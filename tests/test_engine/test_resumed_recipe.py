@@ -14,11 +14,11 @@ from tiny_training import read_checkpoint, read_scalars, second_of_its_own
 from torch import nn
 from torch.utils.data import DataLoader
 
-from mapet_mm.engine.epoch_seed import ResumeError
-from mapet_mm.engine.launch import configure_training, load_config
-from mapet_mm.engine.layer_decay import LayerDecayOptimWrapperConstructor
-from mapet_mm.engine.resumed_recipe import ResumedRecipeHook
-from mapet_mm.engine.runner import build_runner
+from mapet_mm.engine.hooks.epoch_seed_hook import ResumeError
+from mapet_mm.engine.hooks.resumed_recipe_hook import ResumedRecipeHook
+from mapet_mm.engine.optimizers.layer_decay import LayerDecayOptimWrapperConstructor
+from mapet_mm.engine.runners.build_runner import build_runner
+from mapet_mm.engine.runners.launch import configure_training, load_config
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EPOCHS, LENGTH = 6, 4

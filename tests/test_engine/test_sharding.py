@@ -23,15 +23,15 @@ from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from mapet_mm.engine import sharding
-from mapet_mm.engine.autocast import AutocastOptimWrapper
-from mapet_mm.engine.launch import LaunchError, configure_training, load_config
-from mapet_mm.engine.processes import start_processes, stop_processes
-from mapet_mm.engine.resumed_recipe import ResumedRecipeHook
-from mapet_mm.engine.runner import build_runner
-from mapet_mm.engine.sharding import FullyShardedStrategy
-from mapet_mm.engine.step_state import ForwardState
+from mapet_mm.engine.hooks.resumed_recipe_hook import ResumedRecipeHook
+from mapet_mm.engine.optimizers.autocast_optim_wrapper import AutocastOptimWrapper
+from mapet_mm.engine.runners import sharding
+from mapet_mm.engine.runners.build_runner import build_runner
+from mapet_mm.engine.runners.launch import LaunchError, configure_training, load_config
+from mapet_mm.engine.runners.sharding import FullyShardedStrategy
+from mapet_mm.engine.runners.step_state import ForwardState
 from mapet_mm.models import MaPeTViT
+from mapet_mm.utils.dist import start_processes, stop_processes
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "configs/mapet/mapet_vit-large-p16_kclip_64xb32-amp-sharded-coslr-300e_in1k.py"

@@ -11,9 +11,9 @@ from mmengine.optim import CosineAnnealingLR, LinearLR, OptimWrapper, OptimWrapp
 from mmengine.runner import get_priority
 from torch import Tensor, nn
 
-from mapet_mm.engine.autocast import AutocastOptimWrapper
-from mapet_mm.engine.non_finite import NonFiniteHook
-from mapet_mm.engine.step_state import ForwardState, ScheduleState
+from mapet_mm.engine.hooks.non_finite_hook import NonFiniteHook
+from mapet_mm.engine.optimizers.autocast_optim_wrapper import AutocastOptimWrapper
+from mapet_mm.engine.runners.step_state import ForwardState, ScheduleState
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

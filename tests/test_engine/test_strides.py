@@ -5,7 +5,7 @@ import torch
 from mmengine.registry import DefaultScope
 from torch import nn
 
-from mapet_mm.engine.strides import StrideCheckHook, wrong_strides
+from mapet_mm.engine.hooks.stride_check_hook import StrideCheckHook, wrong_strides
 from mapet_mm.registry import MODELS
 
 ARCH = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)

@@ -11,7 +11,7 @@ from mmengine.hooks import Hook
 from mmengine.runner.loops import _InfiniteDataloaderIterator
 from torch.utils.data import DataLoader, Dataset
 
-from mapet_mm.engine.stuck_loader import StuckLoaderHook
+from mapet_mm.engine.hooks.stuck_loader_hook import StuckLoaderHook
 
 
 def wait_for_a_batch(steps: int) -> None:

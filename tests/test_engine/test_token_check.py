@@ -10,20 +10,20 @@ from mmengine.dataset import BaseDataset, Compose, ConcatDataset, RepeatDataset
 from mmengine.runner import Runner
 from mmpretrain.engine import SwitchRecipeHook
 
-from mapet_mm.datasets.draws import SeededDataset
-from mapet_mm.datasets.transforms import LoadTokenGrid, RandomCropTokenGrid
-from mapet_mm.engine import token_check
-from mapet_mm.engine.token_check import (
+from mapet_mm.datasets.samplers import SeededDataset
+from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid, RandomCropTokenGrid
+from mapet_mm.engine.hooks import token_store_check_hook as token_check
+from mapet_mm.engine.hooks.token_store_check_hook import (
     TokenStoreCheckHook,
     leaf_datasets,
     leave_out_as_in,
     pipeline_transforms,
 )
-from mapet_mm.errors import UserError
+from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
 from mapet_mm.registry import HOOKS
-from mapet_mm.tokenizers.codebook import Codebook
-from mapet_mm.tokenizers.precomputed import PrecomputedTokens
-from mapet_mm.tokenizers.store import MissingTokensError, TokenStore, TokenStoreError
+from mapet_mm.structures.codebook import Codebook
+from mapet_mm.structures.store import MissingTokensError, TokenStore, TokenStoreError
+from mapet_mm.utils.errors import UserError
 
 NAMES = [f"train/{i}.png" for i in range(6)]
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from mmengine.dataset import BaseDataset, Compose, RepeatDataset
 
-from mapet_mm.datasets.transforms import LoadTokenGrid
-from mapet_mm.errors import UserError
+from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
 from mapet_mm.registry import HOOKS
-from mapet_mm.tokenizers.store import TokenStore
+from mapet_mm.structures.store import TokenStore
+from mapet_mm.utils.errors import UserError
 
 NAMES = [f"train/{index}.png" for index in range(4)]
 

@@ -10,7 +10,7 @@ import pytest
 
 IMPORT = "import yapf.yapflib.yapf_api"
 GUARDED = """
-from mapet_mm.engine.processes import import_yapf
+from mapet_mm.utils.dist import import_yapf
 print("start", flush=True)
 import_yapf(%s)
 print("imported")

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from mapet_mm.errors import UserError
 from mapet_mm.evaluation import dense, dense_images
 from mapet_mm.evaluation.dense import DenseEvaluation, vote
 from mapet_mm.evaluation.dense_images import DenseImages
 from mapet_mm.evaluation.logistic import fit_logistic
 from mapet_mm.evaluation.patch_labels import Areas, join_cells, label_cells, majority
+from mapet_mm.utils.errors import UserError
 
 CLASSES = ["background", "cat", "dog", "sky"]
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 from PIL import Image
 
-from mapet_mm.errors import UserError
 from mapet_mm.evaluation.dense import DenseEvaluation
 from mapet_mm.evaluation.dense_images import DenseImages
 from mapet_mm.evaluation.dense_protocols import (
@@ -17,6 +16,7 @@ from mapet_mm.evaluation.dense_protocols import (
 from mapet_mm.evaluation.features import BLOCK, MemoryFeatures
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
 from mapet_mm.evaluation.protocols import Evaluated
+from mapet_mm.utils.errors import UserError
 
 CLASSES = ("left", "right", "below")
 SIZES = ((24, 36), (30, 20))  # neither is the model's

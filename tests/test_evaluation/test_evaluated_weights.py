@@ -9,10 +9,10 @@ from mmengine.config import Config
 from safetensors.torch import save_file
 from torch import nn
 
-from mapet_mm.engine.checkpoints import LaunchError
-from mapet_mm.errors import UserError
+from mapet_mm.engine.runners.resume import LaunchError
 from mapet_mm.evaluation.checkpoints import KeysError, load_checkpoint, load_weights
 from mapet_mm.evaluation.declared_images import read_image_sets
+from mapet_mm.utils.errors import UserError
 
 
 def test_weights_find_their_backbone_whatever_is_around_them(config, root):

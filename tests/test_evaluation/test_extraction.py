@@ -14,7 +14,6 @@ from frozen_features import save, take
 from mmengine.dataset import BaseDataset
 from PIL import Image
 
-from mapet_mm.errors import UserError
 from mapet_mm.evaluation import extraction
 from mapet_mm.evaluation import features as feature_module
 from mapet_mm.evaluation.checkpoints import load_checkpoint
@@ -22,7 +21,8 @@ from mapet_mm.evaluation.declared_images import read_image_sets
 from mapet_mm.evaluation.extraction import _folder
 from mapet_mm.evaluation.image_sets import ImageSetError
 from mapet_mm.registry import DATASETS
-from mapet_mm.tokenizers.sharing import SharedTasks
+from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.shared_work import SharedTasks
 
 
 def test_features_are_the_models(config, root):

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from mapet_mm.engine.features import build_loader, image_features, undisturbed
-from mapet_mm.engine.knn import knn_predict
-from mapet_mm.errors import UserError
-from mapet_mm.evaluation.hook import FeatureProbeHook
+from mapet_mm.engine.hooks.feature_probe_hook import FeatureProbeHook
+from mapet_mm.engine.hooks.knn_probe_hook import knn_predict
+from mapet_mm.evaluation.image_features import build_loader, image_features, undisturbed
 from mapet_mm.registry import HOOKS
+from mapet_mm.utils.errors import UserError
 from tests.test_engine.test_knn import PROBE, in_processes, train
 
 HOOK = dict(PROBE, type="mapet_mm.FeatureProbeHook")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from clustered_features import evaluated_clusters
 
-from mapet_mm.errors import UserError
 from mapet_mm.evaluation.low_shot import LowShot, share_name
 from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
 from mapet_mm.evaluation.protocol_choice import build_protocols
@@ -21,6 +20,7 @@ from mapet_mm.evaluation.protocols import (
     results_table,
     tell_apart,
 )
+from mapet_mm.utils.errors import UserError
 
 
 def test_a_figure_that_a_checkpoint_does_not_have_leaves_its_cell_empty():

@@ -20,7 +20,7 @@ from mapet_mm.evaluation.linear import BEiTLinearProbes, LinearProbes, Probe, ac
 from mapet_mm.evaluation.low_shot import LowShot, draw
 from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
 from mapet_mm.evaluation.protocols import Evaluated
-from mapet_mm.models.probe import LayerwiseLinearHead
+from mapet_mm.models.heads.linear_probe import LayerwiseLinearHead
 
 
 @pytest.fixture(scope="module")

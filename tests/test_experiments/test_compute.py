@@ -14,14 +14,14 @@ from mmengine.runner.checkpoint import save_checkpoint
 from PIL import Image
 from tiny_training import read_checkpoint, run_tool
 
-from mapet_mm.arithmetic import backbone_step_flops, training_flops
-from mapet_mm.config_files import VARIABLE, ConfigOptions, read_config
 from mapet_mm.experiments import compute, fill
 from mapet_mm.experiments.compute import TERAFLOPS, teraflops_of
 from mapet_mm.experiments.fill import TableFiller
 from mapet_mm.experiments.plan import Cell, Run
 from mapet_mm.experiments.table import load_table
+from mapet_mm.models.flops import backbone_step_flops, training_flops
 from mapet_mm.tokenizers import TokenStore
+from mapet_mm.utils.config import VARIABLE, ConfigOptions, read_config
 
 DATA = "fashion_mnist_20000"
 MAPET = "configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py"
@@ -88,7 +88,7 @@ def test_rows_of_equal_compute_cost_what_mapet_costs_to_the_nearest_epoch():
 
 def test_seeds_and_starts_share_a_count(monkeypatch):
     counted = []
-    monkeypatch.setattr("mapet_mm.arithmetic.training_flops", lambda cfg, _: counted.append(cfg) or 3e12)
+    monkeypatch.setattr("mapet_mm.models.flops.training_flops", lambda cfg, _: counted.append(cfg) or 3e12)
     compute._teraflops.cache_clear()
     runs = [pretraining("rounds", "round 1, 5 epochs"), pretraining("rounds", GOING_ON)]
     runs.append(replace(runs[0], command=(*runs[0].command[:-1], "randomness.seed=1")))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from config_building import ROOT
 
-from mapet_mm.config_files import read_config
 from mapet_mm.experiments.fill import TableFiller
+from mapet_mm.utils.config import read_config
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from mapet_mm.experiments.records import (
     seconds_of,
     write_record,
 )
-from mapet_mm.tokenizers.codebook import Codebook
+from mapet_mm.structures.codebook import Codebook
 
 SCRIPT = """
 import os, sys, time

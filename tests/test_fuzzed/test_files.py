@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from mapet_mm.engine.checkpoints import require_checkpoint
-from mapet_mm.errors import UserError
-from mapet_mm.scalars import read_scalars
+from mapet_mm.engine.runners.resume import require_checkpoint
 from mapet_mm.tokenizers import Codebook, TokenStore, TokenStoreError, extend_store
-from mapet_mm.tokenizers.codebook.feature_shards import FeatureShards
+from mapet_mm.tokenizers.feature_shards import FeatureShards
+from mapet_mm.utils.errors import UserError
+from mapet_mm.visualization.training_log import read_scalars
 from mapet_mm.weight_files import read_weights
 
 # Of a path below a folder: any text without separators at its ends.

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from naive_two_stream import two_stream_forward
 from torch.nn import functional as F
 
-from mapet_mm.datasets.masking import BlockwiseMask
-from mapet_mm.datasets.transforms import RandomCropTokenGrid, RandomFlipTokenGrid
+from mapet_mm.datasets.transforms.masking import BlockwiseMask
+from mapet_mm.datasets.transforms.token_grid import RandomCropTokenGrid, RandomFlipTokenGrid
 from mapet_mm.models import MaPeTPretrainViT
-from mapet_mm.models.losses import linear_cross_entropy
-from mapet_mm.models.permutation import seeded_permutations
+from mapet_mm.models.losses.linear_cross_entropy import linear_cross_entropy
+from mapet_mm.models.utils.permutation import seeded_permutations
 
 side = st.integers(1, 5)
 
@@ -62,7 +62,7 @@ def test_losses_in_blocks_of_any_size_equal_pytorchs(data, rows, width, classes,
     counted = torch.tensor(flags) if data.draw(st.booleans()) else None
     predictions = torch.empty_like(targets)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mapet_mm.models.losses.BLOCK_ELEMENTS", {"cpu": elements})
+        patch.setattr("mapet_mm.models.losses.linear_cross_entropy.BLOCK_ELEMENTS", {"cpu": elements})
         loss, hits = linear_cross_entropy(latents, weight, bias, targets, counted, predictions)
     logits = latents @ weight.T + bias
     kept = slice(None) if counted is None else counted

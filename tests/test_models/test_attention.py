@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mapet_mm.models import attention
-from mapet_mm.models.attention import attend, attend_by_products
+from mapet_mm.models.utils import attention
+from mapet_mm.models.utils.attention import attend, attend_by_products
 
 
 def operands(dtype, rows=9, keys=13):

@@ -5,7 +5,7 @@ import torch
 from mmpretrain.models.selfsup import BEiTPretrainViT, CAEPretrainViT
 
 from mapet_mm.models import MaPeTViT
-from mapet_mm.models.beit_names import beit_to_vit
+from mapet_mm.models.utils.beit_names import beit_to_vit
 
 ARCH = dict(embed_dims=48, num_layers=3, num_heads=3, feedforward_channels=96)
 PLAIN = dict(use_abs_pos_emb=True, use_rel_pos_bias=False, use_shared_rel_pos_bias=False)

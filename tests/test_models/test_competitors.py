@@ -12,10 +12,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from mapet_mm.arithmetic import model_step_flops
-from mapet_mm.datasets.masking import BlockwiseMask
+from mapet_mm.datasets.transforms.masking import BlockwiseMask
 from mapet_mm.models import BEiTTokenHead, CAETokenHead, TokenPredictionHead
-from mapet_mm.models.targets import token_ids
+from mapet_mm.models.flops import model_step_flops
+from mapet_mm.models.utils.token_ids import token_ids
 
 ARCH = dict(embed_dims=48, num_layers=2, num_heads=3, feedforward_channels=96)
 VOCAB, MASKED = 16, 14

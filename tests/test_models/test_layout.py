@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mapet_mm.models import MaPeTPretrainViT, two_stream
-from mapet_mm.models.layout import lay_out
-from mapet_mm.models.objectives import MAPET, MIM, PIM, visibility
+from mapet_mm.models import MaPeTPretrainViT
+from mapet_mm.models.utils import two_stream
+from mapet_mm.models.utils.layout import lay_out
+from mapet_mm.models.utils.objectives import MAPET, MIM, PIM, visibility
 
 ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
 

@@ -7,8 +7,8 @@ from mmpretrain.structures import DataSample
 from torch.nn import functional as F
 
 from mapet_mm.models import MaPeT, MaPeTViT
-from mapet_mm.models.mapet import image_seeds
-from mapet_mm.models.statistics import PredictionStatistics
+from mapet_mm.models.selfsup.mapet import image_seeds
+from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
 from mapet_mm.registry import MODELS
 
 ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)

@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 import torch
 
-from mapet_mm.models.objectives import MAPET, MIM, PIM, SEES, Objective, get_objective, visibility
+from mapet_mm.models.utils.objectives import MAPET, MIM, PIM, SEES, Objective, get_objective, visibility
 
 
 def rows_of(text: str) -> torch.Tensor:

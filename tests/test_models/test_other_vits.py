@@ -11,7 +11,7 @@ from naive_two_stream import Library, gelu_mlp, swiglu_mlp, two_stream_forward
 from torch import nn
 
 from mapet_mm.models import MaPeTPretrainViT
-from mapet_mm.models.two_stream_vit import TwoStreamViT
+from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
 from mapet_mm.registry import MODELS
 
 TOLERANCE = 1e-5  # relative, float32

@@ -13,7 +13,7 @@ from mmengine.registry import DefaultScope
 from segmentation_samples import random_batch
 from torch import nn
 
-from mapet_mm.engine.strides import wrong_strides
+from mapet_mm.engine.hooks.stride_check_hook import wrong_strides
 from mapet_mm.registry import MODELS
 
 PAGE = Path(__file__).parents[2] / "docs/mixing.md"

@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mapet_mm.convert import reference_to_mm
-from mapet_mm.engine.sharding import FullyShardedStrategy
+from mapet_mm.engine.runners.sharding import FullyShardedStrategy
+from mapet_mm.interop.convert import reference_to_mm
 from mapet_mm.models import (
     MaPeTPretrainViT,
     MaPeTViT,
@@ -31,7 +31,7 @@ from mapet_mm.models import (
     losses,
     two_stream,
 )
-from mapet_mm.models.attention import attend_by_products
+from mapet_mm.models.utils.attention import attend_by_products
 
 TOLERANCE = 1e-5  # relative, float32
 ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
@@ -148,7 +148,7 @@ class Whole(nn.Module):
 @pytest.fixture
 def one_process(request, monkeypatch):
     """A process group of this process alone."""
-    monkeypatch.setattr("mapet_mm.engine.sharding.get_device", lambda: request.param)
+    monkeypatch.setattr("mapet_mm.engine.runners.sharding.get_device", lambda: request.param)
     backend = "nccl" if request.param == "cuda" else "gloo"
     distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
     yield request.param
@@ -185,7 +185,7 @@ COMPILED = """
 import sys, numpy as np
 sys.path[:0] = sys.argv[1:3]
 from test_two_stream import *
-from mapet_mm.engine.compilation import CompileHook
+from mapet_mm.engine.hooks.compile_hook import CompileHook
 golden = dict(np.load(sys.argv[3]))
 vit, head = build_golden(golden, arch_of(golden))
 CompileHook(backend=sys.argv[5]).compile(torch.nn.ModuleDict({"backbone": vit}))

@@ -38,7 +38,8 @@ for registry, name in (
     (OPTIM_WRAPPER_CONSTRUCTORS, "LayerDecayOptimWrapperConstructor"),
 ):
     print(registry.get(f"mapet_mm.{name}").__name__)
-import mapet_mm.convert, mapet_mm.engine.launch, mapet_mm.export, mapet_mm.hub, mapet_mm.weight_files
+import mapet_mm.convert, mapet_mm.engine.runners.launch, mapet_mm.interop.export
+import mapet_mm.hub, mapet_mm.weight_files
 """
 
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from mapet_mm.tokenizers.codebook import Codebook, CodebookError
-from mapet_mm.tokenizers.codebook.codebook import KMeansOptions
+from mapet_mm.structures.codebook import Codebook, CodebookError, KMeansOptions
 
 
 @pytest.fixture
@@ -80,7 +79,7 @@ def test_codebooks_of_features_far_from_the_origin_are_as_good_as_of_centred_one
 def test_assign_gives_the_same_tokens_in_blocks(monkeypatch, rows):
     codebook = Codebook(rows[:40])
     whole = codebook.assign(torch.from_numpy(rows))
-    monkeypatch.setattr("mapet_mm.tokenizers.codebook.codebook.BLOCK_ELEMENTS", 40 * 7)
+    monkeypatch.setattr("mapet_mm.structures.codebook.BLOCK_ELEMENTS", 40 * 7)
     assert torch.equal(codebook.assign(torch.from_numpy(rows)), whole)
     assert torch.equal(whole[:40], torch.arange(40))
 
@@ -186,7 +185,7 @@ def test_a_failed_save_leaves_the_old_codebook(tmp_path, rows, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("mapet_mm.file_replacement.os.replace", killed)
+    monkeypatch.setattr("mapet_mm.utils.atomic_files.os.replace", killed)
     with pytest.raises(KeyboardInterrupt):
         Codebook(rows[:20]).save(path)
     assert path.read_bytes() == before

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mapet_mm.tokenizers import clip_tower, frozen
+from mapet_mm.models.target_generators import clip_tower
+from mapet_mm.models.target_generators import frozen_tokenizer as frozen
 
 CONTENT = b"weights" * 1000
 

@@ -12,11 +12,11 @@ from mmengine.runner import save_checkpoint
 from torch import nn
 
 from mapet_mm.models import MaPeTPretrainViT, MaPeTViT
+from mapet_mm.models.target_generators.clip_tower import TowerError, build_visual
+from mapet_mm.models.target_generators.grid_layout import find_layout
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import KCLIP, Codebook, CodebookError, GridError, GridKMeans, TokenizerError
-from mapet_mm.tokenizers.clip_tower import TowerError, build_visual
-from mapet_mm.tokenizers.from_config import build_tokenizer, run_extract_tokens, run_fit_codebook
-from mapet_mm.tokenizers.grid_layout import find_layout
+from mapet_mm.tokenizers.run import build_tokenizer, run_extract_tokens, run_fit_codebook
 
 ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
 TIMM = dict(model_name="vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)

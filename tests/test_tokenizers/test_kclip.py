@@ -13,10 +13,16 @@ from open_clip.modified_resnet import ModifiedResNet
 from safetensors.torch import save_file
 from sklearn.datasets import load_sample_image
 
+from mapet_mm.models.target_generators.clip_tower import (
+    TowerError,
+    build_tower,
+    build_visual,
+    tower_config,
+    weights_digest,
+)
 from mapet_mm.registry import MODELS
+from mapet_mm.structures.codebook import Codebook, CodebookError
 from mapet_mm.tokenizers import KCLIP, grid_features
-from mapet_mm.tokenizers.clip_tower import TowerError, build_tower, build_visual, tower_config, weights_digest
-from mapet_mm.tokenizers.codebook import Codebook, CodebookError
 
 SMALL = {"layers": [1, 1, 1, 1], "width": 8, "image_size": 64}
 RANDOM = {"type": "random", "seed": 0}

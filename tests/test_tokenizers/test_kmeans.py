@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from mapet_mm.tokenizers.codebook import Codebook, CodebookError, KMeansOptions, kmeans
-from mapet_mm.tokenizers.codebook.feature_shards import FeatureError, FeatureShards
-from mapet_mm.tokenizers.codebook.fitting import fit_shards
-from mapet_mm.tokenizers.codebook.kmeans import cluster_shards
+from mapet_mm.structures.codebook import Codebook, CodebookError, KMeansOptions
+from mapet_mm.tokenizers import kmeans
+from mapet_mm.tokenizers.feature_shards import FeatureError, FeatureShards
+from mapet_mm.tokenizers.fitting import fit_shards
+from mapet_mm.tokenizers.kmeans import cluster_shards
 
 DIM = 24
 
@@ -224,7 +225,7 @@ def complete(shards: FeatureShards, skipped: tuple[str, ...] = ()) -> list[str]:
 
 
 def test_adding_an_image_costs_one_and_removing_one_costs_none(tmp_path, monkeypatch):
-    monkeypatch.setattr("mapet_mm.tokenizers.codebook.feature_shards.IMAGES_PER_SHARD", 10)
+    monkeypatch.setattr("mapet_mm.tokenizers.feature_shards.IMAGES_PER_SHARD", 10)
     names = [f"{index:03d}" for index in range(50)]
 
     def shards_of(names):

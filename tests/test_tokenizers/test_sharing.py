@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mapet_mm.engine.processes import is_first_process
-from mapet_mm.tokenizers import sharing
-from mapet_mm.tokenizers.sharing import SharedTasks, process_number
+from mapet_mm.utils import shared_work as sharing
+from mapet_mm.utils.dist import is_first_process
+from mapet_mm.utils.shared_work import SharedTasks, process_number
 
 
 class Board:

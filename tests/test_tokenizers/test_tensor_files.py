@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from mapet_mm.tokenizers.tensor_files import TensorFile
+from mapet_mm.structures.tensor_files import TensorFile
 
 
 def test_a_tensor_that_is_not_there_and_a_file_cut_since_are_named(tmp_path):

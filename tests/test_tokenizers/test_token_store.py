@@ -13,7 +13,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from mapet_mm.tokenizers.store import MissingTokensError, TokenStore, TokenStoreError
+from mapet_mm.structures.store import MissingTokensError, TokenStore, TokenStoreError
 
 DIGEST = "3fa2" * 16
 
@@ -181,7 +181,7 @@ def test_killed_before_its_block_has_its_name_the_rows_are_missing_and_the_rest_
 
 def test_a_killed_creation_leaves_no_store_and_does_not_block_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "mapet_mm.file_replacement.os.rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        "mapet_mm.utils.atomic_files.os.rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "tokens", count=5)
@@ -197,7 +197,7 @@ def test_a_full_disk_is_an_error_and_costs_nothing_that_was_written(tmp_path, mo
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("mapet_mm.file_replacement.os.fsync", full)
+    monkeypatch.setattr("mapet_mm.utils.atomic_files.os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         store.write([1], grids_of([1]))
     monkeypatch.undo()

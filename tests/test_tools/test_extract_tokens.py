@@ -20,13 +20,13 @@ from sklearn.datasets import load_sample_image
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import Codebook, CodebookError, TokenStore, TokenStoreError
 from mapet_mm.tokenizers import extraction as extraction_module
-from mapet_mm.tokenizers.from_config import (
+from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.tokenizers.run import (
     build_tokenizer,
     run_extract_tokens,
     run_fit_codebook,
     run_verify_tokens,
 )
-from mapet_mm.tokenizers.images import NamedImages
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,11 +10,10 @@ from few_images import SIZE
 from PIL import Image
 
 from mapet_mm.registry import MODELS
-from mapet_mm.tokenizers import Codebook, CodebookError
-from mapet_mm.tokenizers.codebook import kmeans
-from mapet_mm.tokenizers.codebook.sampling import sample_positions
-from mapet_mm.tokenizers.from_config import features_folder, run_fit_codebook
+from mapet_mm.tokenizers import Codebook, CodebookError, kmeans
 from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.tokenizers.run import features_folder, run_fit_codebook
+from mapet_mm.tokenizers.sampling import sample_positions
 
 
 def test_the_codebook_records_what_it_was_made_from(cfg):
@@ -49,7 +48,7 @@ def test_sampled_positions_are_distinct_seeded_and_spread_over_the_grid():
 
 
 def test_a_killed_sampling_goes_on_with_the_shards_that_are_left(cfg, monkeypatch):
-    monkeypatch.setattr("mapet_mm.tokenizers.codebook.feature_shards.IMAGES_PER_SHARD", 4)
+    monkeypatch.setattr("mapet_mm.tokenizers.feature_shards.IMAGES_PER_SHARD", 4)
     encoded = []
     features = MODELS.get("KCLIP").features
 

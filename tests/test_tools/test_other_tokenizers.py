@@ -14,7 +14,7 @@ from PIL import Image
 
 from mapet_mm.datasets.digits import write_digits
 from mapet_mm.tokenizers import TokenStore
-from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook
+from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
 
 CONFIGS = ROOT / "configs/micro"
 

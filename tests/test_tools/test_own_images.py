@@ -14,8 +14,8 @@ from mmengine.config import Config
 from PIL import Image
 from skimage import data as photographs
 
-from mapet_mm.tokenizers.codebook import Codebook
-from mapet_mm.tokenizers.store import TokenStore
+from mapet_mm.structures.codebook import Codebook
+from mapet_mm.structures.store import TokenStore
 
 ROOT = Path(__file__).parents[2]
 IMAGES = 8

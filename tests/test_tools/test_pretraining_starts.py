@@ -12,7 +12,7 @@ from config_building import RECIPES, ROOT, label, load
 from imagenet_folder import write_imagenet
 from pretended_gpu import pretended_gpu
 
-from mapet_mm.tokenizers.codebook import Codebook
+from mapet_mm.structures.codebook import Codebook
 
 METHODS = ("mapet", "pim", "mim", "beit", "cae")
 SIZES = ("tiny", "small", "base")

@@ -17,14 +17,14 @@ from mmengine.dataset import BaseDataset, Compose
 from mmpretrain.datasets import CustomDataset
 from PIL import Image
 
-from mapet_mm.errors import UserError, what_it_says
 from mapet_mm.registry import DATASETS, MODELS
 from mapet_mm.tokenizers import CodebookError
-from mapet_mm.tokenizers.from_config import (
+from mapet_mm.tokenizers.run import (
     run_extract_tokens,
     run_fit_codebook,
     run_verify_tokens,
 )
+from mapet_mm.utils.errors import UserError, what_it_says
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from forked_processes import run_together
 from mmengine.config import Config
 from PIL import Image
 
-from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook, run_verify_tokens
-from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
+from mapet_mm.structures.store import TokenStore, TokenStoreError
+from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook, run_verify_tokens
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,9 +13,9 @@ from torch import nn
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import TokenStore, TokenStoreError
 from mapet_mm.tokenizers.extraction import _Rows
-from mapet_mm.tokenizers.from_config import run_extract_tokens, run_fit_codebook, run_verify_tokens
 from mapet_mm.tokenizers.images import UnreadableImagesError
-from mapet_mm.tokenizers.sharing import SharedTasks
+from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook, run_verify_tokens
+from mapet_mm.utils.shared_work import SharedTasks
 
 
 @pytest.mark.parametrize(

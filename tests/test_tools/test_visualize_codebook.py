@@ -11,13 +11,13 @@ from digits_tokenizer import kclip_config, write_few_digits
 from mmengine.config import Config
 from PIL import Image
 
-from mapet_mm.tokenizers.from_config import (
+from mapet_mm.structures.store import TokenStore
+from mapet_mm.tokenizers.run import (
     build_images,
     build_tokenizer,
     run_extract_tokens,
     run_fit_codebook,
 )
-from mapet_mm.tokenizers.store import TokenStore
 from mapet_mm.visualization.codebook_sheet import find_members
 from mapet_mm.visualization.nearest_members import nearest_members
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mapet_mm.models.objectives import OBJECTIVES, visibility
+from mapet_mm.models.utils.objectives import OBJECTIVES, visibility
 from mapet_mm.visualization.attention_masks import attention_mask_figure, mask_codes
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mapet_mm.tokenizers.store import TokenStore
+from mapet_mm.structures.store import TokenStore
 from mapet_mm.visualization.codebook_sheet import (
     Patch,
     SheetRow,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mapet_mm.tokenizers.store import TokenStore, TokenStoreError
+from mapet_mm.structures.store import TokenStore, TokenStoreError
 from mapet_mm.visualization.codebook_sheet import Patch, SheetRow, crop_around, draw_codebook_sheet
 from mapet_mm.visualization.covered_part import CoveredParts
 

@@ -2,8 +2,8 @@
 
 import json
 
-from mapet_mm.scalars import read_scalars
 from mapet_mm.visualization.curves import PRETRAINING_PANELS, Curve, curve, curve_figure
+from mapet_mm.visualization.training_log import read_scalars
 
 
 def train(epoch, step, loss, accuracy):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mapet_mm.tokenizers.store import TokenStore
+from mapet_mm.structures.store import TokenStore
 from mapet_mm.visualization.codebook_report import CodebookPictures, usage_table
 from mapet_mm.visualization.token_usage import TokenUsage, draw_usage, measure_usage
 

@@ -23,8 +23,8 @@ from mmpretrain.registry import TRANSFORMS
 from PIL import Image
 from skimage import data as photographs
 
-from mapet_mm.datasets.preprocessor import TokenGridDataPreprocessor
-from mapet_mm.tokenizers.store import TokenStore
+from mapet_mm.models.utils.data_preprocessor import TokenGridDataPreprocessor
+from mapet_mm.structures.store import TokenStore
 
 PHOTOGRAPHS = ("astronaut", "cat", "coffee", "rocket", "retina")
 NUM_TOKENS, CUTTING_POINT = 197, 50

@@ -18,8 +18,8 @@ from harness import ON_GPU, ROOT, machine, parse_options, report
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 
-from mapet_mm.engine.launch import configure_training, load_config
-from mapet_mm.engine.runner import build_runner
+from mapet_mm.engine.runners.build_runner import build_runner
+from mapet_mm.engine.runners.launch import configure_training, load_config
 
 SIZES = ("tiny", "small", "base")
 WARM_UP = 3

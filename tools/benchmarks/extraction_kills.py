@@ -27,8 +27,8 @@ from mapet_mm.datasets.digits import DigitsOptions, write_digits
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import Tokenizer, TokenStore, TokenStoreError
 from mapet_mm.tokenizers.extraction import extract_tokens, open_or_create
-from mapet_mm.tokenizers.from_config import build_images, run_fit_codebook
 from mapet_mm.tokenizers.image_groups import GroupLoader
+from mapet_mm.tokenizers.run import build_images, run_fit_codebook
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "configs/micro/kclip.py"

@@ -16,7 +16,7 @@ import torch
 from harness import DEVICE, ON_GPU, machine, parse_options, report, time_in_turns
 from PIL import Image
 
-from mapet_mm.engine.freed_memory import keep_freed_memory
+from mapet_mm.engine.runners.freed_memory import keep_freed_memory
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import KCLIP, Codebook
 from mapet_mm.tokenizers.extraction import extract_tokens, open_or_create

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 
 from mapet_mm.benchmark import machine
-from mapet_mm.errors import UserError, one_line_errors
-from mapet_mm.file_replacement import replace_file
+from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.errors import UserError, one_line_errors
 
 ROOT = Path(__file__).parents[2]
 TAIL = 20  # number of lines of a part's errors on the page

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-import mapet_mm.quiet  # noqa: F401
+import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.benchmark import machine, table, time_in_turns
 
 __all__ = [

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from mapet_mm.models import losses
-from mapet_mm.models.attention import attend_by_products
-from mapet_mm.models.objectives import MAPET, visibility
+from mapet_mm.models.losses.linear_cross_entropy import linear_cross_entropy as losses
+from mapet_mm.models.utils.attention import attend_by_products
+from mapet_mm.models.utils.objectives import MAPET, visibility
 
 MODELS = {"tiny": (3, 50), "small": (6, 50), "base": (12, 60)}  # heads, cutting point
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -19,8 +19,8 @@ import torch
 from harness import fresh, machine, parse_options, report
 from mmengine.logging import MMLogger
 
-from mapet_mm.tokenizers.codebook.feature_shards import FeatureShards
-from mapet_mm.tokenizers.codebook.kmeans import KMeansOptions, cluster_shards
+from mapet_mm.tokenizers.feature_shards import FeatureShards
+from mapet_mm.tokenizers.kmeans import KMeansOptions, cluster_shards
 
 POSITIONS_PER_IMAGE = 4
 CENTRES = 4096

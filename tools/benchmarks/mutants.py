@@ -32,19 +32,20 @@ STORE = (
 )
 # The tests of each file, those likeliest to fail first.
 TESTS = {
-    "mapet_mm/models/objectives.py": "test_models/test_objectives.py test_models/test_two_stream.py",
-    "mapet_mm/models/two_stream.py": "test_models/test_layout.py test_models/test_two_stream.py "
+    "mapet_mm/models/utils/objectives.py": "test_models/test_objectives.py test_models/test_two_stream.py",
+    "mapet_mm/models/utils/two_stream.py": "test_models/test_layout.py test_models/test_two_stream.py "
     "test_models/test_mapet.py",
-    "mapet_mm/models/vit.py": "test_models/test_vit.py test_models/test_vit_checkpoints.py "
+    "mapet_mm/models/backbones/vit.py": "test_models/test_vit.py test_models/test_vit_checkpoints.py "
     "test_models/test_initialisation.py test_models/test_layout.py "
     "test_models/test_position_embedding.py test_models/test_mapet.py test_models/test_two_stream.py "
     "test_models/test_beit_names.py",
-    "mapet_mm/models/losses.py": "test_models/test_losses.py test_models/test_two_stream.py",
-    "mapet_mm/engine/layer_decay.py": "test_engine/test_layer_decay.py",
-    "mapet_mm/datasets/transforms.py": "test_datasets/test_transforms.py",
-    "mapet_mm/tokenizers/codebook/codebook.py": "test_tokenizers/test_codebook.py "
-    "test_tokenizers/test_kmeans.py",
-    "mapet_mm/tokenizers/codebook/kmeans.py": "test_tokenizers/test_kmeans.py",
+    "mapet_mm/models/losses/linear_cross_entropy.py": (
+        "test_models/test_losses.py test_models/test_two_stream.py"
+    ),
+    "mapet_mm/engine/optimizers/layer_decay.py": "test_engine/test_layer_decay.py",
+    "mapet_mm/datasets/transforms/token_grid.py": "test_datasets/test_transforms.py",
+    "mapet_mm/structures/codebook.py": "test_tokenizers/test_codebook.py test_tokenizers/test_kmeans.py",
+    "mapet_mm/tokenizers/kmeans.py": "test_tokenizers/test_kmeans.py",
     **{
         str(path.relative_to(ROOT)): STORE for path in sorted(ROOT.glob("mapet_mm/tokenizers/store/[!_]*.py"))
     },

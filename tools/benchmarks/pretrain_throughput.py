@@ -28,10 +28,10 @@ from mmengine.registry import init_default_scope
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 
-from mapet_mm.arithmetic import model_step_flops
-from mapet_mm.datasets.masking import BlockwiseMask
-from mapet_mm.engine.compilation import CompileHook
-from mapet_mm.engine.freed_memory import keep_freed_memory
+from mapet_mm.datasets.transforms.masking import BlockwiseMask
+from mapet_mm.engine.hooks.compile_hook import CompileHook
+from mapet_mm.engine.runners.freed_memory import keep_freed_memory
+from mapet_mm.models.flops import model_step_flops
 from mapet_mm.registry import MODELS
 
 sys.path.append(str(ROOT / "tests"))

@@ -17,11 +17,11 @@ from end_to_end import make_runner, recipe_options
 from harness import ON_GPU, machine, report
 from mmengine.runner import IterBasedTrainLoop
 
-from mapet_mm.engine.epoch_seed import EpochSeedHook
-from mapet_mm.engine.health import HealthHook
-from mapet_mm.engine.interruption import InterruptionHook
-from mapet_mm.engine.non_finite import NonFiniteHook
-from mapet_mm.engine.stuck_loader import StuckLoaderHook
+from mapet_mm.engine.hooks.epoch_seed_hook import EpochSeedHook
+from mapet_mm.engine.hooks.health_hook import HealthHook
+from mapet_mm.engine.hooks.interruption_hook import InterruptionHook
+from mapet_mm.engine.hooks.non_finite_hook import NonFiniteHook
+from mapet_mm.engine.hooks.stuck_loader_hook import StuckLoaderHook
 
 WATCHING = (EpochSeedHook, HealthHook, InterruptionHook, NonFiniteHook, StuckLoaderHook)
 WARM_UP = 4

@@ -17,7 +17,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-import mapet_mm.quiet  # noqa: F401
+import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.datasets.digits import DOMAINS, DigitsOptions, write_digits
 from mapet_mm.datasets.digits_scenes import (
     ScenesOptions,
@@ -25,7 +25,7 @@ from mapet_mm.datasets.digits_scenes import (
     write_scenes,
     write_unlabelled_scenes,
 )
-from mapet_mm.errors import one_line_errors
+from mapet_mm.utils.errors import one_line_errors
 
 
 def parse_args() -> argparse.Namespace:

@@ -10,9 +10,9 @@ makes `data/digits_scenes_boxes` from the labels: `{training,validation}.json` i
 import argparse
 from pathlib import Path
 
-import mapet_mm.quiet  # noqa: F401
+import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.datasets.scene_boxes import write_scene_boxes
-from mapet_mm.errors import one_line_errors
+from mapet_mm.utils.errors import one_line_errors
 
 
 def parse_args() -> argparse.Namespace:

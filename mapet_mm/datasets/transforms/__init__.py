@@ -1,0 +1,1 @@
+"""Token grids and masks in data pipelines."""

@@ -1,0 +1,61 @@
+"""BEiT's block-wise masks, for MMPretrain's BEiT and CAE on token grids."""
+
+import numpy as np
+from mmpretrain.datasets.transforms import BEiTMaskGenerator
+
+from mapet_mm.registry import TRANSFORMS
+from mapet_mm.utils.sizes import pair
+
+# After this many draws no block fits, as in grids of one row, and single patches are masked.
+ATTEMPTS = 200
+
+
+@TRANSFORMS.register_module()
+class BlockwiseMask(BEiTMaskGenerator):
+    """Mask blocks until a number of patches is masked; adds `mask`, `(H, W)` int64 (BEiT, Algorithm 1).
+
+    MMPretrain's `BEiTMaskGenerator` draws a block's corner from a range that is one too short, so it never
+    masks the grid's last row and last column. BEiT's authors use the full range, and so does this class.
+
+    Args:
+        input_size: patches per side, or (height, width).
+        num_masking_patches: exact number of masked patches; BEiT's is 75 of 196.
+        min_num_patches: fewest patches of a block, before it is cut to the remaining budget.
+        **kwargs: those of `BEiTMaskGenerator`: `max_num_patches`, `min_aspect`, `max_aspect`.
+
+    Raises:
+        ValueError: the patches to mask are not fewer than all patches.
+    """
+
+    def __init__(
+        self,
+        input_size: int | tuple[int, int],
+        num_masking_patches: int,
+        min_num_patches: int = 16,
+        **kwargs,
+    ) -> None:
+        size = pair("BlockwiseMask's input_size", input_size)
+        super().__init__(size, num_masking_patches, min_num_patches, **kwargs)
+        if not 0 < num_masking_patches < self.num_patches:
+            raise ValueError(
+                f"BlockwiseMask's num_masking_patches={num_masking_patches} is outside "
+                f"1..{self.num_patches - 1}: the grid has {self.num_patches} patches, one has to stay visible"
+            )
+
+    def _mask(self, mask: np.ndarray, max_mask_patches: int) -> int:
+        """Mask one more block in place, or a patch if none fits; returns the number of patches added."""
+        for _ in range(ATTEMPTS):
+            area = np.random.uniform(self.min_num_patches, max_mask_patches)
+            aspect = np.exp(np.random.uniform(*self.log_aspect_ratio))
+            height, width = round(np.sqrt(area * aspect)), round(np.sqrt(area / aspect))
+            if not (0 < height < self.height and 0 < width < self.width):
+                continue
+            top = np.random.randint(self.height - height + 1)
+            left = np.random.randint(self.width - width + 1)
+            block = mask[top : top + height, left : left + width]
+            added = block.size - int(block.sum())
+            if 0 < added <= max_mask_patches:
+                block[:] = 1
+                return added
+        mask.flat[np.random.choice(np.flatnonzero(mask == 0))] = 1
+        return 1

@@ -1,0 +1,186 @@
+"""Pipeline steps that load an image's stored token grid and keep it aligned with the image."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import mmcv
+import numpy as np
+from mmcv.transforms import BaseTransform
+
+from mapet_mm.registry import TRANSFORMS
+from mapet_mm.structures.codebook import Codebook
+from mapet_mm.structures.image_names import relative_name
+from mapet_mm.structures.store import MissingTokensError, TokenStore
+from mapet_mm.utils.sizes import pair
+
+
+@TRANSFORMS.register_module()
+class LoadTokenGrid(BaseTransform):
+    """Add `token_grid`, (H, W) int64: the stored tokens of the image at `img_path`.
+
+    Pass it on with `PackInputs(algorithm_keys=["token_grid"])`. The image's name in the store is its path
+    relative to `data_root`; an image outside that folder has no tokens.
+
+    Args:
+        store: directory of the token store; opened when first used.
+        data_root: folder that the names in the store are relative to; by default the one recorded in the
+            store. Set it if the dataset has moved since.
+        codebook: path of the codebook whose tokens the store must hold; checked on construction.
+        optional: pass on images without `img_path`, without tokens: MMPretrain's inferencers give only
+            pixels, which is enough for `FeatureExtractor`.
+
+    Raises:
+        TokenStoreError: the store is missing or damaged, or was made by another tokenizer than `codebook`.
+        MissingTokensError: the store has no tokens for an image, or an image has no `img_path`.
+    """
+
+    def __init__(
+        self,
+        store: str,
+        data_root: str | None = None,
+        codebook: str | None = None,
+        optional: bool = False,
+    ) -> None:
+        self.path = store
+        self.data_root = data_root
+        self.optional = optional
+        if codebook is not None:
+            self.store.require_tokenizer(
+                Codebook.load(codebook).digest, f"the config's codebook `{codebook}`"
+            )
+
+    @cached_property
+    def store(self) -> TokenStore:
+        """The token store, opened when first used."""
+        return TokenStore.open(self.path)
+
+    def name_of(self, img_path: str) -> str:
+        """Name in the store of the image at this path.
+
+        Raises:
+            MissingTokensError: the path is not under the data root, or there is none.
+        """
+        root = self.data_root or self.store.data_root
+        if not root:
+            raise MissingTokensError(
+                f"token store `{self.path}` records no data root: set LoadTokenGrid's data_root to the "
+                f"folder that its names are relative to (the first is `{self.store.names[0]}`)"
+            )
+        name = relative_name(img_path, root)
+        if name is None:
+            whose = "LoadTokenGrid's data_root" if self.data_root else f"the data root of `{self.path}`,"
+            raise MissingTokensError(
+                f"image `{img_path}` is not under {whose} `{root}`: if the dataset has moved, set "
+                "LoadTokenGrid's data_root to its folder here; if it is another one, extract its own tokens"
+            )
+        return name
+
+    def transform(self, results: dict) -> dict:
+        """Add `token_grid` to the results of an image loaded from `img_path`."""
+        if "img_path" not in results:
+            if self.optional:
+                return results
+            raise MissingTokensError(
+                "LoadTokenGrid got an image without `img_path`, as inferencers hand them over: stored tokens "
+                "are found by an image's path, so only datasets have them"
+            )
+        results["token_grid"] = self.store[self.name_of(results["img_path"])].astype(np.int64)
+        return results
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(store={self.path!r}, data_root={self.data_root!r})"
+
+
+@TRANSFORMS.register_module()
+class RandomFlipTokenGrid(BaseTransform):
+    """Flip image and token grid together, left to right.
+
+    Args:
+        prob: probability of a flip.
+
+    Raises:
+        ValueError: there is no token grid to flip.
+    """
+
+    def __init__(self, prob: float = 0.5) -> None:
+        if not 0 <= prob <= 1:
+            raise ValueError(f"RandomFlipTokenGrid's prob must be in 0..1, got {prob}")
+        self.prob = prob
+
+    def transform(self, results: dict) -> dict:
+        """Flip `img` and `token_grid`, or neither."""
+        grid = _token_grid(results, self)
+        results["flip"] = bool(np.random.rand() < self.prob)
+        results["flip_direction"] = "horizontal" if results["flip"] else None
+        if results["flip"]:
+            results["img"] = mmcv.imflip(results["img"], direction="horizontal")
+            results["token_grid"] = np.ascontiguousarray(grid[:, ::-1])
+        return results
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(prob={self.prob})"
+
+
+@TRANSFORMS.register_module()
+class RandomCropTokenGrid(BaseTransform):
+    """Crop image and token grid to the same random window, on patch boundaries.
+
+    Args:
+        crop_size: side of the window in pixels, or (height, width).
+        patch_size: side in pixels of the patch that a token describes, or (height, width).
+
+    Raises:
+        ValueError: a size that is not one or two whole numbers, the crop size is not a multiple of the patch
+            size or is larger than the image, the image's size is not its grid times the patch size, or there
+            is no token grid.
+    """
+
+    def __init__(self, crop_size: int | tuple[int, int], patch_size: int | tuple[int, int]) -> None:
+        self.crop_size = pair("RandomCropTokenGrid's crop_size", crop_size)
+        self.patch_size = pair("RandomCropTokenGrid's patch_size", patch_size)
+        if any(side % patch for side, patch in zip(self.crop_size, self.patch_size, strict=True)):
+            raise ValueError(
+                f"RandomCropTokenGrid's crop_size {self.crop_size} is off the patch grid: use multiples of "
+                f"patch_size ({self.patch_size[0]} x {self.patch_size[1]} px)"
+            )
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(H, W) tokens of a crop."""
+        (height, width), (patch_height, patch_width) = self.crop_size, self.patch_size
+        return height // patch_height, width // patch_width
+
+    def transform(self, results: dict) -> dict:
+        """Crop `img` and `token_grid` to a uniformly drawn window."""
+        tokens, (patch_height, patch_width) = _token_grid(results, self), self.patch_size
+        if results["img"].shape[:2] != (tokens.shape[0] * patch_height, tokens.shape[1] * patch_width):
+            raise ValueError(
+                f"image of {results['img'].shape[:2]} px and token grid {tokens.shape} do not match at "
+                f"patch_size {self.patch_size}: resize the image to the grid before RandomCropTokenGrid"
+            )
+        (height, width), (rows, columns) = self.grid, tokens.shape
+        if height > rows or width > columns:
+            raise ValueError(
+                f"RandomCropTokenGrid's crop_size {self.crop_size} is larger than the image "
+                f"{results['img'].shape[:2]}"
+            )
+        top, left = np.random.randint(rows - height + 1), np.random.randint(columns - width + 1)
+        results["token_grid"] = tokens[top : top + height, left : left + width].copy()
+        pixel_rows = slice(top * patch_height, (top + height) * patch_height)
+        pixel_columns = slice(left * patch_width, (left + width) * patch_width)
+        results["img"] = np.ascontiguousarray(results["img"][pixel_rows, pixel_columns])
+        results["img_shape"] = self.crop_size
+        return results
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(crop_size={self.crop_size}, patch_size={self.patch_size})"
+
+
+def _token_grid(results: dict, transform: BaseTransform) -> np.ndarray:
+    if "token_grid" not in results:
+        raise ValueError(
+            f"{type(transform).__name__} found no token_grid to keep aligned with the image: put "
+            "LoadTokenGrid before it, or use the plain transform"
+        )
+    return results["token_grid"]

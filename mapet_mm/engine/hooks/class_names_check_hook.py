@@ -1,0 +1,88 @@
+"""Class indices that mean one class where they are learnt and another where they are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+from torch import nn
+from torch.utils.data import Dataset
+
+from mapet_mm.engine.model_parts import unwrapped
+from mapet_mm.registry import HOOKS
+from mapet_mm.utils.errors import UserError
+
+# Parts of a model that predict no classes, whatever they are told of them.
+NO_CLASSIFIERS = ("backbone", "data_preprocessor", "target_generator")
+
+
+class ClassNamesError(UserError, ValueError):
+    """Two sets of images number their classes in different orders; the message is one line."""
+
+
+@HOOKS.register_module()
+class ClassNamesCheckHook(Hook):
+    """Stop before the first step, or before a test, if an index means another class there than in training.
+
+    Datasets that number class folders by their names do so where one set lacks a folder: accuracies are then
+    wrong without a sign of it. Looks at models that predict classes, and at datasets that name theirs.
+
+    Raises:
+        ClassNamesError: a class of the images to measure has another index in training.
+    """
+
+    def __init__(self) -> None:
+        self.learnt: Sequence[str] = ()
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
+        """Remember what the weights were trained to tell apart."""
+        meta = (checkpoint.get("meta") or {}).get("dataset_meta") or {}
+        self.learnt = meta.get("classes") or ()
+
+    def before_train(self, runner: Runner) -> None:
+        """Compare the validation set with the training set."""
+        if runner.val_loop is not None and predicts_classes(unwrapped(runner.model)):
+            learnt = class_names(runner.train_dataloader.dataset)
+            check_order(learnt, class_names(runner.val_dataloader.dataset), "training", "validation")
+
+    def before_test(self, runner: Runner) -> None:
+        """Compare the test set with the training set that the checkpoint records."""
+        if predicts_classes(unwrapped(runner.model)):
+            check_order(self.learnt, class_names(runner.test_dataloader.dataset), "checkpoint's", "test")
+
+
+def predicts_classes(model: nn.Module) -> bool:
+    """Whether a part of the model has a number of classes."""
+    parts = (part for name, part in model.named_children() if name not in NO_CLASSIFIERS)
+    return any(getattr(module, "num_classes", None) for part in parts for module in part.modules())
+
+
+def class_names(dataset: Dataset) -> Sequence[str]:
+    """The classes in the order of their indices; empty if the dataset does not name them."""
+    return getattr(dataset, "metainfo", {}).get("classes") or ()
+
+
+def check_order(learnt: Sequence[str], measured: Sequence[str], learning: str, measuring: str) -> None:
+    """Refuse a class that has one index where it is learnt and another where it is measured.
+
+    Names that only one of the sets has are none of that: two datasets may spell a class differently.
+
+    Args:
+        learnt: names of the classes in the order of their indices.
+        measured: those of the images to measure.
+        learning: names the first images in the error.
+        measuring: names the other ones.
+
+    Raises:
+        ClassNamesError: see above.
+    """
+    # Tens of thousands of classes take no time this way. Some names are those of two classes ("crane").
+    numbers = {name: number for number, name in enumerate(learnt)}
+    for index, name in enumerate(measured):
+        if name in numbers and name not in learnt[index : index + 1]:
+            raise ClassNamesError(
+                f"class `{name}` is number {index} in the {measuring} images and number "
+                f"{numbers[name]} in the {learning} images: add the class folder that is missing, "
+                "or give both datasets the same `metainfo=dict(classes=[...])`"
+            )

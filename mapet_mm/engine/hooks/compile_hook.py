@@ -1,0 +1,73 @@
+"""`torch.compile` for the part of a model where the time goes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+from torch import nn
+from torch._functorch import config as functorch_config
+from torch.distributed.tensor import DTensor
+
+from mapet_mm.engine.model_parts import unwrapped
+from mapet_mm.registry import HOOKS
+
+
+@HOOKS.register_module()
+class CompileHook(Hook):
+    """Compile the model's backbone, in place, before training.
+
+    MMEngine's own `compile` wraps the whole train step, including data preprocessing, logging and optimizer,
+    in which `torch.compile` breaks its graph dozens of times and recompiles for each learning rate. The
+    backbone is one graph. `tools/train.py` adds this hook if a config has `compile=True`.
+
+    Only training is compiled. Validation batches have many shapes (whole images in segmentation and
+    detection, the last batch of each set); each would be compiled for minutes, until PyTorch's limit of eight
+    stops the run.
+
+    Args:
+        memory_budget: of what the compiler would keep for the backward pass, the share that it may keep; the
+            rest, the cheapest, is computed again. Applies to everything that the process compiles.
+        fullgraph: refuse a backbone that cannot be one graph, instead of breaking it silently.
+        dynamic: False compiles once for each shape of a training batch, up to eight; None switches to one
+            graph for all shapes at the second one, for training with many image sizes.
+        **options: other arguments of `torch.compile` (`backend`, `mode`, `options`).
+    """
+
+    def __init__(
+        self, memory_budget: float = 0.9, fullgraph: bool = True, dynamic: bool | None = False, **options: Any
+    ) -> None:
+        if not 0 <= memory_budget <= 1:
+            raise ValueError(f"compile.memory_budget is {memory_budget}: a share, 0 to 1")
+        self.memory_budget = memory_budget
+        self.options = dict(fullgraph=fullgraph, dynamic=dynamic, **options)
+        self._eager = ExitStack()
+
+    def before_val(self, runner: Runner) -> None:
+        """Suspend compilation."""
+        self._eager.close()
+        self._eager.enter_context(torch.compiler.set_stance("force_eager"))
+
+    def after_val(self, runner: Runner) -> None:
+        """Go back to what is compiled."""
+        self._eager.close()
+
+    def before_train(self, runner: Runner) -> None:
+        """Compile; the first iterations then take minutes."""
+        self._eager.close()  # a validation before may have been interrupted
+        self.compile(unwrapped(runner.model))
+        runner.logger.info("The backbone is compiled in the first iterations, which takes minutes.")
+
+    def compile(self, model: nn.Module) -> None:
+        """Have the backbone of `model` compiled when it is first called."""
+        if not hasattr(model, "backbone"):
+            raise ValueError(
+                f"compile: model {type(model).__name__} has no `backbone` to compile; leave it out"
+            )
+        if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+            raise ValueError("compile: a sharded model gathers its layers one by one; leave `compile` out")
+        functorch_config.activation_memory_budget = self.memory_budget
+        model.backbone.compile(**self.options)

@@ -1,0 +1,140 @@
+"""A pre-training's health: figures beside the loss, and one warning, with a remedy, for each way to fail."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+from mmengine.hooks import Hook
+from mmengine.logging import MMLogger
+from mmengine.runner import Runner
+
+from mapet_mm.engine.model_parts import unwrapped
+from mapet_mm.evaluation.image_features import effective_rank
+from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
+from mapet_mm.registry import HOOKS
+from mapet_mm.visualization.training_log import PLACES
+
+
+@HOOKS.register_module()
+class HealthHook(Hook):
+    """Log what the loss does not show, and warn once of each thing that goes wrong, with a remedy.
+
+    For heads that predict tokens (`TokenPredictionHead`), it logs the accuracy by place in the permuted
+    order, as `place_accuracy/01` and on (a later target sees more targets, so the accuracy rises with MaPeT
+    and PIM, and is flat with MIM); the effective number of predicted and target tokens (the exponential of
+    their entropy); and the effective rank (RankMe) of the images' mean latents. These are of the images of
+    all processes since the last look. Whatever else MMEngine logs of a training step (`loss`,
+    `token_accuracy`, `time`) is of the first process alone.
+
+    It warns of a loss that has risen, of predictions and codebooks that use few tokens, and of a loader that
+    does not keep up. Images and steps that are not finite (see `NonFiniteHook`) do not count. It waits for
+    the device, and for the other processes, only once per interval.
+
+    Args:
+        interval: steps between two looks.
+        bins: consecutive parts of the permuted order, at most as many as it has places. A part of which
+            nothing was predicted (`MaPeT.prediction_ratio`) is not logged.
+        waiting: share of the time that may pass waiting for images.
+    """
+
+    def __init__(self, interval: int = 100, bins: int = 10, waiting: float = 0.2) -> None:
+        self.interval, self.bins, self.waiting = interval, bins, waiting
+        self.warned: set[str] = set()
+        self.lowest_loss, self.most_predicted = float("inf"), 0.0
+        self.slow_looks = 0
+        self.statistics: PredictionStatistics | None = None
+
+    def before_train(self, runner: Runner) -> None:
+        """Have the head count what it predicts."""
+        model = unwrapped(runner.model)
+        head = getattr(model, "head", None)
+        if hasattr(head, "statistics"):
+            num_places = getattr(getattr(model, "backbone", None), "num_targets", None)
+            head.statistics = self.statistics = PredictionStatistics(head.vocab_size, num_places)
+
+    def after_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
+        """Look, once an interval."""
+        if not self.every_n_train_iters(runner, self.interval):
+            return
+        self._check_loss(runner)
+        self._check_loader(runner)
+        if self.statistics is not None:
+            self.statistics.reduce()
+            if not self.statistics.empty:
+                self._check_predictions(runner, self.statistics)
+            self.statistics.reset()
+
+    def after_train(self, runner: Runner) -> None:
+        """Have the head count no more."""
+        if self.statistics is not None:
+            unwrapped(runner.model).head.statistics = None
+
+    def _mean(self, runner: Runner, name: str) -> float | None:
+        """Mean of an interval's steps, without those that are not finite; None if there is none."""
+        scalars = runner.message_hub.log_scalars
+        if f"train/{name}" not in scalars:
+            return None
+        values, counts = (array[-self.interval :] for array in scalars[f"train/{name}"].data)
+        finite = np.isfinite(values)
+        return float(values[finite].sum() / counts[finite].sum()) if finite.any() else None
+
+    def _check_loss(self, runner: Runner) -> None:
+        loss = self._mean(runner, "loss")
+        if loss is None:
+            return
+        self.lowest_loss = min(self.lowest_loss, loss)
+        if loss > 1.3 * self.lowest_loss + 0.1:
+            self._warn(
+                "loss",
+                f"the loss has risen from {self.lowest_loss:.3g} to {loss:.3g} (means of {self.interval} "
+                "steps): if it stays there, go back to an earlier checkpoint (`--resume`) with a lower rate "
+                "(`optim_wrapper.optimizer.lr`) or a longer warm-up",
+            )
+
+    def _check_loader(self, runner: Runner) -> None:
+        waited, took = self._mean(runner, "data_time"), self._mean(runner, "time")
+        if not took:
+            return
+        # Once may be a start of the workers, or a pause of the disk.
+        self.slow_looks = self.slow_looks + 1 if waited > self.waiting * took else 0
+        if self.slow_looks > 1:
+            loader = runner.train_dataloader
+            self._warn(
+                "loader",
+                f"{waited / took:.0%} of the time goes by waiting for images: raise "
+                f"`train_dataloader.num_workers` ({loader.num_workers} now, {os.cpu_count()} cores here), or "
+                "bring the images to a faster disk or a smaller size",
+            )
+
+    def _check_predictions(self, runner: Runner, statistics: PredictionStatistics) -> None:
+        predicted, targets = statistics.effective_tokens()
+        accuracies = statistics.accuracy_by_place(self.bins)
+        figures = {f"{PLACES}{place:02d}": value for place, value in accuracies.items()}
+        figures |= {"effective_tokens/predicted": predicted, "effective_tokens/targets": targets}
+        rank = effective_rank(statistics.gram)
+        if math.isfinite(rank):
+            figures["latent_rank"] = rank
+        runner.visualizer.add_scalars(figures, step=runner.iter + 1)
+        self.most_predicted = max(self.most_predicted, predicted)
+        begun = runner.iter > 0.1 * runner.max_iters  # until then it knows the commonest few tokens
+        if predicted < 0.1 * self.most_predicted or (begun and predicted < 0.02 * targets):
+            self._warn(
+                "predictions",
+                f"the predictions have collapsed: {predicted:.1f} tokens (the exponential of their entropy), "
+                f"{self.most_predicted:.1f} before, {targets:.1f} of the targets: lower the rate, and look "
+                "at whether images and tokens belong together (`TokenStoreCheckHook`)",
+            )
+        if targets < max(2, 0.01 * statistics.vocab_size):
+            self._warn(
+                "codebook",
+                f"the targets use {targets:.1f} of {statistics.vocab_size} tokens (the exponential of their "
+                "entropy): the codebook has collapsed; fit it to this dataset (tools/fit_codebook.py), and "
+                "look at tools/visualize_codebook.py",
+            )
+
+    def _warn(self, what: str, text: str) -> None:
+        if what not in self.warned:
+            self.warned.add(what)
+            MMLogger.get_current_instance().warning(text)

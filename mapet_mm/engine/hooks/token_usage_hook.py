@@ -1,0 +1,71 @@
+"""How a training's stored tokens are used, logged beside its accuracy."""
+
+from __future__ import annotations
+
+from mmengine.dist import master_only
+from mmengine.hooks import Hook
+from mmengine.logging import print_log
+from mmengine.runner import Runner
+from torch.utils.data import Dataset
+
+from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
+from mapet_mm.engine.hooks.dataset_pipelines import leaf_datasets, load_of
+from mapet_mm.registry import HOOKS
+from mapet_mm.structures.image_names import label_of
+from mapet_mm.utils.errors import UserError
+
+
+@HOOKS.register_module()
+class TokenUsageHook(Hook):
+    """Log, after training, how the training images use the ids of their token store.
+
+    `tokens/perplexity` (the number of ids that, used evenly, would be as hard to guess), `tokens/dead` (ids
+    that no image has), `tokens/purity` (percent of the patches that are in images of their token's main
+    class; only where each training image has one label).
+
+    Raises:
+        UserError: before training, there are no stored tokens.
+    """
+
+    def before_train(self, runner: Runner) -> None:
+        """Find out what can be counted before the training's time is spent."""
+        import mapet_mm.visualization.token_usage  # noqa: F401, needs matplotlib
+
+        dataset, _ = _tokens_of(runner)
+        if label_of(dataset.get_data_info(0)) is None:
+            print_log(
+                f"images of {type(dataset).__name__} have no single label each: the usage of their tokens is "
+                "logged without purity",
+                logger="current",
+            )
+
+    @master_only
+    def after_train(self, runner: Runner) -> None:
+        """Count, and write to the runner's scalars."""
+        from mapet_mm.visualization.token_usage import measure_usage
+
+        dataset, load = _tokens_of(runner)
+        images = (dataset.get_data_info(index) for index in range(len(dataset)))
+        labels = {load.name_of(image["img_path"]): label_of(image) for image in images}
+        labelled = None not in labels.values()
+        usage = measure_usage(load.store, labels if labelled else dict.fromkeys(labels, 0))
+        scalars = {
+            "tokens/perplexity": usage.perplexity,
+            "tokens/dead": float(len(usage.counts) - usage.used),
+        }
+        if labelled:
+            scalars["tokens/purity"] = 100 * usage.mean_purity
+        runner.visualizer.add_scalars(scalars, step=runner.epoch)
+        runner.logger.info("  ".join(f"{name}: {value:.2f}" for name, value in scalars.items()))
+
+
+def _tokens_of(runner: Runner) -> tuple[Dataset, LoadTokenGrid]:
+    """The first dataset of the training, and what loads its tokens."""
+    dataset = next(leaf_datasets(runner.train_dataloader.dataset))
+    load = load_of(dataset)
+    if load is None:
+        raise UserError(
+            f"TokenUsageHook counts stored tokens, but the pipeline of {type(dataset).__name__} has no "
+            "LoadTokenGrid: add one, or remove the hook from `custom_hooks`"
+        )
+    return dataset, load

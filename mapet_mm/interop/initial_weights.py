@@ -1,0 +1,40 @@
+"""Weights of other origin as initial weights of a pre-training: MAE, DeiT, DINOv2, timm, Hugging Face."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from mapet_mm.interop.convert import TO_MM
+
+# Parts of pre-trained models besides the encoder, and heads of classifiers.
+DECODERS = ("decoder", "mask_token", "head.", "fc.", "classifier.", "pooler.")
+
+
+def as_start(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
+    """The backbone's weights under this package's names, and a line that says what was done.
+
+    Args:
+        weights: a plain ViT's, under the names of this package, timm (MAE's, DeiT's and DINO's files have
+            these), Hugging Face or the authors; heads and decoders are left out.
+
+    Raises:
+        ValueError: the weights fit none of these; the message gives the reason for each.
+    """
+    weights = {name.removeprefix("module."): value for name, value in weights.items()}
+    reasons = {}
+    for origin in ("mm", "timm", "hf", "reference"):
+        kept, to_mm = weights, TO_MM[origin]
+        if origin in ("timm", "hf"):
+            kept = {name: value for name, value in weights.items() if not name.startswith(DECODERS)}
+        try:
+            ours = to_mm(kept)
+        except ValueError as error:
+            reasons[origin] = str(error)
+            continue
+        backbone = {name: value for name, value in ours.items() if name.startswith("backbone.")}
+        if "backbone.layers.0.ln1.weight" in backbone:
+            left = sorted({name.split(".")[0] for name in set(weights) - set(kept)})
+            without = f", without {', '.join(left)}" if left else ""
+            return backbone, f"names of {origin}{without}"
+    told = "; ".join(f"{origin}: {reason}" for origin, reason in reasons.items())
+    raise ValueError(f"these are no weights of a plain ViT ({told})")

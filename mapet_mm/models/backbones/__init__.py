@@ -1,0 +1,1 @@
+"""Vision Transformers, plain and with two streams."""

@@ -1,0 +1,221 @@
+"""The method for MMPretrain's other ViTs: BEiT with relative positions, EVA-02 with rotary ones.
+
+Their parameters keep the library's names, so pre-trained weights load into the library's own class.
+"""
+
+from typing import Any, NamedTuple, SupportsIndex
+
+import torch
+from jaxtyping import Float, Int64
+from mmpretrain.models.backbones import BEiTViT, ViTEVA02
+from mmpretrain.models.backbones.beit import BEiTTransformerEncoderLayer
+from mmpretrain.models.backbones.vit_eva02 import EVA02EndcoderLayer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT, check_trainable
+from mapet_mm.models.utils.encoder_layer import take_over
+from mapet_mm.models.utils.init import init_truncated_normal
+from mapet_mm.models.utils.layer_scale import fill_layer_scales
+from mapet_mm.models.utils.layout import Layout
+from mapet_mm.models.utils.two_stream import TwoStreamPass, attend_streams, project_heads
+from mapet_mm.registry import MODELS
+
+
+class _OtherViT(TwoStreamViT):
+    """What MMPretrain's other ViTs have in common here: their layers are taken over once they are built."""
+
+    layer_type: type[TwoStreamPass]
+
+    def __init__(
+        self,
+        *,
+        cutting_point: SupportsIndex = 60,
+        objective: str = "mapet",
+        with_cp: bool = False,
+        final_norm: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        check_trainable({"final_norm": final_norm, **kwargs})
+        super().__init__(
+            cutting_point=cutting_point, objective=objective, out_type="raw", final_norm=True, **kwargs
+        )
+        for layer in self.layers:
+            take_over(layer, self.layer_type, with_cp)
+        self.register_load_state_dict_pre_hook(fill_layer_scales)
+
+    def init_weights(self) -> None:
+        """Initialise as MMPretrain does; the mask token as the authors do."""
+        if not self.is_init:
+            init_truncated_normal(self.mask_token)
+        super().init_weights()
+
+
+class TwoStreamBEiTLayer(TwoStreamPass, BEiTTransformerEncoderLayer):
+    """BEiT's layer, with a forward pass for both streams."""
+
+    def attention(
+        self,
+        tokens: Float[Tensor, "batch layout dim"],
+        layout: Layout,
+        first_row: int,
+        positions: "RelativePositions",
+    ) -> Float[Tensor, "batch row dim"]:
+        """What the attention branch adds."""
+        attention = self.attn
+        bias_apart = None
+        if attention.bias == "qv_bias":
+            bias_apart = torch.cat([attention.q_bias, torch.zeros_like(attention.v_bias), attention.v_bias])
+        heads = project_heads(
+            self.ln1(tokens), attention.qkv, attention.num_heads, layout, first_row, bias_apart
+        )
+        bias = None if positions.shared is None else positions.shared[:, :, first_row:]
+        if attention.use_rel_pos_bias:
+            own = relative_bias(attention.relative_position_bias_table, positions.steps[:, first_row:])
+            bias = own if bias is None else bias + own
+        dropout = attention.attn_drop.p if self.training else 0.0
+        rows = attend_streams(*heads, layout, first_row, dropout, bias, attention.scale)
+        return self._branch(attention.proj_drop(attention.proj(rows)), self.gamma_1)
+
+    def feed_forward(self, tokens: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
+        """The tokens with what the MLP adds."""
+        return tokens + self._branch(self.ffn(self.ln2(tokens)), self.gamma_2)
+
+    def _branch(self, update: Tensor, layer_scale: Tensor | None) -> Tensor:
+        return self.drop_path(update if layer_scale is None else layer_scale * update)
+
+
+class RelativePositions(NamedTuple):
+    """What BEiT's attention takes of the rows' places in each image.
+
+    Args:
+        steps: `(B, L, K)` int64, which entry of a table of biases is for a row and a key.
+        shared: `(B, H, L, K)`, the bias that all layers share; None if each has its own, or none has.
+    """
+
+    steps: Tensor | None = None
+    shared: Tensor | None = None
+
+
+def relative_bias(
+    table: Float[Tensor, "step head"], steps: Int64[Tensor, "batch row key"]
+) -> Float[Tensor, "batch head row key"]:
+    """The relative position biases of each image's rows and keys, from BEiT's table of them."""
+    return F.embedding(steps, table).permute(0, 3, 1, 2).contiguous()
+
+
+@MODELS.register_module()
+class MaPeTPretrainBEiT(_OtherViT, BEiTViT):
+    """MMPretrain's `BEiTViT` with the two streams; relative position biases follow each permutation.
+
+    Args:
+        cutting_point: as for `mapet_mm.models.backbones.vit.MaPeTPretrainViT`.
+        objective: 'mapet' | 'pim' | 'mim'.
+        with_cp: keep only the layers' inputs for the backward pass and run each layer again there.
+        **kwargs: those of `BEiTViT`: `arch`, `img_size`, `patch_size`, `use_rel_pos_bias`, ...
+
+    Raises:
+        ValueError: as for `MaPeTPretrainViT`, or the ViT has no position embeddings of any kind.
+    """
+
+    layer_type = TwoStreamBEiTLayer
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if self.pos_embed is None and not self._bias_owners():
+            raise ValueError(
+                "a ViT without position embeddings cannot know which patch to predict: set one of "
+                "`use_rel_pos_bias`, `use_shared_rel_pos_bias` and `use_abs_pos_emb`"
+            )
+
+    def enter(self, tokens: Float[Tensor, "batch layout dim"]) -> Float[Tensor, "batch layout dim"]:
+        """What comes between the embedding and the first layer."""
+        return self.drop_after_pos(tokens)
+
+    def attention_positions(
+        self, permutation: Int64[Tensor, "batch token"], layout: Layout
+    ) -> RelativePositions:
+        """How far each row is from each key, and the bias that all layers share."""
+        if not (owners := self._bias_owners()):
+            return RelativePositions()
+        index = owners[0].relative_position_index  # N N
+        tokens = permutation[:, layout.places]
+        steps = index.flatten()[tokens[:, :, None] * len(index) + tokens[:, None, : layout.num_keys]]
+        if self.rel_pos_bias is None:
+            return RelativePositions(steps)
+        return RelativePositions(steps, relative_bias(self.rel_pos_bias.relative_position_bias_table, steps))
+
+    def _bias_owners(self) -> list[nn.Module]:
+        """The modules with a table of relative position biases."""
+        modules = [self.rel_pos_bias, *(layer.attn for layer in self.layers)]
+        return [one for one in modules if getattr(one, "relative_position_bias_table", None) is not None]
+
+
+class TwoStreamEVA02Layer(TwoStreamPass, EVA02EndcoderLayer):
+    """EVA-02's layer, with a forward pass for both streams."""
+
+    def attention(
+        self,
+        tokens: Float[Tensor, "batch layout dim"],
+        layout: Layout,
+        first_row: int,
+        positions: tuple[Tensor, Tensor],
+    ) -> Float[Tensor, "batch row dim"]:
+        """What the attention branch adds."""
+        attention = self.attn
+        queries, keys, values = project_heads(
+            self.norm1(tokens), attention.qkv, attention.num_heads, layout, first_row
+        )
+        queries = rotate(queries, *(x[:, :, first_row:] for x in positions)).type_as(values)
+        keys = rotate(keys, *(x[:, :, : layout.num_keys] for x in positions)).type_as(values)
+        dropout = attention.attn_drop.p if self.training else 0.0
+        rows = attend_streams(queries, keys, values, layout, first_row, dropout, scale=attention.scale)
+        return self.drop_path(attention.proj_drop(attention.proj(rows)))
+
+    def feed_forward(self, tokens: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
+        """The tokens with what the MLP adds."""
+        return tokens + self.drop_path(self.mlp(self.norm2(tokens)))
+
+
+def rotate(
+    heads: Float[Tensor, "batch head row channel"],
+    cosines: Float[Tensor, "batch 1 row channel"],
+    sines: Float[Tensor, "batch 1 row channel"],
+) -> Float[Tensor, "batch head row channel"]:
+    """Turn each pair of neighbouring channels by the angle of the row's place."""
+    even, odd = heads.unflatten(-1, (-1, 2)).unbind(-1)
+    return heads * cosines + torch.stack([-odd, even], dim=-1).flatten(-2) * sines
+
+
+@MODELS.register_module()
+class MaPeTPretrainEVA02(_OtherViT, ViTEVA02):
+    """MMPretrain's `ViTEVA02` with the two streams; rotary angles follow each permutation.
+
+    Args:
+        cutting_point: as for `mapet_mm.models.backbones.vit.MaPeTPretrainViT`.
+        objective: 'mapet' | 'pim' | 'mim'.
+        with_cp: keep only the layers' inputs for the backward pass and run each layer again there.
+        **kwargs: those of `ViTEVA02`: `arch`, `img_size`, `patch_size`, `sub_ln`, ...
+
+    Raises:
+        ValueError: as for `MaPeTPretrainViT`.
+    """
+
+    layer_type = TwoStreamEVA02Layer
+
+    def register_constants(self) -> None:
+        """Make the buffers that no checkpoint has: the layout's, and each token's cosines and sines."""
+        super().register_constants()
+        with self.mask_token.device:  # `rope` itself keeps those of the last image's size
+            angles = self.rope.compute_position_embedding()
+        cosines, sines = (x.to(self.mask_token.dtype) for x in angles)
+        # N d; the class token is not turned.
+        self.register_buffer("cosines", F.pad(cosines, (0, 0, 1, 0), value=1.0), persistent=False)
+        self.register_buffer("sines", F.pad(sines, (0, 0, 1, 0)), persistent=False)
+
+    def attention_positions(
+        self, permutation: Int64[Tensor, "batch token"], layout: Layout
+    ) -> tuple[Tensor, Tensor]:
+        """Cosines and sines `(B, 1, L, d)` of each row's angles."""
+        tokens = permutation[:, layout.places]
+        return self.cosines[tokens][:, None], self.sines[tokens][:, None]

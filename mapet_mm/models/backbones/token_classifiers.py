@@ -1,0 +1,162 @@
+"""Classifiers that see an image's visual tokens and nothing else (paper, Section 5.3, tokenizer study)."""
+
+from collections.abc import Iterable
+from typing import NoReturn, SupportsIndex
+
+import torch
+from jaxtyping import Float, Int64, Shaped
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mapet_mm.models.backbones.vit import MaPeTViT
+from mapet_mm.models.utils.token_ids import is_due
+from mapet_mm.registry import MODELS
+
+
+@MODELS.register_module()
+class TokenMLP(BaseModule):
+    """Embedding -> linear -> ReLU -> mean over the grid; a linear head classifies the mean.
+
+    A backbone for MMPretrain's `ImageClassifier`.
+
+    Args:
+        vocab_size: number of token ids.
+        embed_dims: dimension of embedding and linear layer; the paper's is 192.
+        init_cfg: as for any MMEngine module.
+    """
+
+    def __init__(
+        self, vocab_size: int, embed_dims: int = 192, init_cfg: dict | list[dict] | None = None
+    ) -> None:
+        super().__init__(init_cfg)
+        self.vocab_size = vocab_size
+        self.embedding = GridEmbedding(vocab_size, embed_dims)
+        self.linear = nn.Linear(embed_dims, embed_dims)
+
+    def forward(
+        self, token_grids: Shaped[Tensor, "batch *channel height width"]
+    ) -> tuple[Float[Tensor, "batch dim"]]:
+        """Features `(B, D)` of token grids `(B, H, W)` or, as a pipeline packs them, `(B, 1, H, W)`."""
+        return (F.relu(self.linear(self.embedding(token_grids))).mean(1),)
+
+
+@MODELS.register_module()
+class OneHotTokens(BaseModule):
+    """The tokens themselves as features: for each position, its token id as a one-hot vector.
+
+    Nothing is learned, so probes of it measure the tokens alone; a pre-training on them adds the difference.
+    Single patches' features would have few different values, so it gives one vector per image.
+
+    Args:
+        vocab_size: number of token ids.
+        init_cfg: as for any MMEngine module.
+    """
+
+    def __init__(self, vocab_size: int, init_cfg: dict | list[dict] | None = None) -> None:
+        super().__init__(init_cfg)
+        self.vocab_size = vocab_size
+
+    def forward(
+        self, token_grids: Shaped[Tensor, "batch *channel height width"]
+    ) -> tuple[Float[Tensor, "batch place_and_token"]]:
+        """Features `(B, HW * vocab_size)` of token grids `(B, H, W)` or `(B, 1, H, W)`."""
+        return (F.one_hot(token_grids.flatten(1).long(), self.vocab_size).flatten(1).float(),)
+
+
+@MODELS.register_module()
+class TokenViT(MaPeTViT):
+    """A ViT over token embeddings instead of patch embeddings.
+
+    Args:
+        vocab_size: number of token ids.
+        grid: tokens per side, or (rows, columns).
+        arch: as for `MaPeTViT`; the paper's is ViT-T.
+        **kwargs: those of `MaPeTViT`, without `img_size` and `patch_size`.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        grid: SupportsIndex | Iterable[SupportsIndex] = 14,
+        arch: str | dict = "deit-tiny",
+        **kwargs,
+    ) -> None:
+        super().__init__(arch, img_size=grid, patch_size=1, **kwargs)
+        self.patch_embed = TokenEmbedding(vocab_size, self.embed_dims, self.patch_resolution)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return self.patch_embed.vocab_size
+
+    def draw_weights(self) -> None:
+        super().draw_weights()
+        nn.init.normal_(self.patch_embed.embedding.weight, std=0.02)
+
+
+class GridEmbedding(nn.Embedding):
+    """Embeddings `(B, HW, D)` of token grids `(B, H, W)` or `(B, 1, H, W)`, in raster order.
+
+    Whole numbers of any type: MMPretrain's data preprocessor hands everything on as floats.
+
+    Raises:
+        ValueError: not one grid of whole numbers per image, or ids outside the vocabulary; the numbers are
+            looked at in every batch on CPU, in the first on other devices.
+    """
+
+    _checked = False
+
+    def forward(
+        self, token_grids: Shaped[Tensor, "batch *channel height width"]
+    ) -> Float[Tensor, "batch token dim"]:
+        if token_grids.shape[1:-2].numel() != 1:
+            self._refuse_grids(token_grids)
+        tokens = token_grids.flatten(1).long()
+        if is_due(self, tokens):
+            self._check(token_grids, tokens)
+        return super().forward(tokens)
+
+    def _check(self, token_grids: Tensor, tokens: Int64[Tensor, "batch token"]) -> None:
+        if not torch.equal(tokens, token_grids.flatten(1)):
+            self._refuse_grids(token_grids)
+        lowest, highest = (int(bound) for bound in torch.aminmax(tokens))
+        if lowest < 0 or highest >= self.num_embeddings:
+            raise ValueError(
+                f"token ids {lowest} to {highest} are outside 0..{self.num_embeddings - 1}: set "
+                "`model.backbone.vocab_size` to the token store's"
+            )
+        self._checked = True
+
+    def _refuse_grids(self, token_grids: Tensor) -> NoReturn:
+        raise ValueError(
+            f"a classifier of tokens takes token grids (B, H, W), got shape {tuple(token_grids.shape)} or "
+            "numbers that are no ids: use LoadTokenGrid, PackInputs(input_key='token_grid') and a data "
+            "preprocessor without mean and std"
+        )
+
+
+class TokenEmbedding(nn.Module):
+    """Stands where a ViT's patch embedding does.
+
+    Args:
+        vocab_size: number of token ids.
+        embed_dims: dimension of the embeddings.
+        grid: (H, W) tokens.
+    """
+
+    def __init__(self, vocab_size: int, embed_dims: int, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.vocab_size, self.init_out_size = vocab_size, tuple(grid)
+        self.embedding = GridEmbedding(vocab_size, embed_dims)
+
+    def forward(
+        self, token_grids: Shaped[Tensor, "batch *channel height width"]
+    ) -> tuple[Float[Tensor, "batch token dim"], tuple[int, int]]:
+        """Embeddings `(B, HW, D)` of token grids, and the grid's size."""
+        if tuple(token_grids.shape[-2:]) != self.init_out_size:
+            raise ValueError(
+                f"token grids of {tuple(token_grids.shape[-2:])}, but the ViT was built for "
+                f"{self.init_out_size}: set `model.backbone.grid` to the token store's"
+            )
+        return self.embedding(token_grids), self.init_out_size

@@ -1,0 +1,292 @@
+"""The two-stream forward of a whole Vision Transformer, whichever library's (paper, Section 4.1)."""
+
+import operator
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, SupportsIndex
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from mapet_mm.models.utils.layout import Layout, lay_out
+from mapet_mm.models.utils.objectives import get_objective
+from mapet_mm.models.utils.permutation import check_order
+from mapet_mm.models.utils.precision import product_dtype
+from mapet_mm.models.utils.token_ids import is_due
+
+
+class TwoStreamViT(nn.Module):
+    """A Vision Transformer's two-stream forward: the first base of a class, the library's ViT the second.
+
+    The tokens are permuted once, at the input, and laid out `C | M | T | Q` (see
+    `mapet_mm.models.utils.objectives`). From there on every mask is one constant, for all images, layers and
+    heads, and every layer runs once on the whole layout: the streams share all weights.
+
+    What it takes of the ViT is `layers` (of `mapet_mm.models.utils.two_stream.TwoStreamPass`), `img_size`,
+    `patch_resolution`, `num_extra_tokens`, `embed_dims`, and the methods `stem`, `enter`,
+    `attention_positions` and `leave`, which suit MMPretrain's ViTs.
+
+    Args:
+        *args: as for the library's ViT.
+        cutting_point: number of tokens of the permuted sequence that are context, including the extra tokens
+            (class token, registers); below `N`, the number of patches plus extra tokens.
+        objective: 'mapet' | 'pim' | 'mim'.
+        query_from_layer: the first layer that runs the query stream, which starts there as a copy of the mask
+            tokens from the layer before. The earlier layers then have fewer rows. This is an extension; 0 is
+            the paper's method. Only for objectives with mask tokens and a query stream.
+        **kwargs: as for the library's ViT.
+
+    Raises:
+        ValueError: the objective is not known, images are no whole number of patches, no patch would be left
+            to predict or to see, or no layer or no mask token for the query stream to start from.
+    """
+
+    num_extra_tokens: int
+    patch_resolution: Sequence[int]
+    layers: Sequence[nn.Module]
+
+    def __init__(
+        self,
+        *args: Any,
+        cutting_point: SupportsIndex,
+        objective: str = "mapet",
+        query_from_layer: SupportsIndex = 0,
+        **kwargs: Any,
+    ):
+        super().__init__(*args, **kwargs)
+        self.objective = get_objective(objective)
+        self.query_from_layer = operator.index(query_from_layer)
+        self._check_query_start()
+        self._check_patches()
+        self.num_tokens = self.num_extra_tokens + prod(self.patch_resolution)
+        cutting_point = operator.index(cutting_point)
+        extra = self.num_extra_tokens
+        if not extra <= cutting_point < self.num_tokens:
+            raise ValueError(
+                f"cutting_point={cutting_point} is outside {extra}..{self.num_tokens - 1}: an image of "
+                f"{tuple(self.img_size)} has {extra} tokens that are always context (class token, registers) "
+                f"and {self.num_tokens - extra} patches, at least one of which has to be a target"
+            )
+        self.cutting_point = cutting_point
+        self.num_targets = self.num_tokens - cutting_point
+
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
+        self._checked = False
+        self.register_constants()
+        self.register_load_state_dict_post_hook(_end_on_meta)
+
+    def register_constants(self) -> None:
+        """Make the buffers that no checkpoint has, on the device and in the precision of the mask token."""
+        with self.mask_token.device:
+            layout = lay_out(self.objective, self.cutting_point, self.num_targets)
+        self.group_sizes = layout.sizes
+        # The only mask there is: of the rows T and Q over the keys C | M | T.
+        bias = layout.padded_bias.to(self.mask_token.dtype)
+        self.register_buffer("stream_bias", bias, persistent=False)
+        self.register_buffer("row_places", layout.places, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TwoStreamViT":
+        # `to_empty` calls this; from the meta device, where nothing has a value, it makes no constants.
+        on_meta = self.stream_bias.is_meta
+        super()._apply(fn, recurse)
+        if on_meta:
+            self.register_constants()
+        return self
+
+    def _check_patches(self) -> None:
+        """Refuse what the library's patch embedding pads: the last patches would be no whole ones."""
+        convolution = next(part for part in self.modules() if isinstance(part, nn.Conv2d))  # of the patches
+        if any(side % patch for side, patch in zip(self.img_size, convolution.stride, strict=True)):
+            raise ValueError(
+                f"img_size={tuple(self.img_size)} is not a multiple of patch_size={convolution.stride[0]}: "
+                "the last patches would stand for other pixels than their tokens"
+            )
+
+    @property
+    def layout(self) -> Layout:
+        """Where the groups are in the layout, and who of T and Q sees whom."""
+        return Layout(self.objective, self.group_sizes, self.stream_bias, self.row_places)
+
+    def sample_permutation(
+        self, batch_size: int, device: torch.device | str, generator: torch.Generator | None = None
+    ) -> Int64[Tensor, "batch token"]:
+        """Draw one uniform random order of the patches per image; the extra tokens always come first.
+
+        Args:
+            batch_size: number of images, `B`.
+            device: where to draw.
+            generator: source of randomness, on that device; the global one if None.
+
+        Returns:
+            `(B, N)` int64: `permutation[b, t]` is the token at place `t`; 0 is the class token.
+        """
+        extra = self.num_extra_tokens
+        keys = torch.rand(batch_size, self.num_tokens - extra, device=device, generator=generator)
+        first = torch.arange(extra, device=device).expand(batch_size, -1)
+        return torch.cat([first, keys.argsort(1) + extra], dim=1)  # B N
+
+    def forward(
+        self,
+        images: Float[Tensor, "batch channel height width"],
+        permutation: Int64[Tensor, "batch token"] | None = None,
+        predicted: Int64[Tensor, " predicted"] | None = None,
+    ) -> tuple[Float[Tensor, "batch target dim"], Int64[Tensor, "batch token"]]:
+        """Embed the targets.
+
+        Args:
+            images: `(B, 3, H, W)`, normalised, of the size that the model was built for.
+            permutation: `(B, N)` int64, the extra tokens (0 is the class token) first; drawn on the images'
+                device if None.
+            predicted: `(m,)` int64, which of the `N-c` targets to predict, in permuted order; all if None.
+
+        Returns:
+            The predicting group's outputs after the final norm, `(B, N-c, D)` or `(B, m, D)`, in permuted
+            order: the `i`-th belongs to the token `permutation[:, c + i]`. And the permutation, `(B, N)`.
+
+        Raises:
+            ValueError: the images or the permutation have another size than the model's; or a row is no order
+                of all tokens with the extra ones first (seen always on CPU, in the first batch elsewhere).
+        """
+        self._check_size(images, permutation)
+        if permutation is None:
+            permutation = self.sample_permutation(images.shape[0], images.device)
+        tokens = self.embed(images, permutation)  # B C|M|T|Q D
+        layout = self.layout.to(product_dtype(tokens))  # once for all layers
+        queries_apart = "Q" in self.objective.groups  # MIM's mask tokens, which predict, are keys as well
+        if predicted is not None and queries_apart:
+            tokens, layout = self._keep_queries(tokens, layout, predicted)
+        # A slice of a ModuleList would be a new module, which torch.compile refuses.
+        *layers, last_layer = self.layers
+        if first := self.query_from_layer:
+            tokens = self._start_queries(tokens, layout, permutation, predicted, layers[:first])
+        positions = self.attention_positions(permutation, layout)
+        for layer in layers[first:]:
+            tokens = layer(tokens, layout, 0, positions)
+        # Beyond the last layer only the predictions count; the other groups still give it keys and values.
+        first_row = layout.slice_of(self.objective.predicting_group).start
+        latents = last_layer(tokens, layout, first_row, positions)
+        if predicted is not None and not queries_apart:
+            latents = latents[:, predicted]
+        return self.leave(latents), permutation
+
+    def encode(self, images: Float[Tensor, "batch channel height width"]) -> tuple[Tensor, ...]:
+        """Features `(B, N, D)` of whole images, none masked: the library's own forward pass."""
+        return super().forward(images)
+
+    def _keep_queries(
+        self,
+        tokens: Float[Tensor, "batch layout dim"],
+        layout: Layout,
+        predicted: Int64[Tensor, " predicted"],
+    ) -> tuple[Float[Tensor, "batch kept dim"], Layout]:
+        """Tokens and layout with only these rows of the query stream."""
+        content, queries = tokens.tensor_split([layout.slice_of("Q").start], dim=1)
+        return torch.cat([content, queries[:, predicted]], dim=1), layout.keep(predicted)
+
+    def _start_queries(
+        self,
+        tokens: Float[Tensor, "batch layout dim"],
+        layout: Layout,
+        permutation: Int64[Tensor, "batch token"],
+        predicted: Int64[Tensor, " predicted"] | None,
+        layers: Sequence[nn.Module],
+    ) -> Float[Tensor, "batch layout dim"]:
+        """Run C, M and T alone through the first layers; their mask tokens are the queries that follow."""
+        content = layout.keep(layout.places[:0])
+        positions = self.attention_positions(permutation, content)
+        tokens = tokens[:, : content.num_rows]
+        for layer in layers:
+            tokens = layer(tokens, content, 0, positions)
+        queries = tokens[:, content.slice_of("M")]
+        if predicted is not None:
+            queries = queries[:, predicted]
+        return torch.cat([tokens, queries], dim=1)  # B C|M|T|Q D
+
+    def embed(
+        self, images: Float[Tensor, "batch channel height width"], permutation: Int64[Tensor, "batch token"]
+    ) -> Float[Tensor, "batch layout dim"]:
+        """Embed the patches, permute the tokens and lay them out in the objective's groups, `(B, L, D)`."""
+        tokens, positions = self.stem(images)  # B N D, 1 N D
+        if positions is not None:
+            tokens = tokens + positions
+        tokens = tokens.gather(1, permutation[..., None].expand_as(tokens))
+        context, targets = tokens.split([self.cutting_point, self.num_targets], dim=1)
+        if positions is None:
+            masks = self.mask_token.expand_as(targets)
+        else:  # a position embedding travels with its token, so each mask token stands where its target does
+            masks = self.mask_token + positions[0][permutation[:, self.cutting_point :]]  # B n D
+        start = {"C": context, "M": masks, "T": targets, "Q": masks}
+        tokens = torch.cat([start[group] for group in self.objective.groups], dim=1)  # B L D
+        return self.enter(tokens)
+
+    def stem(
+        self, images: Float[Tensor, "batch channel height width"]
+    ) -> tuple[Float[Tensor, "batch token dim"], Float[Tensor, "one token dim"] | None]:
+        """Extra tokens and patches `(B, N, D)`, and the position embeddings `(1, N, D)` to add to them."""
+        patches, _ = self.patch_embed(images)  # B N-1 D
+        class_token = self.cls_token.expand(images.shape[0], -1, -1)  # B 1 D
+        return torch.cat([class_token, patches], dim=1), self.pos_embed
+
+    def enter(self, tokens: Float[Tensor, "batch layout dim"]) -> Float[Tensor, "batch layout dim"]:
+        """What comes between the embedding and the first layer."""
+        return self.pre_norm(self.drop_after_pos(tokens))
+
+    def attention_positions(self, permutation: Int64[Tensor, "batch token"], layout: Layout) -> Any:
+        """What the layers' attention takes of the rows' places in each image; None if nothing.
+
+        Row `r` of the layout holds token `permutation[:, layout.places[r]]`, its mask or its query.
+        """
+        return None
+
+    def leave(self, latents: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
+        """What comes after the last layer."""
+        return self.ln1(latents)
+
+    def _check_query_start(self) -> None:
+        first, last = self.query_from_layer, len(self.layers) - 1
+        if not 0 <= first <= last:
+            raise ValueError(f"query_from_layer={first} is outside 0..{last}, the layers that there are")
+        if first and not {"M", "Q"} <= set(self.objective.groups):
+            lacking = "query stream" if "M" in self.objective.groups else "mask tokens"
+            raise ValueError(
+                f"query_from_layer={first}: the query stream starts as mask tokens, and "
+                f"objective={self.objective.name!r} has no {lacking}: leave it out"
+            )
+
+    def _check_size(self, images: Tensor, permutation: Tensor | None) -> None:
+        if tuple(images.shape[-2:]) != tuple(self.img_size):
+            raise ValueError(
+                f"images of {tuple(images.shape[-2:])} pixels, but the backbone was built for img_size="
+                f"{tuple(self.img_size)}: resize or crop in the pipeline, or set the backbone's `img_size`"
+            )
+        if permutation is not None and permutation.shape != (images.shape[0], self.num_tokens):
+            raise ValueError(
+                f"permutation has shape {tuple(permutation.shape)}, expected "
+                f"{(len(images), self.num_tokens)}: one row per image, the class token (0) first"
+            )
+        if permutation is not None and is_due(self, permutation):
+            check_order(permutation, self.num_extra_tokens)
+            self._checked = True
+
+
+def _end_on_meta(vit: TwoStreamViT, _: Any) -> None:
+    """Make the constants of a ViT that `load_state_dict(assign=True)` has taken off the meta device."""
+    if vit.stream_bias.is_meta:
+        vit.register_constants()
+
+
+def check_trainable(options: dict[str, Any]) -> None:
+    """Raise ValueError if a ViT of MMPretrain is to lack what pre-training needs, or to give features."""
+    if "out_type" in options:
+        raise ValueError(
+            f"out_type={options['out_type']!r}: pre-training always gives the targets' latents; leave it out "
+            "here and set it downstream"
+        )
+    for option in ("with_cls_token", "final_norm"):
+        if not options.get(option, True):
+            raise ValueError(
+                f"{option}={options[option]}: pre-training needs the class token, which is always "
+                "context, and the final norm before the head; leave it out here and switch it off "
+                "downstream"
+            )

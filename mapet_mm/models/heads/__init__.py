@@ -1,0 +1,1 @@
+"""Heads that predict tokens or classes."""

@@ -1,0 +1,192 @@
+"""The heads that predict visual tokens: MaPeT's, and those for MMPretrain's BEiT and CAE."""
+
+import torch
+from jaxtyping import Bool, Float, Int, Int64
+from mmengine.model import BaseModule
+from mmpretrain.models.heads import CAEHead
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mapet_mm.models.losses.linear_cross_entropy import cross_entropy, linear_cross_entropy
+from mapet_mm.models.utils.init import init_truncated_normal
+from mapet_mm.models.utils.plain_modules import is_plain
+from mapet_mm.models.utils.precision import sum_dtype
+from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
+from mapet_mm.models.utils.token_ids import is_due, presence, token_ids
+from mapet_mm.registry import MODELS
+
+
+@MODELS.register_module()
+class TokenPredictionHead(BaseModule):
+    """Linear layer to the vocabulary, with cross-entropy against the targets' tokens (paper, Eq. 2).
+
+    A subclass with a `forward` of its own (an MLP before the projection) is trained through it; the logits of
+    the whole batch are then in memory. Another loss goes into `cross_entropy`, which `loss` calls; validation
+    (`evaluate`) reports the plain one.
+
+    Args:
+        embed_dims: dimension `D` of the latents.
+        vocab_size: number of visual tokens `V`; the paper's is 8192.
+        init_cfg: as for any MMEngine module.
+    """
+
+    def __init__(
+        self, embed_dims: int, vocab_size: int = 8192, init_cfg: dict | list[dict] | None = None
+    ) -> None:
+        super().__init__(init_cfg)
+        self.vocab_size = vocab_size
+        self.projection = nn.Linear(embed_dims, vocab_size)
+        self.statistics: PredictionStatistics | None = None  # of whoever watches the training
+
+    def init_weights(self) -> None:
+        """Initialise as the authors do, then as `init_cfg` says; only once, as MMEngine's modules do."""
+        if not self.is_init:
+            init_truncated_normal(self.projection.weight)
+            nn.init.zeros_(self.projection.bias)
+        super().init_weights()
+
+    def forward(self, latents: Float[Tensor, "*target dim"]) -> Float[Tensor, "*target vocab"]:
+        """Logits over the vocabulary: `(B, n, D) -> (B, n, V)`."""
+        return self.projection(latents)
+
+    def loss(
+        self,
+        latents: Float[Tensor, "batch target dim"],
+        tokens: Int64[Tensor, "batch target"],
+        places: Int64[Tensor, " target"] | None = None,
+    ) -> dict[str, Tensor]:
+        """Token prediction loss.
+
+        Args:
+            latents: `(B, n, D)`.
+            tokens: `(B, n)`, the token of each target, in the latents' order.
+            places: `(n,)`, each target's place in the permuted order, where not all targets are predicted;
+                only the accuracy by place depends on it.
+
+        Returns:
+            `loss`, the cross-entropy averaged over all targets, in nats, and `token_accuracy`, top-1, in
+            percent (logged by MMEngine, not added to the loss).
+        """
+        predictions = None if self.statistics is None else torch.full_like(tokens, -1)
+        loss, hits = self.cross_entropy(latents, tokens, predictions=predictions)
+        if predictions is not None:
+            self.statistics.add(latents, predictions, tokens.clamp(min=0), places)
+        return {"loss": loss, "token_accuracy": 100 * hits.float() / tokens.numel()}
+
+    def cross_entropy(
+        self,
+        latents: Float[Tensor, "batch target dim"],
+        tokens: Int64[Tensor, "batch target"],
+        counted: Bool[Tensor, "batch target"] | None = None,
+        predictions: Int64[Tensor, "batch target"] | None = None,
+    ) -> tuple[Float[Tensor, ""], Int64[Tensor, ""]]:
+        """Mean cross-entropy (nats) of the head's logits, and how many targets have the largest one.
+
+        Args:
+            latents: `(B, n, D)`.
+            tokens: `(B, n)`; the loss is NaN if one is -1, for an image without tokens.
+            counted: `(B, n)`, which of them count; all if None.
+            predictions: `(B, n)`, filled with the token of each target's largest logit.
+        """
+        targets = [None if one is None else one.reshape(-1) for one in (tokens.clamp(min=0), counted)]
+        flat_predictions = None if predictions is None else predictions.view(-1)
+        projection = self.projection
+        if not self.is_linear or projection.bias is None:
+            loss, hits = cross_entropy(self(latents).flatten(0, 1), *targets, flat_predictions)
+        else:
+            loss, hits = linear_cross_entropy(
+                latents.flatten(0, 1), projection.weight, projection.bias, *targets, flat_predictions
+            )
+        return loss * presence(tokens.flatten()), hits
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the logits are the projection of the latents: no subclass or LoRA computes others."""
+        return is_plain(self, TokenPredictionHead) and is_plain(self.projection, nn.Linear)
+
+    @torch.no_grad()
+    def evaluate(
+        self, latents: Float[Tensor, "batch target dim"], tokens: Int64[Tensor, "batch target"]
+    ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+        """Loss in nats and top-1 accuracy in percent of each image, `(B,)` each."""
+        logits = self(latents)
+        ids = tokens.clamp(min=0).flatten()
+        rows = logits.flatten(0, 1).to(sum_dtype(logits.dtype))
+        losses = F.cross_entropy(rows, ids, reduction="none").view_as(tokens)
+        accuracies = 100 * (logits.argmax(-1) == tokens).float()
+        return losses.mean(1) * presence(tokens), accuracies.mean(1)
+
+
+@MODELS.register_module()
+class BEiTTokenHead(TokenPredictionHead):
+    """MaPeT's head for MMPretrain's `BEiT`: takes token ids as targets; MMPretrain's takes DALL-E logits.
+
+    Shapes are static: nothing waits for the device to count the masked patches.
+
+    Args:
+        max_masked: the largest number of masked patches of an image; the head computes this many rows per
+            image. None computes all patches: the same loss with more arithmetic.
+        **kwargs: those of `TokenPredictionHead`.
+    """
+
+    def __init__(self, *args, max_masked: int | None = None, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.max_masked = max_masked
+        self._checked = False
+
+    def loss(
+        self,
+        latents: Float[Tensor, "batch token dim"],
+        targets: Int[Tensor, "batch patch"] | Float[Tensor, "batch vocab height width"],
+        mask: Int[Tensor, "batch height width"] | Bool[Tensor, "batch height width"],
+    ) -> Float[Tensor, ""]:
+        """Cross-entropy over the masked patches, in nats.
+
+        Args:
+            latents: `(B, N, D)`, the class token first.
+            targets: what the target generator gives for all patches, see `token_ids`.
+            mask: `(B, H, W)`, not zero where the patch is masked.
+
+        Raises:
+            ValueError: more patches are masked than `max_masked`; checked in every batch on CPU, in the first
+                on other devices.
+        """
+        masked = mask.flatten(1).bool()  # B N-1
+        self._check(masked)
+        # The masked patches first.
+        places = masked.byte().argsort(dim=1, descending=True, stable=True)[:, : self.max_masked]  # B m
+        rows = latents[:, 1:].gather(1, places[..., None].expand(-1, -1, latents.shape[-1]))
+        loss, _ = self.cross_entropy(rows, token_ids(targets).gather(1, places), masked.gather(1, places))
+        return loss
+
+    def _check(self, masked: Bool[Tensor, "batch patch"]) -> None:
+        if self.max_masked is None or not is_due(self, masked):
+            return
+        most = int(masked.sum(1).max())
+        if most > self.max_masked:
+            raise ValueError(
+                f"{most} patches of an image are masked, but the head's `max_masked` is {self.max_masked}: "
+                "set it to the `num_masking_patches` of the pipeline's masks"
+            )
+        self._checked = True
+
+
+@MODELS.register_module()
+class CAETokenHead(CAEHead):
+    """MMPretrain's `CAEHead` with token ids as targets; MMPretrain's takes DALL-E logits.
+
+    Args:
+        loss: config of the loss, `dict(type="CAELoss", lambd=2)`.
+        init_cfg: as for any MMEngine module.
+    """
+
+    def _generate_target(self, logits_target: Int64[Tensor, "batch patch"]) -> Int64[Tensor, "batch patch"]:
+        return logits_target.clamp(min=0)
+
+    def loss(
+        self, logits: Tensor, logits_target: Tensor, latent_pred: Tensor, latent_target: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """MMPretrain's losses; the one of the tokens is NaN if an image has none."""
+        tokens = token_ids(logits_target)
+        main, align = super().loss(logits, tokens, latent_pred, latent_target, mask)
+        return main * presence(tokens.flatten()), align

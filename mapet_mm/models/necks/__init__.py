@@ -1,0 +1,1 @@
+"""Necks between backbones and heads."""

@@ -1,0 +1,64 @@
+"""CAE with a regressor and decoder of another width than the encoder's."""
+
+import torch
+from jaxtyping import Bool, Float
+from mmpretrain.models.selfsup import CAE
+from mmpretrain.models.utils import build_2d_sincos_position_embedding
+from mmpretrain.structures import DataSample
+from torch import Tensor
+
+from mapet_mm.registry import MODELS
+
+
+@MODELS.register_module()
+class ProjectedCAE(CAE):
+    """MMPretrain's `CAE` around a `mapet_mm.models.necks.necks.ProjectedCAENeck`.
+
+    As in the code of CAE's authors, one projection brings the encoder's and the teacher's latents to the
+    width of regressor and decoder, where predicted and true latents are compared, and the positions are fixed
+    sines and cosines at that width. MMPretrain's `CAE` compares at the encoder's width and uses the encoder's
+    positions; if both widths are equal, the two are the same.
+
+    Args:
+        **kwargs: those of MMPretrain's `CAE`: `backbone`, `neck`, `head`, `target_generator`,
+            `base_momentum`, `data_preprocessor`, `init_cfg`.
+    """
+
+    def __init__(self, **kwargs) -> None:
+        super().__init__(**kwargs)
+        positions = build_2d_sincos_position_embedding(self.backbone.patch_resolution, self.neck.embed_dim)
+        self.register_buffer("neck_positions", positions, persistent=False)  # 1 N-1 D
+
+    def loss(self, inputs: list[Tensor], data_samples: list[DataSample], **kwargs) -> dict[str, Tensor]:
+        """Losses of one batch.
+
+        Args:
+            inputs: images `(B, 3, H, W)` and what the target generator takes.
+            data_samples: each with its `mask`, `(H, W)`, not zero where the patch is masked.
+
+        Returns:
+            `loss`, the sum of `main`, the cross-entropy of the masked patches' tokens, and `align`, the
+            weighted squared error of their latents.
+        """
+        images, targets = inputs
+        masked = torch.stack([sample.mask for sample in data_samples]).flatten(1).bool()  # B N-1
+        visible = self._project(self.backbone(images, masked))
+        with torch.no_grad():
+            true_latents = self._project(self.teacher(images, ~masked))
+            self.momentum_update()
+        positions = self.neck_positions.expand(len(images), -1, -1)
+        logits, latents = self.neck(visible, _select(positions, masked), _select(positions, ~masked))
+        tokens = self.target_generator(targets)
+        main, align = self.head.loss(logits.flatten(0, 1), tokens, latents, true_latents, masked)
+        return {"loss": main + align, "main": main, "align": align}
+
+    def _project(self, latents: Float[Tensor, "batch token encoder_dim"]) -> Float[Tensor, "batch patch dim"]:
+        """The patches' latents at the neck's width, without the class token's."""
+        return self.neck.encoder_to_neck(latents[:, 1:])
+
+
+def _select(
+    positions: Float[Tensor, "batch patch dim"], where: Bool[Tensor, "batch patch"]
+) -> Float[Tensor, "batch selected dim"]:
+    """Positions of as many patches in each image."""
+    return positions[where].view(len(positions), -1, positions.shape[-1])

@@ -1,0 +1,227 @@
+"""MaPeT, the pre-training algorithm."""
+
+import torch
+from jaxtyping import Int64, Shaped
+from mmpretrain.models.selfsup.base import BaseSelfSupervisor
+from mmpretrain.structures import DataSample
+from torch import Tensor
+
+from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
+from mapet_mm.models.utils.permutation import seeded_permutations, seeds_of
+from mapet_mm.models.utils.token_ids import token_ids
+from mapet_mm.registry import MODELS
+
+# Of the coefficients that turn an image into the seed of its permutation in validation.
+VALIDATION_SEED = 0
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
+
+
+@MODELS.register_module()
+class MaPeT(BaseSelfSupervisor):
+    """Masked and permuted pre-training: predict the visual tokens of the patches behind the cutting point.
+
+    With the backbone's objectives 'pim' and 'mim' it trains Permuted and Masked Image Modeling.
+
+    Args:
+        backbone: a `MaPeTPretrainViT`, or another library's ViT with a two-stream
+            forward: `MaPeTPretrainBEiT`, `MaPeTPretrainEVA02`, `MaPeTPretrainTIMM`. Also as the `module` of
+            MMPretrain's `LoRAModel`.
+        head: a `mapet_mm.models.heads.token_prediction_head.TokenPredictionHead`.
+        target_generator: gives the tokens: `PrecomputedTokens`, `KCLIP`, or MMPretrain's `VQKD` or
+            `DALL-E`; always in evaluation mode. None for a model that only gives features.
+        data_preprocessor: gives `inputs` as a list: `inputs[0]` the images `(B, 3, H, W)`, `inputs[1]` what
+            the target generator takes (stored token grids, or a second view of the images).
+        prediction_ratio: share of the targets that a training step predicts, in (0, 1]. Each step draws them
+            anew, at the same places of the permuted sequence for all its images. All targets stay in the
+            sequence, and the expected gradient is the same; the query stream is smaller and the step noisier.
+        init_cfg: as for any MMEngine module.
+
+    Raises:
+        ValueError: a backbone without a two-stream forward, a head for latents of another width, the target
+            generator's vocabulary is larger than the head's, or the prediction ratio is outside (0, 1].
+    """
+
+    def __init__(
+        self,
+        backbone: dict,
+        head: dict,
+        target_generator: dict | None,
+        data_preprocessor: dict | None = None,
+        prediction_ratio: float = 1.0,
+        init_cfg: dict | list[dict] | None = None,
+    ) -> None:
+        super().__init__(
+            backbone=backbone,
+            head=head,
+            target_generator=target_generator,
+            data_preprocessor=data_preprocessor,
+            init_cfg=init_cfg,
+        )
+        # MMPretrain's LoRAModel has it as `module`, and passes all on to it.
+        vit = getattr(self.backbone, "module", self.backbone)
+        if not isinstance(vit, TwoStreamViT):
+            kinds = {name: kind for name, kind in MODELS.module_dict.items() if isinstance(kind, type)}
+            known = sorted(f"mapet_mm.{name}" for name in kinds if issubclass(kinds[name], TwoStreamViT))
+            raise ValueError(
+                f"model.backbone is a {type(self.backbone).__name__}, which has no two-stream forward: take "
+                f"{' or '.join(known)}"
+            )
+        if not 0 < prediction_ratio <= 1:
+            raise ValueError(f"prediction_ratio={prediction_ratio} is outside (0, 1]: 1 predicts all targets")
+        self.prediction_ratio = prediction_ratio
+        width = self.head.projection.in_features if getattr(self.head, "is_linear", False) else None
+        if width not in (None, self.backbone.embed_dims):
+            raise ValueError(
+                f"the head takes latents of width {width}, but the backbone's have "
+                f"{self.backbone.embed_dims}: set `model.head.embed_dims` to {self.backbone.embed_dims}"
+            )
+        vocab_size = getattr(self.target_generator, "vocab_size", None)
+        if vocab_size is not None and vocab_size > self.head.vocab_size:
+            raise ValueError(
+                f"the target generator gives token ids up to {vocab_size - 1}, but the head predicts only "
+                f"{self.head.vocab_size}: set `model.head.vocab_size` to {vocab_size}"
+            )
+
+    def train(self, mode: bool = True) -> "MaPeT":
+        """Set the mode; the target generator stays in evaluation mode, or VQ-KD would keep learning."""
+        super().train(mode)
+        if self.with_target_generator:
+            self.target_generator.eval()
+        return self
+
+    def forward(
+        self,
+        inputs: Tensor | list[Tensor],
+        data_samples: list[DataSample] | None = None,
+        mode: str = "tensor",
+    ) -> tuple | dict[str, Tensor] | list[DataSample]:
+        """Run the model: MMPretrain's modes 'tensor' and 'loss', and 'predict' for validation."""
+        if mode == "tensor":
+            return self.backbone(images_of(inputs))
+        if not self.with_target_generator:
+            raise ValueError(
+                f"mode '{mode}' needs tokens, and model.target_generator is None, which is for features "
+                "alone: for stored tokens set it to dict(type='mapet_mm.PrecomputedTokens', vocab_size=...)"
+            )
+        if isinstance(inputs, Tensor):
+            raise ValueError(
+                f"mode '{mode}' needs tokens, and the batch has images alone: put LoadTokenGrid in the "
+                "pipeline and algorithm_keys=['token_grid'] in its PackInputs, or a tokenizer's view"
+            )
+        if mode == "predict":
+            return self.predict(inputs, data_samples)
+        return super().forward(inputs, data_samples, mode)
+
+    def extract_feat(self, inputs: Tensor | list[Tensor]) -> tuple[Tensor, ...]:
+        """Features `(B, N, D)` of whole images, none masked: the backbone as a plain ViT.
+
+        Args:
+            inputs: `(B, 3, H, W)`, or a list that begins with it, as the data preprocessor gives it.
+        """
+        return self.backbone.encode(images_of(inputs))
+
+    def loss(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> dict[str, Tensor]:
+        """Loss and token accuracy of a batch, with a permutation drawn per image (see the class).
+
+        Where the loader seeds each image (`EpochSeedHook`), its permutation comes from that seed.
+        """
+        images = images_of(inputs)
+        predicted = self.sample_predicted(images.device)
+        permutation = self.training_permutation(images.device, data_samples)
+        latents, permutation = self.backbone(images, permutation, predicted)
+        tokens = self.target_tokens(inputs[1], permutation)
+        if predicted is None:
+            return self.head.loss(latents, tokens)
+        return self.head.loss(latents, tokens[:, predicted], predicted)
+
+    def training_permutation(
+        self, device: torch.device | str, data_samples: list[DataSample] | None
+    ) -> Int64[Tensor, "batch token"] | None:
+        """The permutation `(B, N)` of each image by its seed; None where the images have none."""
+        seeds = seeds_of(data_samples)
+        if seeds is None:
+            return None
+        seeds = seeds.to(device, non_blocking=True)
+        return seeded_permutations(seeds, self.backbone.num_tokens, self.backbone.num_extra_tokens)
+
+    def sample_predicted(self, device: torch.device | str) -> Int64[Tensor, " predicted"] | None:
+        """Draw which targets a step predicts, `(m,)` in ascending order; None for all."""
+        if self.prediction_ratio == 1:
+            return None
+        num_targets = self.backbone.num_targets
+        number = max(1, round(self.prediction_ratio * num_targets))
+        return torch.randperm(num_targets, device=device)[:number].sort().values
+
+    @torch.no_grad()
+    def predict(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> list[DataSample]:
+        """Evaluate a batch: `token_loss` (nats) and `token_accuracy` (percent) in each data sample.
+
+        An image's permutation depends only on the image, and so do its results.
+        """
+        images = images_of(inputs)
+        permutation = self.validation_permutation(images)
+        latents, _ = self.backbone(images, permutation)
+        losses, accuracies = self.head.evaluate(latents, self.target_tokens(inputs[1], permutation))
+        data_samples = data_samples or [DataSample() for _ in images]
+        for sample, loss, accuracy in zip(data_samples, losses.tolist(), accuracies.tolist(), strict=True):
+            sample.set_field(loss, "token_loss")
+            sample.set_field(accuracy, "token_accuracy")
+        return data_samples
+
+    def validation_permutation(
+        self, images: Shaped[Tensor, "batch channel height width"]
+    ) -> Int64[Tensor, "batch token"]:
+        """The permutation `(B, N)` that each image has in every validation, in whichever batch it comes."""
+        rows = [
+            self.backbone.sample_permutation(1, "cpu", torch.Generator().manual_seed(seed))
+            for seed in image_seeds(images).tolist()  # the only wait for the device, once per batch
+        ]
+        return torch.cat(rows).to(images.device)
+
+    @torch.no_grad()
+    def target_tokens(
+        self, target_inputs: Tensor, permutation: Int64[Tensor, "batch token"]
+    ) -> Int64[Tensor, "batch target"]:
+        """The token of each target in permuted order, `(B, N-c)`.
+
+        Raises:
+            ValueError: the target generator gives another number of tokens than the backbone has patches.
+        """
+        tokens = token_ids(self.target_generator(target_inputs))
+        extra = self.backbone.num_extra_tokens
+        num_patches = self.backbone.num_tokens - extra
+        if tokens.shape != (len(permutation), num_patches):
+            raise ValueError(
+                f"the target generator gives tokens of shape {tuple(tokens.shape)}, but the backbone has "
+                f"{num_patches} patches per image: both must cover the same grid"
+            )
+        # Place c + i of the permutation holds token p, which is patch p - 1 behind one class token.
+        return tokens.gather(1, permutation[:, self.backbone.cutting_point :] - extra)
+
+
+def images_of(inputs: Tensor | list[Tensor]) -> Tensor:
+    """The images of what a data preprocessor hands on: alone, or first in a list.
+
+    Raises:
+        ValueError: a list of single images, which another data preprocessor, or none, hands on.
+    """
+    if isinstance(inputs, Tensor):
+        return inputs
+    if inputs[0].ndim == 3:
+        raise ValueError(
+            f"the batch is a list of {len(inputs)} single images instead of [images, tokens]: set the type "
+            "of `data_preprocessor` to 'mapet_mm.TokenGridDataPreprocessor' for stored tokens, or to "
+            "'mapet_mm.TwoViewDataPreprocessor' for a tokenizer's view"
+        )
+    return inputs[0]
+
+
+def image_seeds(images: Shaped[Tensor, "batch channel height width"]) -> Int64[Tensor, " batch"]:
+    """A number below 2^32 for each image, which depends on all its values and on nothing else.
+
+    The upper half of a sum of products modulo 2^64: integers, so the same in any order of summation.
+    """
+    bits = images.contiguous().flatten(1).view(INTEGERS[images.element_size()]).long()  # B 3HW
+    generator = torch.Generator().manual_seed(VALIDATION_SEED)
+    coefficients = torch.randint(-(2**63), 2**63 - 1, bits.shape[1:], generator=generator).to(images.device)
+    return ((bits * coefficients).sum(1) >> 32) & 0xFFFFFFFF

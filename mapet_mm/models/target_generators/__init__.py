@@ -1,0 +1,1 @@
+"""Tokenizers: images to token ids."""

@@ -1,0 +1,99 @@
+"""Base class of the tokenizers that encode images: frozen, in float32, outside the model's weights."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from mmengine.model import BaseModule
+from torch import Tensor, nn
+
+from mapet_mm.utils.sizes import square
+
+
+class Tokenizer(BaseModule):
+    """Target generator that maps images to token ids with a frozen network.
+
+    The network is not a submodule, so a model that tokenises on the fly does not put it into its checkpoint,
+    optimizer or gradient buckets. It moves between devices with the model, but stays in float32 and in
+    evaluation mode, whatever the model is converted to.
+
+    Args:
+        network: encodes the images.
+        image_size: side of the input images in pixels.
+    """
+
+    def __init__(self, network: nn.Module, image_size: int, init_cfg: dict | None = None) -> None:
+        super().__init__(init_cfg)
+        self.image_size = square("image_size", image_size)
+        network.float().requires_grad_(False)
+        network.eval()  # not chained: MMPretrain's backbones return None here
+        self._network = (network,)  # the tuple hides it from nn.Module
+        self.eval()
+
+    @property
+    @abstractmethod
+    def grid(self) -> tuple[int, int]:
+        """(H, W) tokens of an image of `image_size`."""
+
+    @property
+    @abstractmethod
+    def digest(self) -> str:
+        """Identity of the tokenizer: a digest of everything that decides an image's tokens."""
+
+    @abstractmethod
+    def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Int64[Tensor, "batch grid"]:
+        """Token ids (B, HW), int64, in raster order, of normalised images (B, 3, H, W).
+
+        The id is -1 where the network's features or logits are not finite.
+        """
+
+    def check_size(self, images: Tensor) -> None:
+        """Raise ValueError unless the images have the tokenizer's size."""
+        if images.shape[-2:] != (self.image_size, self.image_size):
+            raise ValueError(
+                f"{type(self).__name__} takes images of {self.image_size} x {self.image_size} px, got "
+                f"{images.shape[-2]} x {images.shape[-1]}: resize in the pipeline or set `image_size`"
+            )
+
+    def train(self, mode: bool = True) -> Tokenizer:
+        """Stay in evaluation mode whatever `mode` is: tokens must not depend on the batch."""
+        return super().train(False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Tokenizer:
+        # .to(), .cuda() and .half() call this. Only the device is applied: rounded weights give other tokens.
+        self._network[0].to(fn(torch.empty(0)).device)
+        return super()._apply(fn, recurse)
+
+
+# PyTorch's switches for matrix products and convolutions below float32 precision. The new ones are used where
+# they exist: once one of them has been set, reading an old one raises an error.
+if hasattr(torch.backends.cudnn, "conv"):
+    _SWITCH, _FULL = "fp32_precision", "ieee"
+    _BACKENDS: tuple[Any, ...] = (
+        torch.backends.cuda.matmul,
+        torch.backends.cudnn.conv,
+        torch.backends.mkldnn.matmul,
+        torch.backends.mkldnn.conv,
+    )
+else:
+    _SWITCH, _FULL = "allow_tf32", False
+    _BACKENDS = (torch.backends.cuda.matmul, torch.backends.cudnn)
+
+
+@contextmanager
+def full_float32(device: torch.device) -> Iterator[None]:
+    """Compute in true float32, without autocast or TF32, so an image gets the same tokens on any device."""
+    before = [getattr(backend, _SWITCH) for backend in _BACKENDS]
+    for backend in _BACKENDS:
+        setattr(backend, _SWITCH, _FULL)
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        for backend, value in zip(_BACKENDS, before, strict=True):
+            setattr(backend, _SWITCH, value)

@@ -1,0 +1,1 @@
+"""Objectives, layout, permutation, attention: the parts that models are built from."""

@@ -1,0 +1,88 @@
+"""The layout `C | M | T | Q` of a permuted sequence: where each group is, and who of T and Q sees whom."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional as F
+
+from mapet_mm.models.utils.objectives import Objective, group_sizes, visibility
+
+# CUDA's memory-efficient attention copies a mask whose rows are not this many elements apart, in every call.
+ALIGNMENT = 8
+
+
+class Layout(NamedTuple):
+    """Where the groups of an objective are, and which keys the rows of T and Q see.
+
+    Args:
+        objective: the objective.
+        sizes: rows of each of its groups.
+        padded_bias: `(stream, num_keys)` with the keys filled up to a multiple of 8; see `bias`.
+        places: `(L,)` int64, which place of the permuted sequence stands in each row.
+    """
+
+    objective: Objective
+    sizes: tuple[int, ...]
+    padded_bias: Tensor
+    places: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all groups."""
+        return sum(self.sizes)
+
+    @property
+    def num_dense(self) -> int:
+        """Rows of C and M, which come first, see each other in full and nothing else."""
+        return self._rows_of(self.objective.dense_groups)
+
+    @property
+    def num_keys(self) -> int:
+        """Rows of C, M and T, which come before Q and give keys and values."""
+        return self._rows_of(self.objective.key_groups)
+
+    @property
+    def bias(self) -> Float[Tensor, "stream key"]:
+        """For each row of T and Q 0 where it sees a key, else minus infinity."""
+        return self.padded_bias[:, : self.num_keys]
+
+    def slice_of(self, group: str) -> slice:
+        """The rows of a group."""
+        place = self.objective.groups.index(group)
+        start = sum(self.sizes[:place])
+        return slice(start, start + self.sizes[place])
+
+    def keep(self, queries: Int64[Tensor, " kept"]) -> "Layout":
+        """The layout with only these rows of Q; nobody attends to Q, so nothing else changes."""
+        stream, asking = self.padded_bias.tensor_split([-self.sizes[-1]])
+        bias = torch.cat([stream, asking[queries]])
+        content, targets = self.places.tensor_split([-self.sizes[-1]])
+        places = torch.cat([content, targets[queries]])
+        return self._replace(sizes=(*self.sizes[:-1], len(queries)), padded_bias=bias, places=places)
+
+    def to(self, dtype: torch.dtype) -> "Layout":
+        """The layout with its bias in the precision of the attention."""
+        return self._replace(padded_bias=self.padded_bias.to(dtype))
+
+    def _rows_of(self, groups: str) -> int:
+        sizes = zip(self.objective.groups, self.sizes, strict=True)
+        return sum(size for group, size in sizes if group in groups)
+
+
+def lay_out(objective: Objective, num_context: int, num_targets: int) -> Layout:
+    """The layout of whole sequences.
+
+    Args:
+        objective: the objective.
+        num_context: the cutting point `c`; counts the class token.
+        num_targets: number of targets, `n = N - c`.
+    """
+    sizes = tuple(group_sizes(objective.groups, num_context, num_targets))
+    context, targets = torch.arange(num_context + num_targets).split([num_context, num_targets])
+    places = torch.cat([context if group == "C" else targets for group in objective.groups])
+    layout = Layout(objective, sizes, torch.empty(0), places)
+    sees = visibility(objective, num_context, num_targets)[layout.num_dense :]
+    bias = torch.zeros(sees.shape).masked_fill(~sees, float("-inf"))
+    return layout._replace(padded_bias=F.pad(bias, (0, -layout.num_keys % ALIGNMENT)))

@@ -1,0 +1,52 @@
+"""Images with values from 0 to 1 or from 0 to 255, and a mean and standard deviation for the others."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from mapet_mm.utils.errors import UserError
+
+
+class PixelRangeError(UserError, ValueError):
+    """Images and the numbers that normalise them have different ranges."""
+
+
+def check_pixel_range(images: Tensor, mean: Tensor | None, std: Tensor | None) -> None:
+    """Refuse images from 0 to 1 whose mean is meant for 0 to 255, and the other way round.
+
+    Either runs, and learns badly: all pixels look nearly the same, or are hundreds of deviations off.
+
+    Args:
+        images: some images before they are normalised.
+        mean: of the channels, subtracted from the images; None: they are not normalised.
+        std: of the channels, which they are divided by.
+
+    Raises:
+        PixelRangeError: the ranges differ.
+    """
+    if mean is None or std is None or not images.numel():
+        return
+    low, high = images.min().item(), images.max().item()
+    means, stds = ([round(number, 4) for number in one.flatten().tolist()] for one in (mean, std))
+    numbers = f"the data preprocessor's mean={means} and std={stds} are"
+    if images.is_floating_point() and low >= 0 and 0 < high <= 1 and max(means) > 2:
+        raise PixelRangeError(
+            f"the images have values from 0 to 1, and {numbers} for 0 to 255: leave out the pipeline's step "
+            "that divides by 255 (ToTensor), or divide both by 255"
+        )
+    if high > 2 and max(stds) < 1:
+        raise PixelRangeError(
+            f"the images have values up to {high:g}, and {numbers} for 0 to 1: multiply both by 255"
+        )
+
+
+def check_images_of(preprocessor: nn.Module, images: Tensor, prefix: str = "") -> None:
+    """`check_pixel_range` with the numbers of a data preprocessor; one that does not normalise has none.
+
+    Args:
+        preprocessor: MMPretrain's or MMEngine's.
+        images: some images that it is given.
+        prefix: of the names of its mean and standard deviation: "second_" for the second view.
+    """
+    mean, std = (getattr(preprocessor, prefix + name, None) for name in ("mean", "std"))
+    check_pixel_range(images, mean, std)

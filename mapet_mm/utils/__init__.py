@@ -1,0 +1,1 @@
+"""Files, configs, processes, errors and logs: what every part of the package uses."""

@@ -1,0 +1,158 @@
+"""Config files, and their dataset, which the environment variable MAPET_MM_DATA names."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config, DictAction
+from mmengine.model import PretrainedInit
+from mmengine.registry import MODELS, WEIGHT_INITIALIZERS, Registry
+
+from mapet_mm.utils.errors import UserError
+
+VARIABLE = "MAPET_MM_DATA"
+LIBRARIES = ("mmpretrain", "mmseg", "mmdet", "mmrotate", "mmpose")
+PACKAGE = Path(__file__).parents[1] / ".mim"  # configs/ and tools/, in a wheel or a clone; `mim` looks there
+
+
+class ConfigError(UserError, ValueError):
+    """A config cannot be read; the message is one line."""
+
+
+class ConfigOptions(DictAction):
+    """`--cfg-options` of the tools: MMEngine's, but a value that is no list keeps its spaces.
+
+    MMEngine removes them all, and a path of another name may exist. A value in quotes keeps its commas too,
+    which otherwise make it a list: `KEY="'a, b.pth'"`. In lists and tuples, spaces are removed.
+    """
+
+    @staticmethod
+    def _parse_iterable(val: str) -> Any:
+        inner = val.strip("'\"").strip()
+        quoted = val[:1] in ("'", '"') and val[:1] == val[-1:] and val[0] not in val[1:-1]
+        if (inner[:1], inner[-1:]) in (("(", ")"), ("[", "]")) or ("," in inner and not quoted):
+            return DictAction._parse_iterable(val)
+        return DictAction._parse_int_float_bool(inner)
+
+
+@contextmanager
+def data_set(name: str | None) -> Iterator[None]:
+    """Within this context, read configs for this dataset; None keeps the environment's."""
+    before = os.environ.get(VARIABLE)
+    if name is not None:
+        os.environ[VARIABLE] = name
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE, None)
+        if before is not None:
+            os.environ[VARIABLE] = before
+
+
+def in_package(path: str) -> str:
+    """The path itself, or the package's file of this name (`configs/...`) if the working folder has none."""
+    return path if Path(path).exists() or not (PACKAGE / path).is_file() else str(PACKAGE / path)
+
+
+def read_config(path: str | os.PathLike, data: str | None = None) -> Config:
+    """Read a config for a dataset; None takes the environment's.
+
+    Raises:
+        ConfigError: the file raises any error, or there is no such dataset.
+    """
+    with data_set(data):
+        chosen = os.environ.get(VARIABLE)
+        logging.disable(logging.INFO)  # MMEngine logs each use of the variable
+        try:
+            cfg = Config.fromfile(path)
+        except Exception as error:  # a config is Python, so it can raise anything
+            missing = Path(getattr(error, "filename", None) or "")
+            if chosen and missing.match(f"{chosen}.py"):
+                known = ", ".join(sorted(file.stem for file in missing.parent.glob("*.py"))) or "none"
+                where = os.path.relpath(missing.parent)
+                raise ConfigError(
+                    f"{VARIABLE}: there is no dataset `{chosen}` in {where}; there are: {known}"
+                ) from error
+            where = f"config {path}" if chosen is None else f"config {path}, {VARIABLE}={chosen}"
+            raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
+        finally:
+            logging.disable(logging.NOTSET)
+    used = cfg.env_variables.get(VARIABLE)
+    if used is not None and (said := cfg.get("data_set", used)) != used:
+        raise ConfigError(
+            f"config {path}: the file of dataset `{used}` says data_set = {said!r}: say {used!r} there, and "
+            "give it a `work_root` of its own"
+        )
+    if "default_scope" in cfg and cfg.default_scope is None:  # as configs in MMEngine's Python style say
+        cfg.default_scope = scope_of(cfg)
+    return cfg
+
+
+def scope_of(cfg: Config) -> str:
+    """The scope of a config's names: its own, or the library of its model; MMPretrain's if it has none."""
+    if cfg.get("default_scope"):
+        return cfg.default_scope
+    model = cfg.get("model") or {}
+    kind = class_of(model["type"], MODELS) if "type" in model else None
+    packages = [base.__module__.partition(".")[0] for base in getattr(kind, "__mro__", ())]
+    return next((name for name in packages if name in LIBRARIES), "mmpretrain")
+
+
+def type_name(kind: str | Callable) -> str:
+    """Name of what a config's `type` stands for: a name, with its scope or path, or the class itself."""
+    return kind.rpartition(".")[2] if isinstance(kind, str) else kind.__name__
+
+
+def class_of(kind: str | Callable, registry: Registry) -> Callable | None:
+    """The class that a config's `type` stands for; None if there is none of this name."""
+    return registry.get(kind) if isinstance(kind, str) else kind
+
+
+def with_type_names(config: Any) -> Any:
+    """A part of a config that names each class alike, however its `type` says it, for comparisons."""
+    if isinstance(config, Mapping):
+        named = {key: with_type_names(value) for key, value in config.items()}
+        kind = named.get("type")
+        return named | {"type": type_name(kind)} if isinstance(kind, str) or callable(kind) else named
+    return type(config)(map(with_type_names, config)) if isinstance(config, list | tuple) else config
+
+
+def plain(value: Any) -> Any:
+    """A config's value as JSON has it."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, str | int | float | None):
+        return value
+    return getattr(value, "__qualname__", str(value))
+
+
+def nodes(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Each dict, list and leaf in a part of a config, with its key: `model.backbone.init_cfg`."""
+    yield key, config
+    if isinstance(config, Mapping):
+        children = config.items()
+    else:
+        children = enumerate(config) if isinstance(config, list | tuple) else ()
+    for name, child in children:
+        yield from nodes(child, f"{key}.{name}" if key else str(name))
+
+
+def pretrained_entries(config: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each `dict(type="Pretrained", checkpoint=...)` inside a part of a config, with its key."""
+    for name, node in nodes(config, key):
+        has_weights = isinstance(node, Mapping) and "checkpoint" in node
+        if has_weights and class_of(node.get("type"), WEIGHT_INITIALIZERS) is PretrainedInit:
+            yield name, node
+
+
+def typed(cfg: Config, command: str) -> str:
+    """A command on a config as typed in a shell, with the variables that the config was read with."""
+    return "".join(f"{name}={shlex.quote(value)} " for name, value in cfg.env_variables.items()) + command

@@ -1,0 +1,129 @@
+"""Start the processes of a distributed run, with or without GPUs."""
+
+import datetime
+import gc
+import importlib
+import os
+import pickle
+import time
+
+import torch
+from mmengine.device import get_device
+from mmengine.dist import barrier, init_dist, is_distributed
+
+from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.shared_work import process_number
+
+TIMEOUT_SECONDS = 1800
+CACHE_SECONDS = 10  # for another process to finish yapf's cache, which takes it some milliseconds
+
+
+def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS) -> None:
+    """Join the other processes of the run; each has a GPU of its own where there are any.
+
+    Args:
+        launcher: 'none', 'pytorch' (torchrun) or 'slurm'; None for 'pytorch' under torchrun, else 'none'.
+        timeout: seconds that processes wait for each other.
+
+    Raises:
+        UserError: a launcher that needs GPUs, without them, or more processes than GPUs.
+    """
+    launcher = launcher or ("pytorch" if torch.distributed.is_torchelastic_launched() else "none")
+    if launcher == "none" or is_distributed():
+        return
+    check_gpus(launcher)
+    if get_device() != "cpu":
+        init_dist(launcher, backend="nccl", timeout=timeout)
+    elif launcher == "pytorch":
+        # MMEngine's own start sets a CUDA device.
+        torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
+    else:
+        raise UserError(f"launcher {launcher} needs CUDA devices: without them use launcher pytorch")
+
+
+def check_gpus(launcher: str) -> None:
+    """See that this process has a GPU of its own, where the machine has any, before MMEngine takes one.
+
+    Slurm may show each task its own GPU only (`--gpus-per-task`, `--gpu-bind`), where MMEngine would look for
+    the GPU of the task's number: the number becomes that among the GPUs that are seen.
+
+    Raises:
+        UserError: torchrun has started more processes than there are GPUs.
+    """
+    if not (gpus := torch.cuda.device_count()):
+        return
+    if launcher == "slurm" and "SLURM_LOCALID" in os.environ:
+        os.environ["SLURM_LOCALID"] = str(int(os.environ["SLURM_LOCALID"]) % gpus)
+    elif launcher == "pytorch" and int(os.environ.get("LOCAL_RANK", 0)) >= gpus:
+        processes = os.environ.get("LOCAL_WORLD_SIZE", "several")
+        raise UserError(f"{processes} processes for the {gpus} GPUs of this machine: start one for each GPU")
+
+
+def import_yapf(patience: float = CACHE_SECONDS) -> None:
+    """Import yapf, with which MMEngine writes configs, while other processes may be the first to do so.
+
+    The first import for a user leaves a cache that yapf renames before the last of it is written: who reads
+    it in that moment fails. So did every process after a disk that was full then.
+
+    Args:
+        patience: seconds after which a cache that cannot be read counts as damaged.
+
+    Raises:
+        UserError: the cache is damaged.
+    """
+    end = time.monotonic() + patience
+    while True:
+        try:
+            importlib.import_module("yapf.yapflib.yapf_api")
+            return
+        except (EOFError, pickle.UnpicklingError) as error:
+            if time.monotonic() > end:
+                from platformdirs import user_cache_dir  # of yapf, in the versions that have this cache
+
+                folder = user_cache_dir("YAPF", "Google")
+                raise UserError(
+                    f"the cache of yapf in {folder} is damaged ({error}), as a full disk leaves it: delete it"
+                ) from error
+            time.sleep(0.1)
+
+
+def note_local_rank(number: int) -> None:
+    """Tell MMEngine, which wraps the model on that GPU, this process's number on its machine, if nothing has.
+
+    MMEngine itself takes an MPI process's GPU by MPI's number.
+
+    Args:
+        number: of a launcher that gives it as an argument.
+    """
+    os.environ.setdefault("LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", str(number)))
+
+
+def is_first_process() -> bool:
+    """Whether this is the run's first process, known before the processes have joined."""
+    return process_number()[0] == 0
+
+
+def print_once(text: str) -> None:
+    """Print in the first process alone."""
+    if is_first_process():
+        print(text, flush=True)
+
+
+def choose_device() -> None:
+    """Take the GPU of this process's number on its machine, where there are any; nobody is waited for."""
+    if torch.cuda.is_available():
+        if torch.distributed.is_torchelastic_launched():
+            check_gpus("pytorch")
+        number = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
+        torch.cuda.set_device(number % torch.cuda.device_count())
+
+
+def stop_processes() -> None:
+    """Leave the run once all processes have come here; what still uses them has to be gone.
+
+    A process that goes while another still talks to it can end in an abort, with all its work done.
+    """
+    if is_distributed():
+        gc.collect()  # a wrapped model holds on to the group, in cycles
+        barrier()
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,71 @@
+"""Hide messages that libraries print on import and that no user can act on.
+
+A tool imports this first, `import mapet_mm.utils.logging`, before anything that imports MMCV or MMPretrain.
+"""
+
+import contextlib
+import importlib
+import io
+import logging
+import warnings
+
+from mmengine.logging import MMLogger
+
+# MMCV may have no compiled operators; this package needs none.
+warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformableAttention``")
+warnings.filterwarnings("ignore", message="Only use 'alpha' for pillow backend")
+NOTICES = (
+    "Could not import OneDL",
+    '"FileClient" will be deprecated',
+    '"HardDiskBackend" is the alias',
+    "Distributed training is not used, all SyncBatchNorm",
+)
+LINES = 8  # longest message that is shown in a terminal
+
+
+def import_quietly(name: str) -> None:
+    """Import a module that prints its notices instead of logging them; its other output is passed on."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            importlib.import_module(name)
+    finally:
+        for line in printed.getvalue().splitlines():
+            if not line.startswith(NOTICES):
+                print(line)
+
+
+def quieten(logger: MMLogger) -> MMLogger:
+    """Write long messages (environment, config, lists of hooks) to the log file only, if there is one.
+
+    A long warning (weights that do not fit) is begun in the terminal.
+    """
+    files = [handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
+    for handler in logger.handlers:
+        if files and handler not in files:
+            handler.addFilter(_is_for_a_terminal)
+            handler.setFormatter(_FirstLines(handler.formatter))
+    return logger
+
+
+def _is_for_a_terminal(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    is_long = message.count("\n") >= LINES and record.levelno < logging.WARNING
+    return not is_long and not message.startswith(NOTICES)
+
+
+class _FirstLines(logging.Formatter):
+    """The first lines of what another formatter gives, and how many there are more."""
+
+    def __init__(self, whole: logging.Formatter) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def format(self, record: logging.LogRecord) -> str:
+        lines = self.whole.format(record).splitlines()
+        if len(lines) > LINES:
+            lines[LINES - 1 :] = [f"... ({len(lines) - LINES + 1} more lines in the log file)"]
+        return "\n".join(lines)
+
+
+import_quietly("mmpretrain.datasets")

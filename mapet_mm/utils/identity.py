@@ -1,4 +1,4 @@
-"""One identity for what decides a result: settings as JSON, their digest, and what changed between two of them."""
+"""One identity for what decides a result: settings as JSON, their digest, and how two of them differ."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from mmengine.optim import CosineAnnealingLR, LinearLR
 from mmpretrain.datasets import ColorJitter, PackInputs
 from torch.optim import AdamW
 
-from mapet_mm.datasets import LoadTokenGrid, TokenGridDataPreprocessor
+from mapet_mm.datasets import LoadTokenGrid
 from mapet_mm.engine import (
     AutocastOptimWrapper,
     KNNProbeHook,
@@ -13,7 +13,7 @@ from mapet_mm.engine import (
     TokenAccuracy,
     TokenStoreCheckHook,
 )
-from mapet_mm.models import MaPeT, MaPeTPretrainViT, TokenPredictionHead
+from mapet_mm.models import MaPeT, MaPeTPretrainViT, TokenGridDataPreprocessor, TokenPredictionHead
 from mapet_mm.tokenizers import PrecomputedTokens
 
 with read_base():

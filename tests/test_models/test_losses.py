@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from mapet_mm.models.losses import linear_cross_entropy as losses
 from mapet_mm.models.losses.linear_cross_entropy import cross_entropy, linear_cross_entropy
-from mapet_mm.models.losses.linear_cross_entropy import linear_cross_entropy as losses
 
 
 def operands(rows=50, dim=12, vocab=30, dtype=torch.float32):

@@ -28,9 +28,9 @@ from mapet_mm.models import (
     MaPeTPretrainViT,
     MaPeTViT,
     TokenPredictionHead,
-    losses,
-    two_stream,
 )
+from mapet_mm.models.losses import linear_cross_entropy as losses
+from mapet_mm.models.utils import two_stream
 from mapet_mm.models.utils.attention import attend_by_products
 
 TOLERANCE = 1e-5  # relative, float32

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from mapet_mm.models.losses.linear_cross_entropy import linear_cross_entropy as losses
+from mapet_mm.models.losses import linear_cross_entropy as losses
 from mapet_mm.models.utils.attention import attend_by_products
 from mapet_mm.models.utils.objectives import MAPET, visibility
 

@@ -3,7 +3,7 @@
 import torch
 
 from mapet_mm.evaluation.features import MemoryFeatures
-from mapet_mm.evaluation.protocols import Evaluated
+from mapet_mm.evaluation.protocol import Evaluated
 
 CLASSES, LAYERS, DIM, PATCHES = 5, 3, 16, 9
 

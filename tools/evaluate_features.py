@@ -20,10 +20,10 @@ from mmengine.logging import MMLogger
 
 import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.engine.runners.launch import read_config
-from mapet_mm.evaluation.checkpoints import load_checkpoint
 from mapet_mm.evaluation.declared_images import SECTION, differs_in_pipeline, read_image_sets
+from mapet_mm.evaluation.models import load_checkpoint
+from mapet_mm.evaluation.protocol import evaluate, results_table, side_by_side
 from mapet_mm.evaluation.protocol_choice import choose_protocols
-from mapet_mm.evaluation.protocols import evaluate, results_table, side_by_side
 from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.config import ConfigOptions
 from mapet_mm.utils.dist import choose_device, is_first_process, print_once

@@ -20,7 +20,7 @@ from mapet_mm.evaluation.dense_images import DenseImages
 from mapet_mm.evaluation.features import BLOCK, Features
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
 from mapet_mm.evaluation.patch_labels import IGNORED
-from mapet_mm.evaluation.protocols import PROTOCOLS, Evaluated, Protocol, Row
+from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, Row
 from mapet_mm.utils.dist import is_first_process, print_once
 
 

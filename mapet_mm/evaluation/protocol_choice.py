@@ -11,8 +11,8 @@ from mmengine.config import Config
 from mapet_mm.engine.runners.launch import read_config
 from mapet_mm.evaluation.declared_images import SECTION
 from mapet_mm.evaluation.image_sets import ImageSet
-from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
-from mapet_mm.evaluation.protocols import PROTOCOLS, Protocol
+from mapet_mm.evaluation.protocol import PROTOCOLS, Protocol
+from mapet_mm.evaluation.protocols.knn import NearestNeighbours
 from mapet_mm.utils.config import type_name
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError

@@ -5,7 +5,7 @@ import torch
 from mmpretrain.registry import MODELS
 from torch import nn
 
-from mapet_mm.evaluation.backbone import BackboneError, TokenBackbone
+from mapet_mm.evaluation.adapters import BackboneError, TokenBackbone
 
 ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
 VIT = dict(type="mapet_mm.MaPeTViT", arch=ARCH, img_size=16, patch_size=4)

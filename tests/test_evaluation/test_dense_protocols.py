@@ -15,7 +15,7 @@ from mapet_mm.evaluation.dense_protocols import (
 )
 from mapet_mm.evaluation.features import BLOCK, MemoryFeatures
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
-from mapet_mm.evaluation.protocols import Evaluated
+from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.utils.errors import UserError
 
 CLASSES = ("left", "right", "below")

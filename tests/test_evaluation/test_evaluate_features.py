@@ -7,10 +7,10 @@ from frozen_features import PROTOCOLS
 from pretended_gpu import pretended_gpu
 from tiny_training import run_tool
 
-from mapet_mm.evaluation.checkpoints import load_checkpoint
 from mapet_mm.evaluation.declared_images import read_image_sets
+from mapet_mm.evaluation.models import load_checkpoint
+from mapet_mm.evaluation.protocol import evaluate
 from mapet_mm.evaluation.protocol_choice import build_protocols
-from mapet_mm.evaluation.protocols import evaluate
 
 
 def table(printed: str) -> str:
@@ -31,7 +31,7 @@ def test_the_tool_gives_the_same_table_again_from_the_cache(config, root, monkey
     for name in rows:  # each figure has the name that the table has
         assert f"<h2>Linear probe by layer (linear): {name}</h2>" in page
     monkeypatch.setattr("mapet_mm.evaluation.extraction._fill", None)  # nothing is computed again
-    monkeypatch.setattr("mapet_mm.evaluation.linear.train_probes", None)
+    monkeypatch.setattr("mapet_mm.evaluation.protocols.linear.train_probes", None)
     run_tool(monkeypatch, "evaluate_features", *arguments, *compare)
     assert table(capsys.readouterr().out) == first
 

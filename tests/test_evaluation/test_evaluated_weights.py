@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mapet_mm.engine.runners.resume import LaunchError
-from mapet_mm.evaluation.checkpoints import KeysError, load_checkpoint, load_weights
 from mapet_mm.evaluation.declared_images import read_image_sets
+from mapet_mm.evaluation.models import KeysError, load_checkpoint, load_weights
 from mapet_mm.utils.errors import UserError
 
 

@@ -8,7 +8,7 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 
-from mapet_mm.evaluation.backbone import TokenBackbone
+from mapet_mm.evaluation.adapters import TokenBackbone
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.image_sets import ImageSet
 from mapet_mm.evaluation.picture_protocols import (
@@ -18,7 +18,7 @@ from mapet_mm.evaluation.picture_protocols import (
     rgb_image,
     spread,
 )
-from mapet_mm.evaluation.protocols import Evaluated, side_by_side
+from mapet_mm.evaluation.protocol import Evaluated, side_by_side
 from mapet_mm.models import MaPeT
 from mapet_mm.registry import MODELS
 from mapet_mm.structures.store import TokenStore

@@ -8,10 +8,7 @@ import pytest
 import torch
 from clustered_features import evaluated_clusters
 
-from mapet_mm.evaluation.low_shot import LowShot, share_name
-from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
-from mapet_mm.evaluation.protocol_choice import build_protocols
-from mapet_mm.evaluation.protocols import (
+from mapet_mm.evaluation.protocol import (
     PROTOCOLS,
     Evaluated,
     Protocol,
@@ -20,6 +17,9 @@ from mapet_mm.evaluation.protocols import (
     results_table,
     tell_apart,
 )
+from mapet_mm.evaluation.protocol_choice import build_protocols
+from mapet_mm.evaluation.protocols.knn import NearestNeighbours
+from mapet_mm.evaluation.protocols.low_shot import LowShot, share_name
 from mapet_mm.utils.errors import UserError
 
 
@@ -67,7 +67,7 @@ def test_shares_are_named_so_that_they_stay_apart():
 
 
 PROTOCOL = """
-from mapet_mm.evaluation.protocols import Protocol, Row
+from mapet_mm.evaluation.protocol import Protocol, Row
 
 class Own(Protocol):
     def run(self, evaluated):

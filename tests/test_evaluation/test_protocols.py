@@ -13,13 +13,20 @@ from torch import nn
 from torch.nn import functional as F
 
 from mapet_mm.evaluation import features as feature_module
-from mapet_mm.evaluation.attentive import AttentiveClassifier, AttentiveProbe, train_attentive
 from mapet_mm.evaluation.batches import ShuffledBatches
 from mapet_mm.evaluation.features import MemoryFeatures
-from mapet_mm.evaluation.linear import BEiTLinearProbes, LinearProbes, Probe, accuracies, parts, train_probes
-from mapet_mm.evaluation.low_shot import LowShot, draw
-from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
-from mapet_mm.evaluation.protocols import Evaluated
+from mapet_mm.evaluation.protocol import Evaluated
+from mapet_mm.evaluation.protocols.attentive import AttentiveClassifier, AttentiveProbe, train_attentive
+from mapet_mm.evaluation.protocols.knn import NearestNeighbours
+from mapet_mm.evaluation.protocols.linear import (
+    BEiTLinearProbes,
+    LinearProbes,
+    Probe,
+    accuracies,
+    parts,
+    train_probes,
+)
+from mapet_mm.evaluation.protocols.low_shot import LowShot, draw
 from mapet_mm.models.heads.linear_probe import LayerwiseLinearHead
 
 
@@ -166,7 +173,7 @@ def test_probes_do_not_depend_on_memory(evaluated, monkeypatch):
     protocol = LinearProbes(rates=[0.03, 0.3], epochs=1, least_steps=1)
     rows = protocol.run(evaluated)
     limit = 16 * CLASSES * (2 * DIM + 1)
-    monkeypatch.setattr("mapet_mm.evaluation.linear.MEMORY_BYTES", limit)
+    monkeypatch.setattr("mapet_mm.evaluation.protocols.linear.MEMORY_BYTES", limit)
     probes = [Probe(layer, pooling, 0.1) for layer in range(LAYERS) for pooling in ("class token", "both")]
     divided = list(parts(probes, DIM, CLASSES))
     assert [probe for part in divided for probe in part] == sorted(probes)
@@ -257,7 +264,7 @@ class NaiveAttention(nn.Module):
 
 def test_attentive_probe_equals_a_naive_loop(evaluated, monkeypatch):
     """Trained on the same batches, the loop classifies as many images right."""
-    monkeypatch.setattr("mapet_mm.evaluation.attentive.HEAD_WIDTH", 4)
+    monkeypatch.setattr("mapet_mm.evaluation.protocols.attentive.HEAD_WIDTH", 4)
     train, val = evaluated.features["train"], evaluated.features["val"]
     rates = [1e-3, 2e-2]
     models = train_attentive(ShuffledBatches(train, "tokens", 100), rates, CLASSES, 4)

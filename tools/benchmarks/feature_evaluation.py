@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 
 from mapet_mm.benchmark import machine, table
 from mapet_mm.evaluation.features import BLOCK, CachedFeatures, bytes_per_image
-from mapet_mm.evaluation.linear import LinearProbes
-from mapet_mm.evaluation.low_shot import LowShot
-from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
-from mapet_mm.evaluation.protocols import Evaluated
+from mapet_mm.evaluation.protocol import Evaluated
+from mapet_mm.evaluation.protocols.knn import NearestNeighbours
+from mapet_mm.evaluation.protocols.linear import LinearProbes
+from mapet_mm.evaluation.protocols.low_shot import LowShot
 
 
 def parse_args() -> argparse.Namespace:

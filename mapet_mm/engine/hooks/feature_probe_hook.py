@@ -13,7 +13,7 @@ from mmengine.runner import Runner
 from torch import Tensor, nn
 
 from mapet_mm.engine.hooks.knn_probe_hook import KNNProbeHook
-from mapet_mm.evaluation.backbone import TokenBackbone
+from mapet_mm.evaluation.adapters import TokenBackbone
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.image_features import (
     all_rows,
@@ -26,7 +26,7 @@ from mapet_mm.registry import HOOKS
 from mapet_mm.utils.errors import UserError
 
 if TYPE_CHECKING:
-    from mapet_mm.evaluation.protocols import Protocol
+    from mapet_mm.evaluation.protocol import Protocol
 
 
 @HOOKS.register_module()
@@ -80,7 +80,7 @@ class FeatureProbeHook(KNNProbeHook):
         return found
 
     def _others(self, sets: Mapping[str, Sequence[Tensor]], backbone: _PooledBackbone) -> dict[str, float]:
-        from mapet_mm.evaluation.protocols import Evaluated, tell_apart
+        from mapet_mm.evaluation.protocol import Evaluated, tell_apart
 
         images, features = {}, {}
         for name, (values, labels) in sets.items():
@@ -96,8 +96,8 @@ class FeatureProbeHook(KNNProbeHook):
 
 def _built(configs: Sequence[Mapping[str, Any]]) -> list[Protocol]:
     """Protocols that need what the hook has, checked before a training starts."""
-    from mapet_mm.evaluation.nearest_neighbours import NearestNeighbours
     from mapet_mm.evaluation.protocol_choice import build_all  # scikit-learn takes its time
+    from mapet_mm.evaluation.protocols.knn import NearestNeighbours
 
     protocols = build_all(configs)
     for protocol in protocols:

@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 from mmengine.registry import Registry
 
 from mapet_mm import __version__
-from mapet_mm.evaluation.checkpoints import Checkpoint
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import ImageSet, check_labels
+from mapet_mm.evaluation.models import Checkpoint
 from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.dist import is_first_process
 from mapet_mm.utils.errors import UserError
@@ -28,7 +28,7 @@ from mapet_mm.visualization.report import Column, Section, Table
 # Raised when what protocols share changes, so that stored results are not taken; their own files are known by
 # what they hold.
 RESULTS = 3
-PROTOCOLS = Registry("evaluation protocol", scope="mapet_mm", locations=["mapet_mm.evaluation.catalogue"])
+PROTOCOLS = Registry("evaluation protocol", scope="mapet_mm", locations=["mapet_mm.evaluation.protocols"])
 
 
 @dataclass(frozen=True)

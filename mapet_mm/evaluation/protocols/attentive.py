@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from mapet_mm.evaluation.batches import ShuffledBatches
 from mapet_mm.evaluation.features import Features
-from mapet_mm.evaluation.linear import check_rates, half_cosine
-from mapet_mm.evaluation.protocols import PROTOCOLS, Classification, Evaluated, Row
+from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
+from mapet_mm.evaluation.protocols.linear import check_rates, half_cosine
 
 HEAD_WIDTH = 64
 

@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from mapet_mm.evaluation.features import POOLINGS, Features
-from mapet_mm.evaluation.protocols import PROTOCOLS, Classification, Evaluated, Row, say_what_lacks
+from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row, say_what_lacks
 
 
 def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None:

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from mapet_mm.evaluation.batches import ShuffledBatches
 from mapet_mm.evaluation.features import POOLINGS, Features
-from mapet_mm.evaluation.protocols import PROTOCOLS, Classification, Evaluated, Row, say_what_lacks
+from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row, say_what_lacks
 from mapet_mm.visualization.report import Section
 
 # Weights, gradients and two moments of the classifiers that are trained at once.

@@ -19,7 +19,7 @@ from mapet_mm.engine.hooks.knn_probe_hook import (
 )
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import ImageSet
-from mapet_mm.evaluation.protocols import PROTOCOLS, Classification, Evaluated, Row
+from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
 from mapet_mm.utils.errors import UserError
 
 

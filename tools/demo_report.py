@@ -19,14 +19,13 @@ from mapet_mm.visualization.attention_masks import GROUP_NAMES, attention_mask_f
 from mapet_mm.visualization.codebook_sheet import (
     SheetRow,
     choose_members,
-    count_patches,
     draw_codebook_sheet,
     find_members,
 )
 from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure, place_figure
 from mapet_mm.visualization.report import Column, Section, Table
-from mapet_mm.visualization.segmentation import predict_images, segmentation_figure
-from mapet_mm.visualization.token_usage import measure_usage
+from mapet_mm.visualization.segmentation import segmentation_figure
+from mapet_mm.visualization.token_statistics import measure_usage
 from mapet_mm.visualization.training_log import read_scalars
 
 SCRATCH, MAPET = "no pre-training", "MaPeT"
@@ -93,11 +92,11 @@ def codebook_section(store_path: str | os.PathLike, image_root: str | os.PathLik
     choices = usage.most_used(6), usage.random(6, seed)
     members = find_members(store, [token for tokens in choices for token in tokens])
     rows = {
-        token: SheetRow(f"token {token}: {count_patches(len(patches))}", choose_members(patches, 6, seed))
+        token: SheetRow(f"token {token}: {len(patches):,} patches", choose_members(patches, 6, seed))
         for token, patches in members.items()
     }
     figures = [
-        draw_codebook_sheet([rows[token] for token in tokens], image_root, store) for tokens in choices
+        draw_codebook_sheet([rows[token] for token in tokens], image_root, store.grid) for tokens in choices
     ]
     caption = (
         "One token a row, its patch framed in red in its surroundings: the six most used of "
@@ -124,8 +123,8 @@ def segmentation_section(config: str, runs: Mapping[str, Run], count: int = 5) -
         runs: trainings of it.
         count: number of images.
     """
-    figures = []
-    for name, run in runs.items():
-        images, classes = predict_images(Path(run.folder, config), run.outputs[0], count)
-        figures.append(segmentation_figure(images, classes, name))
+    figures = [
+        segmentation_figure(Path(run.folder, config), run.outputs[0], count, name)
+        for name, run in runs.items()
+    ]
     return Section("Segmentation", f"The first {count} validation images, after fine-tuning.", figures)

@@ -6,23 +6,30 @@ Writes sheets (PNG) and a self-contained page (HTML). Needs the extracted token 
 import argparse
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from mmengine.config import Config
 
 import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.engine.runners.launch import read_config
-from mapet_mm.structures.store import TokenStore
-from mapet_mm.tokenizers import GridKMeans
+from mapet_mm.tokenizers import GridKMeans, TokenStore
 from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.tokenizers.run import build_images, build_tokenizer
 from mapet_mm.utils.config import ConfigOptions
 from mapet_mm.utils.errors import UserError, one_line_errors
-from mapet_mm.visualization.codebook_report import CodebookPictures, Gallery, usage_table
-from mapet_mm.visualization.codebook_sheet import Patch, choose_members, find_members
-from mapet_mm.visualization.nearest_members import nearest_members
-from mapet_mm.visualization.report import DOTS_PER_INCH, format_table, write_report
-from mapet_mm.visualization.token_usage import TokenUsage, draw_usage, measure_usage
+from mapet_mm.visualization.codebook_sheet import (
+    SheetRow,
+    choose_members,
+    draw_codebook_sheet,
+    find_members,
+    nearest_members,
+)
+from mapet_mm.visualization.report import DOTS_PER_INCH, Report, Section, format_table, write_report
+from mapet_mm.visualization.token_statistics import TokenUsage, draw_usage, measure_usage, usage_table
+
+TOKENS_PER_SHEET = 8
 
 
 def parse_args() -> argparse.Namespace:
@@ -73,37 +80,77 @@ def choose_tokens(args: argparse.Namespace, usage: TokenUsage) -> list[int]:
     return usage.most_used(args.count) if args.choose == "most-used" else usage.random(args.count, args.seed)
 
 
-def make_galleries(
-    args: argparse.Namespace, cfg: Config, images: NamedImages, store: TokenStore, tokens: list[int]
-) -> dict[int, list[Gallery]]:
-    """The patches to show for each token: first those nearest to its centroid, then random ones."""
-    members = find_members(store, tokens, args.candidates, args.seed)
-    galleries: dict[int, list[Gallery]] = {token: [] for token in tokens}
+def choose_patches(
+    args: argparse.Namespace, cfg: Config, images: NamedImages, store: TokenStore, usage: TokenUsage
+) -> dict[int, list[SheetRow]]:
+    """The rows to show of each token: first the patches nearest to its centroid, then random ones."""
+    members = find_members(store, choose_tokens(args, usage), args.candidates, args.seed)
+    rows: dict[int, list[SheetRow]] = {token: [] for token in members}
     if args.nearest:
-        for token, patches in find_nearest(args, cfg, images, store, members).items():
+        tokenizer, preprocessor = build_tokenizer(cfg)
+        if not isinstance(tokenizer, GridKMeans):
+            raise UserError(f"--nearest needs centroids, and {cfg.tokenizer.type} has none: leave it out")
+        store.require_tokenizer(tokenizer.digest, "the config's tokenizer")
+        workers = cfg.get("dataloader", {}).get("num_workers", 2)
+        nearest = nearest_members(tokenizer, preprocessor, images, members, args.nearest, workers)
+        for token, patches in nearest.items():
             among = "" if len(members[token]) < args.candidates else f" of {args.candidates} random"
-            galleries[token].append(Gallery(f"nearest{among}", patches))
+            rows[token].append(SheetRow(f"nearest{among}", patches))
     if args.random:
         for token, patches in members.items():
-            galleries[token].append(Gallery("random", choose_members(patches, args.random, args.seed)))
-    return galleries
+            rows[token].append(SheetRow("random", choose_members(patches, args.random, args.seed)))
+    return {
+        token: [
+            SheetRow(f"token {token}: {row.title} of {usage.counts[token]:,} patches", row.patches)
+            for row in of
+        ]
+        for token, of in rows.items()
+    }
 
 
-def find_nearest(
+def token_caption(token: int, usage: TokenUsage, class_names: list[str] | None) -> str:
+    caption = (
+        f"{usage.counts[token]:,} patches, {100 * usage.counts[token] / usage.counts.sum():.2f} % of all."
+    )
+    if usage.class_counts is None or not usage.counts[token]:
+        return caption
+    main = int(usage.class_counts[token].argmax())
+    name = class_names[main] if class_names else main
+    return f"{caption} Class purity {100 * usage.purity()[token]:.1f} % (class {name})."
+
+
+def make_report(
     args: argparse.Namespace,
-    cfg: Config,
     images: NamedImages,
     store: TokenStore,
-    members: dict[int, list[Patch]],
-) -> dict[int, list[Patch]]:
-    tokenizer, preprocessor = build_tokenizer(cfg)
-    if not isinstance(tokenizer, GridKMeans):
-        raise UserError(
-            f"--nearest needs centroids, as k-CLIP has them; {cfg.tokenizer.type} has none: leave it out"
-        )
-    store.require_tokenizer(tokenizer.digest, "the config's tokenizer")
-    loading = cfg.get("dataloader", {})
-    return nearest_members(tokenizer, preprocessor, images, members, args.nearest, **loading)
+    usage: TokenUsage,
+    drawn: dict[int, Figure],
+) -> Report:
+    """The page: statistics, usage, and a section for each token."""
+    about_usage = (
+        "Left: patches of each token in use; dotted, what each would have if all were used evenly. "
+        "Right: how many tokens have how many patches."
+    )
+    class_names = images.class_names()
+    return Report(
+        "Codebook",
+        f"Patches that {args.config} gives the same token, each framed in red in its surroundings. "
+        "Patches nearest to a token's centroid show it at its best, random ones as it is.",
+        usage_table(usage),
+        [
+            Section("How often tokens are used", about_usage, [draw_usage(usage)]),
+            *(
+                Section(f"Token {token}", token_caption(token, usage, class_names), [figure])
+                for token, figure in drawn.items()
+            ),
+        ],
+        facts=[
+            ("token store", str(store.path)),
+            ("tokenizer", store.tokenizer),
+            ("images", f"{len(store) - len(store.missing()):,} of {len(store):,}"),
+        ],
+        commands=[shlex.join(["python", *sys.argv])],
+    )
 
 
 @one_line_errors
@@ -115,26 +162,20 @@ def main() -> None:
     images = build_images(cfg)
     store = TokenStore.open(cfg.token_store)
     usage = measure_usage(store, images.labels())
-    galleries = make_galleries(args, cfg, images, store, choose_tokens(args, usage))
-    names = images.class_names()
-    pictures = CodebookPictures(store, usage, galleries, images.data_root, args.context, names)
-    write(pictures, args.config, out)
-    print(format_table(usage_table(usage)))
-
-
-def write(pictures: CodebookPictures, config: str, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    draw_usage(pictures.usage).savefig(out / "usage.png", dpi=DOTS_PER_INCH)
-    sheets = pictures.sheets()
-    for number, sheet in enumerate(sheets, 1):
-        sheet.savefig(out / f"sheet_{number}.png", dpi=DOTS_PER_INCH)
-    summary = (
-        f"Patches that {config} gives the same token, each framed in red in its surroundings. "
-        "Patches nearest to a token's centroid show it at its best, random ones as it is."
+    rows = choose_patches(args, cfg, images, store, usage)
+    draw = partial(draw_codebook_sheet, image_root=images.data_root, grid=store.grid, context=args.context)
+    page = write_report(
+        out / "index.html",
+        make_report(args, images, store, usage, {token: draw(of) for token, of in rows.items()}),
     )
-    command = shlex.join(["python", *sys.argv])
-    page = write_report(out / "index.html", pictures.report("Codebook", summary, [command]))
+    draw_usage(usage).savefig(out / "usage.png", dpi=DOTS_PER_INCH)
+    tokens = list(rows)
+    sheets = [tokens[start : start + TOKENS_PER_SHEET] for start in range(0, len(tokens), TOKENS_PER_SHEET)]
+    for number, sheet in enumerate(sheets, 1):
+        figure = draw([row for token in sheet for row in rows[token]])
+        figure.savefig(out / f"sheet_{number}.png", dpi=DOTS_PER_INCH)
     print(f"wrote {page}, usage.png and {len(sheets)} sheets beside it")
+    print(format_table(usage_table(usage)))
 
 
 if __name__ == "__main__":

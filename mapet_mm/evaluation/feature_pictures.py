@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -24,7 +23,6 @@ from mapet_mm.evaluation.picture_grid import (
     picture_grid,
 )
 from mapet_mm.evaluation.pictures import chosen_patch, component_colours, patch_similarity
-from mapet_mm.visualization.curves import finish
 
 Pictures = Sequence[UInt8[np.ndarray, "height width 3"]]
 COLUMNS = 6
@@ -153,16 +151,3 @@ def prediction_figure(
         rows.append([*cells, Cell(map_, heads[4] if number == 0 else "", share, numbers=numbers)])
     return picture_grid(rows, title)
 
-
-def similarity_curve(by_distance: Sequence[float], across: float, title: str = "") -> Figure:
-    """Similarity of two patches of an image over their distance, above that of patches of two images."""
-    figure = Figure(figsize=(FIGURE_INCHES, 2.6), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(range(1, len(by_distance)), by_distance[1:], color="#2f6fb0", marker=".", label="in one image")
-    if np.isfinite(across):
-        axes.axhline(across, color="#8a8a94", linestyle="--", linewidth=1, label="in two images")
-    axes.set_title(title, fontsize=9, fontweight="bold", loc="left")
-    axes.set_ylim(min(0.0, np.nan_to_num(across), *by_distance) - 0.05, 1.05)  # nearly the same for all
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    finish(axes, "distance in patches", "cosine similarity")
-    return figure

@@ -21,7 +21,6 @@ from mapet_mm.evaluation.feature_pictures import (
     component_figure,
     neighbour_figure,
     prediction_figure,
-    similarity_curve,
     similarity_figure,
 )
 from mapet_mm.evaluation.image_features import swaps_channels
@@ -101,16 +100,6 @@ class LabelFree(Protocol):
                 if np.isfinite(value)
             ),
         ]
-
-    def sections(self, evaluated: Evaluated, rows: Sequence[Row]) -> list[Section]:
-        """Similarity over distance."""
-        values = {row.setting: row.value for row in rows if row.protocol == "patch similarity"}
-        across = values.pop("different images", np.nan)
-        if not values:
-            return []
-        curve = similarity_curve([1, *values.values()], across, evaluated.checkpoint.name)
-        caption = "Cosine similarity of two patches of the last layer, mean over the images of val."
-        return [Section("Patches by their distance", caption, [curve])]
 
 
 def _row(name: str, value: float) -> Row:

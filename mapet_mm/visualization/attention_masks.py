@@ -1,5 +1,7 @@
 """Draw the objectives' attention masks (which token sees which), from the code that training uses."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,9 +28,9 @@ def mask_codes(objective: Objective, num_context: int, num_targets: int) -> Int[
         num_context: the cutting point `c`; counts the class token.
         num_targets: number of targets `n`.
     """
-    sees = visibility(objective, num_context, num_targets).numpy()
-    keys = _group_of_each(objective.key_groups, num_context, num_targets)
-    return sees * np.array([1 + GROUPS.index(group) for group in keys])
+    sizes = group_sizes(objective.key_groups, num_context, num_targets)
+    codes = np.repeat([1 + GROUPS.index(group) for group in objective.key_groups], sizes)
+    return visibility(objective, num_context, num_targets).numpy() * codes
 
 
 def draw_attention_mask(axes: Axes, objective: Objective, num_context: int, num_targets: int) -> None:
@@ -44,10 +46,23 @@ def draw_attention_mask(axes: Axes, objective: Objective, num_context: int, num_
     colours = ListedColormap([UNSEEN_COLOUR, *GROUP_COLOURS.values()])
     axes.imshow(codes, cmap=colours, vmin=0, vmax=len(GROUPS), interpolation="nearest")
     axes.set_title(TITLES.get(objective.name, objective.name), fontsize=11, fontweight="bold", pad=26)
+    axes.set(xticks=[], yticks=[])
+    axes.set_xticks(np.arange(codes.shape[1] + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(codes.shape[0] + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="white", linewidth=1.2)
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_visible(False)
-    _draw_grid(axes, objective, num_context, num_targets)
-    _label_groups(axes, objective, num_context, num_targets)
+    text = {"fontsize": 11, "fontweight": "bold"}
+    for groups, is_key in ((objective.key_groups, True), (objective.groups, False)):
+        sizes = np.array(group_sizes(groups, num_context, num_targets))
+        for edge in np.cumsum(sizes)[:-1]:
+            (axes.axvline if is_key else axes.axhline)(edge - 0.5, color="#333333", linewidth=1)
+        for group, middle in zip(groups, np.cumsum(sizes) - sizes / 2 - 0.5, strict=True):
+            colour = GROUP_COLOURS[group]
+            if is_key:
+                axes.text(middle, -0.9, group, ha="center", va="bottom", color=colour, **text)
+            else:
+                axes.text(-1.0, middle, group, ha="right", va="center", color=colour, **text)
 
 
 def attention_mask_figure(
@@ -72,35 +87,3 @@ def attention_mask_figure(
         draw_attention_mask(figure.add_axes(place), objective, num_context, num_targets)
         left += keys + beside + gap
     return figure
-
-
-def _group_of_each(groups: str, num_context: int, num_targets: int) -> str:
-    sizes = group_sizes(groups, num_context, num_targets)
-    return "".join(group * size for group, size in zip(groups, sizes, strict=True))
-
-
-def _draw_grid(axes: Axes, objective: Objective, num_context: int, num_targets: int) -> None:
-    rows = group_sizes(objective.groups, num_context, num_targets)
-    keys = group_sizes(objective.key_groups, num_context, num_targets)
-    axes.set_xticks(np.arange(sum(keys) + 1) - 0.5, minor=True)
-    axes.set_yticks(np.arange(sum(rows) + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color="white", linewidth=1.2)
-    for edge in np.cumsum(rows)[:-1]:
-        axes.axhline(edge - 0.5, color="#333333", linewidth=1)
-    for edge in np.cumsum(keys)[:-1]:
-        axes.axvline(edge - 0.5, color="#333333", linewidth=1)
-
-
-def _label_groups(axes: Axes, objective: Objective, num_context: int, num_targets: int) -> None:
-    axes.set_xticks([])
-    axes.set_yticks([])
-    bold = {"fontsize": 11, "fontweight": "bold"}
-    for group, middle in _middles(objective.key_groups, num_context, num_targets):
-        axes.text(middle, -0.9, group, ha="center", va="bottom", color=GROUP_COLOURS[group], **bold)
-    for group, middle in _middles(objective.groups, num_context, num_targets):
-        axes.text(-1.0, middle, group, ha="right", va="center", color=GROUP_COLOURS[group], **bold)
-
-
-def _middles(groups: str, num_context: int, num_targets: int) -> list[tuple[str, float]]:
-    sizes = np.array(group_sizes(groups, num_context, num_targets))
-    return list(zip(groups, np.cumsum(sizes) - sizes / 2 - 0.5, strict=True))

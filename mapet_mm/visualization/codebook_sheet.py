@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import mmcv
 import numpy as np
+import torch
 from jaxtyping import UInt8
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+from tqdm import tqdm
 
-from mapet_mm.tokenizers import TokenStore
-from mapet_mm.visualization.covered_part import Box, CoveredParts, largest_centred
+from mapet_mm.tokenizers import GridKMeans, TokenStore
+from mapet_mm.tokenizers.images import NamedImages
 
 CELL_INCHES, GAP_INCHES, TITLE_INCHES = 0.72, 0.06, 0.26
 FRAME_COLOUR = "#e6252f"
-# Crops smaller than this many pixels are drawn without smoothing, which would hide the patch's content.
+# Smoothing would hide the patch's content in crops narrower than this many pixels.
 SMALL_CROP = 96
 
 
@@ -42,7 +47,7 @@ class SheetRow(NamedTuple):
 def find_members(
     store: TokenStore, tokens: Iterable[int], limit: int | None = None, seed: int = 0
 ) -> dict[int, list[Patch]]:
-    """Patches of each token, in the store's order of images and row by row inside an image.
+    """Find the patches of each token, in the store's order of images and row by row inside an image.
 
     Args:
         store: the token store.
@@ -54,87 +59,113 @@ def find_members(
         ValueError: an id is outside the store's vocabulary.
     """
     members: dict[int, list[Patch]] = {int(token): [] for token in tokens}
-    for token in members:
-        if not 0 <= token < store.vocab_size:
-            raise ValueError(
-                f"token {token} is outside the vocabulary of token store `{store.path}`: "
-                f"its ids are 0 to {store.vocab_size - 1}"
-            )
-    seen = dict.fromkeys(members, 0)
+    if outside := [token for token in members if not 0 <= token < store.vocab_size]:
+        raise ValueError(
+            f"token {outside[0]}: the vocabulary of token store `{store.path}` is 0 to {store.vocab_size - 1}"
+        )
+    seen: Counter[int] = Counter()
     draw = random.Random(seed)
     for rows, grids in store.chunks():
         for image, row, col in np.argwhere(np.isin(grids, list(members))).tolist():
             token = int(grids[image, row, col])
-            patch = Patch(store.names[int(rows[image])], row, col)
+            patch, kept = Patch(store.names[int(rows[image])], row, col), members[token]
             seen[token] += 1
-            kept = members[token]
             if limit is None or len(kept) < limit:
                 kept.append(patch)
-            # Reservoir sampling: each of the patches seen so far is kept with the same probability.
+            # Reservoir sampling: every patch seen so far is kept with the same probability.
             elif (place := draw.randrange(seen[token])) < limit:
                 kept[place] = patch
     return members
 
 
 def choose_members(patches: Sequence[Patch], count: int, seed: int) -> list[Patch]:
-    """A seeded random choice of at most `count` patches, of as many different images as possible."""
-    order = np.random.default_rng(seed).permutation(len(patches))
-    first_of_image: dict[str, int] = {}
-    for place in order.tolist():
-        first_of_image.setdefault(patches[place].name, place)
-    chosen = list(first_of_image.values())[:count]
-    taken = set(first_of_image.values())
-    chosen += [place for place in order.tolist() if place not in taken][: count - len(chosen)]
-    return [patches[place] for place in chosen]
+    """Choose at most `count` patches at random, from as many different images as possible."""
+    shuffled = [patches[place] for place in np.random.default_rng(seed).permutation(len(patches))]
+    earlier: Counter[str] = Counter()
+    rounds = []  # number of earlier patches of the same image
+    for patch in shuffled:
+        rounds.append(earlier[patch.name])
+        earlier[patch.name] += 1
+    return [shuffled[place] for place in np.argsort(rounds, kind="stable")[:count]]
+
+
+@torch.no_grad()
+def nearest_members(
+    tokenizer: GridKMeans,
+    preprocessor: nn.Module,
+    images: NamedImages,
+    candidates: Mapping[int, Sequence[Patch]],
+    count: int,
+    num_workers: int = 2,
+) -> dict[int, list[Patch]]:
+    """Find each token's `count` candidates nearest to its centroid (L2), nearest first.
+
+    The store has no features, so the candidates' images are encoded again; undecodable ones are left out.
+
+    Args:
+        tokenizer: k-CLIP or another k-means tokenizer, with the codebook of the tokens.
+        preprocessor: the tokenizer's data preprocessor.
+        images: the images of all candidates.
+        candidates: patches of each token.
+        count: number to keep.
+        num_workers: processes that decode images.
+    """
+    wanted: dict[str, list[tuple[int, Patch]]] = defaultdict(list)
+    for token, patches in candidates.items():
+        for patch in patches:
+            wanted[patch.name].append((token, patch))
+    name_of = {place: name for name, place in images.places("reading names").items() if name in wanted}
+    found: dict[int, list[tuple[float, Patch]]] = {token: [] for token in candidates}
+    loader = DataLoader(Subset(images, sorted(name_of)), 32, num_workers=num_workers, collate_fn=list)
+    for batch in tqdm(loader, desc="nearest members", unit="batch"):
+        decoded = [(place, pixels) for place, pixels in batch if isinstance(pixels, torch.Tensor)]
+        if not decoded:
+            continue
+        data = {"inputs": torch.stack([pixels for _, pixels in decoded]), "data_samples": None}
+        grids = tokenizer.features(preprocessor(data)["inputs"]).cpu()
+        for (place, _), features in zip(decoded, grids, strict=True):
+            for token, patch in wanted[name_of[place]]:
+                feature = features[patch.row * tokenizer.grid[1] + patch.col]
+                distance = torch.dist(feature, tokenizer.codebook.centroids[token])
+                found[token].append((float(distance), patch))
+    return {token: [patch for _, patch in sorted(pairs)[:count]] for token, pairs in found.items()}
 
 
 def crop_around(
-    image: Image.Image, patch: Patch, grid: tuple[int, int], context: int, part: Box | None = None
-) -> tuple[UInt8[np.ndarray, "height width 3"], tuple[float, float, float, float]]:
+    image: UInt8[np.ndarray, "height width 3"], patch: Patch, grid: tuple[int, int], context: int
+) -> tuple[UInt8[np.ndarray, "rows cols 3"], tuple[float, float, float, float]]:
     """Cut a patch out of its image together with its surroundings.
 
     Args:
-        image: the whole image.
+        image: the whole image; the grid covers its largest centred part of the grid's shape.
         patch: the patch.
         grid: `(H, W)` patches of an image.
         context: patches to show on each side; the window stays inside the grid, so it shifts at the border.
-        part: of the image, that the grid covers; the largest centred one with the grid's shape by default.
 
     Returns:
         The crop and the patch's frame in it: left, top, width, height in pixels of the crop.
     """
-    part = largest_centred(image.size, grid) if part is None else part
-    height, width = part.height / grid[0], part.width / grid[1]  # pixels of a patch
+    height, width = image.shape[:2]
+    side = min(height / grid[0], width / grid[1])  # pixels of a patch
+    top, left = (height - side * grid[0]) / 2, (width - side * grid[1]) / 2
     rows, cols = (min(2 * context + 1, length) for length in grid)
     first_row = min(max(patch.row - context, 0), grid[0] - rows)
     first_col = min(max(patch.col - context, 0), grid[1] - cols)
-    x, y = part.left + first_col * width, part.top + first_row * height
-    window = round(x), round(y), round(x + cols * width), round(y + rows * height)
-    crop = np.asarray(_of_8_bits(image).crop(window))
-    x, y = part.left + patch.col * width - round(x), part.top + patch.row * height - round(y)
-    return crop, (x, y, width, height)
-
-
-def _of_8_bits(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I;16"):  # scaled as MMCV does; Pillow would clip it
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    return image.convert("RGB")
+    y, x = round(top + first_row * side), round(left + first_col * side)
+    crop = image[y : round(top + (first_row + rows) * side), x : round(left + (first_col + cols) * side)]
+    return crop, (left + patch.col * side - x, top + patch.row * side - y, side, side)
 
 
 def draw_codebook_sheet(
-    rows: Sequence[SheetRow], image_root: str | os.PathLike, store: TokenStore, context: int = 3
+    rows: Sequence[SheetRow], image_root: str | os.PathLike, grid: tuple[int, int], context: int = 3
 ) -> Figure:
     """Draw patches that share a token, each framed in its surroundings, one row of cells per `SheetRow`.
 
     Args:
-        rows: what to draw.
+        rows: the patches.
         image_root: the folder that the patches' image names are relative to.
-        store: has the patches, and says which part of an image its grid covers.
+        grid: `(H, W)` patches of an image; `crop_around` says which part of the image they cover.
         context: patches shown around the framed one, on each side.
-
-    Raises:
-        FileNotFoundError: an image is not under `image_root`.
-        TokenStoreError: the store records a pipeline that does not say which part of an image it shows.
     """
     columns = max(1, *(len(row.patches) for row in rows))
     width = columns * (CELL_INCHES + GAP_INCHES)
@@ -144,41 +175,18 @@ def draw_codebook_sheet(
     figure.subplots_adjust(0, GAP_INCHES / height, 1 - GAP_INCHES / width, 1 - TITLE_INCHES / height)
     spaces = {"wspace": GAP_INCHES / CELL_INCHES, "hspace": TITLE_INCHES / CELL_INCHES}
     cells = figure.subplots(len(rows), columns, squeeze=False, gridspec_kw=spaces)
-    parts = CoveredParts(store)
     for line, row in zip(cells, rows, strict=True):
-        _draw_row(line, row.patches, Path(image_root), store.grid, context, parts)
         line[0].set_title(row.title, fontsize=9, loc="left", pad=3)
+        for axes in line:
+            axes.set_axis_off()
+        for axes, patch in zip(line, row.patches, strict=False):
+            image = mmcv.imread(Path(image_root, patch.name), channel_order="rgb")  # upright, 8 bits
+            _draw_patch(axes, *crop_around(image, patch, grid, context))
     return figure
 
 
-def count_patches(number: int) -> str:
-    """A number of patches as text."""
-    return f"{number:,} patch{'es' if number != 1 else ''}"
-
-
-def _draw_row(
-    line: Sequence[Axes],
-    patches: Sequence[Patch],
-    root: Path,
-    grid: tuple[int, int],
-    context: int,
-    parts: CoveredParts,
-) -> None:
-    for axes in line:
-        axes.set_axis_off()
-    for axes, patch in zip(line, patches, strict=False):
-        image, part = parts.open(_existing(root / patch.name))
-        crop, (x, y, width, height) = crop_around(image, patch, grid, context, part)
-        smooth = "antialiased" if crop.shape[1] > SMALL_CROP else "nearest"
-        axes.imshow(crop, interpolation=smooth)
-        frame = Rectangle((x - 0.5, y - 0.5), width, height, fill=False, color=FRAME_COLOUR, linewidth=1.5)
-        axes.add_patch(frame)
-
-
-def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"image `{path}` of the token store does not exist: "
-            "give the folder that the store's names are relative to as the image root"
-        )
-    return path
+def _draw_patch(axes: Axes, crop: np.ndarray, frame: tuple[float, float, float, float]) -> None:
+    x, y, width, height = frame
+    axes.imshow(crop, interpolation="antialiased" if crop.shape[1] > SMALL_CROP else "nearest")
+    outline = Rectangle((x - 0.5, y - 0.5), width, height, fill=False, color=FRAME_COLOUR, linewidth=1.5)
+    axes.add_patch(outline)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -41,7 +41,15 @@ pre { background: #f5f5f9; padding: .8rem; border-radius: 6px; font-size: .8rem;
       white-space: pre-wrap; overflow-wrap: anywhere; }
 pre code { display: block; padding-left: 1.5em; text-indent: -1.5em; margin-bottom: .35rem; }
 @media (max-width: 480px) { th, td { padding-right: .5rem; font-size: .8rem; } }
-""".strip()
+"""
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>{style}</style></head>
+<body>
+{body}
+</body></html>
+"""
 
 
 @dataclass(frozen=True)
@@ -51,36 +59,18 @@ class Column:
     heading: str
     format: str = ""
 
-    @property
-    def is_number(self) -> bool:
-        """Whether the column holds numbers, which are aligned right."""
-        return bool(self.format)
-
     def text(self, cell: str | float | None) -> str:
         """The displayed text of a cell; None, a missing figure, is a dash."""
-        if cell is None:
-            return NO_VALUE
-        return format(cell, self.format) if self.is_number else str(cell)
+        return NO_VALUE if cell is None else format(cell, self.format)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns, rows with one cell per column, and notes below.
-
-    Raises:
-        ValueError: a row has another number of cells than there are columns.
-    """
+    """Columns, rows with one cell per column, and notes below."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str | float | None]]
     notes: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ValueError(
-                    f"table row {list(row)} has {len(row)} cells for {len(self.columns)} columns"
-                )
 
     def texts(self) -> list[list[str]]:
         """The displayed text of the rows."""
@@ -107,8 +97,8 @@ class Report:
         summary: a sentence or two about the run and the machine.
         results: the results.
         sections: pictures.
-        stages: the stages with their durations in seconds.
-        facts: name and value of everything that the figures depend on: versions, machine, seeds.
+        stages: the stages with their durations.
+        facts: name and value of all that the figures depend on: versions, machine, seeds.
         commands: the exact command lines, in order.
     """
 
@@ -118,22 +108,22 @@ class Report:
     sections: Sequence[Section] = ()
     stages: Table | None = None
     facts: Sequence[tuple[str, str]] = ()
-    commands: Sequence[str] = field(default=())
+    commands: Sequence[str] = ()
 
 
 def format_table(table: Table) -> str:
-    """A table as plain text for the terminal, columns aligned, notes below."""
+    """A table as plain text for the terminal, numbers aligned right, notes below."""
     lines = [[column.heading for column in table.columns], *table.texts()]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(table.columns))]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    sides = [">" if column.format else "<" for column in table.columns]
     aligned = [
-        "  ".join(
-            cell.rjust(width) if column.is_number else cell.ljust(width)
-            for column, cell, width in zip(table.columns, line, widths, strict=True)
-        ).rstrip()
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True))
         for line in lines
     ]
-    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-    return "\n".join([aligned[0], rule, *aligned[1:], *(f"({note})" for note in table.notes)])
+    rule = "-" * len(aligned[0])
+    return "\n".join(
+        [aligned[0].rstrip(), rule, *map(str.rstrip, aligned[1:]), *(f"({note})" for note in table.notes)]
+    )
 
 
 def write_report(path: str | os.PathLike, report: Report) -> Path:
@@ -141,23 +131,10 @@ def write_report(path: str | os.PathLike, report: Report) -> Path:
 
     Args:
         path: the file to write; it appears complete or not at all.
-        report: what to show.
+        report: its contents.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, render_report(report).encode())
-    return path
-
-
-def render_report(report: Report) -> str:
-    """The report as HTML text."""
-    parts = [
-        f"<h1>{escape(report.title)}</h1>",
-        f"<p>{escape(report.summary)}</p>",
-        "<h2>Results</h2>",
-        _table(report.results),
-        *(_section(section) for section in report.sections),
-    ]
+    parts = [f"<h1>{escape(report.title)}</h1>", f"<p>{escape(report.summary)}</p>"]
+    parts += ["<h2>Results</h2>", _table(report.results), *map(_section, report.sections)]
     if report.stages is not None:
         parts += ["<h2>Stages</h2>", _table(report.stages)]
     if report.facts:
@@ -165,34 +142,31 @@ def render_report(report: Report) -> str:
     if report.commands:
         lines = "".join(f"<code>{escape(command)}</code>" for command in report.commands)
         parts += ["<h2>Commands</h2>", f"<pre>{lines}</pre>"]
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(report.title)}</title><style>{STYLE}</style>"
-    )
-    body = "\n".join(parts)
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
+    page = PAGE.format(title=escape(report.title), style=STYLE, body="\n".join(parts))
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, page.encode())
+    return path
 
 
 def _table(table: Table) -> str:
-    kinds = [' class="number"' if column.is_number else "" for column in table.columns]
-    headings = zip(kinds, table.columns, strict=True)
-    head = "".join(f"<th{kind}>{escape(column.heading)}</th>" for kind, column in headings)
-    rows = "\n".join(
-        "<tr>" + "".join(f"<td{kind}>{escape(c)}</td>" for kind, c in zip(kinds, row, strict=True)) + "</tr>"
-        for row in table.texts()
-    )
+    def line(tag: str, cells: Iterable[str]) -> str:
+        kinds = [' class="number"' if column.format else "" for column in table.columns]
+        pairs = zip(kinds, cells, strict=True)
+        return f"<tr>{''.join(f'<{tag}{kind}>{escape(cell)}</{tag}>' for kind, cell in pairs)}</tr>"
+
+    head = line("th", [column.heading for column in table.columns])
+    rows = "\n".join(line("td", cells) for cells in table.texts())
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
-    table_text = f"<table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table>"
-    return f'<div class="scroll">{table_text}</div>{notes}'
+    whole = f"<table><thead>{head}</thead>\n<tbody>{rows}</tbody></table>"
+    return f'<div class="scroll">{whole}</div>{notes}'
 
 
 def _section(section: Section) -> str:
     title = escape(section.title)
     pictures = "\n".join(_image(figure, title) for figure in section.figures)
-    return (
-        f'<h2>{title}</h2>\n<figure><div class="pictures">{pictures}</div>\n'
-        f"<figcaption>{escape(section.caption)}</figcaption></figure>"
-    )
+    caption = f"<figcaption>{escape(section.caption)}</figcaption>"
+    return f'<h2>{title}</h2>\n<figure><div class="pictures">{pictures}</div>\n{caption}</figure>'
 
 
 def _image(figure: Figure, alternative: str) -> str:

@@ -16,7 +16,6 @@ from mapet_mm.engine.runners.resume import require_checkpoint
 from mapet_mm.tokenizers import Codebook, TokenStore, TokenStoreError, extend_store
 from mapet_mm.tokenizers.feature_shards import FeatureShards
 from mapet_mm.utils.errors import UserError
-from mapet_mm.visualization.training_log import read_scalars
 from mapet_mm.weight_files import read_weights
 
 # Of a path below a folder: any text without separators at its ends.
@@ -112,11 +111,6 @@ def make_safetensors(folder: Path) -> Path:
     return folder / "weights.safetensors"
 
 
-def make_scalars(folder: Path, text: str, name: str) -> Path:
-    (folder / name).write_text(text)
-    return folder / name
-
-
 def make_features(folder: Path) -> Path:
     shards = FeatureShards(folder / "features", IDENTITY, ["a.png", "b.png"])
     shards.write(0, ["a.png", "b.png"], np.ones((4, 3), np.float16), {})
@@ -144,11 +138,6 @@ READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
         read_weights,
     ),
     "safetensors": (make_safetensors, read_weights),
-    "scalars": (
-        lambda folder: make_scalars(folder, '{"loss": 1.5, "step": 1}\n{"loss": 1, "step": 2}\n', "a.json"),
-        read_scalars,
-    ),
-    "curve": (lambda folder: make_scalars(folder, "step,loss\n1,2.5\n2,\n", "a.csv"), read_scalars),
     "features": (make_features, read_features),
 }
 

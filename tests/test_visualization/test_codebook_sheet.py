@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mapet_mm.structures.store import TokenStore
+from mapet_mm.tokenizers import TokenStore
 from mapet_mm.visualization.codebook_sheet import (
     Patch,
     SheetRow,
     choose_members,
-    count_patches,
     crop_around,
     draw_codebook_sheet,
     find_members,
@@ -47,28 +46,25 @@ def test_limited_members_are_a_fair_sample_that_follows_the_seed(tmp_path):
     kept = Counter(patch for draw in draws for patch in draw[1])
     assert len(kept) == 40
     # 200 draws with probability 1/4: 50, with a standard deviation of 6.
-    assert all(20 < number < 80 for number in kept.values())
+    assert max(abs(count - 50) for count in kept.values()) < 25
 
 
-def test_token_past_the_vocabulary_is_refused(store):
-    with pytest.raises(ValueError, match=r"token 10 is outside .* ids are 0 to 9"):
-        find_members(store, [10])
-
-
-def test_chosen_members_come_from_different_images_first():
+def test_chosen_members_come_from_as_many_images_as_possible():
     patches = [Patch("a", 0, col) for col in range(5)] + [Patch("b", 0, 0), Patch("c", 0, 0)]
     for seed in range(5):
         chosen = choose_members(patches, 4, seed)
         assert {patch.name for patch in chosen[:3]} == {"a", "b", "c"}
         assert len(set(chosen)) == 4
+        assert choose_members(patches, 4, seed) == chosen
     assert len(choose_members(patches, 20, 0)) == 7
 
 
-def test_crop_shows_the_patch_inside_its_frame():
-    """A 4 x 4 grid on the centred square of a 60 x 40 image: patches of 10 px, from 10 px on the left."""
-    pixels = np.zeros((40, 60, 3), np.uint8)
-    pixels[20:30, 40:50] = (250, 10, 20)  # patch (2, 3)
-    crop, (x, y, width, height) = crop_around(Image.fromarray(pixels), Patch("a", 2, 3), (4, 4), context=1)
+@pytest.mark.parametrize(("size", "left", "top"), [((40, 60), 10, 0), ((60, 40), 0, 10)])
+def test_crop_shows_the_patch_inside_its_frame(size, left, top):
+    """A 4 x 4 grid on the centred square of the image, in patches of 10 px."""
+    pixels = np.zeros((*size, 3), np.uint8)
+    pixels[top + 20 : top + 30, left + 30 : left + 40] = (250, 10, 20)  # patch (2, 3)
+    crop, (x, y, width, height) = crop_around(pixels, Patch("a", 2, 3), (4, 4), context=1)
     assert crop.shape == (30, 30, 3)
     assert (x, y, width, height) == (20, 10, 10, 10)
     framed = crop[int(y) : int(y + height), int(x) : int(x + width)]
@@ -82,13 +78,7 @@ def test_sheet_has_a_row_per_token_and_a_frame_per_patch(store, tmp_path):
         Image.new("RGB", (12, 8), "teal").save(tmp_path / name)
     members = find_members(store, [9, 0])
     rows = [SheetRow("token 9", members[9]), SheetRow("token 0", members[0])]
-    figure = draw_codebook_sheet(rows, tmp_path, store, context=1)
-    frames = [len(axes.patches) for axes in figure.axes]
-    assert frames == [1, 1, 1, 1, 0, 0]
+    figure = draw_codebook_sheet(rows, tmp_path, store.grid, context=1)
+    assert [len(axes.patches) for axes in figure.axes] == [1, 1, 1, 1, 0, 0]
     assert [figure.axes[place].get_title(loc="left") for place in (0, 3)] == ["token 9", "token 0"]
-    assert [count_patches(len(members[token])) for token in (9, 0)] == ["3 patches", "1 patch"]
-
-
-def test_missing_image_names_the_file(store, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"train/0/a\.png.*image root"):
-        draw_codebook_sheet([SheetRow("", [Patch(NAMES[0], 0, 0)])], tmp_path / "elsewhere", store)
+    assert figure.axes[0].images[0].get_array()[0, 0].tolist() == [0, 128, 128]

@@ -1,69 +1,18 @@
-"""Curves are the numbers that MMEngine logged."""
+"""Drawn curves are the numbers that MMEngine logged."""
 
-import json
-
-from mapet_mm.visualization.curves import PRETRAINING_PANELS, Curve, curve, curve_figure
-from mapet_mm.visualization.training_log import read_scalars
-
-
-def train(epoch, step, loss, accuracy):
-    return {"lr": 1e-3, "loss": loss, "token_accuracy": accuracy, "epoch": epoch, "iter": step, "step": step}
-
-
-def val(epoch, accuracy, loss):
-    return {"token/accuracy": accuracy, "token/cross_entropy": loss, "step": epoch}
-
+from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure, place_figure
 
 RUN = [
-    train(1, 10, 4.0, 10.0),
-    train(1, 20, 3.0, 20.0),
-    val(1, 12.5, 3.5),
-    train(2, 30, 2.0, 30.0),
-    val(2, 25.0, 2.5),
+    {"lr": 1e-3, "loss": 4.0, "epoch": 1, "step": 10},
+    {"lr": 1e-3, "loss": 3.0, "epoch": 1, "step": 20},
+    {"token/cross_entropy": 3.5, "step": 1},
+    {"lr": 1e-3, "loss": 2.0, "epoch": 2, "step": 30},
+    {"token/cross_entropy": 2.5, "step": 2},
 ]
 
 
-def log(work_dir, timestamp, records):
-    file = work_dir / timestamp / "vis_data/scalars.json"
-    file.parent.mkdir(parents=True)
-    file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return file
-
-
-def test_curves_are_the_logged_numbers_by_epoch(tmp_path):
-    log(tmp_path, "20260101_000000", RUN)
-    records = read_scalars(tmp_path)
-    assert curve(records, "loss") == Curve([1, 2], [3.5, 2.0], "epoch")
-    assert curve(records, "token_accuracy") == Curve([1, 2], [15.0, 30.0], "epoch")
-    assert curve(records, "token/cross_entropy") == Curve([1, 2], [3.5, 2.5], "epoch")
-    assert curve(records, "token/accuracy") == Curve([1, 2], [12.5, 25.0], "epoch")
-
-
-def test_training_by_iterations_counts_iterations(tmp_path):
-    records = [{"lr": 1.0, "loss": 2.0, "iter": 50, "step": 50}, {"mIoU": 12.0, "step": 100}]
-    file = log(tmp_path, "20260101_000000", records)
-    assert curve(read_scalars(file), "loss") == Curve([50], [2.0], "iteration")
-    assert curve(read_scalars(file), "mIoU") == Curve([100], [12.0], "iteration")
-
-
-def test_resumed_run_replaces_what_it_did_again(tmp_path):
-    """Killed in epoch 2 and resumed from epoch 1: epoch 2 counts once, with the resumed run's numbers."""
-    log(tmp_path, "20260101_000000", RUN)
-    log(tmp_path, "20260101_000100", [train(2, 30, 1.0, 50.0), val(2, 45.0, 1.5)])
-    records = read_scalars(tmp_path)
-    assert curve(records, "loss") == Curve([1, 2], [3.5, 1.0], "epoch")
-    assert curve(records, "token/accuracy") == Curve([1, 2], [12.5, 45.0], "epoch")
-
-
-def test_csv_reference_gives_the_same_curves(tmp_path):
-    file = tmp_path / "reference.csv"
-    file.write_text("epoch,loss,token/cross_entropy\n1,3.5,\n2,2.0,2.5\n")
-    assert curve(read_scalars(file), "loss") == Curve([1, 2], [3.5, 2.0], "epoch")
-    assert curve(read_scalars(file), "token/cross_entropy") == Curve([2], [2.5], "epoch")
-
-
 def test_drawn_lines_are_the_curves_with_the_reference_behind():
-    reference = [train(1, 10, 9.0, 1.0), val(1, 2.0, 8.0)]
+    reference = [{"loss": 9.0, "epoch": 1, "step": 10}, {"token/cross_entropy": 8.0, "step": 1}]
     axes = curve_figure(PRETRAINING_PANELS[0], RUN, reference).axes[0]
     drawn = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
     assert drawn == {
@@ -77,5 +26,17 @@ def test_drawn_lines_are_the_curves_with_the_reference_behind():
 
 
 def test_without_a_reference_or_a_validation_there_is_no_line_of_it():
-    axes = curve_figure(PRETRAINING_PANELS[0], RUN[:2]).axes[0]
+    axes = curve_figure(PRETRAINING_PANELS[0], [{"loss": 2.0, "lr": 1.0, "step": 50}]).axes[0]
     assert [line.get_label() for line in axes.lines] == ["training"]
+    assert axes.get_xlabel() == "iterations"
+
+
+def test_accuracy_by_place_is_drawn_early_in_the_middle_and_late():
+    records = [
+        {"place_accuracy/01": 10.0 + n, "place_accuracy/04": 20.0 + n, "step": 100 * n} for n in range(7)
+    ]
+    axes = place_figure([*RUN, *records]).axes[0]
+    drawn = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
+    assert drawn == {"iteration 0": [10, 20], "iteration 300": [13, 23], "iteration 600": [16, 26]}
+    assert list(axes.lines[0].get_xdata()) == [0.125, 0.875]
+    assert place_figure(RUN) is None

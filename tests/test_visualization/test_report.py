@@ -93,11 +93,6 @@ def test_terminal_table_is_aligned_and_has_the_same_numbers():
     ]
 
 
-def test_row_of_another_length_is_refused():
-    with pytest.raises(ValueError, match="1 cells for 2 columns"):
-        Table([Column("a"), Column("b")], [["only"]])
-
-
 def test_a_page_without_commands_has_no_heading_for_them(tmp_path):
     report = Report("t", "s", TABLE, [])
     write_report(tmp_path / "index.html", report)

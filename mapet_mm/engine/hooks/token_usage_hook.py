@@ -29,7 +29,7 @@ class TokenUsageHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Find out what can be counted before the training's time is spent."""
-        import mapet_mm.visualization.token_usage  # noqa: F401, needs matplotlib
+        import mapet_mm.visualization.token_statistics  # noqa: F401, needs matplotlib
 
         dataset, _ = _tokens_of(runner)
         if label_of(dataset.get_data_info(0)) is None:
@@ -42,7 +42,7 @@ class TokenUsageHook(Hook):
     @master_only
     def after_train(self, runner: Runner) -> None:
         """Count, and write to the runner's scalars."""
-        from mapet_mm.visualization.token_usage import measure_usage
+        from mapet_mm.visualization.token_statistics import measure_usage
 
         dataset, load = _tokens_of(runner)
         images = (dataset.get_data_info(index) for index in range(len(dataset)))

@@ -12,6 +12,7 @@ from matplotlib.ticker import NullFormatter
 from tqdm import tqdm
 
 from mapet_mm.tokenizers import TokenStore
+from mapet_mm.visualization.report import Column, Table
 
 BAR_COLOUR = "#2f6fb0"
 
@@ -35,7 +36,7 @@ class TokenUsage:
 
     @property
     def perplexity(self) -> float:
-        """2 to the power of the tokens' entropy in bits: that many evenly used tokens have this entropy."""
+        """Exponential of the tokens' entropy: as many evenly used tokens would have this entropy."""
         shares = self.counts[self.counts > 0] / self.counts.sum()
         return float(np.exp(-(shares * np.log(shares)).sum()))
 
@@ -54,12 +55,8 @@ class TokenUsage:
         """`mean_purity` of tokens that are independent of the class: the share of the most frequent class."""
         return float(self.class_counts.sum(axis=0).max() / self.counts.sum())
 
-    def main_class(self, token: int) -> int:
-        """The class whose images have the most patches of a token."""
-        return int(self.class_counts[token].argmax())
-
     def most_used(self, count: int) -> list[int]:
-        """At most `count` tokens in use, those with the most patches first."""
+        """At most `count` tokens in use, most patches first."""
         order = np.argsort(-self.counts, kind="stable")[:count]
         return [int(token) for token in order if self.counts[token]]
 
@@ -78,7 +75,7 @@ def measure_usage(store: TokenStore, labels: Mapping[str, int] | None = None) ->
         labels: class of each image by name; if given, only these images count.
 
     Raises:
-        ValueError: none of the images that count has tokens.
+        ValueError: no counted image has tokens.
     """
     classes = 1 + max(labels.values()) if labels else 1
     label_of_row = np.zeros(len(store), dtype=np.int64)
@@ -96,6 +93,27 @@ def measure_usage(store: TokenStore, labels: Mapping[str, int] | None = None) ->
     return TokenUsage(counts.sum(axis=1), counts if labels else None)
 
 
+def usage_table(usage: TokenUsage) -> Table:
+    """The statistics of a codebook's usage."""
+    vocab_size = len(usage.counts)
+    rows = [
+        ["tokens", f"{vocab_size:,}"],
+        ["tokens in use", f"{usage.used:,} ({vocab_size - usage.used:,} dead)"],
+        ["patches", f"{usage.counts.sum():,}"],
+        ["perplexity", f"{usage.perplexity:,.1f}"],
+        ["share of the most used token (%)", f"{100 * usage.counts.max() / usage.counts.sum():.2f}"],
+    ]
+    notes = ["Perplexity: the number of evenly used tokens that would be as hard to guess."]
+    if usage.class_counts is not None:
+        rows.append(["class purity (%)", f"{100 * usage.mean_purity:.1f}"])
+        rows.append(["class purity by chance (%)", f"{100 * usage.chance_purity:.1f}"])
+        notes.append(
+            "Class purity: share of a token's patches in images of its most frequent class, mean over "
+            "patches; by chance: the same for tokens that know nothing of classes."
+        )
+    return Table([Column("what"), Column("value")], rows, notes)
+
+
 def draw_usage(usage: TokenUsage) -> Figure:
     """Draw the patches per token, most used first, beside their histogram."""
     figure = Figure(figsize=(6.4, 2.4), layout="constrained")
@@ -106,8 +124,7 @@ def draw_usage(usage: TokenUsage) -> Figure:
     ranks.axhline(even, color="#585866", linewidth=0.8, linestyle=":")
     ranks.annotate("even use", (1, even), xytext=(2, 2), textcoords="offset points", fontsize=8)
     ranks.set(xlabel="tokens, most used first", ylabel="patches", yscale="log")
-    bins = np.geomspace(used[-1], used[0] + 1, 30)
-    histogram.hist(used, bins=bins, color=BAR_COLOUR)
+    histogram.hist(used, bins=np.geomspace(used[-1], used[0] + 1, 30), color=BAR_COLOUR)
     histogram.set(xlabel="patches", ylabel="tokens", xscale="log")
     # Labels between powers of ten would overlap.
     ranks.yaxis.set_minor_formatter(NullFormatter())

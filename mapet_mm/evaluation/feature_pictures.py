@@ -150,4 +150,3 @@ def prediction_figure(
         numbers = order.reshape(grid) if prediction.one_by_one else None
         rows.append([*cells, Cell(map_, heads[4] if number == 0 else "", share, numbers=numbers)])
     return picture_grid(rows, title)
-

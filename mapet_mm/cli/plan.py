@@ -20,10 +20,10 @@ from mapet_mm.cli.choices import EXTENSIONS, Choices
 from mapet_mm.cli.main import tool_command
 from mapet_mm.cli.results import codebook_there, export_there, note_export, tokens_there, training_there
 from mapet_mm.cli.stages import Stage
-from mapet_mm.engine.optimizers.autocast_optim_wrapper import choose_dtype
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.config import PACKAGE, read_config
+from mapet_mm.utils.dist import choose_dtype
 from mapet_mm.utils.errors import UserError
 
 CONFIGS = ("tokenizer.py", "pretrain.py")

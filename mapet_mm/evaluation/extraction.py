@@ -18,14 +18,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from mapet_mm.engine.optimizers.autocast_optim_wrapper import choose_dtype
 from mapet_mm.evaluation.adapters import LayerTokens, TokenBackbone
 from mapet_mm.evaluation.features import CachedFeatures, bytes_per_image
 from mapet_mm.evaluation.file_contents import known_digest_of_files
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
 from mapet_mm.evaluation.models import Checkpoint
 from mapet_mm.utils.atomic_files import replace_file, replace_json
-from mapet_mm.utils.dist import is_first_process, print_once
+from mapet_mm.utils.dist import choose_dtype, is_first_process, print_once
 from mapet_mm.utils.errors import UserError, reason_of
 from mapet_mm.utils.shared_work import SharedTasks
 

@@ -14,8 +14,8 @@ from jaxtyping import Int64
 from tqdm import tqdm
 
 from mapet_mm.utils.atomic_files import replace_file
-from mapet_mm.utils.checksums import sha256_of
 from mapet_mm.utils.dist import is_first_process
+from mapet_mm.utils.identity import digest_of_file
 from mapet_mm.utils.shared_work import SharedTasks
 
 # Files whose digests are kept together, and that one process reads at a time.
@@ -91,7 +91,7 @@ def _rows(part: int) -> slice:
 
 def _sha256(path: str) -> bytes:
     try:
-        return bytes.fromhex(sha256_of(path))
+        return bytes.fromhex(digest_of_file(path))
     except OSError:
         return bytes(32)
 

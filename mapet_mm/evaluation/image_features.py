@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from mapet_mm.engine.model_parts import unwrapped
-from mapet_mm.engine.optimizers.autocast_optim_wrapper import choose_dtype
 from mapet_mm.utils.config import type_name
+from mapet_mm.utils.dist import choose_dtype
 
 POOLINGS = ("mean", "class token")
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mapet_mm.interop.convert import reference_to_mm
 from mapet_mm.utils.atomic_files import partial_path, replace_file
-from mapet_mm.utils.checksums import sha256_of
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.identity import digest_of_file
 from mapet_mm.weight_files import WeightFileError, read_checkpoint, read_weights, write_weights
 
 SCHEME = "mapet://"
@@ -83,7 +83,7 @@ def _fetch(address: str, file: Path) -> None:
 
 def _check(name: str, file: Path) -> None:
     """Compare the file with its known digest, or record its digest."""
-    found = sha256_of(file)
+    found = digest_of_file(file)
     record = file.with_suffix(".sha256")
     known = DIGESTS.get(name) or (record.read_text().split()[0] if record.is_file() else None)
     if known is None:

@@ -1,14 +1,15 @@
-"""Config files, and their dataset, which the environment variable MAPET_MM_DATA names."""
+"""Config files, their dataset (which the environment variable MAPET_MM_DATA names), and their entries."""
 
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from mmengine.config import Config, DictAction
 from mmengine.model import PretrainedInit
@@ -18,27 +19,13 @@ from mapet_mm.utils.errors import UserError
 
 VARIABLE = "MAPET_MM_DATA"
 LIBRARIES = ("mmpretrain", "mmseg", "mmdet", "mmrotate", "mmpose")
-PACKAGE = Path(__file__).parents[1] / ".mim"  # configs/ and tools/, in a wheel or a clone; `mim` looks there
+# configs/ and tools/, in a wheel or a clone, where `mim` looks for them.
+PACKAGE = Path(__file__).parents[1] / ".mim"
+ConfigOptions = DictAction
 
 
 class ConfigError(UserError, ValueError):
     """A config cannot be read; the message is one line."""
-
-
-class ConfigOptions(DictAction):
-    """`--cfg-options` of the tools: MMEngine's, but a value that is no list keeps its spaces.
-
-    MMEngine removes them all, and a path of another name may exist. A value in quotes keeps its commas too,
-    which otherwise make it a list: `KEY="'a, b.pth'"`. In lists and tuples, spaces are removed.
-    """
-
-    @staticmethod
-    def _parse_iterable(val: str) -> Any:
-        inner = val.strip("'\"").strip()
-        quoted = val[:1] in ("'", '"') and val[:1] == val[-1:] and val[0] not in val[1:-1]
-        if (inner[:1], inner[-1:]) in (("(", ")"), ("[", "]")) or ("," in inner and not quoted):
-            return DictAction._parse_iterable(val)
-        return DictAction._parse_int_float_bool(inner)
 
 
 @contextmanager
@@ -60,12 +47,20 @@ def in_package(path: str) -> str:
     return path if Path(path).exists() or not (PACKAGE / path).is_file() else str(PACKAGE / path)
 
 
-def read_config(path: str | os.PathLike, data: str | None = None) -> Config:
-    """Read a config for a dataset; None takes the environment's.
+def read_config(
+    path: str | os.PathLike, data: str | None = None, options: Mapping[str, Any] | None = None
+) -> Config:
+    """Read a config for a dataset, and merge `--cfg-options` into it.
+
+    Args:
+        path: of the file, or of one in the package (`configs/...`) where the working folder has none.
+        data: name of the dataset; None takes the environment's.
+        options: entries to change, with dotted keys.
 
     Raises:
-        ConfigError: the file raises any error, or there is no such dataset.
+        ConfigError: there is no such file or dataset, the file raises an error, or the options do not fit.
     """
+    path = in_package(os.fspath(path))
     with data_set(data):
         chosen = os.environ.get(VARIABLE)
         logging.disable(logging.INFO)  # MMEngine logs each use of the variable
@@ -83,12 +78,10 @@ def read_config(path: str | os.PathLike, data: str | None = None) -> Config:
             raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
         finally:
             logging.disable(logging.NOTSET)
-    used = cfg.env_variables.get(VARIABLE)
-    if used is not None and (said := cfg.get("data_set", used)) != used:
-        raise ConfigError(
-            f"config {path}: the file of dataset `{used}` says data_set = {said!r}: say {used!r} there, and "
-            "give it a `work_root` of its own"
-        )
+    try:
+        cfg.merge_from_dict(dict(options or {}))
+    except (KeyError, TypeError, AssertionError, AttributeError) as error:
+        raise ConfigError(f"--cfg-options: {error}") from error
     if "default_scope" in cfg and cfg.default_scope is None:  # as configs in MMEngine's Python style say
         cfg.default_scope = scope_of(cfg)
     return cfg
@@ -156,3 +149,42 @@ def pretrained_entries(config: Any, key: str = "") -> Iterator[tuple[str, Mappin
 def typed(cfg: Config, command: str) -> str:
     """A command on a config as typed in a shell, with the variables that the config was read with."""
     return "".join(f"{name}={shlex.quote(value)} " for name, value in cfg.env_variables.items()) + command
+
+
+def pair(option: str, size: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, int]:
+    """(height, width) of one number or two, of any whole type.
+
+    Args:
+        option: names the size in the error.
+        size: one number for both sides, or (height, width).
+
+    Raises:
+        ValueError: the size is not one or two whole numbers above 0.
+    """
+    try:
+        sides = tuple(map(operator.index, size if isinstance(size, Iterable) else (size, size)))
+    except TypeError:
+        sides = ()
+    sides = sides * 2 if len(sides) == 1 else sides
+    if len(sides) != 2 or min(sides) < 1:
+        raise ValueError(f"{option}={size!r}: one whole number above 0, or two, (height, width)")
+    return sides
+
+
+def square(option: str, size: SupportsIndex | Iterable[SupportsIndex]) -> int:
+    """The side of a tokenizer's images, which are square.
+
+    Args:
+        option: names the size in the error.
+        size: one number, or the same one twice.
+
+    Raises:
+        ValueError: the size is no whole number above 0, or two that differ.
+    """
+    height, width = pair(option, size)
+    if height != width:
+        raise ValueError(
+            f"{option}={size!r}: a tokenizer takes square images; for oblong ones fill a token store with a "
+            'program of your own (docs/tutorials/new_tokenizer.md, "Tokens from elsewhere")'
+        )
+    return height

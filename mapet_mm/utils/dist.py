@@ -1,4 +1,6 @@
-"""Start the processes of a distributed run, with or without GPUs."""
+"""Processes of a run, with or without GPUs, and the device and precision of each."""
+
+from __future__ import annotations
 
 import datetime
 import gc
@@ -10,12 +12,33 @@ import time
 import torch
 from mmengine.device import get_device
 from mmengine.dist import barrier, init_dist, is_distributed
+from mmengine.model import is_model_wrapper
+from torch import nn
 
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.shared_work import process_number
 
+# Seconds that processes wait for each other: longer than an evaluation in the first process.
 TIMEOUT_SECONDS = 1800
-CACHE_SECONDS = 10  # for another process to finish yapf's cache, which takes it some milliseconds
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def process_number() -> tuple[int, int]:
+    """Rank of this process and number of processes, as started by torchrun or Slurm; (0, 1) if alone."""
+    for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
+        if rank in os.environ and size in os.environ:
+            return int(os.environ[rank]), int(os.environ[size])
+    return 0, 1
+
+
+def is_first_process() -> bool:
+    """Whether this is the run's first process, known before the processes have joined."""
+    return process_number()[0] == 0
+
+
+def print_once(text: str) -> None:
+    """Print in the first process alone."""
+    if is_first_process():
+        print(text, flush=True)
 
 
 def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS) -> None:
@@ -44,8 +67,8 @@ def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS)
 def check_gpus(launcher: str) -> None:
     """See that this process has a GPU of its own, where the machine has any, before MMEngine takes one.
 
-    Slurm may show each task its own GPU only (`--gpus-per-task`, `--gpu-bind`), where MMEngine would look for
-    the GPU of the task's number: the number becomes that among the GPUs that are seen.
+    Slurm may show each task its own GPU only (`--gpus-per-task`), where MMEngine would look for the GPU of
+    the task's number: the number becomes that among the GPUs that are seen.
 
     Raises:
         UserError: torchrun has started more processes than there are GPUs.
@@ -57,6 +80,47 @@ def check_gpus(launcher: str) -> None:
     elif launcher == "pytorch" and int(os.environ.get("LOCAL_RANK", 0)) >= gpus:
         processes = os.environ.get("LOCAL_WORLD_SIZE", "several")
         raise UserError(f"{processes} processes for the {gpus} GPUs of this machine: start one for each GPU")
+
+
+def choose_device() -> None:
+    """Take the GPU of this process's number on its machine, where there are any, without joining others."""
+    if torch.cuda.is_available():
+        number = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
+        torch.cuda.set_device(number % torch.cuda.device_count())
+
+
+def stop_processes() -> None:
+    """Leave the run once all processes have come here.
+
+    A process that goes while another still talks to it can end in an abort, with all its work done.
+    """
+    if is_distributed():
+        gc.collect()  # a wrapped model holds on to the group, in cycles
+        barrier()
+        torch.distributed.destroy_process_group()
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside MMEngine's data-parallel or sharding wrapper, or the model itself."""
+    return model.module if is_model_wrapper(model) else model
+
+
+def choose_dtype(device_type: str, name: str | None = None) -> torch.dtype:
+    """The dtype of autocast on a device: the named one, or the device's own.
+
+    Raises:
+        ValueError: a name that is not one of `DTYPES`.
+    """
+    if name is not None:
+        if name not in DTYPES:
+            raise ValueError(f"dtype is {name!r}: one of {', '.join(DTYPES)}, or leave it out")
+        return DTYPES[name]
+    # Emulated bfloat16 (before Ampere) is slower than float16 and counts as not supported.
+    native = device_type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if native else torch.float16
+
+
+CACHE_SECONDS = 10
 
 
 def import_yapf(patience: float = CACHE_SECONDS) -> None:
@@ -96,34 +160,3 @@ def note_local_rank(number: int) -> None:
         number: of a launcher that gives it as an argument.
     """
     os.environ.setdefault("LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", str(number)))
-
-
-def is_first_process() -> bool:
-    """Whether this is the run's first process, known before the processes have joined."""
-    return process_number()[0] == 0
-
-
-def print_once(text: str) -> None:
-    """Print in the first process alone."""
-    if is_first_process():
-        print(text, flush=True)
-
-
-def choose_device() -> None:
-    """Take the GPU of this process's number on its machine, where there are any; nobody is waited for."""
-    if torch.cuda.is_available():
-        if torch.distributed.is_torchelastic_launched():
-            check_gpus("pytorch")
-        number = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
-        torch.cuda.set_device(number % torch.cuda.device_count())
-
-
-def stop_processes() -> None:
-    """Leave the run once all processes have come here; what still uses them has to be gone.
-
-    A process that goes while another still talks to it can end in an abort, with all its work done.
-    """
-    if is_distributed():
-        gc.collect()  # a wrapped model holds on to the group, in cycles
-        barrier()
-        torch.distributed.destroy_process_group()

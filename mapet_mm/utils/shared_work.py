@@ -1,32 +1,39 @@
-"""Work shared through a folder: any number of processes and machines may join, die and come back.
-
-Only the file system coordinates them. A claim is a file that only one process can create; it says that a task
-was started. The task's result says that it is done. A process that finds no unclaimed task repeats those that
-are claimed but not done, so no process waits for a slow or dead one. A result does not depend on the process
-that computes it.
-"""
+"""Work that any number of processes and machines share through a folder."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
-# Seconds between two checks whether another process has done the task: each check lists a folder.
+from mapet_mm.utils.dist import process_number
+
 LOOK_SECONDS = 2.0
 
 
-def process_number() -> tuple[int, int]:
-    """Rank of this process and number of processes, as started by torchrun or Slurm; (0, 1) if alone."""
-    for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
-        if rank in os.environ and size in os.environ:
-            return int(os.environ[rank]), int(os.environ[size])
-    return 0, 1
+def my_blocks(number: int, done: Callable[[int], bool]) -> Iterator[int]:
+    """Blocks of shared work for this process: its own by rank, then those that others have left undone.
+
+    A block's result is a file that appears complete in one step, so `done` only looks whether it is there,
+    and a block that two processes compute has one result. Processes and machines may die and come back.
+
+    Args:
+        number: of blocks; they are numbered from 0.
+        done: whether a block's result is there.
+    """
+    rank, size = process_number()
+    for block in range(rank, number, size):
+        if not done(block):
+            yield block
+    # From another place in each process, so that the slowest one's blocks are shared out.
+    start = rank * number // size
+    for block in [*range(start, number), *range(start)]:
+        if not done(block):
+            yield block
 
 
 class SharedTasks:
@@ -83,24 +90,3 @@ class SharedTasks:
                 with contextlib.suppress(OSError):
                     claim.unlink()
             self.folder.rmdir()
-
-
-def my_blocks(number: int, done: Callable[[int], bool]) -> Iterator[int]:
-    """Blocks of shared work for this process: its own by rank, then those that others have left undone.
-
-    A block's result is a file that appears complete in one step, so `done` only looks whether it is there,
-    and a block that two processes compute has one result. Processes and machines may die and come back.
-
-    Args:
-        number: of blocks; they are numbered from 0.
-        done: whether a block's result is there.
-    """
-    rank, size = process_number()
-    for block in range(rank, number, size):
-        if not done(block):
-            yield block
-    # From another place in each process, so that the slowest one's blocks are shared out.
-    start = rank * number // size
-    for block in [*range(start, number), *range(start)]:
-        if not done(block):
-            yield block

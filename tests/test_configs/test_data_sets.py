@@ -247,7 +247,6 @@ def test_a_data_set_may_bring_trained_tokenizers_of_its_own(clone):
     ("entry", "message"),
     [
         ("patch_size = 4", "`img_size` has to be a multiple of `patch_size`"),
-        ("data_set = 'digits'", "the file of dataset `wrong` says data_set = 'digits': say 'wrong' there"),
     ],
 )
 def test_a_wrong_data_set_is_refused_when_a_recipe_is_read(entry, message, clone):

@@ -146,7 +146,7 @@ def test_an_image_edited_in_place_is_another_though_its_size_is_the_same(config,
     with monkeypatch.context() as patch:
         patch.setattr("mapet_mm.evaluation.extraction._fill", None)
         assert take(config, root / "cache").folder == after.folder
-        patch.setattr("mapet_mm.evaluation.file_contents.sha256_of", None)  # nothing is read again
+        patch.setattr("mapet_mm.evaluation.file_contents.digest_of_file", None)  # nothing is read again
         assert take(config, root / "cache").folder == after.folder
     (memory,) = (root / "cache/files").glob("*/*.npy")
     memory.write_bytes(memory.read_bytes()[:50])  # damaged: all files are read

@@ -4,7 +4,7 @@ import numpy as np
 from mmpretrain.datasets.transforms import BEiTMaskGenerator
 
 from mapet_mm.registry import TRANSFORMS
-from mapet_mm.utils.sizes import pair
+from mapet_mm.utils.config import pair
 
 # After this many draws no block fits, as in grids of one row, and single patches are masked.
 ATTEMPTS = 200

@@ -12,7 +12,7 @@ from mapet_mm.registry import TRANSFORMS
 from mapet_mm.structures.codebook import Codebook
 from mapet_mm.structures.image_names import relative_name
 from mapet_mm.structures.store import MissingTokensError, TokenStore
-from mapet_mm.utils.sizes import pair
+from mapet_mm.utils.config import pair
 
 
 @TRANSFORMS.register_module()

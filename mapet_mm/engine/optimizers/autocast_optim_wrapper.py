@@ -11,8 +11,7 @@ from mmengine.optim import OptimWrapper
 from torch import Tensor, nn
 
 from mapet_mm.registry import OPTIM_WRAPPERS
-
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+from mapet_mm.utils.dist import choose_dtype
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -79,21 +78,6 @@ class AutocastOptimWrapper(OptimWrapper):
         if scaler and self.loss_scaler.is_enabled():
             self.loss_scaler.load_state_dict(scaler)
         super().load_state_dict(state_dict)
-
-
-def choose_dtype(device_type: str, name: str | None = None) -> torch.dtype:
-    """The dtype of autocast on a device: the named one, or the device's own."""
-    if device_type not in ("cuda", "cpu"):
-        raise ValueError(
-            f"AutocastOptimWrapper knows cuda and cpu, not {device_type}: take MMEngine's AmpOptimWrapper"
-        )
-    if name is not None:
-        if name not in DTYPES:
-            raise ValueError(f"optim_wrapper.dtype is {name!r}: one of {', '.join(DTYPES)}, or leave it out")
-        return DTYPES[name]
-    # Emulated bfloat16 (before Ampere) is slower than float16 and counts as not supported.
-    native = device_type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if native else torch.float16
 
 
 def _scaler_options(loss_scale: str | float | dict) -> dict:

@@ -16,10 +16,10 @@ from mmengine.config import Config
 
 from mapet_mm.engine.hooks.portable_checkpoint_hook import checkpoint_folder
 from mapet_mm.interop.released import SCHEME, released_weights
-from mapet_mm.utils.checksums import sha256_of
 from mapet_mm.utils.config import nodes, plain
 from mapet_mm.utils.dist import is_first_process
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.identity import digest_of_file
 from mapet_mm.weight_files import only_safe_globals
 
 ZIP = b"PK\x03\x04"
@@ -226,7 +226,7 @@ def content_digest(path: str) -> str:
         with zipfile.ZipFile(file) as parts:
             sums = [(part.filename, part.CRC, part.file_size) for part in parts.infolist()]
         return _digest(repr(sums).encode())
-    return sha256_of(file)[:12]
+    return digest_of_file(file)[:12]
 
 
 def _digest(content: bytes) -> str:

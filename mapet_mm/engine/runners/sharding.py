@@ -25,10 +25,11 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-from mapet_mm.engine.optimizers.autocast_optim_wrapper import AutocastOptimWrapper, choose_dtype
+from mapet_mm.engine.optimizers.autocast_optim_wrapper import AutocastOptimWrapper
 from mapet_mm.engine.optimizers.layer_decay import NORMS
 from mapet_mm.registry import OPTIM_WRAPPERS, STRATEGIES
 from mapet_mm.utils.config import class_of
+from mapet_mm.utils.dist import choose_dtype
 from mapet_mm.utils.logging import quieten
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -19,7 +19,7 @@ from mapet_mm.models.utils.layer_scale import fill_layer_scales, fold_layer_scal
 from mapet_mm.models.utils.position_embedding import METADATA_KEY, fit_positions, grid_of_init, record_grid
 from mapet_mm.models.utils.two_stream import TwoStreamLayer
 from mapet_mm.registry import MODELS
-from mapet_mm.utils.sizes import pair
+from mapet_mm.utils.config import pair
 
 WITH_CLASS_TOKEN = "featmap_and_cls_token"
 

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int64
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from mapet_mm.utils.sizes import square
+from mapet_mm.utils.config import square
 
 
 class Tokenizer(BaseModule):

@@ -24,8 +24,7 @@ from mapet_mm.models.target_generators.frozen_tokenizer import (
 from mapet_mm.models.target_generators.grid_layout import GridError, GridLayout, find_layout
 from mapet_mm.registry import MODELS
 from mapet_mm.structures.codebook import Codebook, CodebookError
-from mapet_mm.utils.config import type_name, with_type_names
-from mapet_mm.utils.sizes import square
+from mapet_mm.utils.config import square, type_name, with_type_names
 
 
 @MODELS.register_module()

@@ -20,8 +20,7 @@ from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.models.target_generators.grid_layout import GridLayout
 from mapet_mm.registry import MODELS
 from mapet_mm.structures.codebook import Codebook
-from mapet_mm.utils.config import pretrained_entries
-from mapet_mm.utils.sizes import square
+from mapet_mm.utils.config import pretrained_entries, square
 
 
 def grid_features(

@@ -12,7 +12,7 @@ from mapet_mm.structures.store.errors import RESTORE, TokenStoreError
 from mapet_mm.structures.store.grids import Grids, spans
 from mapet_mm.structures.store.manifest import Manifest, write_generation
 from mapet_mm.structures.tensor_files import tensor_parts
-from mapet_mm.utils.checksums import sha256_of
+from mapet_mm.utils.identity import digest_of_file
 
 
 def join_blocks(store: Path, manifest: Manifest, grids: Grids) -> None:
@@ -40,7 +40,7 @@ def join_blocks(store: Path, manifest: Manifest, grids: Grids) -> None:
 def check_files(store: Path, manifest: Manifest) -> None:
     """Raise TokenStoreError if a file of the manifest is not as it was written."""
     for path, expected, _ in (manifest.names, *manifest.grids):
-        if sha256_of(store / path) != expected:
+        if digest_of_file(store / path) != expected:
             raise TokenStoreError(
                 f"token store file `{store / path}` has changed since it was written (its checksum "
                 f"differs): {RESTORE}"

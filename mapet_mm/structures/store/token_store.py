@@ -18,7 +18,7 @@ from mapet_mm.structures.store.manifest import Manifest, newest_generation, read
 from mapet_mm.structures.store.names import StoredNames, names_file
 from mapet_mm.structures.store.sealing import check_files, join_blocks
 from mapet_mm.utils.atomic_files import new_folder
-from mapet_mm.utils.sizes import pair
+from mapet_mm.utils.config import pair
 
 IDENTITY = ("grid", "vocab_size", "tokenizer", "preprocessing", "data_root")
 T = TypeVar("T")

@@ -1,0 +1,60 @@
+"""How the tools show an error: one line for what a user can put right, a traceback for a bug."""
+
+import pytest
+from torch.utils.data import DataLoader
+
+from mapet_mm.tokenizers import MissingTokensError
+from mapet_mm.utils.errors import UserError, one_line_errors
+
+
+class Failing:
+    """A dataset, or a tool's `main`, that raises in whatever process runs it."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        raise self.error
+
+    def main(self) -> None:
+        raise self.error
+
+    def main_with_worker(self) -> None:
+        next(iter(DataLoader(self, num_workers=1)))
+
+
+@pytest.mark.parametrize("main", ["main", "main_with_worker"])
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (UserError("too many cooks"), "too many cooks"),
+        (MissingTokensError("no `a.png`"), "no `a.png`"),
+        (FileNotFoundError("no such image"), "no such image"),
+        (ModuleNotFoundError("No module named 'tensorboard'"), "No module named 'tensorboard'"),
+    ],
+)
+def test_an_error_that_a_user_can_put_right_is_one_line(error, line, main):
+    with pytest.raises(SystemExit) as ended:
+        one_line_errors(getattr(Failing(error), main))()
+    assert ended.value.code == f"error: {line}"
+
+
+def test_a_missing_package_is_named_with_its_extra():
+    error = ModuleNotFoundError("No module named 'sklearn'", name="sklearn.linear_model")
+    with pytest.raises(SystemExit, match=r"mapet_mm\[evaluation\]"):
+        one_line_errors(Failing(error).main)()
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyError("x"), RuntimeError("x"), AssertionError("x")])
+def test_a_bug_keeps_its_traceback(error):
+    with pytest.raises(type(error)):
+        one_line_errors(Failing(error).main)()
+
+
+def test_a_variable_shows_every_traceback(monkeypatch):
+    monkeypatch.setenv("MAPET_MM_TRACEBACK", "1")
+    with pytest.raises(UserError):
+        one_line_errors(Failing(UserError("too many cooks")).main)()

@@ -1,0 +1,57 @@
+"""Blocks of shared work: each process its own, then whatever others left; the processes may be any number."""
+
+import pytest
+
+from mapet_mm.utils.dist import process_number
+from mapet_mm.utils.shared_work import my_blocks
+
+
+def run_as(monkeypatch, rank: int, size: int) -> None:
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", str(size))
+
+
+def test_processes_that_run_side_by_side_share_the_blocks(monkeypatch):
+    done, taken, workers = set(), {0: [], 1: [], 2: []}, {}
+    for rank in taken:
+        run_as(monkeypatch, rank, 3)
+        workers[rank] = my_blocks(8, done.__contains__)
+        taken[rank].append(next(workers[rank]))  # reads the rank
+        done.add(taken[rank][-1])
+    while workers:
+        for rank, worker in list(workers.items()):
+            block = next(worker, None)
+            if block is None:
+                del workers[rank]
+            else:
+                taken[rank].append(block)
+                done.add(block)
+    assert sorted(taken[0] + taken[1] + taken[2]) == list(range(8))
+    assert taken[0][:3] == [0, 3, 6]
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_one_process_does_the_blocks_of_a_dead_one(dead, monkeypatch):
+    run_as(monkeypatch, 1 - dead, 2)
+    done = {dead}  # all that the other wrote before it died
+    for block in my_blocks(6, done.__contains__):
+        assert block not in done
+        done.add(block)
+    assert done == set(range(6))
+
+
+@pytest.mark.parametrize(
+    ("environment", "number"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "2", "WORLD_SIZE": "4"}, (2, 4)),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}, (1, 3)),
+        ({"SLURM_PROCID": "0"}, (0, 1)),  # inside `sbatch`, outside `srun`
+    ],
+)
+def test_a_process_knows_its_number(environment, number, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert process_number() == number

@@ -2,10 +2,9 @@
 
 from mapet_mm.models.selfsup.clip_training import CaptionCLIP
 from mapet_mm.models.selfsup.tokenizer_training import DiscreteAutoencoder, VQKDDistillation
-from mapet_mm.models.target_generators.base import Tokenizer, full_float32
-from mapet_mm.models.target_generators.frozen_tokenizer import FrozenTokenizer, TokenizerError
+from mapet_mm.models.target_generators.base import Tokenizer, TokenizerError, full_float32
+from mapet_mm.models.target_generators.frozen_tokenizer import FrozenTokenizer
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
-from mapet_mm.models.target_generators.grid_layout import GridError
 from mapet_mm.models.target_generators.kclip import KCLIP, grid_features
 from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
 from mapet_mm.structures.codebook import Codebook, CodebookError
@@ -24,7 +23,6 @@ __all__ = [
     "CodebookError",
     "DiscreteAutoencoder",
     "FrozenTokenizer",
-    "GridError",
     "GridKMeans",
     "MissingTokensError",
     "PrecomputedTokens",

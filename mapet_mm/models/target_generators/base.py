@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,28 +13,45 @@ from jaxtyping import Float, Int64
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from mapet_mm.utils.config import square
+from mapet_mm.utils.config import pretrained_entries
+from mapet_mm.utils.errors import UserError
+
+
+class TokenizerError(UserError, ValueError):
+    """A tokenizer cannot be built from its config, or its weights do not fit; the message is one line."""
 
 
 class Tokenizer(BaseModule):
     """Target generator that maps images to token ids with a frozen network.
 
     The network is not a submodule, so a model that tokenises on the fly does not put it into its checkpoint,
-    optimizer or gradient buckets. It moves between devices with the model, but stays in float32 and in
-    evaluation mode, whatever the model is converted to.
+    optimizer or gradient buckets, and does not convert it to another precision. It stays in float32 and in
+    evaluation mode, and moves to the device of the images that it gets.
 
     Args:
         network: encodes the images.
         image_size: side of the input images in pixels.
+
+    Raises:
+        TokenizerError: `init_cfg` names weights, which nothing would load.
     """
 
     def __init__(self, network: nn.Module, image_size: int, init_cfg: dict | None = None) -> None:
+        if any(pretrained_entries(init_cfg)):
+            raise TokenizerError(
+                f"`init_cfg` of {type(self).__name__} loads nothing: give the weights to its network"
+            )
         super().__init__(init_cfg)
-        self.image_size = square("image_size", image_size)
+        self.image_size = image_size
         network.float().requires_grad_(False)
         network.eval()  # not chained: MMPretrain's backbones return None here
-        self._network = (network,)  # the tuple hides it from nn.Module
+        self._network = (network,)  # nn.Module does not look into a tuple
         self.eval()
+
+    @property
+    def network(self) -> nn.Module:
+        """The frozen network, on the device of the last images."""
+        return self._network[0]
 
     @property
     @abstractmethod
@@ -52,22 +70,29 @@ class Tokenizer(BaseModule):
         The id is -1 where the network's features or logits are not finite.
         """
 
-    def check_size(self, images: Tensor) -> None:
-        """Raise ValueError unless the images have the tokenizer's size."""
+    def train(self, mode: bool = True) -> Tokenizer:
+        """Stay in evaluation mode whatever `mode` is: tokens must not depend on the batch."""
+        return super().train(False)
+
+    def network_for(self, images: Tensor) -> nn.Module:
+        """The frozen network, on the images' device.
+
+        Raises:
+            ValueError: the images are not of the tokenizer's size.
+        """
         if images.shape[-2:] != (self.image_size, self.image_size):
             raise ValueError(
                 f"{type(self).__name__} takes images of {self.image_size} x {self.image_size} px, got "
                 f"{images.shape[-2]} x {images.shape[-1]}: resize in the pipeline or set `image_size`"
             )
+        if device_of(self.network) != images.device:
+            self.network.to(images.device)
+        return self.network
 
-    def train(self, mode: bool = True) -> Tokenizer:
-        """Stay in evaluation mode whatever `mode` is: tokens must not depend on the batch."""
-        return super().train(False)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Tokenizer:
-        # .to(), .cuda() and .half() call this. Only the device is applied: rounded weights give other tokens.
-        self._network[0].to(fn(torch.empty(0)).device)
-        return super()._apply(fn, recurse)
+def device_of(network: nn.Module) -> torch.device:
+    """Device of a network's first parameter or buffer; the CPU if it has neither."""
+    return next(chain(network.parameters(), network.buffers()), torch.empty(0)).device
 
 
 # PyTorch's switches for matrix products and convolutions below float32 precision. The new ones are used where

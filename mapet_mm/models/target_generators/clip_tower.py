@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,19 +11,24 @@ import torch
 from filelock import FileLock
 from torch import Tensor, nn
 
+from mapet_mm.models.target_generators.base import TokenizerError
+from mapet_mm.models.target_generators.frozen_network import COUNTERS, refuse_non_finite
 from mapet_mm.registry import MODELS
-from mapet_mm.utils.errors import UserError, reason_of
-from mapet_mm.weight_files import WeightFileError, non_finite, read_weights
+from mapet_mm.utils.errors import reason_of
+from mapet_mm.weight_files import read_weights
 
 if TYPE_CHECKING:  # open_clip is imported only where a tower is built
     from open_clip.modified_resnet import ModifiedResNet
 
 # Stem (two strides), then three stages with a stride each.
 STRIDE = 32
-WEIGHTS_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
+REMEDY = (
+    "give a local weights file (pretrained='/path/to/weights.pt' or .safetensors), or try it with "
+    "clip_model=dict(layers=[1, 1, 1, 1], width=8, image_size=448), pretrained=dict(type='random', seed=0)"
+)
 
 
-class TowerError(UserError, ValueError):
+class TowerError(TokenizerError):
     """A tower cannot be built or loaded; the message is one line that says what to do."""
 
 
@@ -36,24 +40,14 @@ def tower_config(clip_model: str | Mapping[str, Any]) -> dict[str, Any]:
             optionally, `head_width` (64) and `output_dim` (those of the attention pooling, not used here).
 
     Raises:
-        TowerError: the name is unknown, or the model's visual tower is not a ResNet.
+        TowerError: open_clip has no ResNet of this name.
     """
-    if isinstance(clip_model, str):
-        import open_clip
-
-        config = open_clip.get_model_config(clip_model)
-        vision = dict(config["vision_cfg"]) if config else {}
-        if not _is_resnet(vision):
-            reason = "has no ResNet tower" if config else "is not a model of open_clip"
-            raise TowerError(
-                f"clip_model '{clip_model}' {reason}: choose one of {', '.join(_resnet_names())}, "
-                "or give a dict with layers, width and image_size"
-            )
-        vision["output_dim"] = config["embed_dim"]
-    else:
-        vision = dict(clip_model)
-        if missing := {"layers", "width", "image_size"} - vision.keys():
-            raise TowerError(f"clip_model given as a dict lacks {', '.join(sorted(missing))}")
+    vision = dict(clip_model) if isinstance(clip_model, Mapping) else _resnets().get(clip_model)
+    if vision is None:
+        raise TowerError(
+            f"clip_model '{clip_model}' is no CLIP ResNet of open_clip: choose one of "
+            f"{', '.join(_resnets())}, or give a dict with layers, width and image_size"
+        )
     width = vision["width"]
     return {
         "layers": list(vision["layers"]),
@@ -66,35 +60,22 @@ def tower_config(clip_model: str | Mapping[str, Any]) -> dict[str, Any]:
 
 @MODELS.register_module(name="OpenCLIPVisual")
 def build_visual(
-    clip_model: str | Mapping[str, Any] = "RN50x64",
-    pretrained: str | Mapping[str, Any] = "openai",
-    stride: int | None = None,
+    clip_model: str | Mapping[str, Any], pretrained: str | Mapping[str, Any], stride: int = STRIDE
 ) -> nn.Module:
-    """The image tower of any open_clip model: a ResNet from `build_tower`, others unchanged.
+    """The image tower of any open_clip model: a ResNet from `build_tower`, others as open_clip builds them.
 
     Args:
         clip_model: a name that open_clip knows, or a dict for a small ResNet (see `tower_config`).
         pretrained: a weights tag or a local weights file; for a ResNet see `build_tower`.
         stride: of a ResNet, see `build_tower`; others have a fixed one.
-
-    Raises:
-        TowerError: no such model or weights, or a stride for a model that is not a ResNet.
     """
     import open_clip
 
-    config = open_clip.get_model_config(clip_model) if isinstance(clip_model, str) else None
-    if config is None or _is_resnet(config["vision_cfg"]):
-        return build_tower(clip_model, pretrained, stride or STRIDE)
-    if stride is not None:
+    if isinstance(clip_model, Mapping) or clip_model in _resnets():
+        return build_tower(clip_model, pretrained, stride)
+    if stride != STRIDE:
         raise TowerError(f"`stride` is {stride}, but only ResNets take one: leave it out for {clip_model}")
-    try:
-        model = open_clip.create_model(clip_model, pretrained=pretrained)
-    except Exception as error:  # the remedy is the same for all errors
-        raise TowerError(
-            f"could not build {clip_model} with weights '{pretrained}' ({reason_of(error)[:160]}): "
-            "give a tag of open_clip or a local weights file"
-        ) from None
-    return model.visual.float().eval().requires_grad_(False)
+    return open_clip.create_model(clip_model, pretrained=pretrained).visual
 
 
 def build_tower(
@@ -110,12 +91,12 @@ def build_tower(
         stride: pixels from one grid position to the next (see `set_stride`).
 
     Raises:
-        TowerError: the weights are unknown, cannot be fetched, belong to another architecture or are not
+        TokenizerError: the weights are unknown, cannot be fetched, belong to another architecture or are not
             finite; or the stride is not supported.
     """
     config = tower_config(clip_model)
-    if pretrained == "random" or isinstance(pretrained, Mapping):
-        tower = _random_tower(config, {} if isinstance(pretrained, str) else dict(pretrained))
+    if isinstance(pretrained, Mapping):
+        tower = _random_tower(config, **pretrained)
     else:
         # Built without storage, then given the loaded tensors: half the memory and no initialisation.
         with torch.device("meta"):
@@ -145,41 +126,46 @@ def set_stride(tower: ModifiedResNet, stride: int) -> None:
                 dilation *= 2
 
 
-def weights_digest(tower: nn.Module) -> str:
-    """SHA-256 (hexadecimal) of all floating-point weights and statistics, in the order of their names."""
-    sha = hashlib.sha256()
-    for name, tensor in sorted(tower.state_dict().items()):
-        if tensor.is_floating_point():
-            sha.update(f"{name}{tuple(tensor.shape)}".encode())
-            sha.update(tensor.detach().cpu().contiguous().numpy())
-    return sha.hexdigest()
+def weights_file(clip_model: str | Mapping[str, Any], pretrained: str) -> str:
+    """The local file of a tower's weights, fetched into open_clip's cache if it is not there.
+
+    Raises:
+        TowerError: there are no such weights, or they cannot be fetched.
+    """
+    if os.path.isfile(pretrained):
+        return pretrained
+    from open_clip.pretrained import download_pretrained, get_pretrained_cfg, list_pretrained_tags_by_model
+
+    tags = list_pretrained_tags_by_model(clip_model) if isinstance(clip_model, str) else []
+    if pretrained not in tags:
+        raise TowerError(
+            f"pretrained='{pretrained}' is no file and no tag of {clip_model} in open_clip, which has "
+            f"{', '.join(tags) or 'none'}: {REMEDY}"
+        )
+    cache = os.path.expanduser("~/.cache/clip")  # open_clip's default, named here for the lock
+    os.makedirs(cache, exist_ok=True)
+    source = get_pretrained_cfg(clip_model, pretrained)
+    try:
+        with FileLock(os.path.join(cache, f"{clip_model}-{pretrained}.lock")):
+            # From the publisher's address: open_clip verifies the checksums of these files.
+            return download_pretrained(source, prefer_hf_hub=False, cache_dir=cache)
+    except Exception as error:  # the remedy is the same for all errors
+        raise TowerError(
+            f"could not download the '{pretrained}' weights of {clip_model} ({reason_of(error)[:160]}): "
+            f"check the network, {REMEDY}"
+        ) from None
 
 
-def describe(
-    clip_model: str | Mapping[str, Any], pretrained: str | Mapping[str, Any], stride: int = STRIDE
-) -> dict[str, str]:
-    """Description of encoder and weights for a codebook's metadata (of a weights file only the name)."""
-    if isinstance(clip_model, str):
-        encoder = clip_model
-    else:
-        layers = "-".join(map(str, clip_model["layers"]))
-        encoder = f"ModifiedResNet-{layers}-width{clip_model['width']}"
-    if stride != STRIDE:
-        encoder += f" with stride {stride}"
-    if pretrained == "random" or isinstance(pretrained, Mapping):
-        seed = 0 if isinstance(pretrained, str) else pretrained.get("seed", 0)
-        return {"encoder": encoder, "weights": f"random, seed {seed}"}
-    return {"encoder": encoder, "weights": os.path.basename(pretrained)}
-
-
-def _is_resnet(vision: Mapping[str, Any]) -> bool:
-    return isinstance(vision.get("layers"), list) and "timm_model_name" not in vision
-
-
-def _resnet_names() -> list[str]:
+def _resnets() -> dict[str, dict[str, Any]]:
+    """open_clip's CLIP ResNets: arguments of their visual towers by name."""
     import open_clip
 
-    return [name for name in open_clip.list_models() if name.startswith("RN")]
+    configs = {name: open_clip.get_model_config(name) for name in open_clip.list_models()}
+    return {
+        name: {**config["vision_cfg"], "output_dim": config["embed_dim"]}
+        for name, config in configs.items()
+        if isinstance(config["vision_cfg"].get("layers"), list)
+    }
 
 
 def _bare_tower(config: Mapping[str, Any]) -> ModifiedResNet:
@@ -190,10 +176,9 @@ def _bare_tower(config: Mapping[str, Any]) -> ModifiedResNet:
     return tower
 
 
-def _random_tower(config: Mapping[str, Any], options: dict[str, Any]) -> ModifiedResNet:
-    seed = options.pop("seed", 0)
-    if options.pop("type", "random") != "random" or options:
-        raise TowerError("option `pretrained` as a dict is dict(type='random', seed=<int>) and nothing else")
+def _random_tower(config: Mapping[str, Any], type: str, seed: int = 0) -> ModifiedResNet:
+    if type != "random":
+        raise TowerError("option `pretrained` as a dict is dict(type='random', seed=<int>)")
     from open_clip.modified_resnet import Bottleneck
 
     with torch.random.fork_rng(devices=[]):
@@ -208,85 +193,39 @@ def _random_tower(config: Mapping[str, Any], options: dict[str, Any]) -> Modifie
     return tower
 
 
-def weights_file(clip_model: str | Mapping[str, Any], pretrained: str) -> str:
-    """The local file of a tower's weights, fetched into open_clip's cache if it is not there.
-
-    Raises:
-        TowerError: there are no such weights, or they cannot be fetched.
-    """
-    options = (
-        "give a local weights file (pretrained='/path/to/weights.pt' or .safetensors), or try it with "
-        "random weights: tokenizer=dict(_delete_=True, type='mapet_mm.KCLIP', codebook=..., clip_model=dict("
-        "layers=[1, 1, 1, 1], width=8, image_size=448), pretrained=dict(type='random', seed=0))"
-    )
-    if os.path.isfile(pretrained):
-        return pretrained
-    if os.sep in pretrained or pretrained.endswith(WEIGHTS_SUFFIXES):
-        raise TowerError(f"weights file `{pretrained}` (option `pretrained`) does not exist: {options}")
-    from open_clip.pretrained import list_pretrained_tags_by_model
-
-    tags = list_pretrained_tags_by_model(clip_model) if isinstance(clip_model, str) else []
-    if pretrained not in tags:
-        known = f"open_clip has {', '.join(tags)}" if tags else "it has none in open_clip"
-        raise TowerError(
-            f"no weights '{pretrained}' for {describe(clip_model, '')['encoder']}: {known}; {options}"
-        )
-    try:
-        return _download(clip_model, pretrained)
-    except Exception as error:  # the remedy is the same for all errors
-        reason = str(error).split("\n", 1)[0][:160]
-        raise TowerError(
-            f"could not download the '{pretrained}' weights of {clip_model} "
-            f"({type(error).__name__}: {reason}): check the network, {options}"
-        ) from None
-
-
-def _download(clip_model: str, tag: str) -> str:
-    """Download into open_clip's cache, in one process of all that share it, and return the file."""
-    from open_clip.pretrained import download_pretrained, get_pretrained_cfg
-
-    cache = os.path.expanduser("~/.cache/clip")  # open_clip's default, named here for the lock
-    os.makedirs(cache, exist_ok=True)
-    with FileLock(os.path.join(cache, f"{clip_model}-{tag}.lock")):
-        # From the publisher's address: open_clip verifies the checksums of these files.
-        return download_pretrained(get_pretrained_cfg(clip_model, tag), prefer_hf_hub=False, cache_dir=cache)
-
-
 def _load(tower: ModifiedResNet, file: str) -> None:
-    weights = _tower_weights(_read_state_dict(file))
+    weights = _tower_weights(_read(file), file)
     # Files with only the tower may lack the counters that training updates.
     for name, tensor in tower.state_dict().items():
-        if name.endswith("num_batches_tracked") and name not in weights:
+        if name.endswith(COUNTERS) and name not in weights:
             weights[name] = torch.zeros((), dtype=tensor.dtype)
     try:
         tower.load_state_dict(weights, assign=True)
     except RuntimeError as error:
-        problems = [line.strip() for line in str(error).split("\n")[1:]]
         raise TowerError(
-            f"weights file `{file}` does not fit the tower's architecture ({len(weights)} tensors; "
-            f"{problems[0][:160]}): check clip_model and pretrained"
+            f"weights file `{file}` does not fit the tower's architecture "
+            f"({str(error).splitlines()[1].strip()[:160]}): check clip_model and pretrained"
         ) from None
-    if name := non_finite(tower):
-        raise TowerError(
-            f"weights file `{file}` holds NaN or infinity, in `{name}` first: its training diverged; give "
-            "another by `pretrained`"
-        )
+    refuse_non_finite(tower, file)
 
 
-def _read_state_dict(file: str) -> Mapping[str, Tensor]:
+def _read(file: str) -> Mapping[str, Tensor]:
     with contextlib.suppress(Exception):  # OpenAI's own files are TorchScript archives
         return torch.jit.load(file, map_location="cpu").state_dict()
-    try:
-        return read_weights(file)
-    except WeightFileError as error:
-        raise TowerError(
-            f"weights file `{file}` is truncated or holds no state dict ({error}): fetch it again"
-        ) from None
+    return read_weights(file)
 
 
-def _tower_weights(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    weights = {name.removeprefix("module."): tensor for name, tensor in state_dict.items()}
-    # The tower of a whole CLIP, at whatever place of the model that was saved.
-    whole = {name.partition("visual.")[2]: tensor for name, tensor in weights.items() if "visual." in name}
-    weights = whole or weights
-    return {name: tensor for name, tensor in weights.items() if not name.startswith("attnpool.")}
+def _tower_weights(state_dict: Mapping[str, Tensor], file: str) -> dict[str, Tensor]:
+    """The weights of the tower alone, from a file that has it alone or inside a model.
+
+    Raises:
+        TowerError: the model has several towers, for example one that follows by momentum.
+    """
+    towers = {name.partition("visual.")[0] for name in state_dict if "visual." in name}
+    if len(towers) > 1:
+        names = ", ".join(f"`{prefix}visual.`" for prefix in sorted(towers))
+        raise TowerError(f"weights file `{file}` has {len(towers)} towers ({names}): save one of them alone")
+    prefix = f"{towers.pop()}visual." if towers else ""
+    weights = {name[len(prefix) :]: value for name, value in state_dict.items() if name.startswith(prefix)}
+    weights = {name.removeprefix("module."): value for name, value in weights.items()}
+    return {name: value for name, value in weights.items() if not name.startswith("attnpool.")}

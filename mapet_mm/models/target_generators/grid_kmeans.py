@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -12,19 +11,12 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from mapet_mm.models.target_generators.base import Tokenizer, full_float32
-from mapet_mm.models.target_generators.clip_tower import weights_digest
-from mapet_mm.models.target_generators.frozen_tokenizer import (
-    TokenizerError,
-    build_frozen,
-    no_weights,
-    refuse_unloaded_weights,
-    split_checkpoint,
-)
-from mapet_mm.models.target_generators.grid_layout import GridError, GridLayout, find_layout
+from mapet_mm.models.target_generators.base import Tokenizer, TokenizerError, device_of, full_float32
+from mapet_mm.models.target_generators.frozen_network import build_frozen, split_checkpoint, weights_digest
 from mapet_mm.registry import MODELS
 from mapet_mm.structures.codebook import Codebook, CodebookError
-from mapet_mm.utils.config import square, type_name, with_type_names
+from mapet_mm.utils.config import type_name
+from mapet_mm.utils.identity import canonical, digest
 
 
 @MODELS.register_module()
@@ -32,24 +24,23 @@ class GridKMeans(Tokenizer):
     """Target generator: for each of an encoder's grid features, the index of its nearest centroid.
 
     The encoder is any module that takes normalised images: a backbone or a whole model of MMPretrain, of timm
-    (`TIMMBackbone`), Hugging Face (`HuggingFaceClassifier`) or open_clip (`mapet_mm.OpenCLIPVisual`), or this
-    package's `mapet_mm.MaPeTViT` with a pre-training's checkpoint. A trial pass finds the grid in its output,
-    and the number of tokens before it.
+    (`TIMMBackbone`), Hugging Face (`HuggingFaceClassifier`, whose hidden states are its outputs) or open_clip
+    (`mapet_mm.OpenCLIPVisual`), or this package's `mapet_mm.MaPeTViT` with a pre-training's checkpoint. Its
+    output is a sequence of tokens (B, N, D), the last of which are a square grid, or a square feature map
+    (B, D, H, W).
 
     Args:
-        encoder: its config, or the module itself. Weights come from `init_cfg=dict(type="Pretrained",
-            checkpoint=..., prefix=...)`, which must have all of the encoder's, or from its constructor
-            (`pretrained=True`).
+        encoder: its config, or the module itself; see `build_frozen` for its weights.
         image_size: side of the input images in pixels.
         codebook: path of the codebook (or a `Codebook`); None to compute features only.
         layer: which output to take: an index if the encoder returns several, a key if it returns a dict, or
             the name of a submodule (`"layers.7"`, `"timm_model.blocks.8"`).
-        random_seed: use the weights that the constructor draws from this seed, instead of trained ones.
+        num_extra_tokens: tokens before the grid's (class token, registers); None: the number that
+            MMPretrain's and timm's networks state, else 0.
+        random_seed: draw fixed random weights from this seed if the config names no trained ones.
 
     Raises:
-        TokenizerError: an encoder without weights, with two sources of weights or weights that do not fit, or
-            no such layer.
-        GridError: the layer's output has no grid.
+        TokenizerError: the encoder has no such layer, the layer has no square grid, or see `build_frozen`.
         CodebookError: the codebook cannot be read or was fitted on other features.
     """
 
@@ -59,43 +50,39 @@ class GridKMeans(Tokenizer):
         image_size: int = 224,
         codebook: str | os.PathLike | Codebook | None = None,
         layer: int | str = -1,
+        num_extra_tokens: int | None = None,
         random_seed: int | None = None,
         init_cfg: dict | None = None,
     ) -> None:
         # Looked at first: a wrong option should not cost the minutes of a weights download.
-        image_size = square("image_size", image_size)
         if codebook is not None and not isinstance(codebook, Codebook):
             codebook = Codebook.load(codebook)
-        config = split_checkpoint(encoder)[0] if isinstance(encoder, Mapping) else {}
-        refuse_unloaded_weights("encoder", config, random_seed, init_cfg)
-        if isinstance(encoder, Mapping) and "type" in encoder:
-            network, weights = self._build(encoder, image_size, layer, random_seed)
-        elif isinstance(encoder, nn.Module):
-            network, weights = encoder, "given"
-        else:
-            raise TokenizerError(f"encoder is {encoder!r}: give dict(type=..., ...), or a module")
+        network, weights = encoder, "given"
+        if not isinstance(encoder, nn.Module):
+            network, weights = build_frozen("encoder", encoder, random_seed)
         super().__init__(network, image_size, init_cfg)
         self.layer, self.codebook = layer, codebook
+        self.num_extra_tokens = _extra_tokens(network) if num_extra_tokens is None else num_extra_tokens
         self.description = self._describe(encoder, weights)
         self.encoder_digest = weights_digest(network)
-        self._layout = self._find_layout()
+        self._side, self._dim = self._measure()
         if codebook is not None:
             self._check_codebook(codebook)
 
     @property
     def encoder(self) -> nn.Module:
         """The encoder."""
-        return self._network[0]
+        return self.network
 
     @property
     def dim(self) -> int:
         """Feature channels."""
-        return self._layout.dim
+        return self._dim
 
     @property
     def grid(self) -> tuple[int, int]:
         """(H, W) tokens of an image of `image_size`."""
-        return self._layout.rows, self._layout.columns
+        return self._side, self._side
 
     @property
     def vocab_size(self) -> int:
@@ -108,12 +95,11 @@ class GridKMeans(Tokenizer):
         codebook = self._need_codebook()
         if "encoder_digest" in codebook.metadata:  # and it is this one
             return codebook.digest
-        identity = {key: value for key, value in self.metadata.items() if key != "weights"}
-        return hashlib.sha256(json.dumps([codebook.digest, identity], sort_keys=True).encode()).hexdigest()
+        return digest([codebook.digest, {k: v for k, v in self.metadata.items() if k != "weights"}])
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What a codebook fitted on these features records of the encoder."""
+        """Description of the encoder for the metadata of a codebook fitted on these features."""
         return {
             **self.description,
             "encoder_digest": self.encoder_digest,
@@ -123,9 +109,19 @@ class GridKMeans(Tokenizer):
     @torch.no_grad()
     def features(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch grid dim"]:
         """Grid features (B, HW, D) in float32 of normalised images (B, 3, H, W)."""
-        self.check_size(images)
+        encoder = self.network_for(images)
         with full_float32(images.device):
-            return self._layout.features(layer_output(self.encoder, images.float(), self.layer))
+            output = layer_output(encoder, images.float(), self.layer)
+        if len(output) == len(images):  # not a batch of windows
+            if output.ndim == 4 and output.shape[2] == output.shape[3]:
+                return output.flatten(2).transpose(1, 2)  # B D H W -> B (H W) D
+            if output.ndim == 3 and _is_square(output.shape[1] - self.num_extra_tokens):
+                return output[:, self.num_extra_tokens :]
+        raise TokenizerError(
+            f"layer {self.layer!r} of {type(encoder).__name__} gives {tuple(output.shape)} for {len(images)} "
+            f"images, no square map (B, D, H, W) nor {self.num_extra_tokens} extra tokens and a square of "
+            "others (B, N, D): set `layer` or `num_extra_tokens`"
+        )
 
     @torch.no_grad()
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Int64[Tensor, "batch grid"]:
@@ -135,55 +131,18 @@ class GridKMeans(Tokenizer):
         with full_float32(images.device):
             return codebook.assign(features)
 
-    def _build(
-        self, encoder: Mapping[str, Any], image_size: int, layer: int | str, random_seed: int | None
-    ) -> tuple[nn.Module, str]:
-        """The encoder, and its weights in words."""
-        config, checkpoint = split_checkpoint(encoder)
-        if checkpoint and random_seed is not None:
-            raise TokenizerError(
-                f"encoder {type_name(config['type'])} has both init_cfg=dict(type='Pretrained', "
-                f"checkpoint={checkpoint.get('checkpoint')!r}) and random_seed={random_seed}: remove one"
-            )
-        network = build_frozen("encoder", config, checkpoint, random_seed or 0)
-        if checkpoint:
-            return network, os.path.basename(checkpoint["checkpoint"])
-        if random_seed is not None:
-            return network, f"random, seed {random_seed}"
-        # Whether a constructor loads weights, only its features tell.
-        other = build_frozen("encoder", config, checkpoint, 1)
-        image = torch.linspace(-1, 1, 3 * image_size**2).reshape(1, 3, image_size, image_size)
-        for model in (network, other):
-            model.float().eval()
-        with torch.no_grad():
-            one, two = (layer_output(model, image, layer) for model in (network, other))
-        if not torch.equal(one, two):
-            raise TokenizerError(no_weights("encoder", config))
-        return network, "the encoder's own"
-
     def _describe(self, encoder: Mapping[str, Any] | nn.Module, weights: str) -> dict[str, Any]:
-        if isinstance(encoder, nn.Module):
-            words = type(encoder).__name__
-        else:
-            config = with_type_names(split_checkpoint(encoder)[0])
-            kind = config.pop("type")
-            options = {key: "a file" if _is_file(value) else value for key, value in sorted(config.items())}
-            words = f"{kind}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
-        return {"encoder": words, "weights": weights, "layer": self.layer}
+        """Encoder and weights in words, and the layer, for a codebook's metadata."""
+        words = type(encoder).__name__ if isinstance(encoder, nn.Module) else _words(encoder)
+        where = {"layer": self.layer, "num_extra_tokens": self.num_extra_tokens}
+        return {"encoder": words, "weights": weights, **where}
 
-    def _find_layout(self) -> GridLayout:
-        device = next(self.encoder.parameters(), torch.empty(0)).device
-        try:
-            with full_float32(device):
-                return find_layout(
-                    lambda images: layer_output(self.encoder, images, self.layer), self.image_size, device
-                )
-        except GridError as error:
-            raise GridError(
-                f"layer {self.layer!r} of encoder {self.description['encoder']}: {error}; choose another "
-                f"`layer`, for example the name of one of its submodules ({_names(self.encoder)}), or have "
-                "the encoder return its feature map"
-            ) from None
+    def _measure(self) -> tuple[int, int]:
+        """Side of the grid and number of channels, from the features of a black image."""
+        side = self.image_size
+        # two images, because a batch of windows must not look like one image
+        features = self.features(torch.zeros(2, 3, side, side, device=device_of(self.network)))
+        return math.isqrt(features.shape[1]), features.shape[2]
 
     def _need_codebook(self) -> Codebook:
         if self.codebook is None:
@@ -195,26 +154,25 @@ class GridKMeans(Tokenizer):
 
     def _check_codebook(self, codebook: Codebook) -> None:
         if codebook.dim != self.dim:
-            fitted_on = codebook.metadata.get("encoder", "not recorded")
             raise CodebookError(
                 f"the codebook has {codebook.dim} channels, encoder {self.description['encoder']} gives "
-                f"{self.dim}: use the encoder it was fitted on ({fitted_on})"
+                f"{self.dim}: use the encoder it was fitted on "
+                f"({codebook.metadata.get('encoder', 'not recorded')})"
             )
         for key, found in self.metadata.items():
             recorded = codebook.metadata.get(key, found)
             # A weights file may be renamed or replace a tag; its digest says whether it is the same.
             if key != "weights" and recorded != found:
                 raise CodebookError(
-                    f"codebook {codebook.digest[:12]} was fitted with {key} {_short(recorded)} "
-                    f"({codebook.metadata.get('encoder')}, {codebook.metadata.get('weights')}), "
-                    f"this {type(self).__name__} has {_short(found)} "
-                    f"({self.description['encoder']}, {self.description['weights']}): "
-                    "use that encoder or fit a codebook for this one with tools/fit_codebook.py"
+                    f"codebook {codebook.digest[:12]} was fitted with {key} {recorded!s:.64} "
+                    f"(weights {codebook.metadata.get('weights')}), this {type(self).__name__} has "
+                    f"{found!s:.64} (weights {self.description['weights']}): use that encoder or fit a "
+                    "codebook for this one with tools/fit_codebook.py"
                 )
 
 
 def layer_output(encoder: nn.Module, images: Tensor, layer: int | str) -> Tensor:
-    """What an encoder, or a submodule of it, makes of images.
+    """Output of an encoder, or of a submodule of it, for images.
 
     Raises:
         TokenizerError: the encoder has no such layer.
@@ -226,37 +184,42 @@ def layer_output(encoder: nn.Module, images: Tensor, layer: int | str) -> Tensor
             encoder(images)
         finally:
             hook.remove()
-        output = kept[-1] if kept else None  # None: it is not run
+        output = kept[-1] if kept else None
     else:
-        output = _entry(encoder(images), layer)
+        if type(encoder).__name__ == "HuggingFaceClassifier":
+            output = encoder.model(images, output_hidden_states=True).hidden_states
+        else:
+            output = encoder(images)
+        try:
+            output = ((output,) if isinstance(output, Tensor) else output)[layer]
+        except (KeyError, IndexError, TypeError):
+            output = None
     while isinstance(output, list | tuple) and output:
-        output = output[0]  # with what else a layer returns: class token, attention
+        output = output[0]  # beside class token or attention
     if not isinstance(output, Tensor):
+        names = ", ".join(name for name, _ in encoder.named_children())
         raise TokenizerError(
             f"encoder {type(encoder).__name__} has no output for layer {layer!r}: give the index of one of "
-            f"its outputs, or the name of a submodule that is run ({_names(encoder)})"
+            f"its outputs, or the name of a submodule ({names}, or one inside them)"
         )
     return output
 
 
-def _entry(output: Any, layer: int | str) -> Any:
-    if isinstance(output, Tensor):
-        return output if layer in (0, -1) else None
-    try:
-        return output[layer]
-    except (KeyError, IndexError, TypeError):
-        return None
+def _is_square(count: int) -> bool:
+    return count > 0 and math.isqrt(count) ** 2 == count
 
 
-def _is_file(value: Any) -> bool:
-    return isinstance(value, str) and os.path.isfile(value)  # which may be moved
+def _extra_tokens(encoder: nn.Module) -> int:
+    """The number of tokens before the grid's that a network of MMPretrain or timm states; else 0."""
+    stated = getattr(encoder, "num_extra_tokens", None)
+    return stated or getattr(getattr(encoder, "timm_model", encoder), "num_prefix_tokens", 0)
 
 
-def _names(encoder: nn.Module) -> str:
-    """Some names of submodules, the outer ones first, from the last on."""
-    names = sorted((name for name, _ in encoder.named_modules() if name), key=lambda name: name.count("."))
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-
-
-def _short(value: object) -> str:
-    return value[:12] if isinstance(value, str) else str(value)
+def _words(encoder: Mapping[str, Any]) -> str:
+    """An encoder's config as words that stay the same when its files move."""
+    config = canonical(split_checkpoint(encoder)[0])
+    kind = type_name(config.pop("type"))
+    files = (value if not os.path.isfile(str(value)) else "a file" for _, value in sorted(config.items()))
+    return (
+        f"{kind}({', '.join(f'{key}={value!r}' for key, value in zip(sorted(config), files, strict=True))})"
+    )

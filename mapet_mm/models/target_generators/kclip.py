@@ -9,18 +9,10 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mapet_mm.models.target_generators.clip_tower import (
-    STRIDE,
-    TowerError,
-    build_tower,
-    describe,
-    tower_config,
-)
+from mapet_mm.models.target_generators.clip_tower import STRIDE, build_tower, tower_config
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
-from mapet_mm.models.target_generators.grid_layout import GridLayout
 from mapet_mm.registry import MODELS
 from mapet_mm.structures.codebook import Codebook
-from mapet_mm.utils.config import pretrained_entries, square
 
 
 def grid_features(
@@ -53,8 +45,7 @@ class KCLIP(GridKMeans):
         stride: pixels from one grid position to the next: 32, or 16, 8 or 4 for a finer grid.
 
     Raises:
-        TowerError: the tower's weights cannot be found or do not fit, `init_cfg` names others, or the stride
-            is not supported.
+        TokenizerError: the tower's weights cannot be found or do not fit, or the stride is not supported.
         CodebookError: the codebook cannot be read or was fitted on another encoder.
     """
 
@@ -67,26 +58,30 @@ class KCLIP(GridKMeans):
         stride: int = STRIDE,
         init_cfg: dict | None = None,
     ) -> None:
-        if any(pretrained_entries(init_cfg)):
-            raise TowerError("`init_cfg` of KCLIP loads nothing: the tower's weights go into `pretrained`")
         # Read the codebook first, as GridKMeans does.
         if codebook is not None and not isinstance(codebook, Codebook):
             codebook = Codebook.load(codebook)
-        image_size = square("image_size", image_size or tower_config(clip_model)["image_size"])
+        image_size = image_size or tower_config(clip_model)["image_size"]
         if image_size % stride:
             raise ValueError(f"KCLIP's image_size must be a multiple of {stride} px, got {image_size}")
-        self.stride, self._words = stride, describe(clip_model, pretrained, stride)
+        self.stride, self._tower = stride, (clip_model, pretrained)
         super().__init__(build_tower(clip_model, pretrained, stride), image_size, codebook, init_cfg=init_cfg)
 
     @property
     def visual(self) -> nn.Module:
         """The CLIP ResNet tower, without attention pooling."""
-        return self.encoder
+        return self.network
 
-    def _describe(self, *_: Any) -> dict[str, str]:
-        return self._words
+    def _describe(self, *_: Any) -> dict[str, Any]:
+        encoder, weights = self._tower
+        if isinstance(encoder, Mapping):
+            encoder = f"ModifiedResNet-{'-'.join(map(str, encoder['layers']))}-width{encoder['width']}"
+        if self.stride != STRIDE:
+            encoder += f" with stride {self.stride}"
+        is_random = isinstance(weights, Mapping)
+        words = f"random, seed {weights.get('seed', 0)}" if is_random else os.path.basename(weights)
+        return {"encoder": encoder, "weights": words}
 
-    def _find_layout(self) -> GridLayout:
+    def _measure(self) -> tuple[int, int]:
         """Computed from the stride, because a pass through the tower takes seconds."""
-        side = self.image_size // self.stride
-        return GridLayout("B D H W", 0, side, side, self.visual.layer4[-1].conv3.out_channels)
+        return self.image_size // self.stride, self.visual.layer4[-1].conv3.out_channels

@@ -26,24 +26,16 @@ class PrecomputedTokens(BaseModule):
         """Token ids (B, HW), int64, of token grids (B, H, W).
 
         Raises:
-            ValueError: the grids are not integers, or ids are outside 0..vocab_size - 1.
+            ValueError: ids are outside 0..vocab_size - 1.
         """
-        if token_grids.ndim != 3 or token_grids.is_floating_point():
-            raise ValueError(
-                f"PrecomputedTokens takes integer token grids (B, H, W), got {token_grids.dtype} of shape "
-                f"{tuple(token_grids.shape)}: use LoadTokenGrid and TokenGridDataPreprocessor"
-            )
         tokens = token_grids.flatten(1).long()
         # Reading the ids waits for the device, so on a GPU only the first batch is checked.
         if tokens.device.type == "cpu" or not self._checked:
-            self._check(tokens)
+            lowest, highest = (int(bound) for bound in tokens.aminmax())
+            if lowest < 0 or highest >= self.vocab_size:
+                raise ValueError(
+                    f"token ids {lowest} to {highest} are outside 0..{self.vocab_size - 1}: "
+                    "set `target_generator.vocab_size` and the head's to the token store's"
+                )
+            self._checked = True
         return tokens
-
-    def _check(self, tokens: Int[Tensor, "batch grid"]) -> None:
-        lowest, highest = (int(bound) for bound in tokens.aminmax())
-        if lowest < 0 or highest >= self.vocab_size:
-            raise ValueError(
-                f"token ids {lowest} to {highest} are outside 0..{self.vocab_size - 1}: "
-                "set `target_generator.vocab_size` and the head's to the token store's"
-            )
-        self._checked = True

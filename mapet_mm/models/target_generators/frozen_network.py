@@ -1,0 +1,136 @@
+"""Build a frozen network from a config, with all of its weights: trained, or random from a seed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from filelock import FileLock
+from mmengine.config import ConfigDict
+from torch import Tensor, nn
+
+from mapet_mm.models.target_generators.base import TokenizerError
+from mapet_mm.registry import MODELS
+from mapet_mm.utils.config import nodes, pretrained_entries, type_name
+from mapet_mm.utils.errors import reason_of
+from mapet_mm.utils.identity import digest
+from mapet_mm.weight_files import read_weights
+
+# Options by which the networks of timm, Hugging Face and open_clip load weights in their constructors.
+OWN_WEIGHTS = ("pretrained", "checkpoint_path")
+# Entries of a state dict that count what was seen in training and do not affect features or tokens.
+COUNTERS = ("cluster_size", "num_batches_tracked")
+
+
+def split_checkpoint(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A network's config without `init_cfg`, and the `Pretrained` entry of `init_cfg` (empty if none)."""
+    config = ConfigDict(config).to_dict()
+    return config, next((entry for _, entry in pretrained_entries(config.pop("init_cfg", None))), {})
+
+
+def build_frozen(what: str, config: Mapping[str, Any], random_seed: int | None) -> tuple[nn.Module, str]:
+    """Build a network and load its weights; return it and the name of its weights.
+
+    Args:
+        what: "tokenizer" or "encoder", the option that has the config.
+        config: of the network. Its weights come from `init_cfg=dict(type="Pretrained", checkpoint=...,
+            prefix=...)`, which must have all of them, or from its constructor (`pretrained=True`).
+        random_seed: for random weights where the config names none; the caller's generator is left alone.
+
+    Raises:
+        TokenizerError: no weights and no seed, weights that nothing loads, or a checkpoint that cannot be
+            read, lacks weights, or has weights that are not finite.
+    """
+    config, checkpoint = split_checkpoint(config)
+    own = any(isinstance(node, Mapping) and any(map(node.get, OWN_WEIGHTS)) for _, node in nodes(config))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(random_seed or 0)
+        network = MODELS.build(config)
+    if checkpoint:
+        _load(what, network, **{"prefix": None, **checkpoint})
+        return network, os.path.basename(checkpoint["checkpoint"])
+    for name, module in network.named_modules():
+        if any(pretrained_entries(getattr(module, "init_cfg", None))):
+            raise TokenizerError(
+                f"`init_cfg` of the {what}'s `{name}` names weights that nothing loads: weights of the whole "
+                f"{what} go into its own `init_cfg`"
+            )
+    if own:
+        return network, f"the {what}'s own"
+    if random_seed is None and any(True for _ in network.parameters()):
+        raise TokenizerError(
+            f"{what} {type_name(config['type'])} has no weights: give it init_cfg=dict(type='Pretrained', "
+            "checkpoint=<address or file>), or random_seed=<int> for fixed random weights"
+        )
+    return network, f"random, seed {random_seed or 0}"
+
+
+def weights_digest(network: nn.Module) -> str:
+    """SHA-256 (hexadecimal) of all weights and statistics, in the order of their names."""
+    sha = hashlib.sha256()
+    for name, tensor in sorted(network.state_dict().items()):
+        if not name.endswith(COUNTERS):
+            sha.update(f"{name}{tuple(tensor.shape)}".encode())
+            sha.update(tensor.detach().cpu().contiguous().numpy())
+    return sha.hexdigest()
+
+
+def refuse_non_finite(network: nn.Module, file: str) -> None:
+    """Raise TokenizerError if a parameter has NaN or infinity, or a buffer NaN (a mask may have infinity)."""
+    parameters = (name for name, value in network.named_parameters() if not value.isfinite().all())
+    buffers = (name for name, value in network.named_buffers() if value.isnan().any())
+    if name := next(chain(parameters, buffers), None):
+        raise TokenizerError(
+            f"checkpoint `{file}` holds NaN or infinity, in `{name}` first: its training diverged"
+        )
+
+
+def download(address: str) -> str:
+    """Download into PyTorch's cache, in one process of all that share it, and return the file.
+
+    The whole address names the file: addresses of different weights often end alike.
+    """
+    folder = os.path.join(torch.hub.get_dir(), "checkpoints")
+    os.makedirs(folder, exist_ok=True)
+    file = os.path.join(folder, f"{digest(address)[:16]}-{os.path.basename(address.partition('?')[0])}")
+    with FileLock(f"{file}.lock"):
+        if not os.path.isfile(file):
+            torch.hub.download_url_to_file(address, file)
+    return file
+
+
+def _load(what: str, network: nn.Module, checkpoint: str, prefix: str | None, **_: Any) -> None:
+    """Load every weight of a network; MMEngine's loading would leave missing ones random."""
+    weights = _read(what, checkpoint)
+    if prefix:
+        prefix = prefix.removesuffix(".") + "."
+        weights = {name[len(prefix) :]: value for name, value in weights.items() if name.startswith(prefix)}
+    try:  # the network's own hooks rename weights and resize position embeddings
+        missing = network.load_state_dict(weights, strict=False).missing_keys
+    except RuntimeError as error:
+        reason = " ".join(str(error).split("\n\t")[1:2])
+        raise TokenizerError(
+            f"checkpoint `{checkpoint}` does not fit the {what}: {reason or error}"
+        ) from None
+    if names := [name for name in missing if not name.endswith(COUNTERS)]:
+        longer = next((name for name in weights if name.endswith(f".{names[0]}")), None)
+        found = f"it has `{longer}`: set `init_cfg.prefix`" if longer else "correct the config or `init_cfg`"
+        raise TokenizerError(
+            f"checkpoint `{checkpoint}` lacks {len(names)} of the {what}'s {len(network.state_dict())} "
+            f"tensors, `{prefix or ''}{names[0]}` first: {found}"
+        )
+    refuse_non_finite(network, checkpoint)
+
+
+def _read(what: str, checkpoint: str) -> dict[str, Tensor]:
+    try:
+        return read_weights(download(checkpoint) if "://" in checkpoint else checkpoint)
+    except Exception as error:  # the remedy is the same for all errors
+        raise TokenizerError(
+            f"could not read the {what}'s weights `{checkpoint}` ({reason_of(error)[:160]}): give a local "
+            "file or an address by `init_cfg.checkpoint`"
+        ) from None

@@ -1,0 +1,178 @@
+"""A frozen network has all of its weights: a checkpoint's, its constructor's, or those of a seed."""
+
+import multiprocessing
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from mapet_mm.models.target_generators import clip_tower
+from mapet_mm.models.target_generators.frozen_network import build_frozen, download, weights_digest
+from mapet_mm.registry import MODELS
+from mapet_mm.tokenizers import TokenizerError
+
+ARCH = dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=48)
+VIT = dict(type="VisionTransformer", arch=ARCH, img_size=24, patch_size=4)
+TIMM = dict(type="TIMMBackbone", model_name="vit_tiny_patch16_224", img_size=32, patch_size=8, depth=1)
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> dict:
+    """A checkpoint of a model whose `backbone` is VIT, as an entry `init_cfg`."""
+    weights = MODELS.build(VIT).state_dict()
+    path = tmp_path / "vit.pth"
+    torch.save({"state_dict": {f"backbone.{name}": value for name, value in weights.items()}}, path)
+    return dict(type="Pretrained", checkpoint=str(path), prefix="backbone.")
+
+
+def change(init_cfg: dict, name: str, value: torch.Tensor | None) -> None:
+    weights = torch.load(init_cfg["checkpoint"])["state_dict"]
+    weights.pop(name) if value is None else weights.update({name: value})
+    torch.save({"state_dict": weights}, init_cfg["checkpoint"])
+
+
+@pytest.mark.parametrize("prefix", ["backbone.", "backbone"])
+def test_all_weights_of_a_checkpoint_are_loaded_even_beside_a_seed(checkpoint, prefix):
+    config = dict(VIT, init_cfg=[dict(checkpoint, prefix=prefix)])
+    network, words = build_frozen("encoder", config, 5)
+    expected = torch.load(checkpoint["checkpoint"])["state_dict"]
+    assert words == "vit.pth"
+    assert all(torch.equal(value, expected[f"backbone.{k}"]) for k, value in network.state_dict().items())
+
+
+def test_random_weights_follow_the_seed_and_leave_the_callers_generator_alone():
+    state = torch.get_rng_state()
+    one, again, other = (build_frozen("encoder", VIT, seed) for seed in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert weights_digest(one[0]) == weights_digest(again[0]) != weights_digest(other[0])
+    assert one[1] == "random, seed 3"
+
+
+def test_weights_that_a_constructor_loads_need_no_seed(tmp_path):
+    theirs = MODELS.build(TIMM).timm_model
+    torch.save(theirs.state_dict(), tmp_path / "timm.pth")
+    config = dict(TIMM, checkpoint_path=str(tmp_path / "timm.pth"), num_classes=0)
+    network, words = build_frozen("encoder", config, None)
+    assert weights_digest(network.timm_model) == weights_digest(theirs)
+    assert words == "the encoder's own"
+
+
+def test_a_network_without_parameters_needs_no_weights():
+    build_frozen("encoder", dict(type="torch.nn.PixelUnshuffle", downscale_factor=4), None)
+
+
+class Segmentor(nn.Module):
+    """A model of a library whose option `pretrained` becomes an `init_cfg`, which MMEngine loads later."""
+
+    def __init__(self, pretrained: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.init_cfg = dict(type="Pretrained", checkpoint=pretrained)
+
+
+PRETRAINED = dict(type="Pretrained", checkpoint="a.pth")
+REFUSED = [
+    (VIT, "no weights"),
+    (TIMM, "no weights"),
+    (dict(type="ImageClassifier", backbone=dict(VIT, init_cfg=PRETRAINED)), "`backbone` names weights"),
+    (dict(type=Segmentor, pretrained="a.pth"), "nothing loads"),
+    (dict(VIT, init_cfg=dict(type="Pretrained", checkpoint="")), "could not read"),
+    (dict(VIT, init_cfg=dict(type="Pretrained", checkpoint="no/file.pth")), "no/file.pth"),
+    (dict(VIT, init_cfg=dict(type="Pretrained", checkpoint="http://127.0.0.1:9/a.pth")), "URLError"),
+]
+
+
+@pytest.mark.parametrize(("config", "noun"), REFUSED)
+def test_networks_without_weights_are_refused(config, noun):
+    with pytest.raises(TokenizerError, match=noun) as error:
+        build_frozen("encoder", config, None)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_that_nothing_loads_are_refused_beside_a_seed():
+    nested = dict(type="ImageClassifier", backbone=dict(VIT, init_cfg=PRETRAINED))
+    with pytest.raises(TokenizerError, match="nothing loads"):
+        build_frozen("encoder", nested, 0)
+
+
+NAN = torch.full((24,), torch.nan)
+UNFIT = [
+    ("ln1.weight", None, "lacks 1 .*`backbone.ln1.weight`"),
+    ("ln1.weight", torch.ones(25), "size mismatch"),
+    ("ln1.weight", NAN, "NaN or infinity, in `ln1.weight`"),
+    ("ln1.bias", torch.full((24,), torch.inf), "NaN or infinity, in `ln1.bias`"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "noun"), UNFIT)
+def test_checkpoints_that_do_not_fit_are_refused(checkpoint, name, value, noun):
+    """MMEngine's own loading would leave missing weights random."""
+    change(checkpoint, f"backbone.{name}", value)
+    with pytest.raises(TokenizerError, match=noun):
+        build_frozen("encoder", dict(VIT, init_cfg=checkpoint), None)
+
+
+def test_a_missing_prefix_is_named(checkpoint):
+    del checkpoint["prefix"]
+    with pytest.raises(TokenizerError, match=r"`backbone\.cls_token`: set `init_cfg.prefix`"):
+        build_frozen("encoder", dict(VIT, init_cfg=checkpoint), None)
+    with pytest.raises(TokenizerError, match=r"lacks \d+ of .*`bone\.cls_token` first: correct"):
+        build_frozen("encoder", dict(VIT, init_cfg=dict(checkpoint, prefix="bone")), None)
+
+
+CONTENT = b"weights" * 1000
+
+
+def write_slowly(path: Path) -> None:
+    """As a download does: in place, in parts; a second writer at the same time would be seen."""
+    path.with_suffix(".busy").touch(exist_ok=False)
+    with open(path, "wb", buffering=0) as file:
+        for start in range(0, len(CONTENT), 1000):
+            file.write(CONTENT[start : start + 1000])
+            time.sleep(0.01)
+    path.with_suffix(".busy").unlink()
+    (path.parent / "fetched").open("a").write("once\n")
+
+
+def fake_open_clip(cfg: dict, prefer_hf_hub: bool, cache_dir: str) -> str:
+    """open_clip's: fetch unless the file is there, whole or not."""
+    path = Path(cache_dir) / "RN50.pt"
+    if not path.exists():
+        write_slowly(path)
+    return str(path)
+
+
+def fetch(which: str, results) -> None:
+    if which == "CLIP":
+        file = clip_tower.weights_file("RN50", "openai")
+    else:
+        file = download("https://somewhere/weights.pth?version=1")
+    results.put(Path(file).read_bytes() == CONTENT)
+
+
+@pytest.mark.parametrize("which", ["CLIP", "VQ-KD"])
+def test_of_processes_that_start_at_once_one_fetches_the_weights(which, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr("open_clip.pretrained.download_pretrained", fake_open_clip)
+    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda _, file: write_slowly(Path(file)))
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    processes = [context.Process(target=fetch, args=(which, results)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert [results.get() for _ in processes] == [True] * 4
+    (log,) = tmp_path.rglob("fetched")
+    assert log.read_text() == "once\n"
+
+
+def test_addresses_that_end_alike_have_weights_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda url, file: Path(file).write_text(url))
+    addresses = [f"https://host/{model}/resolve/main/pytorch_model.bin" for model in ("a", "b", "a")]
+    assert [Path(download(address)).read_text() for address in addresses] == addresses

@@ -1,0 +1,141 @@
+"""MMPretrain's VQ-KD and DALL-E, frozen: the same tokens as their own, and never learning."""
+
+import pytest
+import torch
+from mmpretrain.models.selfsup.beit import VQKD
+from mmpretrain.models.selfsup.cae import DALLEEncoder
+from torch import nn
+from torch.nn import functional as F
+
+from mapet_mm.registry import MODELS
+from mapet_mm.tokenizers import FrozenTokenizer, TokenizerError
+
+ENCODER = dict(
+    arch=dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=48),
+    img_size=24,
+    patch_size=4,
+    final_norm=True,
+    out_type="featmap",
+    use_abs_pos_emb=True,
+    use_rel_pos_bias=False,
+    layer_scale_init_value=0.0,
+)
+VQKD_OPTIONS = dict(encoder_config=ENCODER, num_embed=16, embed_dims=8, quantize_kmeans_init=False)
+DALLE_OPTIONS = dict(n_hid=8, n_blk_per_group=1, vocab_size=16)
+VQKD_CONFIG, DALLE_CONFIG = dict(type="VQKD", **VQKD_OPTIONS), dict(type="DALL-E", **DALLE_OPTIONS)
+
+
+@pytest.fixture
+def vqkd(tmp_path) -> tuple[VQKD, dict]:
+    """MMPretrain's own tokenizer, and a config that loads its weights from a file with more in it."""
+    theirs = VQKD(**VQKD_OPTIONS).eval()
+    torch.save({"state_dict": {**theirs.state_dict(), "decoder.weight": torch.ones(2)}}, tmp_path / "w.pth")
+    return theirs, dict(VQKD_CONFIG, init_cfg=dict(type="Pretrained", checkpoint=str(tmp_path / "w.pth")))
+
+
+def test_vqkd_gives_its_own_tokens(vqkd):
+    theirs, config = vqkd
+    ours = FrozenTokenizer(config, image_size=24, vocab_size=16, random_seed=0)  # of which nothing is seen
+    images = torch.randn(3, 3, 24, 24)
+    tokens = ours(images)
+    assert torch.equal(tokens, theirs(images))
+    assert (tokens.dtype, tokens.shape, ours.grid) == (torch.int64, (3, 36), (6, 6))
+    assert len(tokens.unique()) > 3
+
+
+def test_dalle_gives_the_maxima_of_its_own_logits(tmp_path):
+    theirs = DALLEEncoder(**DALLE_OPTIONS)
+    torch.save(theirs.state_dict(), tmp_path / "dalle.pth")
+    pretrained = dict(type="Pretrained", checkpoint=str(tmp_path / "dalle.pth"))
+    ours = FrozenTokenizer(dict(DALLE_CONFIG, init_cfg=pretrained), image_size=48, vocab_size=16)
+    images = torch.rand(2, 3, 48, 48)
+    with torch.no_grad():
+        expected = theirs(images).argmax(1).flatten(1)
+    assert torch.equal(ours(images), expected)
+    assert ours.grid == (6, 6)
+
+
+def test_a_model_in_training_leaves_the_codebook_alone(vqkd):
+    """MMPretrain's VQ-KD alone would move it at every batch of the training."""
+    theirs, config = vqkd
+    ours = FrozenTokenizer(config, image_size=24, vocab_size=16)
+    images = torch.randn(8, 3, 24, 24)
+    before = ours.model.quantize.embedding.weight.clone()
+    nn.ModuleDict({"target_generator": ours}).train()["target_generator"](images)
+    assert torch.equal(ours.model.quantize.embedding.weight, before)
+    theirs.train()
+    theirs(images)
+    assert not torch.equal(theirs.quantize.embedding.weight, before)
+
+
+def test_digest_is_that_of_the_weights_and_the_configuration():
+    one, same, other = (FrozenTokenizer(VQKD_CONFIG, 24, 16, random_seed=seed) for seed in (0, 0, 1))
+    same(torch.randn(2, 3, 24, 24))  # updates VQ-KD's usage statistics
+    assert one.digest == same.digest != other.digest
+    assert FrozenTokenizer(VQKD_CONFIG, 24, 17, random_seed=0).digest != one.digest
+    assert FrozenTokenizer(dict(VQKD_CONFIG, type=VQKD), 24, 16, random_seed=0).digest == one.digest
+
+
+class GreyLevels(nn.Module):
+    """A rule: no parameters, only a buffer."""
+
+    def __init__(self, levels: tuple[float, ...]) -> None:
+        super().__init__()
+        self.register_buffer("levels", torch.tensor(levels))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.bucketize(F.avg_pool2d(images.mean(1), 4), self.levels).flatten(1)
+
+
+def test_a_tokenizer_may_have_no_parameters():
+    config, images = dict(type=GreyLevels, levels=(-0.2, 0.0, 0.2)), torch.randn(2, 3, 24, 24)
+    tokenizer = FrozenTokenizer(config, image_size=24, vocab_size=4)
+    assert torch.equal(tokenizer(images), GreyLevels((-0.2, 0.0, 0.2))(images))
+    other = FrozenTokenizer(dict(config, levels=(0.1,)), image_size=24, vocab_size=4)
+    assert other.digest != tokenizer.digest
+
+
+def test_a_codebook_that_the_first_batch_would_make_is_refused(vqkd):
+    file = vqkd[1]["init_cfg"]["checkpoint"]
+    weights = torch.load(file)["state_dict"]
+    weights["quantize.embedding.initted"].zero_()
+    torch.save(weights, file)
+    with pytest.raises(TokenizerError, match="not initialised"):
+        FrozenTokenizer(vqkd[1], image_size=24, vocab_size=16)
+
+
+def test_tokens_that_are_no_square_grid_are_refused():
+    oblong = dict(type="torch.nn.Flatten")  # no image has a square number of values
+    tokenizer = FrozenTokenizer(oblong, image_size=4, vocab_size=16)
+    tokenizer.forward = lambda images: tokenizer.network(images).long()
+    with pytest.raises(TokenizerError, match="48 tokens"):
+        _ = tokenizer.grid
+
+
+@pytest.mark.parametrize("config", [VQKD_CONFIG, DALLE_CONFIG], ids=["VQ-KD", "DALL-E"])
+@pytest.mark.parametrize("algorithm", ["BEiT", "mapet_mm.MaPeT"])
+def test_they_train_a_model_on_the_fly(config, algorithm):
+    """As target generator of MMPretrain's BEiT and of MaPeT, on a second view of the images."""
+    size = 48 if config is DALLE_CONFIG else 24
+    arch = dict(arch=ENCODER["arch"], img_size=24, patch_size=4)
+    backbone = dict(type="mapet_mm.MaPeTPretrainViT", cutting_point=10, **arch)
+    head = dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=16)
+    samples = None
+    if algorithm == "BEiT":
+        from mmpretrain.structures import DataSample
+
+        positions = dict(use_abs_pos_emb=True, use_shared_rel_pos_bias=False)
+        backbone = dict(type="BEiTPretrainViT", layer_cfgs=dict(bias=True), **positions, **arch)
+        head["type"] = "mapet_mm.BEiTTokenHead"
+        samples = [DataSample().set_mask(torch.eye(6).long()) for _ in range(2)]
+    generator = dict(
+        type="mapet_mm.FrozenTokenizer", tokenizer=config, image_size=size, vocab_size=16, random_seed=0
+    )
+    model = MODELS.build(dict(type=algorithm, backbone=backbone, head=head, target_generator=generator))
+    model.init_weights()
+    model.train()
+    inputs = [torch.randn(2, 3, 24, 24), torch.randn(2, 3, size, size)]
+    loss = model(inputs, samples, mode="loss")["loss"]
+    assert loss.item() == pytest.approx(torch.tensor(16.0).log().item(), abs=0.5)
+    loss.backward()
+    assert not [name for name in model.state_dict() if name.startswith("target_generator")]

@@ -36,15 +36,11 @@ def import_quietly(name: str) -> None:
 
 
 def quieten(logger: MMLogger) -> MMLogger:
-    """Write long messages (environment, config, lists of hooks) to the log file only, if there is one.
-
-    A long warning (weights that do not fit) is begun in the terminal.
-    """
+    """Write notices and long messages (environment, config, hooks) to the log file only, if there is one."""
     files = [handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
     for handler in logger.handlers:
         if files and handler not in files:
             handler.addFilter(_is_for_a_terminal)
-            handler.setFormatter(_FirstLines(handler.formatter))
     return logger
 
 
@@ -52,20 +48,6 @@ def _is_for_a_terminal(record: logging.LogRecord) -> bool:
     message = record.getMessage()
     is_long = message.count("\n") >= LINES and record.levelno < logging.WARNING
     return not is_long and not message.startswith(NOTICES)
-
-
-class _FirstLines(logging.Formatter):
-    """The first lines of what another formatter gives, and how many there are more."""
-
-    def __init__(self, whole: logging.Formatter) -> None:
-        super().__init__()
-        self.whole = whole
-
-    def format(self, record: logging.LogRecord) -> str:
-        lines = self.whole.format(record).splitlines()
-        if len(lines) > LINES:
-            lines[LINES - 1 :] = [f"... ({len(lines) - LINES + 1} more lines in the log file)"]
-        return "\n".join(lines)
 
 
 import_quietly("mmpretrain.datasets")

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
+from dataset_converters.digits import write_digits
 from mmengine.config import Config
-
-from mapet_mm.datasets.digits import write_digits
 
 ROOT = Path(__file__).parents[1]
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from config_building import ROOT
+from dataset_converters.digits import write_digits
 from mmengine.config import Config
 
-from mapet_mm.datasets.digits import write_digits
 from mapet_mm.tokenizers import TokenStore, TokenStoreError
 from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
 

@@ -5,12 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dataset_converters.digits import write_digits, write_scenes
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from mapet_mm.datasets.digits import DigitsOptions, write_digits
-from mapet_mm.datasets.digits_scenes import ScenesOptions, write_scenes
 from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "micro"
@@ -28,8 +27,8 @@ def data(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("data")
     write_digits(root / "digits")
     for domain in ("inverted", "rotated"):
-        write_digits(root / f"digits_{domain}", DigitsOptions(domain=domain))
-    write_scenes(root / "digits_scenes", ScenesOptions(training=16, validation=4))
+        write_digits(root / f"digits_{domain}", domain)
+    write_scenes(root / "digits_scenes", training=16, validation=4)
     config = Config.fromfile(CONFIGS / "kclip.py")
     config.tokenizer.codebook = str(root / "codebook.safetensors")
     config.token_store = str(root / "tokens")

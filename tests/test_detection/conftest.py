@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from config_building import ROOT
+from dataset_converters.digits import write_scenes
+from dataset_converters.scene_boxes import write_scene_boxes
 from mmengine.runner import Runner
 from tiny_training import second_of_its_own
 
-from mapet_mm.datasets.digits_scenes import ScenesOptions, write_scenes
-from mapet_mm.datasets.scene_boxes import write_scene_boxes
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import configure_training, load_config
 
@@ -46,7 +46,7 @@ def data(tmp_path_factory) -> Path:
     """A folder with `data/digits_scenes`, and the same scenes in the layouts of COCO and DOTA."""
     folder = tmp_path_factory.mktemp("detection")
     scenes, boxes = folder / "data/digits_scenes", folder / "data/digits_scenes_boxes"
-    write_scenes(scenes, ScenesOptions(training=4, validation=2))
+    write_scenes(scenes, training=4, validation=2)
     write_scene_boxes(scenes, boxes)
     for part, name in PARTS.items():
         _link(folder / f"data/coco/{name}2017", scenes / "images" / part)

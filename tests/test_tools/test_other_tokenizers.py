@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from config_building import ROOT, load
+from dataset_converters.digits import write_digits
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
 from PIL import Image
 
-from mapet_mm.datasets.digits import write_digits
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
 

@@ -19,11 +19,11 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from mapet_mm.datasets.digits import DigitsOptions, write_digits
 from mmengine.config import Config
 from torch import Tensor, nn
 
 from mapet_mm.benchmark import machine
-from mapet_mm.datasets.digits import DigitsOptions, write_digits
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import Tokenizer, TokenStore, TokenStoreError
 from mapet_mm.tokenizers.extraction import extract_tokens, open_or_create

@@ -1,4 +1,4 @@
-"""Write the digits datasets: scikit-learn's handwritten digits, and scenes made of them.
+"""Write the digits datasets: scikit-learn's 1,797 handwritten digits, and scenes made of them.
 
     python tools/dataset_converters/digits.py [--out data]
 
@@ -10,72 +10,175 @@ makes in `<out>`:
     digits_scenes               the same with several digits on textures
     digits_scenes_unlabelled    other scenes, without labels, for pre-training
 
-Nothing is downloaded, the same options give the same files, and a second run changes nothing.
+Nothing is downloaded, the files are always the same, and a second run changes nothing.
 """
 
+from __future__ import annotations
+
 import argparse
-from dataclasses import replace
+import sys
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+sys.path.append(str(Path(__file__).parents[1]))
+from dataset_converters import _scenes
+from dataset_converters._scenes import INSIDE, PARTS, Scene, Things, fill_labelled
+from dataset_converters._write import write_folder, write_list
 
 import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.datasets.digits import DOMAINS, DigitsOptions, write_digits
-from mapet_mm.datasets.digits_scenes import (
-    ScenesOptions,
-    write_pixel_labels,
-    write_scenes,
-    write_unlabelled_scenes,
-)
 from mapet_mm.utils.errors import one_line_errors
 
+NUM_CLASSES = 10
+MARKER = "digits.json"
+OPTIONS = {"image_size": 24, "val_per_class": 36, "few_per_class": 10, "seed": 0}
+DOMAINS = ("plain", "inverted", "rotated")  # light ink on dark ground, dark on light, each digit turned
+ROTATION_SEED = 1
+SIDES = (20, 32)  # of digits in scenes, in pixels
 
-def parse_args() -> argparse.Namespace:
-    digits, scenes = DigitsOptions(), ScenesOptions()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("data"), help="folder for all datasets")
-    parser.add_argument("--seed", type=int, default=digits.seed, help="seed of the split and the scenes")
-    parser.add_argument("--image-size", type=int, default=digits.image_size, help="side of a digit, pixels")
-    parser.add_argument("--val-per-class", type=int, default=digits.val_per_class)
-    parser.add_argument(
-        "--few-per-class", type=int, default=digits.few_per_class, help="digits per class in the short list"
-    )
-    parser.add_argument("--scene-size", type=int, default=scenes.image_size, help="side of a scene, pixels")
-    parser.add_argument("--train-scenes", type=int, default=scenes.training)
-    parser.add_argument("--val-scenes", type=int, default=scenes.validation)
-    parser.add_argument("--unlabelled-scenes", type=int, default=3000, help="for pre-training")
-    parser.add_argument("--overwrite", action="store_true", help="replace data written with other options")
-    return parser.parse_args()
+
+class Source(NamedTuple):
+    """scikit-learn's digits: `images` (1797, 8, 8) uint8, 255 = full ink, and `labels` (1797,) int64."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+class Split(NamedTuple):
+    """Rows of the source: `train` and `val` are disjoint and cover it, `few` is a balanced part of train."""
+
+    train: np.ndarray
+    val: np.ndarray
+    few: np.ndarray
+
+
+@cache
+def load_source() -> Source:
+    """Read the digits that come with scikit-learn; nothing is downloaded."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    # The source counts ink from 0 to 16.
+    return Source(np.round(digits.images * (255 / 16)).astype(np.uint8), digits.target.astype(np.int64))
+
+
+def split_source() -> Split:
+    """Split the source per class at random, always alike."""
+    labels, val, few = load_source().labels, OPTIONS["val_per_class"], OPTIONS["few_per_class"]
+    rng = np.random.default_rng(OPTIONS["seed"])
+    orders = [rng.permutation(np.flatnonzero(labels == digit)) for digit in range(NUM_CLASSES)]
+    parts = (slice(val, None), slice(val), slice(val, val + few))
+    return Split(*(np.sort(np.concatenate([order[part] for order in orders])) for part in parts))
+
+
+def render_ink(row: int, size: int = OPTIONS["image_size"], domain: str = "plain") -> np.ndarray:
+    """One digit of the source, (size, size) uint8, enlarged with bicubic interpolation."""
+    image = Image.fromarray(load_source().images[row])
+    ink = image.resize((size, size), Image.Resampling.BICUBIC)
+    if domain == "rotated":
+        # An angle of the digit's own; less than a half turn apart, so that 6 and 9 stay two digits.
+        angle = np.random.default_rng([ROTATION_SEED, int(row)]).uniform(-90, 90)
+        ink = ink.rotate(angle, Image.Resampling.BICUBIC)
+    return 255 - np.asarray(ink) if domain == "inverted" else np.asarray(ink)
+
+
+def write_digits(out: Path, domain: str = "plain") -> bool:
+    """Write `{train,val}/<class>/<row>.png` (RGB) and `meta/{train,val,train_100}.txt` under `out`.
+
+    Args:
+        out: the folder to make, for example `data/digits`.
+        domain: one of `DOMAINS`.
+
+    Returns:
+        True if the folder was written, False if it was there already with the same options.
+
+    Raises:
+        FileExistsError: `out` holds data of other options, or something that this tool did not write.
+    """
+    labels, split = load_source().labels, split_source()
+
+    def listed(rows: np.ndarray) -> list[tuple[str, int]]:
+        return [(f"{labels[row]}/{row:04d}.png", labels[row]) for row in rows]
+
+    def fill(folder: Path) -> None:
+        for part, rows in (("train", split.train), ("val", split.val)):
+            for row, (name, _) in zip(rows, listed(rows), strict=True):
+                path = folder / part / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                ink = render_ink(row, domain=domain)
+                Image.fromarray(np.repeat(ink[..., None], 3, axis=2)).save(path)
+            write_list(folder / "meta" / f"{part}.txt", listed(rows))
+        write_list(folder / "meta" / f"train_{len(split.few)}.txt", listed(split.few))
+
+    # Folders written before there were domains stay valid.
+    options = OPTIONS | ({} if domain == "plain" else {"domain": domain})
+    return write_folder(Path(out), MARKER, options, fill)
+
+
+def write_pixel_labels(out: Path) -> bool:
+    """Write the plain digits with pixel labels, in folders like those of `write_scenes`.
+
+    The short list's digits come first in training. Result and errors are `write_digits`'s.
+    """
+    split = split_source()
+
+    def labelled(row: int) -> Scene:
+        ink, digit = render_ink(row), int(load_source().labels[row])
+        label = np.where(ink / 255 >= INSIDE, digit + 1, 0).astype(np.uint8)
+        return Scene(np.repeat(ink[..., None], 3, axis=2), label, [{"row": int(row), "digit": digit}])
+
+    def fill(folder: Path) -> None:
+        rest = np.setdiff1d(split.train, split.few)
+        for part, rows in zip(PARTS, (np.concatenate([split.few, rest]), split.val), strict=True):
+            fill_labelled(folder, part, map(labelled, rows), "digit")
+
+    return write_folder(Path(out), MARKER, {**OPTIONS, "domain": "plain", "pixel_labels": True}, fill)
+
+
+def digit_things() -> Things:
+    """The digits of the split, drawn in one colour as thick as their ink."""
+    split = split_source()
+
+    def draw(row: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+        return render_ink(row, side) / 255, np.ones(())
+
+    rows = {"training": split.train, "validation": split.val}
+    return Things("digit", load_source().labels, rows, draw, SIDES)
+
+
+def write_scenes(out: Path, training: int = 400, validation: int = 100, labels: bool = True) -> bool:
+    """Write scenes of digits, those of training made of training digits alone.
+
+    Args:
+        out: the folder to make.
+        training: number of training scenes.
+        validation: number of validation scenes.
+        labels: False for other scenes of the same split, without labels.
+
+    Result and errors are `write_digits`'s.
+    """
+    things = digit_things()
+    kept = {"val_per_class": OPTIONS["val_per_class"], "seed": OPTIONS["seed"]}
+    options = things.options((training, validation), **kept, **({} if labels else {"labels": False}))
+    return _scenes.write_scenes(out, MARKER, things, options, OPTIONS["seed"] + (not labels), labels)
 
 
 @one_line_errors
 def main() -> None:
-    args = parse_args()
-    digits = DigitsOptions(args.image_size, args.val_per_class, args.few_per_class, args.seed)
-    folders = {domain: args.out / f"digits_{domain}" for domain in DOMAINS}
-    folders["plain"] = args.out / "digits"
-    scenes = ScenesOptions(
-        image_size=args.scene_size,
-        training=args.train_scenes,
-        validation=args.val_scenes,
-        val_per_class=args.val_per_class,
-        seed=args.seed,
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for domain, folder in folders.items():
-        report(folder, write_digits(folder, replace(digits, domain=domain), args.overwrite))
-    unlabelled = replace(scenes, training=args.unlabelled_scenes)
-    for name, write, options in (
-        ("digits_pixels", write_pixel_labels, digits),
-        ("digits_scenes", write_scenes, scenes),
-        ("digits_scenes_unlabelled", write_unlabelled_scenes, unlabelled),
-    ):
-        report(args.out / name, write(args.out / name, options, args.overwrite))
+    parser.add_argument("--out", type=Path, default=Path("data"), help="folder for all datasets")
+    out = parser.parse_args().out
+    for domain in DOMAINS:
+        write_digits(out / ("digits" if domain == "plain" else f"digits_{domain}"), domain)
+    write_pixel_labels(out / "digits_pixels")
+    write_scenes(out / "digits_scenes")
+    write_scenes(out / "digits_scenes_unlabelled", training=3000, labels=False)
     print("next: python tools/fit_codebook.py configs/micro/kclip.py")
-
-
-def report(folder: Path, written: bool) -> None:
-    images = sum(1 for path in folder.rglob("*.png") if "annotations" not in path.parts)
-    print(f"{folder}: {images} images, {'written' if written else 'already there, left as it is'}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Write Fashion-MNIST, 70,000 photographs of ten kinds of garment (MIT licence), and scenes made of them.
 
     apt-get install dataset-fashion-mnist && python tools/dataset_converters/fashion_mnist.py
-    python tools/dataset_converters/fashion_mnist.py --source FOLDER      # with the four IDX files
+    python tools/dataset_converters/fashion_mnist.py --source FOLDER      # with the four .gz files
     python tools/dataset_converters/fashion_mnist.py --download           # by torchvision, into <out>
 
 makes in `<out>`:
@@ -10,68 +10,196 @@ makes in `<out>`:
     fashion_mnist_scenes              ADE20K-style folder: images and pixel labels (0 is background)
     fashion_mnist_scenes_unlabelled   other scenes, without labels, for pre-training
 
-The same options give the same files, and a second run changes nothing.
+The files are always the same, and a second run changes nothing.
 """
 
+from __future__ import annotations
+
 import argparse
-from dataclasses import replace
+import hashlib
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+from scipy.ndimage import binary_fill_holes
+from torchvision.datasets import FashionMNIST
+from torchvision.datasets.utils import extract_archive
+from tqdm import tqdm
+
+sys.path.append(str(Path(__file__).parents[1]))
+from dataset_converters import _scenes
+from dataset_converters._scenes import Things
+from dataset_converters._write import write_folder, write_list
 
 import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.datasets.fashion_mnist import (
-    GarmentsOptions,
-    download_source,
-    find_source,
-    read_garments,
-    write_garments,
+from mapet_mm.utils.errors import UserError, one_line_errors
+
+CLASSES = (
+    *("t-shirt", "trousers", "pullover", "dress", "coat"),
+    *("sandal", "shirt", "sneaker", "bag", "ankle-boot"),
 )
-from mapet_mm.datasets.fashion_mnist_scenes import (
-    GarmentScenesOptions,
-    write_garment_scenes,
-    write_unlabelled_scenes,
-)
-from mapet_mm.utils.errors import one_line_errors
+MARKER = "fashion_mnist.json"
+PACKAGE = Path("/usr/share/datasets/fashion-mnist")  # Debian's dataset-fashion-mnist
+SEED = 0
+LISTS = (600, 6000, 20000)  # 1 %, 10 % and a third of the 60,000
+SIDES = (20, 36)  # of garments in scenes, in pixels
+# Darker pixels, of 255, are the ground: around a garment there are specks of 1 to 10.
+GROUND = 16
 
 
-def parse_args() -> argparse.Namespace:
-    garments, scenes = GarmentsOptions(), GarmentScenesOptions()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+class Photographs(NamedTuple):
+    """One of the two parts: `images` (N, 28, 28) uint8, light on black, and `labels` (N,) uint8."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+class Garments(NamedTuple):
+    """The source: `train` has 60,000 photographs, `val` 10,000 others."""
+
+    train: Photographs
+    val: Photographs
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hexadecimal) of all images and labels."""
+        sha = hashlib.sha256()
+        for part in self:
+            for array in part:
+                sha.update(np.ascontiguousarray(array))
+        return sha.hexdigest()
+
+
+def read_garments(root: Path, source: Path | None = None, download: bool = False) -> Garments:
+    """Read the photographs with torchvision.
+
+    Args:
+        root: folder with torchvision's copy, or for it.
+        source: a folder with the four published `.gz` files; None for `root`'s copy, else Debian's package.
+        download: fetch the copy, unless it is there.
+
+    Raises:
+        UserError: there are no such files.
+    """
+    if source is None and not download and not (root / "FashionMNIST/raw").is_dir():
+        source = PACKAGE
+    with tempfile.TemporaryDirectory() as folder:
+        if source is not None:
+            root = Path(folder)
+            (root / "FashionMNIST/raw").mkdir(parents=True)
+            for file in source.glob("*-ubyte.gz"):
+                extract_archive(file, root / "FashionMNIST/raw")
+        try:
+            parts = [FashionMNIST(root, train=train, download=download) for train in (True, False)]
+        except RuntimeError as error:
+            raise UserError(
+                f"no files of Fashion-MNIST in `{source or root}`: install the Debian package "
+                "dataset-fashion-mnist, name a folder by --source, or add --download"
+            ) from error
+    return Garments(
+        *(Photographs(part.data.numpy(), part.targets.numpy().astype(np.uint8)) for part in parts)
     )
-    parser.add_argument("--out", type=Path, default=Path("data"), help="folder for all datasets")
-    parser.add_argument("--source", type=Path, help="folder with the IDX files, compressed or not")
-    parser.add_argument("--download", action="store_true", help="have torchvision fetch the IDX files")
-    parser.add_argument(
-        "--lists",
-        type=int,
-        nargs="*",
-        default=garments.lists,
-        help="lengths of the balanced short lists of train",
-    )
-    parser.add_argument("--seed", type=int, default=garments.seed, help="seed of the lists and the scenes")
-    parser.add_argument("--scene-size", type=int, default=scenes.image_size, help="side of a scene, pixels")
-    parser.add_argument("--train-scenes", type=int, default=scenes.training)
-    parser.add_argument("--val-scenes", type=int, default=scenes.validation)
-    parser.add_argument("--unlabelled-scenes", type=int, default=20_000, help="for pre-training")
-    parser.add_argument("--overwrite", action="store_true", help="replace data written with other options")
-    return parser.parse_args()
+
+
+def write_garments(out: Path, source: Garments, lists: Sequence[int] = LISTS) -> bool:
+    """Write `{train,val}/<class>/<row>.png` (grey) and `meta/{train,val,train_<n>}.txt` under `out`.
+
+    Args:
+        out: the folder to make, for example `data/fashion_mnist`.
+        source: the photographs.
+        lists: lengths of the shorter training lists, each with equally many garments of every class, each a
+            part of the longer ones.
+
+    Returns:
+        True if the folder was written, False if it was there already with the same options.
+
+    Raises:
+        FileExistsError: `out` holds data of other options, or something that this tool did not write.
+    """
+    rng = np.random.default_rng(SEED)
+    train = source.train.labels
+    orders = [rng.permutation(np.flatnonzero(train == kind)) for kind in range(len(CLASSES))]
+    folders = [f"{label}_{name}" for label, name in enumerate(CLASSES)]
+
+    def listed(rows: np.ndarray, labels: np.ndarray) -> list[tuple[str, int]]:
+        return [(f"{folders[labels[row]]}/{row:05d}.png", labels[row]) for row in rows]
+
+    def fill(folder: Path) -> None:
+        for part, (images, labels) in source._asdict().items():
+            for name in folders:
+                (folder / part / name).mkdir(parents=True)
+            names = listed(np.arange(len(images)), labels)
+            progress = tqdm(names, f"writing {out.name}/{part}", delay=2)
+            for (name, _), image in zip(progress, images, strict=True):
+                Image.fromarray(image).save(folder / part / name, compress_level=1)
+            write_list(folder / "meta" / f"{part}.txt", names)
+        for length in lists:
+            rows = np.sort(np.concatenate([order[: length // len(CLASSES)] for order in orders]))
+            write_list(folder / "meta" / f"train_{length}.txt", listed(rows, train))
+
+    options = {"lists": list(lists), "seed": SEED, "source": source.digest}
+    return write_folder(Path(out), MARKER, options, fill)
+
+
+def garment_things(source: Garments) -> Things:
+    """The garments, cut out of their black ground; training scenes have training garments alone."""
+    images = np.concatenate([source.train.images, source.val.images])
+    border = len(source.train.images)
+
+    @cache
+    def cut_out(row: int) -> tuple[Image.Image, Image.Image]:
+        covered = binary_fill_holes(images[row] >= GROUND)
+        return Image.fromarray(np.uint8(255) * covered), Image.fromarray(images[row])
+
+    def draw(row: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+        covers, shades = (
+            np.asarray(image.resize((side, side), Image.Resampling.BICUBIC)) / 255 for image in cut_out(row)
+        )
+        return covers, shades
+
+    rows = {"training": np.arange(border), "validation": np.arange(border, len(images))}
+    labels = np.concatenate([source.train.labels, source.val.labels])
+    return Things("garment", labels, rows, draw, SIDES)
+
+
+def write_scenes(
+    out: Path, source: Garments, training: int = 2000, validation: int = 500, labels: bool = True
+) -> bool:
+    """Write scenes of garments, those of training made of training garments alone.
+
+    Args:
+        out: the folder to make.
+        source: the photographs.
+        training: number of training scenes.
+        validation: number of validation scenes.
+        labels: False for other scenes, without labels.
+
+    Result and errors are `write_garments`'s.
+    """
+    things, seed = garment_things(source), SEED + (not labels)
+    kept = {"seed": seed, **({} if labels else {"labels": False}), "source": source.digest}
+    options = things.options((training, validation), **kept)
+    return _scenes.write_scenes(out, MARKER, things, options, seed, labels)
 
 
 @one_line_errors
 def main() -> None:
-    args = parse_args()
-    if args.download:
-        download_source(args.out)
-    source = read_garments(find_source(args.source, args.out))
-    scenes = GarmentScenesOptions(args.scene_size, args.train_scenes, args.val_scenes, seed=args.seed)
-    unlabelled = replace(scenes, training=args.unlabelled_scenes, seed=args.seed + 1)
-    for name, write, options in (
-        ("fashion_mnist", write_garments, GarmentsOptions(tuple(args.lists), args.seed)),
-        ("fashion_mnist_scenes", write_garment_scenes, scenes),
-        ("fashion_mnist_scenes_unlabelled", write_unlabelled_scenes, unlabelled),
-    ):
-        written = write(args.out / name, source, options, args.overwrite)
-        print(f"{args.out / name}: {'written' if written else 'already there, left as it is'}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("data"), help="folder for all datasets")
+    parser.add_argument("--source", type=Path, help="folder with the four published .gz files")
+    parser.add_argument("--download", action="store_true", help="have torchvision fetch the files")
+    args = parser.parse_args()
+    source = read_garments(args.out, args.source, args.download)
+    write_garments(args.out / "fashion_mnist", source)
+    write_scenes(args.out / "fashion_mnist_scenes", source)
+    write_scenes(args.out / "fashion_mnist_scenes_unlabelled", source, training=20_000, labels=False)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from PIL import Image
-
-from mapet_mm.datasets.digits_scenes import ScenesOptions, write_scenes
-from mapet_mm.datasets.scene_boxes import (
+from dataset_converters.digits import write_scenes
+from dataset_converters.scene_boxes import (
     key_points,
     masks_of,
     read_things,
@@ -15,12 +13,15 @@ from mapet_mm.datasets.scene_boxes import (
     run_lengths,
     write_scene_boxes,
 )
+from PIL import Image
+
+from mapet_mm.utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "scenes"
-    write_scenes(folder, ScenesOptions(training=6, validation=3))
+    write_scenes(folder, training=6, validation=3)
     return folder
 
 
@@ -84,8 +85,8 @@ def test_other_scenes_are_noticed_and_the_same_ones_left(scenes, tmp_path):
     assert write_scene_boxes(scenes, out)
     assert not write_scene_boxes(scenes, out)
     other = tmp_path / "other"
-    write_scenes(other, ScenesOptions(training=2, validation=1))
-    with pytest.raises(FileExistsError, match="--overwrite"):
+    write_scenes(other, training=2, validation=1)
+    with pytest.raises(FileExistsError, match="other options"):
         write_scene_boxes(other, out)
-    with pytest.raises(ValueError, match="holds no scenes"):
+    with pytest.raises(UserError, match="holds no scenes"):
         write_scene_boxes(tmp_path, out)

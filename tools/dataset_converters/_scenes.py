@@ -1,4 +1,6 @@
-"""Scenes of things over textures, with pixel labels, as an ADE20K-style folder."""
+"""Scenes: things over textures, with pixel labels in an ADE20K-style folder, or without for pre-training."""
+
+from __future__ import annotations
 
 import colorsys
 import json
@@ -6,53 +8,48 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
+from dataset_converters._write import write_folder
 from PIL import Image
 from tqdm import tqdm
 
-from mapet_mm.datasets.folders import require
-
 PARTS = ("training", "validation")
-# Where a thing covers at least this much of a pixel, the pixel is labelled; what is below is a soft edge.
+SIZE = 64  # side of a scene, in pixels
+FEWEST, MOST = 2, 4  # things tried for a scene; the first always finds a place
+# Where a thing covers at least this much of a pixel, the pixel is labelled; anything below is a soft edge.
 INSIDE = 0.5
 LUMINANCE = np.array([0.299, 0.587, 0.114])
-# Light things on dimmed textures: light on dark, as the images that the backbone is pre-trained on.
+# Light things on dimmed textures: light on dark, like the images that the backbone is pre-trained on.
 DIMMING = 0.3
 CONTRAST = 0.3
 
 
-class SceneOptions(Protocol):
-    """What decides the scenes: sizes in pixels, numbers of scenes, fewest and most things of a scene."""
-
-    image_size: int
-    training: int
-    validation: int
-    min_size: int
-    max_size: int
-    seed: int
-
-    @property
-    def counts(self) -> tuple[int, int]: ...
-
-
 @dataclass(frozen=True)
 class Things:
-    """What scenes are made of.
+    """The things that scenes are made of.
 
     Args:
-        noun: what a thing is called in the scenes' list.
-        labels: class of every thing, by its row.
+        noun: name of a thing in the scenes' list.
+        labels: class of each thing, by its row.
         rows: the things of each of `PARTS`.
-        draw: from a row and a side in pixels to how much the thing covers of each pixel, and how light it is
-            there, two arrays that broadcast to (side, side), in 0..1.
+        draw: maps a row and a side in pixels to the thing's coverage of each pixel and its lightness there,
+            two arrays that broadcast to (side, side), in 0..1.
+        sides: smallest and largest side of a thing, in pixels.
     """
 
     noun: str
     labels: np.ndarray
     rows: Mapping[str, np.ndarray]
     draw: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
+    sides: tuple[int, int]
+
+    def options(self, counts: tuple[int, int], **more: Any) -> dict[str, Any]:
+        """Everything that decides scenes of these things, for the marker of their folder."""
+        options = {"image_size": SIZE} | dict(zip(PARTS, counts, strict=True))
+        options |= {f"min_{self.noun}s": FEWEST, f"max_{self.noun}s": MOST}
+        return options | {"min_size": self.sides[0], "max_size": self.sides[1], **more}
 
 
 class Scene(NamedTuple):
@@ -64,29 +61,33 @@ class Scene(NamedTuple):
     things: list[dict]
 
 
-def check_scenes(options: SceneOptions, smallest: int, noun: str) -> None:
-    """Raise ValueError unless such scenes can be made of things of at least `smallest` pixels."""
-    fewest, most = options.counts
-    require(min(options.training, options.validation) >= 1, "training and validation: at least 1 scene each")
-    require(1 <= fewest <= most, f"min_{noun} {fewest}, max_{noun} {most}: need 1 <= min <= max")
-    require(
-        smallest <= options.min_size <= options.max_size <= options.image_size,
-        f"min_size {options.min_size}, max_size {options.max_size}: "
-        f"need {smallest} <= min <= max <= image_size {options.image_size}",
-    )
+def write_scenes(
+    out: Path, marker: str, things: Things, options: dict[str, Any], seed: int, labels: bool
+) -> bool:
+    """Write both parts of scenes, with pixel labels or without; returns whether they were written.
 
+    With labels, the files are `{images,annotations}/{training,validation}/<id>.png`, and the things of each
+    scene stand in `meta/{training,validation}.jsonl`. Without, they are `{train,val}/<id>.png`, and their
+    names stand in `meta/{train,val}.txt`.
 
-def fill_scenes(folder: Path, things: Things, options: SceneOptions) -> None:
-    """Write both parts of the scenes by `fill_labelled`."""
-    for part in PARTS:
-        fill_labelled(folder, part, compose_scenes(things, options, part), things.noun)
+    Raises:
+        FileExistsError: see `write_folder`.
+    """
+
+    def fill(folder: Path) -> None:
+        for part, name in zip(PARTS, ("train", "val"), strict=True):
+            scenes = compose_scenes(things, part, options[part], seed)
+            progress = tqdm(scenes, f"writing {out.name}/{part}", options[part], delay=2)
+            if labels:
+                fill_labelled(folder, part, progress, things.noun)
+            else:
+                _fill_unlabelled(folder, name, progress)
+
+    return write_folder(Path(out), marker, options, fill)
 
 
 def fill_labelled(folder: Path, part: str, scenes: Iterable[Scene], noun: str) -> None:
-    """Write `{images,annotations}/<part>/<id>.png`, and `meta/<part>.jsonl`.
-
-    Each line of the latter says of which things a scene is made.
-    """
+    """Write scenes with their pixel labels."""
     images, annotations = folder / "images" / part, folder / "annotations" / part
     for made in (images, annotations, folder / "meta"):
         made.mkdir(parents=True, exist_ok=True)
@@ -98,34 +99,28 @@ def fill_labelled(folder: Path, part: str, scenes: Iterable[Scene], noun: str) -
             meta.write(json.dumps({"name": name, f"{noun}s": scene.things}) + "\n")
 
 
-def fill_unlabelled(folder: Path, things: Things, options: SceneOptions) -> None:
-    """Write `{train,val}/<id>.png`, and their names in `meta/{train,val}.txt`, for pre-training."""
-    (folder / "meta").mkdir()
-    for name, part in zip(("train", "val"), PARTS, strict=True):
-        (folder / name).mkdir()
-        count = getattr(options, part)
-        scenes = compose_scenes(things, options, part)
-        progress = tqdm(scenes, desc=f"writing unlabelled scenes, {name}", total=count, delay=2)
-        for index, scene in enumerate(progress):
+def _fill_unlabelled(folder: Path, name: str, scenes: Iterable[Scene]) -> None:
+    for made in (folder / name, folder / "meta"):
+        made.mkdir(exist_ok=True)
+    with (folder / "meta" / f"{name}.txt").open("w") as meta:
+        for index, scene in enumerate(scenes):
             Image.fromarray(scene.image).save(folder / name / f"{index:05d}.png", compress_level=1)
-        (folder / "meta" / f"{name}.txt").write_text("".join(f"{index:05d}.png\n" for index in range(count)))
+            meta.write(f"{index:05d}.png\n")
 
 
-def compose_scenes(things: Things, options: SceneOptions, part: str) -> Iterator[Scene]:
-    """Yield the scenes of a part; each has its own seed, so more scenes keep the first ones."""
-    for index in range(getattr(options, part)):
-        rng = np.random.default_rng([options.seed, PARTS.index(part), index])
-        yield compose_scene(rng, things, part, options)
+def compose_scenes(things: Things, part: str, count: int, seed: int) -> Iterator[Scene]:
+    """Yield scenes of a part; each has its own seed, so more scenes keep the first ones."""
+    for index in range(count):
+        yield compose_scene(np.random.default_rng([seed, PARTS.index(part), index]), things, part)
 
 
-def compose_scene(rng: np.random.Generator, things: Things, part: str, options: SceneOptions) -> Scene:
-    """Paint things of a part over a texture, none of them on top of another."""
-    size, (fewest, most) = options.image_size, options.counts
-    canvas = DIMMING * texture(rng, size, part)
-    label = np.zeros((size, size), np.uint8)
+def compose_scene(rng: np.random.Generator, things: Things, part: str) -> Scene:
+    """Paint things of a part over a texture, side by side."""
+    canvas = DIMMING * texture(rng, SIZE, part)
+    label = np.zeros((SIZE, SIZE), np.uint8)
     placed = []
-    for row in rng.choice(things.rows[part], rng.integers(fewest, most + 1)):
-        side = int(rng.integers(options.min_size, options.max_size + 1))
+    for row in rng.choice(things.rows[part], rng.integers(FEWEST, MOST + 1)):
+        side = int(rng.integers(things.sides[0], things.sides[1] + 1))
         alpha, shade = things.draw(row, side)
         place = _find_place(rng, label, side)
         if place is None:

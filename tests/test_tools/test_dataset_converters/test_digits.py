@@ -1,0 +1,185 @@
+"""The embedded dataset: always the same files, balanced, and no digit on both sides."""
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dataset_converters._scenes import LUMINANCE, compose_scenes, contrasting_colour
+from dataset_converters.digits import (
+    DOMAINS,
+    digit_things,
+    load_source,
+    render_ink,
+    split_source,
+    write_digits,
+    write_pixel_labels,
+    write_scenes,
+)
+from PIL import Image
+
+INK_LEVEL = 128  # at or above this, of 255, a pixel is labelled
+
+
+def digest(folder: Path) -> str:
+    """One digest of all names and contents below a folder."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            total.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return total.hexdigest()
+
+
+def read_list(path: Path) -> list[tuple[str, int]]:
+    return [(name, int(label)) for name, label in (line.split() for line in path.read_text().splitlines())]
+
+
+def read_scenes(scenes: Path, part: str):
+    for line in (scenes / "meta" / f"{part}.jsonl").read_text().splitlines():
+        meta = json.loads(line)
+        image, label = (
+            np.asarray(Image.open(scenes / d / part / meta["name"])) for d in ("images", "annotations")
+        )
+        yield image, label, meta["digits"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    """Digits in all domains, their pixel labels, and a few scenes of both kinds."""
+    folder = tmp_path_factory.mktemp("data")
+    for domain in DOMAINS:
+        assert write_digits(folder / domain, domain)
+    assert write_pixel_labels(folder / "pixels")
+    assert write_scenes(folder / "scenes", training=24, validation=12)
+    assert write_scenes(folder / "unlabelled", training=24, validation=12, labels=False)
+    return folder
+
+
+def test_the_files_are_the_ones_that_the_committed_figures_stand_on(written):
+    """Pixels of one Pillow version; another one may change this digest, and then the figures."""
+    images = np.concatenate([np.asarray(Image.open(p)) for p in sorted(written.glob("plain/val/*/*.png"))])
+    assert hashlib.sha256(images.tobytes()).hexdigest()[:16] == "bbca3d2d927ac906"
+    names = (written / "plain/meta/train_100.txt").read_bytes()
+    assert hashlib.sha256(names).hexdigest()[:16] == "09b7dc8d03f0a180"
+
+
+def test_lists_cover_all_digits_and_the_held_out_and_short_ones_are_balanced(written):
+    train, val, few = (
+        read_list(written / f"plain/meta/{name}.txt") for name in ("train", "val", "train_100")
+    )
+    assert (len(train), len(val), len(few)) == (1437, 360, 100)
+    assert set(Counter(label for _, label in val).values()) == {36}
+    assert set(Counter(label for _, label in few).values()) == {10}
+    assert set(few) < set(train)
+    assert not set(train) & set(val)
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_every_domain_shows_the_listed_digits_of_one_split(domain, written):
+    for part in ("train", "val"):
+        listed = read_list(written / domain / f"meta/{part}.txt")
+        assert listed == read_list(written / f"plain/meta/{part}.txt")
+        files = {
+            p.relative_to(written / domain / part).as_posix() for p in written.glob(f"{domain}/{part}/*/*")
+        }
+        assert files == {name for name, _ in listed}
+        for name, label in listed[::50]:
+            image, row = np.asarray(Image.open(written / domain / part / name)), int(Path(name).stem)
+            assert image.shape == (24, 24, 3)
+            assert label == int(Path(name).parent.name) == load_source().labels[row]
+            np.testing.assert_array_equal(image, np.stack([render_ink(row, 24, domain)] * 3, axis=-1))
+            ink = render_ink(row, 24).astype(int)
+            if domain == "inverted":
+                np.testing.assert_array_equal(image[..., 0], 255 - ink)
+            elif domain == "rotated":  # turning moves ink and keeps nearly all of it
+                assert 0.7 * ink.sum() < image[..., 0].sum() < 1.1 * ink.sum()
+
+
+def test_angles_are_the_digits_own_and_within_a_quarter_turn():
+    """A half circle of angles, so that 6 is never a 9."""
+    rows = np.flatnonzero(load_source().labels == 6)[:20]
+    for row in rows:
+        turned, ink = render_ink(row, 24, "rotated").astype(float), Image.fromarray(render_ink(row, 24))
+        near = min(np.abs(turned - np.asarray(ink.rotate(angle))).mean() for angle in range(-90, 91, 5))
+        far = min(np.abs(turned - np.asarray(ink.rotate(angle))).mean() for angle in range(95, 266, 5))
+        assert near < far
+
+
+@pytest.mark.parametrize(("part", "count"), [("training", 24), ("validation", 12)])
+def test_pixel_labels_are_exactly_the_ink_of_the_scenes_digits(written, part, count):
+    seen = list(read_scenes(written / "scenes", part))
+    assert len(seen) == count
+    for image, label, digits in seen:
+        assert image.shape == (64, 64, 3)
+        expected = np.zeros((64, 64), np.uint8)
+        for digit in digits:
+            left, top, side = digit["box"]
+            ink = render_ink(digit["row"], side) >= INK_LEVEL
+            expected[top : top + side, left : left + side][ink] = load_source().labels[digit["row"]] + 1
+        np.testing.assert_array_equal(label, expected)
+    own = getattr(split_source(), "train" if part == "training" else "val")
+    assert {digit["row"] for *_, digits in seen for digit in digits} <= set(own.tolist())
+
+
+@pytest.mark.parametrize("level", [0.0, 0.125, 0.25, 0.375, 0.5])
+def test_ink_stands_out_from_the_background_it_is_painted_on(level):
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        colour = contrasting_colour(rng, np.full(3, level))
+        assert colour @ LUMINANCE - level > 0.3
+
+
+def test_more_scenes_keep_the_first_ones():
+    few, many = (next(compose_scenes(digit_things(), "training", count, 0)) for count in (1, 9))
+    np.testing.assert_array_equal(few.image, many.image)
+
+
+def test_pixel_labels_of_the_digits_are_their_ink_and_the_short_list_comes_first(written):
+    for part, name, count in (("training", "train", 1437), ("validation", "val", 360)):
+        made = list(read_scenes(written / "pixels", part))
+        assert len(made) == count
+        listed = {
+            int(Path(path).stem): label for path, label in read_list(written / f"plain/meta/{name}.txt")
+        }
+        assert {things[0]["row"]: things[0]["digit"] for *_, things in made} == listed
+        for image, label, ((row, digit),) in ((i, y, [one.values() for one in t]) for i, y, t in made[::40]):
+            np.testing.assert_array_equal(image[..., 0], render_ink(row, 24))
+            np.testing.assert_array_equal(label, np.where(render_ink(row, 24) >= INK_LEVEL, digit + 1, 0))
+        if part == "training":
+            few = {int(Path(path).stem) for path, _ in read_list(written / "plain/meta/train_100.txt")}
+            assert {things[0]["row"] for *_, things in made[:100]} == few
+
+
+def test_unlabelled_scenes_are_other_ones_of_the_same_split(written):
+    folder = written / "unlabelled"
+    assert {path.name for path in folder.iterdir()} == {"digits.json", "meta", "train", "val"}
+    for part, (name, count) in zip(("training", "validation"), (("train", 24), ("val", 12)), strict=True):
+        names = (folder / f"meta/{name}.txt").read_text().splitlines()
+        assert names == sorted(path.name for path in (folder / name).iterdir())
+        assert len(names) == count
+        for file, scene in zip(names, compose_scenes(digit_things(), part, count, 1), strict=True):
+            image = np.asarray(Image.open(folder / name / file))
+            np.testing.assert_array_equal(image, scene.image)
+            assert (image != np.asarray(Image.open(written / "scenes/images" / part / file))).any()
+
+
+def test_a_folder_is_left_as_it_is_and_never_replaced(tmp_path):
+    folder = tmp_path / "scenes"
+    assert write_scenes(folder, 2, 1)
+    before = digest(folder)
+    assert not write_scenes(folder, 2, 1)
+    with pytest.raises(FileExistsError, match=r"training: 2, now 3"):
+        write_scenes(folder, 3, 1)
+    assert digest(folder) == before
+    (tmp_path / "thesis").mkdir()
+    with pytest.raises(FileExistsError, match="not written by this tool"):
+        write_digits(tmp_path / "thesis")
+
+
+def test_interrupted_writing_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image.Image, "save", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_scenes(tmp_path / "scenes", 5, 1)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,139 @@
+"""Fashion-MNIST: read by torchvision from a folder of published files, and written balanced."""
+
+import gzip
+import json
+import runpy
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from config_building import ROOT
+from dataset_converters import fashion_mnist
+from dataset_converters.fashion_mnist import CLASSES, read_garments, write_garments, write_scenes
+from PIL import Image
+
+from mapet_mm.utils.errors import UserError
+
+FILES = {"train": ("train-{}", 60), "val": ("t10k-{}", 30)}
+
+
+def idx(array: np.ndarray) -> bytes:
+    head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+    return head + array.astype(np.uint8).tobytes()
+
+
+def garment(rng: np.random.Generator) -> np.ndarray:
+    """A light rectangle on black, with specks around it."""
+    image = rng.integers(0, 10, (28, 28))
+    top, left, height, width = rng.integers([2, 2, 10, 10], [6, 6, 20, 20])
+    image[top : top + height, left : left + width] = rng.integers(100, 255, (height, width))
+    return image
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """The four published files of a small Fashion-MNIST."""
+    folder, rng = tmp_path_factory.mktemp("source"), np.random.default_rng(0)
+    for name, count in FILES.values():
+        images = np.stack([garment(rng) for _ in range(count)])
+        labels = rng.permutation(np.arange(count) % 10)
+        for kind, array in (("images-idx3-ubyte.gz", images), ("labels-idx1-ubyte.gz", labels)):
+            (folder / name.format(kind)).write_bytes(gzip.compress(idx(array)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def garments(source):
+    return read_garments(source / "nothing", source)
+
+
+def read_list(path: Path) -> list[tuple[str, int]]:
+    return [(name, int(label)) for name, label in map(str.split, path.read_text().splitlines())]
+
+
+def test_files_come_from_the_given_folder_else_torchvisions_else_debians(
+    source, garments, tmp_path, monkeypatch
+):
+    assert (garments.train.images.shape, garments.val.labels.shape) == ((60, 28, 28), (30,))
+    assert Counter(garments.train.labels.tolist()) == dict.fromkeys(range(10), 6)
+    monkeypatch.setattr(fashion_mnist, "PACKAGE", source)
+    assert read_garments(tmp_path).digest == garments.digest
+    raw = tmp_path / "FashionMNIST/raw"
+    raw.mkdir(parents=True)
+    for file in source.iterdir():
+        (raw / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
+    monkeypatch.setattr(fashion_mnist, "PACKAGE", tmp_path / "none")
+    assert read_garments(tmp_path).digest == garments.digest
+    with pytest.raises(UserError, match=r"none.*dataset-fashion-mnist.*--source.*--download"):
+        read_garments(tmp_path / "elsewhere")
+
+
+def test_a_truncated_file_is_not_read(source, tmp_path):
+    for file in source.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes()[: -9 if "t10k-images" in file.name else None])
+    with pytest.raises(EOFError):
+        read_garments(tmp_path / "nothing", tmp_path)
+
+
+def test_lists_are_balanced_and_each_is_in_the_longer_ones(garments, tmp_path):
+    out = tmp_path / "garments"
+    assert write_garments(out, garments, (10, 30))
+    lists = {path.stem: read_list(path) for path in (out / "meta").iterdir()}
+    assert {name: len(items) for name, items in lists.items()} == dict(
+        train=60, val=30, train_10=10, train_30=30
+    )
+    assert set(lists["train_10"]) < set(lists["train_30"]) < set(lists["train"])
+    assert Counter(label for _, label in lists["train_30"]) == dict.fromkeys(range(10), 3)
+    for part in ("train", "val"):
+        images, labels = getattr(garments, part)
+        files = {path.relative_to(out / part).as_posix() for path in (out / part).rglob("*.png")}
+        assert {name for name, _ in lists[part]} == files
+        for name, label in lists[part]:
+            row = int(Path(name).stem)
+            assert (name.split("/")[0], label) == (f"{label}_{CLASSES[label]}", labels[row])
+            np.testing.assert_array_equal(np.asarray(Image.open(out / part / name)), images[row])
+    assert not write_garments(out, garments, (10, 30))
+    other = garments._replace(val=garments.val._replace(images=255 - garments.val.images))
+    with pytest.raises(FileExistsError, match=r"written with other options .*source"):
+        write_garments(out, other, (10, 30))
+
+
+def test_scenes_are_labelled_where_the_garments_are(garments, tmp_path):
+    scenes = tmp_path / "scenes"
+    assert write_scenes(scenes, garments, 12, 6)
+    for part, own, count in (("training", garments.train, 12), ("validation", garments.val, 6)):
+        lines = (scenes / "meta" / f"{part}.jsonl").read_text().splitlines()
+        assert len(lines) == count
+        for scene in map(json.loads, lines):
+            image, label = (
+                np.asarray(Image.open(scenes / kind / part / scene["name"]))
+                for kind in ("images", "annotations")
+            )
+            assert image.shape == (64, 64, 3)
+            expected = np.zeros((64, 64))
+            for one in scene["garments"]:
+                row, (left, top, side) = one["row"] - (60 if part == "validation" else 0), one["box"]
+                assert own.labels[row] == one["garment"]
+                covered = Image.fromarray(255 * (own.images[row] >= 16).astype(np.uint8))
+                covered = np.asarray(covered.resize((side, side), Image.Resampling.BICUBIC)) >= 128
+                expected[top : top + side, left : left + side][covered] = one["garment"] + 1
+            np.testing.assert_array_equal(label, expected)
+
+
+def test_one_command_writes_garments_and_two_kinds_of_other_scenes(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["fashion_mnist.py", "--source", str(source), "--out", str(tmp_path)])
+    compose = fashion_mnist._scenes.compose_scenes
+    monkeypatch.setattr(
+        fashion_mnist._scenes, "compose_scenes", lambda t, p, n, s: compose(t, p, n // 250, s)
+    )
+    runpy.run_path(str(ROOT / "tools/dataset_converters/fashion_mnist.py"), run_name="__main__")
+    names = ["fashion_mnist", "fashion_mnist_scenes", "fashion_mnist_scenes_unlabelled"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    labelled = [np.asarray(Image.open(path)) for path in (tmp_path / names[1] / "images").rglob("*.png")]
+    others = [np.asarray(Image.open(path)) for path in (tmp_path / names[2]).rglob("*.png")]
+    assert (len(labelled), len(others)) == (8 + 2, 80 + 2)
+    assert not any(np.array_equal(one, other) for one in labelled for other in others)
+    listed = (tmp_path / names[2] / "meta/train.txt").read_text().splitlines()
+    assert listed == [f"{index:05d}.png" for index in range(80)]

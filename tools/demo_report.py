@@ -8,8 +8,9 @@ import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.harness import processor
+
 import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.benchmark import processor
 from mapet_mm.experiments.fill import TableFiller
 from mapet_mm.experiments.plan import Run
 from mapet_mm.experiments.records import record_of

@@ -1,4 +1,4 @@
-"""Make all measurements for a GPU on one page: exactness, kernels, training steps, the data path.
+"""Make all measurements for a GPU on one page: exactness and training steps.
 
 Each part runs in its own process with a time limit, and is written to the page as soon as it is done, so a
 failed part or a lost machine does not affect earlier measurements.
@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from harness import ROOT, machine
 
-from mapet_mm.benchmark import machine
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError, one_line_errors
 
-ROOT = Path(__file__).parents[2]
 TAIL = 20  # number of lines of a part's errors on the page
 
 
@@ -50,43 +49,12 @@ PARTS = {
         "tests/test_models/test_two_stream.py -k authors_code[cpu-plain]",
         2.5,
     ),
-    "kernels": Part(
-        "Choices inside a step", "tools/benchmarks/kernels.py", "", "--batch 1 --rounds 1 --sizes tiny", 1.5
-    ),
     "step": Part(
         "A pre-training step",
         "tools/benchmarks/pretrain_throughput.py",
         "",
         "--cases tiny:float32 --variants mim --batch 1 --rounds 1 --repeats 1",
         4,
-    ),
-    "extraction": Part(
-        "Extraction",
-        "tools/benchmarks/extraction_throughput.py",
-        "--images 512 --rounds 1",
-        "--images 32 --rounds 1 --workers 0 --k 8 --model RN50",
-        2,
-    ),
-    "clustering": Part(
-        "Clustering",
-        "tools/benchmarks/kmeans_out_of_memory.py",
-        "--gigabytes 2 --k 8192 --niter 2",
-        "--gigabytes 0.001 --dim 64 --k 8 --niter 1",
-        1.5,
-    ),
-    "end_to_end": Part(
-        "The whole training loop",
-        "tools/benchmarks/end_to_end.py",
-        "--iterations 60",
-        "--batch 1 --workers 0 --iterations 2",
-        1.5,
-    ),
-    "watching": Part(
-        "The hooks that watch",
-        "tools/benchmarks/watching.py",
-        "",
-        "--batch 1 --workers 0 --pairs 2",
-        2,
     ),
 }
 

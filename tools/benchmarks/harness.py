@@ -1,65 +1,56 @@
-"""Functions that the benchmarks share: options, Markdown tables, and work in a fresh process."""
+"""Shared by the benchmarks: description of the machine, timing, tables, and work in a fresh process."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.benchmark import machine, table, time_in_turns
-
-__all__ = [
-    "DEVICE",
-    "ON_GPU",
-    "ROOT",
-    "fresh",
-    "machine",
-    "parse_options",
-    "report",
-    "time_in_turns",
-]
 ROOT = Path(__file__).parents[2]
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 
 
-def parse_options(description: str, arguments: Sequence[str] | None, **defaults: Any) -> argparse.Namespace:
-    """Parse a benchmark's options; each has the type of its default, and several values if that is a list.
-
-    Args:
-        description: the script's docstring.
-        arguments: the command line; None takes the process's own.
-        defaults: by name; if the choices are limited, a pair of the default and the choices.
-    """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name, default in defaults.items():
-        default, choices = default if isinstance(default, tuple) else (default, None)
-        several = isinstance(default, list)
-        kind = type(default[0] if several else default)
-        parser.add_argument(
-            f"--{name}",
-            type=kind,
-            default=default,
-            choices=choices and list(choices),
-            nargs="+" if several else None,
-            help="default: %(default)s",
-        )
-    return parser.parse_args(arguments)
+def processor() -> str:
+    """The model name of the CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
-def report(what: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table below its title."""
-    print(f"\n{what}\n\n{table(headings, rows)}", flush=True)
+def machine() -> str:
+    """The hardware and versions that a figure was measured with."""
+    device = torch.cuda.get_device_name() if ON_GPU else f"{processor()}, {torch.get_num_threads()} threads"
+    return f"{device}; Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def time_call(call: Callable[[], object], rounds: int, warm_up: int) -> list[float]:
+    """Seconds of each of several calls, after some that do not count."""
+    taken = []
+    for _ in range(warm_up + rounds):
+        start = time.perf_counter()
+        call()
+        if ON_GPU:
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - start)
+    return taken[warm_up:]
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with numbers aligned right."""
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def fresh(script: str, arguments: Sequence[Any], environment: Mapping[str, str] | None = None) -> Any:

@@ -8,6 +8,7 @@ memory that they free, as tools/train.py does; the reference is also measured wi
 what a step adds to the memory in use between steps: inputs, masks, activations and gradients.
 """
 
+import argparse
 import gc
 import json
 import resource
@@ -15,19 +16,19 @@ import statistics
 import sys
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from harness import DEVICE, ON_GPU, ROOT, fresh, machine, parse_options, report, time_in_turns
+from harness import DEVICE, ON_GPU, ROOT, fresh, machine, table, time_call
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.registry import init_default_scope
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 
+import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.datasets.transforms.masking import BlockwiseMask
 from mapet_mm.engine.hooks.compile_hook import CompileHook
 from mapet_mm.engine.runners.freed_memory import keep_freed_memory
@@ -45,7 +46,6 @@ VARIANTS = {
     "eager": "MaPeT",
     "compiled": "MaPeT, compiled",
     "checkpointed": "MaPeT, checkpointed",
-    "kept": "MaPeT, nothing computed again",
     "half": "MaPeT, half the predictions",
     "beit": "BEiT (MMPretrain)",
     "mim": "MIM",
@@ -53,22 +53,23 @@ VARIANTS = {
 WARM_UP = 2
 
 
-def read_arguments(arguments: Sequence[str] | None) -> Namespace:
+def read_arguments() -> Namespace:
     """Command line; `--only` is for the processes of single variants."""
     cases = ["small:bfloat16", "base:bfloat16"]
-    variants = [variant for variant in VARIANTS if variant not in ("reference_kept", "kept")]
+    variants = [variant for variant in VARIANTS if variant != "reference_kept"]
     if not ON_GPU:
-        cases, variants = ["tiny:float32", "tiny:bfloat16", *cases], ["reference_kept", *variants]
-    return parse_options(
-        __doc__,
-        arguments,
-        cases=(cases, [f"{size}:{precision}" for size in DIMS for precision in DTYPES]),
-        variants=(variants, VARIANTS),
-        batch=64 if ON_GPU else 8,
-        rounds=10 if ON_GPU else 4,
-        repeats=1 if ON_GPU else 3,
-        only=("", ["", "time", "memory"]),
+        cases, variants = ["tiny:float32", "tiny:bfloat16", *cases], list(VARIANTS)
+    known = [f"{size}:{precision}" for size in DIMS for precision in DTYPES]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--cases", nargs="+", choices=known, default=cases)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=variants)
+    parser.add_argument("--batch", type=int, default=64 if ON_GPU else 8)
+    parser.add_argument("--rounds", type=int, default=10 if ON_GPU else 4, help="steps of a process")
+    parser.add_argument("--repeats", type=int, default=1 if ON_GPU else 3, help="processes of a variant")
+    parser.add_argument("--only", choices=["time", "memory"], help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
 class Step:
@@ -92,7 +93,7 @@ class Step:
         self.make_inputs()
 
     def make_inputs(self) -> None:
-        """Make images, tokens, and everything else that the variant's loader would give."""
+        """Make images, tokens, and everything else that the variant's loader gives."""
         self.images = torch.randn(self.batch, 3, 224, 224, device=DEVICE)
         self.tokens = torch.randint(8192, (self.batch, 14, 14), device=DEVICE)
         masks = BlockwiseMask((14, 14), 75)
@@ -151,8 +152,6 @@ def build_model(variant: str, size: str) -> nn.Module:
         cfg.backbone.arch, cfg.head.embed_dims = "large", DIMS[size]
     if variant == "checkpointed":
         cfg.backbone.with_cp = True
-    if variant == "kept":
-        cfg.backbone.recompute = False
     if variant == "half":
         cfg.prediction_ratio = 0.5
     init_default_scope("mmpretrain")
@@ -200,7 +199,7 @@ def answer(args: Namespace) -> Any:
     step = Step(variant, size, precision, args.batch)
     if args.only == "memory":
         return peak_memory(step)
-    seconds = time_in_turns({"step": step}, args.rounds, WARM_UP)["step"]
+    seconds = time_call(step, args.rounds, WARM_UP)
     return {"seconds": seconds, "flops": step.flops, "memory": peak_memory(step) if ON_GPU else None}
 
 
@@ -208,7 +207,7 @@ def product_rate(precision: str) -> float:
     """FLOP/s of one large matrix product."""
     side = 8192 if ON_GPU else 2048
     square = torch.randn(side, side, device=DEVICE, dtype=DTYPES[precision])
-    taken = time_in_turns({"product": partial(torch.mm, square, square)}, 5, WARM_UP)["product"]
+    taken = time_call(partial(torch.mm, square, square), 5, WARM_UP)
     return 2 * side**3 / statistics.median(taken)
 
 
@@ -248,13 +247,14 @@ def report_case(case: str, args: Namespace) -> None:
         rows.append([VARIANTS[variant], *figures])
     size, _, precision = case.partition(":")
     headings = ["", "ms a step", "images/s", "x reference", "peak MiB", "x reference", "TFLOP/s"]
+    headings += ["% of a product's", "floor, ms"]
     what = f"ViT-{size}, {precision}, batch {args.batch}; a large product: {rate / 1e12:.2f} TFLOP/s"
-    report(what, [*headings, "% of a product's", "floor, ms"], rows)
+    print(f"\n{what}\n\n{table(headings, rows)}", flush=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Measure every case."""
-    args = read_arguments(arguments)
+    args = read_arguments()
     MMLogger.get_instance("benchmark", log_level="ERROR")
     if args.only:
         print(json.dumps(answer(args)))

@@ -73,7 +73,6 @@ def main() -> None:
         batch=4 // get_world_size(),
         hooks={
             **jittered_training.HOOKS,
-            "stuck_loader": dict(type="mapet_mm.StuckLoaderHook", seconds=float(options.get("seconds", 50))),
             "interruption": dict(type="mapet_mm.InterruptionHook", minutes=None),
         },
         dataset=dict(type=Fault, fault=options["fault"]) if "fault" in options else None,

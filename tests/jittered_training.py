@@ -57,7 +57,6 @@ class StopAfter(Hook):
 HOOKS = dict(
     epoch_seed=dict(type="mapet_mm.EpochSeedHook"),
     portable_checkpoint=dict(type="mapet_mm.PortableCheckpointHook"),
-    resumed_recipe=dict(type="mapet_mm.ResumedRecipeHook"),
 )
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from mapet_mm.engine.runners.launch import load_config
-from mapet_mm.engine.runners.resume import content_digest, differences, recipe
+from mapet_mm.engine.runners.resume import differences, recipe
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.tokenizers.extraction import GONE
 from mapet_mm.tokenizers.run import build_images, other_settings
 from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.config import read_config
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.identity import digest_of_file
 
 EXPORTS = "exports.json"
 # What a training runs with besides its recipe: how it is compiled, and what watches it.
@@ -90,14 +91,12 @@ def export_there(folder: Path, checkpoint: Path) -> str | None:
     made = _exports(folder).get(folder.name)
     if made is None or not all((folder / name).exists() for name in made["files"]):
         return None
-    return "" if made["checkpoint"] == content_digest(str(checkpoint)) else None
+    return "" if made["checkpoint"] == digest_of_file(checkpoint) else None
 
 
 def note_export(folder: Path, checkpoint: Path) -> None:
     """Write down, beside an export, its files and the content that it was made from."""
-    made = dict(
-        checkpoint=content_digest(str(checkpoint)), files=sorted(path.name for path in folder.iterdir())
-    )
+    made = dict(checkpoint=digest_of_file(checkpoint), files=sorted(path.name for path in folder.iterdir()))
     replace_json(folder.with_name(EXPORTS), {**_exports(folder), folder.name: made})
 
 

@@ -11,9 +11,6 @@ from mapet_mm.engine.hooks.interruption_hook import InterruptionHook
 from mapet_mm.engine.hooks.knn_probe_hook import KNNProbeHook
 from mapet_mm.engine.hooks.non_finite_hook import NonFiniteHook
 from mapet_mm.engine.hooks.portable_checkpoint_hook import PortableCheckpointHook
-from mapet_mm.engine.hooks.resumed_recipe_hook import ResumedRecipeHook
-from mapet_mm.engine.hooks.stride_check_hook import StrideCheckHook
-from mapet_mm.engine.hooks.stuck_loader_hook import StuckLoaderHook
 from mapet_mm.engine.hooks.token_store_check_hook import TokenStoreCheckHook
 from mapet_mm.engine.hooks.token_usage_hook import TokenUsageHook
 from mapet_mm.engine.hooks.total_batch_hook import TotalBatchHook
@@ -35,9 +32,6 @@ __all__ = [
     "LayerwiseAccuracy",
     "NonFiniteHook",
     "PortableCheckpointHook",
-    "ResumedRecipeHook",
-    "StrideCheckHook",
-    "StuckLoaderHook",
     "TokenAccuracy",
     "TokenStoreCheckHook",
     "TokenUsageHook",

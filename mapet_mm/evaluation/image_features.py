@@ -18,9 +18,8 @@ from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from mapet_mm.engine.model_parts import unwrapped
 from mapet_mm.utils.config import type_name
-from mapet_mm.utils.dist import choose_dtype
+from mapet_mm.utils.dist import choose_dtype, unwrapped
 
 POOLINGS = ("mean", "class token")
 

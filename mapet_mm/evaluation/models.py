@@ -19,8 +19,7 @@ from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor, nn
 
 from mapet_mm.engine.runners.launch import read_config
-from mapet_mm.engine.runners.pretrained import check_pretrained
-from mapet_mm.engine.runners.resume import require_checkpoint
+from mapet_mm.engine.runners.resume import check_pretrained, require_checkpoint
 from mapet_mm.evaluation.adapters import TokenBackbone, runs_a_neck
 from mapet_mm.evaluation.image_features import swaps_channels
 from mapet_mm.interop.initial_weights import DECODERS

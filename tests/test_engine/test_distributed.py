@@ -13,7 +13,6 @@ import pytest
 import torch
 from config_building import ROOT
 from jittered_training import HOOKS, build, final
-
 from mapet_mm.engine.hooks.stuck_loader_hook import StuckLoaderHook
 
 slow = pytest.mark.slow

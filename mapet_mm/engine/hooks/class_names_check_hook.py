@@ -9,8 +9,8 @@ from mmengine.runner import Runner
 from torch import nn
 from torch.utils.data import Dataset
 
-from mapet_mm.engine.model_parts import unwrapped
 from mapet_mm.registry import HOOKS
+from mapet_mm.utils.dist import unwrapped
 from mapet_mm.utils.errors import UserError
 
 # Parts of a model that predict no classes, whatever they are told of them.

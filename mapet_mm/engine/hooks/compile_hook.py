@@ -10,10 +10,9 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from torch import nn
 from torch._functorch import config as functorch_config
-from torch.distributed.tensor import DTensor
 
-from mapet_mm.engine.model_parts import unwrapped
 from mapet_mm.registry import HOOKS
+from mapet_mm.utils.dist import unwrapped
 
 
 @HOOKS.register_module()
@@ -40,8 +39,6 @@ class CompileHook(Hook):
     def __init__(
         self, memory_budget: float = 0.9, fullgraph: bool = True, dynamic: bool | None = False, **options: Any
     ) -> None:
-        if not 0 <= memory_budget <= 1:
-            raise ValueError(f"compile.memory_budget is {memory_budget}: a share, 0 to 1")
         self.memory_budget = memory_budget
         self.options = dict(fullgraph=fullgraph, dynamic=dynamic, **options)
         self._eager = ExitStack()
@@ -67,7 +64,5 @@ class CompileHook(Hook):
             raise ValueError(
                 f"compile: model {type(model).__name__} has no `backbone` to compile; leave it out"
             )
-        if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-            raise ValueError("compile: a sharded model gathers its layers one by one; leave `compile` out")
         functorch_config.activation_memory_budget = self.memory_budget
         model.backbone.compile(**self.options)

@@ -12,9 +12,9 @@ from mmengine.logging import MMLogger
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
 from mapet_mm.datasets.samplers import SeededBatches, SeededDataset
-from mapet_mm.engine.model_parts import unwrapped
 from mapet_mm.registry import HOOKS
 from mapet_mm.tokenizers.images import check_on_error
+from mapet_mm.utils.dist import unwrapped
 from mapet_mm.utils.errors import UserError
 
 LENGTH = "steps_per_epoch"  # of the training that wrote a checkpoint, in its metainfo

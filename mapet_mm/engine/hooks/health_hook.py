@@ -10,10 +10,10 @@ from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 
-from mapet_mm.engine.model_parts import unwrapped
 from mapet_mm.evaluation.image_features import effective_rank
 from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
 from mapet_mm.registry import HOOKS
+from mapet_mm.utils.dist import unwrapped
 from mapet_mm.visualization.training_log import PLACES
 
 

@@ -1,31 +1,29 @@
-"""Checkpoints that any `torch.load(weights_only=True)` reads, whole, and of the folder that they lie in."""
+"""Checkpoints that are whole, that any `torch.load(weights_only=True)` reads, and that fit their model."""
 
 import os.path as osp
-from collections import OrderedDict, deque
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
-import torch
 from mmengine.dist import is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook, Hook
-from mmengine.logging import HistoryBuffer, MMLogger
 from mmengine.runner import Runner
-from torch import Tensor
 
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.dist import unwrapped
+from mapet_mm.utils.errors import UserError, listed
 
-HISTORY = "log_history"
-PLAIN = (Tensor, str, bytes, int, float, complex, type(None), torch.Size, torch.dtype, torch.device)
 WHOLE_FILES = "mapet_mm.whole_files"
+# Entries of a checkpoint that hold more than tensors.
+DESCRIBING = ("meta", "message_hub", "param_schedulers")
 
 
 @register_backend(WHOLE_FILES)
 class WholeFileBackend(LocalBackend):
-    """MMEngine's local files, each of which appears once it is whole; MMEngine fills them in their place."""
+    """MMEngine's local files, each written in one step; MMEngine's own backend fills them in place."""
 
     def put(self, obj: bytes, filepath: str | PurePath) -> None:
         """Write a file in one step."""
@@ -36,22 +34,19 @@ class WholeFileBackend(LocalBackend):
 
 @HOOKS.register_module()
 class PortableCheckpointHook(Hook):
-    """Make checkpoints whole, of tensors and plain values only, with paths in the run's own folder.
+    """Write whole checkpoints of tensors and plain values, and refuse weights that fit no layer.
 
-    A checkpoint on a local disk appears once it is completely written, and the only one is not removed before
-    the next exists.
-
-    MMEngine puts its log buffers and NumPy's numbers into a checkpoint; neither can be read without their
-    classes. They are written as tensors and numbers, and become log buffers again when a run resumes.
-    A run that resumes from a copied folder uses the copy's best checkpoint; MMEngine would remove the
-    original's once there is a better one.
+    On a local disk, a checkpoint appears when it is complete, and the only one stays until the next exists.
+    NumPy's numbers become Python's, and MMEngine's log buffers, which grow with each step, are left out:
+    after a resume, the log's running means begin anew. A run resumed in a copied folder uses the copy's best
+    checkpoint, where MMEngine would replace the original's.
 
     Args:
-        recipe: what the run trains with, kept in each checkpoint; tools/train.py gives it.
+        recipe: the run's settings, kept in each checkpoint; tools/train.py passes them.
     """
 
-    def __init__(self, recipe: dict[str, str] | None = None) -> None:
-        self.recipe = dict(recipe or {})
+    def __init__(self, recipe: dict[str, Any] | None = None) -> None:
+        self.recipe = recipe
 
     def before_train(self, runner: Runner) -> None:
         """Have MMEngine's CheckpointHook write whole files."""
@@ -61,87 +56,64 @@ class PortableCheckpointHook(Hook):
         hook.backend_args = whole_files(hook.out_dir)
         if hook.max_keep_ckpts == 1:  # it removes the oldest before it writes the newest
             hook.max_keep_ckpts = 2
-        if is_main_process():  # what killed runs had not written to the end
-            for partial in Path(_checkpoint_folder(runner)).glob(".*.pth.*.partial"):
+        if is_main_process():  # left by a run that was killed while writing
+            for partial in Path(_folder(runner)).glob(".*.pth.*.partial"):
                 partial.unlink(missing_ok=True)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Replace, in the checkpoint alone, what is not a tensor or a plain value."""
+        """Leave tensors and plain values, in the checkpoint alone."""
         if self.recipe and "meta" in checkpoint:
             checkpoint["meta"]["recipe"] = self.recipe
-        hub = checkpoint.get("message_hub", {})
-        if buffers := hub.get("log_scalars"):
-            checkpoint[HISTORY] = {name: _to_tensors(buffer) for name, buffer in buffers.items()}
-            checkpoint["message_hub"] = {**hub, "log_scalars": {}}
-        others: set[str] = set()
-        for name, value in checkpoint.items():
-            checkpoint[name] = _plain(value, name, others)
-        if others:
-            MMLogger.get_current_instance().warning(
-                f"the checkpoint holds Python objects ({', '.join(sorted(others))}): "
-                "--resume will need --trust-checkpoint"
-            )
+        if "message_hub" in checkpoint:
+            checkpoint["message_hub"] = {**checkpoint["message_hub"], "log_scalars": {}}
+        checkpoint.update({name: _plain(checkpoint[name]) for name in DESCRIBING if name in checkpoint})
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Make log buffers again, and point to the run's own folder."""
-        hub = checkpoint.get("message_hub")
-        if not hub:
-            return
-        for name, history in checkpoint.pop(HISTORY, {}).items():
-            hub["log_scalars"][name] = _to_buffer(history)
-        folder = _checkpoint_folder(runner)
-        for name, value in hub["runtime_info"].items():
+        """Check the weights' names, and point to the run's own folder.
+
+        Raises:
+            UserError: no weight has the name of one of the model's: MMEngine would only warn.
+        """
+        names = unwrapped(runner.model).state_dict().keys()
+        weights = checkpoint.get("state_dict", checkpoint)
+        if names.isdisjoint(name.removeprefix("module.") for name in weights):
+            raise UserError(
+                f"no weight of the checkpoint has a name of the model's: it has {listed(list(weights), 3)}, "
+                f"the model {listed(list(names), 3)}; tools/convert.py renames timm's and Hugging Face's"
+            )
+        information = checkpoint.get("message_hub", {}).get("runtime_info", {})
+        for name, path in information.items():
             if name == "last_ckpt" or name.startswith("best_ckpt"):
-                hub["runtime_info"][name] = osp.join(folder, osp.basename(value)) if value else value
+                information[name] = osp.join(_folder(runner), osp.basename(path)) if path else path
 
 
 def checkpoint_hook(runner: Runner) -> CheckpointHook | None:
-    """MMEngine's hook that saves the run's checkpoints, if it has one."""
+    """MMEngine's hook that saves the run's checkpoints, if there is one."""
     return next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
 
 
 def whole_files(folder: str | PurePath | None) -> dict[str, str] | None:
-    """`backend_args` of MMEngine for whole files in a folder; of an address its own."""
+    """`backend_args` of MMEngine that write whole files into a folder; None for an address."""
     return None if "://" in str(folder) else dict(backend=WHOLE_FILES)
 
 
 def checkpoint_folder(work_dir: str, out_dir: str | None) -> str:
-    """Where MMEngine's CheckpointHook writes: the work dir, or a folder of its name in `out_dir`."""
+    """The folder that MMEngine's CheckpointHook writes to: the work dir, or one of its name in `out_dir`."""
     if out_dir is None or str(out_dir) == work_dir:
         return work_dir
     return osp.join(out_dir, osp.basename(work_dir.rstrip(osp.sep)))
 
 
-def _checkpoint_folder(runner: Runner) -> str:
+def _folder(runner: Runner) -> str:
     return checkpoint_folder(runner.work_dir, getattr(checkpoint_hook(runner), "out_dir", None))
 
 
-def _to_tensors(buffer: HistoryBuffer) -> dict[str, Any]:
-    values, counts = (torch.from_numpy(np.array(array)) for array in buffer.data)
-    return {"values": values, "counts": counts, "max_length": buffer.max_length}
-
-
-def _to_buffer(history: Mapping[str, Any]) -> HistoryBuffer:
-    values, counts = (history[key].cpu().numpy() for key in ("values", "counts"))
-    return HistoryBuffer(values, counts, history["max_length"])
-
-
-def _plain(value: Any, place: str, others: set[str]) -> Any:
-    """The value with NumPy's numbers and arrays as Python's; `others` takes the places of other objects."""
-    if isinstance(value, (np.generic, np.ndarray)):
-        return value.item() if isinstance(value, np.generic) else value.tolist()
-    if type(value) in (bool, *PLAIN) or isinstance(value, Tensor) or hasattr(value, "_metadata"):
-        return value  # a model's state dict has `_metadata`, which a copy would lose
+def _plain(value: Any) -> Any:
+    """A value with Python's numbers and texts instead of NumPy's numbers, arrays and paths."""
     if isinstance(value, Mapping):
-        items = ((_plain(k, place, others), _plain(v, f"{place}.{k}", others)) for k, v in value.items())
-        return OrderedDict(items) if isinstance(value, OrderedDict) else dict(items)
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        items = [_plain(one, f"{place}.{index}", others) for index, one in enumerate(value)]
-        return next((kind(items) for kind in (tuple, set) if isinstance(value, kind)), items)
-    if isinstance(value, PurePath):
-        return str(value)
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    others.add(place)
-    return value
+        return {_plain(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else list(map(_plain, value))
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return str(value) if isinstance(value, PurePath) else value

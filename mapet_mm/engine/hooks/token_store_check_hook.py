@@ -26,7 +26,6 @@ from mapet_mm.engine.hooks.dataset_pipelines import (
 )
 from mapet_mm.engine.hooks.online_tokens import check_normalisation
 from mapet_mm.engine.hooks.probed_pipeline import pipeline_transforms
-from mapet_mm.engine.model_parts import unwrapped
 from mapet_mm.models.target_generators.base import Tokenizer
 from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
 from mapet_mm.models.utils.data_preprocessor import TokenGridDataPreprocessor
@@ -34,6 +33,7 @@ from mapet_mm.registry import HOOKS
 from mapet_mm.structures.codebook import Codebook
 from mapet_mm.structures.image_names import path_of, relative_name
 from mapet_mm.structures.store import MissingTokensError, TokenStore, TokenStoreError
+from mapet_mm.utils.dist import unwrapped
 
 TOKENIZER = "tokenizer"  # in a checkpoint's `meta`: the digest that its token stores have
 

@@ -29,7 +29,7 @@ class AutocastOptimWrapper(OptimWrapper):
             clipped unscaled.
 
     Raises:
-        ValueError: another dtype, a loss scale of another kind, or a device that is neither CUDA nor CPU.
+        ValueError: another dtype.
     """
 
     def __init__(
@@ -42,10 +42,12 @@ class AutocastOptimWrapper(OptimWrapper):
         super().__init__(optimizer, **kwargs)
         self.device_type = get_device()
         self.dtype = choose_dtype(self.device_type, dtype)
-        self.fixed_scale = float(loss_scale) if isinstance(loss_scale, (int, float)) else None
-        self.loss_scaler = torch.amp.GradScaler(
-            self.device_type, enabled=self.dtype is torch.float16, **_scaler_options(loss_scale)
-        )
+        self.fixed_scale = None
+        options = loss_scale if isinstance(loss_scale, dict) else {}
+        if not isinstance(loss_scale, dict) and loss_scale != "dynamic":
+            self.fixed_scale = options["init_scale"] = float(loss_scale)
+        enabled = self.dtype is torch.float16
+        self.loss_scaler = torch.amp.GradScaler(self.device_type, enabled=enabled, **options)
         scaling = "loss scaling" if self.loss_scaler.is_enabled() else "no loss scaling"
         print_log(f"autocast: {self.dtype} on {self.device_type}, {scaling}", logger="current")
 
@@ -63,7 +65,12 @@ class AutocastOptimWrapper(OptimWrapper):
         """Unscale, clip and update; a step with infinite gradients is left out and the scale lowered."""
         if self.clip_grad_kwargs:
             self.loss_scaler.unscale_(self.optimizer)
-            self._clip_grad()
+            parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
+            norm = self.clip_func(
+                [one for one in parameters if one.grad is not None], **self.clip_grad_kwargs
+            )
+            if norm is not None:  # clipped by norm, not by value
+                self.message_hub.update_scalar(f"train/{self.grad_name}", float(norm))
         self.loss_scaler.step(self.optimizer, **kwargs)
         self.loss_scaler.update(self.fixed_scale)
 
@@ -78,13 +85,3 @@ class AutocastOptimWrapper(OptimWrapper):
         if scaler and self.loss_scaler.is_enabled():
             self.loss_scaler.load_state_dict(scaler)
         super().load_state_dict(state_dict)
-
-
-def _scaler_options(loss_scale: str | float | dict) -> dict:
-    if loss_scale == "dynamic":
-        return {}
-    if isinstance(loss_scale, dict):
-        return dict(loss_scale)
-    if isinstance(loss_scale, (int, float)):
-        return {"init_scale": float(loss_scale)}
-    raise ValueError(f"optim_wrapper.loss_scale is {loss_scale!r}: 'dynamic', a number or a dict")

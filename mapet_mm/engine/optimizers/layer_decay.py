@@ -1,21 +1,24 @@
 """Layer-wise learning rate decay, and no weight decay where the method has none."""
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from mmengine.logging import print_log
-from mmengine.optim import DefaultOptimWrapperConstructor
-from mmengine.utils.dl_utils.parrots_wrapper import _BatchNorm, _InstanceNorm
+from mmengine.optim import DefaultOptimWrapperConstructor, OptimWrapper
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
-from mapet_mm.engine.model_parts import find_backbones, plain_names
 from mapet_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
-NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm)
+NORMS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.GroupNorm, nn.LayerNorm),
+)
 OPTIONS = ("layer_decay_rate", "norm_decay_mult", "bias_decay_mult", "flat_decay_mult", "custom_keys")
 # Not decayed though they have more than one dimension; the mask token is decayed.
 UNDECAYED = ("cls_token", "pos_embed")
+# Path components that data parallel, `torch.compile` and activation checkpointing add.
+WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
 BACKBONE = "backbone."
 
 
@@ -25,12 +28,9 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     The backbone has D depths: the patch embedding is 0, layer i is i + 1, and all after the layers is D - 1.
     The learning rate at depth d is multiplied by `layer_decay_rate ** (D - 1 - d)`; everything outside the
-    backbone has the full rate. Without a decay rate (or with 1) only the weight decay differs between
-    parameters, as pre-training needs it. The paper's tables of hyper-parameters give both.
-
-    The backbone may be anywhere in the model and, like its parts, inside wrappers (`torch.compile`, DDP,
-    activation checkpointing). MMPretrain's constructor needs `model.get_layer_depth`, which MMSegmentation's
-    models do not have; MMSegmentation's needs a backbone whose class name contains BEiT, MAE or ConvNeXt.
+    backbone has the full rate. Without a decay rate only the weight decay differs between parameters, as
+    pre-training needs it. The backbone may be anywhere in the model and, like its parts, inside wrappers.
+    (MMPretrain's constructor needs `model.get_layer_depth`, MMSegmentation's a backbone of certain names.)
 
     Args:
         optim_wrapper_cfg: as for MMEngine's constructor; `optimizer` has to give `lr` and `weight_decay`.
@@ -40,7 +40,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             - `norm_decay_mult`, `bias_decay_mult`, `flat_decay_mult`: factor on the weight decay of norm
               layers, of biases and of other parameters of one dimension, default 0.
             - `custom_keys`: {part of a parameter's name: dict(lr_mult=..., decay_mult=...)}. The longest key
-            that fits is used and changes only what it names; `lr_mult` multiplies the depth's factor.
+              that fits is used and changes only what it names; `lr_mult` multiplies the depth's factor.
 
     Raises:
         ValueError: an unknown option, a rate outside (0, 1], `lr` or `weight_decay` missing, parameters
@@ -51,37 +51,31 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
         # Never empty: MMEngine would not look at the parameters one by one then.
         super().__init__(optim_wrapper_cfg, {"layer_decay_rate": 1.0, **(paramwise_cfg or {})})
-
-    def _validate_cfg(self) -> None:
-        super()._validate_cfg()
-        unknown = set(self.paramwise_cfg) - set(OPTIONS)
-        if unknown:
-            raise ValueError(
-                f"optim_wrapper.paramwise_cfg has {', '.join(sorted(unknown))}: "
-                f"{type(self).__name__} knows {', '.join(OPTIONS)}"
-            )
-        for name, value in (("lr", self.base_lr), ("weight_decay", self.base_wd)):
-            if value is None:
-                raise ValueError(f"optim_wrapper.optimizer has no `{name}`: set it")
+        self.rate = self.paramwise_cfg["layer_decay_rate"]
+        if unknown := sorted(set(self.paramwise_cfg) - set(OPTIONS)):
+            raise ValueError(f"paramwise_cfg has {', '.join(unknown)}: known are {', '.join(OPTIONS)}")
+        if self.base_lr is None or self.base_wd is None:
+            raise ValueError("optim_wrapper.optimizer has to give `lr` and `weight_decay`")
         if not 0 < self.rate <= 1:
-            raise ValueError(
-                f"optim_wrapper.paramwise_cfg.layer_decay_rate is {self.rate}: more than 0, at most 1"
-            )
+            raise ValueError(f"paramwise_cfg.layer_decay_rate is {self.rate}: more than 0, at most 1")
 
-    @property
-    def rate(self) -> float:
-        """The factor from one depth to the one before it."""
-        return self.paramwise_cfg["layer_decay_rate"]
+    def __call__(self, model: nn.Module) -> OptimWrapper:
+        """Build the optimizer and its wrapper."""
+        if any(isinstance(one, FullyShardedDataParallel) for one in model.modules()):
+            raise ValueError(
+                "FullyShardedDataParallel flattens parameters, which hides the dimensions that decide weight "
+                "decay: use strategy mapet_mm.FullyShardedStrategy"
+            )
+        return super().__call__(model)
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = "", **kwargs: Any) -> None:
         """Append the model's parameter groups to `params`: one per depth, weight decay and rate."""
-        names = plain_names(module)
-        depth_of = self._depth_function(module, names)
+        depth_of = self._depth_function(module)
         groups: dict[tuple, dict] = {}
         for path, param in module.named_parameters():
             if not param.requires_grad:
                 continue
-            name = names[path]
+            name = plain_name(path)
             depth, depths = depth_of(name)
             custom = self._custom_options(name)
             scale = self.rate ** (depths - 1 - depth)
@@ -96,26 +90,34 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         params.extend(groups[key] for key in sorted(groups))
         _log_groups(params, self.rate)
 
-    def _depth_function(self, model: nn.Module, names: dict[str, str]) -> Callable[[str], tuple[int, int]]:
+    def _depth_function(self, model: nn.Module) -> Callable[[str], tuple[int, int]]:
         """Depth and number of depths of a parameter, by its plain name."""
         if self.rate == 1:
             return lambda name: (0, 1)
-        backbones = {f"{names[path]}.": backbone for path, backbone in find_backbones(model).items()}
+        backbones = _find_backbones(model)
         if not backbones:
             raise ValueError(
                 f"layer_decay_rate is {self.rate}, but {type(model).__name__} has no "
-                "`backbone.get_layer_depth`: take a backbone that has it (MaPeTViT, most of MMPretrain) "
-                "or leave the rate out"
+                "`backbone.get_layer_depth`: take a backbone that has it (MaPeTViT, most of MMPretrain) or "
+                "leave the rate out"
             )
+
+        def depth_of(name: str) -> tuple[int, int]:
+            for prefix, backbone in backbones.items():
+                if name.startswith(prefix):
+                    # Always as `backbone.`: MMPretrain's ResNet knows no other prefix.
+                    return backbone.get_layer_depth(BACKBONE + name.removeprefix(prefix), BACKBONE)
+            return next(iter(backbones.values())).get_layer_depth("head", BACKBONE)
+
+        names = [plain_name(path) for path, _ in model.named_parameters()]
         for prefix, backbone in backbones.items():
-            inside = (names[path] for path, _ in model.named_parameters() if names[path].startswith(prefix))
-            if all(depth == depths - 1 for depth, depths in (_depth_in(backbones, name) for name in inside)):
+            found = (depth_of(name) for name in names if name.startswith(prefix))
+            if all(depth == depths - 1 for depth, depths in found):
                 raise ValueError(
                     f"layer_decay_rate={self.rate}, but get_layer_depth of {type(backbone).__name__} finds "
-                    f"no parameter of `{prefix[:-1]}` below the top, so all would learn at the full rate: "
-                    "check what wraps or renames its layers"
+                    f"no parameter of `{prefix[:-1]}` below the top: check what wraps or renames its layers"
                 )
-        return lambda name: _depth_in(backbones, name)
+        return depth_of
 
     def _custom_options(self, name: str) -> dict:
         custom_keys = self.paramwise_cfg.get("custom_keys", {})
@@ -123,11 +125,6 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         return custom_keys[max(fitting, key=len)] if fitting else {}
 
     def _decay_mult(self, model: nn.Module, path: str, param: nn.Parameter) -> float:
-        if getattr(param, "_fsdp_flattened", False):
-            raise ValueError(
-                f"`{path}` is flattened by FullyShardedDataParallel, which hides what is decayed and what is "
-                "not: use strategy mapet_mm.FullyShardedStrategy"
-            )
         owner, _, own_name = path.rpartition(".")
         if own_name in UNDECAYED:
             return 0.0
@@ -138,15 +135,20 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         return self.paramwise_cfg.get("flat_decay_mult", 0.0) if param.ndim == 1 else 1.0
 
 
-def _depth_in(backbones: dict[str, nn.Module], name: str) -> tuple[int, int]:
-    """What the parameter's backbone says of it, or the first one of a parameter outside all of them."""
-    prefix = next((prefix for prefix in backbones if name.startswith(prefix)), None)
-    if prefix is not None:
-        # Always as `backbone.`: MMPretrain's ResNet knows no other prefix.
-        return backbones[prefix].get_layer_depth(BACKBONE + name[len(prefix) :], BACKBONE)
-    first = next(iter(backbones))
-    owner = first[: first.rindex(BACKBONE)]
-    return backbones[first].get_layer_depth(name.removeprefix(owner), BACKBONE)
+def plain_name(path: str) -> str:
+    """A parameter's name without the path components of wrappers around the model's parts."""
+    return ".".join(part for part in path.split(".") if part not in WRAPPERS)
+
+
+def _find_backbones(model: nn.Module) -> dict[str, nn.Module]:
+    """The outermost modules with `get_layer_depth` in a `backbone`, by their plain names with a dot."""
+    found: dict[str, nn.Module] = {}
+    for path, module in model.named_modules():
+        name = f"{plain_name(path)}."
+        inside = "backbone" in name.split(".") and not name.startswith(tuple(found))
+        if inside and hasattr(module, "get_layer_depth"):
+            found[name] = module
+    return found
 
 
 def _log_groups(groups: list[dict], rate: float) -> None:
@@ -159,10 +161,3 @@ def _log_groups(groups: list[dict], rate: float) -> None:
         f"weight decay on {decayed:,} of {sum(sizes):,} parameters",
         logger="current",
     )
-    for group, size in zip(groups, sizes, strict=True):
-        print_log(
-            f"depth {group['layer_depth']}: lr {group['lr']:.3g} (x {group['lr_scale']:.3g}), weight decay "
-            f"{group['weight_decay']:g}, {size:,} parameters: {', '.join(group['names'])}",
-            logger="current",
-            level=logging.DEBUG,
-        )

@@ -13,8 +13,7 @@ from mapet_mm.registry import MODEL_WRAPPERS
 class CPUDistributedDataParallel(MMDistributedDataParallel):
     """MMEngine's data parallel without device ids, and with BatchNorm instead of SyncBN, which needs CUDA.
 
-    (MMEngine replaces SyncBN only in a single process.) Weights and statistics stay. Each process normalises
-    with the statistics of its own images, and the log says so.
+    Each process normalises with the statistics of its own images, and the log says so.
 
     Args:
         module: the model.
@@ -22,11 +21,10 @@ class CPUDistributedDataParallel(MMDistributedDataParallel):
     """
 
     def __init__(self, module: nn.Module, **kwargs: Any) -> None:
-        count = sum(isinstance(one, nn.SyncBatchNorm) for one in module.modules())
-        if count:
+        if any(isinstance(one, nn.SyncBatchNorm) for one in module.modules()):
             module = revert_sync_batchnorm(module)
             MMLogger.get_current_instance().warning(
-                f"{count} SyncBN layers need CUDA devices and are BatchNorm in this run: each process "
-                "normalises with the statistics of its own images"
+                "SyncBN needs CUDA devices and is BatchNorm in this run: each process normalises with the "
+                "statistics of its own images"
             )
         super().__init__(module, **{**kwargs, "device_ids": None})

@@ -1,67 +1,33 @@
 """What `tools/train.py` and `tools/test.py` do with a config before and after the run."""
 
-import math
 import shlex
-from inspect import signature
 from pathlib import Path
-from typing import Any
 
 import torch
 from mmengine.config import Config, ConfigDict
-from mmengine.runner import FlexibleRunner, Runner
 
-from mapet_mm.engine.runners.batch_size import check_scaling
-from mapet_mm.engine.runners.pretrained import check_pretrained
+from mapet_mm.engine.runners.batch_size import check_accumulation
 from mapet_mm.engine.runners.resume import (
     LaunchError,
+    check_pretrained,
     differences,
     find_checkpoint,
-    later_checkpoints,
     recipe,
     require_checkpoint,
-    require_file,
     say,
 )
 from mapet_mm.utils import config as config_files
-from mapet_mm.utils.config import in_package
 from mapet_mm.utils.logging import import_quietly
 
-# Entries of a config that MMEngine's runners or this package's tools read.
-SETTINGS = {*signature(Runner).parameters, *signature(FlexibleRunner).parameters}
-SETTINGS |= {
-    "runner_type",
-    "compile",
-    "model_wrapper_cfg",
-    "find_unused_parameters",
-    "tta_model",
-    "tta_pipeline",
-}
-SETTINGS |= {"evaluation", "knn_probe", "work_root", "next_config", "data_set"}
-SETTINGS |= {"tokenizer", "codebook", "dataset", "data_root", "token_store", "dataloader", "on_error"}
 CLASS_NAMES = dict(type="mapet_mm.ClassNamesCheckHook")
 DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
+# Seconds that a batch of a loader's workers may take: less than processes wait for each other.
+LOADER_TIMEOUT = 1200
 
 
 def read_config(path: str, cfg_options: dict | None = None) -> Config:
-    """Read a config, merge `--cfg-options` into it, and say which dataset it is for.
-
-    Raises:
-        LaunchError: there is no such file, or the options do not fit.
-        ConfigError: whatever goes wrong in the file.
-    """
-    path = in_package(path)
-    require_file("config", path)
-    cfg = config_files.read_config(path)
-    try:
-        cfg.merge_from_dict(cfg_options or {})
-    except (KeyError, TypeError, AssertionError, AttributeError) as error:
-        raise LaunchError(f"--cfg-options: {error}") from error
-    unread = sorted({option.split(".")[0] for option in cfg_options or {}} - SETTINGS)
-    if unread:
-        say(
-            f"warning: --cfg-options {', '.join(unread)}: no runner or tool reads this; what the config "
-            "makes of its variables is made already, so change that"
-        )
+    """Read a config, merge `--cfg-options` into it, and say which dataset it is for."""
+    cfg = config_files.read_config(path, options=cfg_options)
     if cfg.get("default_scope") == "mmseg":
         import_quietly("mmseg.datasets")
     if "data_set" in cfg:
@@ -70,7 +36,7 @@ def read_config(path: str, cfg_options: dict | None = None) -> Config:
 
 
 def load_config(path: str, cfg_options: dict | None = None, work_dir: str | None = None) -> Config:
-    """Read a config, merge `--cfg-options` into it and choose its work dir.
+    """Read a config, merge `--cfg-options` into it and complete its work dir and its loaders.
 
     The work dir is, in this order: `work_dir`, the config's own, `<work_root>/<name of the config>`, where
     `work_root` is the config's or `work_dirs`.
@@ -78,26 +44,23 @@ def load_config(path: str, cfg_options: dict | None = None, work_dir: str | None
     cfg = read_config(path, cfg_options)
     name = Path(cfg.get("work_root", "work_dirs")) / Path(path).stem
     cfg.work_dir = work_dir or cfg.get("work_dir") or str(name)
-    _complete_dataloaders(cfg)
-    _complete_visualizer(cfg)
+    for loader in (cfg[name] for name in DATALOADERS if cfg.get(name)):
+        _complete_loader(loader, cfg.get("default_scope"))
+    visualizer = cfg.get("visualizer") or {}
+    if isinstance(backends := visualizer.get("vis_backends"), (list, tuple)):
+        # `--cfg-options` cannot give a list of dicts.
+        visualizer.vis_backends = [dict(type=b) if isinstance(b, str) else b for b in backends]
     return cfg
 
 
-def _complete_dataloaders(cfg: Config) -> None:
-    """MMPretrain's batches are stacked in the workers; workers stay; memory is pinned where a GPU is."""
-    for loader in (cfg[name] for name in DATALOADERS if cfg.get(name)):
-        if cfg.get("default_scope") == "mmpretrain":
-            loader.setdefault("collate_fn", dict(type="default_collate"))
-        workers = loader.get("num_workers", 0) > 0
-        loader.persistent_workers = workers and loader.get("persistent_workers", True)
-        loader.pin_memory = torch.cuda.is_available() and loader.get("pin_memory", True)
-
-
-def _complete_visualizer(cfg: Config) -> None:
-    """Accept the type of a backend alone, because `--cfg-options` cannot give a list of dicts."""
-    visualizer = cfg.get("visualizer") or {}
-    if isinstance(backends := visualizer.get("vis_backends"), (list, tuple)):
-        visualizer.vis_backends = [dict(type=b) if isinstance(b, str) else b for b in backends]
+def _complete_loader(loader: ConfigDict, scope: str | None) -> None:
+    """Stack MMPretrain's batches in the workers, keep those, and end a run whose worker hangs."""
+    if scope == "mmpretrain":
+        loader.setdefault("collate_fn", dict(type="default_collate"))
+    workers = loader.get("num_workers", 0) > 0
+    loader.persistent_workers = workers and loader.get("persistent_workers", True)
+    loader.pin_memory = torch.cuda.is_available() and loader.get("pin_memory", True)
+    loader.timeout = loader.get("timeout", LOADER_TIMEOUT) if workers else 0
 
 
 def configure_training(
@@ -131,41 +94,16 @@ def configure_training(
         cfg.optim_wrapper.type = "mapet_mm.AutocastOptimWrapper"
     if auto_scale_lr:
         cfg.auto_scale_lr = ConfigDict(cfg.get("auto_scale_lr") or {}, enable=True)
-    check_scaling(cfg)
-    _check_schedulers(cfg.get("param_scheduler") or [])
-    _configure_compilation(cfg)
+    check_accumulation(cfg)
+    if options := cfg.pop("compile", False):  # the backbone, not MMEngine's whole train step
+        hook = dict(type="mapet_mm.CompileHook", **({} if options is True else options))
+        cfg.custom_hooks = [*(cfg.get("custom_hooks") or []), hook]
     digests = recipe(cfg)
-    hook = dict(type="mapet_mm.PortableCheckpointHook", recipe=digests)
-    own = dict(
-        resumed_recipe=dict(type="mapet_mm.ResumedRecipeHook"),
-        stride_check=dict(type="mapet_mm.StrideCheckHook"),
-        class_names_check=CLASS_NAMES,
-    )
-    cfg.default_hooks = ConfigDict({**own, **(cfg.get("default_hooks") or {}), "portable_checkpoint": hook})
+    own = dict(portable_checkpoint=dict(type="mapet_mm.PortableCheckpointHook", recipe=digests))
+    hooks = {"class_names_check": CLASS_NAMES, **(cfg.get("default_hooks") or {}), **own}
+    cfg.default_hooks = ConfigDict(hooks)
     _configure_start(cfg, digests, resume, trust_checkpoint)
     check_pretrained(cfg, trust_checkpoint)
-
-
-def _check_schedulers(node: Any, name: str = "param_scheduler") -> None:
-    """Refuse a scheduler that ends before it begins, as where `--cfg-options` changed one of both alone."""
-    if isinstance(node, dict) and "type" in node:
-        begin, end = node.get("begin", 0), node.get("end", math.inf)
-        if begin >= end:
-            raise LaunchError(
-                f"`{name}` begins at {begin} and ends at {end}: give a later `{name}.end`, or an earlier "
-                f"`{name}.begin`, where the scheduler before it then has to end"
-            )
-        return
-    entries = dict(enumerate(node)) if isinstance(node, (list, tuple)) else node
-    for key, one in entries.items() if isinstance(entries, dict) else ():
-        _check_schedulers(one, f"{name}.{key}")
-
-
-def _configure_compilation(cfg: Config) -> None:
-    """Compile the backbone instead of MMEngine's whole train step, with the same `compile` in the config."""
-    if options := cfg.pop("compile", False):
-        options = {} if options is True else dict(options)
-        cfg.custom_hooks = [*(cfg.get("custom_hooks") or []), dict(type="mapet_mm.CompileHook", **options)]
 
 
 def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, trust: bool) -> None:
@@ -174,16 +112,12 @@ def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, t
         resume = cfg.resume if isinstance(cfg.resume, str) else cfg.get("load_from") or "auto"
     if resume in (None, "auto"):
         checkpoint = find_checkpoint(cfg, trust)
-        if checkpoint:
-            _announce(cfg, digests, checkpoint, asked=resume == "auto")
     else:
         checkpoint = resume
         require_checkpoint("checkpoint to resume from:", checkpoint, trust)
-        _announce(cfg, digests, checkpoint, asked=True)
     cfg.resume = bool(checkpoint)
     if checkpoint:
-        if later := later_checkpoints(cfg, checkpoint):
-            say(f"warning: {cfg.work_dir} holds {', '.join(later)}, which this run writes again")
+        _announce(cfg, digests, checkpoint, asked=resume is not None)
         cfg.load_from = checkpoint
     elif cfg.get("load_from"):
         require_checkpoint("`load_from`:", cfg.load_from, trust)
@@ -197,7 +131,7 @@ def _announce(cfg: Config, digests: dict[str, str], checkpoint: str, asked: bool
             f"{cfg.work_dir} holds a training with another config ({changed} differ): another --work-dir "
             f"starts a new one, --resume goes on from {checkpoint} all the same"
         )
-    note = f"; {changed} of the config differ from what it was trained with, and count now" if changed else ""
+    note = f"; {changed} differ, but rates and schedules stay the checkpoint's" if changed else ""
     say(f"going on from {checkpoint}{note} (another --work-dir starts a new training)")
 
 
@@ -224,7 +158,10 @@ def configure_test(
     """
     require_checkpoint("checkpoint", checkpoint, trust_checkpoint)
     cfg.load_from, cfg.resume = checkpoint, False
-    cfg.default_hooks = ConfigDict({"class_names_check": CLASS_NAMES, **(cfg.get("default_hooks") or {})})
+    own = dict(
+        portable_checkpoint=dict(type="mapet_mm.PortableCheckpointHook"), class_names_check=CLASS_NAMES
+    )
+    cfg.default_hooks = ConfigDict({**own, **(cfg.get("default_hooks") or {})})
     if not cfg.get("test_dataloader"):
         raise LaunchError(f"config {cfg.filename} has no `test_dataloader`: it cannot be tested")
     if not cfg.get("test_evaluator"):
@@ -261,7 +198,7 @@ def configure_drawing(cfg: Config, show: bool, show_dir: str | None, wait_time: 
 
 
 def training_report(cfg: Config, config_path: str) -> str:
-    """Two lines for the end of a training run: what it wrote, and the next command."""
+    """Two lines for the end of a training run: the last checkpoint, and the next command."""
     checkpoint = find_checkpoint(cfg, trust=True)
     if checkpoint is None:
         return f"wrote {cfg.work_dir} (no checkpoint: the config's CheckpointHook saved none)"

@@ -1,10 +1,8 @@
-"""Which checkpoint a run starts from: whole, safe to read, and of this run."""
+"""The checkpoint that a run starts from: whole, safe to read, and of this run."""
 
-import hashlib
 import os
 import pickle
 import re
-import shlex
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -13,35 +11,28 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from mapet_mm.engine.hooks.portable_checkpoint_hook import checkpoint_folder
 from mapet_mm.interop.released import SCHEME, released_weights
-from mapet_mm.utils.config import nodes, plain
+from mapet_mm.utils.config import nodes, pretrained_entries
 from mapet_mm.utils.dist import is_first_process
-from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.identity import digest_of_file
+from mapet_mm.utils.errors import UserError, listed
+from mapet_mm.utils.identity import digest, digest_of_file
 from mapet_mm.weight_files import only_safe_globals
 
-ZIP = b"PK\x03\x04"
-# What may differ between two starts of one training: where it runs, how much it says.
+# Entries that may differ between two starts of one training: where it runs, how much it logs.
 START = {"resume", "launcher", "work_dir", "model_wrapper_cfg", "env_cfg"}
 START |= {"default_hooks", "log_level", "log_processor", "visualizer", "vis_backends"}
-CONTENT = "content of "
-LOADING = ("num_workers", "persistent_workers", "pin_memory")
+LOADING = ("num_workers", "persistent_workers", "pin_memory", "timeout")
 
 
 class LaunchError(UserError):
-    """Something that the user can put right before a run starts; the message is one line."""
+    """A run cannot start like this; the message is one line."""
 
 
 class BrokenCheckpointError(LaunchError):
-    """A checkpoint that is truncated, or none that MMEngine can load."""
-
-
-def require_file(what: str, path: str) -> None:
-    """Raise LaunchError unless `path` is there, or an address that MMEngine can load from."""
-    if "://" not in path and not Path(path).expanduser().exists():
-        raise LaunchError(f"{what} {path} does not exist")
+    """A checkpoint is missing, truncated, or of another format."""
 
 
 def require_checkpoint(what: str, path: str, trust: bool = False) -> None:
@@ -54,21 +45,64 @@ def require_checkpoint(what: str, path: str, trust: bool = False) -> None:
         path: a file; a folder (DeepSpeed's) or an address is left to what loads it.
         trust: read it whatever it holds.
     """
+    file = Path(path).expanduser()
     if path.startswith(SCHEME):
         released_weights(path)
-        return
-    require_file(what, path)
-    if (Path(path).expanduser() / "last_checkpoint").is_file():
+    elif (file / "last_checkpoint").is_file():
         raise LaunchError(f"{what} {path} is a work dir: name a file in it, or --work-dir {path} --resume")
-    if "://" in path or Path(path).expanduser().is_dir():
-        return
-    try:
-        _read(Path(path).expanduser())
-    except BrokenCheckpointError as error:
-        raise BrokenCheckpointError(f"{what} {error}") from None
-    except LaunchError as error:
-        if not trust:
-            raise LaunchError(f"{what} {error}") from None
+    elif "://" not in path:
+        try:
+            read(file, trust)
+        except LaunchError as error:
+            raise type(error)(f"{what} {error}") from None
+
+
+def read(path: Path, trust: bool = False) -> Any:
+    """A checkpoint's content, its tensors still in the file; nothing of a folder.
+
+    Raises:
+        BrokenCheckpointError: it cannot be read.
+        LaunchError: it holds Python objects, and is not trusted.
+    """
+    if path.is_dir():
+        return {}
+    if not path.exists():
+        raise BrokenCheckpointError(f"{path} does not exist")
+    zipped = zipfile.is_zipfile(path)
+    with only_safe_globals():
+        try:
+            unsafe = get_unsafe_globals_in_checkpoint(path) if zipped and not trust else []
+            content = None if unsafe else torch.load(path, "cpu", weights_only=not trust, mmap=zipped)
+        except (RuntimeError, EOFError, ValueError, KeyError, OSError, pickle.UnpicklingError) as error:
+            raise BrokenCheckpointError(
+                f"{path} is truncated, or no checkpoint of PyTorch ({type(error).__name__}); of safetensors "
+                f"and older formats `python tools/convert.py mm mm {path} weights.pth` makes one"
+            ) from error
+    if unsafe:
+        raise LaunchError(
+            f"{path} holds Python objects ({listed(sorted(unsafe), most=3)}), which can run code when it is "
+            f"read: `python tools/convert.py mm mm {path} weights.pth` keeps the weights alone, "
+            "--trust-checkpoint reads it as it is"
+        )
+    return content
+
+
+def check_pretrained(cfg: Config, trust: bool = False) -> None:
+    """Check that each `init_cfg=dict(type="Pretrained")` names a file, unless `load_from` brings the weights.
+
+    Raises:
+        LaunchError: one leaves it open, or the file is not there.
+    """
+    for key, init_cfg in list(pretrained_entries(cfg.model, "model")):
+        if init_cfg.checkpoint:
+            require_checkpoint(f"`{key}.checkpoint`", init_cfg.checkpoint, trust)
+        elif cfg.get("load_from"):
+            cfg.merge_from_dict({key: None})
+        else:
+            raise LaunchError(
+                f"the config leaves `{key}.checkpoint` open: --cfg-options {key}.checkpoint=CHECKPOINT, "
+                f"or {key}=None to start from random weights"
+            )
 
 
 def find_checkpoint(cfg: Config, trust: bool = False) -> str | None:
@@ -87,13 +121,10 @@ def find_checkpoint(cfg: Config, trust: bool = False) -> str | None:
     found = list(_candidates(cfg))
     for path in found:
         try:
-            require_checkpoint("checkpoint", str(path), trust)
-        except LaunchError as error:
-            if path.exists() and not isinstance(error, BrokenCheckpointError):
-                raise
-            say(f"warning: {error}" + (": trying the one before" if path != found[-1] else ""))
-        else:
+            read(path, trust)
             return str(path)
+        except BrokenCheckpointError as error:
+            say(f"warning: {error}: trying the one before")
     if found:
         raise LaunchError(
             f"no checkpoint in {found[0].parent} is whole: remove the folder to train from the beginning, "
@@ -102,45 +133,22 @@ def find_checkpoint(cfg: Config, trust: bool = False) -> str | None:
     return None
 
 
-def later_checkpoints(cfg: Config, checkpoint: str) -> list[str]:
-    """Names of the checkpoints in the run's folder that going on from this one will write again."""
-    folder, name, steps = _numbered(cfg)
-    reached = 0
-    if Path(checkpoint).resolve().parent == folder.resolve():
-        match = name.fullmatch(Path(checkpoint).name)
-        # One within an epoch has no number in its name.
-        reached = int(match[1]) if match else _read(Path(checkpoint))["meta"][_unit(cfg)]
-    return [steps[step].name for step in sorted(steps) if step > reached]
-
-
 def recipe(cfg: Config) -> dict[str, str]:
-    """Digests of a training: of each entry of its config, and of each file that its model starts from.
-
-    What may differ between two starts of one training is left out.
-    """
-    entries = cfg.to_dict()
-    if entries.get("resume"):  # `load_from` is where it resumes
+    """Digests of a training: of each entry of its config, and of each file that its model starts from."""
+    entries = {key: _without_loading(value) for key, value in cfg.to_dict().items() if key not in START}
+    if cfg.get("resume"):  # `load_from` is where it resumes
         entries.pop("load_from", None)
-    digests = {name: _digest(repr(_normal(entries[name])).encode()) for name in entries.keys() - START}
-    starts = {*_files(entries.get("model")), *_files(entries.get("load_from"))}
-    return dict(sorted((digests | {CONTENT + path: content_digest(path) for path in starts}).items()))
+    starts = {
+        one for _, one in nodes([entries.get("model"), entries.get("load_from")]) if isinstance(one, str)
+    }
+    weights = {f"content of {path}": digest_of_file(path) for path in starts if os.path.isfile(path)}
+    return {name: digest(value)[:12] for name, value in sorted((entries | weights).items())}
 
 
 def differences(current: dict[str, str], checkpoint: str) -> list[str]:
-    """Names of the entries in which a recipe differs from the one that a checkpoint was trained with.
-
-    PortableCheckpointHook writes it into checkpoints; where it is not known, nothing differs. Neither does a
-    file that is only in one of them: it may be gone since, and was not written down by earlier versions.
-    """
-    if Path(checkpoint).is_dir():
-        return []
-    try:
-        before = _read(Path(checkpoint))["meta"]["recipe"]
-    except (LaunchError, KeyError, TypeError):
-        return []
-    names = before.keys() | current.keys()
-    known = {name for name in names if not name.startswith(CONTENT)} | (before.keys() & current.keys())
-    return sorted(name for name in known if before.get(name) != current.get(name))
+    """Names of the entries in which a recipe differs from a checkpoint's; none where that has no recipe."""
+    before = read(Path(checkpoint), trust=True).get("meta", {}).get("recipe", current)
+    return sorted(name for name in before.keys() | current.keys() if before.get(name) != current.get(name))
 
 
 def say(text: str) -> None:
@@ -149,94 +157,25 @@ def say(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def _read(path: Path) -> Any:
-    """What a checkpoint holds, its tensors still in the file.
-
-    Raises:
-        BrokenCheckpointError: it cannot be read.
-        LaunchError: it can be read in an unsafe way only.
-    """
-    with path.open("rb") as file:
-        start = file.read(9)
-    is_zip = start.startswith(ZIP)
-    if start[8:] == b"{":
-        raise BrokenCheckpointError(
-            f"{path} holds safetensors, which MMEngine does not load: `python tools/convert.py mm mm "
-            f"{shlex.quote(str(path))} weights.pth` makes a checkpoint of them (`timm mm` of timm's "
-            "names, `hf mm` of Hugging Face's)"
-        )
-    try:
-        with only_safe_globals():
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    except Exception as error:  # what a broken file raises depends on where it is broken
-        found = re.search(r"WeightsUnpickler error: (.*)", str(error))
-        reason = found[1] if found else (str(error) or type(error).__name__).splitlines()[0].split(". ")[0]
-        if isinstance(error, pickle.UnpicklingError) and (is_zip or "global" in reason.lower()):
-            named = re.search(r"GLOBAL (\S+)", reason)
-            raise LaunchError(
-                f"{path} holds more than weights and plain values ({named[1] if named else reason}), which "
-                f"can run code when it is read: `python tools/convert.py mm mm {path} weights.pth` keeps the "
-                "weights alone, --trust-checkpoint reads it as it is"
-            ) from None
-        raise BrokenCheckpointError(f"{path} is truncated, or no checkpoint ({reason})") from None
-
-
 def _candidates(cfg: Config) -> Iterator[Path]:
-    """The last checkpoint that the run has written down, then those before it, newest first."""
-    folder, name, steps = _numbered(cfg)
-    newest = max(steps, default=0)
-    record = Path(cfg.work_dir) / "last_checkpoint"
-    if record.is_file() and (last := os.path.basename(record.read_text().strip())):
-        yield folder / last
-        match = name.fullmatch(last)
-        newest = int(match[1]) - 1 if match else newest
-    yield from (steps[step] for step in sorted(steps, reverse=True) if step <= newest)
-
-
-def _numbered(cfg: Config) -> tuple[Path, re.Pattern, dict[int, Path]]:
-    """Where the run writes checkpoints, under which names, and which are there by epoch or iteration."""
-    hook = _checkpoint_hook(cfg)
+    """The last checkpoint that the run has written down, then the numbered ones before it, newest first."""
+    hook = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
     folder = Path(checkpoint_folder(str(cfg.work_dir), hook.get("out_dir")))
-    before, after = (hook.get("filename_tmpl") or f"{_unit(cfg)}_{{}}.pth").split("{}", 1)
-    name = re.compile(rf"{re.escape(before)}(\d+){re.escape(after)}")
-    matches = map(name.fullmatch, os.listdir(folder) if folder.is_dir() else ())
-    return folder, name, {int(match[1]): folder / match[0] for match in matches if match}
+    template = hook.get("filename_tmpl") or ("epoch_{}.pth" if hook.get("by_epoch", True) else "iter_{}.pth")
+    name = re.compile(re.escape(template).replace(re.escape("{}"), r"(\d+)"))
+    matches = [match for match in map(name.fullmatch, os.listdir(folder) if folder.is_dir() else ()) if match]
+    newest = sorted((int(match[1]), folder / match[0]) for match in matches)[::-1]
+    record = Path(cfg.work_dir, "last_checkpoint")
+    if record.is_file():
+        last = os.path.basename(record.read_text().strip())
+        yield folder / last
+        if match := name.fullmatch(last):  # later ones are of another run
+            newest = [(step, path) for step, path in newest if step < int(match[1])]
+    yield from (path for _, path in newest)
 
 
-def _checkpoint_hook(cfg: Config) -> dict:
-    return (cfg.get("default_hooks") or {}).get("checkpoint") or {}
-
-
-def _unit(cfg: Config) -> str:
-    """What checkpoints are numbered by."""
-    return "epoch" if _checkpoint_hook(cfg).get("by_epoch", True) else "iter"
-
-
-def _files(config: Any) -> Iterator[str]:
-    """The local files that a part of a config names, as the weights that a model starts from."""
-    for _, node in nodes(config):
-        if isinstance(node, str) and os.path.isfile(os.path.expanduser(node)):
-            yield node
-
-
-def content_digest(path: str) -> str:
-    """Digest of a file; of a checkpoint by the checksums in its table of contents, without reading it all."""
-    file = Path(path).expanduser()
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as parts:
-            sums = [(part.filename, part.CRC, part.file_size) for part in parts.infolist()]
-        return _digest(repr(sums).encode())
-    return digest_of_file(file)[:12]
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:12]
-
-
-def _normal(value: Any) -> Any:
-    """The value in a form that is the same in every process."""
+def _without_loading(value: Any) -> Any:
+    """A config's value without the options of a loader that change no image."""
     if isinstance(value, dict):
-        return sorted((str(key), _normal(one)) for key, one in value.items() if key not in LOADING)
-    if isinstance(value, (list, tuple)):
-        return [_normal(one) for one in value]
-    return plain(value)
+        return {key: _without_loading(one) for key, one in value.items() if key not in LOADING}
+    return [_without_loading(one) for one in value] if isinstance(value, list | tuple) else value

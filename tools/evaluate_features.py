@@ -20,13 +20,12 @@ from mmengine.logging import MMLogger
 
 import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.engine.runners.launch import read_config
-from mapet_mm.evaluation.declared_images import SECTION, differs_in_pipeline, read_image_sets
+from mapet_mm.evaluation.image_sets import SECTION, read_image_sets
 from mapet_mm.evaluation.models import load_checkpoint
-from mapet_mm.evaluation.protocol import evaluate, results_table, side_by_side
-from mapet_mm.evaluation.protocol_choice import choose_protocols
+from mapet_mm.evaluation.protocol import choose_protocols, evaluate, results_table, side_by_side
 from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.config import ConfigOptions
-from mapet_mm.utils.dist import choose_device, is_first_process, print_once
+from mapet_mm.utils.dist import choose_device, is_first_process
 from mapet_mm.utils.errors import UserError, one_line_errors
 from mapet_mm.visualization.report import Report, format_table, write_report
 
@@ -68,11 +67,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--amp", action=argparse.BooleanOptionalAction, help="mixed precision (default: on CUDA only)"
     )
-    parser.add_argument(
-        "--trust-checkpoint",
-        action="store_true",
-        help="load a checkpoint that holds Python objects, which can run code: only a file you trust",
-    )
     return parser.parse_args()
 
 
@@ -87,15 +81,10 @@ def main() -> None:
         if len(checkpoint) > 1:
             raise UserError(f"--compare {config} {' '.join(checkpoint)}: one config and one checkpoint")
         cfg = read_config(config, args.cfg_options if place == 0 else None)
-        loaded = load_checkpoint(cfg, *(checkpoint or [None]), trust=args.trust_checkpoint)
+        loaded = load_checkpoint(cfg, *(checkpoint or [None]))
         if place == 0:
             images = read_image_sets(cfg, args.data)
             protocols = choose_protocols(cfg, args.data, args.protocols, images)
-        elif differing := differs_in_pipeline(cfg, images):
-            print_once(
-                f"{config}: its own pipeline of the `{differing}` images is another: all models get those of "
-                f"{args.data or args.config}"
-            )
         name = loaded.name if loaded.name not in results else f"{loaded.name} ({place + 1})"
         loaded = replace(loaded, name=name)  # for the titles of its figures
         evaluated, rows = evaluate(loaded, images, protocols, args.cache, args.amp)

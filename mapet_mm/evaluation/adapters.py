@@ -1,259 +1,245 @@
-"""Tokens of every layer of any backbone, found by a look at what it computes and not by its class."""
+"""Tokens of every layer of MMPretrain's, timm's and Hugging Face's ViTs; of other backbones the last map."""
 
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from mmpretrain.models.selfsup.base import BaseSelfSupervisor
+from mmpretrain.models import BEiTViT, HuggingFaceClassifier, TimmClassifier, VisionTransformer
 from torch import Tensor, nn
 
-from mapet_mm.evaluation.image_features import normalise
-from mapet_mm.evaluation.layers import NOISE_IMAGES, Call, find_layers, watching
 from mapet_mm.utils.errors import UserError
 
-# Tokens that may stand beside the patches in what a backbone gives last.
-MOST_OTHERS = 32
-# By which factor a grid of patches may be longer or wider than the image, where no map says its shape.
-MOST_OBLONG = 1.5
+OUTPUT = "output"  # the name of the last layer behind the final norm
 
 
 class BackboneError(UserError):
-    """A model of which no features can be taken, or not of these images."""
+    """A backbone whose output has no known layout."""
 
 
 class LayerTokens(NamedTuple):
-    """What a backbone gives of a batch.
+    """A backbone's tokens of one batch.
 
     Args:
+        names: of the layers, "1", "2", ..., "output". The numbered layers have no final norm.
         class_token: of each layer `(B, L, D)`; None if the backbone has none.
-        patches: of each layer `(B, N, D)`, in raster order; none where its features are vectors.
-        grid: (H, W) of the patches.
+        patches: of each layer `(B, N, D)`, in raster order; None if the features are vectors.
+        grid: (H, W) of the patches; (0, 0) without patches.
     """
 
+    names: list[str]
     class_token: Float[Tensor, "batch layer dim"] | None
-    patches: Sequence[Float[Tensor, "batch patch dim"]]
+    patches: Sequence[Float[Tensor, "batch patch dim"]] | None
     grid: tuple[int, int]
+
+    @property
+    def poolings(self) -> list[str]:
+        """The pooled features that `pooled` joins."""
+        return ["class token"] * (self.class_token is not None) + ["mean"] * (self.patches is not None)
+
+    def pooled(self) -> Float[Tensor, "layer batch width"]:
+        """Class token and patch mean side by side, or the one that there is, in float32."""
+        parts = [] if self.class_token is None else [self.class_token.transpose(0, 1).float()]
+        if self.patches is not None:
+            parts.append(torch.stack([one.float().mean(1) for one in self.patches]))
+        return torch.cat(parts, dim=-1)
+
+
+def split_tokens(
+    names: list[str],
+    tokens: Sequence[Float[Tensor, "batch token dim"]],
+    num_extra_tokens: int,
+    grid: tuple[int, int],
+    has_class_token: bool,
+) -> LayerTokens:
+    """Layers' tokens with the extra tokens in front; the first of these is the class token if there is one.
+
+    Raises:
+        BackboneError: the other tokens do not fill the grid.
+    """
+    count = tokens[0].shape[1]
+    if count - num_extra_tokens != grid[0] * grid[1]:
+        raise BackboneError(
+            f"the backbone gives {count} tokens, {num_extra_tokens} of them extra, for a grid of "
+            f"{grid[0]} x {grid[1]} patches"
+        )
+    class_token = torch.stack([one[:, 0] for one in tokens], dim=1) if has_class_token else None
+    return LayerTokens(names, class_token, [one[:, num_extra_tokens:] for one in tokens], grid)
+
+
+def numbered(count: int, has_norm: bool) -> list[str]:
+    """Names of so many layers and of the normed output."""
+    return [*map(str, range(1, count + 1)), *[OUTPUT] * has_norm]
+
+
+class MMPretrainAdapter:
+    """MMPretrain's VisionTransformer and BEiTViT, and their subclasses here and there.
+
+    Args:
+        vit: runs with `out_type="raw"` for all layers during a call; its own settings come back after it.
+    """
+
+    def __init__(self, vit: VisionTransformer | BEiTViT) -> None:
+        self.vit = vit
+        # A two-stream ViT permutes in `forward`; one of a masked pre-training masks unless `mask` is None.
+        self.forward = getattr(vit, "encode", vit)
+        masks = self.forward is vit and "mask" in inspect.signature(vit.forward).parameters
+        self.options = {"mask": None} if masks else {}
+
+    def __call__(self, images: Float[Tensor, "batch channel height width"]) -> LayerTokens:
+        vit, count = self.vit, len(self.vit.layers)
+        before = vit.out_type, vit.out_indices, vit.final_norm
+        vit.out_type, vit.out_indices, vit.final_norm = "raw", list(range(count)), False
+        try:
+            tokens = list(self.forward(images, **self.options))
+        finally:
+            vit.out_type, vit.out_indices, vit.final_norm = before
+        if vit.final_norm:
+            tokens.append(vit.ln1(tokens[-1]))
+        sizes = zip(images.shape[-2:], vit.img_size, vit.patch_resolution, strict=True)
+        grid = tuple(size * patches // built for size, built, patches in sizes)
+        extra = vit.num_extra_tokens
+        return split_tokens(numbered(count, vit.final_norm), tokens, extra, grid, extra > 0)
+
+
+class TimmAdapter:
+    """timm's models with `forward_intermediates`: every layer of a ViT, the last stage of others.
+
+    Args:
+        model: timm's.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.is_vit = "return_prefix_tokens" in inspect.signature(model.forward_intermediates).parameters
+
+    def __call__(self, images: Float[Tensor, "batch channel height width"]) -> LayerTokens:
+        if not self.is_vit:
+            options = dict(indices=1, norm=True, intermediates_only=True)
+            return of_map(self.model.forward_intermediates(images, output_fmt="NCHW", **options)[-1])
+        last, layers = self.model.forward_intermediates(images, output_fmt="NCHW", return_prefix_tokens=True)
+        tokens = [torch.cat([extra, patches.flatten(2).mT], dim=1) for patches, extra in layers]
+        # Models that average the patches have the norm behind that, as `fc_norm`.
+        norms = [self.model.norm, getattr(self.model, "fc_norm", nn.Identity())]
+        has_norm = any(not isinstance(norm, nn.Identity) for norm in norms)
+        names, grid = numbered(len(tokens), has_norm), tuple(layers[-1][0].shape[2:])
+        has_class_token = getattr(self.model, "cls_token", None) is not None
+        tokens += [norms[1](last)] * has_norm
+        return split_tokens(names, tokens, self.model.num_prefix_tokens, grid, has_class_token)
+
+
+class HuggingFaceAdapter:
+    """Hugging Face's ViTs, with the extra tokens in front: ViT, DeiT, BEiT, DINOv2, CLIP, SigLIP, ...
+
+    Args:
+        model: without its classifier.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, images: Float[Tensor, "batch channel height width"]) -> LayerTokens:
+        output = self.model(images, output_hidden_states=True)
+        _, *tokens = output.hidden_states  # the first are the embeddings
+        if any(one.shape != tokens[0].shape for one in output.hidden_states) or tokens[0].ndim != 3:
+            raise BackboneError(f"{type(self.model).__name__} has stages: only Hugging Face's plain ViTs")
+        names = numbered(len(tokens), has_norm := output.last_hidden_state is not tokens[-1])
+        tokens += [output.last_hidden_state] * has_norm
+        patch = self.model.config.patch_size
+        sides = patch if isinstance(patch, list | tuple) else (patch, patch)
+        grid = tuple(size // side for size, side in zip(images.shape[-2:], sides, strict=True))
+        extra = tokens[0].shape[1] - grid[0] * grid[1]
+        return split_tokens(names, tokens, extra, grid, extra > 0)
+
+
+class LastOutputAdapter:
+    """Any backbone by its last output: a feature map `(B, D, H, W)`, or a vector `(B, D)`.
+
+    Args:
+        backbone: gives one of these, or a list of stages with one of these at its end.
+    """
+
+    def __init__(self, backbone: nn.Module) -> None:
+        self.backbone = backbone
+
+    def __call__(self, images: Float[Tensor, "batch channel height width"]) -> LayerTokens:
+        output = self.backbone(images)
+        while isinstance(output, list | tuple) and output:
+            output = output[-1]
+        if isinstance(output, Tensor) and output.ndim == 2:
+            return LayerTokens([OUTPUT], output[:, None], None, (0, 0))
+        if not isinstance(output, Tensor) or output.ndim != 4:
+            raise BackboneError(
+                f"{type(self.backbone).__name__} gives neither a feature map (B, D, H, W) nor a vector "
+                "(B, D): set its output type, or add an adapter to mapet_mm/evaluation/adapters.py"
+            )
+        return of_map(output)
+
+
+def of_map(features: Float[Tensor, "batch dim height width"]) -> LayerTokens:
+    """A feature map as the patches of one layer."""
+    return LayerTokens([OUTPUT], None, [features.flatten(2).mT], tuple(features.shape[2:]))
+
+
+def network_of(model: nn.Module) -> nn.Module:
+    """The network inside a model: without neck and head, and without the wrapper of timm or Hugging Face."""
+    wrapped = isinstance(model, HuggingFaceClassifier | TimmClassifier)
+    network = model.model if wrapped else getattr(model, "backbone", model)
+    network = getattr(network, "timm_model", network)
+    return getattr(network, "base_model", network)
+
+
+def adapter_of(network: nn.Module) -> Any:
+    """The adapter for a network of `network_of`."""
+    if isinstance(network, VisionTransformer | BEiTViT):
+        return MMPretrainAdapter(network)
+    if hasattr(network, "forward_intermediates"):
+        return TimmAdapter(network)
+    if hasattr(network, "config") and hasattr(network.config, "hidden_size"):
+        return HuggingFaceAdapter(network)
+    return LastOutputAdapter(network)
 
 
 class TokenBackbone:
-    """A model's backbone as a giver of tokens.
-
-    Its layers are the longest list of modules that all give tokens of the same shape `(B, N, D)`, one for
-    each token that they take, in the width of the backbone's own output. If the backbone normalises the last
-    layer's tokens, the normalised ones come last, as "output"; the numbered layers' have no norm. A backbone
-    of stages of several widths, or without such a list, has one layer, "output": what it gives last.
+    """A model's backbone as a source of tokens.
 
     Args:
-        model: MaPeT, or any pre-training, classifier or backbone of MMPretrain, timm's and Hugging Face's
-            through its wrappers; in evaluation mode.
+        model: a pre-training, a classifier, a segmentor or a backbone, in evaluation mode.
         preprocessor: data preprocessor with mean and standard deviation; the model's own by default.
-        missing: names of weights that no checkpoint gave, and are NaN.
-
-    Raises:
-        BackboneError: when it is first used: it takes no such images, or gives no features.
     """
 
-    def __init__(
-        self, model: nn.Module, preprocessor: nn.Module | None = None, missing: Sequence[str] = ()
-    ) -> None:
-        self.model, self.missing = model, list(missing)
+    def __init__(self, model: nn.Module, preprocessor: nn.Module | None = None) -> None:
+        self.model = model
         self.preprocessor = preprocessor or getattr(model, "data_preprocessor", None)
-        self._run = _features_of(model)
-        self._looked_at: tuple[int, ...] | None = None  # (C, H, W)
-        self._modules: list[nn.Module] = []
-        self.layers: list[str] = []  # "1", "2", ..., "output"
-        self.grid = (0, 0)
-        self.prefix = 0  # tokens before the patches
-        self._channels_first = False  # what it gives last is `(B, D, N)`
-        self.has_class_token = False
+        self.adapter = adapter_of(network_of(model))
 
     @property
     def device(self) -> torch.device:
-        """Where the model is; the CPU for one without parameters."""
+        """The model's device; the CPU for a model without parameters."""
         return next(self.model.parameters(), torch.empty(0)).device
 
-    def normalise(self, images: Tensor | Sequence[Tensor]) -> Float[Tensor, "batch 3 height width"]:
-        """Images of a pipeline as the model wants them, on its device."""
-        return normalise(self.preprocessor, images, self.device)
+    def normalise(self, images: Tensor | Sequence[Tensor]) -> Float[Tensor, "batch channel height width"]:
+        """Images of a pipeline as the data preprocessor would hand them on, whatever else it needs."""
+        images = images if isinstance(images, Tensor) else torch.stack(list(images))
+        images = images.to(self.device, non_blocking=True).float()
+        if swaps_channels(self.preprocessor):
+            images = images.flip(1)
+        mean, std = (getattr(self.preprocessor, name, None) for name in ("mean", "std"))
+        return images if mean is None else (images - mean) / std
 
     def __call__(self, images: Float[Tensor, "batch channel height width"]) -> LayerTokens:
         """Tokens of each layer, of normalised images."""
-        if tuple(images.shape[1:]) != self._looked_at:
-            self.look(images)
-        if self._modules:
-            outputs: dict[nn.Module, Tensor] = {}
-            with watching(self._modules, lambda module, _, output, __: outputs.__setitem__(module, output)):
-                self._forward(images)
-            tokens = [outputs[module] for module in self._modules]
-        else:
-            last = self._last_output(images)[0]
-            tokens = [last.mT if self._channels_first else last]
-        if any(len(one) != len(images) for one in tokens):
-            raise BackboneError(
-                f"the backbone gives {len(tokens[0])} features of {len(images)} images: none are taken of it"
-            )
-        class_token = torch.stack([one[:, 0] for one in tokens], 1) if self.has_class_token else None
-        return LayerTokens(class_token, [one[:, self.prefix :] for one in tokens], self.grid)
-
-    @torch.no_grad()
-    def look(self, images: Float[Tensor, "batch channel height width"]) -> None:
-        """Find the layers, the tokens before the patches and the grid, for images of this size and kind."""
-        # Whole numbers up to the largest value suit images and grids of token ids.
-        highest = max(2, int(images.max()) + 1)
-        generator = torch.Generator().manual_seed(0)
-        noise = torch.randint(highest, (NOISE_IMAGES, *images.shape[1:]), generator=generator).to(images)
-        calls: list[Call] = []
-        with watching(self.model.modules(), lambda *call: calls.append(Call(*call))):
-            output = self._forward(noise)
-        widths = {size for one in _tensors(output) for size in one.shape[1:]}
-        layers, norm = find_layers(self.model, calls, widths)
-        self._modules = [*layers, *([] if norm is None else [norm])]
-        self.layers = [str(number) for number in range(1, len(layers) + 1)]
-        if norm is not None or not layers:
-            self.layers.append("output")
-        entry = next((place for place, call in enumerate(calls) if call.module in layers), len(calls))
-        before = [noise, *(call.output for call in calls[:entry])]
-        shapes = [one.shape for one in before if one.ndim == 4 and len(one) == NOISE_IMAGES]
-        if layers:
-            maps = [tuple(shape[2:]) for shape in shapes]
-            self.prefix = _learned_tokens(calls[entry].tokens)
-            self.grid = _grid(calls[entry].tokens.shape[1] - self.prefix, maps)
-        else:
-            self._look_at_last(noise, shapes)
-        # timm's registers may stand where a class token would.
-        named = [getattr(module, "has_class_token", None) for module in self.model.modules()]
-        self.has_class_token = self.prefix > 0 and False not in named
-        self._looked_at = tuple(images.shape[1:])
-        self._check(noise)
-
-    def _look_at_last(self, noise: Tensor, shapes: Sequence[torch.Size]) -> None:
-        """Find axes and grid of what the backbone gives last, by the shapes of all maps on the way."""
-        tokens, own = self._last_output(noise)
-        count, width = tokens.shape[1:]
-        # As a map of `width` places and `count` channels that was only flattened.
-        self._channels_first = (
-            own is None
-            and count != width
-            and any(shape[1] == count and math.prod(shape[2:]) == width for shape in shapes)
-        )
-        count = width if self._channels_first else count
-        maps = [own] if own else [tuple(shape[2:]) for shape in shapes]
-        # A vector is a class token; other tokens may have joined the patches on the way.
-        others = [count - math.prod(size) for size in maps]
-        self.prefix = min((number for number in others if 0 <= number <= MOST_OTHERS), default=0)
-        self.grid = own or _grid(count - self.prefix, maps)
-
-    def _check(self, images: Tensor) -> None:
-        first, again = (
-            [one for one in (tokens.class_token, *tokens.patches) if one is not None]
-            for tokens in (self(images), self(images))
-        )
-        if self.missing and not all(tokens.isfinite().all() for tokens in first):
-            raise BackboneError(
-                f"the checkpoint has no `{self.missing[0]}` in the config's shape ({len(self.missing)} "
-                "weights of the backbone are missing): name the config that it was trained with"
-            )
-        if not all(torch.allclose(*both, rtol=0.01, atol=0.01) for both in zip(first, again, strict=True)):
-            raise BackboneError(
-                "the backbone gives other features each time (it masks or permutes at random): give the "
-                "config of the whole pre-training model, or a backbone for downstream tasks"
-            )
-
-    def _forward(self, images: Tensor) -> Any:
-        try:
-            return self._run(images)
-        except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            height, width = images.shape[-2:]
-            reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-            raise BackboneError(
-                f"the backbone does not take images of {height} x {width} pixels ({reason}): let the "
-                "data's pipeline make the size that it was built for"
-            ) from error
-
-    def _last_output(self, images: Tensor) -> tuple[Float[Tensor, "batch token dim"], tuple[int, int] | None]:
-        """What a backbone without a list of layers gives last, tokens or a vector as one; a map's (H, W)."""
-        output = self._forward(images)
-        if isinstance(output, list | tuple) and output:  # of several stages
-            output = output[-1]
-        while isinstance(output, list | tuple) and len(output) == 1:
-            output = output[0]
-        output = getattr(output, "last_hidden_state", output)
-        if not isinstance(output, Tensor) or not 2 <= output.ndim <= 4:
-            what = type(output).__name__ + (f" of {len(output)}" if isinstance(output, list | tuple) else "")
-            raise BackboneError(f"the backbone gives {what}, of which no features are taken")
-        if output.ndim == 4:
-            error = partial(_aspect_error, ratio=images.shape[-2] / images.shape[-1])
-            if error(output.shape[1:3]) < error(output.shape[2:]):
-                output = output.permute(0, 3, 1, 2)  # B H W D -> B D H W
-            return output.flatten(2).mT, tuple(output.shape[2:])
-        return (output[:, None], (0, 0)) if output.ndim == 2 else (output, None)
+        return self.adapter(images)
 
 
-def _tensors(output: Any) -> list[Tensor]:
-    """The tensors that a backbone gives, of all its stages."""
-    output = getattr(output, "last_hidden_state", output)
-    if isinstance(output, list | tuple | Mapping):
-        parts = output.values() if isinstance(output, Mapping) else output
-        return [tensor for one in parts for tensor in _tensors(one)]
-    return [output] if isinstance(output, Tensor) else []
+def swaps_channels(preprocessor: nn.Module | None) -> bool:
+    """True if a data preprocessor turns BGR into RGB or back.
 
-
-def _learned_tokens(tokens: Float[Tensor, "image token dim"]) -> int:
-    """How many tokens at the start are the same in all images."""
-    same = (tokens == tokens[:1]).all(dim=2).all(dim=0)  # N
-    return int(same.int().cumprod(0).sum())
-
-
-def _grid(patches: int, maps: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """(H, W) of the last map of so many places, else the one that is most like the first map, the image.
-
-    Raises:
-        BackboneError: so many patches make no grid that is like the image.
+    MMPretrain's for classification keeps this as `to_rgb`; MMEngine's, and its subclasses, as
+    `_channel_conversion`; the original MMSegmentation's as `channel_conversion`.
     """
-    known = [size for size in maps if size[0] * size[1] == patches]
-    sizes = known or [(h, patches // h) for h in range(1, patches + 1) if patches % h == 0]
-    error = partial(_aspect_error, ratio=maps[0][0] / maps[0][1])
-    best = min(reversed(sizes), key=error)
-    if not known and error(best) > math.log(MOST_OBLONG):
-        raise BackboneError(
-            f"the backbone gives {patches} tokens of {maps[0][0]} x {maps[0][1]} pixels, which are no grid "
-            "of patches: no features are taken of it"
-        )
-    return best
-
-
-def _aspect_error(size: Sequence[int], ratio: float) -> float:
-    return abs(math.log(size[0] / size[1] / ratio))
-
-
-def _features_of(model: nn.Module) -> Callable[[Tensor], Any]:
-    """The function of a model that runs its backbone, and no neck, on images."""
-    bases = (module.base_model for module in model.modules() if hasattr(module, "base_model"))
-    if (base := next(bases, None)) is not None:  # Hugging Face's, whose wrapper has no features
-        return base
-    if not hasattr(model, "extract_feat"):
-        return model
-    if _has_stages(model):
-        return partial(model.extract_feat, stage="backbone")
-    return model.backbone if runs_a_neck(model) else model.extract_feat
-
-
-def runs_a_neck(model: nn.Module) -> bool:
-    """Whether a model's `extract_feat` is more than its backbone, as that of a segmentor with a neck."""
-    # A pre-training's runs the backbone alone, without a mask; its neck is for the loss.
-    parts = [getattr(model, name, None) for name in ("backbone", "neck")]
-    whole = isinstance(model, BaseSelfSupervisor) or not hasattr(model, "extract_feat") or _has_stages(model)
-    return not whole and all(isinstance(part, nn.Module) for part in parts)
-
-
-def _has_stages(model: nn.Module) -> bool:
-    """Whether `extract_feat` stops behind the backbone if told to, as that of MMPretrain's classifier."""
-    return "stage" in inspect.signature(model.extract_feat).parameters
+    names = ("_channel_conversion", "channel_conversion", "to_rgb")
+    return bool(next((getattr(preprocessor, name) for name in names if hasattr(preprocessor, name)), False))

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from mapet_mm.engine.hooks.knn_probe_hook import keep_nearest, nearest, tile
 from mapet_mm.evaluation.dense_images import DenseImages
 from mapet_mm.evaluation.logistic import fit_logistic
 from mapet_mm.evaluation.patch_labels import IGNORED, Areas, check_classes, join_cells, label_cells, majority
+from mapet_mm.evaluation.protocols.knn import nearest
 from mapet_mm.utils.dist import is_first_process
 from mapet_mm.utils.errors import UserError
 
@@ -191,16 +191,14 @@ class DenseEvaluation:
         self, rows: Float[Tensor, "query dim"], mask: Bool[Tensor, " patch"], k: int, distances: Sequence[str]
     ) -> dict[str, Int64[np.ndarray, "query k"]]:
         """The k nearest masked training patches of each query, nearest first, in one pass over them."""
-        height, width = tile(self.device)
-        nothing = rows.new_zeros(len(rows), 0)
-        best = {distance: (nothing, nothing.long()) for distance in distances}
-        for block, places in self._training_blocks(mask):
-            for distance in distances:
-                queries, keys = _comparable(rows, block, distance)
-                parts = [nearest(part, keys, places, k, width) for part in queries.split(height)]
-                found = (torch.cat(part) for part in zip(*parts, strict=True))
-                best[distance] = keep_nearest([best[distance], found], k)
-        return {distance: places.cpu().numpy() for distance, (_, places) in best.items()}
+        found = {}
+        for distance in distances:
+            queries, _ = _comparable(rows, rows[:1], distance)
+            keys = (
+                (_comparable(rows[:1], block, distance)[1], own) for block, own in self._training_blocks(mask)
+            )
+            found[distance] = nearest(queries, keys, k)[1].cpu().numpy()
+        return found
 
     def _fit(
         self, mask: Bool[Tensor, " patch"], strength: float, start: Float[Tensor, "classes dim"] | None

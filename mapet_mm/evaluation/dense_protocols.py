@@ -17,7 +17,8 @@ from tqdm import tqdm
 
 from mapet_mm.evaluation.dense import DISTANCES, NEIGHBOURS, STRENGTHS, DenseEvaluation, DenseScores
 from mapet_mm.evaluation.dense_images import DenseImages
-from mapet_mm.evaluation.features import BLOCK, Features
+from mapet_mm.evaluation.features import BLOCK
+from mapet_mm.evaluation.features import FeatureBank as Features
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
 from mapet_mm.evaluation.patch_labels import IGNORED
 from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, Row

@@ -1,61 +1,69 @@
-"""Features of a set of images by one backbone, in blocks: in files, or in memory."""
+"""The feature bank: a backbone's features of an image set, computed once into files and read in blocks."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from safetensors import safe_open
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
 
+from mapet_mm.evaluation.adapters import LayerTokens
+from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
+from mapet_mm.evaluation.models import Checkpoint
+from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.dist import choose_dtype, is_first_process, print_once
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.identity import Marker, digest
+from mapet_mm.utils.shared_work import my_blocks
 
-# Images of one block: 10 MB of ViT-B's pooled features, 77 MB of its patch tokens.
-BLOCK = 256
-KINDS = ("pooled", "tokens")
+BLOCK = 256  # images in a file: 10 MB of ViT-B's pooled features, 77 MB of its patch tokens
 POOLINGS = ("class token", "mean", "both")
+DRAWS = 8  # of the first image: a pipeline that flips half of the images is found with probability 0.99
 
 
-class Features:
-    """What is known of each image of a set, read a block at a time.
+class FeatureBank:
+    """Features of an image set, in files of 256 images each: `<folder>/pooled/000012.npy`.
 
-    Two kinds: "pooled", of every layer the class token and the patch tokens' mean, `(2, L, b, D)`, or one of
-    the two, `(1, L, b, D)`, where a backbone has no class token or no patches; and "tokens", the last layer's
-    patch tokens, `(b, N, D)`. Where a backbone has a final norm, the last layer, "output", is the normed one.
+    There are two kinds. "pooled" has class token and patch mean of every layer side by side, `(L, b, S D)`
+    with S = 2, or S = 1 where a backbone has no class token or no patches. "tokens" has the last layer's
+    patch tokens, `(b, N, D)`. Files hold float16; everything is read as float32.
 
     Args:
+        folder: of one image set and one backbone.
         name: of the image set.
-        layers: their names in order, "1", ..., "output".
-        poolings: what there is of 'class token' and 'mean', in this order.
+        layers: their names, "1", ..., "output".
+        poolings: those side by side in "pooled", of 'class token' and 'mean', in this order.
         dim: width of a token, `D`.
-        grid: (H, W) patches.
+        grid: (H, W) patches; (0, 0) if the features are vectors.
         labels: class of each image, or None.
         size: number of images.
     """
 
     def __init__(
         self,
+        folder: Path | None,
         name: str,
         layers: Sequence[str],
         poolings: Sequence[str],
         dim: int,
-        grid: tuple[int, int],
+        grid: Sequence[int],
         labels: Int64[Tensor, " image"] | None,
         size: int,
     ) -> None:
-        self.name, self.layers, self.dim, self.grid = name, list(layers), dim, tuple(grid)
-        self._stored, self.labels, self.size = list(poolings), labels, size
+        self.folder, self.name, self.layers, self.dim = folder, name, list(layers), dim
+        self.grid, self.labels, self.size = tuple(grid), labels, size
+        self.poolings = [*poolings, *["both"] * (len(poolings) == 2)]
 
     def __len__(self) -> int:
         return self.size
-
-    @property
-    def poolings(self) -> list[str]:
-        """What `pooled` can give: 'class token', 'mean' and, of these two, 'both'."""
-        return [*self._stored, *(["both"] if len(self._stored) == 2 else [])]
 
     @property
     def num_blocks(self) -> int:
@@ -66,99 +74,208 @@ class Features:
         """The images of a block."""
         return slice(block * BLOCK, min(self.size, (block + 1) * BLOCK))
 
-    def read(self, kind: str, block: int, layer: int | None = None) -> Tensor:
-        """A block of a kind, as it is stored; of "pooled" one layer if it is named, `(2, b, D)`."""
-        raise NotImplementedError
+    def path(self, kind: str, block: int) -> Path:
+        """File of a block."""
+        return self.folder / kind / f"{block:06d}.npy"
 
-    def blocks(self, kind: str, layer: int | None = None) -> Iterator[tuple[slice, Tensor]]:
-        """All blocks of a kind in order, with their images, in float32."""
-        layer = None if layer is None else layer % len(self.layers)
+    def has(self, kinds: Sequence[str], block: int) -> bool:
+        """True if the block's files of all kinds are there."""
+        return all(self.path(kind, block).exists() for kind in kinds)
+
+    def read(self, kind: str, block: int) -> Tensor:
+        """A block as it is stored, mapped: only the parts that are used are read from disk."""
+        return torch.from_numpy(np.load(self.path(kind, block), mmap_mode="c"))
+
+    def write(self, kind: str, block: int, values: Tensor) -> None:
+        """Write a block, whole or not at all."""
+        content = io.BytesIO()
+        np.save(content, values.numpy())
+        self.path(kind, block).parent.mkdir(parents=True, exist_ok=True)
+        replace_file(self.path(kind, block), content.getvalue())
+
+    def blocks(self, kind: str, layer: int = -1) -> Iterator[tuple[slice, Float[Tensor, ...]]]:
+        """All blocks in order, with their images.
+
+        Args:
+            kind: 'pooled' gives `(b, S D)` of one layer, 'tokens' the patch tokens `(b, N, D)`.
+            layer: its place in `layers`.
+        """
         for block in range(self.num_blocks):
-            yield self.rows(block), self.read(kind, block, layer).float()
+            values = self.read(kind, block)
+            yield self.rows(block), (values[layer] if kind == "pooled" else values).float()
+
+    def columns(self, pooling: str) -> slice:
+        """Columns of a pooling in "pooled"."""
+        if pooling == "both" or len(self.poolings) == 1:
+            return slice(None)
+        return slice(0, self.dim) if pooling == "class token" else slice(self.dim, None)
+
+    def width(self, pooling: str) -> int:
+        """Number of columns of a pooling."""
+        return self.dim * (2 if pooling == "both" else 1)
 
     def pooled(
         self, pooling: str = "mean", layer: int = -1, images: Int64[Tensor, " row"] | None = None
-    ) -> Float[Tensor, "row dim"]:
-        """Features `(n, D)` of one layer, `(n, 2 D)` of both poolings, in float32.
+    ) -> Float[Tensor, "row width"]:
+        """Features `(n, D)` of one layer, `(n, 2 D)` of both poolings.
 
         Args:
             pooling: 'class token', 'mean' or 'both'.
             layer: its place in `layers`.
-            images: which, in ascending order; all by default.
+            images: in ascending order; all by default.
         """
-        layer %= len(self.layers)
-        width = self.dim * (2 if pooling == "both" else 1)
         images = torch.arange(len(self)) if images is None else images
-        found = torch.empty(len(images), width)
+        found = torch.empty(len(images), self.width(pooling))
         for block in (images // BLOCK).unique().tolist():
             mine = images // BLOCK == block
-            values = self.read("pooled", block, layer)[:, images[mine] - block * BLOCK]
-            found[mine] = self.pool(values.float(), pooling)
+            values = self.read("pooled", block)[layer][images[mine] - block * BLOCK]
+            found[mine] = values[:, self.columns(pooling)].float()
         return found
 
-    def pool(self, values: Float[Tensor, "pooling *rest dim"], pooling: str) -> Float[Tensor, "*rest width"]:
-        """One pooling, or both side by side, of what is stored."""
-        return torch.cat(list(values), dim=-1) if pooling == "both" else values[self._stored.index(pooling)]
+    def tokens(self, images: slice | Sequence[int]) -> Float[Tensor, "image row column dim"]:
+        """The last layer's patch tokens of some images."""
+        if isinstance(images, slice):
+            images = range(len(self))[images]
+        found = [
+            self.read("tokens", block)[[index - block * BLOCK for index in some]].float()
+            for block, some in groupby(images, key=lambda index: index // BLOCK)
+        ]
+        return torch.cat(found).unflatten(1, self.grid)
 
 
-class MemoryFeatures(Features):
-    """Features that are held here.
+class MemoryFeatures(FeatureBank):
+    """Features in memory.
 
     Args:
-        pooled: `(2, L, n, D)` or `(1, L, n, D)`.
+        pooled: `(L, n, S D)`.
         tokens: `(n, N, D)`.
-        **known: the arguments of `Features` but for `size` and `dim`.
+        poolings: as for `FeatureBank`.
+        **known: `name`, `layers`, `grid` and `labels`, as for `FeatureBank`.
     """
 
-    def __init__(self, pooled: Tensor, tokens: Tensor | None = None, **known: Any) -> None:
-        super().__init__(dim=pooled.shape[-1], size=pooled.shape[2], **known)
-        self._values = pooled, tokens
+    def __init__(
+        self, pooled: Tensor, tokens: Tensor | None = None, *, poolings: Sequence[str], **known: Any
+    ) -> None:
+        dim, size = pooled.shape[2] // len(poolings), pooled.shape[1]
+        super().__init__(None, poolings=poolings, dim=dim, size=size, **known)
+        self.values = {"pooled": pooled, "tokens": tokens}
 
-    def read(self, kind: str, block: int, layer: int | None = None) -> Tensor:
-        pooled, tokens = self._values
-        if kind == "tokens":
-            return tokens[self.rows(block)]
-        return (pooled if layer is None else pooled[:, layer])[..., self.rows(block), :]
+    def replaced(self, pooled: Tensor, labels: Tensor) -> MemoryFeatures:
+        """The same kind of features of other images."""
+        poolings = self.poolings[:2]
+        known = dict(name=self.name, layers=self.layers, grid=self.grid, labels=labels)
+        return MemoryFeatures(pooled, poolings=poolings, **known)
+
+    def read(self, kind: str, block: int) -> Tensor:
+        values = self.values[kind]
+        return values[:, self.rows(block)] if kind == "pooled" else values[self.rows(block)]
 
 
-class CachedFeatures(Features):
-    """Features in a folder: `pooled/<block>.safetensors`, `tokens/<block>.safetensors`.
+def take_features(
+    checkpoint: Checkpoint,
+    images: ImageSet,
+    cache: Path,
+    kinds: Sequence[str] = ("pooled",),
+    amp: bool | None = None,
+) -> FeatureBank:
+    """The features of an image set, computed unless they are in the cache.
 
-    A block is in float16 or, where that does not tell its images apart, in float32.
+    Any number of processes and machines may do this at a time, and a later one goes on where a killed one
+    stopped; each returns when all features are there.
 
     Args:
-        folder: of one image set and one backbone.
-        **known: the arguments of `Features`.
+        checkpoint: the backbone.
+        images: the images.
+        cache: folder of all features. Those of one checkpoint and image set have a folder in it, named by a
+            digest of weights, normalisation, pipeline, images and precision.
+        kinds: of 'pooled' and 'tokens' (see `FeatureBank`); a backbone without patches has no tokens.
+        amp: autocast; by default on CUDA only.
+
+    Raises:
+        UserError: a pipeline that draws at random, or features that are not finite.
     """
-
-    def __init__(self, folder: Path, **known: Any) -> None:
-        super().__init__(**known)
-        self.folder = folder
-
-    def path(self, kind: str, block: int) -> Path:
-        """File of a block."""
-        return self.folder / kind / f"{block:06d}.safetensors"
-
-    def missing(self, kinds: Sequence[str]) -> list[int]:
-        """Blocks of which a kind is not there."""
-        blocks = range(self.num_blocks)
-        return [block for block in blocks if not all(self.path(kind, block).exists() for kind in kinds)]
-
-    def read(self, kind: str, block: int, layer: int | None = None) -> Tensor:
-        path = self.path(kind, block)
-        try:
-            # Opened for each read: pages of a map count as this process's memory until it is closed.
-            with safe_open(path, "pt") as file:
-                values = file.get_slice(kind)
-                return values[:] if layer is None else values[:, layer]
-        except Exception as error:  # what a broken file raises depends on where it is broken
-            raise UserError(
-                f"{path} is damaged or gone ({error}): remove it and run the same command again"
-            ) from error
+    device = checkpoint.backbone.device.type
+    dtype = choose_dtype(device) if (device == "cuda" if amp is None else amp) else None
+    reader = _Reader(images)
+    _, first = reader[0]
+    if any(not torch.equal(reader[0][1], first) for _ in range(DRAWS - 1)):
+        raise ImageSetError(
+            f"the pipeline of the `{images.name}` images draws at random, and features are taken of each "
+            "image once: give the set a test pipeline"
+        )
+    tokens = _run(checkpoint, first[None], dtype)
+    if tokens.patches is None:
+        kinds = ["pooled"]
+    known = dict(layers=tokens.names, poolings=tokens.poolings, grid=tokens.grid, size=len(images))
+    known["dim"] = tokens.pooled().shape[2] // len(tokens.poolings)
+    identity = {"weights": checkpoint.digest, "images": images.digest, "autocast": str(dtype), **known}
+    folder = cache / f"{images.name}-{digest(identity)[:16]}"
+    bank = FeatureBank(folder, images.name, labels=images.labels, **known)
+    if missing := sum(not bank.has(kinds, block) for block in range(bank.num_blocks)):
+        Marker(folder, "feature cache").require({"model": checkpoint.name, **identity}, "remove it")
+        print_once(f"{', '.join(kinds)} features of {len(bank)} `{bank.name}` images into {folder}")
+        _fill(bank, checkpoint, reader, kinds, missing, dtype)
+    return bank
 
 
-def bytes_per_image(kind: str, features: Features) -> int:
-    """Size of an image's features on disk, in float16; those in float32 are twice as large."""
-    height, width = features.grid
-    numbers = len(features._stored) * len(features.layers) if kind == "pooled" else height * width
-    return 2 * numbers * features.dim
+class _Reader(Dataset):
+    """Images by number, as the pipeline gives them."""
+
+    def __init__(self, images: ImageSet) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor]:
+        return index, self.images.dataset[index]["inputs"]
+
+
+def _fill(
+    bank: FeatureBank,
+    checkpoint: Checkpoint,
+    reader: _Reader,
+    kinds: Sequence[str],
+    missing: int,
+    dtype: torch.dtype | None,
+) -> None:
+    """Compute this process's blocks, then those that others have left."""
+    images, seen = reader.images, set()
+
+    def batches() -> Iterator[range]:
+        for block in my_blocks(bank.num_blocks, lambda block: bank.has(kinds, block)):
+            if block not in seen:  # workers read ahead of what is written
+                seen.add(block)
+                rows = range(len(bank))[bank.rows(block)]
+                yield from (
+                    rows[start : start + images.batch_size]
+                    for start in range(0, len(rows), images.batch_size)
+                )
+
+    loader = DataLoader(reader, batch_sampler=batches(), num_workers=images.num_workers)
+    bar = tqdm(total=missing, desc=f"features of {bank.name}", unit="block", disable=not is_first_process())
+    with bar:
+        for block, parts in groupby(loader, key=lambda batch: int(batch[0][0]) // BLOCK):
+            stored = [_stored(_run(checkpoint, batch, dtype), kinds, checkpoint) for _, batch in parts]
+            for kind, values in zip(kinds, zip(*stored, strict=True), strict=True):
+                bank.write(kind, block, torch.cat(values, dim=1 if kind == "pooled" else 0))
+            bar.update()
+
+
+@torch.no_grad()
+def _run(checkpoint: Checkpoint, images: Tensor, dtype: torch.dtype | None) -> LayerTokens:
+    backbone = checkpoint.backbone
+    with torch.autocast(backbone.device.type, dtype, enabled=dtype is not None):
+        return backbone(backbone.normalise(images))
+
+
+def _stored(tokens: LayerTokens, kinds: Sequence[str], checkpoint: Checkpoint) -> list[Tensor]:
+    """A batch's features of each kind as files have them."""
+    found = [tokens.pooled() if kind == "pooled" else tokens.patches[-1].float() for kind in kinds]
+    found = [values.half().cpu() for values in found]
+    if not all(values.isfinite().all() for values in found):
+        reason = "its weights are, or they are beyond float16"
+        if checkpoint.missing:
+            reason = f"the checkpoint lacks {len(checkpoint.missing)} weights, `{checkpoint.missing[0]}`, ..."
+        raise UserError(f"the backbone of {checkpoint.name} gives NaN or infinite features: {reason}")
+    return found

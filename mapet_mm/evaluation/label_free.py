@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from mapet_mm.evaluation.image_features import rank_me
+from mapet_mm.evaluation.metrics.rank_me import rank_me
 
 
 def norm_quantiles(lengths: Float[Tensor, " row"]) -> dict[str, float]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,33 +17,24 @@ from mmengine.registry import init_default_scope
 from mmengine.runner.checkpoint import CheckpointLoader
 from torch import Tensor, nn
 
-from mapet_mm.engine.runners.launch import read_config
-from mapet_mm.engine.runners.resume import check_pretrained, require_checkpoint
-from mapet_mm.evaluation.adapters import TokenBackbone, runs_a_neck
-from mapet_mm.evaluation.image_features import swaps_channels
-from mapet_mm.interop.initial_weights import DECODERS
+from mapet_mm.evaluation.adapters import TokenBackbone, network_of, swaps_channels
 from mapet_mm.registry import MODELS
-from mapet_mm.utils.config import plain, scope_of
+from mapet_mm.utils.config import in_package, pretrained_entries, read_config, scope_of
 from mapet_mm.utils.errors import UserError, listed
-from mapet_mm.weight_files import KEYS, read_weights
+from mapet_mm.utils.identity import digest
+from mapet_mm.weight_files import read_weights
 
-# What else a checkpoint may hold beside a backbone, and features do not need: of a pre-training, a
-# classifier, a distillation, or a model of images and texts.
-OTHER_PARTS = (
-    *DECODERS,
-    *("neck.", "target_generator.", "data_preprocessor.", "teacher.", "momentum"),
-    *("lm_head.", "regressor.", "projector.", "predictor."),
-    *("head_dist.", "cls_classifier.", "distillation_classifier."),
-    *("text_model.", "text_projection.", "visual_projection.", "logit_scale."),
+# Parts of a checkpoint beside the layers, without which features are the same: heads, decoders, final norms
+# (the config says if "output" has one), and tables that a model computes itself.
+OTHER_PARTS = re.compile(
+    r"(mask_token|(lm_)?head|fc\.|fc_norm|ln\d|(layer_?)?norm\d*\.|pooler|decoder|neck|classifier"
+    r"|cls_classifier|distillation_classifier|projector|predictor|text_|logit_scale|visual_projection"
+    r"|data_preprocessor|target_generator|teacher|momentum)|.*\b(attn_mask|relative_coords_table)$"
 )
-# Of the outputs: features of the numbered layers have none, and the config says whether "output" has one.
-FINAL_NORM = re.compile(r"(ln|norm|fc_norm|layernorm|layer_norm)\d*")
-# Float tables that some versions of a model save, and others compute.
-COMPUTED = ("attn_mask", "relative_coords_table")
 
 
-class KeysError(UserError):
-    """A checkpoint whose keys are not those of the config's backbone."""
+class WeightsError(UserError):
+    """A checkpoint that does not fit the config's backbone."""
 
 
 @dataclass(frozen=True)
@@ -52,173 +42,137 @@ class Checkpoint:
     """A backbone with its weights.
 
     Args:
-        name: as the table calls it.
+        name: its column in the table.
         config: the model's config.
         backbone: gives the tokens.
         digest: of the weights, the architecture and the normalisation of images.
+        missing: weights that the checkpoint lacks. They are NaN, so features that need them show it.
     """
 
     name: str
     config: Config
     backbone: TokenBackbone
     digest: str
+    missing: tuple[str, ...] = ()
 
 
-def load_checkpoint(
-    config: str | Config, checkpoint: str | None, trust: bool = False, name: str | None = None
-) -> Checkpoint:
-    """Build a config's model, load the weights of its backbone and put it on the device.
+def load_checkpoint(config: str | Config, checkpoint: str | None) -> Checkpoint:
+    """Build the backbone of a config's model, load its weights and put it on the device.
 
     Args:
-        config: of a pre-training, a classifier or a bare backbone.
+        config: of a pre-training, a classifier, a segmentor or a bare backbone.
         checkpoint: what a training wrote, or weights of timm or Hugging Face for a wrapper of theirs; None
-            for the weights that the config itself names by `load_from` or `init_cfg`, or random ones.
-        trust: load it whatever it holds, which can run code of its own.
-        name: the config's, with the checkpoint's, by default.
+            for the weights that the config names by `load_from` or `init_cfg`, or random ones.
 
     Raises:
-        UserError: a file that cannot be read, or keys that do not match.
+        UserError: a config without a model or normalisation, or weights that do not fit.
     """
-    cfg = read_config(config) if isinstance(config, str) else config
-    if not cfg.get("model"):
-        raise UserError(f"config {cfg.filename} has no `model`")
+    cfg = read_config(in_package(config)) if isinstance(config, str) else config
+    settings = cfg.get("model") or {}
+    preprocessor = settings.get("data_preprocessor") or cfg.get("data_preprocessor")
+    for name, section in (("model", settings), ("data_preprocessor", preprocessor)):
+        if section is None or section == {}:
+            hint = ": add one with `mean` and `std`" if name == "data_preprocessor" else ""
+            raise UserError(f"config {cfg.filename} has no `{name}`{hint}")
     init_default_scope(scope_of(cfg))
-    model_config = {**cfg.model}
-    preprocessor = model_config.get("data_preprocessor") or cfg.get("data_preprocessor")
-    if preprocessor is None:
-        raise UserError(
-            f"config {cfg.filename} has no `data_preprocessor`: say with which `mean` and `std` images go in"
-        )
-    checkpoint = checkpoint or cfg.get("load_from") or None
-    if checkpoint is None:
-        check_pretrained(cfg, trust)
-    if "target_generator" in model_config:
-        model_config["target_generator"] = None  # features need no targets
-    if checkpoint is not None and isinstance(backbone := model_config.get("backbone"), Mapping):
-        model_config["backbone"] = {**backbone, "init_cfg": None}
+    backbone = settings.get("backbone", settings)
+    weights = checkpoint or cfg.get("load_from") or _named_weights(backbone)
     torch.manual_seed((cfg.get("randomness") or {}).get("seed") or 0)  # of random weights
-    model = MODELS.build(model_config)
-    missing: list[str] = []
-    if checkpoint is None:
+    model = MODELS.build(
+        {name: one for name, one in backbone.items() if not (weights and name == "init_cfg")}
+    )
+    missing = []
+    if weights:
+        missing = load_weights(network_of(model), weights)
+    elif hasattr(model, "init_weights"):
         model.init_weights()
-    else:
-        missing = load_weights(model, checkpoint, trust)
     model.eval()  # MMPretrain's backbones return None
     model.to(get_device())
     preprocessor = MODELS.build({"type": "mmpretrain.ClsDataPreprocessor", **preprocessor}).to(get_device())
-    title = name or Path(cfg.filename or "model").stem + (f", {Path(checkpoint).stem}" if checkpoint else "")
-    backbone = TokenBackbone(model, preprocessor, missing)
-    return Checkpoint(title, cfg, backbone, _digest(model, model_config, preprocessor))
+    title = Path(cfg.filename or "model").stem + (f", {Path(checkpoint).stem}" if checkpoint else "")
+    found = _digest(model, backbone, preprocessor)
+    return Checkpoint(title, cfg, TokenBackbone(model, preprocessor), found, tuple(missing))
 
 
-def load_weights(model: nn.Module, path: str, trust: bool = False) -> list[str]:
-    """Load a checkpoint's weights into a model.
+def _named_weights(backbone: Mapping[str, Any]) -> str | None:
+    """The file that a backbone's own `init_cfg` names."""
+    for key, init_cfg in pretrained_entries(backbone.get("init_cfg"), "init_cfg"):
+        if not init_cfg["checkpoint"]:
+            raise UserError(f"the config leaves `model.backbone.{key}.checkpoint` open: name the checkpoint")
+        return init_cfg["checkpoint"]
+    return None
+
+
+def load_weights(network: nn.Module, path: str) -> list[str]:
+    """Load a checkpoint's weights into a network, under whatever prefix the checkpoint has them.
 
     Returns:
-        The backbone's weights that the checkpoint does not have in their shape. They are set to NaN:
-        `TokenBackbone` refuses them if features depend on them.
+        Names of the weights that the checkpoint lacks. They are set to NaN.
 
     Raises:
-        KeysError: none of the backbone's weights are there; or weights that it lacks, and features need.
+        WeightsError: none of the network's weights are there, or they are there twice; another shape; or
+            weights that change features, and the network lacks.
     """
-    weights = _renamed(_read(path, trust), list(model.state_dict()))
-    prefix = "backbone." if hasattr(model, "backbone") else ""
-    if not any(name.startswith(prefix) for name in model.state_dict().keys() & weights.keys()):
-        raise KeysError(
-            f"checkpoint {path} has no weights of the config's backbone (its keys: "
+    weights = _read(path)
+    prefix = _prefix(list(network.state_dict()), weights, path)
+    own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    try:
+        keys = network.load_state_dict(own, strict=False)
+    except (RuntimeError, ValueError) as error:
+        raise WeightsError(f"checkpoint {path}: {str(error).splitlines()[-1].strip()}") from error
+    # A model that renames weights while loading reports new names: those are float.
+    lost = [
+        name
+        for name in keys.unexpected_keys
+        if (name not in own or own[name].is_floating_point()) and not OTHER_PARTS.match(name)
+    ]
+    if lost:
+        raise WeightsError(
+            f"checkpoint {path} has {listed(sorted(lost), most=3)}, which the config's backbone lacks, so "
+            "its features would differ: name the config that it was trained with"
+        )
+    state = network.state_dict()
+    for name in keys.missing_keys:
+        if state[name].is_floating_point():
+            state[name].fill_(float("nan"))
+    return list(keys.missing_keys)
+
+
+def _read(path: str) -> dict[str, Tensor]:
+    """The state dict in a file, or at an address that MMEngine knows."""
+    if "://" not in path:
+        return read_weights(Path(path).expanduser())
+    content = CheckpointLoader.load_checkpoint(path, map_location="cpu")
+    return content.get("state_dict", content)
+
+
+def _prefix(own: list[str], weights: Mapping[str, Tensor], path: str) -> str:
+    """What a checkpoint's names have before the network's; `backbone.` of two networks."""
+    wanted = set(own)
+    found: Counter[str] = Counter()
+    for name in weights:
+        parts = name.split(".")
+        for cut in range(len(parts)):
+            if ".".join(parts[cut:]) in wanted:
+                found[".".join([*parts[:cut], ""])] += 1
+    best = [prefix for prefix, count in found.items() if count == max(found.values())]
+    if not best:
+        raise WeightsError(
+            f"checkpoint {path} has no weights of the config's backbone (it has "
             f"{listed(sorted(weights), most=3)}): name the config that it was trained with, or convert it "
             "with tools/convert.py"
         )
-    try:
-        keys = model.load_state_dict(weights, strict=False)
-    except RuntimeError as error:
-        for name in re.findall(r"size mismatch for (\S+):", str(error)):
-            del weights[name]
-        keys = model.load_state_dict(weights, strict=False)
-    unexpected = [name for name in keys.unexpected_keys if name.startswith(prefix)]
-    if deeper := [name for name in unexpected if _is_deeper(model, name)]:
-        raise KeysError(
-            f"checkpoint {path} has {listed(sorted(deeper), most=3)}, and the config's backbone is of "
-            "another depth: name the config that it was trained with"
-        )
-    if lacking := [name for name in unexpected if not _is_dispensable(model, name, weights)]:
-        raise KeysError(
-            f"checkpoint {path} has {listed(sorted(lacking), most=3)}, which the config's backbone lacks, so "
-            "its features would be others: name the config that it was trained with"
-        )
-    missing = [name for name in keys.missing_keys if name.startswith(prefix)]
-    state = model.state_dict()
-    for name in missing:
-        if state[name].is_floating_point():
-            state[name].fill_(float("nan"))  # features that depend on it show it
-    return missing
-
-
-def _read(path: str, trust: bool) -> dict[str, Tensor]:
-    """The state dict in a file, with its metadata where it has any."""
-    folder = Path(path).is_dir()
-    if folder or not path.endswith(".safetensors"):
-        require_checkpoint("checkpoint", path, trust)
-    if folder or path.endswith(".safetensors"):
-        return read_weights(path)
-    content = CheckpointLoader.load_checkpoint(path, map_location="cpu")
-    for key in KEYS:
-        if isinstance(content.get(key), dict):
-            content = content[key]
-    return content
-
-
-def _renamed(weights: Mapping[str, Tensor], own: Sequence[str]) -> dict[str, Tensor]:
-    """Weights with a prefix more or less, where most names are the model's own then: of a backbone alone."""
-    votes = Counter({("", ""): sum(name in weights for name in own)})
-    for name, others, side in [*((n, weights, 0) for n in own), *((n, set(own), 1) for n in weights)]:
-        parts = name.split(".")
-        for cut in range(1, len(parts)):
-            if ".".join(parts[cut:]) in others:
-                prefix = ".".join(parts[:cut]) + "."
-                votes[(prefix, "") if side == 0 else ("", prefix)] += 1
-    (more, less), _ = votes.most_common(1)[0]
-    if not more and not less:
-        return weights
-    return {more + name.removeprefix(less): value for name, value in weights.items() if name.startswith(less)}
-
-
-def _is_deeper(model: nn.Module, name: str) -> bool:
-    """Whether a weight belongs to a member that a list of the model's modules has not."""
-    modules, parts = dict(model.named_modules()), name.split(".")
-    for cut, part in enumerate(parts):
-        parent = modules.get(".".join(parts[:cut]))
-        if isinstance(parent, nn.ModuleList | nn.Sequential) and part.isdigit() and int(part) >= len(parent):
-            return True
-    return False
-
-
-def _is_dispensable(model: nn.Module, name: str, weights: Mapping[str, Tensor]) -> bool:
-    """Whether features are the same without a weight that only the checkpoint has."""
-    parts = name.split(".")
-    # A model that renames what it loads, as BEiT's, has learned weights alone under other names.
-    is_learned = name not in weights or weights[name].is_floating_point()
-    if not is_learned or parts[-1] in COMPUTED:
-        return True
-    layer = next((place for place, part in enumerate(parts) if part.isdigit()), len(parts))
-    if any(f"{part}.".startswith(OTHER_PARTS) for part in parts[:layer]):
-        return True
-    *above, norm, _ = ["", *parts]
-    beside = dict(model.named_modules()).get(".".join(above[1:]), nn.Identity()).children()
-    has_layers = any(isinstance(module, nn.ModuleList | nn.Sequential) for module in beside)
-    return has_layers and FINAL_NORM.fullmatch(norm) is not None
+    backbones = [prefix for prefix in best if prefix.endswith("backbone.")]
+    if len(best) > 1 and len(backbones) != 1:
+        raise WeightsError(f"checkpoint {path} has several networks that fit: {listed(best, most=3)}")
+    return (backbones or best)[0]
 
 
 def _digest(model: nn.Module, config: Mapping[str, Any], preprocessor: nn.Module) -> str:
-    backbone = {**config.get("backbone", config), "init_cfg": None}  # weights count, not where they are from
-    architecture = {"type": config["type"], "backbone": backbone}
-    normalisation = [getattr(preprocessor, name, None) for name in ("mean", "std")]
-    known = [plain(architecture), *(None if one is None else one.flatten().tolist() for one in normalisation)]
-    known.append(swaps_channels(preprocessor))
-    if runs_a_neck(model):
-        known.append("backbone alone")  # features of earlier versions were those behind the neck
-    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
-    for name, value in sorted(getattr(model, "backbone", model).state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
+    found = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        found.update(name.encode())
+        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    scale = {name: getattr(preprocessor, name, None) for name in ("mean", "std")}
+    scale = {name: None if one is None else one.flatten().tolist() for name, one in scale.items()}
+    return digest([found.hexdigest(), {**config, "init_cfg": None}, scale, swaps_channels(preprocessor)])

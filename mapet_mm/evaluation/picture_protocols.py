@@ -10,20 +10,18 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Int64, UInt8
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from mapet_mm.evaluation.attention import class_token_attention
+from mapet_mm.evaluation.adapters import swaps_channels
 from mapet_mm.evaluation.dense_protocols import PatchTokens
 from mapet_mm.evaluation.feature_pictures import (
-    attention_figure,
     component_figure,
     neighbour_figure,
     prediction_figure,
     similarity_figure,
 )
-from mapet_mm.evaluation.image_features import swaps_channels
 from mapet_mm.evaluation.label_free import label_free, rank_me, usage_entropy
 from mapet_mm.evaluation.masked_prediction import (
     Prediction,
@@ -42,8 +40,6 @@ from mapet_mm.visualization.report import Section
 # Images that components and foreground are fitted over.
 FITTED = 256
 BATCH = 32
-# Images whose attention is shown.
-ATTENDING = 4
 # Heading and caption of each kind of picture.
 COLOURS = (
     "Patch features as colours",
@@ -56,10 +52,6 @@ SIMILAR = (
     "Similar to one patch",
     "The patch in the frame, and how similar (cosine) the patches of its image and of others are to it: "
     "dark is least, light is most.",
-)
-ATTENTION = (
-    "What the class token attends to",
-    "The class token's attention in the last layer, by head, each picture at its own scale.",
 )
 NEIGHBOURS = (
     "Nearest neighbours",
@@ -149,9 +141,6 @@ class FeaturePictures(Protocol):
         pictures = [rgb_image(evaluated, name, i) for i in places]
         yield COLOURS, component_figure(pictures, tokens, foreground(tokens), title)
         yield SIMILAR, similarity_figure(pictures, tokens, title)
-        weights = _attention(evaluated, name, places[:ATTENDING])
-        if weights is not None:
-            yield ATTENTION, attention_figure(pictures, weights, title)
 
     def _neighbours(self, evaluated: Evaluated) -> list[Section]:
         features = evaluated.features["val"]
@@ -226,17 +215,6 @@ class TokenPredictions(Protocol):
             [pictures[i] for i in few], part, truth[few], stand_ins, grid, evaluated.checkpoint.name
         )
         return [Section(*PREDICTED, [figure])]
-
-
-def _attention(
-    evaluated: Evaluated, name: str, places: Sequence[int]
-) -> Float[Tensor, "image head row column"] | None:
-    backbone, dataset = evaluated.checkpoint.backbone, evaluated.images[name].dataset
-    images = backbone.normalise(torch.stack([dataset[i]["inputs"] for i in places]))
-    backbone(images)  # settles the grid for images of this size
-    if not backbone.has_class_token:
-        return None
-    return class_token_attention(backbone, images, backbone.prefix, backbone.grid)
 
 
 def _predict(

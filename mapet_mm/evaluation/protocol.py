@@ -1,33 +1,29 @@
-"""What an evaluation is: protocols that turn features into rows of a table, and pictures of them."""
+"""An evaluation: protocols turn features into rows of a table, and into pictures."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from jaxtyping import UInt8
 from matplotlib.figure import Figure
+from mmengine.config import Config
 from mmengine.registry import Registry
 
-from mapet_mm import __version__
-from mapet_mm.evaluation.extraction import take_features
-from mapet_mm.evaluation.features import Features
-from mapet_mm.evaluation.image_sets import ImageSet, check_labels
+from mapet_mm.evaluation.adapters import swaps_channels
+from mapet_mm.evaluation.features import FeatureBank, take_features
+from mapet_mm.evaluation.image_sets import SECTION, ImageSet, check_labels
 from mapet_mm.evaluation.models import Checkpoint
-from mapet_mm.utils.atomic_files import replace_json
-from mapet_mm.utils.dist import is_first_process
+from mapet_mm.utils.config import in_package, read_config, type_name
+from mapet_mm.utils.dist import is_first_process, print_once
 from mapet_mm.utils.errors import UserError
 from mapet_mm.visualization.report import Column, Section, Table
 
-# Raised when what protocols share changes, so that stored results are not taken; their own files are known by
-# what they hold.
-RESULTS = 3
 PROTOCOLS = Registry("evaluation protocol", scope="mapet_mm", locations=["mapet_mm.evaluation.protocols"])
 
 
@@ -36,13 +32,13 @@ class Row:
     """One figure.
 
     Args:
-        protocol: as the table calls it: 'k-NN'.
-        setting: on what: 'class token'.
+        protocol: its name in the table: 'k-NN'.
+        setting: the features: 'class token'.
         value: the figure.
         unit: with its meaning: 'top-1, %'.
         spread: standard deviation over draws.
-        note: what was chosen: 'layer 3, rate 0.1'.
-        detail: whether it stands in the JSON file only.
+        note: the choice made: 'layer 3, rate 0.1'.
+        detail: True for a row of the JSON file only.
     """
 
     protocol: str
@@ -55,12 +51,12 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What a table's `metric` and a log call it."""
+        """The name in a table's `metric` and in a log."""
         return f"{self.protocol}, {self.setting}"
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What the figures of several checkpoints have in common."""
+        """The same for the figures of several checkpoints."""
         return self.protocol, self.setting, self.unit
 
 
@@ -69,16 +65,23 @@ class Evaluated:
     """A checkpoint with its features, as protocols get them.
 
     Args:
-        checkpoint: with the backbone; None where features alone are evaluated.
+        checkpoint: with the backbone; None during a pre-training.
         features: by the name of the image set.
-        images: the image sets by name: datasets, labels, names of classes.
+        images: the image sets by name.
         device: where to compute.
     """
 
     checkpoint: Checkpoint | None
-    features: Mapping[str, Features]
+    features: Mapping[str, FeatureBank]
     images: Mapping[str, ImageSet]
     device: torch.device
+
+    def picture(self, name: str, index: int) -> UInt8[np.ndarray, "height width 3"]:
+        """An image of a set as the model sees it, in RGB."""
+        image = self.images[name].dataset[index]["inputs"]
+        if swaps_channels(self.checkpoint.backbone.preprocessor):
+            image = image.flip(0)
+        return image.expand(3, -1, -1).permute(1, 2, 0).clamp(0, 255).byte().numpy()
 
 
 class Protocol:
@@ -90,15 +93,11 @@ class Protocol:
     needs: ClassVar[Mapping[str, Sequence[str]]] = {"train": ["pooled"], "val": ["pooled"]}
 
     def check(self, images: Mapping[str, ImageSet]) -> None:
-        """Raise UserError if the images, of which no features are taken yet, are not what it takes."""
+        """Raise UserError if the images do not suit, before any features are taken."""
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """The figures of one checkpoint."""
         raise NotImplementedError
-
-    def identity(self, evaluated: Evaluated) -> list[str]:
-        """What decides the figures beside the protocol, its options and the features."""
-        return []
 
     def sections(self, evaluated: Evaluated, rows: Sequence[Row]) -> list[Section]:
         """Pictures for the page, of the features and of this protocol's rows."""
@@ -112,10 +111,69 @@ class Classification(Protocol):
         """See `check_labels`."""
         check_labels(images["train"], images["val"])
 
-    def labelled(self, evaluated: Evaluated) -> tuple[Features, Features, int]:
+    def labelled(self, evaluated: Evaluated) -> tuple[FeatureBank, FeatureBank, int]:
         """Features of `train` and `val`, and the number of classes."""
         num_classes = check_labels(evaluated.images["train"], evaluated.images["val"])
         return evaluated.features["train"], evaluated.features["val"], num_classes
+
+
+def build_protocols(configs: Sequence[Mapping[str, Any]]) -> list[Protocol]:
+    """Protocols of configs `dict(type=..., ...)`.
+
+    Raises:
+        UserError: an unknown protocol or option.
+    """
+    PROTOCOLS.import_from_location()
+    built = []
+    for config in configs:
+        kind = type_name(config["type"])
+        if kind not in PROTOCOLS:
+            raise UserError(f"there is no protocol {kind}: one of {', '.join(PROTOCOLS.module_dict)}")
+        options = {name: value for name, value in config.items() if name != "type"}
+        try:
+            built.append(PROTOCOLS.get(kind)(**options))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"protocol {kind}: {error}") from error
+    return built
+
+
+def choose_protocols(
+    config: Config, data: str | None, names: Sequence[str] | None, images: Mapping[str, ImageSet]
+) -> list[Protocol]:
+    """The declared protocols or, without a declaration, all that the images suit, with their defaults.
+
+    Args:
+        config: the model's; its section `evaluation` may have `protocols`.
+        data: another config, which declares them instead; a folder declares none.
+        names: only these of the protocols.
+        images: the image sets by name.
+
+    Raises:
+        UserError: no such protocol, or images that do not suit one that was asked for.
+    """
+    declared = read_config(in_package(data)) if data and not Path(data).is_dir() else config
+    configs = (declared.get(SECTION) or {}).get("protocols")
+    asked = names is not None or configs is not None
+    if configs is None:
+        PROTOCOLS.import_from_location()
+        configs = [dict(type=name) for name in PROTOCOLS.module_dict]
+    known = [type_name(one["type"]) for one in configs]
+    if unknown := set(names or ()) - set(known):
+        raise UserError(f"--protocols {unknown.pop()}: one of {', '.join(known)}")
+    chosen = [one for one, name in zip(configs, known, strict=True) if name in (names or known)]
+    suited = []
+    for protocol in build_protocols(chosen):
+        try:
+            if absent := set(protocol.needs) - set(images):
+                print_once(f"no {type(protocol).__name__}: there are no `{min(absent)}` images")
+                continue
+            protocol.check(images)
+            suited.append(protocol)
+        except UserError as error:
+            if asked:
+                raise
+            print_once(f"no {type(protocol).__name__}: {error}")
+    return suited
 
 
 def evaluate(
@@ -125,17 +183,14 @@ def evaluate(
     cache: Path,
     amp: bool | None = None,
 ) -> tuple[Evaluated, list[list[Row]]]:
-    """A checkpoint's features and, in the first process, the rows of each protocol, cached where they were.
+    """A checkpoint's features and, in the first process, the rows of each protocol.
 
     Args:
         checkpoint: the backbone with its weights.
         images: the image sets by name.
-        protocols: what to run, in this order.
-        cache: folder of features and results.
+        protocols: in the order of the table.
+        cache: folder of the features.
         amp: see `take_features`.
-
-    Raises:
-        UserError: two rows of one name (see `tell_apart`).
     """
     kinds: dict[str, list[str]] = {}
     for protocol in protocols:
@@ -147,68 +202,37 @@ def evaluate(
     evaluated = Evaluated(checkpoint, features, images, checkpoint.backbone.device)
     if not is_first_process():  # the first process has the table
         return evaluated, []
-    return evaluated, tell_apart(protocols, [_rows(protocol, evaluated, cache) for protocol in protocols])
+    return evaluated, tell_apart(protocols, [protocol.run(evaluated) for protocol in protocols])
 
 
 def tell_apart(protocols: Sequence[Protocol], rows: Sequence[Sequence[Row]]) -> list[list[Row]]:
-    """Rows of which no two have one name: where two would, those of other options than the default name them.
+    """Rows with different names: protocols whose rows have the same name add their options to it.
 
     Args:
         protocols: as they were run.
         rows: of each protocol.
 
     Raises:
-        UserError: rows that have one name with all options in it.
+        UserError: rows that still have the same name.
     """
     taken = Counter(row.name for some in rows for row in some)
     told = []
     for protocol, some in zip(protocols, rows, strict=True):
-        options = _options(protocol) if any(taken[row.name] > 1 for row in some) else ""
+        default = vars(type(protocol)())
+        changed = [f"{name}={value}" for name, value in vars(protocol).items() if value != default[name]]
+        twice = changed and any(taken[row.name] > 1 for row in some)
+        options = f" ({', '.join(changed)})" if twice else ""
         told.append([replace(row, protocol=f"{row.protocol}{options}") for row in some])
-    twice = [name for name, count in Counter(row.name for some in told for row in some).items() if count > 1]
-    if twice:
-        raise UserError(
-            f"`protocols` give two results of the name `{twice[0]}`: leave one out, or change an option"
-        )
+    name, count = (
+        Counter(row.name for some in told for row in some).most_common(1)[0] if any(told) else ("", 1)
+    )
+    if count > 1:
+        raise UserError(f"`protocols` give two results `{name}`: leave one out, or change an option")
     return told
 
 
-def _options(protocol: Protocol) -> str:
-    """The options that are not the default, for a row's name."""
-    default = vars(type(protocol)())
-    changed = [f"{name}={value}" for name, value in vars(protocol).items() if value != default[name]]
-    return f" ({', '.join(changed)})" if changed else ""
-
-
-def say_what_lacks(name: str, poolings: Sequence[str], features: Features) -> None:
-    """Say that a protocol gives no rows because the backbone does not have its features."""
-    has = " and ".join(features.poolings)
-    print(f"no {name} on {' or '.join(poolings)}: the backbone gives {has} only", flush=True)
-
-
-def _rows(protocol: Protocol, evaluated: Evaluated, cache: Path) -> list[Row]:
-    known = [type(protocol).__name__, {k: str(v) for k, v in vars(protocol).items()}, __version__, RESULTS]
-    known += [evaluated.features[name].folder.name for name in protocol.needs]
-    known += [*protocol.identity(evaluated), _source(protocol)]
-    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
-    file = cache / "results" / f"{type(protocol).__name__}-{digest}.json"
-    if file.is_file() and (stored := json.loads(file.read_text())):
-        return [Row(**row) for row in stored]
-    # No rows are not kept: what could not be measured now, as without tokens, may be measured later.
-    if rows := protocol.run(evaluated):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        replace_json(file, [asdict(row) for row in rows])
-    return rows
-
-
-def _source(protocol: Protocol) -> str:
-    """Digest of the file that defines a protocol, so that one that is being written is run anew."""
-    file = getattr(sys.modules[type(protocol).__module__], "__file__", None)  # a notebook has none
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
-
-
 def results_table(results: Mapping[str, Sequence[Row]]) -> Table:
-    """One column of figures a checkpoint, one line a figure.
+    """One column per checkpoint, one line per figure.
 
     Args:
         results: the rows by the checkpoint's name.
@@ -220,16 +244,16 @@ def results_table(results: Mapping[str, Sequence[Row]]) -> Table:
     return Table(columns, lines)
 
 
+def _cell(row: Row | None) -> str | None:
+    if row is None:
+        return None
+    spread = "" if row.spread is None else f" ± {row.spread:.1f}"
+    return f"{row.value:.{1 if abs(row.value) >= 1 else 3}f}{spread}" + (f" ({row.note})" if row.note else "")
+
+
 def side_by_side(sections: Sequence[Section]) -> list[Section]:
     """Sections with the pictures of all checkpoints under each heading, in the order of the first."""
     merged: dict[tuple[str, str], list[Figure]] = {}
     for section in sections:
         merged.setdefault((section.title, section.caption), []).extend(section.figures)
     return [Section(*heading, figures) for heading, figures in merged.items()]
-
-
-def _cell(row: Row | None) -> str | None:
-    if row is None:
-        return None
-    spread = "" if row.spread is None else f" ± {row.spread:.1f}"
-    return f"{row.value:.{1 if abs(row.value) >= 1 else 3}f}{spread}" + (f" ({row.note})" if row.note else "")

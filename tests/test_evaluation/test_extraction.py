@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from frozen_features import save, take
+from mapet_mm.evaluation.declared_images import read_image_sets
+from mapet_mm.evaluation.extraction import _folder
 from mmengine.dataset import BaseDataset
 from PIL import Image
 
 from mapet_mm.evaluation import extraction
 from mapet_mm.evaluation import features as feature_module
-from mapet_mm.evaluation.declared_images import read_image_sets
-from mapet_mm.evaluation.extraction import _folder
 from mapet_mm.evaluation.image_sets import ImageSetError
 from mapet_mm.evaluation.models import load_checkpoint
 from mapet_mm.registry import DATASETS

@@ -10,7 +10,7 @@ from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 
-from mapet_mm.evaluation.image_features import effective_rank
+from mapet_mm.evaluation.metrics.rank_me import effective_rank
 from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.dist import unwrapped

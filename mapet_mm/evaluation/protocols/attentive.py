@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm import tqdm
 
-from mapet_mm.evaluation.batches import ShuffledBatches
-from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
-from mapet_mm.evaluation.protocols.linear import check_rates, half_cosine
+from mapet_mm.evaluation.protocols.probes import (
+    ShuffledBatches,
+    accuracies,
+    check_rates,
+    num_epochs,
+    train_heads,
+)
 
 HEAD_WIDTH = 64
 
@@ -56,56 +60,14 @@ class AttentiveClassifier(nn.Module):
         return F.linear(values, self.classifier, self.bias)
 
 
-def train_attentive(
-    batches: ShuffledBatches,
-    rates: Sequence[float],
-    num_classes: int,
-    epochs: int,
-    weight_decay: float = 5e-4,
-    device: torch.device | str = "cpu",
-) -> list[AttentiveClassifier]:
-    """One classifier for each rate, trained together by AdamW, each as it would be alone."""
-    features = batches.features
-    models = [AttentiveClassifier(features.dim, num_classes).to(device) for _ in rates]
-    groups = [
-        {"params": list(model.parameters()), "lr": rate} for model, rate in zip(models, rates, strict=True)
-    ]
-    steps = torch.optim.AdamW(groups, weight_decay=weight_decay)
-    total = epochs * batches.steps
-    cosine = torch.optim.lr_scheduler.LambdaLR(
-        steps, lambda step: min((step + 1) / max(1, total // 10), half_cosine(step, total))
-    )
-    for epoch in tqdm(range(epochs), desc="attentive probe", delay=2):
-        for tokens, labels in batches.epoch(epoch):
-            steps.zero_grad()
-            tokens, labels = tokens.to(device), labels.to(device)
-            for model in models:
-                F.cross_entropy(model(tokens), labels).backward()
-            steps.step()
-            cosine.step()
-    return models
-
-
-@torch.no_grad()
-def attentive_accuracies(
-    models: Sequence[AttentiveClassifier], features: Features, device: torch.device | str
-) -> list[float]:
-    """Top-1 in percent of each classifier."""
-    right = torch.zeros(len(models))
-    for rows, tokens in features.blocks("tokens"):
-        tokens, labels = tokens.to(device), features.labels[rows].to(device)
-        right += torch.tensor([(model(tokens).argmax(1) == labels).sum().item() for model in models])
-    return (100 * right / len(features)).tolist()
-
-
 @PROTOCOLS.register_module()
 class AttentiveProbe(Classification):
     """CAPI's attentive probe of the last layer's patch tokens; the rate that classifies `val` best counts.
 
     Args:
         rates: of AdamW, swept in one pass.
-        epochs: passes over the tokens, but
-        least_steps: at least so many steps, for small sets.
+        epochs: passes over the tokens.
+        least_steps: lower bound on the number of steps, for small sets.
         batch_size: images of a step.
         weight_decay: AdamW's.
         seed: of the order of the images.
@@ -130,13 +92,13 @@ class AttentiveProbe(Classification):
     def run(self, evaluated: Evaluated) -> list[Row]:
         """One row; none of a backbone without patch tokens."""
         train, val, num_classes = self.labelled(evaluated)
-        if not math.prod(train.grid):
+        if train.grid == (0, 0):
             return []
         batches = ShuffledBatches(train, "tokens", self.batch_size, self.seed)
-        epochs = batches.epochs(self.epochs, self.least_steps)
-        models = train_attentive(
-            batches, self.rates, num_classes, epochs, self.weight_decay, evaluated.device
-        )
-        found = attentive_accuracies(models, val, evaluated.device)
+        heads = [AttentiveClassifier(train.dim, num_classes) for _ in self.rates]
+        epochs = num_epochs(batches, self.epochs, self.least_steps)
+        optimizer = partial(torch.optim.AdamW, weight_decay=self.weight_decay)
+        train_heads(heads, self.rates, batches, epochs, optimizer, warmup=0.1, device=evaluated.device)
+        found = accuracies(heads, val, "tokens", evaluated.device)
         top1, rate = max(zip(found, self.rates, strict=True))
         return [Row("attentive probe", "patch tokens, last layer", top1, note=f"rate {rate:g}")]

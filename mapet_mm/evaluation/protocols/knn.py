@@ -1,26 +1,89 @@
-"""k-NN on the pooled features: nothing is trained."""
+"""Nearest neighbours: images vote for the class of those that resemble them, and nothing is trained."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
+from mmengine.dist import all_gather
 from torch import Tensor
+from torch.nn import functional as F
 
-from mapet_mm.engine.hooks.knn_probe_hook import (
-    Neighbours,
-    check_neighbours,
-    check_temperature,
-    count_votes,
-    keep_nearest,
-    keys_by_angle,
-    queries_by_angle,
-)
-from mapet_mm.evaluation.features import Features
-from mapet_mm.evaluation.image_sets import ImageSet
+from mapet_mm.evaluation.features import FeatureBank
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
-from mapet_mm.utils.errors import UserError
+
+# Queries and training images compared at once: 128 MiB of similarities.
+ROWS, COLUMNS = 2**11, 2**14
+
+
+def knn_predict(
+    queries: Float[Tensor, "query dim"],
+    known: Iterable[tuple[Float[Tensor, "some dim"], Int64[Tensor, " some"]]],
+    num_classes: int,
+    k: int = 20,
+    temperature: float = 0.07,
+) -> Int64[Tensor, " query"]:
+    """Classify by the k most similar training images, each voting with `exp(cosine / temperature)`.
+
+    If there are fewer than k training images, all vote. Several processes each compare all queries with their
+    own training images; only each query's k nearest go from process to process.
+
+    Args:
+        queries: `(Q, D)` of the images to classify, the same in all processes.
+        known: features and labels of this process's training images, some at a time. Only one part is
+            normalised at a time, so the memory is that of the features.
+        num_classes: number of classes.
+        k: neighbours that vote.
+        temperature: of the votes.
+
+    Returns:
+        `(Q,)` int64, the class with most votes.
+
+    Raises:
+        ValueError: fewer than one neighbour, or a temperature that is not above 0.
+    """
+    if k < 1 or not temperature > 0:
+        raise ValueError(f"k-NN with k={k}, temperature={temperature}: both are above 0")
+    keys = ((F.normalize(features.to(queries.device), dim=1), labels) for features, labels in known)
+    similarity, voters = nearest(F.normalize(queries, dim=1), keys, k)
+    similarity, voters = _largest(zip(all_gather(similarity), all_gather(voters), strict=True), k)
+    # Relative to the largest, because exp(1 / temperature) overflows float32 for temperatures up to 0.011.
+    relative = similarity - similarity[:, :1]
+    votes = torch.zeros(len(queries), num_classes, device=queries.device)
+    return votes.scatter_add_(1, voters, (relative / temperature).exp()).argmax(1)
+
+
+def nearest(
+    queries: Float[Tensor, "query dim"],
+    known: Iterable[tuple[Float[Tensor, "some dim"], Int64[Tensor, " some"]]],
+    k: int,
+) -> tuple[Float[Tensor, "query k"], Int64[Tensor, "query k"]]:
+    """The k largest products of each query with some keys, in falling order, and what belongs to these keys.
+
+    Args:
+        queries: `(Q, D)`.
+        known: keys and a number for each (its label, its place), some at a time.
+        k: if there are fewer keys, products of minus infinity with the number 0 fill up.
+    """
+    products = queries.new_full((len(queries), k), float("-inf"))
+    numbers = torch.zeros(len(queries), k, dtype=torch.int64, device=queries.device)
+    for keys, own in known:
+        keys, own = keys.to(queries.device), own.to(queries.device)
+        for start in range(0, len(queries), ROWS):
+            rows = slice(start, start + ROWS)
+            found, places = (queries[rows] @ keys.T).topk(min(k, len(keys)), dim=1)
+            products[rows], numbers[rows] = _largest(
+                [(products[rows], numbers[rows]), (found, own[places])], k
+            )
+    return products, numbers
+
+
+def _largest(parts: Iterable[tuple[Tensor, Tensor]], k: int) -> tuple[Tensor, Tensor]:
+    """The k largest products in some parts' columns, in falling order, with the numbers beside them."""
+    products, numbers = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+    products, places = products.topk(k, dim=1)
+    return products, numbers.gather(1, places)
 
 
 @PROTOCOLS.register_module()
@@ -28,57 +91,26 @@ class NearestNeighbours(Classification):
     """Top-1 of the k most similar training images, which vote with `exp(similarity / temperature)`.
 
     Args:
-        k: neighbours that vote.
+        k: neighbours that vote; all training images if there are fewer.
         temperature: of the votes, above 0.
     """
 
     def __init__(self, k: int = 20, temperature: float = 0.07) -> None:
-        check_temperature(temperature)
         self.k, self.temperature = k, temperature
-
-    def check(self, images: Mapping[str, ImageSet]) -> None:
-        """See `check_labels`; and there are k images to learn from."""
-        super().check(images)
-        try:
-            check_neighbours(self.k, number := len(images["train"]))
-        except ValueError as error:
-            raise UserError(
-                f"{error}: give its entry in `evaluation.protocols` another `k`, or the default one by "
-                f"`--cfg-options knn_probe.k={number}`"
-            ) from error
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """A row for the last layer's class token, patch mean, and both side by side."""
         train, val, num_classes = self.labelled(evaluated)
-        check_neighbours(self.k, len(train))
         rows = []
         for pooling in train.poolings:
             queries = val.pooled(pooling).to(evaluated.device)
-            similarity, voters = neighbours(queries, train, pooling, self.k)
-            votes = count_votes(similarity, voters, num_classes, self.temperature)
-            right = votes.argmax(1) == val.labels.to(evaluated.device)
+            predicted = knn_predict(queries, _parts(train, pooling), num_classes, self.k, self.temperature)
+            right = predicted == val.labels.to(evaluated.device)
             rows.append(Row("k-NN", pooling, 100 * right.float().mean().item()))
         return rows
 
 
-def neighbours(queries: Float[Tensor, "query dim"], train: Features, pooling: str, k: int) -> Neighbours:
-    """Similarities and labels of the k most similar training images, which are read a block at a time.
-
-    The similarities are less a number of each query's own (see `queries_by_angle`).
-
-    Args:
-        queries: features, on the device where they are compared.
-        train: the training images.
-        pooling: of the last layer.
-        k: number of neighbours.
-    """
-    best = (
-        queries.new_full((len(queries), k), float("-inf")),
-        torch.zeros(len(queries), k, dtype=torch.int64, device=queries.device),
-    )
-    queries, centre = queries_by_angle(queries)
-    for rows, values in train.blocks("pooled", -1):
-        block = keys_by_angle(train.pool(values, pooling).to(queries.device), centre)
-        labels = train.labels[rows].to(queries.device)
-        best = keep_nearest([best, (queries @ block.T, labels.expand(len(queries), -1))], k)
-    return best
+def _parts(bank: FeatureBank, pooling: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Features and labels of a set, `COLUMNS` images at a time."""
+    for images in torch.arange(len(bank)).split(COLUMNS):
+        yield bank.pooled(pooling, images=images), bank.labels[images]

@@ -2,60 +2,59 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor, nn
-from torch.nn import functional as F
-from tqdm import tqdm
 
-from mapet_mm.evaluation.batches import ShuffledBatches
-from mapet_mm.evaluation.features import POOLINGS, Features
-from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row, say_what_lacks
+from mapet_mm.evaluation.features import POOLINGS, FeatureBank
+from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
+from mapet_mm.evaluation.protocols.probes import (
+    ShuffledBatches,
+    accuracies,
+    check_rates,
+    num_epochs,
+    train_heads,
+)
 from mapet_mm.visualization.report import Section
 
-# Weights, gradients and two moments of the classifiers that are trained at once.
-MEMORY_BYTES = 2**30
+MEMORY_BYTES = 2**30  # weights, gradients and two moments of the classifiers trained at once
 # Thirteen, as DINOv2's, but up to 100 instead of 0.1: the values of layers without a norm may be small.
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+OPTIMIZERS = {"SGD": partial(torch.optim.SGD, momentum=0.9), "AdamW": torch.optim.AdamW}
 
 
 class Probe(NamedTuple):
-    """One linear classifier: what it sees, and at which rate it learns, for a batch of 256."""
+    """One linear classifier's layer, pooling and learning rate (for a batch of 256)."""
 
     layer: int
     pooling: str
     rate: float
 
 
-class Bank(nn.Module):
-    """Classifiers of one layer and pooling, with several rates.
+class LinearHead(nn.Linear):
+    """A classifier of one layer and pooling, with the same start whichever others are trained.
 
     Args:
-        probes: the classifiers.
-        width: of the features.
+        probe: the layer and the pooling.
+        bank: features of the kind that it will see.
         num_classes: number of classes.
     """
 
-    def __init__(self, probes: Sequence[Probe], width: int, num_classes: int) -> None:
-        super().__init__()
-        self.probes, self.layer, self.pooling = list(probes), probes[0].layer, probes[0].pooling
-        # The same start for all, whoever else is trained: a classifier becomes what it would alone.
-        start = torch.randn(num_classes, width, generator=torch.Generator().manual_seed(0)) * 0.01
-        self.weight = nn.Parameter(start.repeat(len(probes), 1, 1))
-        self.bias = nn.Parameter(torch.zeros(len(probes), num_classes))
-        self.register_buffer("rates", torch.tensor([probe.rate for probe in probes]))
+    def __init__(self, probe: Probe, bank: FeatureBank, num_classes: int) -> None:
+        super().__init__(bank.width(probe.pooling), num_classes)
+        self.layer, self.columns = probe.layer, bank.columns(probe.pooling)
+        start = torch.randn(self.weight.shape, generator=torch.Generator().manual_seed(0))
+        self.weight.data.copy_(start * 0.01)
+        self.bias.data.zero_()
 
-    def forward(self, features: Float[Tensor, "batch width"]) -> Float[Tensor, "rate batch class"]:
-        """Logits of each classifier."""
-        logits = F.linear(features, self.weight.flatten(0, 1), self.bias.flatten())  # B (R C)
-        return logits.unflatten(1, self.bias.shape).transpose(0, 1)
+    def forward(self, values: Float[Tensor, "layer batch width"]) -> Float[Tensor, "batch class"]:
+        """Logits."""
+        return super().forward(values[self.layer][:, self.columns])
 
 
 def train_probes(
@@ -66,8 +65,8 @@ def train_probes(
     optimizer: str = "SGD",
     weight_decay: float = 0.0,
     device: torch.device | str = "cpu",
-) -> list[Bank]:
-    """Train classifiers together, each as it would be trained alone; rates fall to 0 along a cosine.
+) -> list[LinearHead]:
+    """Train classifiers together; their rates are in proportion to the batch.
 
     Args:
         batches: of the training images' pooled features.
@@ -75,39 +74,21 @@ def train_probes(
         num_classes: number of classes.
         epochs: passes over the features.
         optimizer: 'SGD' (momentum 0.9) or 'AdamW'.
-        weight_decay: AdamW's.
+        weight_decay: the optimizer's.
         device: where to train.
     """
-    alone = optimizer == "AdamW"  # whose steps do not follow the loss's scale
-    banks = []
-    key = (lambda probe: probe) if alone else (lambda probe: probe[:2])
-    for _, some in groupby(sorted(probes), key=key):
-        some = list(some)
-        width = batches.features.dim * (2 if some[0].pooling == "both" else 1)
-        banks.append(Bank(some, width, num_classes).to(device))
-    total, scale = epochs * batches.steps, batches.batch_size / 256
-    groups = [
-        {"params": bank.parameters(), "lr": scale * (bank.probes[0].rate if alone else 1)} for bank in banks
-    ]
-    if alone:
-        steps = torch.optim.AdamW(groups, weight_decay=weight_decay)
-    else:
-        steps = torch.optim.SGD(groups, momentum=0.9)
-    cosine = torch.optim.lr_scheduler.LambdaLR(steps, partial(half_cosine, total=total))
-    for epoch in tqdm(range(epochs), desc=f"{len(probes)} linear probes", delay=2):
-        for values, labels in batches.epoch(epoch):
-            _step(banks, batches.features, values.to(device), labels.to(device), alone)
-            steps.step()
-            steps.zero_grad()
-            cosine.step()
-    return banks
+    heads = [LinearHead(probe, batches.bank, num_classes) for probe in probes]
+    rates = [probe.rate * batches.batch_size / 256 for probe in probes]
+    build = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
+    train_heads(heads, rates, batches, epochs, build, device=device)
+    return heads
 
 
-def parts(probes: Sequence[Probe], dim: int, num_classes: int) -> Iterator[list[Probe]]:
+def parts(probes: Sequence[Probe], bank: FeatureBank, num_classes: int) -> Iterator[list[Probe]]:
     """Classifiers that are trained at once: as many as `MEMORY_BYTES` take, in order."""
     part, used = [], 0
-    for probe in sorted(probes):
-        size = 16 * num_classes * (1 + dim * (2 if probe.pooling == "both" else 1))
+    for probe in probes:
+        size = 16 * num_classes * (1 + bank.width(probe.pooling))
         if part and used + size > MEMORY_BYTES:
             yield part
             part, used = [], 0
@@ -116,55 +97,19 @@ def parts(probes: Sequence[Probe], dim: int, num_classes: int) -> Iterator[list[
     yield part
 
 
-def check_rates(rates: Sequence[float]) -> None:
-    """Raise ValueError unless there are learning rates, all above 0."""
-    if not rates or min(rates) <= 0:
-        raise ValueError(f"rates={list(rates)}: at least one learning rate, each above 0")
-
-
-def half_cosine(step: int, total: int) -> float:
-    """From 1 at step 0 to 0 at `total`."""
-    return (1 + math.cos(math.pi * min(1, step / total))) / 2
-
-
-def _step(banks: Sequence[Bank], features: Features, values: Tensor, labels: Tensor, alone: bool) -> None:
-    for bank in banks:
-        logits = bank(features.pool(values[:, bank.layer], bank.pooling))  # R B C
-        losses = F.cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none")
-        losses = losses.view(len(logits), -1).mean(1)  # R
-        # A rate times the loss is a rate of its own, for SGD without decay.
-        (losses.sum() if alone else losses @ bank.rates).backward()
-
-
-@torch.no_grad()
-def accuracies(
-    banks: Sequence[Bank], features: Features, device: torch.device | str = "cpu"
-) -> dict[Probe, float]:
-    """Top-1 in percent of each classifier."""
-    right = [torch.zeros(len(bank.rates), device=device) for bank in banks]
-    for rows, values in features.blocks("pooled"):
-        values, labels = values.to(device), features.labels[rows].to(device)
-        for bank, count in zip(banks, right, strict=True):
-            logits = bank(features.pool(values[:, bank.layer], bank.pooling))
-            count += (logits.argmax(2) == labels).sum(1)
-    probes = [probe for bank in banks for probe in bank.probes]
-    counts = [number for count in right for number in count.tolist()]
-    return {probe: 100 * number / len(features) for probe, number in zip(probes, counts, strict=True)}
-
-
 @PROTOCOLS.register_module()
 class LinearProbes(Classification):
     """Linear classifiers of every layer and pooling, with learning rates swept as DINOv2 does.
 
-    The reported rate and layer are those that classify the `val` images best, as there.
+    The reported rate and layer are the best on the `val` images, as there.
 
     Args:
         rates: for a batch of 256; each is in proportion to the batch.
-        epochs: passes over the features, but
-        least_steps: at least so many steps, for small sets.
+        epochs: passes over the features.
+        least_steps: lower bound on the number of steps, for small sets.
         batch_size: images of a step.
         optimizer: 'SGD' or 'AdamW'.
-        weight_decay: AdamW's.
+        weight_decay: the optimizer's.
         poolings: of 'class token', 'mean' and 'both'; all by default.
         seed: of the order of the images.
     """
@@ -179,100 +124,97 @@ class LinearProbes(Classification):
         batch_size: int = 256,
         optimizer: str = "SGD",
         weight_decay: float = 0.0,
-        poolings: Sequence[str] | None = None,
+        poolings: Sequence[str] = POOLINGS,
         seed: int = 0,
     ) -> None:
-        if optimizer not in ("SGD", "AdamW"):
-            raise ValueError(f"optimizer={optimizer!r} is none of SGD, AdamW")
         check_rates(rates)
-        if poolings is not None and (not poolings or not set(poolings) <= set(POOLINGS)):
-            raise ValueError(f"poolings={poolings!r}: a list of some of {', '.join(POOLINGS)}")
+        if optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer={optimizer!r}: one of {', '.join(OPTIMIZERS)}")
+        if not poolings or not set(poolings) <= set(POOLINGS):
+            raise ValueError(f"poolings={poolings!r}: some of {', '.join(POOLINGS)}")
         self.rates, self.batch_size = list(rates), batch_size
         self.epochs, self.least_steps = epochs, least_steps
-        self.optimizer, self.weight_decay, self.poolings, self.seed = optimizer, weight_decay, poolings, seed
+        self.optimizer, self.weight_decay, self.seed = optimizer, weight_decay, seed
+        self.poolings = list(poolings)
 
-    def layers(self, features: Features) -> list[int]:
+    def layers(self, bank: FeatureBank) -> list[int]:
         """The probed layers."""
-        return list(range(len(features.layers)))
+        return list(range(len(bank.layers)))
 
     def run(self, evaluated: Evaluated) -> list[Row]:
-        """Rows of the last layer and of the best one, for each pooling; of all layers in detail.
-
-        None of a backbone that has none of the poolings.
-        """
+        """Rows of the last layer and of the best one, for each pooling; of all layers in detail."""
         train, val, num_classes = self.labelled(evaluated)
-        layers = self.layers(train)
-        poolings = [one for one in train.poolings if self.poolings is None or one in self.poolings]
-        if not poolings:
-            say_what_lacks(self.name, self.poolings, train)
-            return []
+        poolings = [one for one in train.poolings if one in self.poolings]
         probes = [
-            Probe(layer, pooling, rate) for layer in layers for pooling in poolings for rate in self.rates
+            Probe(layer, pooling, rate)
+            for layer in self.layers(train)
+            for pooling in poolings
+            for rate in self.rates
         ]
+        if not probes:
+            print(f"no {self.name}: the backbone gives {' and '.join(train.poolings)} only", flush=True)
+            return []
         batches = ShuffledBatches(train, "pooled", self.batch_size, self.seed)
-        epochs = batches.epochs(self.epochs, self.least_steps)
-        options = epochs, self.optimizer, self.weight_decay, evaluated.device
+        epochs = num_epochs(batches, self.epochs, self.least_steps)
+        options = num_classes, epochs, self.optimizer, self.weight_decay, evaluated.device
         found = {}
-        for part in parts(probes, train.dim, num_classes):
-            found |= accuracies(train_probes(batches, part, num_classes, *options), val, evaluated.device)
-        rows = []
-        for pooling in poolings:
-            details = []
-            for layer in layers:
-                top1, note = self._best({rate: found[Probe(layer, pooling, rate)] for rate in self.rates})
-                setting = f"{pooling}, layer {train.layers[layer]}"
-                details.append(Row(self.name, setting, top1, note=note, detail=True))
-            last, best = details[-1], max(details, key=lambda row: row.value)
-            rows.append(Row(self.name, f"{pooling}, last layer", last.value, note=last.note))
-            note = f"{best.setting.removeprefix(f'{pooling}, ')}, {best.note}"
-            rows += [Row(self.name, f"{pooling}, best layer", best.value, note=note), *details]
-        return rows
+        for part in parts(probes, train, num_classes):
+            heads = train_probes(batches, part, *options)
+            found |= zip(part, accuracies(heads, val, "pooled", evaluated.device), strict=True)
+        return [row for pooling in poolings for row in self._rows(pooling, train, found)]
 
-    @staticmethod
-    def _best(top1: Mapping[float, float]) -> tuple[float, str]:
-        """The highest top-1, and its rate, of equals the lowest, with a word where others may be better."""
-        best, rate = max((value, -rate) for rate, value in top1.items())
-        note = f"rate {-rate:g}"
-        if len(top1) == 1:
-            return best, note
-        if best == min(top1.values()):
-            return best, f"{note}, all rates alike"
-        ends = {min(top1): ", the lowest of the sweep", max(top1): ", the highest of the sweep"}
-        return best, note + ends.get(-rate, "")
+    def _rows(self, pooling: str, bank: FeatureBank, found: Mapping[Probe, float]) -> list[Row]:
+        details = []
+        for layer in self.layers(bank):
+            top1, note = _best({rate: found[Probe(layer, pooling, rate)] for rate in self.rates})
+            setting = f"{pooling}, layer {bank.layers[layer]}"
+            details.append(Row(self.name, setting, top1, note=note, detail=True))
+        last, best = details[-1], max(details, key=lambda row: row.value)
+        note = f"{best.setting.removeprefix(f'{pooling}, ')}, {best.note}"
+        return [
+            Row(self.name, f"{pooling}, last layer", last.value, note=last.note),
+            Row(self.name, f"{pooling}, best layer", best.value, note=note),
+            *details,
+        ]
 
     def sections(self, evaluated: Evaluated, rows: Sequence[Row]) -> list[Section]:
         """Accuracy by layer."""
-        if not rows:
-            return []
-        figure = Figure(figsize=(6, 3.2), layout="constrained")
-        axes = figure.subplots()
-        layers = evaluated.features["train"].layers
         lines: dict[str, list[tuple[str, float]]] = {}
         for row in rows:
             if row.detail:
                 pooling, _, layer = row.setting.rpartition(", layer ")
                 lines.setdefault(pooling, []).append((layer, row.value))
+        if not lines:
+            return []
+        figure = Figure(figsize=(6, 3.2), layout="constrained")
+        axes = figure.subplots()
         for pooling, points in lines.items():
-            axes.plot(
-                [layers.index(layer) for layer, _ in points], [v for _, v in points], "o-", label=pooling
-            )
-        axes.set_xticks(range(len(layers)), layers)
-        axes.set_xlabel("layer")
-        axes.set_ylabel("top-1, %")
+            axes.plot(*zip(*points, strict=True), "o-", label=pooling)
+        axes.set(xlabel="layer", ylabel="top-1, %")
         axes.grid(alpha=0.3)
         axes.legend()
-        name = evaluated.checkpoint.name if evaluated.checkpoint else ""
-        return [
-            Section(f"Linear probe by layer ({self.name}): {name}", "At each layer's best rate.", [figure])
-        ]
+        title = f"Linear probe by layer ({self.name}): {evaluated.checkpoint.name}"
+        return [Section(title, "At each layer's best rate.", [figure])]
+
+
+def _best(top1: Mapping[float, float]) -> tuple[float, str]:
+    """The highest top-1 and its rate, of equals the lowest; the note says if other rates may be better."""
+    best, rate = max((value, -rate) for rate, value in top1.items())
+    note = f"rate {-rate:g}"
+    if len(top1) == 1:
+        return best, note
+    if best == min(top1.values()):
+        return best, f"{note}, all rates alike"
+    ends = {min(top1): ", the lowest of the sweep", max(top1): ", the highest of the sweep"}
+    return best, note + ends.get(-rate, "")
 
 
 @PROTOCOLS.register_module()
 class BEiTLinearProbes(LinearProbes):
     """BEiT's linear probe: class token and patch mean of each numbered layer, without a norm, at one rate.
 
-    Rate, decay and epochs are those of `run_linear_eval.py`; what is left out is its random crops and flips,
-    for features are computed once.
+    Rate, decay and epochs are those of `run_linear_eval.py`; its random crops and flips are left out, because
+    features are computed once.
 
     Args:
         rates: for a batch of 256; BEiT's is 4e-3 for 1024.
@@ -285,7 +227,6 @@ class BEiTLinearProbes(LinearProbes):
         options = {"optimizer": "AdamW", "weight_decay": 1e-4, "poolings": ["both"], "batch_size": 1024}
         super().__init__(rates, epochs, **{**options, "least_steps": 1000, **kwargs})
 
-    def layers(self, features: Features) -> list[int]:
+    def layers(self, bank: FeatureBank) -> list[int]:
         """The numbered layers; the output of a backbone without any."""
-        numbered = [place for place, layer in enumerate(features.layers) if layer != "output"]
-        return numbered or super().layers(features)
+        return [place for place, layer in enumerate(bank.layers) if layer != "output"] or [0]

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
-from torch import Tensor
+from sklearn.preprocessing import StandardScaler
 
-from mapet_mm.evaluation.features import POOLINGS, Features
-from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row, say_what_lacks
+from mapet_mm.evaluation.features import POOLINGS
+from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
 
 
 def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None:
@@ -43,18 +42,6 @@ def share_name(share: int | float) -> str:
     return f"{share} a class" if share >= 1 else f"{100 * share:g}% of the images"
 
 
-def moments(features: Features, pooling: str) -> tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]]:
-    """Mean and standard deviation of the last layer's features, a block at a time; 1 of constant ones."""
-    total, squares = 0, 0
-    for _, values in features.blocks("pooled", -1):
-        values = features.pool(values, pooling).double()
-        total, squares = total + values.sum(0), squares + values.square().sum(0)
-    mean = total / len(features)
-    deviation = (squares / len(features) - mean.square()).clamp(min=0).sqrt()
-    # What is smaller is rounding: float32 holds seven digits of the mean.
-    return mean.float(), deviation.where(deviation > 1e-6 * mean.abs(), 1).float()
-
-
 @PROTOCOLS.register_module()
 class LowShot(Classification):
     """Logistic regression (scikit-learn's, L2) on a few labelled images, of the last layer's features.
@@ -75,15 +62,10 @@ class LowShot(Classification):
         C: float = 1.0,
         pooling: str | None = None,
     ) -> None:
-        for share in shots:
-            if share <= 0 or (share > 1 and share % 1):
-                raise ValueError(f"shots: {share} is neither a whole number of images nor a share below 1")
-        if len({share_name(share) for share in shots}) < len(shots):
-            raise ValueError(f"shots={list(shots)}: one stands there twice")
-        if draws < 1:
-            raise ValueError(f"draws={draws}: images are drawn once at least")
+        if any(share <= 0 or (share > 1 and share % 1) for share in shots):
+            raise ValueError(f"shots={list(shots)}: whole numbers of images, or shares below 1")
         if pooling not in (None, *POOLINGS):
-            raise ValueError(f"pooling={pooling!r} is none of {', '.join(POOLINGS)}")
+            raise ValueError(f"pooling={pooling!r}: one of {', '.join(POOLINGS)}")
         self.shots, self.draws, self.C, self.pooling = list(shots), draws, C, pooling
 
     def run(self, evaluated: Evaluated) -> list[Row]:
@@ -94,26 +76,29 @@ class LowShot(Classification):
         train, val, _ = self.labelled(evaluated)
         pooling = self.pooling or train.poolings[-1]
         if pooling not in train.poolings:
-            say_what_lacks("logistic regression", [pooling], train)
+            print(
+                f"no logistic regression on {pooling}: the backbone gives {train.poolings[0]} only",
+                flush=True,
+            )
             return []
-        mean, deviation = moments(train, pooling)
-        queries = (val.pooled(pooling) - mean).div_(deviation).numpy()
+        scaler = StandardScaler()
+        for _, values in train.blocks("pooled"):
+            scaler.partial_fit(values[:, train.columns(pooling)].numpy())
+        queries = scaler.transform(val.pooled(pooling).numpy())
         rows = []
         for share in self.shots:
             tops = []
             for seed in range(self.draws):
                 if (chosen := draw(train.labels.numpy(), share, seed)) is None:
                     break
-                known = train.pooled(pooling, images=torch.from_numpy(chosen))
-                model = self._fit((known - mean).div_(deviation).numpy(), train.labels[chosen].numpy())
+                known = scaler.transform(train.pooled(pooling, images=torch.from_numpy(chosen)).numpy())
+                model = LogisticRegression(C=self.C, max_iter=1000)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", ConvergenceWarning)
+                    model.fit(known, train.labels[chosen].numpy())
                 tops.append(100 * model.score(queries, val.labels.numpy()))
             if tops:
                 spread = float(np.std(tops, ddof=1)) if len(tops) > 1 else None
                 setting = f"{pooling}, {share_name(share)}"
                 rows.append(Row("logistic regression", setting, float(np.mean(tops)), spread=spread))
         return rows
-
-    def _fit(self, features: np.ndarray, labels: np.ndarray) -> LogisticRegression:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            return LogisticRegression(C=self.C, max_iter=1000).fit(features, labels)

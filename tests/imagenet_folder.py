@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 from skimage import data as photographs
 
-from mapet_mm.structures.store import TokenStore
+from mapet_mm.structures import TokenStore
 
 PHOTOGRAPH = photographs.chelsea()  # 300 x 451
 

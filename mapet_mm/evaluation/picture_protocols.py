@@ -33,7 +33,7 @@ from mapet_mm.evaluation.masked_prediction import (
 from mapet_mm.evaluation.pictures import foreground
 from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, Row
 from mapet_mm.models.selfsup.mapet import MaPeT
-from mapet_mm.structures.store.errors import MissingTokensError, TokenStoreError
+from mapet_mm.structures import MissingTokensError, TokenStoreError
 from mapet_mm.utils.dist import print_once
 from mapet_mm.visualization.report import Section
 

@@ -112,29 +112,31 @@ class Codebook:
         nredo: int = 5,
         max_points_per_centroid: int = 512,
         seed: int = 0,
-        gpu: bool = False,
         metadata: Mapping[str, Any] | None = None,
     ) -> Codebook:
-        """Find k centroids by faiss k-means: L2 distance, features not normalised (paper Section 3.3).
+        """Find k centroids by k-means: L2 distance, features not normalised (paper Section 3.3).
 
         Args:
             features: (rows, D) encoder features.
             k: number of centroids.
             niter: k-means iterations of each redo.
-            nredo: random starts, of which the one with the lowest inertia is kept.
-            max_points_per_centroid: faiss samples k times this many rows when there are more.
+            nredo: random starts; the one with the lowest inertia is kept.
+            max_points_per_centroid: k times this many rows are sampled when there are more.
             seed: for that sample and the starts.
-            gpu: search neighbours on all GPUs (needs a faiss built for GPUs).
             metadata: recorded beside what this function adds (k, dim, rows, seed, inertia, versions).
 
         Raises:
             CodebookError: fewer rows than centroids, features that are not a finite matrix, or a setting
                 below 1.
         """
-        from mapet_mm.tokenizers.fitting import fit_in_memory  # only this needs faiss
+        from mapet_mm.tokenizers.kmeans import BLOCK_ROWS, cluster  # only this needs faiss
 
         options = KMeansOptions(k, niter, nredo, max_points_per_centroid, seed)
-        centroids, fitted = fit_in_memory(features, options, gpu)
+        rows = np.array(features.detach().cpu() if isinstance(features, Tensor) else features, np.float32)
+        if rows.ndim != 2 or not np.isfinite(rows).all():
+            raise CodebookError(f"features must be a (rows, D) matrix of finite numbers, got {rows.shape}")
+        blocks = [rows[first : first + BLOCK_ROWS] for first in range(0, len(rows), BLOCK_ROWS)]
+        centroids, fitted = cluster(blocks, list(map(len, blocks)), options)
         return cls(centroids, {**(metadata or {}), **fitted})
 
     def save(self, path: str | os.PathLike) -> None:
@@ -158,15 +160,12 @@ class Codebook:
         try:
             with safe_open(path, framework="pt") as file:
                 header = file.metadata() or {}
-                centroids = file.get_tensor("centroids") if header.get("format") == FORMAT else None
-        except (SafetensorError, OSError) as error:
-            raise CodebookError(f"codebook `{path}` is truncated or damaged ({error}): {remedy}") from error
-        if centroids is None:
-            raise CodebookError(f"`{path}` is a safetensors file but not a mapet_mm codebook: {remedy}")
-        try:
-            metadata = {key: json.loads(value) for key, value in header.items() if key != "format"}
-            return cls(centroids, metadata)
-        except ValueError as error:  # of the header's JSON, or of the centroids
+                if header.pop("format", None) != FORMAT:
+                    raise CodebookError(
+                        f"`{path}` is a safetensors file but not a mapet_mm codebook: {remedy}"
+                    )
+                return cls(file.get_tensor("centroids"), {key: json.loads(header[key]) for key in header})
+        except SafetensorError as error:
             raise CodebookError(f"codebook `{path}` is damaged ({error}): {remedy}") from error
 
     @torch.no_grad()

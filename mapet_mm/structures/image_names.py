@@ -1,7 +1,4 @@
-"""An image's name is its path relative to the data root, computed in the same way for writing and reading.
-
-What was computed of an image is known by its name; that the file has changed since, only its time says.
-"""
+"""An image's name is its path relative to the data root, computed in the same way for writing and reading."""
 
 from __future__ import annotations
 
@@ -47,20 +44,6 @@ def relative_name(img_path: str | os.PathLike, root: str | os.PathLike) -> str |
     if not path.startswith(folder):
         folder = _same_folder(os.path.dirname(path), folder)
     return None if folder is None else path[len(folder) :].replace(os.sep, "/")
-
-
-def changed_since(root: str | os.PathLike, name: str, time: float) -> bool:
-    """Whether an image's content or name has, as its file system knows it; an image that is gone has.
-
-    Args:
-        root: folder that the name is relative to.
-        name: of the image.
-        time: seconds since the epoch, of a file system's clock.
-    """
-    try:
-        return os.stat(os.path.join(root, name)).st_ctime > time
-    except OSError:
-        return True
 
 
 @cache

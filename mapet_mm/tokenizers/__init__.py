@@ -7,14 +7,14 @@ from mapet_mm.models.target_generators.frozen_tokenizer import FrozenTokenizer
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.models.target_generators.kclip import KCLIP, grid_features
 from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
-from mapet_mm.structures.codebook import Codebook, CodebookError
-from mapet_mm.structures.store import (
+from mapet_mm.structures import (
     MissingTokensError,
     TokenStore,
     TokenStoreError,
     extend_store,
     merge_stores,
 )
+from mapet_mm.structures.codebook import Codebook, CodebookError
 
 __all__ = [
     "KCLIP",

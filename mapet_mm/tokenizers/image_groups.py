@@ -10,15 +10,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from tqdm import tqdm
 
 from mapet_mm.models.utils.pixel_range import check_images_of
 from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.utils.dist import process_number
+from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.shared_work import my_blocks
 
 GROUP_SIZE = 32
 
@@ -27,13 +32,13 @@ class ImageGroup(NamedTuple):
     """Images for one pass of the encoder.
 
     Args:
-        task: number of the task that the group is part of.
+        block: number of the block that the group is part of.
         places: indices in the dataset of the first inputs' images; the other inputs are padding.
         inputs: `(group, 3, H, W)`, normalised, on the preprocessor's device.
         unreadable: index of each image that could not be decoded, with the reason.
     """
 
-    task: int
+    block: int
     places: list[int]
     inputs: Float[Tensor, "group 3 height width"]
     unreadable: dict[int, str]
@@ -68,13 +73,13 @@ class GroupLoader:
         """Load groups; the iterable is consumed as the workers need it.
 
         Args:
-            groups: pairs of a task's number and the indices of at most `group_size` of its images.
+            groups: pairs of a block's number and the indices of at most `group_size` of its images.
         """
         order: deque[int] = deque()
 
         def batches() -> Iterator[list[int]]:
-            for task, places in groups:
-                order.append(task)
+            for block, places in groups:
+                order.append(block)
                 yield [int(place) for place in places]
 
         loader = DataLoader(
@@ -100,6 +105,56 @@ def split(places: Sequence[int], size: int) -> list[Sequence[int]]:
     return [places[start : start + size] for start in range(0, len(places), size)]
 
 
+def encode_blocks(
+    loader: GroupLoader,
+    encode: Callable[[Tensor], Tensor],
+    number: int,
+    lacking: Callable[[int], Sequence[int]],
+    total: int,
+    what: str,
+    flush_seconds: float = float("inf"),
+) -> Iterator[tuple[int, dict[int, Tensor], dict[int, str]]]:
+    """Encode images in blocks, shared with other processes; yield a block's results and failures by place.
+
+    Args:
+        loader: loads the images.
+        encode: gives one result per image of a group, on any device.
+        number: of blocks.
+        lacking: places of a block's images that have no result yet; asked whenever the block is looked at.
+        total: number of images in all blocks, for the progress bar called `what`.
+        flush_seconds: also yield what there is of a block when this time has passed.
+    """
+    taken: set[int] = set()
+
+    def groups() -> Iterator[tuple[int, Sequence[int]]]:
+        for block in my_blocks(number, lambda one: one in taken or not len(lacking(one))):
+            taken.add(block)
+            for places in split(lacking(block), loader.group_size):
+                if not len(lacking(block)):  # another process was faster
+                    break
+                yield block, places
+
+    rank, processes = process_number()
+    start = time.perf_counter()
+    with tqdm(total=total, desc=what, unit="image", disable=rank > 0) as bar:
+        for block, loaded in groupby(loader.load(groups()), key=lambda group: group.block):
+            results: dict[int, Tensor] = {}
+            reasons: dict[int, str] = {}
+            flushed = time.monotonic()
+            for group in loaded:
+                results |= zip(group.places, encode(group.inputs), strict=False)
+                reasons |= group.unreadable
+                # The other processes are about as fast.
+                images = processes * (len(group.places) + len(group.unreadable))
+                bar.update(min(images, total - bar.n))
+                waiting = loader.waited / (time.perf_counter() - start)
+                bar.set_postfix_str(f"{waiting:.0%} of the time waiting for data", refresh=False)
+                if time.monotonic() > flushed + flush_seconds:
+                    yield block, results, reasons
+                    flushed = time.monotonic()
+            yield block, results, reasons
+
+
 def _collate(
     samples: Sequence[tuple[int, Tensor | str]], size: int, side: int, path: Callable[[int], str]
 ) -> tuple[list[int], Tensor, dict[int, str]]:
@@ -107,22 +162,11 @@ def _collate(
     read = [(place, image) for place, image in samples if isinstance(image, Tensor)]
     padded = torch.zeros(size, 3, side, side, dtype=read[0][1].dtype if read else torch.uint8)
     for slot, (place, image) in zip(padded, read, strict=False):
-        if (channels := len(image)) != len(slot):
-            raise ValueError(
-                f"the pipeline gives image `{path(place)}` with {channels} channel"
-                f"{'' if channels == 1 else 's'}, the tokenizer takes {len(slot)}: load images with "
-                "color_type='color'"
-            )
-        if image.shape != slot.shape:
-            raise ValueError(
-                f"the pipeline gives image `{path(place)}` in {image.shape[1]} x {image.shape[2]} px, the "
-                f"tokenizer takes {side} x {side}: end it with that size before PackInputs"
-            )
-        if image.dtype != slot.dtype:
-            raise ValueError(
-                f"the pipeline gives image `{path(place)}` as {image.dtype}, `{path(read[0][0])}` as "
-                f"{slot.dtype}: load all with one bit depth (LoadImageFromFile's color_type='color' makes "
-                "them 8 bit)"
+        if (image.shape, image.dtype) != (slot.shape, slot.dtype):
+            raise UserError(
+                f"the pipeline gives image `{path(place)}` as {image.dtype} of shape {tuple(image.shape)}, "
+                f"the tokenizer takes {slot.dtype} of shape {tuple(slot.shape)}: resize to that size before "
+                "PackInputs, and load all images with color_type='color' (three channels of 8 bit)"
             )
         slot.copy_(image)
     unreadable = {place: reason for place, reason in samples if isinstance(reason, str)}

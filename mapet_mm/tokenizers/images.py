@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import copy
-import os
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from mapet_mm.registry import DATASETS
 from mapet_mm.structures.image_names import label_of, path_of, relative_name
-from mapet_mm.tokenizers.random_steps import Run, Step, first_random_step, generators_kept, watched
+from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError, listed, reason_of
 
 ON_ERROR = ("raise", "skip")
-# Images that are prepared several times to find random steps, how often each, and the time after which no
-# further image is: large images take long.
-LOOKS, REPEATS, LOOK_SECONDS = 4, 8, 2.0
-# Why an image that could be decoded has no features or tokens.
-NOT_FINITE = "the network gives NaN or infinity for it"
-TOO_LARGE = "the network gives it features above 65504, the largest number of float16, in which they are kept"
+# Seconds to wait before an image is read again that the storage did not give.
+RETRIES = (0.5, 2.0, 8.0)
+# Passes over the first image that have to agree.
+REPEATS = 8
 
 
 class UnreadableImagesError(UserError, RuntimeError):
@@ -34,20 +31,43 @@ class UnreadableImagesError(UserError, RuntimeError):
 
     def __init__(self, unreadable: Mapping[str, str], kept: str) -> None:
         (path, reason), *others = unreadable.items()
-        listing = listed([path for path, _ in others], most=5)
-        more = f" and {len(others)} more ({listing})" if others else ""
-        encoding = reason in (NOT_FINITE, TOO_LARGE)
+        more = f" and {len(others)} more ({listed([one for one, _ in others], most=5)})" if others else ""
         super().__init__(
-            f"image `{path}` could not be {'encoded' if encoding else 'decoded'} ({reason}){more}: "
-            f"{'check it and the network' if encoding else 'repair or remove it'}, or leave such "
-            f"images out with --on-error skip, and run the same command again; {kept}"
+            f"image `{path}` could not be decoded or encoded ({reason}){more}: repair or remove it, or leave "
+            f"such images out with --on-error skip, and run the same command again; {kept}"
         )
 
 
 def check_on_error(on_error: str) -> None:
-    """Raise ValueError unless `on_error` is one of the options for images that cannot be decoded."""
+    """Raise UserError unless `on_error` is one of the options for images that cannot be decoded."""
     if on_error not in ON_ERROR:
-        raise ValueError(f"on_error is {on_error!r}: one of {', '.join(ON_ERROR)}")
+        raise UserError(f"on_error is {on_error!r}: one of {', '.join(ON_ERROR)}")
+
+
+def note_left_out(left_out: Mapping[str, str], total: int, listing: Path, most: float) -> str:
+    """List the images that were left out in a file; the end of a message, empty if there are none.
+
+    Args:
+        left_out: reason by path.
+        total: number of all images.
+        listing: the file, a line for each image.
+        most: largest share of the images that may be left out.
+
+    Raises:
+        UserError: more were left out.
+    """
+    if not left_out:
+        listing.unlink(missing_ok=True)
+        return ""
+    lines = (f"{path}\t{reason}\n" for path, reason in left_out.items())
+    replace_file(listing, "".join(lines).encode("utf-8", "surrogateescape"))
+    said = f"left {len(left_out)} of {total} images out that could not be decoded or encoded, see {listing}"
+    if len(left_out) > most * total:
+        raise UserError(
+            f"{said}: that is more than {most:.0%}; repair them and run the same command again (with "
+            "--retry-skipped where tokens are extracted), or go on without them: --cfg-options max_skipped=1"
+        )
+    return f"; {said}"
 
 
 class NamedImages(Dataset):
@@ -58,22 +78,37 @@ class NamedImages(Dataset):
 
     Args:
         configs: a dataset config of MMPretrain, or a list of them.
-        data_root: folder that names are relative to; None: the datasets' own.
+        data_root: folder that names are relative to; None for the one that all datasets have.
 
     Raises:
-        UserError: one of them wraps other datasets or is not MMEngine's, or (on naming it) an image's name
-            has a line break.
-        ValueError: there is no data root or there are several, or (on naming it) an image is outside the
-            root.
+        UserError: a dataset has no pipeline of its own, there is no data root or there are several, or (on
+            naming it) an image is outside the root.
     """
 
     def __init__(
         self, configs: Mapping[str, Any] | Sequence[Mapping[str, Any]], data_root: str | None
     ) -> None:
-        configs = [configs] if isinstance(configs, Mapping) else list(configs)
-        self._datasets = [_without_wrapper(DATASETS.build(config)) for config in configs]
+        configs = [configs] if isinstance(configs, Mapping) else configs
+        self._datasets = [DATASETS.build(config) for config in configs]
         self._ends = list(accumulate(map(len, self._datasets)))
-        self.data_root = data_root or _common_root(self._datasets)
+        self.data_root = data_root or self._common_root()
+        for dataset in self._datasets:
+            if not all(hasattr(dataset, part) for part in ("pipeline", "get_data_info", "prepare_data")):
+                raise UserError(
+                    f"dataset {type(dataset).__name__} has no pipeline of its own, or no `get_data_info`: "
+                    "list the datasets that it wraps in its place, derived from MMEngine's BaseDataset"
+                )
+            steps = dataset.pipeline.transforms
+            steps[:1] = map(_Reader, steps[:1])
+
+    def _common_root(self) -> str:
+        roots = sorted({str(getattr(dataset, "data_root", "") or "") for dataset in self._datasets})
+        if len(roots) != 1 or not roots[0]:
+            raise UserError(
+                f"the datasets have data roots {roots}: set `data_root` in the config to the one folder that "
+                "image names shall be relative to"
+            )
+        return roots[0]
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -83,35 +118,24 @@ class NamedImages(Dataset):
         dataset, place = self._at(index)
         return path_of(dataset.get_data_info(place), dataset)
 
-    def name(self, index: int) -> str:
-        """Name of an image."""
-        path = self.path(index)
-        name = relative_name(path, self.data_root)
-        if name is None:
-            if os.path.isdir(path):
-                raise UserError(
-                    f"image `{path}` is a folder: remove the empty line from the dataset's list of images"
-                )
-            raise ValueError(f"image `{path}` is not under data_root `{self.data_root}`: correct `data_root`")
-        if "\n" in name:  # names are stored as lines
-            raise UserError(f"the name of image {path!r} contains a line break: rename it")
-        return name
+    def names(self, what: str = "reading names") -> list[str]:
+        """Names of all images by index; shows a progress bar called `what` if this takes long."""
+        bar = tqdm(range(len(self)), desc=what, unit="image", delay=2)
+        return [self._name(self.path(index)) for index in bar]
 
-    def places(self, what: str) -> dict[str, int]:
-        """Index of the first image with each name, sorted by name; shows a progress bar called `what`."""
+    def places(self, what: str = "reading names") -> dict[str, int]:
+        """Index of the first image with each name, sorted by name."""
         found: dict[str, int] = {}
-        for index, name in self.numbered_names(what):
+        for index, name in enumerate(self.names(what)):
             found.setdefault(name, index)
-        return {name: found[name] for name in sorted(found)}
-
-    def numbered_names(self, what: str) -> Iterator[tuple[int, str]]:
-        """All names with their indices; shows a progress bar if this takes more than a moment."""
-        for index in tqdm(range(len(self)), desc=what, unit="image", delay=2):
-            yield index, self.name(index)
+        return dict(sorted(found.items()))
 
     def labels(self) -> dict[str, int] | None:
         """Class index of each image by its name, or None where images have no label, or several."""
-        labels = {name: label_of(self._info(index)) for name, index in self.places("labels").items()}
+        labels: dict[str, int | None] = {}
+        for name, index in self.places("labels").items():
+            dataset, place = self._at(index)
+            labels[name] = label_of(dataset.get_data_info(place))
         return None if None in labels.values() else labels
 
     def class_names(self) -> list[str] | None:
@@ -123,47 +147,13 @@ class NamedImages(Dataset):
         """Index and pipeline output `inputs` (3, H, W), or the reason why the image could not be decoded.
 
         Raises:
-            UserError: another step than the first fails, or gives no tensor `inputs`.
+            UserError: the storage gives an error, a step after the first one fails, or there is no tensor
+                `inputs`.
         """
-        return self._prepare(index, self._steps(index))
-
-    def random_step(self) -> str | None:
-        """Number and name of the pipeline's first step that draws random numbers, None if there is none.
-
-        The steps prepare the first images that can be decoded, each several times. A step is one that moves
-        a generator of Python, NumPy or PyTorch, which are left as they were, or that does not give the same
-        image each time, because it has a generator of its own. On four images, one that changes an image
-        with probability 0.5 is missed once in 2^28 times, with 0.1 in 4 of 100. After two seconds no further
-        image is begun.
-        """
-        start, looked_at = time.perf_counter(), 0
-        for index in range(len(self)):
-            if looked_at == LOOKS or (looked_at and time.perf_counter() - start > LOOK_SECONDS):
-                break
-            runs: list[Run] = []
-            while len(runs) < REPEATS and (not runs or runs[-1].complete):
-                runs.append(self._watch(index))
-                if step := first_random_step(runs[0], runs[-1]):
-                    return step
-            looked_at += runs[-1].complete
-        return None
-
-    def _watch(self, index: int) -> Run:
-        run = Run()
-        steps = watched(self._steps(index), run)
-        with generators_kept():
-            run.complete = not steps or not isinstance(self._prepare(index, steps)[1], str)
-        return run
-
-    def _steps(self, index: int) -> list[Step]:
-        return self._at(index)[0].pipeline.transforms
-
-    def _prepare(self, index: int, steps: Sequence[Step]) -> tuple[int, Tensor | str]:
         dataset, place = self._at(index)
-        dataset = copy.copy(dataset)  # its own `prepare_data` may read other pixels than the path's
-        dataset.pipeline = partial(_run, steps)
         try:
             results = dataset.prepare_data(place)
+            inputs = results["inputs"] if isinstance(results, Mapping) else results
         except _UndecodableError as error:
             return index, str(error)
         except UserError:
@@ -173,63 +163,69 @@ class NamedImages(Dataset):
                 f"the pipeline fails on image `{self.path(index)}` ({reason_of(error)}): correct the "
                 "pipeline in the config's `dataset`, or remove the image"
             ) from error
-        inputs = results.get("inputs") if isinstance(results, Mapping) else results
         if not isinstance(inputs, Tensor):
             raise UserError(
                 f"the pipeline gives image `{self.path(index)}` as {type(inputs).__name__}, not as a tensor "
                 "`inputs`: end it with PackInputs, on one view of the image"
             )
-        if inputs.is_floating_point() and not inputs.isfinite().all():
-            return index, "NaN or infinity among its pixels"
         return index, inputs
 
-    def _info(self, index: int) -> dict[str, Any]:
-        dataset, place = self._at(index)
-        return dataset.get_data_info(place)
+    def require_repeatable(self) -> None:
+        """Raise UserError if the first image that can be decoded does not always come out alike."""
+        for index in range(len(self)):
+            image = self[index][1]
+            if isinstance(image, Tensor):
+                if not all(torch.equal(image, self[index][1]) for _ in range(1, REPEATS)):
+                    raise UserError(
+                        f"the pipeline draws random numbers: it gives image `{self.path(index)}` differently "
+                        "each time, so its tokens would be other ones; remove the random step"
+                    )
+                return
 
     def _at(self, index: int) -> tuple[Dataset, int]:
         """The dataset of an image, and the image's index in it."""
         which = bisect_right(self._ends, index)
         return self._datasets[which], index - (self._ends[which - 1] if which else 0)
 
+    def _name(self, path: str) -> str:
+        name = relative_name(path, self.data_root)
+        if name is None:
+            raise UserError(f"image `{path}` is not under data_root `{self.data_root}`: correct `data_root`")
+        return name
+
 
 class _UndecodableError(Exception):
-    """The step that reads an image has failed; the message is the reason."""
+    """An image cannot be decoded; the message is the reason."""
 
 
-def _run(steps: Sequence[Step], results: Any) -> Any:
-    load, *others = steps
-    # Only errors while loading are blamed on the image; an error in the pipeline stops the run at once.
-    try:
-        results = load(results)
-    except Exception as error:
-        raise _UndecodableError(reason_of(error)) from error
-    if results is None:
-        raise _UndecodableError("the pipeline's first step returned nothing")
-    for step in others:
-        results = step(results)
-    return results
+class _Reader:
+    """A pipeline's first step, which reads the image: if it fails, the image or the storage is to blame."""
+
+    def __init__(self, step: Callable[[dict], dict | None]) -> None:
+        self.step = step
+
+    def __call__(self, results: dict) -> dict:
+        for wait in (*RETRIES, None):
+            try:
+                read = self.step(results)
+            except Exception as error:
+                if not _is_of_storage(error):
+                    raise _UndecodableError(reason_of(error)) from error
+                if wait is None:
+                    raise UserError(
+                        f"image `{results.get('img_path')}` cannot be read ({reason_of(error)}), in "
+                        f"{len(RETRIES) + 1} tries: look at the storage, then run the same command again"
+                    ) from error
+                time.sleep(wait)
+            else:
+                if read is None:
+                    raise _UndecodableError("the pipeline's first step returned nothing")
+                return read
+        raise AssertionError
 
 
-def _without_wrapper(dataset: Dataset) -> Dataset:
-    if not hasattr(dataset, "pipeline"):
-        raise UserError(
-            f"dataset {type(dataset).__name__} has no pipeline of its own: list the datasets that it wraps "
-            "in its place, in the config's `dataset` or `codebook.dataset`"
-        )
-    if not (hasattr(dataset, "get_data_info") and hasattr(dataset, "prepare_data")):
-        raise UserError(
-            f"dataset {type(dataset).__name__} does not say where its images are: derive it from MMEngine's "
-            "BaseDataset"
-        )
-    return dataset
-
-
-def _common_root(datasets: Iterable[Dataset]) -> str:
-    roots = sorted({str(getattr(dataset, "data_root", "") or "") for dataset in datasets})
-    if len(roots) != 1 or not roots[0]:
-        raise ValueError(
-            f"the datasets have data roots {roots}: set `data_root` in the config to the one folder that "
-            "image names shall be relative to"
-        )
-    return roots[0]
+def _is_of_storage(error: Exception) -> bool:
+    """Whether an error says nothing about the image: a decoder's OSError has no number."""
+    if isinstance(error, FileNotFoundError) or not isinstance(error, OSError):
+        return False
+    return error.errno is not None or isinstance(error, ConnectionError | TimeoutError)

@@ -1,203 +1,206 @@
-"""k-means on feature shards, out of memory, in any number of processes, resumable after each iteration.
+"""k-means on blocks of features, in any number of processes; a killed one goes on after its last start.
 
-Nearest centroids are found by a matrix product on the device, as in `Codebook.assign`. faiss splits empty
-clusters and draws the random numbers, so rows and starts are those of `faiss.Kmeans` with the same seed.
-faiss's own loops are not used because `faiss.Kmeans` holds all rows in memory, and
-`faiss.contrib.clustering.kmeans` can neither redo nor resume.
+Nearest centroids are found by a matrix product on the device, as in `Codebook.assign`. Rows and starts are
+drawn as `faiss.Kmeans` draws them for the same seed, and faiss splits empty clusters. faiss's own loops are
+not used: `faiss.Kmeans` holds all rows in memory, `faiss.contrib.clustering.kmeans` draws other starts.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import faiss
 import numpy as np
 import torch
-from faiss.contrib.clustering import imbalance_factor, reassign_centroids
-from jaxtyping import Float32, Float64, Int64
+from faiss.contrib.clustering import reassign_centroids
+from jaxtyping import Float, Float32, Float64, Int64
 from mmengine.device import get_device
-from mmengine.dist import all_reduce, get_rank, get_world_size, is_main_process
+from mmengine.dist import all_reduce, broadcast_object_list, get_rank, get_world_size, is_main_process
 from mmengine.logging import print_log
 from torch import Tensor
 from tqdm import tqdm
 
 from mapet_mm.models.target_generators.base import full_float32
 from mapet_mm.structures.codebook import Codebook, CodebookError, KMeansOptions
-from mapet_mm.tokenizers.feature_shards import FeatureShards
 from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.identity import digest
 
 # Rows assigned at a time: 64 MiB of float32 at 4096 channels. Fixed, because the last bits of a matrix
 # product may depend on its shape, and the codebook must not depend on the number of processes.
 BLOCK_ROWS = 4096
-
-
-class Assignment(NamedTuple):
-    """Result of assigning all rows to their nearest centroids.
-
-    `sums` holds each cluster's sum of features in float64. float16 features are multiples of 2^-24, so these
-    sums are exact in any order while a channel's sum stays below 2^29.
-    """
-
-    sums: Float64[Tensor, "k dim"]
-    counts: Int64[np.ndarray, " k"]
-    inertia: float
+NEXT_START = 15486557  # from the seed of one start to that of the next, in faiss
 
 
 @dataclass
 class Progress:
-    """State of a fit, as saved in its checkpoint."""
+    """State of a fit between two starts: how many are done, and the best one's centroids and inertias."""
 
-    redo: int = 0
-    iteration: int = 0
-    centroids: Tensor | None = None
-    inertias: tuple[float, ...] = ()
-    best_centroids: Tensor | None = None
-    best_inertias: tuple[float, ...] = ()
+    starts: int = 0
+    centroids: Float32[Tensor, "k dim"] | None = None
+    inertias: Sequence[float] = ()
 
 
-def cluster_shards(
-    shards: FeatureShards, options: KMeansOptions, checkpoint: Path
-) -> tuple[Float32[np.ndarray, "k dim"], list[float]]:
-    """Centroids of all rows of the shards, and their inertia per iteration (sum of squared L2 distances).
+def cluster(
+    blocks: Sequence[Float[np.ndarray, "rows dim"]],
+    sizes: Sequence[int],
+    options: KMeansOptions,
+    checkpoint: Path | None = None,
+) -> tuple[Float32[np.ndarray, "k dim"], dict[str, Any]]:
+    """Centroids of all rows, and metadata about the fit: inertia (sum of squared L2 distances), versions.
 
-    Each process assigns its share of the shards; the result is bit-identical for any number of processes.
-    A killed run continues from its checkpoint, given the same shards and options, with the same result as an
-    uninterrupted run.
+    Each process assigns its share of the blocks. For features in float16, the result is bit-identical for any
+    number of processes.
 
     Args:
-        shards: complete feature shards, in a folder that all processes see.
+        blocks: features, read block by block in every iteration.
+        sizes: number of rows of each block.
         options: settings of k-means.
-        checkpoint: written by the main process after every iteration; remove it once the result is saved.
+        checkpoint: written by the first process after every start, which a killed run goes on from. Remove it
+            once the result is saved.
 
     Raises:
-        CodebookError: the checkpoint is damaged.
+        CodebookError: fewer rows than centroids.
     """
-    key = {**asdict(options), "features": shards.digest}
-    chosen = _chosen_rows(len(shards), options)
-    progress = _load_progress(checkpoint, key)
-    assigner = _Assigner(shards, chosen)
-    total = options.nredo * options.niter
-    done = progress.redo * options.niter + progress.iteration
-    with tqdm(total=total, initial=done, desc="k-means", disable=not is_main_process()) as bar:
-        while progress.redo < options.nredo:
-            _start_redo(progress, shards, chosen, options)
-            _iterate(progress, assigner, options)
-            bar.update(progress.redo * options.niter + progress.iteration - bar.n)
-            if is_main_process():
-                _save_progress(checkpoint, key, progress)
-    return progress.best_centroids.numpy(), list(progress.best_inertias)
+    check_rows(sum(sizes), options.k)
+    rows = _Rows(blocks, sizes, options)
+    progress = [Progress()]
+    if checkpoint is not None and is_main_process() and checkpoint.exists():
+        progress = [Progress(**torch.load(checkpoint, weights_only=True))]
+    broadcast_object_list(progress)
+    (progress,) = progress
+    with tqdm(
+        total=options.nredo * options.niter,
+        initial=progress.starts * options.niter,
+        desc="k-means",
+        disable=not is_main_process(),
+    ) as bar:
+        while progress.starts < options.nredo:
+            centroids, inertias = _one_start(rows, options, progress.starts, bar)
+            if not progress.inertias or inertias[-1] < progress.inertias[-1]:
+                progress.centroids, progress.inertias = torch.from_numpy(centroids), inertias
+            progress.starts += 1
+            bar.update(progress.starts * options.niter - bar.n)
+            if checkpoint is not None and is_main_process():
+                content = io.BytesIO()
+                torch.save(vars(progress), content)
+                replace_file(checkpoint, content.getvalue())
+    fitted = {
+        **asdict(options),
+        "dim": progress.centroids.shape[1],
+        "rows": rows.total,
+        "rows_clustered": len(rows.chosen),
+        "inertia": progress.inertias[-1],
+        "inertia_per_iteration": list(progress.inertias),
+        "versions": {"faiss": faiss.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
+    }
+    return progress.centroids.numpy(), fitted
 
 
-def _start_redo(
-    progress: Progress, shards: FeatureShards, chosen: np.ndarray | None, options: KMeansOptions
-) -> None:
-    if progress.iteration == 0:
-        count = len(shards) if chosen is None else len(chosen)
-        # faiss's offset between the seeds of redos.
-        starts = _random_permutation(count, options.seed + 1 + progress.redo * 15486557)[: options.k]
-        progress.centroids = torch.from_numpy(shards.take(starts if chosen is None else chosen[starts]))
-        progress.inertias = ()
+def checkpoint_of(folder: Path, options: KMeansOptions, features: str) -> Path:
+    """File of an interrupted fit with these options, of the features with this digest."""
+    return folder / f"kmeans-{digest([asdict(options), features])[:12]}.pt"
 
 
-def _iterate(progress: Progress, assigner: _Assigner, options: KMeansOptions) -> None:
-    """Run one iteration; end the redo if it was the last iteration or changed nothing."""
-    assigned = assigner.assign(progress.centroids)
-    counts = assigned.counts.copy()
-    means = assigned.sums / torch.from_numpy(np.maximum(counts, 1))[:, None]
-    centroids = means.numpy().astype(np.float32)
-    random = np.random.RandomState([options.seed % 2**32, progress.redo, progress.iteration])
-    splits = reassign_centroids(counts, centroids, random)
-    ids = np.repeat(np.arange(options.k), assigned.counts)
-    print_log(
-        f"k-means start {progress.redo + 1}/{options.nredo}, iteration {progress.iteration + 1}/"
-        f"{options.niter}: inertia {assigned.inertia:.6g}, imbalance "
-        f"{imbalance_factor(options.k, ids):.3f}, {splits} empty clusters split",
-        logger="current",
-    )
-    settled = splits == 0 and progress.inertias[-1:] == (assigned.inertia,)
-    progress.centroids = torch.from_numpy(centroids)
-    progress.inertias += (assigned.inertia,)
-    progress.iteration += 1
-    if settled or progress.iteration == options.niter:
-        if not progress.best_inertias or progress.inertias[-1] < progress.best_inertias[-1]:
-            progress.best_centroids, progress.best_inertias = progress.centroids, progress.inertias
-        progress.redo, progress.iteration = progress.redo + 1, 0
+def check_rows(rows: int, k: int) -> None:
+    """Raise CodebookError if there are fewer feature rows than centroids."""
+    if rows < k:
+        raise CodebookError(
+            f"k-means needs at least as many feature rows as centroids: {rows} rows, k = {k}; "
+            "sample more images or positions per image, or lower `codebook.k`"
+        )
 
 
-class _Assigner:
-    """Assigns this process's shards to centroids on its device, and sums over all processes."""
+class _Rows:
+    """The rows to cluster; each process assigns its share of the blocks on its device.
 
-    def __init__(self, shards: FeatureShards, chosen: Int64[np.ndarray, " count"] | None) -> None:
-        self.shards, self.rows = shards, shards.rows()
-        self.chosen = None if chosen is None else np.sort(chosen)
-        self.mine = range(get_rank(), len(self.rows), get_world_size())
+    Args:
+        blocks: features.
+        sizes: number of rows of each block.
+        options: settings of k-means.
+    """
+
+    def __init__(
+        self, blocks: Sequence[Float[np.ndarray, "rows dim"]], sizes: Sequence[int], options: KMeansOptions
+    ) -> None:
+        self.blocks, self.options = blocks, options
+        self.ends = list(accumulate(sizes, initial=0))
+        self.total, limit = self.ends[-1], options.k * options.max_points_per_centroid
+        self.chosen = _permutation(self.total, options.seed)[: min(self.total, limit)]
+        self.in_order = np.sort(self.chosen)
+        if self.total <= limit:  # then faiss does not draw
+            self.chosen = self.in_order
         self.device = torch.device(get_device())
 
-    def assign(self, centroids: Float32[Tensor, "k dim"]) -> Assignment:
+    def first_centroids(self, start: int) -> Float32[np.ndarray, "k dim"]:
+        """The rows that a start begins with."""
+        drawn = _permutation(len(self.chosen), self.options.seed + 1 + start * NEXT_START)[: self.options.k]
+        rows = self.chosen[drawn]
+        taken: list[Any] = [None] * len(rows)
+        for number, (first, last) in enumerate(pairwise(self.ends)):
+            if (here := np.flatnonzero((rows >= first) & (rows < last))).size:
+                block = self.blocks[number]
+                for place in here.tolist():
+                    taken[place] = block[rows[place] - first].astype(np.float32)
+        return np.stack(taken)
+
+    def assign(
+        self, centroids: Float32[np.ndarray, "k dim"]
+    ) -> tuple[Float64[np.ndarray, "k dim"], Int64[np.ndarray, " k"], float]:
+        """Sum and number of the rows nearest to each centroid, and the sum of all squared distances.
+
+        float16 features are multiples of 2^-24, so sums in float64 are exact in any order while a channel's
+        sum stays below 2^29.
+        """
         codebook, k = Codebook(centroids), len(centroids)
         sums = torch.zeros(centroids.shape, dtype=torch.float64, device=self.device)
         counts = torch.zeros(k, dtype=torch.int64, device=self.device)
-        inertias = torch.zeros(len(self.rows), dtype=torch.float64, device=self.device)
-        for number in self.mine:
-            for block in self._blocks(number):
+        inertias = torch.zeros(len(self.blocks), dtype=torch.float64, device=self.device)
+        for number in range(get_rank(), len(self.blocks), get_world_size()):
+            first, last = np.searchsorted(self.in_order, self.ends[number : number + 2])
+            features = self.blocks[number][self.in_order[first:last] - self.ends[number]]
+            for begin in range(0, len(features), BLOCK_ROWS):
+                rows = torch.from_numpy(features[begin : begin + BLOCK_ROWS]).to(self.device).float()
                 with full_float32(self.device):
-                    distances, ids = codebook.nearest(block)
+                    distances, ids = codebook.nearest(rows)
                 # The fastest exact way to sum rows on a CPU (measured).
-                sums.index_add_(0, ids, block.double())
+                sums.index_add_(0, ids, rows.double())
                 counts += torch.bincount(ids, minlength=k)
                 inertias[number] += distances.sum()
         for total in (sums, counts, inertias):
             all_reduce(total)
-        return Assignment(sums.cpu(), counts.cpu().numpy(), float(inertias.sum()))
-
-    def _blocks(self, number: int) -> Iterator[Float32[Tensor, "rows dim"]]:
-        """The chosen rows of a shard in blocks, as float32."""
-        features = self.shards.read(number)
-        if self.chosen is not None:
-            rows = self.rows[number]
-            first, last = np.searchsorted(self.chosen, [rows.start, rows.stop])
-            features = features[self.chosen[first:last] - rows.start]
-        for start in range(0, len(features), BLOCK_ROWS):
-            yield torch.from_numpy(features[start : start + BLOCK_ROWS]).to(self.device).float()
+        return sums.cpu().numpy(), counts.cpu().numpy(), float(inertias.sum())
 
 
-def _chosen_rows(rows: int, options: KMeansOptions) -> Int64[np.ndarray, " count"] | None:
-    """The rows to cluster, in the order in which faiss draws them; None for all."""
-    limit = options.k * options.max_points_per_centroid
-    return _random_permutation(rows, options.seed)[:limit] if rows > limit else None
+def _one_start(
+    rows: _Rows, options: KMeansOptions, start: int, bar: tqdm
+) -> tuple[Float32[np.ndarray, "k dim"], list[float]]:
+    """Centroids, and the inertia of each iteration, from one random start; fewer where nothing changes."""
+    centroids, inertias, splits = rows.first_centroids(start), [], 0
+    for iteration in range(options.niter):
+        sums, counts, inertia = rows.assign(centroids)
+        centroids = (sums / counts.clip(min=1)[:, None]).astype(np.float32)
+        random = np.random.RandomState([options.seed % 2**32, start, iteration])
+        split = reassign_centroids(counts, centroids, random)
+        splits += split
+        inertias.append(inertia)
+        bar.update()
+        if not split and inertias[-2:-1] == [inertia]:
+            break
+    print_log(
+        f"k-means start {start + 1}/{options.nredo}: inertia {inertias[0]:.6g} after iteration 1, "
+        f"{inertias[-1]:.6g} after iteration {len(inertias)}, {splits} empty clusters split",
+        logger="current",
+    )
+    return centroids, inertias
 
 
-def _random_permutation(count: int, seed: int) -> Int64[np.ndarray, " count"]:
+def _permutation(count: int, seed: int) -> Int64[np.ndarray, " count"]:
     """A permutation drawn by faiss's generator."""
-    permutation = np.empty(count, dtype=np.int32)
-    faiss.rand_perm(faiss.swig_ptr(permutation), count, seed)
-    return permutation.astype(np.int64)
-
-
-def _save_progress(path: Path, key: dict, progress: Progress) -> None:
-    content = io.BytesIO()
-    torch.save({"key": key, "progress": vars(progress)}, content)
-    replace_file(path, content.getvalue())
-
-
-def _load_progress(path: Path, key: dict) -> Progress:
-    if not path.exists():
-        return Progress()
-    try:
-        found = torch.load(path, weights_only=True)
-    except Exception as error:  # what a broken file raises depends on where it is broken
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise CodebookError(
-            f"`{path}`, the state of an interrupted k-means, is truncated or damaged ({reason}): remove it, "
-            "and k-means starts anew from the features beside it"
-        ) from error
-    if found["key"] != key:
-        print_log(f"k-means starts anew: `{path}` was made with other settings or features", "current")
-        return Progress()
-    progress = Progress(**found["progress"])
-    print_log(f"k-means continues after start {progress.redo + 1}, iteration {progress.iteration}", "current")
-    return progress
+    drawn = np.empty(count, dtype=np.int32)
+    faiss.rand_perm(faiss.swig_ptr(drawn), count, seed)
+    return drawn.astype(np.int64)

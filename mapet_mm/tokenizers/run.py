@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +17,23 @@ from torch import nn
 
 from mapet_mm.models.target_generators.base import Tokenizer
 from mapet_mm.registry import MODELS
-from mapet_mm.structures.codebook import Codebook, CodebookError, KMeansOptions
-from mapet_mm.structures.store import TokenStore
-from mapet_mm.tokenizers.extraction import Extraction, differences, extract_tokens, left_out, open_or_create
+from mapet_mm.structures import Codebook, CodebookError, TokenStore
+from mapet_mm.structures.codebook import KMeansOptions
+from mapet_mm.tokenizers.extract import (
+    LARGEST_SKIPPED,
+    Extraction,
+    Verification,
+    extract_tokens,
+    open_or_create,
+    verify_store,
+)
 from mapet_mm.tokenizers.image_groups import GroupLoader
-from mapet_mm.tokenizers.images import NamedImages
-from mapet_mm.tokenizers.verification import Verification, verify_store
-from mapet_mm.utils.config import class_of, scope_of, type_name, with_type_names
+from mapet_mm.tokenizers.images import NamedImages, note_left_out
+from mapet_mm.utils.config import class_of, plain, scope_of, type_name
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.identity import canonical, explain
 
 REQUIRED = ("tokenizer", "data_preprocessor", "dataset", "token_store")
-# The least value of each setting that is an integer.
-LEAST_LOADER = {"group_size": 1, "num_workers": 0}
-LEAST_CODEBOOK = {
-    "k": 1,
-    "positions_per_image": 1,
-    "niter": 1,
-    "nredo": 1,
-    "max_points_per_centroid": 1,
-    "seed": 0,
-}
 
 
 def run_fit_codebook(
@@ -51,50 +46,59 @@ def run_fit_codebook(
 
     Args:
         cfg: a tokenizer config: `tokenizer`, `data_preprocessor`, `dataset`, `codebook`, `token_store`, and
-            optionally `data_root`, `dataloader`, `on_error`. `codebook` has `k`, `positions_per_image`,
-            `seed`, the settings of `KMeansOptions`, and optionally a `dataset` to sample instead of the
-            config's.
+            optionally `data_root`, `dataloader`, `on_error`, `max_skipped`. `codebook` has `k`,
+            `positions_per_image`, `seed`, the settings of `KMeansOptions`, and optionally a `dataset` to
+            sample instead of the config's.
         out: file to write; the config's `tokenizer.codebook` if None.
         overwrite: replace an existing codebook.
         join_processes: called once the features are written. Only clustering needs a process group.
 
     Raises:
         CodebookError: the tokenizer has no codebook to fit, one exists already, or there are too few rows.
-        UnreadableImagesError: some images cannot be decoded; the features of all others are kept.
+        UnreadableImagesError: some images cannot be decoded; the features of the others are kept.
     """
     # Imported here because they need faiss.
-    from mapet_mm.tokenizers.fitting import check_rows, fit_shards
+    from mapet_mm.tokenizers.kmeans import check_rows, checkpoint_of, cluster
     from mapet_mm.tokenizers.sampling import sample_features
 
+    _check_config(cfg)
     path, settings = _codebook_settings(cfg, out, overwrite)
-    replaces = path.exists()  # a run that was interrupted has left no codebook
-    dataset = settings.pop("dataset", cfg.dataset)
-    _check_integers(cfg, "codebook", LEAST_CODEBOOK)
-    positions = settings.pop("positions_per_image", 4)
-    options = _kmeans_options(cfg, settings)
+    dataset, positions = settings.pop("dataset", cfg.dataset), settings.pop("positions_per_image", 4)
+    options = KMeansOptions(**settings)
     init_default_scope(scope_of(cfg))
     images = NamedImages(dataset, cfg.get("data_root"))
-    places = images.places("reading names")
+    places = images.places()
     check_rows(len(places) * positions, options.k)  # before downloading weights and sampling features
     tokenizer, loader = _load(cfg, images, {"codebook": None})
-    folder, preprocessing = features_folder(path), preprocessing_of(cfg, dataset)
-    on_error = cfg.get("on_error", "raise")
-    shards = sample_features(
-        tokenizer, loader, places, folder, preprocessing, positions, options.seed, on_error, replaces
+    preprocessing = preprocessing_of(cfg, dataset)
+    blocks = sample_features(
+        tokenizer,
+        loader,
+        places,
+        features_folder(path),
+        preprocessing,
+        positions,
+        options.seed,
+        cfg.get("on_error", "raise"),
     )
     if join_processes is not None:
         join_processes()
-    images_used = len(shards) // positions
-    skips = left_out(len(places) - images_used)
-    print_log(f"clustering {len(shards)} rows of {tokenizer.dim} channels into {options.k}{skips}", "current")
+    skipped = {images.path(places[name]): why for name, why in blocks.left_out().items()}
+    most = cfg.get("max_skipped", LARGEST_SKIPPED)
+    left_out = note_left_out(skipped, len(places), blocks.folder / "skipped.txt", most)
+    sizes = blocks.sizes()
+    print_log(
+        f"clustering {sum(sizes)} rows of {tokenizer.dim} channels into {options.k}{left_out}", "current"
+    )
+    checkpoint = checkpoint_of(blocks.folder, options, str(sizes))
+    centroids, fitted = cluster(blocks, sizes, options, checkpoint)
     metadata = {
         **tokenizer.metadata,
         "preprocessing": preprocessing,
-        "images": images_used,
+        "images": len(places) - len(skipped),
         "positions_per_image": positions,
     }
-    checkpoint = folder / "kmeans.pt"
-    codebook = fit_shards(shards, options, checkpoint, metadata)
+    codebook = Codebook(centroids, {**metadata, **fitted})
     if is_main_process():
         codebook.save(path)
         checkpoint.unlink(missing_ok=True)
@@ -115,11 +119,11 @@ def run_extract_tokens(cfg: Config, retry_skipped: bool = False) -> tuple[TokenS
         UnreadableImagesError: some images cannot be decoded; the tokens of all others are written.
     """
     tokenizer, loader = _load(cfg)
-    preprocessing = preprocessing_of(cfg, cfg.dataset)
-    _check_normalisation(cfg, tokenizer)
-    opened = open_or_create(cfg.token_store, tokenizer, loader.images, preprocessing)
-    done = extract_tokens(tokenizer, loader, *opened, cfg.get("on_error", "raise"), retry_skipped)
-    return TokenStore.open(cfg.token_store), done
+    store, places = open_or_create(
+        cfg.token_store, tokenizer, loader.images, preprocessing_of(cfg, cfg.dataset)
+    )
+    on_error, most = cfg.get("on_error", "raise"), cfg.get("max_skipped", LARGEST_SKIPPED)
+    return store, extract_tokens(tokenizer, loader, store, places, on_error, retry_skipped, most)
 
 
 def run_verify_tokens(cfg: Config, count: int) -> tuple[TokenStore, Verification]:
@@ -130,7 +134,6 @@ def run_verify_tokens(cfg: Config, count: int) -> tuple[TokenStore, Verification
         TokenStoreError: see `verify_store`.
     """
     tokenizer, loader = _load(cfg)
-    _check_normalisation(cfg, tokenizer)
     store = TokenStore.open(cfg.token_store)
     return store, verify_store(tokenizer, loader, store, count)
 
@@ -143,18 +146,32 @@ def build_images(cfg: Config) -> NamedImages:
 
 
 def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tuple[Tokenizer, nn.Module]:
-    """Build the tokenizer, with these changes to its config, and the data preprocessor, on the device."""
+    """Build the tokenizer, with these changes to its config, and the data preprocessor, on the device.
+
+    Raises:
+        UserError: the tokenizer is not one of ours.
+        CodebookError: its codebook was fitted on images normalised in another way.
+    """
     _check_config(cfg)
     init_default_scope(scope_of(cfg))
-    device = torch.device(get_device())
     kind, name = class_of(cfg.tokenizer.type, MODELS), type_name(cfg.tokenizer.type)
     if kind is None or not issubclass(kind, Tokenizer):
-        raise ValueError(
-            f"tokenizer type {name} of `{cfg.filename}` is none of mapet_mm.KCLIP, "
-            "GridKMeans and mapet_mm.FrozenTokenizer: put it into dict(type='mapet_mm.FrozenTokenizer', "
+        raise UserError(
+            f"tokenizer type {name} of `{cfg.filename}` is not mapet_mm.KCLIP, GridKMeans or "
+            "mapet_mm.FrozenTokenizer: put it into dict(type='mapet_mm.FrozenTokenizer', "
             f"tokenizer=dict(type='{name}', ...), image_size=<pixels>, vocab_size=<ids>)"
         )
+    device = torch.device(get_device())
     tokenizer = MODELS.build({**cfg.tokenizer, **(changes or {})}).to(device)
+    recorded = getattr(getattr(tokenizer, "codebook", None), "metadata", {}).get("preprocessing") or {}
+    found = {"data_preprocessor": _plain(cfg.data_preprocessor)}
+    before = {"data_preprocessor": recorded.get("data_preprocessor", found["data_preprocessor"])}
+    if changed := explain(before, found):
+        raise CodebookError(
+            f"codebook `{cfg.tokenizer.codebook}` was fitted on images prepared in another way "
+            f"({changed}): restore `data_preprocessor` of `{cfg.filename}`, or fit a codebook for this one "
+            "with tools/fit_codebook.py --overwrite"
+        )
     return tokenizer, MODELS.build(cfg.data_preprocessor).to(device)
 
 
@@ -162,18 +179,18 @@ def preprocessing_of(cfg: Config, dataset: Any) -> dict[str, Any]:
     """How images are prepared for the tokenizer: the datasets' pipeline and the data preprocessor.
 
     Raises:
-        UserError: a dataset has no pipeline.
-        ValueError: the datasets have different pipelines, so their tokens could not be compared.
+        UserError: a dataset has no pipeline, or they have different ones, so that tokens cannot be compared.
     """
     datasets = [dataset] if isinstance(dataset, Mapping) else list(dataset)
-    for one in datasets:
-        if "pipeline" not in one:
-            name = type_name(one["type"])
-            raise UserError(f"dataset {name} of `{cfg.filename}` has no `pipeline`: give it one")
-    pipeline, *others = (_plain(one["pipeline"]) for one in datasets)
-    if any(other != pipeline for other in others):
-        raise ValueError(f"the datasets of `{cfg.filename}` have different pipelines: give them the same")
-    return {"pipeline": pipeline, "data_preprocessor": _plain(cfg.data_preprocessor)}
+    pipelines = [_plain(one.get("pipeline")) for one in datasets]
+    if None in pipelines or any(pipeline != pipelines[0] for pipeline in pipelines):
+        raise UserError(
+            f"the datasets of `{cfg.filename}` have different pipelines, or none: give all the same"
+        )
+    return {
+        "pipeline": pipelines[0],
+        "data_preprocessor": _plain(cfg.data_preprocessor),
+    }
 
 
 def other_settings(cfg: Config, codebook: str | Path) -> list[str]:
@@ -184,30 +201,8 @@ def other_settings(cfg: Config, codebook: str | Path) -> list[str]:
     """
     settings = dict(cfg.codebook)
     settings["preprocessing"] = preprocessing_of(cfg, settings.pop("dataset", cfg.dataset))
-    recorded = with_type_names(Codebook.load(codebook).metadata)
-    found = with_type_names(_plain(settings))
-    return [name for name, value in found.items() if recorded.get(name) != value]
-
-
-def _check_normalisation(cfg: Config, tokenizer: Tokenizer) -> None:
-    """Refuse another data preprocessor than the codebook's; its images may have been cut out differently."""
-    codebook = getattr(tokenizer, "codebook", None)
-    recorded = {} if codebook is None else codebook.metadata.get("preprocessing") or {}
-    if "data_preprocessor" not in recorded:  # made by hand or by an early version
-        return
-    recorded, found = recorded["data_preprocessor"], _plain(cfg.data_preprocessor)
-    if different := differences(with_type_names(recorded), with_type_names(found), "data_preprocessor"):
-        raise CodebookError(
-            f"codebook `{cfg.tokenizer.codebook}` was fitted on images prepared in another way "
-            f"({different}): restore `data_preprocessor` of `{cfg.filename}`, or fit a codebook for this one "
-            "with tools/fit_codebook.py --overwrite"
-        )
-
-
-def _plain(part: Any) -> Any:
-    """A part of a config in JSON's types and in sorted order, independent of the config file's format."""
-    content = Config(dict(part=part)).to_dict()["part"]
-    return json.loads(json.dumps(content, sort_keys=True, default=str))
+    recorded = canonical(Codebook.load(codebook).metadata)
+    return [name for name, value in canonical(settings).items() if recorded.get(name) != value]
 
 
 def features_folder(codebook: Path) -> Path:
@@ -215,55 +210,44 @@ def features_folder(codebook: Path) -> Path:
     return codebook.with_name(f"{codebook.name}.features")
 
 
+def _plain(part: Any) -> Any:
+    """A part of a config as JSON has it, independent of the config file's format."""
+    return plain(Config(dict(part=part)).to_dict()["part"])
+
+
 def _load(
     cfg: Config, images: NamedImages | None = None, changes: Mapping[str, Any] | None = None
 ) -> tuple[Tokenizer, GroupLoader]:
-    """Build the tokenizer, with these changes to its config, and a loader of the images or the config's.
-
-    Raises:
-        UserError: the images' pipeline draws random numbers.
-    """
+    """Build the tokenizer, with these changes to its config, and a loader of the images or the config's."""
     tokenizer, preprocessor = build_tokenizer(cfg, changes)
     images = build_images(cfg) if images is None else images
-    if step := images.random_step():
-        raise UserError(
-            f"{step}, of the pipeline of `{cfg.filename}` draws random numbers: an image would have other "
-            "tokens each time; remove it"
-        )
+    images.require_repeatable()
     return tokenizer, GroupLoader(images, tokenizer.image_size, preprocessor, **cfg.get("dataloader", {}))
 
 
 def _check_config(cfg: Config) -> None:
     if missing := [key for key in REQUIRED if key not in cfg]:
-        raise ValueError(
+        raise UserError(
             f"config `{cfg.filename}` is no tokenizer config, it lacks {', '.join(missing)}: see "
             "configs/tokenizers"
         )
-    if unknown := sorted(set(cfg.get("dataloader", {})) - set(LEAST_LOADER)):
-        raise ValueError(
+    if unknown := sorted(set(cfg.get("dataloader", {})) - {"num_workers", "group_size"}):
+        raise UserError(
             f"the config's `dataloader` has {', '.join(unknown)}: it takes num_workers and group_size "
             "(images of one pass of the encoder)"
         )
-    _check_integers(cfg, "dataloader", LEAST_LOADER)
-
-
-def _check_integers(cfg: Config, section: str, least: Mapping[str, int]) -> None:
-    for name, value in cfg.get(section, {}).items():
-        if name in least and not (isinstance(value, Integral) and value >= least[name]):
-            raise UserError(
-                f"`{section}.{name}` of `{cfg.filename}` is {value!r}: give an integer of at least "
-                f"{least[name]}"
-            )
 
 
 def _codebook_settings(cfg: Config, out: str | None, overwrite: bool) -> tuple[Path, dict[str, Any]]:
     """The path of the codebook, and the config's `codebook`."""
-    _check_config(cfg)
     if "codebook" not in cfg or "codebook" not in cfg.tokenizer:
         raise CodebookError(
             f"tokenizer {type_name(cfg.tokenizer.type)} of `{cfg.filename}` brings its own codebook, there "
             "is none to fit: go on with tools/extract_tokens.py"
         )
+    known = {"dataset", "positions_per_image", *(field.name for field in fields(KMeansOptions))}
+    if "k" not in cfg.codebook or not known.issuperset(cfg.codebook):
+        raise CodebookError(f"the config's `codebook` needs k, and takes {', '.join(sorted(known))}")
     path = Path(out or cfg.tokenizer.codebook)
     if path.exists() and not overwrite:
         raise CodebookError(
@@ -271,15 +255,3 @@ def _codebook_settings(cfg: Config, out: str | None, overwrite: bool) -> tuple[P
             "new extraction), or give another --out"
         )
     return path, dict(cfg.codebook)
-
-
-def _kmeans_options(cfg: Config, settings: dict[str, Any]) -> KMeansOptions:
-    known = [field.name for field in fields(KMeansOptions)]
-    if unknown := [name for name in settings if name not in known]:
-        raise CodebookError(
-            f"the config's `codebook` has unknown settings {', '.join(unknown)}: it takes dataset, "
-            f"positions_per_image, {', '.join(known)}"
-        )
-    if "k" not in settings:
-        raise CodebookError(f"`codebook` of `{cfg.filename}` has no `k`: give it, the number of centroids")
-    return KMeansOptions(**settings)

@@ -2,34 +2,76 @@
 
 from __future__ import annotations
 
+import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float16
+from safetensors import safe_open
+from safetensors.numpy import save
 
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
-from mapet_mm.structures.tensor_files import encode_name
-from mapet_mm.tokenizers.feature_shards import FeatureShards
-from mapet_mm.tokenizers.image_groups import GroupLoader, ImageGroup
-from mapet_mm.tokenizers.image_tasks import ImageTasks
-from mapet_mm.tokenizers.images import NOT_FINITE, TOO_LARGE
+from mapet_mm.tokenizers.image_groups import GroupLoader, encode_blocks
+from mapet_mm.tokenizers.images import UnreadableImagesError, check_on_error
+from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.identity import digest
+
+IMAGES_PER_BLOCK = 256
+BEYOND_FLOAT16 = "the network gives it NaN, infinity, or features above 65504, the largest number of float16"
+
+
+class FeatureBlocks(Sequence):
+    """Sampled features on disk: blocks of float16 rows, each in a file that is written once.
+
+    Args:
+        folder: of the files.
+        names: the images; a checksum of its name says which block an image is in.
+        per_image: rows of an image.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str], per_image: int) -> None:
+        self.folder, self.per_image = folder, per_image
+        self.names: list[list[str]] = [[] for _ in range(-(-len(names) // IMAGES_PER_BLOCK))]
+        for name in sorted(names):
+            self.names[zlib.crc32(_encoded(name)) % len(self.names)].append(name)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, number: int) -> Float16[np.ndarray, "rows dim"]:
+        with safe_open(self.file(number), "numpy") as file:
+            return file.get_tensor("features")
+
+    def file(self, number: int) -> Path:
+        """Path of a block."""
+        return self.folder / f"features-{number:05d}.safetensors"
+
+    def skipped(self, number: int) -> dict[str, str] | None:
+        """Images of a block that have no features, with the reason; None if the block is not written."""
+        if not self.file(number).exists():
+            return None
+        with safe_open(self.file(number), "numpy") as file:
+            return json.loads(file.metadata()["skipped"])
+
+    def sizes(self) -> list[int]:
+        """Number of rows of each block."""
+        images = (len(names) - len(self.skipped(number) or {}) for number, names in enumerate(self.names))
+        return [self.per_image * count for count in images]
+
+    def left_out(self) -> dict[str, str]:
+        """All images that have no features, with the reason."""
+        found = (self.skipped(number) or {} for number in range(len(self)))
+        return {name: reason for skipped in found for name, reason in skipped.items()}
 
 
 def sample_positions(name: str, grid_size: int, count: int, seed: int) -> np.ndarray:
     """Distinct grid positions of an image, (count,), ascending; they depend only on its name and the seed."""
-    rng = np.random.default_rng([seed, zlib.crc32(encode_name(name))])
+    rng = np.random.default_rng([seed, zlib.crc32(_encoded(name))])
     return np.sort(rng.choice(grid_size, size=count, replace=False))
-
-
-def fault(features: Float32[np.ndarray, "positions dim"]) -> str | None:
-    """Why an image's features cannot be kept; None if they can."""
-    if not np.isfinite(features).all():
-        return NOT_FINITE
-    with np.errstate(over="ignore"):
-        return None if np.isfinite(features.astype(np.float16)).all() else TOO_LARGE
 
 
 def sample_features(
@@ -41,8 +83,7 @@ def sample_features(
     positions_per_image: int = 4,
     seed: int = 0,
     on_error: str = "raise",
-    look_for_changes: bool = False,
-) -> FeatureShards:
+) -> FeatureBlocks:
     """Sample features at `positions_per_image` positions of every image, continuing earlier runs.
 
     Any number of processes and machines may do this at once; the features are bit-identical for any number of
@@ -53,62 +94,63 @@ def sample_features(
         loader: loads the images.
         places: the images to sample: index in the loader's dataset by name.
         folder: receives the features; all processes must see it.
-        preprocessing: how images are prepared for the encoder; part of the features' identity.
+        preprocessing: how images are prepared for the encoder.
         positions_per_image: 4 of 196 are the paper's 2 %.
         seed: for the positions.
         on_error: for images that cannot be decoded, or whose features float16 does not hold: 'raise' once all
-            others are done, those of earlier runs included, or 'skip' them.
-        look_for_changes: sample images anew whose files have changed since they were sampled.
+            other blocks are done, or 'skip' them.
 
     Raises:
-        UnreadableImagesError: after the features of all other images are written.
-        FeatureError: float16 does not tell the features apart.
-        ValueError: more positions than the grid has.
+        UnreadableImagesError: after the features of all other blocks are written.
+        UserError: more positions than the grid has.
     """
-    grid_size = tokenizer.grid[0] * tokenizer.grid[1]
-    if not 1 <= positions_per_image <= grid_size:
-        raise ValueError(
+    check_on_error(on_error)
+    if not 1 <= positions_per_image <= (grid_size := tokenizer.grid[0] * tokenizer.grid[1]):
+        raise UserError(
             f"codebook.positions_per_image is {positions_per_image}, an image has {grid_size} grid positions"
         )
     identity = {
         **{key: value for key, value in tokenizer.metadata.items() if key != "weights"},  # in the digest
         "preprocessing": preprocessing,
         "data_root": loader.images.data_root,
-        "dim": tokenizer.dim,
+        "names": digest(list(places)),
         "positions_per_image": positions_per_image,
         "seed": seed,
         "group_size": loader.group_size,
     }
-    shards = FeatureShards(folder, identity, places, on_error == "raise", look_for_changes)
-    work = _Shards(tokenizer, shards, places)
-    kept = f"the features of the others are kept in `{shards.folder}`"
-    work.run(loader, "sampling features", on_error, kept)
-    work.shared.clear()
-    return shards
+    blocks = FeatureBlocks(folder / digest(identity)[:12], list(places), positions_per_image)
+    blocks.folder.mkdir(parents=True, exist_ok=True)
+
+    def lacking(number: int) -> list[int]:
+        skipped = blocks.skipped(number)
+        done = skipped is not None and not (skipped and on_error == "raise")
+        return [] if done else [places[name] for name in blocks.names[number]]
+
+    total = sum(len(lacking(number)) for number in range(len(blocks)))
+    unreadable: dict[str, str] = {}
+    encoded = encode_blocks(loader, tokenizer.features, len(blocks), lacking, total, "sampling features")
+    for number, features, reasons in encoded:
+        kept, skipped = [], {}
+        for name in blocks.names[number]:
+            if (grid := features.get(places[name])) is None:
+                skipped[name] = reasons[places[name]]
+                continue
+            positions = sample_positions(name, grid_size, positions_per_image, seed)
+            with np.errstate(over="ignore"):
+                rows = grid.cpu().numpy()[positions].astype(np.float16)
+            if np.isfinite(rows).all():
+                kept.append(rows)
+            else:
+                skipped[name] = BEYOND_FLOAT16
+        unreadable |= skipped
+        if not (skipped and on_error == "raise"):
+            rows = np.concatenate([*kept, np.empty((0, tokenizer.dim), np.float16)])
+            replace_file(blocks.file(number), save({"features": rows}, {"skipped": json.dumps(skipped)}))
+    if unreadable and on_error == "raise":
+        paths = {loader.images.path(places[name]): reason for name, reason in unreadable.items()}
+        raise UnreadableImagesError(paths, f"the features of the others are kept in `{blocks.folder}`")
+    return blocks
 
 
-class _Shards(ImageTasks):
-    """The feature rows missing in shards; a task is one shard."""
-
-    def __init__(self, tokenizer: GridKMeans, shards: FeatureShards, places: Mapping[str, int]) -> None:
-        self.tokenizer, self.shards, self.places = tokenizer, shards, places
-        self.name_of_place = {place: name for name, place in places.items()}
-        sizes = {number: len(shards.lacking(number)) for number in range(len(shards.names))}
-        super().__init__(shards.folder / "claims", {number: size for number, size in sizes.items() if size})
-
-    def lacking(self, task: int) -> dict[int, str]:
-        return {self.places[name]: name for name in self.shards.lacking(task)}
-
-    def encode(self, group: ImageGroup) -> Iterator[np.ndarray]:
-        count, seed = self.shards.per_image, self.shards.identity["seed"]
-        features = self.tokenizer.features(group.inputs).cpu().numpy()
-        for place, grid in zip(group.places, features, strict=False):
-            positions = sample_positions(self.name_of_place[place], len(grid), count, seed)
-            yield grid[positions]
-
-    def checked(self, results: Mapping[int, np.ndarray]) -> dict[int, np.ndarray | str]:
-        return {place: fault(rows) or rows for place, rows in results.items()}
-
-    def write(self, task: int, results: Mapping[str, np.ndarray], skipped: Mapping[str, str]) -> None:
-        features = [*results.values(), np.empty((0, self.shards.dim), np.float32)]
-        self.shards.write(task, list(results), np.concatenate(features), skipped)
+def _encoded(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")

@@ -14,7 +14,7 @@ from skimage import data as photographs
 from mapet_mm.engine.hooks.alignment import check_alignment
 from mapet_mm.engine.hooks.alignment_patterns import grey, take_the_place
 from mapet_mm.models.utils.data_preprocessor import TokenGridDataPreprocessor
-from mapet_mm.structures.store import TokenStore, TokenStoreError
+from mapet_mm.structures import TokenStore, TokenStoreError
 
 LOAD = dict(type="LoadImageFromFile")
 KCLIP_PIPELINE = [

@@ -10,7 +10,7 @@ from PIL import Image
 
 from mapet_mm.engine.hooks.alignment import check_alignment
 from mapet_mm.engine.hooks.photos import first_turned, turns_photos
-from mapet_mm.structures.store import TokenStore, TokenStoreError
+from mapet_mm.structures import TokenStore, TokenStoreError
 
 SQUARE = dict(type="EfficientNetCenterCrop", crop_size=64, crop_padding=0, backend="pillow")
 

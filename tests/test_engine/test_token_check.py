@@ -22,7 +22,7 @@ from mapet_mm.engine.hooks.token_store_check_hook import (
 from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
 from mapet_mm.registry import HOOKS
 from mapet_mm.structures.codebook import Codebook
-from mapet_mm.structures.store import MissingTokensError, TokenStore, TokenStoreError
+from mapet_mm.structures import MissingTokensError, TokenStore, TokenStoreError
 from mapet_mm.utils.errors import UserError
 
 NAMES = [f"train/{i}.png" for i in range(6)]

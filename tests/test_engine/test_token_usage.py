@@ -9,7 +9,7 @@ from mmengine.dataset import BaseDataset, Compose, RepeatDataset
 
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
 from mapet_mm.registry import HOOKS
-from mapet_mm.structures.store import TokenStore
+from mapet_mm.structures import TokenStore
 from mapet_mm.utils.errors import UserError
 
 NAMES = [f"train/{index}.png" for index in range(4)]

@@ -21,7 +21,7 @@ from mapet_mm.evaluation.picture_protocols import (
 from mapet_mm.evaluation.protocol import Evaluated, side_by_side
 from mapet_mm.models import MaPeT
 from mapet_mm.registry import MODELS
-from mapet_mm.structures.store import TokenStore
+from mapet_mm.structures import TokenStore
 from mapet_mm.visualization.report import Section
 
 VOCABULARY = 9

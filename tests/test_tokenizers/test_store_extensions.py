@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from filled_stores import GRID, assert_holds, fill, grid_of, make
 
-from mapet_mm.structures.store import manifest as store_manifest
+from mapet_mm.structures import manifest as store_manifest
 from mapet_mm.structures.store.manifest import read_manifest
-from mapet_mm.structures.store.token_store import write_names
+from mapet_mm.structures import write_names
 from mapet_mm.tokenizers import TokenStore, TokenStoreError, extend_store
 
 

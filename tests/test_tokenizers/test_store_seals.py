@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from filled_stores import GRID, assert_holds, files_of, fill, grid_of, make
 
-from mapet_mm.structures.store import grids as store_grids
-from mapet_mm.structures.store import manifest as store_manifest
+from mapet_mm.structures import grids as store_grids
+from mapet_mm.structures import manifest as store_manifest
 from mapet_mm.tokenizers import MissingTokensError, TokenStore, TokenStoreError, extend_store
 
 

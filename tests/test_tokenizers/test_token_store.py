@@ -13,7 +13,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from mapet_mm.structures.store import MissingTokensError, TokenStore, TokenStoreError
+from mapet_mm.structures import MissingTokensError, TokenStore, TokenStoreError
 
 DIGEST = "3fa2" * 16
 

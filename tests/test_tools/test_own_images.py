@@ -15,7 +15,7 @@ from PIL import Image
 from skimage import data as photographs
 
 from mapet_mm.structures.codebook import Codebook
-from mapet_mm.structures.store import TokenStore
+from mapet_mm.structures import TokenStore
 
 ROOT = Path(__file__).parents[2]
 IMAGES = 8

@@ -12,7 +12,7 @@ from forked_processes import run_together
 from mmengine.config import Config
 from PIL import Image
 
-from mapet_mm.structures.store import TokenStore, TokenStoreError
+from mapet_mm.structures import TokenStore, TokenStoreError
 from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook, run_verify_tokens
 
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,9 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 
 from mapet_mm.registry import TRANSFORMS
+from mapet_mm.structures import MissingTokensError, TokenStore
 from mapet_mm.structures.codebook import Codebook
 from mapet_mm.structures.image_names import relative_name
-from mapet_mm.structures.store import MissingTokensError, TokenStore
 from mapet_mm.utils.config import pair
 
 

@@ -23,8 +23,8 @@ from mapet_mm.engine.hooks.probed_pipeline import (
     pipeline_transforms,
     recorded_pipeline,
 )
+from mapet_mm.structures import TokenStore, TokenStoreError
 from mapet_mm.structures.image_names import path_of
-from mapet_mm.structures.store import TokenStore, TokenStoreError
 from mapet_mm.utils.errors import reason_of
 
 # A step that moves pixels with probability 0.1 is missed once in 850 runs.

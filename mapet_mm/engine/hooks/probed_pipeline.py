@@ -17,7 +17,7 @@ from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
 from mapet_mm.engine.hooks.alignment_patterns import grey, take_the_place
 from mapet_mm.engine.hooks.photos import turns_photos
 from mapet_mm.registry import TRANSFORMS
-from mapet_mm.structures.store import TokenStore, TokenStoreError
+from mapet_mm.structures import TokenStore, TokenStoreError
 
 
 class Arrived(NamedTuple):

@@ -30,9 +30,9 @@ from mapet_mm.models.target_generators.base import Tokenizer
 from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
 from mapet_mm.models.utils.data_preprocessor import TokenGridDataPreprocessor
 from mapet_mm.registry import HOOKS
+from mapet_mm.structures import MissingTokensError, TokenStore, TokenStoreError
 from mapet_mm.structures.codebook import Codebook
 from mapet_mm.structures.image_names import path_of, relative_name
-from mapet_mm.structures.store import MissingTokensError, TokenStore, TokenStoreError
 from mapet_mm.utils.dist import unwrapped
 
 TOKENIZER = "tokenizer"  # in a checkpoint's `meta`: the digest that its token stores have

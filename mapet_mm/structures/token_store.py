@@ -1,0 +1,380 @@
+"""The token store: one grid of token ids per image, looked up by the image's name.
+
+A store is a folder. `manifest.json` has an id, drawn when the store is created, the store's identity and the
+file of its names. Image i is row i, and rows lie in parts of 1,024: `parts/00017-<id>.safetensors`. A part is
+replaced in one step. Its name has the id, so the files of a store that was replaced are never taken for those
+of the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int, Int64, UInt8
+from safetensors import safe_open
+
+from mapet_mm.structures.store_names import StoredNames, name_hashes, names_file
+from mapet_mm.structures.store_parts import (
+    MISSING,
+    PART_ROWS,
+    RESTORE,
+    SKIPPED,
+    WRITTEN,
+    Part,
+    TokenStoreError,
+    damaged,
+    empty_part,
+    opened,
+    read_part,
+    write_part,
+)
+from mapet_mm.utils.atomic_files import new_folder, replace_file, replace_json
+from mapet_mm.utils.config import pair
+
+FORMAT, VERSION = "mapet_mm.token_store", 4
+MANIFEST = "manifest.json"
+REMEDY = "run tools/extract_tokens.py with the tokenizer's config"
+
+
+class MissingTokensError(TokenStoreError, KeyError):
+    """An image is not in the token store, or its tokens are not written yet."""
+
+
+class TokenStore:
+    """A folder with a grid of token ids for each named image; made by `create`, read through `open`.
+
+    Any number of processes may write at once, and die at any time. No file stays open, so a store can be
+    pickled, and used after a fork.
+
+    Attributes:
+        path: the folder.
+        id: drawn when the store was created.
+        grid: (H, W) tokens of an image.
+        vocab_size: all ids are below this.
+        tokenizer: digest of the tokenizer that made the ids.
+        data_root: folder that the names are relative to, as given when the store was made.
+        preprocessing: how images were prepared for the tokenizer (`pipeline`, `data_preprocessor`), if
+            recorded.
+    """
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise TokenStoreError(f"token store `{self.path}` does not exist: {REMEDY} or correct the path")
+        self.manifest = manifest = read_manifest(self.path)
+        self.id, self.tokenizer = manifest["id"], manifest["tokenizer"]
+        self.grid, self.vocab_size = tuple(manifest["grid"]), manifest["vocab_size"]
+        self.data_root, self.preprocessing = manifest["data_root"], manifest["preprocessing"]
+        self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike) -> TokenStore:
+        """Open an existing token store.
+
+        Raises:
+            TokenStoreError: it is missing or not a token store.
+        """
+        return cls(path)
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike,
+        names: Iterable[str],
+        grid: int | Sequence[int],
+        vocab_size: int,
+        tokenizer: str,
+        data_root: str | None = None,
+        preprocessing: Mapping[str, Any] | None = None,
+    ) -> TokenStore:
+        """Make a store with no rows written yet; it appears at `path` complete or not at all.
+
+        Args:
+            path: directory to make.
+            names: image paths relative to the data root, '/'-separated, each once; row i is name i.
+            grid: (H, W) tokens of an image, or one number for both.
+            vocab_size: ids are below it; stored as uint16 up to 65,536 ids, else as uint32.
+            tokenizer: digest of the codebook (or other tokenizer) whose ids these are.
+            data_root: folder that the names are relative to, recorded for look-ups.
+            preprocessing: how images were prepared for the tokenizer: `pipeline` and `data_preprocessor`, as
+                in configs.
+
+        Raises:
+            TokenStoreError: something is at `path` already, or a name is given twice.
+            ValueError: `grid` is not one or two whole numbers above 0.
+        """
+        path, identity = (
+            Path(path),
+            {
+                "grid": pair("grid", grid),
+                "vocab_size": int(vocab_size),
+                "tokenizer": tokenizer,
+                "data_root": None if data_root is None else str(data_root),
+                "preprocessing": None if preprocessing is None else dict(preprocessing),
+            },
+        )
+        with new_store(path) as folder:
+            make_store(folder, list(names), identity)
+        return cls(path)
+
+    @cached_property
+    def names(self) -> StoredNames:
+        """The image names by row, in a sequence that reads them from disk when accessed."""
+        return StoredNames(self.path / self.manifest["names"], len(self), self._opened)
+
+    @property
+    def parts(self) -> int:
+        """Number of parts; the rows of part p begin at `p * PART_ROWS`."""
+        return -(-len(self) // PART_ROWS)
+
+    def __len__(self) -> int:
+        return self.manifest["rows"]
+
+    def __contains__(self, name: str) -> bool:
+        return self.row(name) is not None
+
+    def row(self, name: str) -> int | None:
+        """Row of an image name, or None if the store does not have it."""
+        return self.names.find(name)
+
+    def rows(self, names: Iterable[str]) -> Int64[np.ndarray, " names"]:
+        """Rows of many image names, -1 where the store does not have one; far faster than `row` for each."""
+        return self.names.find_all(names)
+
+    def require_tokenizer(self, digest: str, whose: str) -> None:
+        """Raise an error if another tokenizer made the ids.
+
+        Args:
+            digest: of the expected tokenizer.
+            whose: what has this digest, for the message ("the config's codebook `...`").
+
+        Raises:
+            TokenStoreError: another tokenizer made the store.
+        """
+        if self.tokenizer != digest:
+            raise TokenStoreError(
+                f"token store `{self.path}` was made by tokenizer {self.tokenizer[:12]}, but {whose} is "
+                f"{digest[:12]}: re-extract into another store with tools/extract_tokens.py, or use the other"
+            )
+
+    def __getitem__(self, name: str) -> Int[np.ndarray, "height width"]:
+        """Token grid (H, W) of an image, a copy, as uint16 (uint32 past 65,536 ids).
+
+        Raises:
+            MissingTokensError: the store does not have the name, its tokens are not written yet, or the image
+                was skipped.
+            TokenStoreError: the store was replaced, or its file is damaged.
+        """
+        row = self.row(name)
+        if row is None:
+            raise MissingTokensError(f"token store `{self.path}` has no image `{name}`: {REMEDY} on it")
+        number, place = divmod(row, PART_ROWS)
+        with self._opened(self._file(number)) as file:
+            state = MISSING if file is None else int(file.get_slice("states")[place])
+            if state != MISSING and file.get_slice("names")[place] != name_hashes([name])[0]:
+                raise damaged(self._file(number), f"row {row} has the tokens of another image than `{name}`")
+            if state == WRITTEN:
+                return self._grids(file, number)[place]
+            why = f" ({json.loads(file.metadata()['skipped'])[name]}, --retry-skipped)" if state else ""
+        lacking = "that it skipped" if state == SKIPPED else "yet"
+        raise MissingTokensError(
+            f"token store `{self.path}` has no tokens for image `{name}` {lacking}{why}: {REMEDY}"
+        )
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Images that could not be decoded and have no tokens, by name, with the reason."""
+        found: dict[str, str] = {}
+        for number in range(self.parts):
+            with self._opened(self._file(number)) as file:
+                found |= json.loads(file.metadata()["skipped"]) if file else {}
+        return found
+
+    def states(self, part: int) -> UInt8[np.ndarray, " rows"]:
+        """The state of each row of a part: MISSING, WRITTEN or SKIPPED."""
+        rows = min(PART_ROWS, len(self) - part * PART_ROWS)
+        with self._opened(self._file(part)) as file:
+            return file.get_tensor("states")[:rows] if file else np.zeros(rows, np.uint8)
+
+    def written(self) -> Bool[np.ndarray, " rows"]:
+        """For every row, True if its tokens are stored."""
+        return np.concatenate([self.states(part) for part in range(self.parts)]) == WRITTEN
+
+    def missing(self, with_skipped: bool = False) -> Int64[np.ndarray, " rows"]:
+        """Rows (int64, ascending) whose tokens are not written yet.
+
+        Args:
+            with_skipped: whether images that were skipped count as missing.
+        """
+        states = np.concatenate([self.states(part) for part in range(self.parts)])
+        return np.flatnonzero(states != WRITTEN if with_skipped else states == MISSING)
+
+    def chunks(self) -> Iterator[tuple[Int64[np.ndarray, " rows"], Int[np.ndarray, "rows height width"]]]:
+        """Rows whose tokens are stored, ascending, with their grids, part by part."""
+        for number in range(self.parts):
+            part = self._read(number)
+            places = np.flatnonzero(part.states[: len(self) - number * PART_ROWS] == WRITTEN)
+            if places.size:
+                yield places + number * PART_ROWS, part.grids[places]
+
+    def write(
+        self,
+        rows: Sequence[int] | np.ndarray,
+        grids: Int[np.ndarray, "rows height width"],
+        skipped: Mapping[int, str] | None = None,
+    ) -> None:
+        """Store token grids; they are on disk when this returns, and a killed run leaves them missing.
+
+        Each part with one of the rows is read, checked and replaced, so write many neighbouring rows at once.
+        If two processes write one part at the same moment, the rows of one of them may stay missing.
+
+        Args:
+            rows: row of each grid, without duplicates.
+            grids: (len(rows), H, W) ids (array or CPU tensor).
+            skipped: rows of images that cannot be decoded, with the reason.
+
+        Raises:
+            TokenStoreError: wrong shape, ids outside 0..vocab_size - 1, rows outside the store, a damaged
+                part, or the store was replaced since it was opened.
+        """
+        rows, grids, skipped = np.asarray(rows, dtype=np.int64), np.asarray(grids), dict(skipped or {})
+        every = np.append(rows, np.fromiter(skipped, dtype=np.int64))
+        if problem := self._misfit(rows, grids, every):
+            raise TokenStoreError(f"token store `{self.path}` {problem}")
+        self.require_unreplaced()
+        for number in np.unique(every // PART_ROWS).tolist():
+            here = rows // PART_ROWS == number
+            reasons = {row % PART_ROWS: why for row, why in skipped.items() if row // PART_ROWS == number}
+            self._update(number, rows[here] % PART_ROWS, grids[here], reasons)
+
+    def verify(self) -> None:
+        """Compare all files with the digests that were taken when they were written.
+
+        Raises:
+            TokenStoreError: a file has changed since.
+        """
+        names = self.path / self.manifest["names"]
+        if hashlib.sha256(names.read_bytes()).hexdigest() != self.manifest["names_sha256"]:
+            raise TokenStoreError(f"token store file `{names}` has changed since it was written: {RESTORE}")
+        for number in range(self.parts):
+            self._read(number)
+
+    def require_unreplaced(self) -> None:
+        """Raise TokenStoreError if another store was made at the path since this one was opened."""
+        now = read_manifest(self.path)["id"] if (self.path / MANIFEST).exists() else "gone"
+        if now != self.id:
+            raise TokenStoreError(
+                f"token store `{self.path}` was replaced while it was in use (id {self.id}, now {now}): "
+                "start this command again"
+            )
+
+    def _misfit(self, rows: np.ndarray, grids: np.ndarray, every: np.ndarray) -> str | None:
+        """Why these grids, or any of these rows, cannot be stored."""
+        if rows.ndim != 1 or grids.shape != (*rows.shape, *self.grid):
+            return f"takes grids of shape {(rows.size, *self.grid)} for {rows.size} rows, got {grids.shape}"
+        if not np.issubdtype(grids.dtype, np.integer):
+            return f"takes integer ids, got {grids.dtype}"
+        if grids.size and not (grids.min() >= 0 and grids.max() < self.vocab_size):
+            return (
+                f"takes ids from 0 to {self.vocab_size - 1} (its vocab_size), got {grids.min()} to "
+                f"{grids.max()}: it was made for another tokenizer"
+            )
+        if every.size and not (every.min() >= 0 and every.max() < len(self)):
+            return f"has rows 0 to {len(self) - 1}, got {every.min()} to {every.max()}"
+        return "takes each row once, got one twice" if len(np.unique(every)) != len(every) else None
+
+    def _update(self, number: int, places: np.ndarray, grids: np.ndarray, reasons: Mapping[int, str]) -> None:
+        """Replace a part by itself with some rows changed."""
+        part = self._read(number)
+        names = self.names[number * PART_ROWS : (number + 1) * PART_ROWS]
+        part.names[: len(names)] = name_hashes(names)
+        part.grids[places], part.states[places] = grids, WRITTEN
+        part.states[list(reasons)] = SKIPPED
+        for place in places.tolist():
+            part.skipped.pop(names[place], None)
+        skipped = part.skipped | {names[place]: why for place, why in reasons.items()}
+        write_part(self._file(number), part._replace(skipped=dict(sorted(skipped.items()))))
+
+    def _read(self, number: int) -> Part:
+        """A whole part, checked against its digest and its images' names; an empty one if it is not there."""
+        with self._opened(self._file(number)) as file:
+            if file is None:
+                return empty_part(self.grid, self.dtype)
+            self._grids(file, number)
+            part = read_part(file, self._file(number))
+        names = name_hashes(self.names[number * PART_ROWS : (number + 1) * PART_ROWS])
+        if ((part.names[: len(names)] != names) & (part.states[: len(names)] != MISSING)).any():
+            raise damaged(self._file(number), "it has the tokens of other images")
+        return part
+
+    def _grids(self, file: safe_open, number: int) -> Any:
+        grids = file.get_slice("grids")
+        if grids.get_shape() != [PART_ROWS, *self.grid]:
+            raise damaged(self._file(number), f"it has grids of shape {grids.get_shape()}")
+        return grids
+
+    def _file(self, number: int) -> Path:
+        return self.path / "parts" / f"{number:05d}-{self.id}.safetensors"
+
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[safe_open | None]:
+        """A file of the store; None if it is not there yet, which those of a replaced store never are."""
+        if not path.exists():
+            self.require_unreplaced()
+            yield None
+        else:
+            with opened(path) as file:
+                yield file
+
+
+def read_manifest(store: Path) -> dict[str, Any]:
+    path = store / MANIFEST
+    if not path.exists():
+        raise TokenStoreError(f"`{store}` is not a token store (it has no {MANIFEST}): correct the path")
+    manifest = json.loads(path.read_text())
+    if (manifest["format"], manifest["version"]) != (FORMAT, VERSION):
+        raise TokenStoreError(
+            f"`{store}` is not a token store of version {VERSION}: {REMEDY} at another path"
+        )
+    return manifest
+
+
+@contextmanager
+def new_store(path: Path) -> Iterator[Path]:
+    """A folder to make a store in, which appears at `path` when the block ends.
+
+    Raises:
+        TokenStoreError: something is at `path` by then.
+    """
+    try:
+        with new_folder(path) as folder:
+            yield folder
+    except FileExistsError:
+        raise TokenStoreError(
+            f"`{path}` exists: choose another path or remove it; tools/extract_tokens.py continues a store"
+        ) from None
+
+
+def make_store(folder: Path, names: Sequence[str], identity: Mapping[str, Any]) -> None:
+    """Fill a folder with a store that has names and no tokens."""
+    (folder / "parts").mkdir()
+    head = {"format": FORMAT, "version": VERSION, "id": uuid.uuid4().hex[:12]}
+    write_names(folder, {**head, **identity}, names)
+
+
+def write_names(store: Path, manifest: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Write a file of names, and the manifest that counts it."""
+    content = names_file(names)
+    sha256 = hashlib.sha256(content).hexdigest()
+    file = f"names-{manifest['id']}-{sha256[:12]}.safetensors"
+    replace_file(store / file, content)
+    replace_json(store / MANIFEST, {**manifest, "names": file, "names_sha256": sha256, "rows": len(names)})

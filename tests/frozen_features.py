@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import torch
-from mmengine.config import Config
-
 from mapet_mm.evaluation.declared_images import read_image_sets
 from mapet_mm.evaluation.extraction import take_features
+from mmengine.config import Config
+
 from mapet_mm.evaluation.models import load_checkpoint
 
 ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)

@@ -11,7 +11,6 @@ import numpy as np
 from mapet_mm.engine.runners.launch import load_config
 from mapet_mm.engine.runners.resume import differences, recipe
 from mapet_mm.tokenizers import TokenStore
-from mapet_mm.tokenizers.extraction import GONE
 from mapet_mm.tokenizers.run import build_images, other_settings
 from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.config import read_config
@@ -51,9 +50,9 @@ def tokens_there(store: Path, config: Path, checkpoint: Path) -> str | None:
 
     New images count only before the end of the pre-training, which would be without them.
     """
-    if not store.exists() or not (opened := TokenStore.open(store)).sealed:
+    if not store.exists():
         return None
-    new, gone = changed_images(opened, config)
+    new, gone = changed_images(TokenStore.open(store), config)
     if new and not checkpoint.exists():
         return None
     told = [f"images no longer there: {gone}"] if gone else []
@@ -64,14 +63,11 @@ def tokens_there(store: Path, config: Path, checkpoint: Path) -> str | None:
 
 def changed_images(store: TokenStore, config: Path) -> tuple[int, int]:
     """Numbers of the config's images that a store lacks, and of images with tokens that the config lacks."""
-    unseen, new, skipped = store.written(), 0, store.skipped
-    for name in build_images(read_config(config)).places("looking names up"):
-        row = store.row(name)
-        if row is None or skipped.get(name) == GONE:  # new, or there again
-            new += 1
-        else:
-            unseen[row] = False
-    return new, int(np.count_nonzero(unseen))
+    rows = store.rows(build_images(read_config(config)).places("looking names up"))
+    unseen, known = store.written(), rows[rows >= 0]
+    unseen[known] = False
+    lacking = np.isin(known, store.missing()).sum()
+    return int(lacking + (rows < 0).sum()), int(np.count_nonzero(unseen))
 
 
 def training_there(checkpoint: Path, config: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""Visual tokens: how they are made (`grid_kmeans`, `kclip`, `frozen`, `precomputed`) and stored (`store`)."""
+"""Visual tokens: how they are made (by the target generators) and stored (in token stores)."""
 
 from mapet_mm.models.selfsup.clip_training import CaptionCLIP
 from mapet_mm.models.selfsup.tokenizer_training import DiscreteAutoencoder, VQKDDistillation

@@ -11,7 +11,6 @@ from PIL import Image
 from mapet_mm.cli.results import codebook_there, export_there, note_export, tokens_there, training_there
 from mapet_mm.engine.runners.resume import recipe
 from mapet_mm.tokenizers import Codebook, TokenStore
-from mapet_mm.tokenizers.extraction import GONE
 from mapet_mm.tokenizers.run import preprocessing_of
 from mapet_mm.utils.config import read_config
 from mapet_mm.utils.errors import UserError
@@ -47,7 +46,6 @@ def write_store(seal: bool = True) -> None:
     store = TokenStore.create("tokens", ["a.png", "b.png", "cut.png"], (1, 1), 2, "digest", "photos")
     if seal:
         store.write([0, 1], np.zeros((2, 1, 1), dtype=np.int64), {2: "truncated"})
-        store.seal()
 
 
 def codebook() -> str | None:
@@ -80,13 +78,6 @@ def test_tokens_of_a_codebook_that_is_gone_are_refused():
         UserError, match=r"^tokens has the tokens of a codebook that is gone: bring codebook\.saf"
     ):
         codebook()
-
-
-def test_an_image_that_came_back_needs_tokens():
-    store = TokenStore.create("tokens", ["a.png", "b.png"], (1, 1), 2, "digest", "photos")
-    store.write([0], np.zeros((1, 1, 1), dtype=np.int64), {1: GONE})
-    store.seal()
-    assert tokens() is None
 
 
 def test_tokens_are_there_once_the_store_is_complete():

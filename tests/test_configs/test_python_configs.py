@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from few_images import few_images_config
+from mapet_mm.evaluation.declared_images import read_image_sets
+from mapet_mm.evaluation.protocol_choice import build_protocols
 from mmengine.config import Config
 from mmengine.model import PretrainedInit
 from mmengine.registry import Registry
@@ -15,12 +17,10 @@ from mmpretrain.models import VQKD
 import mapet_mm.registry
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import LaunchError, configure_training, load_config
-from mapet_mm.evaluation.declared_images import read_image_sets
 from mapet_mm.evaluation.masked_prediction import token_loader
 from mapet_mm.evaluation.models import load_checkpoint
 from mapet_mm.evaluation.picture_protocols import TokenPredictions
 from mapet_mm.evaluation.protocol import evaluate
-from mapet_mm.evaluation.protocol_choice import build_protocols
 from mapet_mm.models.target_generators.clip_tower import build_visual
 from mapet_mm.models.target_generators.frozen_tokenizer import split_checkpoint
 from mapet_mm.tokenizers import FrozenTokenizer

@@ -10,8 +10,8 @@ from mmpretrain.datasets.transforms import PackInputs
 
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid, RandomCropTokenGrid, RandomFlipTokenGrid
 from mapet_mm.registry import TRANSFORMS
-from mapet_mm.structures.codebook import Codebook
 from mapet_mm.structures import MissingTokensError, TokenStore, TokenStoreError
+from mapet_mm.structures.codebook import Codebook
 
 PATCH = 4
 NAMES = ["train/0/a.png", "train/1/a.png", "val/1/b.png"]

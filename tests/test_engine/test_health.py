@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from forked_processes import start_together
+from mapet_mm.evaluation.image_features import effective_rank, rank_me
 from mmengine.logging import MessageHub
 
 from mapet_mm.engine.hooks.health_hook import HealthHook
-from mapet_mm.evaluation.image_features import effective_rank, rank_me
 from mapet_mm.models import TokenPredictionHead
 from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
 from mapet_mm.visualization.curves import place_figure

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
+from mapet_mm.evaluation.image_features import build_loader, image_features, normalise, pool, undisturbed
 from mmengine.dataset import DefaultSampler
 from mmengine.dist import get_rank
 from mmengine.model import ImgDataPreprocessor
@@ -22,7 +23,6 @@ from torch.utils.data import Dataset
 
 from mapet_mm.engine.hooks import knn_probe_hook as knn
 from mapet_mm.engine.hooks.knn_probe_hook import KNNProbeHook, knn_predict
-from mapet_mm.evaluation.image_features import build_loader, image_features, normalise, pool, undisturbed
 from mapet_mm.registry import DATASETS
 
 ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)

@@ -11,8 +11,8 @@ from skimage import data as photographs
 from mapet_mm.engine.hooks.alignment import check_views
 from mapet_mm.engine.hooks.online_tokens import check_normalisation
 from mapet_mm.registry import HOOKS, MODELS
-from mapet_mm.structures.codebook import CodebookError
 from mapet_mm.structures import TokenStoreError
+from mapet_mm.structures.codebook import CodebookError
 from mapet_mm.tokenizers import KCLIP, Codebook
 
 MEAN, STD = [122.7709383, 116.7460125, 104.09373615], [68.5005327, 66.6321579, 70.32316305]

@@ -21,8 +21,8 @@ from mapet_mm.engine.hooks.token_store_check_hook import (
 )
 from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
 from mapet_mm.registry import HOOKS
-from mapet_mm.structures.codebook import Codebook
 from mapet_mm.structures import MissingTokensError, TokenStore, TokenStoreError
+from mapet_mm.structures.codebook import Codebook
 from mapet_mm.utils.errors import UserError
 
 NAMES = [f"train/{i}.png" for i in range(6)]
@@ -151,7 +151,6 @@ def holed(tmp_path) -> TokenStore:
     """A store that skipped images 2, 3 and 5."""
     store = TokenStore.create(tmp_path / "holed", NAMES, (4, 4), 128, "ab" * 32, data_root="/copy")
     store.write([0, 1, 4], np.zeros((3, 4, 4), dtype=int), dict.fromkeys((2, 3, 5), "OSError: no image"))
-    store.seal()
     return store
 
 

@@ -4,13 +4,13 @@ import json
 
 import pytest
 from frozen_features import PROTOCOLS
+from mapet_mm.evaluation.declared_images import read_image_sets
+from mapet_mm.evaluation.protocol_choice import build_protocols
 from pretended_gpu import pretended_gpu
 from tiny_training import run_tool
 
-from mapet_mm.evaluation.declared_images import read_image_sets
 from mapet_mm.evaluation.models import load_checkpoint
 from mapet_mm.evaluation.protocol import evaluate
-from mapet_mm.evaluation.protocol_choice import build_protocols
 
 
 def table(printed: str) -> str:

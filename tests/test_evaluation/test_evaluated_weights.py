@@ -5,12 +5,12 @@ import re
 import pytest
 import torch
 from frozen_features import save, take
+from mapet_mm.evaluation.declared_images import read_image_sets
 from mmengine.config import Config
 from safetensors.torch import save_file
 from torch import nn
 
 from mapet_mm.engine.runners.resume import LaunchError
-from mapet_mm.evaluation.declared_images import read_image_sets
 from mapet_mm.evaluation.models import KeysError, load_checkpoint, load_weights
 from mapet_mm.utils.errors import UserError
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
+from mapet_mm.evaluation.image_features import build_loader, image_features, undisturbed
 
 from mapet_mm.engine.hooks.feature_probe_hook import FeatureProbeHook
 from mapet_mm.engine.hooks.knn_probe_hook import knn_predict
-from mapet_mm.evaluation.image_features import build_loader, image_features, undisturbed
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.errors import UserError
 from tests.test_engine.test_knn import PROBE, in_processes, train

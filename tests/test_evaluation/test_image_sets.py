@@ -7,11 +7,11 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from mapet_mm.evaluation.content import content
+from mapet_mm.evaluation.declared_images import differs_in_pipeline, read_image_sets
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 
-from mapet_mm.evaluation.content import content
-from mapet_mm.evaluation.declared_images import differs_in_pipeline, read_image_sets
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, check_labels
 from mapet_mm.registry import DATASETS
 

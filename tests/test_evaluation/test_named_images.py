@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from mapet_mm.evaluation.declared_images import read_image_sets
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
-from mapet_mm.evaluation.declared_images import read_image_sets
 from mapet_mm.evaluation.image_sets import ImageSetError, check_labels
 
 

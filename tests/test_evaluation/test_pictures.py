@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from mapet_mm.evaluation.attention import class_token_attention
 from torch import nn
 from torch.nn import functional as F
 
-from mapet_mm.evaluation.attention import class_token_attention
 from mapet_mm.evaluation.feature_pictures import neighbour_figure, prediction_figure, similarity_figure
 from mapet_mm.evaluation.masked_prediction import (
     UNKNOWN_COLOUR,

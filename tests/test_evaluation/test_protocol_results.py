@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from clustered_features import evaluated_clusters
+from mapet_mm.evaluation.protocol_choice import build_protocols
 
 from mapet_mm.evaluation.protocol import (
     PROTOCOLS,
@@ -17,7 +18,6 @@ from mapet_mm.evaluation.protocol import (
     results_table,
     tell_apart,
 )
-from mapet_mm.evaluation.protocol_choice import build_protocols
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours
 from mapet_mm.evaluation.protocols.low_shot import LowShot, share_name
 from mapet_mm.utils.errors import UserError

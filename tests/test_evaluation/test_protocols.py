@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 from clustered_features import CLASSES, DIM, LAYERS, Labelled, evaluated_clusters, make_features
+from mapet_mm.evaluation.batches import ShuffledBatches
 from mmpretrain.structures import DataSample
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 from torch.nn import functional as F
 
 from mapet_mm.evaluation import features as feature_module
-from mapet_mm.evaluation.batches import ShuffledBatches
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols.attentive import AttentiveClassifier, AttentiveProbe, train_attentive

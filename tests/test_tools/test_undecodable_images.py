@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from few_images import by_hand
+from mapet_mm.tokenizers.extraction import _Rows
 from PIL import Image
 from torch import nn
 
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import TokenStore, TokenStoreError
-from mapet_mm.tokenizers.extraction import _Rows
 from mapet_mm.tokenizers.images import UnreadableImagesError
 from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook, run_verify_tokens
 from mapet_mm.utils.shared_work import SharedTasks

@@ -48,7 +48,7 @@ def test_nearest_members_are_those_of_smallest_distance(cfg):
     members = find_members(TokenStore.open(cfg.token_store), [0, 5])
     found = nearest_members(kclip, preprocessor, images, members, count=4, num_workers=0)
     features = {}
-    for place, name in images.numbered_names("names"):
+    for place, name in enumerate(images.names()):
         inputs = preprocessor(dict(inputs=images[place][1][None], data_samples=None))["inputs"]
         features[name] = kclip.features(inputs)[0]
     for token, patches in found.items():

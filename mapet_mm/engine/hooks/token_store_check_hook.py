@@ -254,10 +254,10 @@ def _without_tokens(dataset: Dataset, load: LoadTokenGrid) -> tuple[list[int], l
     rank, world_size = get_dist_info()
     written, reasons = load.store.written(), load.store.skipped
     missing, skipped = [], []
-    for index in range(rank, len(dataset), world_size):
-        name = load.name_of(_path(dataset, index))
-        row = load.store.row(name)
-        if row is None or not written[row]:
+    indices = range(rank, len(dataset), world_size)
+    names = [load.name_of(_path(dataset, index)) for index in indices]
+    for index, name, row in zip(indices, names, load.store.rows(names).tolist(), strict=True):
+        if row < 0 or not written[row]:
             (skipped if name in reasons else missing).append(index)
     return missing, skipped
 

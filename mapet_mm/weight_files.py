@@ -3,12 +3,8 @@
 import argparse
 import io
 import json
-import re
-import threading
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from itertools import chain
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -18,15 +14,15 @@ import torch
 from mmengine.logging import HistoryBuffer
 from safetensors import safe_open
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 from torch.serialization import add_safe_globals, clear_safe_globals, get_safe_globals
 
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError
 
-# Keys under which checkpoints keep the network's weights.
+# Keys under which checkpoints keep the network's weights, and averages of them beside.
 KEYS = ("state_dict", "model")
-_LOCK = threading.Lock()
+AVERAGES = ("state_dict_ema", "model_ema")
 
 
 class WeightFileError(UserError):
@@ -34,16 +30,15 @@ class WeightFileError(UserError):
 
 
 def _statistic(owner: Any, name: str) -> Any:
-    """`getattr` restricted to what MMEngine's log buffers need: one of their four statistics."""
+    """`getattr` restricted to one of the four statistics of MMEngine's log buffers, which they need."""
     if owner is HistoryBuffer and name in ("min", "max", "current", "mean"):
         return getattr(HistoryBuffer, name)
     raise UnpicklingError(f"attribute {name!r} of {owner!r} is not read from a file")
 
 
-# Objects that a training checkpoint may hold besides tensors and plain values, for
-# `torch.serialization.safe_globals`: MMEngine's log buffers, NumPy's numbers and arrays in them, parsed
-# arguments. `getattr` itself is not among them (it reaches the builtins of any function), nor is NumPy's type
-# for objects. NumPy 1 saved the same functions under another name.
+# Objects that a training checkpoint may hold besides tensors and plain values: MMEngine's log buffers,
+# NumPy's numbers and arrays in them, parsed arguments. `getattr` itself is not among them (it reaches the
+# builtins of any function), nor is NumPy's type for objects. NumPy 1 saved the same under another name.
 _NUMPY = {"scalar": np.float64(0).__reduce__()[0], "_reconstruct": np.zeros(0).__reduce__()[0]}
 SAFE_GLOBALS: list[Any] = [
     argparse.Namespace,
@@ -61,89 +56,67 @@ SAFE_GLOBALS: list[Any] = [
 
 
 @contextmanager
-def only_safe_globals(allowed: Sequence[Any] = SAFE_GLOBALS) -> Iterator[None]:
-    """Let `torch.load(weights_only=True)` create only `allowed` and the types that it always allows.
+def only_safe_globals() -> Iterator[None]:
+    """Let `torch.load(weights_only=True)` create only `SAFE_GLOBALS` and the types that it always allows.
 
-    Other lists are ignored inside (MMEngine's has `getattr`, with which a file can run anything). They are
-    restored afterwards.
+    What the process allowed before is not allowed inside: MMEngine's list has `getattr`, by which a file can
+    run anything.
     """
-    with _LOCK:  # torch keeps one list per process
-        before = get_safe_globals()
+    before = get_safe_globals()
+    clear_safe_globals()
+    add_safe_globals(SAFE_GLOBALS)
+    try:
+        yield
+    finally:
+        imported = [
+            one for one in get_safe_globals() if one not in SAFE_GLOBALS
+        ]  # torch's modules add theirs
         clear_safe_globals()
-        add_safe_globals(list(allowed))
-        try:
-            yield
-        finally:
-            imported = set(get_safe_globals()) - set(allowed)  # torch modules add theirs when imported
-            clear_safe_globals()
-            add_safe_globals([*before, *imported])
+        add_safe_globals([*before, *imported])
 
 
-class _StandIn:
-    """Replaces an object that is not a tensor; accepts the pickle's arguments and state and ignores them."""
-
-    __slots__ = ()
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> "_StandIn":
-        return object.__new__(cls)
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-
-def _stand_in(name: str) -> type[_StandIn]:
-    """A stand-in that error messages name after the object that it replaces."""
-    module, _, last = name.rpartition(".")
-    return type(last, (_StandIn,), {"__module__": module, "__slots__": ()})
-
-
-def read_weights(path: str | Path) -> dict[str, Tensor]:
+def read_weights(path: str | Path, key: str | None = None) -> dict[str, Tensor]:
     """The state dict in a .safetensors file, in what `torch.save` wrote, or in a folder's model.safetensors.
 
-    The content, not the name, decides the file's format. Only tensors and plain values of a pickled
-    checkpoint are loaded; anything else that it names (arguments, log buffers, a function to call) is neither
-    imported nor run, and is ignored unless it is among the weights.
+    The content, not the name, decides the file's format. Nothing that a pickled checkpoint names is run; one
+    that holds anything but tensors, plain values, arguments and MMEngine's log buffers is refused.
+
+    Args:
+        path: of the file or folder.
+        key: entry of the checkpoint that has the weights; None for the checkpoint itself or its `state_dict`
+            or `model`, unless it has averaged weights beside them.
 
     Raises:
-        WeightFileError: no such file, no weights in it, or a format that cannot be read without running its
-            code.
+        WeightFileError: no such file, no weights in it, more than one set of them, or an object that is not
+            read.
     """
-    return read_checkpoint(path)[0]
+    return read_checkpoint(path, key)[0]
 
 
-def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """As `read_weights`, with the file's metadata as plain values: MMEngine's `meta` (whose `cfg` is the
-    config's text), or the texts in a .safetensors header."""
+def read_checkpoint(path: str | Path, key: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """As `read_weights`, with the metadata: MMEngine's `meta`, or the texts in a .safetensors header."""
     path = Path(path)
-    if path.is_dir():
-        path = path / "model.safetensors"
+    path = path / "model.safetensors" if path.is_dir() else path
     if not path.is_file():
         raise WeightFileError(f"{path} does not exist")
     try:
         with open(path, "rb") as file:
-            start = file.read(64)
-        if not_weights := _other_file(start):
-            raise WeightFileError(not_weights)
-        if start[8:9] == b"{":
+            is_safetensors = file.read(9)[8:] == b"{"
+        if is_safetensors:
             with safe_open(path, "pt") as file:
                 content = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                meta = file.metadata() or {}
-        else:
-            content = _load_inert(path, start)
-            meta = _plain_values(content)
+                return content, file.metadata() or {}
+        with only_safe_globals():
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise any error
-        raise WeightFileError(f"{path} is no checkpoint ({_reason(error)})") from error
-    return _state_dict(content, path), meta
-
-
-def non_finite(network: nn.Module) -> str | None:
-    """Name of a network's first parameter with NaN or infinity, or buffer with NaN; None if there is none.
-
-    Infinity in a buffer may be meant, as in a mask of attention.
-    """
-    parameters = (name for name, value in network.named_parameters() if not value.isfinite().all())
-    buffers = (name for name, value in network.named_buffers() if value.isnan().any())
-    return next(chain(parameters, buffers), None)
+        met = error.__context__ if isinstance(error, UnpicklingError) and error.__context__ else error
+        reason = f"{type(met).__name__}: {met}".partition("\n")[0].partition(". Please")[0]
+        raise WeightFileError(
+            f"{path} is no checkpoint of tensors and plain values ({reason[:200]}): if you trust it, "
+            "save its weights alone by torch.save(model.state_dict(), FILE)"
+        ) from error
+    meta = content.get("meta") if isinstance(content, dict) else None
+    return _state_dict(content, key, path), dict(meta) if isinstance(meta, dict) else {}
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> None:
@@ -173,68 +146,22 @@ def write_weights(path: Path, weights: Mapping[str, Tensor], meta: Mapping[str, 
     replace_file(path, content)
 
 
-def _other_file(start: bytes) -> str:
-    """Describe a file by its first bytes, if it is of a type often found instead of weights."""
-    if not start:
-        return "it is empty"
-    if start.startswith(b"version https://git-lfs"):
-        return "it is Git LFS's pointer to the file: fetch that with `git lfs pull`"
-    if start.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "it is a web page: the download failed, open it to see why"
-    return ""
-
-
-def _load_inert(path: Path, start: bytes) -> Any:
-    """Load what `torch.save` wrote, with a stand-in for each object that torch does not allow by default."""
-    names = {
-        one[1] if isinstance(one, tuple) else f"{one.__module__}.{one.__qualname__}" for one in SAFE_GLOBALS
-    }
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Detected pickle protocol")  # bad content raises an error
-        if start.startswith(b"PK"):  # the older format does not list its names
-            with only_safe_globals([]):
-                names |= set(torch.serialization.get_unsafe_globals_in_checkpoint(path))
-        with only_safe_globals([(_stand_in(name), name) for name in names]):
-            return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _reason(error: Exception) -> str:
-    """One line of an error: torch's description of the object, without its advice to trust the file."""
-    if isinstance(error, WeightFileError):
-        return str(error)
-    met = error.__context__ if isinstance(error, UnpicklingError) and error.__context__ else error
-    sentence = re.split(r"\.? [A-Z]\w+ use |\. In |\.?\n", str(met) + "\n")[0]
-    if isinstance(met, UnpicklingError):
-        sentence += (
-            "; only tensors and plain values are read, as torch.save(model.state_dict(), FILE) writes them"
+def _state_dict(content: Any, key: str | None, path: Path) -> dict[str, Tensor]:
+    """The weights in a file's content."""
+    found = [name for name in (*KEYS, *AVERAGES) if isinstance(content, dict) and name in content]
+    if key is None and set(found) & set(AVERAGES):
+        raise WeightFileError(
+            f"{path} has {' and '.join(f'`{name}`' for name in found)}: choose one with `key`, for example "
+            f"tools/convert.py mm mm IN OUT --key {found[-1]}"
         )
-    return f"{type(met).__name__}: {sentence}"
-
-
-def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
-    """The weights in a file's content. Calls dict's methods, because a file can override an OrderedDict's."""
-    for key in KEYS:
-        if isinstance(content, dict) and isinstance(dict.get(content, key), dict):
-            content = content[key]
-    if not isinstance(content, dict):
-        raise WeightFileError(f"{path} holds no weights, but a {type(content).__name__}")
-    entries = dict(dict.items(content))
-    for name, value in entries.items():
-        if isinstance(value, _StandIn):
-            kind = f"{type(value).__module__}.{type(value).__name__}"
-            raise WeightFileError(f"{path}: `{name}` is a {kind}, where a tensor is expected")
+    for name in KEYS if key is None else (key,):
+        if isinstance(content, dict) and isinstance(content.get(name), dict):
+            content = content[name]
+    entries = content if isinstance(content, dict) else {}
     weights = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
     if not weights:
-        raise WeightFileError(f"{path} holds no weights: no tensors, nor any under {' or '.join(KEYS)}")
+        names = ", ".join(f"`{name}`" for name in list(entries)[:8])
+        raise WeightFileError(
+            f"{path} has no tensors, nor under {key or ' or '.join(KEYS)}; it has {names or 'none'}"
+        )
     return weights
-
-
-def _plain_values(content: Any) -> dict[str, Any]:
-    """The entries of a checkpoint's `meta` that JSON can represent."""
-    meta = dict.get(content, "meta") if isinstance(content, dict) else None
-    plain = {}
-    for name, value in dict.items(meta) if isinstance(meta, dict) else ():
-        with suppress(TypeError, ValueError):
-            json.dumps(value)
-            plain[name] = value
-    return plain

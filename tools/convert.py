@@ -5,41 +5,36 @@ and torchvision, or write the backbone as an ONNX file.
     python tools/convert.py mm hf work_dirs/RUN/epoch_300.pth dinov2     # AutoModel.from_pretrained("dinov2")
     python tools/convert.py mm timm work_dirs/RUN/epoch_300.pth vit.safetensors
     python tools/convert.py mm torchvision work_dirs/RUN/epoch_300.pth vit.pth
-    python tools/convert.py mm onnx work_dirs/RUN/epoch_300.pth vit.onnx    # any number of images of any size
+    python tools/convert.py mm onnx work_dirs/RUN/epoch_300.pth vit.onnx    # any number of images
     python tools/convert.py reference mm mapet_small.tar mapet_small.pth
 
-A folder gets the weights and the files that timm or Hugging Face read: architecture, mean and standard
-deviation, from the config that MMEngine keeps in its checkpoints, or from --config. A .safetensors file gets
-the weights and the same information as metadata; a .pth file gets the weights, for `init_cfg`, `load_from`
-and tools/test.py. An .onnx file has the class token and the patch features as outputs. IN is read without
-running any code in it.
+A folder gets the weights and the files that timm or Hugging Face read: architecture and preprocessing, from
+the description that a training writes into its checkpoints, or from --config. A .safetensors file gets the
+weights and the description; a .pth file gets the weights, for `init_cfg`, `load_from` and tools/test.py. An
+.onnx file has the class token and the patch features as outputs. IN is read without running any code in it.
 """
 
 import argparse
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.engine.runners.launch import read_config
 from mapet_mm.interop.convert import FROM_MM, TO_MM, timm_to_mm
-from mapet_mm.interop.description import num_patches
+from mapet_mm.interop.description import ENTRY, description_of, read_description
 from mapet_mm.interop.export import write_export
-from mapet_mm.interop.onnx_export import write_onnx
+from mapet_mm.utils.config import read_config
 from mapet_mm.utils.errors import UserError, one_line_errors
-from mapet_mm.weight_files import read_checkpoint, read_weights
+from mapet_mm.weight_files import read_checkpoint
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = ", ".join(TO_MM)
-    parser.add_argument("source", choices=TO_MM, metavar="FROM", help=f"where IN is from: {names}")
-    parser.add_argument(
-        "target",
-        choices=[*FROM_MM, "onnx"],
-        metavar="TO",
-        help=f"what OUT is for: {', '.join(FROM_MM)} or onnx",
-    )
+    targets = [*FROM_MM, "onnx"]
+    parser.add_argument("source", choices=TO_MM, metavar="FROM", help=f"origin of IN: {', '.join(TO_MM)}")
+    parser.add_argument("target", choices=targets, metavar="TO", help=f"library of OUT: {', '.join(targets)}")
     parser.add_argument("input", type=Path, metavar="IN", help="checkpoint, as .safetensors or by torch.save")
     parser.add_argument(
         "output",
@@ -47,7 +42,11 @@ def parse_args() -> argparse.Namespace:
         metavar="OUT",
         help=".safetensors or .pth file; for timm and hf also a folder; for onnx .onnx",
     )
-    parser.add_argument("--config", help="config of the training, if IN does not hold it")
+    parser.add_argument("--config", help="config of the training, if IN does not describe its network")
+    parser.add_argument("--key", help="entry of IN that has the weights, for example state_dict_ema")
+    parser.add_argument(
+        "--num-patches", type=int, help="of an image, where timm's positions could be of two grids"
+    )
     parser.add_argument(
         "--fold-layerscale",
         action="store_true",
@@ -62,27 +61,22 @@ def parse_args() -> argparse.Namespace:
 @one_line_errors
 def main() -> None:
     args = parse_args()
-    weights, meta = read_checkpoint(args.input)
-    if args.config:
-        meta["cfg"] = read_config(args.config).pretty_text
+    weights, meta = read_checkpoint(args.input, args.key)
     try:
+        if args.config:
+            meta[ENTRY] = asdict(description_of(read_config(args.config)))
         if args.source == "timm":
-            ours = timm_to_mm(weights, num_patches(meta))
+            with suppress(ValueError):  # a file of this package knows the number of patches
+                args.num_patches = args.num_patches or read_description(meta).num_patches
+            ours = timm_to_mm(weights, args.num_patches)
         else:
             ours = TO_MM[args.source](weights)
         if args.backbone:
             ours = {name: value for name, value in ours.items() if name.startswith("backbone.")}
-        if args.target == "onnx":
-            print(f"wrote {args.output}\n{write_onnx(args.output, ours, meta)}")
-            return
         told = write_export(args.output, args.target, ours, meta, args.fold_layerscale)
     except ValueError as error:
         raise UserError(f"{args.input}: {error}") from error
-    converted = read_weights(args.output)
-    count = sum(value.numel() for value in converted.values())
-    print(f"wrote {args.output}: {len(converted)} tensors, {count:,} values, names of {args.target}")
-    if told:
-        print(told)
+    print(f"wrote {args.output}, {len(ours)} tensors read\n{told}".strip())
 
 
 if __name__ == "__main__":

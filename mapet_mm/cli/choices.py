@@ -13,7 +13,7 @@ from mmengine.fileio import list_dir_or_file
 from mmpretrain.models.backbones import VisionTransformer
 from PIL import Image
 
-from mapet_mm.interop.description import sizes_of
+from mapet_mm.interop.convert import sizes_of
 from mapet_mm.interop.initial_weights import as_start
 from mapet_mm.models.target_generators.clip_tower import TowerError, weights_file
 from mapet_mm.utils.atomic_files import replace_json

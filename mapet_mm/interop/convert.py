@@ -9,70 +9,36 @@ load the results:
 - timm: `VisionTransformer` with LayerScale (`init_values`); fine-tuned with `global_pool="avg"`.
 - Hugging Face: `Dinov2Model`, the same network with a final norm (pre-trained weights only). The names are
   those of files on the Hub; load them with `from_pretrained`.
+- torchvision: `VisionTransformer`; LayerScale is folded into the layers before it.
 
 Names do not tell architecture and preprocessing; `mapet_mm.interop.export` handles these.
 """
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 import torch
 from mmengine.logging import print_log
 from torch import Tensor
 
-from mapet_mm.interop.names import StateDict, cut_qkv, join_qkv, rename, reverse
-from mapet_mm.interop.torchvision_names import torchvision_names
-from mapet_mm.models.utils.beit_names import LAYER_SCALES, beit_to_vit
+from mapet_mm.interop.names import (
+    HUGGING_FACE,
+    LAYER_SCALES,
+    MASK_TOKEN,
+    REFERENCE,
+    TIMM,
+    TOKEN_HEAD,
+    TORCHVISION,
+    Naming,
+    StateDict,
+    fold_layer_scale,
+)
+from mapet_mm.models.utils.beit_names import beit_to_vit
 
-# (mapet_mm's, the other's), see `mapet_mm.interop.names`.
-REFERENCE = [
-    ("backbone.cls_token", "cls_token"),
-    ("backbone.pos_embed", "pos_embed"),
-    ("backbone.mask_token", "mask_positional_token"),
-    ("backbone.patch_embed.projection.", "patch_embed.proj."),
-    ("backbone.layers.", "blocks."),
-    ("backbone.ln1.", "norm."),
-    ("backbone.ln2.", "fc_norm."),
-    ("head.projection.", "decoder."),
-    ("head.fc.", "head."),
-]
-# Weights that only pre-training has; timm has neither of them, Hugging Face has no head.
-MASK_TOKEN, TOKEN_HEAD = "backbone.mask_token", "head.projection."
-TIMM = [names for names in REFERENCE if names[0] not in (MASK_TOKEN, TOKEN_HEAD)]
-HUGGING_FACE = [
-    ("backbone.cls_token", "embeddings.cls_token"),
-    ("backbone.pos_embed", "embeddings.position_embeddings"),
-    ("backbone.mask_token", "embeddings.mask_token"),
-    ("backbone.patch_embed.projection.", "embeddings.patch_embeddings.projection."),
-    ("backbone.layers.", "encoder.layer."),
-    ("backbone.ln1.", "layernorm."),
-]
-# Within a layer.
-REFERENCE_LAYER = TIMM_LAYER = [
-    ("ln1.", "norm1."),
-    ("ln2.", "norm2."),
-    ("attn.qkv.", "attn.qkv."),
-    ("attn.proj.", "attn.proj."),
-    ("attn.gamma1.weight", "ls1.gamma"),
-    ("ffn.layers.0.0.", "mlp.fc1."),
-    ("ffn.layers.1.", "mlp.fc2."),
-    ("ffn.gamma2.weight", "ls2.gamma"),
-]
-HUGGING_FACE_LAYER = [
-    ("ln1.", "norm1."),
-    ("ln2.", "norm2."),
-    ("attn.qkv.", "attention.attention.qkv."),
-    ("attn.proj.", "attention.output.dense."),
-    ("attn.gamma1.weight", "layer_scale1.lambda1"),
-    ("ffn.layers.0.0.", "mlp.fc1."),
-    ("ffn.layers.1.", "mlp.fc2."),
-    ("ffn.gamma2.weight", "layer_scale2.lambda1"),
-]
-# How queries, keys and values are stored.
-REFERENCE_QKV = [("q", 1), ("kv", 2)]
-HUGGING_FACE_QKV = [("query", 1), ("key", 1), ("value", 1)]
+CLASS_TOKEN, POSITIONS, FINAL_NORM = "backbone.cls_token", "backbone.pos_embed", "backbone.ln1.weight"
+# The linear layers and norms of a layer; each has a weight and may have a bias.
+LAYER = ("ln1", "attn.qkv", "attn.proj", "ln2", "ffn.layers.0.0", "ffn.layers.1")
 
 
 def reference_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
@@ -82,10 +48,9 @@ def reference_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
         state_dict: the authors' (their checkpoint's `state_dict`); names may start with `module.`.
 
     Raises:
-        ValueError: the authors' networks do not have one of the names, or one of theirs is missing.
+        ValueError: `MaPeTViT` has nothing of one of the names, or one of its weights is missing.
     """
-    joined = join_qkv(_unwrapped(state_dict), "attn.", REFERENCE_QKV)
-    return _complete(rename(joined, reverse(REFERENCE), reverse(REFERENCE_LAYER), "the authors' networks"))
+    return complete(REFERENCE.to_mm(_unwrapped(state_dict)))
 
 
 def mm_to_reference(state_dict: Mapping[str, Tensor]) -> StateDict:
@@ -94,9 +59,7 @@ def mm_to_reference(state_dict: Mapping[str, Tensor]) -> StateDict:
     Raises:
         ValueError: the authors' networks do not have one of the names, or there is no class token.
     """
-    where = "the authors' networks"
-    renamed = rename(_with_class_token(network(state_dict), where), REFERENCE, REFERENCE_LAYER, where)
-    return cut_qkv(renamed, "attn.", REFERENCE_QKV)
+    return REFERENCE.from_mm(_with(REFERENCE, network(state_dict), CLASS_TOKEN))
 
 
 def mm_to_timm(state_dict: Mapping[str, Tensor]) -> StateDict:
@@ -105,8 +68,7 @@ def mm_to_timm(state_dict: Mapping[str, Tensor]) -> StateDict:
     Raises:
         ValueError: timm's `VisionTransformer` does not have one of the names.
     """
-    weights = network(state_dict, MASK_TOKEN, TOKEN_HEAD)
-    return rename(weights, TIMM, TIMM_LAYER, "timm's VisionTransformer")
+    return TIMM.from_mm(network(state_dict, MASK_TOKEN, TOKEN_HEAD))
 
 
 def timm_to_mm(state_dict: Mapping[str, Tensor], num_patches: int | None = None) -> StateDict:
@@ -114,14 +76,25 @@ def timm_to_mm(state_dict: Mapping[str, Tensor], num_patches: int | None = None)
 
     Args:
         state_dict: timm's.
-        num_patches: how many patches an image has. It tells whether the class token has a position; if None,
-            it has none where the positions could be those of a square of patches alone.
+        num_patches: how many patches an image has. It tells if the class token has a position of its own,
+            which is certain only of a square of patches beside it.
 
     Raises:
-        ValueError: a name is unknown, or one of `MaPeTViT`'s is missing.
+        ValueError: a name is unknown, one of `MaPeTViT`'s is missing, or `num_patches` is needed.
     """
-    renamed = rename(_unwrapped(state_dict), reverse(TIMM), reverse(TIMM_LAYER), "MaPeTViT")
-    return _complete(_with_class_position(renamed, num_patches))
+    weights = TIMM.to_mm(_unwrapped(state_dict))
+    if CLASS_TOKEN in weights and POSITIONS in weights:
+        positions = weights[POSITIONS]
+        count = positions.shape[1]
+        if num_patches is None and math.isqrt(count - 1) ** 2 != count - 1:
+            raise ValueError(
+                f"{count} positions are those of {count - 1} patches and the class token, or of {count} "
+                "patches alone: give the number of patches (num_patches, --num-patches)"
+            )
+        if count == num_patches:
+            print_log("The class token has no position: put a zero before the patches'.", "current")
+            weights[POSITIONS] = torch.cat([torch.zeros_like(positions[:, :1]), positions], dim=1)
+    return complete(weights)
 
 
 def mm_to_hf(state_dict: Mapping[str, Tensor]) -> StateDict:
@@ -131,17 +104,11 @@ def mm_to_hf(state_dict: Mapping[str, Tensor]) -> StateDict:
         ValueError: a fine-tuned model without final norm, no class token, or a name that Dinov2 does not
             have.
     """
-    where = "Hugging Face's Dinov2Model"
-    weights = _with_class_token(network(state_dict, TOKEN_HEAD), where)
-    if "backbone.ln1.weight" not in weights:
-        raise ValueError(
-            f"the weights have no final norm (`backbone.ln1`), which {where} cannot do "
-            "without: convert the pre-trained model, or take timm's names for a fine-tuned one"
-        )
-    renamed = rename(weights, HUGGING_FACE, HUGGING_FACE_LAYER, where)
+    weights = _with(HUGGING_FACE, network(state_dict, TOKEN_HEAD), CLASS_TOKEN, FINAL_NORM)
+    renamed = HUGGING_FACE.from_mm(weights)
     if "embeddings.mask_token" in renamed:
         renamed["embeddings.mask_token"] = renamed["embeddings.mask_token"].flatten(0, 1)  # 1 1 D -> 1 D
-    return cut_qkv(renamed, "attention.attention.", HUGGING_FACE_QKV)
+    return renamed
 
 
 def hf_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
@@ -150,11 +117,10 @@ def hf_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
     Raises:
         ValueError: a name is unknown, or one of `MaPeTViT`'s is missing.
     """
-    joined = join_qkv(_unwrapped(state_dict), "attention.attention.", HUGGING_FACE_QKV)
-    renamed = rename(joined, reverse(HUGGING_FACE), reverse(HUGGING_FACE_LAYER), "MaPeTViT")
-    if "backbone.mask_token" in renamed:
-        renamed["backbone.mask_token"] = renamed["backbone.mask_token"][None]  # 1 D -> 1 1 D
-    return _complete(renamed)
+    renamed = HUGGING_FACE.to_mm(_unwrapped(state_dict))
+    if MASK_TOKEN in renamed:
+        renamed[MASK_TOKEN] = renamed[MASK_TOKEN][None]  # 1 D -> 1 1 D
+    return complete(renamed)
 
 
 def mm_to_torchvision(state_dict: Mapping[str, Tensor]) -> StateDict:
@@ -163,7 +129,8 @@ def mm_to_torchvision(state_dict: Mapping[str, Tensor]) -> StateDict:
     Raises:
         ValueError: no class token, no final norm, or a name that torchvision's ViT does not have.
     """
-    return torchvision_names(network(state_dict, MASK_TOKEN, TOKEN_HEAD))
+    weights = _with(TORCHVISION, network(state_dict, MASK_TOKEN, TOKEN_HEAD), CLASS_TOKEN, FINAL_NORM)
+    return TORCHVISION.from_mm(fold_layer_scale(weights))
 
 
 TO_MM: dict[str, Callable[[Mapping[str, Tensor]], StateDict]] = {
@@ -188,103 +155,71 @@ def network(state_dict: Mapping[str, Tensor], *without: str) -> StateDict:
     backbone's names and removes the prefixes of wrappers (`module.`, `_orig_mod.`).
 
     Raises:
-        ValueError: the weights are not a plain ViT's: one is missing or has another shape.
+        ValueError: one of a plain ViT's weights is missing.
     """
     named = _unwrapped(state_dict)
     if not any(name.startswith("backbone.") for name in named):
         named = {f"backbone.{name}": value for name, value in named.items()}
     beit_to_vit(named, "backbone.")
     others = ("data_preprocessor.", "target_generator.", *without)
-    return _complete({name: value for name, value in named.items() if not name.startswith(others)})
+    return complete({name: value for name, value in named.items() if not name.startswith(others)})
+
+
+def complete(state_dict: Mapping[str, Tensor]) -> StateDict:
+    """A plain ViT's weights with ones for a missing LayerScale and zeros for a missing bias.
+
+    The outputs stay the same.
+
+    Raises:
+        ValueError: another weight is missing.
+    """
+    weights = dict(state_dict)
+    numbers = [
+        int(found[1]) for found in map(re.compile(r"backbone\.layers\.(\d+)\.").match, weights) if found
+    ]
+    layers = [f"backbone.layers.{number}." for number in range(1 + max(numbers, default=-1))]
+    modules = ["backbone.patch_embed.projection", *(layer + name for layer in layers for name in LAYER)]
+    for name in (POSITIONS, *(f"{module}.weight" for module in modules)):
+        if name not in weights:
+            raise ValueError(
+                f"`{name}` (this package's name) is missing: the weights are no whole plain ViT's"
+            )
+    width = weights[POSITIONS].shape[-1]
+    for module in [*modules, "backbone.ln1", "backbone.ln2"]:
+        if (weight := weights.get(f"{module}.weight")) is not None:
+            weights.setdefault(f"{module}.bias", weight.new_zeros(len(weight)))
+    for layer in layers:
+        for scale in LAYER_SCALES:
+            weights.setdefault(layer + scale, weights[f"{layer}attn.proj.weight"].new_ones(width))
+    if filled := [name for name in weights if name not in state_dict]:
+        print_log(
+            f"Filled {len(filled)} weights that the network does not have (`{filled[0]}`, ...) with ones "
+            "(LayerScale) and zeros (biases): outputs stay the same.",
+            "current",
+        )
+    if CLASS_TOKEN not in weights:
+        print_log(
+            "There is no class token: MaPeTViT takes the weights with `with_cls_token=False`.", "current"
+        )
+    return weights
+
+
+def sizes_of(weights: Mapping[str, Tensor]) -> dict[str, int]:
+    """Width of the tokens, depth and width inside the MLP of a plain ViT, under the names of configs."""
+    return dict(
+        embed_dims=len(weights["backbone.patch_embed.projection.weight"]),
+        num_layers=sum(name.endswith("attn.qkv.weight") for name in weights),
+        feedforward_channels=weights["backbone.layers.0.ffn.layers.1.weight"].shape[-1],
+    )
 
 
 def _unwrapped(state_dict: Mapping[str, Tensor]) -> StateDict:
     return {name.replace("_orig_mod.", "").removeprefix("module."): v for name, v in state_dict.items()}
 
 
-def _complete(state_dict: Mapping[str, Tensor]) -> StateDict:
-    """Check that the weights are a complete plain ViT's, and fill in missing optional ones.
-
-    A missing LayerScale becomes ones, a missing bias zeros, so the outputs stay the same.
-    """
-    weights = dict(state_dict)
-    width = _required(weights, "backbone.pos_embed").shape[-1]
-    _required(weights, "backbone.patch_embed.projection.weight")
-    numbers = (re.match(r"backbone\.layers\.(\d+)\.", name) for name in weights)
-    for layer in range(1 + max((int(number[1]) for number in numbers if number), default=-1)):
-        _complete_layer(weights, f"backbone.layers.{layer}.", width)
-    for module in ("patch_embed.projection", "ln1", "ln2"):
-        if (weight := weights.get(f"backbone.{module}.weight")) is not None:
-            weights.setdefault(f"backbone.{module}.bias", weight.new_zeros(len(weight)))
-    if "backbone.cls_token" not in weights:
-        print_log(
-            "There is no class token: MaPeTViT takes the weights with `with_cls_token=False`.", "current"
-        )
-    filled = Counter(re.sub(r"\d+", "I", name, count=1) for name in weights.keys() - state_dict.keys())
-    for name, count in sorted(filled.items()):
-        value = "one" if "gamma" in name else "zero"
-        print_log(
-            f"Filled {count} x `{name}` with {value}: there is none, and outputs stay the same.", "current"
-        )
+def _with(naming: Naming, weights: StateDict, *names: str) -> StateDict:
+    """The weights, if they have these names, which the other network cannot be without."""
+    for name in names:
+        if name not in weights:
+            raise ValueError(f"the weights have no `{name}`, which {naming.network} has always")
     return weights
-
-
-def _complete_layer(weights: StateDict, layer: str, width: int) -> None:
-    known = tuple(name for name, _ in TIMM_LAYER)
-    for name in weights:
-        if name.startswith(layer) and not name.removeprefix(layer).startswith(known):
-            raise ValueError(f"`{name}` (this package's name): a plain ViT's layer has nothing of this name")
-    hidden = _required(weights, f"{layer}ffn.layers.1.weight").shape[-1]
-    shapes = {
-        "ln1": (width,),
-        "attn.qkv": (3 * width, width),
-        "attn.proj": (width, width),
-        "ln2": (width,),
-        "ffn.layers.0.0": (hidden, width),
-        "ffn.layers.1": (width, hidden),
-    }
-    for module, shape in shapes.items():
-        weight = _required(weights, f"{layer}{module}.weight", shape)
-        weights.setdefault(f"{layer}{module}.bias", weight.new_zeros(len(weight)))
-    for scale in LAYER_SCALES.values():
-        weights.setdefault(f"{layer}{scale}", weight.new_ones(width))
-
-
-def _required(weights: StateDict, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-    if name not in weights:
-        raise ValueError(f"`{name}` (this package's name) is missing: the weights are no whole plain ViT's")
-    if shape and weights[name].shape != shape:
-        raise ValueError(
-            f"`{name}` (this package's name) has shape {tuple(weights[name].shape)}, a plain ViT's is {shape}"
-        )
-    return weights[name]
-
-
-def _with_class_token(weights: StateDict, where: str) -> StateDict:
-    if "backbone.cls_token" not in weights:
-        raise ValueError(f"the weights have no class token (`backbone.cls_token`), which {where} has always")
-    return weights
-
-
-def _with_class_position(weights: StateDict, num_patches: int | None) -> StateDict:
-    """Add a zero position for the class token if timm adds none to it (`no_embed_class`)."""
-    positions = weights.get("backbone.pos_embed")
-    if positions is None or "backbone.cls_token" not in weights:
-        return weights
-    count = positions.shape[1]
-    without_class = _is_square(count) if num_patches is None else count == num_patches
-    if not without_class:
-        return weights
-    grid = f"{count} positions of the patches"
-    line = f"Put a zero position before the {grid}: the network's class token has none."
-    if num_patches is None:
-        line += (
-            f" If they are {count - 1} patches and the class token instead: "
-            f"mapet_mm.interop.convert.timm_to_mm(weights, num_patches={count - 1})."
-        )
-    print_log(line, "current")
-    return weights | {"backbone.pos_embed": torch.cat([torch.zeros_like(positions[:, :1]), positions], dim=1)}
-
-
-def _is_square(count: int) -> bool:
-    return math.isqrt(count) ** 2 == count

@@ -1,34 +1,136 @@
-"""Export weights to timm and Hugging Face, with the files that describe architecture and preprocessing."""
+"""Export weights to timm, Hugging Face, torchvision and ONNX, with the files that describe the network."""
 
+import io
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from mapet_mm.interop.convert import FROM_MM, mm_to_hf, network
-from mapet_mm.interop.description import INTERPOLATIONS, Description, config_of, describe, metadata
-from mapet_mm.interop.torchvision_names import fold_layer_scale, has_layer_scale
+from mapet_mm.interop.convert import CLASS_TOKEN, FINAL_NORM, FROM_MM, mm_to_timm, network, sizes_of
+from mapet_mm.interop.description import ENTRY, INTERPOLATIONS, Description, read_description
+from mapet_mm.interop.names import fold_layer_scale, has_layer_scale
 from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import write_weights
 
 TIMM_NAMES = {192: "tiny", 384: "small", 768: "base", 1024: "large"}
+POOLED_NORM = "backbone.ln2.weight"
 
 
-def timm_config(weights: Mapping[str, Tensor], description: Description) -> dict[str, Any]:
-    """What timm's `create_model("local-dir:...")` reads in config.json.
+def write_export(
+    output: Path, target: str, state_dict: Mapping[str, Tensor], meta: Mapping[str, Any], fold: bool = False
+) -> str:
+    """Write weights under another library's names, with the files that it needs.
+
+    Args:
+        output: a .safetensors or .pth file; for timm and Hugging Face also a folder that they load without
+            further arguments; for ONNX an .onnx file.
+        target: 'mm' | 'reference' | 'timm' | 'hf' | 'torchvision' | 'onnx'.
+        state_dict: weights under this package's names.
+        meta: metadata of the weights' file, with the description of its network and images.
+        fold: for timm, fold LayerScale into the layers before it; for torchvision this is always done.
+
+    Returns:
+        Lines about how to load `output`.
 
     Raises:
-        ValueError: the weights have both a final norm and a norm after pooling; timm's network has only one.
+        ValueError: the weights do not fit the other network, or a folder's content is not known.
     """
-    classes = _num_classes(weights)
+    to_folder = output.is_dir() or not output.suffix
+    if to_folder and target not in ("timm", "hf"):
+        raise ValueError(f"names of {target} go to a file, not to the folder {output}")
+    if fold and target not in ("timm", "torchvision"):
+        raise ValueError(f"--fold-layerscale is for timm and torchvision, not for names of {target}")
+    if target == "mm":
+        kept = {name: meta[name] for name in ("cfg", "dataset_meta", ENTRY) if name in meta}
+        write_weights(output, state_dict, kept)
+        return ""
+    weights = fold_layer_scale(network(state_dict)) if fold else network(state_dict)
+    try:
+        description = read_description(meta)
+        description.check(weights)
+    except ValueError as error:
+        if to_folder or target == "onnx":
+            raise
+        write_weights(output, _named(target, weights))
+        return str(error)
+    if target == "onnx":
+        _write_onnx(output, weights, description)
+        outputs = "class_token (B, D), patch_features (B, D, h, w)"
+        return f"inputs: images (B, 3, H, W); outputs: {outputs}\n{description}"
+    call = _call(output, to_folder, target, weights, description)
+    configs = _folder_files(target, weights, description) if to_folder else {}
+    file = output / "model.safetensors" if to_folder else output
+    write_weights(file, _named(target, weights), {ENTRY: asdict(description)})
+    for name, content in configs.items():
+        replace_file(output / name, (json.dumps(content, indent=2) + "\n").encode())
+    return f"{call}\n{description}".strip()
+
+
+def timm_arguments(weights: Mapping[str, Tensor], description: Description) -> dict[str, Any]:
+    """Arguments of timm's `VisionTransformer` for these weights, without `num_classes`.
+
+    Raises:
+        ValueError: the weights have both a final norm and a norm after pooling, or a classifier of a feature
+            that timm's network does not classify.
+    """
+    final, pooled = FINAL_NORM in weights, POOLED_NORM in weights
+    if final and pooled:
+        raise ValueError(
+            "the weights have a final norm and one after pooling; timm's network has one of them"
+        )
+    pool = "avg"  # of the patches, for a backbone alone
+    if _num_classes(weights):
+        pools = {"avg_featmap": "avg", "cls_token": "avg" if pooled else "token"}
+        if description.feature not in pools:
+            raise ValueError(
+                f"the config classifies {description.feature}, other libraries the last layer's "
+                "cls_token or avg_featmap"
+            )
+        pool = pools[description.feature]
+    sizes = sizes_of(weights)
+    width, inner = sizes["embed_dims"], sizes["feedforward_channels"]
+    ratio = inner / width
+    arguments = dict(
+        img_size=_size(description),
+        patch_size=description.patch_size,
+        embed_dim=width,
+        depth=sizes["num_layers"],
+        num_heads=description.num_heads,
+        # timm truncates the product of ratio and width
+        mlp_ratio=ratio if int(width * ratio) == inner else (inner + 0.5) / width,
+        init_values=0.1 if has_layer_scale(weights) else None,
+        class_token=CLASS_TOKEN in weights,
+        global_pool=pool,
+        fc_norm=pooled,
+    )
+    return arguments if final or pooled else arguments | {"final_norm": False}
+
+
+def _folder_files(target: str, weights: Mapping[str, Tensor], description: Description) -> dict[str, Any]:
+    """The files, beside the weights, from which a library makes the network and prepares images."""
+    if target == "timm":
+        return {"config.json": _timm_config(weights, description)}
     return {
-        "architecture": f"vit_{TIMM_NAMES.get(description.embed_dims, 'base')}_patch16_224",
+        "config.json": _hf_config(weights, description),
+        "preprocessor_config.json": _hf_preprocessor(description),
+    }
+
+
+def _timm_config(weights: Mapping[str, Tensor], description: Description) -> dict[str, Any]:
+    """The content of config.json for timm's `create_model("local-dir:...")`."""
+    classes, arguments = _num_classes(weights), timm_arguments(weights, description)
+    return {
+        "architecture": f"vit_{TIMM_NAMES.get(arguments['embed_dim'], 'base')}_patch16_224",
         "num_classes": classes,
-        "num_features": description.embed_dims,
-        "global_pool": description.pool,
-        "model_args": timm_arguments(weights, description),
+        "num_features": arguments["embed_dim"],
+        "global_pool": arguments["global_pool"],
+        "model_args": arguments,
         "pretrained_cfg": {
             "custom_load": False,
             "input_size": [3, *description.img_size],
@@ -46,71 +148,28 @@ def timm_config(weights: Mapping[str, Tensor], description: Description) -> dict
     }
 
 
-def timm_arguments(weights: Mapping[str, Tensor], description: Description) -> dict[str, Any]:
-    """Arguments of timm's `VisionTransformer` for these weights, without `num_classes`.
-
-    Raises:
-        ValueError: the weights have both a final norm and a norm after pooling; timm's network has only one.
-    """
-    final, pooled = "backbone.ln1.weight" in weights, "backbone.ln2.weight" in weights
-    if final and pooled:
-        raise ValueError(
-            "the weights have a final norm and one after pooling; timm's network has one of them"
-        )
-    arguments = dict(
-        img_size=_size(description),
-        patch_size=description.patch_size,
-        embed_dim=description.embed_dims,
-        depth=description.num_layers,
-        num_heads=description.num_heads,
-        mlp_ratio=_ratio(description),
-        init_values=0.1 if has_layer_scale(weights) else None,
-        class_token="backbone.cls_token" in weights,
-        global_pool=description.pool,
-        fc_norm=pooled,
-    )
-    return arguments if final or pooled else arguments | {"final_norm": False}
-
-
-def torchvision_call(weights: Mapping[str, Tensor], description: Description) -> str:
-    """The call that makes torchvision's `VisionTransformer` for these weights."""
-    arguments = dict(
-        image_size=_size(description),
-        patch_size=description.patch_size,
-        num_layers=description.num_layers,
-        num_heads=description.num_heads,
-        hidden_dim=description.embed_dims,
-        mlp_dim=description.feedforward_channels,
-    )
-    if not isinstance(arguments["image_size"], int):
-        raise ValueError(f"torchvision's ViT takes square images, these are {arguments['image_size']}")
-    if classes := _num_classes(weights):
-        arguments["num_classes"] = classes
-    norm = "norm_layer=functools.partial(torch.nn.LayerNorm, eps=1e-6)"
-    told = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    return f"torchvision.models.VisionTransformer({told}, {norm})"
-
-
-def hf_config(weights: Mapping[str, Tensor], description: Description) -> dict[str, Any]:
-    """What Hugging Face's `AutoModel.from_pretrained` reads in config.json.
+def _hf_config(weights: Mapping[str, Tensor], description: Description) -> dict[str, Any]:
+    """The content of config.json for Hugging Face's `AutoModel.from_pretrained`.
 
     Raises:
         ValueError: images are not square, or the MLP's width is no multiple of the tokens' width.
     """
     height, width = description.img_size
-    ratio, rest = divmod(description.feedforward_channels, description.embed_dims)
-    if rest:
-        raise ValueError("the MLP's width is no multiple of the tokens', as Dinov2Model has it")
-    if height != width:
-        raise ValueError(f"the images have {height} x {width} pixels, Dinov2Model takes square ones")
+    sizes = sizes_of(weights)
+    ratio, rest = divmod(sizes["feedforward_channels"], sizes["embed_dims"])
+    if rest or height != width:
+        raise ValueError(
+            "Dinov2Model takes square images and an MLP whose width is a multiple of the tokens'; these are "
+            f"{height} x {width} pixels and {sizes['feedforward_channels']} of {sizes['embed_dims']}"
+        )
     return {
         "model_type": "dinov2",
         "architectures": ["Dinov2Model"],
         "image_size": height,
         "patch_size": description.patch_size,
         "num_channels": 3,
-        "hidden_size": description.embed_dims,
-        "num_hidden_layers": description.num_layers,
+        "hidden_size": sizes["embed_dims"],
+        "num_hidden_layers": sizes["num_layers"],
         "num_attention_heads": description.num_heads,
         "mlp_ratio": ratio,
         "hidden_act": "gelu",
@@ -122,8 +181,8 @@ def hf_config(weights: Mapping[str, Tensor], description: Description) -> dict[s
     }
 
 
-def hf_preprocessor(description: Description) -> dict[str, Any]:
-    """What Hugging Face's `AutoImageProcessor.from_pretrained` reads in preprocessor_config.json."""
+def _hf_preprocessor(description: Description) -> dict[str, Any]:
+    """The content of preprocessor_config.json for Hugging Face's `AutoImageProcessor.from_pretrained`."""
     height, width = description.img_size
     whole = {"height": height, "width": width}
     return {
@@ -142,22 +201,49 @@ def hf_preprocessor(description: Description) -> dict[str, Any]:
     }
 
 
-def write_timm_folder(folder: Path, weights: Mapping[str, Tensor], description: Description) -> None:
-    """Write a folder for `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
-    config = timm_config(weights, description)
-    write_weights(folder / "model.safetensors", _named("timm", weights), metadata(description))
-    _write_json(folder / "config.json", config)
+def _named(target: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights under the target's names; folded weights do not get a LayerScale of ones."""
+    named = FROM_MM[target](weights)
+    if target == "timm" and not has_layer_scale(weights):
+        named = {name: v for name, v in named.items() if not name.endswith((".ls1.gamma", ".ls2.gamma"))}
+    return named
 
 
-def write_hf_folder(folder: Path, weights: Mapping[str, Tensor], description: Description) -> None:
-    """Write a folder for Hugging Face's `AutoModel` and `AutoImageProcessor`."""
-    config, preprocessor = hf_config(weights, description), hf_preprocessor(description)
-    write_weights(folder / "model.safetensors", mm_to_hf(weights), metadata(description))
-    _write_json(folder / "config.json", config)
-    _write_json(folder / "preprocessor_config.json", preprocessor)
+def _call(
+    output: Path, to_folder: bool, target: str, weights: Mapping[str, Tensor], description: Description
+) -> str:
+    """The call that makes the network for these weights."""
+    if target == "reference":
+        return ""
+    if target == "hf" and to_folder:
+        return f'transformers.AutoModel.from_pretrained("{output}")'
+    if target == "hf":
+        return "transformers reads it as model.safetensors beside a config.json: give a folder to get both"
+    if target == "torchvision":
+        return _torchvision_call(weights, description)
+    arguments = timm_arguments(weights, description) | {"num_classes": _num_classes(weights)}
+    if to_folder:
+        return f'timm.create_model("local-dir:{output}", pretrained=True)'
+    return f"timm.models.VisionTransformer({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
 
 
-FOLDERS = {"timm": write_timm_folder, "hf": write_hf_folder}
+def _torchvision_call(weights: Mapping[str, Tensor], description: Description) -> str:
+    size, sizes, classes = _size(description), sizes_of(weights), _num_classes(weights)
+    if not isinstance(size, int):
+        raise ValueError(f"torchvision's ViT takes square images, these are {size}")
+    arguments = dict(
+        image_size=size,
+        patch_size=description.patch_size,
+        num_layers=sizes["num_layers"],
+        num_heads=description.num_heads,
+        hidden_dim=sizes["embed_dims"],
+        mlp_dim=sizes["feedforward_channels"],
+        num_classes=classes or 1,
+    )
+    told = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    norm = "norm_layer=functools.partial(torch.nn.LayerNorm, eps=1e-6)"
+    head = "" if classes else "; vit.heads = torch.nn.Identity()"
+    return f"vit = torchvision.models.VisionTransformer({told}, {norm}){head}"
 
 
 def _num_classes(weights: Mapping[str, Tensor]) -> int:
@@ -169,103 +255,47 @@ def _size(description: Description) -> int | tuple[int, int]:
     return height if height == width else (height, width)
 
 
-def _ratio(description: Description) -> float:
-    """A ratio whose product with the tokens' width, truncated to an integer, is the MLP's width."""
-    ratio = description.feedforward_channels / description.embed_dims
-    exact = int(description.embed_dims * ratio) == description.feedforward_channels
-    return ratio if exact else (description.feedforward_channels + 0.5) / description.embed_dims
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def write_export(
-    output: Path, target: str, state_dict: Mapping[str, Tensor], meta: Mapping[str, Any], fold: bool = False
-) -> str:
-    """Write weights under another library's names, with the files that it needs.
+class Features(nn.Module):
+    """The class token and the patches' features of a ViT of timm, as the ONNX file gives them.
 
     Args:
-        output: a .safetensors or .pth file, or, for timm and Hugging Face, a folder that they load without
-            further arguments.
-        target: 'mm' | 'reference' | 'timm' | 'hf' | 'torchvision'.
-        state_dict: weights under this package's names.
-        meta: metadata of the weights' file; its `cfg`, the text of the training's config, gives architecture,
-            mean and standard deviation.
-        fold: for timm, fold LayerScale into the layers before it; for torchvision this is always done.
-
-    Returns:
-        Lines about how to load `output`.
-
-    Raises:
-        ValueError: the weights do not fit the other network, or the content of a folder's files is not known.
+        vit: timm's `VisionTransformer` with a class token.
+        grid: rows and columns of patches.
     """
-    to_folder = output.is_dir() or not output.suffix
-    if to_folder and target not in FOLDERS:
-        raise ValueError(f"names of {target} go to a .safetensors or .pth file, not to the folder {output}")
-    if target == "mm" and not fold:
-        kept = {name: meta[name] for name in ("cfg", "dataset_meta") if name in meta}
-        write_weights(output, state_dict, kept)
-        return ""
-    weights = network(state_dict)
-    if fold and target == "timm":
-        weights = fold_layer_scale(weights)
-    elif fold and target != "torchvision":
-        raise ValueError(f"--fold-layerscale is for timm and torchvision, not for names of {target}")
+
+    def __init__(self, vit: nn.Module, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.vit, self.grid = vit, grid
+
+    def forward(
+        self, images: Float[Tensor, "batch 3 height width"]
+    ) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, "batch dim rows columns"]]:
+        """Outputs of the last layer, (B, D) and (B, D, h, w), after the final norm if there is one."""
+        tokens = self.vit.forward_features(images)
+        return tokens[:, 0], tokens[:, 1:].transpose(1, 2).unflatten(2, self.grid)  # B N D -> B D h w
+
+
+def _write_onnx(output: Path, weights: Mapping[str, Tensor], description: Description) -> None:
+    """Write the network that timm has for these weights as an ONNX file, for any number of images."""
+    import timm
+
+    if output.suffix != ".onnx" or CLASS_TOKEN not in weights:
+        raise ValueError(f"ONNX takes a backbone with a class token, and an .onnx file, not {output}")
+    backbone = {name: value for name, value in weights.items() if not name.startswith("head.")}
+    vit = timm.models.VisionTransformer(**timm_arguments(backbone, description), num_classes=0).eval()
+    vit.load_state_dict(mm_to_timm(backbone))
+    grid = tuple(side // description.patch_size for side in description.img_size)
+    content = io.BytesIO()
     try:
-        description = described(weights, meta)
-    except ValueError as error:
-        if to_folder:
-            raise
-        write_weights(output, _named(target, weights))
-        return str(error)
-    call = _call(output, to_folder, target, weights, description)
-    if to_folder:
-        FOLDERS[target](output, weights, description)
-    else:
-        write_weights(output, _named(target, weights), metadata(description))
-    return f"{call}\n{description}".strip()
-
-
-def described(weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Description:
-    """`describe` by the config that a checkpoint's `meta` holds.
-
-    Raises:
-        ValueError: the config, which can have any form, does not say it.
-    """
-    try:
-        return describe(weights, config_of(meta.get("cfg", "")))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = error if isinstance(error, ValueError) else f"the config has another form: {error!r}"
-        raise ValueError(
-            f"architecture, mean and std are not known ({reason}): give the training's config (--config)"
-        ) from error
-
-
-def _named(target: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under the target's names; folded weights do not get a LayerScale of ones."""
-    named = FROM_MM[target](weights)
-    if target == "timm" and not has_layer_scale(weights):
-        named = {
-            name: value for name, value in named.items() if not name.endswith((".ls1.gamma", ".ls2.gamma"))
-        }
-    return named
-
-
-def _call(
-    output: Path, to_folder: bool, target: str, weights: Mapping[str, Tensor], description: Description
-) -> str:
-    """The call that makes the network for these weights."""
-    if target == "reference":
-        return ""
-    if target == "timm" and to_folder:
-        return f'timm.create_model("local-dir:{output}", pretrained=True)'
-    if target == "hf" and to_folder:
-        return f'transformers.AutoModel.from_pretrained("{output}")'
-    if target == "hf":
-        return "transformers reads it as model.safetensors beside a config.json: give a folder to get both"
-    if target == "torchvision":
-        head = "" if _num_classes(weights) else "; vit.heads = torch.nn.Identity()"
-        return f"vit = {torchvision_call(weights, description)}{head}"
-    arguments = timm_arguments(weights, description) | {"num_classes": _num_classes(weights)}
-    return f"timm.models.VisionTransformer({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
+        torch.onnx.export(
+            Features(vit, grid).eval(),
+            (torch.zeros(2, 3, *description.img_size),),
+            input_names=["images"],
+            output_names=["class_token", "patch_features"],
+            dynamic_shapes=({0: "batch"},),
+            dynamo=True,
+            verbose=False,
+        ).save(content)
+    except ImportError as error:
+        raise UserError(f"ONNX needs onnx and onnxscript: pip install 'mapet_mm[onnx]' ({error})") from None
+    replace_file(output, content.getvalue())

@@ -21,20 +21,17 @@ def as_start(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
         ValueError: the weights fit none of these; the message gives the reason for each.
     """
     weights = {name.removeprefix("module."): value for name, value in weights.items()}
-    reasons = {}
+    reasons = []
     for origin in ("mm", "timm", "hf", "reference"):
-        kept, to_mm = weights, TO_MM[origin]
-        if origin in ("timm", "hf"):
-            kept = {name: value for name, value in weights.items() if not name.startswith(DECODERS)}
+        left_out = DECODERS if origin in ("timm", "hf") else ()
+        kept = {name: value for name, value in weights.items() if not name.startswith(left_out)}
         try:
-            ours = to_mm(kept)
+            ours = TO_MM[origin](kept)
         except ValueError as error:
-            reasons[origin] = str(error)
+            reasons.append(f"{origin}: {error}")
             continue
         backbone = {name: value for name, value in ours.items() if name.startswith("backbone.")}
         if "backbone.layers.0.ln1.weight" in backbone:
-            left = sorted({name.split(".")[0] for name in set(weights) - set(kept)})
-            without = f", without {', '.join(left)}" if left else ""
-            return backbone, f"names of {origin}{without}"
-    told = "; ".join(f"{origin}: {reason}" for origin, reason in reasons.items())
-    raise ValueError(f"these are no weights of a plain ViT ({told})")
+            left = sorted({name.split(".")[0] for name in weights.keys() - kept.keys()})
+            return backbone, f"names of {origin}" + (f", without {', '.join(left)}" if left else "")
+    raise ValueError(f"these are no weights of a plain ViT ({'; '.join(reasons)})")

@@ -1,68 +1,187 @@
-"""Rename the weights of one ViT to those of another: names by their prefixes, and `qkv` joined or cut."""
+"""Names of a plain ViT's weights here, in the authors' networks, timm, Hugging Face and torchvision."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 StateDict = dict[str, Tensor]
-# Prefixes of names, as (one network's, the other's): the first that fits is replaced, the rest is kept.
+# Prefixes of names, as (this package's, the other's): the first that fits is replaced, the rest is kept.
 Names = list[tuple[str, str]]
-# How queries, keys and values are stored, as (part of the name, how many of the three it holds).
-Parts = list[tuple[str, int]]
+
+# Weights that only pre-training has; timm has neither of them, Hugging Face has no head.
+MASK_TOKEN, TOKEN_HEAD = "backbone.mask_token", "head.projection."
+LAYER_SCALES = {"attn.gamma1.weight": "attn.proj", "ffn.gamma2.weight": "ffn.layers.1"}
 
 
-def reverse(names: Names) -> Names:
-    """The names for the way back."""
-    return [(new, old) for old, new in names]
+@dataclass(frozen=True)
+class Naming:
+    """Names in another library's plain ViT.
 
-
-def rename(state_dict: Mapping[str, Tensor], names: Names, layer_names: Names, where: str) -> StateDict:
-    """Replace the prefixes of names, and within a layer (`...I.rest`) the prefix of the rest.
-
-    Raises:
-        ValueError: no prefix fits a name; `where` says which network has nothing of it.
+    Args:
+        network: names that network in messages.
+        outer: prefixes of names.
+        layer: prefixes of what follows the number of a layer (`backbone.layers.3.REST`).
+        attention: their prefix within a layer of queries, keys and values, if these are stored apart.
+        parts: the names of what is stored apart, and how many of the three each holds.
     """
+
+    network: str
+    outer: Names
+    layer: Names
+    attention: str = ""
+    parts: tuple[tuple[str, int], ...] = ()
+
+    def from_mm(self, weights: Mapping[str, Tensor]) -> StateDict:
+        """Their names for weights of this package.
+
+        Raises:
+            ValueError: their network has nothing of one of the names.
+        """
+        renamed = _rename(weights, self.outer, self.layer, self.network)
+        return self._cut(renamed) if self.parts else renamed
+
+    def to_mm(self, weights: Mapping[str, Tensor]) -> StateDict:
+        """Names of this package for their weights.
+
+        Raises:
+            ValueError: `MaPeTViT` has nothing of one of the names, or a part of an attention is missing.
+        """
+        joined = self._join(weights) if self.parts else weights
+        outer, layer = ([(theirs, ours) for ours, theirs in names] for names in (self.outer, self.layer))
+        return _rename(joined, outer, layer, "MaPeTViT")
+
+    def _join(self, weights: Mapping[str, Tensor]) -> StateDict:
+        """Join queries, keys and values into one `qkv` per layer."""
+        joined = dict(weights)
+        first = re.compile(rf"(.*\.{re.escape(self.attention)}){self.parts[0][0]}\.(weight|bias)")
+        for found in filter(None, map(first.fullmatch, weights)):
+            names = [f"{found[1]}{part}.{found[2]}" for part, _ in self.parts]
+            if missing := [name for name in names if name not in weights]:
+                raise ValueError(f"`{missing[0]}` is missing: it belongs to `{found[0]}`")
+            joined[f"{found[1]}qkv.{found[2]}"] = torch.cat([joined.pop(name) for name in names])
+        return joined
+
+    def _cut(self, weights: StateDict) -> StateDict:
+        """Cut each `qkv` into the parts that the network stores apart."""
+        cut = {}
+        for name, value in weights.items():
+            if found := re.fullmatch(rf"(.*\.{re.escape(self.attention)})qkv\.(weight|bias)", name):
+                pieces = value.split([len(value) // 3 * share for _, share in self.parts])
+                for (part, _), piece in zip(self.parts, pieces, strict=True):
+                    cut[f"{found[1]}{part}.{found[2]}"] = piece.contiguous()
+            else:
+                cut[name] = value
+        return cut
+
+
+def _rename(weights: Mapping[str, Tensor], outer: Names, layer: Names, network: str) -> StateDict:
+    def replaced(name: str, part: str, names: Names) -> tuple[str, str]:
+        for old, new in names:
+            if part.startswith(old):
+                return new, part.removeprefix(old)
+        raise ValueError(f"`{name}`: {network} has nothing of this name")
+
     renamed = {}
-    for name, value in state_dict.items():
-        beginning, rest = _replace(name, name, names, where)
-        if layer := re.match(r"(\d+\.)(.+)", rest):
-            rest = layer[1] + "".join(_replace(name, layer[2], layer_names, where))
+    for name, value in weights.items():
+        beginning, rest = replaced(name, name, outer)
+        if number := re.match(r"\d+\.", rest):
+            rest = number[0] + "".join(replaced(name, rest[number.end() :], layer))
         renamed[beginning + rest] = value
     return renamed
 
 
-def _replace(name: str, part: str, names: Names, where: str) -> tuple[str, str]:
-    for old, new in names:
-        if part.startswith(old):
-            return new, part.removeprefix(old)
-    raise ValueError(f"`{name}`: {where} has nothing of this name")
+_TIMM_LAYER = [
+    ("ln1.", "norm1."),
+    ("ln2.", "norm2."),
+    ("attn.qkv.", "attn.qkv."),
+    ("attn.proj.", "attn.proj."),
+    ("attn.gamma1.weight", "ls1.gamma"),
+    ("ffn.layers.0.0.", "mlp.fc1."),
+    ("ffn.layers.1.", "mlp.fc2."),
+    ("ffn.gamma2.weight", "ls2.gamma"),
+]
+TIMM = Naming(
+    "timm's VisionTransformer",
+    [
+        ("backbone.cls_token", "cls_token"),
+        ("backbone.pos_embed", "pos_embed"),
+        ("backbone.patch_embed.projection.", "patch_embed.proj."),
+        ("backbone.layers.", "blocks."),
+        ("backbone.ln1.", "norm."),
+        ("backbone.ln2.", "fc_norm."),
+        ("head.fc.", "head."),
+    ],
+    _TIMM_LAYER,
+)
+REFERENCE = Naming(
+    "the authors' network",
+    [*TIMM.outer, (MASK_TOKEN, "mask_positional_token"), (TOKEN_HEAD, "decoder.")],
+    _TIMM_LAYER,
+    "attn.",
+    (("q", 1), ("kv", 2)),
+)
+HUGGING_FACE = Naming(
+    "Hugging Face's Dinov2Model",
+    [
+        ("backbone.cls_token", "embeddings.cls_token"),
+        ("backbone.pos_embed", "embeddings.position_embeddings"),
+        (MASK_TOKEN, "embeddings.mask_token"),
+        ("backbone.patch_embed.projection.", "embeddings.patch_embeddings.projection."),
+        ("backbone.layers.", "encoder.layer."),
+        ("backbone.ln1.", "layernorm."),
+    ],
+    [
+        ("ln1.", "norm1."),
+        ("ln2.", "norm2."),
+        ("attn.qkv.", "attention.attention.qkv."),
+        ("attn.proj.", "attention.output.dense."),
+        ("attn.gamma1.weight", "layer_scale1.lambda1"),
+        ("ffn.layers.0.0.", "mlp.fc1."),
+        ("ffn.layers.1.", "mlp.fc2."),
+        ("ffn.gamma2.weight", "layer_scale2.lambda1"),
+    ],
+    "attention.attention.",
+    (("query", 1), ("key", 1), ("value", 1)),
+)
+TORCHVISION = Naming(
+    "torchvision's VisionTransformer",
+    [
+        ("backbone.cls_token", "class_token"),
+        ("backbone.pos_embed", "encoder.pos_embedding"),
+        ("backbone.patch_embed.projection.", "conv_proj."),
+        ("backbone.layers.", "encoder.layers.encoder_layer_"),
+        ("backbone.ln1.", "encoder.ln."),
+        ("head.fc.", "heads.head."),
+    ],
+    [
+        ("ln1.", "ln_1."),
+        ("attn.qkv.", "self_attention.in_proj_"),
+        ("attn.proj.", "self_attention.out_proj."),
+        ("ln2.", "ln_2."),
+        ("ffn.layers.0.0.", "mlp.0."),
+        ("ffn.layers.1.", "mlp.3."),
+    ],
+)
 
 
-def join_qkv(state_dict: Mapping[str, Tensor], prefix: str, parts: Parts) -> StateDict:
-    """Join queries, keys and values into one `qkv` per layer."""
-    joined = dict(state_dict)
-    first = parts[0][0]
-    pattern = re.compile(rf"(.*\.{re.escape(prefix)}){first}\.(weight|bias)")
-    for found in filter(None, map(pattern.fullmatch, state_dict)):
-        names = [f"{found[1]}{part}.{found[2]}" for part, _ in parts]
-        if missing := [name for name in names if name not in joined]:
-            raise ValueError(f"`{missing[0]}` is missing: it belongs to `{found[0]}`")
-        pieces = [joined.pop(name) for name in names]
-        joined[f"{found[1]}qkv.{found[2]}"] = torch.cat(pieces)
-    return joined
+def has_layer_scale(names: Iterable[str]) -> bool:
+    """Tell if one of these names of this package belongs to a LayerScale."""
+    return any(name.endswith(tuple(LAYER_SCALES)) for name in names)
 
 
-def cut_qkv(state_dict: StateDict, prefix: str, parts: Parts) -> StateDict:
-    """Cut each `qkv` into the parts that the other network stores separately."""
-    cut = {}
-    pattern = re.compile(rf"(.*\.{re.escape(prefix)})qkv\.(weight|bias)")
-    for name, value in state_dict.items():
-        if found := pattern.fullmatch(name):
-            pieces = value.split([len(value) // 3 * share for _, share in parts])
-            for (part, _), piece in zip(parts, pieces, strict=True):
-                cut[f"{found[1]}{part}.{found[2]}"] = piece.contiguous()
-        else:
-            cut[name] = value
-    return cut
+def fold_layer_scale(weights: Mapping[str, Tensor]) -> StateDict:
+    """The same network without LayerScale: each scale multiplies, in float32, the linear layer before it.
+
+    Args:
+        weights: a plain ViT's, under this package's names.
+    """
+    folded = dict(weights)
+    for scale in filter(lambda name: has_layer_scale([name]), weights):
+        ending = next(ending for ending in LAYER_SCALES if scale.endswith(ending))
+        linear, factor = scale.removesuffix(ending) + LAYER_SCALES[ending], folded.pop(scale).float()
+        for name, by in ((f"{linear}.weight", factor[:, None]), (f"{linear}.bias", factor)):
+            folded[name] = folded[name].float() * by
+    return folded

@@ -5,7 +5,8 @@ import re
 from mmengine.logging import print_log
 from torch import Tensor, nn
 
-from mapet_mm.interop.torchvision_names import SCALED, fold_layer_scale
+from mapet_mm.interop.names import LAYER_SCALES as SCALED
+from mapet_mm.interop.names import fold_layer_scale
 from mapet_mm.models.utils.beit_names import LAYER_SCALES
 
 SCALE = re.compile(rf"(layers\.\d+\.)({'|'.join(map(re.escape, [*LAYER_SCALES, *LAYER_SCALES.values()]))})")

@@ -1,0 +1,362 @@
+"""Other libraries load exports by themselves, with the features and the images of the training."""
+
+import copy
+import functools
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import torchvision
+import transformers
+from mmengine.config import Config
+from mmengine.dataset import Compose
+from mmengine.registry import init_default_scope
+from mmpretrain.models import SelfSupDataPreprocessor
+from mmpretrain.registry import MODELS
+from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
+from torch import nn
+from torch.nn import functional
+
+from mapet_mm.convert import mm_to_timm
+from mapet_mm.interop.description import description_entry, description_of, read_description
+from mapet_mm.interop.export import timm_arguments, write_export
+from mapet_mm.models import MaPeTPretrainViT, MaPeTViT
+from mapet_mm.weight_files import read_checkpoint, read_weights, write_weights
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs" / "mapet"
+TINY = CONFIGS / "mapet_vit-tiny-p16_kclip_16xb128-amp-coslr-300e_in1k.py"
+FINETUNED = CONFIGS / "benchmarks" / "vit-tiny-p16_4xb256-amp-coslr-300e_in1k.py"
+SMALL = dict(embed_dims=48, num_layers=2, num_heads=3, feedforward_channels=192)
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Config:
+    """A recipe of the paper, with a smaller network."""
+    recipe = Config.fromfile(TINY)
+    recipe.model.backbone.arch = SMALL
+    return recipe
+
+
+@pytest.fixture(scope="module")
+def weights(recipe) -> dict[str, torch.Tensor]:
+    options = {name: value for name, value in recipe.model.backbone.items() if name != "type"}
+    vit = MaPeTPretrainViT(**options)
+    for parameter in vit.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    return {f"backbone.{name}": value for name, value in vit.state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def meta(recipe) -> dict:
+    return {"cfg": recipe.pretty_text, **description_entry(recipe)}
+
+
+@pytest.fixture(scope="module")
+def images() -> torch.Tensor:
+    return torch.randn(1, 3, 224, 224)
+
+
+@pytest.fixture(scope="module")
+@torch.no_grad()
+def tokens(weights, images) -> torch.Tensor:
+    vit = MaPeTViT(SMALL, out_type="raw").eval()
+    vit.load_state_dict({name.removeprefix("backbone."): value for name, value in weights.items()})
+    return vit(images)[0]
+
+
+def changed(recipe: Config, **options) -> Config:
+    """The recipe with other values, named by dotted keys."""
+    changed = copy.deepcopy(recipe)
+    for name, value in options.items():
+        *path, last = name.split(".")
+        setattr(functools.reduce(getattr, path, changed), last, value)
+    return changed
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fold", [False, True])
+def test_timm_makes_the_network_of_a_folder(weights, meta, images, tokens, fold, tmp_path):
+    told = write_export(tmp_path, "timm", weights, meta, fold)
+    vit = eval(told.splitlines()[0], {"timm": timm}).eval()
+    assert any("ls1" in name for name in vit.state_dict()) != fold
+    data = resolve_model_data_config(vit)
+    assert (tuple(data["mean"]), tuple(data["std"])) == IMAGENET
+    assert (data["input_size"], data["interpolation"], data["crop_pct"]) == ((3, 224, 224), "bicubic", 1.0)
+    torch.testing.assert_close(vit.forward_features(images), tokens, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(vit(images), tokens[:, 1:].mean(1), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_hugging_face_makes_the_network_of_a_folder(weights, meta, images, tokens, tmp_path):
+    told = write_export(tmp_path, "hf", weights, meta)
+    vit = eval(told.splitlines()[0], {"transformers": transformers}).eval()
+    assert vit.config.num_attention_heads == 3
+    torch.testing.assert_close(vit(images).last_hidden_state, tokens, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("classes", [0, 5])
+def test_torchvision_takes_the_network_without_layer_scale(weights, meta, images, tokens, classes, tmp_path):
+    """Exact but for the order of rounding; with a classifier on the class token too."""
+    head = {"head.fc.weight": torch.randn(classes, 48), "head.fc.bias": torch.randn(classes)}
+    told = write_export(tmp_path / "vit.pth", "torchvision", weights | (head if classes else {}), meta)
+    made: dict[str, nn.Module] = {}
+    exec(told.splitlines()[0], {"torchvision": torchvision, "torch": torch, "functools": functools}, made)
+    vit = made["vit"].eval()
+    vit.load_state_dict(read_weights(tmp_path / "vit.pth"), strict=True)
+    expected = functional.linear(tokens[:, 0], *head.values()) if classes else tokens[:, 0]
+    assert (vit(images) - expected).norm() / expected.norm() < 2e-6
+
+
+@torch.no_grad()
+def test_an_onnx_file_computes_the_features_of_any_number_of_images(weights, meta, images, tokens, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    told = write_export(tmp_path / "vit.onnx", "onnx", weights, meta)
+    assert told.startswith("inputs: images (B, 3, H, W); outputs: class_token (B, D), patch_features (B, D, ")
+    session = onnxruntime.InferenceSession(tmp_path / "vit.onnx", providers=["CPUExecutionProvider"])
+    for count in (1, 3):
+        batch = {"images": images.repeat(count, 1, 1, 1).numpy()}
+        of_class, of_patches = map(torch.from_numpy, session.run(["class_token", "patch_features"], batch))
+        assert of_patches.shape == (count, 48, 14, 14)
+        torch.testing.assert_close(of_class[-1], tokens[0, 0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(of_patches[-1].flatten(1).T, tokens[0, 1:], rtol=1e-4, atol=1e-4)
+
+
+CUT = [dict(type="ResizeEdge", scale=224, backend="pillow", interpolation="bicubic")]
+CUT += [dict(type="CenterCrop", crop_size=224)]
+SQUASHED = [dict(type="Resize", scale=224, backend="pillow", interpolation="bilinear")]
+
+
+@pytest.mark.parametrize(("steps", "tolerance"), [(CUT, 0.02), (SQUASHED, 0.01)])
+def test_both_prepare_an_image_as_the_training_did(steps, tolerance, weights, recipe, tmp_path):
+    """A photograph of another shape, through each library's own transform and the recipe's test pipeline."""
+    image = Image.effect_mandelbrot((300, 260), (-2, -1.2, 1, 1.2), 80).convert("RGB")
+    image.putpixel((150, 130), (255, 0, 60))
+    image.save(tmp_path / "image.png")
+    pipeline = [dict(type="LoadImageFromFile"), *steps, dict(type="PackInputs")]
+    init_default_scope("mmpretrain")
+    inputs = Compose(pipeline)({"img_path": str(tmp_path / "image.png")})["inputs"]
+    options = {name: value for name, value in recipe.data_preprocessor.items() if name != "type"}
+    (expected,) = SelfSupDataPreprocessor(**options)({"inputs": inputs[None], "data_samples": None})["inputs"]
+    dataset = dict(type="CustomDataset", pipeline=pipeline)
+    meta = description_entry(changed(recipe, test_dataloader=dict(dataset=dataset)))
+    for target in ("timm", "hf"):
+        assert "otherwise" not in write_export(tmp_path / target, target, weights, meta)
+    vit = timm.create_model(f"local-dir:{tmp_path}/timm", pretrained=True)
+    by_timm = create_transform(**resolve_model_data_config(vit))(image)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "hf")
+    by_hf = processor(image, return_tensors="pt")["pixel_values"][0]
+    # Cutting and resizing in the other order moves edges by a part of a pixel.
+    assert (by_timm - expected).abs().mean() < tolerance
+    assert (by_hf - expected).abs().mean() < tolerance
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("out_type", ["avg_featmap", "cls_token"])
+def test_a_classifier_of_patches_or_of_the_class_token_is_one_in_timm(out_type, images, tmp_path):
+    recipe = Config.fromfile(FINETUNED)
+    recipe.model.backbone.update(arch=SMALL, out_type=out_type, final_norm=out_type == "cls_token")
+    recipe.model.head.in_channels = SMALL["embed_dims"]
+    model = MODELS.build(dict(recipe.model, train_cfg=None)).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    write_export(tmp_path, "timm", model.state_dict(), description_entry(recipe))
+    vit = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    torch.testing.assert_close(vit(images), model(images), rtol=1e-3, atol=1e-3)
+    resize = next(step["scale"] for step in recipe.test_pipeline if step["type"] == "ResizeEdge")
+    transform = create_transform(**resolve_model_data_config(vit))
+    assert (transform.transforms[0].size, transform.transforms[1].size) == (resize, (224, 224))
+
+
+@pytest.mark.parametrize("arch", ["deit-tiny", "deit-small", "deit-base", "large"])
+def test_the_arguments_for_timm_are_right_for_each_architecture(arch, recipe):
+    with torch.device("meta"):
+        ours = {f"backbone.{name}": value for name, value in MaPeTViT(arch).state_dict().items()}
+        description = description_of(changed(recipe, **{"model.backbone.arch": arch}))
+        theirs = timm.models.VisionTransformer(**timm_arguments(ours, description), num_classes=0)
+    expected = {name: value.shape for name, value in theirs.state_dict().items()}
+    assert {name: value.shape for name, value in mm_to_timm(ours).items()} == expected
+    assert theirs.blocks[0].attn.head_dim == 64
+
+
+def test_images_that_are_not_square_go_to_timm(recipe, weights, tmp_path):
+    meta = description_entry(changed(recipe, **{"model.backbone.img_size": [112, 448]}))
+    write_export(tmp_path / "timm", "timm", weights, meta)
+    vit = timm.create_model(f"local-dir:{tmp_path}/timm", pretrained=True)
+    assert vit.patch_embed.grid_size == (7, 28)
+
+
+def test_a_file_describes_itself_and_converts_later(weights, meta, tmp_path):
+    told = write_export(tmp_path / "vit.safetensors", "timm", weights, meta)
+    call, prepared = told.splitlines()
+    with torch.device("meta"):
+        vit = eval(call, {"timm": timm})
+    vit.load_state_dict(read_weights(tmp_path / "vit.safetensors"), strict=True, assign=True)
+    assert (
+        prepared
+        == f"images: RGB, short side 224 bicubic, central 224 x 224, mean {IMAGENET[0]}, std {IMAGENET[1]}"
+    )
+    header = read_checkpoint(tmp_path / "vit.safetensors")[1]
+    assert json.loads(header["description"])["mean"] == list(IMAGENET[0])
+    assert read_description(header) == read_description(meta)
+    for name in ("ours.safetensors", "ours.pth"):
+        assert write_export(tmp_path / name, "mm", weights, meta | {"time": "now"}) == ""
+        kept, again = read_checkpoint(tmp_path / name)
+        assert set(again) - {"format"} == {"cfg", "description"}
+        assert "local-dir" in write_export(tmp_path / "folder", "timm", kept, again)
+    for target, line in (("hf", "transformers reads it as model.safetensors"), ("reference", "images: RGB")):
+        assert write_export(tmp_path / "vit.pth", target, weights, meta).startswith(line)
+
+
+def pipeline(*steps: dict) -> dict:
+    """Options of a config whose dataset, inside another one, has this pipeline."""
+    dataset = dict(type="RepeatDataset", dataset=dict(type="ImageNet", pipeline=list(steps)))
+    return {"test_dataloader": dict(dataset=dataset)}
+
+
+PILLOW = dict(backend="pillow")
+DESCRIBED = [
+    (pipeline(), "short side 224 bicubic, central 224 x 224"),
+    (pipeline(dict(type="Resize", scale=(224, 224), **PILLOW)), "squashed to 224 x 224 bilinear"),
+    (pipeline(dict(type="EfficientNetCenterCrop", crop_size=224, **PILLOW)), "short side 256 bicubic"),
+    (
+        pipeline(dict(type="ResizeEdge", scale=256, **PILLOW), dict(type="RandomCrop", crop_size=224)),
+        "short side 256 bilinear, central 224 x 224",
+    ),
+    (pipeline(dict(type="Resize", scale=(512, 224), keep_ratio=True)), "otherwise as in training: Resize"),
+    (pipeline(dict(type="ResizeEdge", scale=256)), "OpenCV"),
+    (pipeline(dict(type="CenterCrop", crop_size=192), dict(type="mine.Blur")), "CenterCrop, Blur"),
+    (pipeline(dict(type="MultiView", transforms=[[dict(type="Blur")], [dict(type="Noise")]])), ": Blur$"),
+    (dict(val_dataloader=None, test_dataloader=None), "short side 224 bicubic"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), DESCRIBED)
+def test_the_preparation_of_images_is_read_from_the_config(options, words, recipe):
+    assert re.search(words, str(description_of(changed(recipe, **options))))
+
+
+UNDESCRIBED = [
+    ({"data_preprocessor.to_rgb": False}, "BGR"),
+    ({"model.backbone.norm_cfg": dict(type="LN", eps=1e-2)}, "norm_cfg"),
+    ({"model.backbone.layer_cfgs": dict(act_cfg=dict(type="ReLU"))}, "layer_cfgs"),
+    (pipeline(dict(type="ResizeEdge", scale=256, interpolation="area")), "`area`"),
+    ({"data_preprocessor": dict(type="X", to_rgb=True)}, "mean"),
+    ({"model.backbone.arch": "vit"}, "'vit'"),
+    ({"model.backbone.arch": {"embed_dims": 48}}, "num_heads"),
+    ({"test_dataloader": [1, 2]}, "another form"),
+]
+
+
+@pytest.mark.parametrize(("options", "noun"), UNDESCRIBED)
+def test_configs_of_other_networks_are_refused_and_leave_no_entry(options, noun, recipe):
+    with pytest.raises(ValueError, match=noun):
+        description_of(changed(recipe, **options))
+    assert description_entry(changed(recipe, **options)) == {}
+
+
+HEAD = {"head.fc.weight": torch.ones(5, 48), "head.fc.bias": torch.ones(5)}
+NORM = {"backbone.ln2.weight": torch.ones(48), "backbone.ln2.bias": torch.ones(48)}
+EIGHT = {"backbone.patch_embed.projection.weight": torch.ones(48, 3, 8, 16)}
+REFUSED = [
+    ("timm", "vit", {"model.backbone.arch": "deit-small"}, {}, "384 wide"),
+    ("timm", "vit", {"model.backbone.img_size": 256}, {}, "256 RGB patches"),
+    ("timm", "vit", {}, EIGHT, r"\(3, 8, 16\)"),
+    ("timm", "vit.pth", {}, NORM, "final norm"),
+    ("timm", "vit", {"model.backbone.out_type": "raw"}, HEAD, "classifies raw"),
+    ("timm", "vit", {"model.backbone.out_indices": [0]}, HEAD, "of layer 0"),
+    ("torchvision", "vit.pth", {"model.backbone.img_size": [112, 448]}, {}, r"\(112, 448\)"),
+    ("torchvision", "vit.pth", {}, NORM, "ln2.weight"),
+    ("hf", "vit", {"model.backbone.img_size": [112, 448]}, {}, "112 x 448"),
+    ("mm", "vit", {}, {}, "to a file"),
+    ("reference", "vit", {}, {}, "to a file"),
+    ("onnx", "vit.pth", {}, {}, r"\.onnx"),
+]
+
+
+@pytest.mark.parametrize(("target", "name", "options", "more", "noun"), REFUSED)
+def test_a_network_that_a_library_does_not_have_is_refused_before_a_file_is_written(
+    target, name, options, more, noun, weights, recipe, tmp_path
+):
+    meta = description_entry(changed(recipe, **options))
+    with pytest.raises(ValueError, match=noun):
+        write_export(tmp_path / name, target, weights | more, meta)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_description_a_file_is_written_and_a_folder_is_not(weights, recipe, tmp_path):
+    with pytest.raises(ValueError, match="--config"):
+        write_export(tmp_path / "vit", "timm", weights, {})
+    assert "--config" in write_export(tmp_path / "vit.pth", "timm", weights, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["vit.pth"]
+    with pytest.raises(ValueError, match="--fold-layerscale"):
+        write_export(tmp_path / "vit.pth", "hf", weights, {}, fold=True)
+
+
+def run_tool(monkeypatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["convert.py", *map(str, arguments)])
+    runpy.run_path(str(ROOT / "tools" / "convert.py"), run_name="__main__")
+
+
+def test_the_tool_takes_the_description_from_the_checkpoint_or_the_config(
+    weights, meta, tmp_path, monkeypatch, capsys
+):
+    write_weights(tmp_path / "epoch_1.pth", weights, meta)
+    write_weights(tmp_path / "bare.pth", weights)
+    (tmp_path / "recipe.py").write_text(meta["cfg"])
+    run_tool(monkeypatch, "mm", "hf", tmp_path / "epoch_1.pth", tmp_path / "a")
+    assert f'transformers.AutoModel.from_pretrained("{tmp_path}/a")' in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"error: .*bare.pth: .*--config"):
+        run_tool(monkeypatch, "mm", "hf", tmp_path / "bare.pth", tmp_path / "b")
+    config = "--config", tmp_path / "recipe.py"
+    run_tool(monkeypatch, "mm", "hf", tmp_path / "bare.pth", tmp_path / "b", *config)
+    for name in ("config.json", "preprocessor_config.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_the_tool_converts_an_oblong_grid_there_and_back(recipe, tmp_path, monkeypatch):
+    """A .safetensors file of this package states how many patches its network has."""
+    vit = MaPeTViT(SMALL, (96, 128))
+    weights = {f"backbone.{name}": value for name, value in vit.state_dict().items()}
+    ours, theirs, back = tmp_path / "ours.pth", tmp_path / "vit.safetensors", tmp_path / "back.pth"
+    write_weights(ours, weights, description_entry(changed(recipe, **{"model.backbone.img_size": (96, 128)})))
+    run_tool(monkeypatch, "mm", "timm", ours, theirs)
+    run_tool(monkeypatch, "timm", "mm", theirs, back)
+    for name, value in read_weights(back).items():
+        assert torch.equal(value, weights[name]), name
+
+
+@torch.no_grad()
+def test_the_tool_takes_the_backbone_of_a_segmentor_without_its_head(
+    weights, meta, images, tmp_path, monkeypatch
+):
+    """Its features are not normalised: timm makes a network without the final norm."""
+    segmentor = {name: v for name, v in weights.items() if "ln1" not in name or "layers" in name}
+    write_weights(tmp_path / "in.pth", segmentor | {"decode_head.weight": torch.ones(1)}, meta)
+    with pytest.raises(SystemExit, match=r"error: .*in.pth: `decode_head.weight`"):
+        run_tool(monkeypatch, "mm", "timm", tmp_path / "in.pth", tmp_path / "vit")
+    run_tool(monkeypatch, "mm", "timm", tmp_path / "in.pth", tmp_path / "vit", "--backbone")
+    vit = timm.create_model(f"local-dir:{tmp_path}/vit", pretrained=True).eval()
+    ours = MaPeTViT(SMALL, out_type="raw", final_norm=False).eval()
+    ours.load_state_dict({name.removeprefix("backbone."): value for name, value in segmentor.items()})
+    torch.testing.assert_close(vit.forward_features(images), ours(images)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_the_tool_takes_the_weights_under_a_key(weights, tmp_path, monkeypatch):
+    averaged = {name: value + 1 for name, value in weights.items()}
+    torch.save({"state_dict": weights, "state_dict_ema": averaged}, tmp_path / "in.pth")
+    with pytest.raises(SystemExit, match=r"`state_dict` and `state_dict_ema`"):
+        run_tool(monkeypatch, "mm", "mm", tmp_path / "in.pth", tmp_path / "out.pth")
+    key = "--key", "state_dict_ema"
+    run_tool(monkeypatch, "mm", "mm", tmp_path / "in.pth", tmp_path / "out.pth", *key)
+    assert torch.equal(
+        read_weights(tmp_path / "out.pth")["backbone.cls_token"], averaged["backbone.cls_token"]
+    )

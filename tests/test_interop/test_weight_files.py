@@ -1,0 +1,197 @@
+"""Weights are read from the usual kinds of files, and nothing that a file names is run."""
+
+import argparse
+import contextlib
+import functools
+import io
+import os
+import pickle
+import struct
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.logging import HistoryBuffer
+from safetensors.torch import save
+from torch import nn
+
+from mapet_mm.weight_files import (
+    SAFE_GLOBALS,
+    WeightFileError,
+    only_safe_globals,
+    read_checkpoint,
+    read_weights,
+    write_weights,
+)
+
+WEIGHTS = {"a": torch.arange(3.0), "b": torch.ones(2, 2, dtype=torch.bfloat16)}
+
+
+class Calls:
+    """Pickled as a call: whoever unpickles it, makes it."""
+
+    def __init__(self, function: Callable, *args: object):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+def opening(canary: Path) -> str:
+    return f"open({str(canary)!r}, 'w').close()"
+
+
+def saved(content: object, **options) -> bytes:
+    torch.save(content, buffer := io.BytesIO(), **options)
+    return buffer.getvalue()
+
+
+def a_call(canary: Path) -> bytes:
+    return saved({"state_dict": WEIGHTS, "meta": Calls(os.system, f"touch {canary}")})
+
+
+def a_call_in_the_old_format(canary: Path) -> bytes:
+    content = {"state_dict": WEIGHTS, "meta": Calls(subprocess.call, ["touch", str(canary)])}
+    return saved(content, _use_new_zipfile_serialization=False)
+
+
+def attributes_of_attributes(canary: Path) -> bytes:
+    """By hand, with the `getattr` that MMEngine allows: to the builtins of a function of torch."""
+
+    def named(module: str, name: str) -> bytes:
+        return pickle.GLOBAL + f"{module}\n{name}\n".encode()
+
+    def text(value: str) -> bytes:
+        return pickle.BINUNICODE + struct.pack("<I", len(value)) + value.encode()
+
+    def call(function: bytes, *args: bytes) -> bytes:
+        return function + pickle.MARK + b"".join(args) + pickle.TUPLE + pickle.REDUCE
+
+    attribute = functools.partial(call, named("builtins", "getattr"))
+    get = attribute(attribute(named("torch._utils", "_rebuild_tensor"), text("__builtins__")), text("get"))
+    content = call(call(get, text("eval")), text(opening(canary)))
+    with zipfile.ZipFile(buffer := io.BytesIO(), "w") as file:
+        file.writestr("archive/data.pkl", pickle.PROTO + b"\x02" + content + pickle.STOP)
+        file.writestr("archive/version", "3")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("attack", [a_call, a_call_in_the_old_format, attributes_of_attributes])
+def test_an_object_that_runs_code_is_refused_in_one_line(attack, tmp_path):
+    path, canary = tmp_path / "file.pth", tmp_path / "canary"
+    path.write_bytes(attack(canary))
+    with torch.serialization.safe_globals([getattr]), pytest.raises(WeightFileError) as error:
+        read_weights(path)
+    assert not canary.exists()
+    assert str(error.value).startswith(f"{path} is no checkpoint of tensors and plain values (")
+    assert "\n" not in str(error.value)
+    with contextlib.suppress(Exception):  # the attack is a real one
+        torch.load(path, weights_only=False)
+    assert canary.exists()
+
+
+def test_the_lists_of_the_process_are_as_before_after_a_file_is_read(tmp_path):
+    write_weights(tmp_path / "file.pth", WEIGHTS)
+    with torch.serialization.safe_globals([Calls, getattr]):
+        before = set(torch.serialization.get_safe_globals())
+        read_weights(tmp_path / "file.pth")
+        with only_safe_globals():
+            assert set(torch.serialization.get_safe_globals()) == set(SAFE_GLOBALS)
+            torch.serialization.add_safe_globals([Path])  # as torch does itself when DTensor is imported
+        assert set(torch.serialization.get_safe_globals()) == before | {Path}
+
+
+def test_the_authors_and_mmengines_checkpoints_are_read_beside_their_other_objects(tmp_path):
+    """Arguments in the authors'; log buffers, and NumPy's numbers in them, in MMEngine's."""
+    others = dict(
+        epoch=3,
+        args=argparse.Namespace(lr=1.0),
+        hub=HistoryBuffer(np.ones(3), np.ones(3)),
+        numbers=[np.float32(0.5), np.float64(0.5), np.int64(2), np.bool_(True), np.arange(3, dtype=np.uint8)],
+        meta={"cfg": "x = 1", "epoch": 3},
+    )
+    for new_format in (True, False):
+        content = saved(others | {"state_dict": WEIGHTS}, _use_new_zipfile_serialization=new_format)
+        (tmp_path / "model.tar").write_bytes(content)
+        weights, meta = read_checkpoint(tmp_path / "model.tar")
+        torch.testing.assert_close(weights, WEIGHTS)
+        assert meta == {"cfg": "x = 1", "epoch": 3}
+        with only_safe_globals():
+            read = torch.load(tmp_path / "model.tar", weights_only=True)
+        assert (read["hub"].statistics("mean"), read["args"].lr) == (1.0, 1.0)
+        assert [(type(a), a.dtype) for a in read["numbers"]] == [
+            (type(b), b.dtype) for b in others["numbers"]
+        ]
+    with zipfile.ZipFile(tmp_path / "numpy1.pth", "w") as file:
+        number = pickle.dumps(np.float64(0.5), protocol=2).replace(b"numpy._core.", b"numpy.core.")
+        file.writestr("archive/data.pkl", number)
+        file.writestr("archive/version", "3")
+    with only_safe_globals():
+        assert torch.load(tmp_path / "numpy1.pth", weights_only=True) == 0.5
+
+
+def test_an_attribute_of_another_object_is_not_read(tmp_path):
+    path = tmp_path / "file.pth"
+    path.write_bytes(saved({"a": torch.ones(1), "b": Calls(getattr, HistoryBuffer, "update")}))
+    with pytest.raises(WeightFileError, match="attribute 'update'"):
+        read_weights(path)
+
+
+@pytest.mark.parametrize("name", ["file.pth", "file.safetensors", "model.tar", "file"])
+def test_the_content_decides_the_format_not_the_name(name, tmp_path):
+    for content in (saved(WEIGHTS), saved({"model": WEIGHTS}), save(WEIGHTS)):
+        (tmp_path / name).write_bytes(content)
+        torch.testing.assert_close(read_weights(str(tmp_path / name)), WEIGHTS)
+
+
+@pytest.mark.parametrize("key", ["state_dict_ema", "model_ema"])
+def test_averaged_weights_beside_the_others_are_chosen_by_name(key, tmp_path):
+    averaged = {name: value + 1 for name, value in WEIGHTS.items()}
+    torch.save({"model": WEIGHTS, key: averaged}, tmp_path / "file.pth")
+    with pytest.raises(WeightFileError, match=f"`model` and `{key}`"):
+        read_weights(tmp_path / "file.pth")
+    torch.testing.assert_close(read_weights(tmp_path / "file.pth", key), averaged)
+    torch.testing.assert_close(read_weights(tmp_path / "file.pth", "model"), WEIGHTS)
+
+
+def torch_script() -> bytes:
+    torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)), buffer := io.BytesIO())
+    return buffer.getvalue()
+
+
+REFUSED = [
+    (None, "does not exist"),
+    (b"", "EOFError"),
+    (b"<!DOCTYPE html><html>404</html>", "no checkpoint"),
+    (b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}', "no checkpoint"),
+    (save(WEIGHTS)[:-1], "no checkpoint"),
+    (saved(WEIGHTS)[:-1], "no checkpoint"),
+    (torch_script(), "TorchScript"),
+    (saved([1, 2]), "no tensors"),
+    (saved({"teacher": WEIGHTS, "epoch": 3}), "`teacher`, `epoch`"),
+]
+
+
+@pytest.mark.parametrize(("content", "noun"), REFUSED)
+def test_files_without_weights_are_refused_in_one_line(content, noun, tmp_path):
+    path = tmp_path / "file.pth"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(WeightFileError, match=noun) as error:
+        read_weights(path)
+    assert "\n" not in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_what_is_written_is_read_from_a_file_or_its_folder(tmp_path):
+    both = {"a": (a := torch.arange(4.0)), "b": a, "c": a.view(2, 2).T}  # share memory
+    write_weights(tmp_path / "new" / "model.safetensors", both, {"epoch": 3})
+    weights, meta = read_checkpoint(tmp_path / "new")
+    torch.testing.assert_close(weights, both)
+    assert meta["epoch"] == "3"
+    with pytest.raises(WeightFileError, match=r"\.safetensors or \.pth"):
+        write_weights(tmp_path / "file.npz", both)

@@ -31,8 +31,8 @@ def check_openmmlab() -> None:
     if doubles := [names for names in installed if len(names) > 1]:
         # Uninstall both and reinstall one, because each may have overwritten the other's files.
         raise ImportError(
-            f"{'; '.join(map(' and '.join, doubles))} are installed together and overwrite each other's files: "
-            f"pip uninstall -y {' '.join(name for names in doubles for name in names)} && "
+            f"{'; '.join(map(' and '.join, doubles))} are installed together and overwrite each other's "
+            f"files: pip uninstall -y {' '.join(name for names in doubles for name in names)} && "
             f"pip install {' '.join(names[0] for names in doubles)}"
         )
 

@@ -34,7 +34,7 @@ from mapet_mm.interop.names import (
     StateDict,
     fold_layer_scale,
 )
-from mapet_mm.models.utils.beit_names import beit_to_vit
+from mapet_mm.models.backbones.checkpoint_hooks import beit_to_vit
 
 CLASS_TOKEN, POSITIONS, FINAL_NORM = "backbone.cls_token", "backbone.pos_embed", "backbone.ln1.weight"
 # The linear layers and norms of a layer; each has a weight and may have a bias.

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from mapet_mm.models import BEiTTokenHead, TokenPredictionHead
+from mapet_mm.models.utils.helpers import presence
 from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
-from mapet_mm.models.utils.token_ids import presence
 
 
 class MLPBefore:

@@ -7,7 +7,7 @@ from mmpretrain.models.backbones import VisionTransformer
 from torch.nn import functional as F
 
 from mapet_mm.models import MaPeTPretrainViT, MaPeTViT, TokenViT
-from mapet_mm.models.utils.position_embedding import source_grid
+from mapet_mm.models.backbones.checkpoint_hooks import source_grid
 
 ARCH = dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=48)
 

@@ -1,118 +1,187 @@
-"""Position embeddings of a checkpoint, brought to the grid of the backbone that takes them."""
+"""Weights of other networks, adapted to a ViT while it loads them: names, LayerScale, position embeddings."""
 
 import logging
+import re
+from collections.abc import Iterable, Mapping
 from math import isqrt, prod
 
 import torch
 from mmengine.logging import print_log
-from mmengine.runner.checkpoint import CheckpointLoader
 from mmpretrain.models.utils import resize_pos_embed
 from torch import Tensor, nn
 
-from mapet_mm.utils.config import pretrained_entries
-
-# A backbone's entry in the metadata that PyTorch saves beside the parameters of a state dict.
-METADATA_KEY = "patch_grid"
-
-Grid = tuple[int, int]
-
-
-def record_grid(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str, local_metadata: dict) -> None:
-    """State dict hook: say in the metadata which grid the position embeddings cover."""
-    local_metadata[METADATA_KEY] = tuple(vit.patch_resolution)
+# BEiT's names of LayerScale and the plain ViT's; and the linear layer before each.
+LAYER_SCALES = {"gamma_1": "attn.gamma1.weight", "gamma_2": "ffn.gamma2.weight"}
+SCALED = {"attn.gamma1.weight": "attn.proj", "ffn.gamma2.weight": "ffn.layers.1"}
+SCALE = re.compile(rf"(.*layers\.\d+\.)({'|'.join(map(re.escape, [*LAYER_SCALES, *SCALED]))})")
+RELATIVE_POSITIONS = ("relative_position_bias_table", "rel_pos_bias.")
 
 
-def grid_of_init(init_cfg: dict | list[dict] | None) -> Grid | None:
-    """The grid that the checkpoint of a backbone's `init_cfg` records, or None.
-
-    Only with a prefix, which MMEngine cuts off together with the metadata: the file is read once more.
+def adapt_checkpoint(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> None:
+    """Make a state dict one of this backbone, in place: features stay those of the network that it is from.
 
     Args:
-        init_cfg: as for any MMEngine module.
+        vit: a `MaPeTViT`.
+        state_dict: the state dict of the backbone, or of a model that has it.
+        prefix: beginning of the backbone's names in it.
 
     Raises:
-        ValueError: the checkpoint has nothing behind the prefix.
+        ValueError: none of the backbone's layers is there, or relative positions, or an unknown patch grid.
     """
-    for _, entry in pretrained_entries(init_cfg):
-        if prefix := entry.get("prefix"):
-            checkpoint = CheckpointLoader.load_checkpoint(
-                entry["checkpoint"], map_location="cpu", logger="silent"
-            )
-            weights = checkpoint.get("state_dict", checkpoint)
-            module = prefix.removesuffix(".")
-            if not any(name.startswith(f"{module}.") for name in weights):
-                raise ValueError(
-                    f"{entry['checkpoint']} has no weights behind `{module}.`, but "
-                    f"`{next(iter(weights), '')}`, ...: correct the prefix in the backbone's `init_cfg` or "
-                    "leave it out; weights of another library go through tools/convert.py first"
-                )
-            metadata = getattr(weights, "_metadata", None) or {}
-            return metadata.get(module, {}).get(METADATA_KEY)
-    return None
+    own = vit.state_dict()
+    layers = {name for name in own if name.startswith("layers.")}
+    others = [name for name in state_dict if name not in own and name != "mask_token"]
+    # A whole model may be given weights that are not its backbone's.
+    if not prefix and others and layers.isdisjoint(state_dict):
+        raise ValueError(
+            f"the checkpoint has none of the backbone's layers, but `{others[0]}`, ...: give the `init_cfg` "
+            "a `prefix`, or convert the weights with tools/convert.py"
+        )
+    if renamed := beit_to_vit(state_dict, prefix):
+        _log(f"Renamed the parameters of {renamed} BEiT layers to a plain ViT's.")
+    if "mask_token" not in own and state_dict.pop(f"{prefix}mask_token", None) is not None:
+        _log(f"Dropped `{prefix}mask_token`: only pre-training masks patches.")
+    fill_layer_scales(vit, state_dict, prefix)
+    lacking = {name for name in state_dict if name.startswith(prefix) and name.endswith(tuple(SCALED))}
+    lacking -= {prefix + name for name in own}
+    lacking = {name for name in lacking if name.removeprefix(prefix).replace(*_linear(name)) in own}
+    if lacking:
+        folded = fold_layer_scale(state_dict, lacking)
+        state_dict.clear()
+        state_dict.update(folded)
+        _log(f"Folded {len(lacking)} LayerScales into the layers before them: the backbone has none.")
+    fit_positions(vit, state_dict, prefix)
 
 
-def fit_positions(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str, local_metadata: dict) -> None:
+def beit_to_vit(state_dict: dict[str, Tensor], prefix: str = "") -> int:
+    """Rename a BEiT backbone's parameters in place; weights of a plain ViT are left as they are.
+
+    With absolute position embeddings the two are the same network: LayerScale has other names, and BEiT may
+    keep the bias of queries and values apart, with none for the keys.
+
+    Args:
+        state_dict: a state dict, changed in place.
+        prefix: beginning of the backbone's names in it.
+
+    Returns:
+        The number of layers renamed; 0 for a plain ViT.
+
+    Raises:
+        ValueError: the weights have relative position biases, which a plain ViT lacks.
+    """
+    names = [name for name in state_dict if name.startswith(prefix)]
+    if relative := [name for name in names if any(part in name for part in RELATIVE_POSITIONS)]:
+        raise ValueError(f"`{relative[0]}`: a plain ViT has no relative position biases; use `BEiTViT`")
+    pattern = re.compile(re.escape(prefix) + r"(layers\.\d+\.)(gamma_1|attn\.q_bias)")
+    layers = {f"{prefix}{match[1]}" for match in map(pattern.fullmatch, names) if match}
+    for layer in layers:
+        for old, new in LAYER_SCALES.items():
+            if layer + old in state_dict:  # not with `layer_scale_init_value=0`
+                state_dict[layer + new] = state_dict.pop(layer + old)
+        query, value = (state_dict.pop(f"{layer}attn.{one}_bias", None) for one in "qv")
+        if query is not None:
+            state_dict[f"{layer}attn.qkv.bias"] = torch.cat([query, torch.zeros_like(query), value])
+    return len(layers)
+
+
+def fill_layer_scales(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
+    """State dict hook: give ones to each LayerScale of a backbone whose layer is there without any.
+
+    Otherwise the layer would keep its initial scale and give other features than the checkpoint's network.
+
+    Args:
+        vit: a ViT with the layers of MMPretrain's plain ViT or of its BEiT.
+        state_dict: the state dict, changed in place.
+        prefix: beginning of the backbone's names in it.
+    """
+    filled = []
+    for name, value in vit.state_dict().items():
+        found = SCALE.fullmatch(name)
+        projection = state_dict.get(f"{prefix}{found[1]}attn.proj.weight") if found else None
+        if projection is not None and prefix + name not in state_dict:
+            state_dict[prefix + name] = projection.new_ones(value.shape)
+            filled.append(name)
+    if filled:
+        _log(
+            f"Filled {len(filled)} LayerScales with one: the checkpoint has none, and outputs stay the same."
+        )
+
+
+def fold_layer_scale(weights: Mapping[str, Tensor], scales: Iterable[str] | None = None) -> dict[str, Tensor]:
+    """The same network with fewer LayerScales: each is multiplied into the linear layer before it.
+
+    Args:
+        weights: a plain ViT's, under this package's names; its tensors are not changed.
+        scales: names of the LayerScales to fold; all if None.
+    """
+    folded = dict(weights)
+    for name in [name for name in weights if name.endswith(tuple(SCALED))] if scales is None else scales:
+        linear = name.replace(*_linear(name)).removesuffix(".weight")
+        scale = folded.pop(name)
+        folded[f"{linear}.weight"] = folded[f"{linear}.weight"] * scale[:, None]
+        folded[f"{linear}.bias"] = folded[f"{linear}.bias"] * scale
+    return folded
+
+
+def _linear(scale: str) -> tuple[str, str]:
+    """The end of a LayerScale's name, and what stands there in the name of its linear layer's weight."""
+    return next((end, f"{linear}.weight") for end, linear in SCALED.items() if scale.endswith(end))
+
+
+def fit_positions(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> None:
     """Bring the position embeddings of a state dict, in place, to the backbone's class token and grid.
 
     Args:
         vit: a `MaPeTViT`.
         state_dict: the state dict.
-        prefix: what the backbone's names start with in it.
-        local_metadata: the state dict's metadata of the backbone.
+        prefix: beginning of the backbone's names in it.
 
     Raises:
-        ValueError: the grid that the embeddings cover is not known.
+        ValueError: the embeddings are no square and not of the backbone's number of patches, and its
+            `pretrained_grid` does not say of which grid they are.
     """
-    name = f"{prefix}pos_embed"
+    name, own = f"{prefix}pos_embed", tuple(vit.patch_resolution)
     if name not in state_dict:
         return
-    positions = state_dict[name]
-    # N D of the class token, which is there if the class token is, and of the patches
-    of_class, of_patches = positions.tensor_split([int(f"{prefix}cls_token" in state_dict)], dim=1)
-    own = tuple(vit.patch_resolution)
-    grid = source_grid(of_patches.shape[1], own, local_metadata.get(METADATA_KEY), vit.pretrained_grid)
+    # N D of the class token, which has a position if it is there, and of the patches
+    of_class, of_patches = state_dict[name].tensor_split([int(f"{prefix}cls_token" in state_dict)], dim=1)
+    grid = source_grid(of_patches.shape[1], own, vit.pretrained_grid)
     if grid != own:
-        print_log(f"Resized `{name}` from {grid} to {own} patches.", logger="current")
+        _log(f"Resized `{name}` from {grid} to {own} patches.")
         of_patches = resize_pos_embed(of_patches, grid, own, vit.interpolate_mode, num_extra_tokens=0)
     if of_class.shape[1] != vit.num_extra_tokens:
-        own_class = vit.pos_embed[:, : vit.num_extra_tokens].detach()
-        of_class = own_class.to(of_patches.device, of_patches.dtype)
-    if of_patches.shape[1] + of_class.shape[1] != positions.shape[1] or grid != own:
-        state_dict[name] = torch.cat([of_class, of_patches], dim=1)
+        of_class = vit.pos_embed[:, : vit.num_extra_tokens].detach().to(of_patches)
+    state_dict[name] = torch.cat([of_class, of_patches], dim=1)
 
 
-def source_grid(num_patches: int, own: Grid, recorded: Grid | None, told: Grid | None) -> Grid:
-    """The grid, (rows, columns), that so many position embeddings cover.
-
-    A square is taken for granted where nobody says it, with a warning if the backbone's own is none.
+def source_grid(num_patches: int, own: tuple[int, int], told: tuple[int, int] | None) -> tuple[int, int]:
+    """The (rows, columns) of a checkpoint's position embeddings: the backbone's own, told, or a square.
 
     Args:
-        num_patches: how many they are.
+        num_patches: number of position embeddings without the class token's.
         own: the grid of the backbone that takes them.
-        recorded: what the checkpoint says.
-        told: what the backbone's `pretrained_grid` says.
+        told: the backbone's `pretrained_grid`.
 
     Raises:
-        ValueError: nobody says it, and more than a square or the backbone's own grid comes into question.
+        ValueError: the number is that of none of them.
     """
-    if recorded is not None and prod(recorded) == num_patches:
-        return tuple(recorded)
-    if told is not None and num_patches in (prod(told), prod(own)):
-        return told if num_patches == prod(told) else own
     side = isqrt(num_patches)
-    square = (side, side)
-    if side * side == num_patches and (own == square or num_patches != prod(own)):
-        if own[0] != own[1]:
-            print_log(
-                f"Assumed a square grid of {side} x {side} patches for the checkpoint's position embeddings, "
-                f"which does not say it (here: {own}): if it was another, set the backbone's "
-                "`pretrained_grid` to its (rows, columns).",
-                logger="current",
-                level=logging.WARNING,
-            )
-        return square
-    raise ValueError(
-        f"the checkpoint's position embeddings cover {num_patches} patches, but it does not say in which "
-        f"grid (here: {own}): set the backbone's `pretrained_grid` to the (rows, columns) of patches that it "
-        "was trained on"
-    )
+    for grid in (own, told, (side, side)):
+        if grid is not None and prod(grid) == num_patches:
+            break
+    else:
+        raise ValueError(
+            f"the checkpoint has positions of {num_patches} patches, no square, and the backbone {own}: set "
+            "its `pretrained_grid` to the (rows, columns) of patches that it was trained on"
+        )
+    if grid == (side, side) != own and told is None and own[0] != own[1]:
+        _log(
+            f"Assumed a square of {side} x {side} patches for the checkpoint's position embeddings (here: "
+            f"{own}); if it was another grid, set `pretrained_grid`.",
+            logging.WARNING,
+        )
+    return grid
+
+
+def _log(message: str, level: int = logging.INFO) -> None:
+    print_log(message, logger="current", level=level)

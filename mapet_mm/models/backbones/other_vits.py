@@ -3,45 +3,31 @@
 Their parameters keep the library's names, so pre-trained weights load into the library's own class.
 """
 
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
 from mmpretrain.models.backbones import BEiTViT, ViTEVA02
-from mmpretrain.models.backbones.beit import BEiTTransformerEncoderLayer
-from mmpretrain.models.backbones.vit_eva02 import EVA02EndcoderLayer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT, check_trainable
-from mapet_mm.models.utils.encoder_layer import take_over
-from mapet_mm.models.utils.init import init_truncated_normal
-from mapet_mm.models.utils.layer_scale import fill_layer_scales
+from mapet_mm.models.backbones.checkpoint_hooks import fill_layer_scales
+from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
+from mapet_mm.models.utils.helpers import init_truncated_normal
 from mapet_mm.models.utils.layout import Layout
-from mapet_mm.models.utils.two_stream import TwoStreamPass, attend_streams, project_heads
+from mapet_mm.models.utils.two_stream import TwoStreamLayer, attend_streams, project_heads
 from mapet_mm.registry import MODELS
 
 
 class _OtherViT(TwoStreamViT):
-    """What MMPretrain's other ViTs have in common here: their layers are taken over once they are built."""
+    """The part that MMPretrain's other ViTs share: layers of our type, made of the library's."""
 
-    layer_type: type[TwoStreamPass]
+    layer_type: type[TwoStreamLayer]
 
-    def __init__(
-        self,
-        *,
-        cutting_point: SupportsIndex = 60,
-        objective: str = "mapet",
-        with_cp: bool = False,
-        final_norm: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        check_trainable({"final_norm": final_norm, **kwargs})
-        super().__init__(
-            cutting_point=cutting_point, objective=objective, out_type="raw", final_norm=True, **kwargs
-        )
-        for layer in self.layers:
-            take_over(layer, self.layer_type, with_cp)
+    def __init__(self, *, with_cp: bool = False, **kwargs: Any) -> None:
+        super().__init__(out_type="raw", final_norm=True, **kwargs)
+        for number, layer in enumerate(self.layers):
+            self.layers[number] = self.layer_type(layer, with_cp)
         self.register_load_state_dict_pre_hook(fill_layer_scales)
 
     def init_weights(self) -> None:
@@ -51,46 +37,12 @@ class _OtherViT(TwoStreamViT):
         super().init_weights()
 
 
-class TwoStreamBEiTLayer(TwoStreamPass, BEiTTransformerEncoderLayer):
-    """BEiT's layer, with a forward pass for both streams."""
-
-    def attention(
-        self,
-        tokens: Float[Tensor, "batch layout dim"],
-        layout: Layout,
-        first_row: int,
-        positions: "RelativePositions",
-    ) -> Float[Tensor, "batch row dim"]:
-        """What the attention branch adds."""
-        attention = self.attn
-        bias_apart = None
-        if attention.bias == "qv_bias":
-            bias_apart = torch.cat([attention.q_bias, torch.zeros_like(attention.v_bias), attention.v_bias])
-        heads = project_heads(
-            self.ln1(tokens), attention.qkv, attention.num_heads, layout, first_row, bias_apart
-        )
-        bias = None if positions.shared is None else positions.shared[:, :, first_row:]
-        if attention.use_rel_pos_bias:
-            own = relative_bias(attention.relative_position_bias_table, positions.steps[:, first_row:])
-            bias = own if bias is None else bias + own
-        dropout = attention.attn_drop.p if self.training else 0.0
-        rows = attend_streams(*heads, layout, first_row, dropout, bias, attention.scale)
-        return self._branch(attention.proj_drop(attention.proj(rows)), self.gamma_1)
-
-    def feed_forward(self, tokens: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
-        """The tokens with what the MLP adds."""
-        return tokens + self._branch(self.ffn(self.ln2(tokens)), self.gamma_2)
-
-    def _branch(self, update: Tensor, layer_scale: Tensor | None) -> Tensor:
-        return self.drop_path(update if layer_scale is None else layer_scale * update)
-
-
 class RelativePositions(NamedTuple):
-    """What BEiT's attention takes of the rows' places in each image.
+    """The rows' places in each image, as BEiT's attention takes them.
 
     Args:
-        steps: `(B, L, K)` int64, which entry of a table of biases is for a row and a key.
-        shared: `(B, H, L, K)`, the bias that all layers share; None if each has its own, or none has.
+        steps: `(B, L, K)` int64, index of each row and key in a table of biases.
+        shared: `(B, H, L, K)`, the bias that all layers share; None if each has its own or none.
     """
 
     steps: Tensor | None = None
@@ -100,8 +52,56 @@ class RelativePositions(NamedTuple):
 def relative_bias(
     table: Float[Tensor, "step head"], steps: Int64[Tensor, "batch row key"]
 ) -> Float[Tensor, "batch head row key"]:
-    """The relative position biases of each image's rows and keys, from BEiT's table of them."""
+    """The relative position biases of each image's rows and keys, looked up in BEiT's table."""
     return F.embedding(steps, table).permute(0, 3, 1, 2).contiguous()
+
+
+class BEiTLayer(TwoStreamLayer):
+    """BEiT's layer."""
+
+    def init_weights(self) -> None:
+        """Initialise as MMPretrain's layer does: the MLP's matrices by Xavier."""
+        super().init_weights()
+        for module in self.ffn.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.normal_(module.bias, std=1e-6)
+
+    def plain_attention(
+        self, tokens: Float[Tensor, "batch row dim"], rel_pos_bias: Tensor | None = None
+    ) -> Float[Tensor, "batch row dim"]:
+        """The update of whole images by attention."""
+        return self._branch(self.attn(self.ln1(tokens), rel_pos_bias), 1)
+
+    def attention(
+        self,
+        tokens: Float[Tensor, "batch layout dim"],
+        layout: Layout,
+        first_row: int,
+        positions: RelativePositions,
+    ) -> Float[Tensor, "batch row dim"]:
+        """The update of both streams by attention."""
+        attention = self.attn
+        joint = attention.qkv(self.ln1(tokens))
+        if attention.bias == "qv_bias":
+            keys = torch.zeros_like(attention.v_bias)
+            joint = joint + torch.cat([attention.q_bias, keys, attention.v_bias])
+        heads = project_heads(joint, attention.num_heads, layout, first_row)
+        bias = None if positions.shared is None else positions.shared[:, :, first_row:]
+        if attention.use_rel_pos_bias:
+            own = relative_bias(attention.relative_position_bias_table, positions.steps[:, first_row:])
+            bias = own if bias is None else bias + own
+        dropout = attention.attn_drop.p if self.training else 0.0
+        rows = attend_streams(*heads, layout, first_row, dropout, bias, attention.scale)
+        return self._branch(attention.proj_drop(attention.proj(rows)), 1)
+
+    def feed_forward(self, tokens: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
+        """The tokens with the update of the MLP."""
+        return tokens + self._branch(self.ffn(self.ln2(tokens)), 2)
+
+    def _branch(self, update: Tensor, number: int) -> Tensor:
+        scale = getattr(self, f"gamma_{number}", None)
+        return self.drop_path(update if scale is None else scale * update)
 
 
 @MODELS.register_module()
@@ -118,7 +118,7 @@ class MaPeTPretrainBEiT(_OtherViT, BEiTViT):
         ValueError: as for `MaPeTPretrainViT`, or the ViT has no position embeddings of any kind.
     """
 
-    layer_type = TwoStreamBEiTLayer
+    layer_type = BEiTLayer
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -129,13 +129,13 @@ class MaPeTPretrainBEiT(_OtherViT, BEiTViT):
             )
 
     def enter(self, tokens: Float[Tensor, "batch layout dim"]) -> Float[Tensor, "batch layout dim"]:
-        """What comes between the embedding and the first layer."""
+        """Dropout between the embedding and the first layer."""
         return self.drop_after_pos(tokens)
 
     def attention_positions(
         self, permutation: Int64[Tensor, "batch token"], layout: Layout
     ) -> RelativePositions:
-        """How far each row is from each key, and the bias that all layers share."""
+        """The steps from each row to each key, and the bias that all layers share."""
         if not (owners := self._bias_owners()):
             return RelativePositions()
         index = owners[0].relative_position_index  # N N
@@ -151,8 +151,14 @@ class MaPeTPretrainBEiT(_OtherViT, BEiTViT):
         return [one for one in modules if getattr(one, "relative_position_bias_table", None) is not None]
 
 
-class TwoStreamEVA02Layer(TwoStreamPass, EVA02EndcoderLayer):
-    """EVA-02's layer, with a forward pass for both streams."""
+class EVA02Layer(TwoStreamLayer):
+    """EVA-02's layer."""
+
+    def plain_attention(
+        self, tokens: Float[Tensor, "batch row dim"], patch_resolution: tuple[int, int]
+    ) -> Float[Tensor, "batch row dim"]:
+        """The update of whole images by attention."""
+        return self.drop_path(self.attn(self.norm1(tokens), patch_resolution))
 
     def attention(
         self,
@@ -161,11 +167,10 @@ class TwoStreamEVA02Layer(TwoStreamPass, EVA02EndcoderLayer):
         first_row: int,
         positions: tuple[Tensor, Tensor],
     ) -> Float[Tensor, "batch row dim"]:
-        """What the attention branch adds."""
+        """The update of both streams by attention."""
         attention = self.attn
-        queries, keys, values = project_heads(
-            self.norm1(tokens), attention.qkv, attention.num_heads, layout, first_row
-        )
+        joint = attention.qkv(self.norm1(tokens))
+        queries, keys, values = project_heads(joint, attention.num_heads, layout, first_row)
         queries = rotate(queries, *(x[:, :, first_row:] for x in positions)).type_as(values)
         keys = rotate(keys, *(x[:, :, : layout.num_keys] for x in positions)).type_as(values)
         dropout = attention.attn_drop.p if self.training else 0.0
@@ -173,7 +178,7 @@ class TwoStreamEVA02Layer(TwoStreamPass, EVA02EndcoderLayer):
         return self.drop_path(attention.proj_drop(attention.proj(rows)))
 
     def feed_forward(self, tokens: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
-        """The tokens with what the MLP adds."""
+        """The tokens with the update of the MLP."""
         return tokens + self.drop_path(self.mlp(self.norm2(tokens)))
 
 
@@ -201,14 +206,12 @@ class MaPeTPretrainEVA02(_OtherViT, ViTEVA02):
         ValueError: as for `MaPeTPretrainViT`.
     """
 
-    layer_type = TwoStreamEVA02Layer
+    layer_type = EVA02Layer
 
-    def register_constants(self) -> None:
-        """Make the buffers that no checkpoint has: the layout's, and each token's cosines and sines."""
-        super().register_constants()
-        with self.mask_token.device:  # `rope` itself keeps those of the last image's size
-            angles = self.rope.compute_position_embedding()
-        cosines, sines = (x.to(self.mask_token.dtype) for x in angles)
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        # Buffers of our own: `rope` keeps the angles of the last image's size.
+        cosines, sines = self.rope.compute_position_embedding()
         # N d; the class token is not turned.
         self.register_buffer("cosines", F.pad(cosines, (0, 0, 1, 0), value=1.0), persistent=False)
         self.register_buffer("sines", F.pad(sines, (0, 0, 1, 0)), persistent=False)

@@ -1,6 +1,6 @@
-"""The method for timm's ViTs: plain ones, EVA-02, those with register tokens."""
+"""The method for timm's ViTs: plain ones, EVA-02, DINOv3, those with register tokens."""
 
-from typing import Any, SupportsIndex
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -9,22 +9,94 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
-from mapet_mm.models.utils.encoder_layer import take_over
-from mapet_mm.models.utils.init import init_truncated_normal
+from mapet_mm.models.utils.helpers import init_truncated_normal
 from mapet_mm.models.utils.layout import Layout
+from mapet_mm.models.utils.two_stream import TwoStreamLayer, attend_streams, project_heads
 from mapet_mm.registry import MODELS
+
+LAYERS = ("Block", "EvaBlock")
+ATTENTIONS = ("Attention", "EvaAttention", "AttentionRope")
+
+
+class TIMMLayer(TwoStreamLayer):
+    """timm's `Block` or `EvaBlock`.
+
+    Args:
+        layer: timm's layer.
+        with_cp: keep only the input for the backward pass and run the layer again there.
+
+    Raises:
+        ValueError: another layer or attention of timm, or one with an option unknown here.
+    """
+
+    def __init__(self, layer: nn.Module, with_cp: bool = False) -> None:
+        attention = getattr(layer, "attn", None)
+        kinds = type(layer).__name__, type(attention).__name__
+        known = kinds[0] in LAYERS and kinds[1] in ATTENTIONS
+        if not known or attention.gate is not None or getattr(attention, "num_kv_groups", 1) > 1:
+            raise ValueError(f"timm's layer {' with '.join(kinds)} has no two-stream forward here")
+        super().__init__(layer, with_cp)
+
+    def plain_attention(
+        self, tokens: Float[Tensor, "batch row dim"], *args: Any, **kwargs: Any
+    ) -> Float[Tensor, "batch row dim"]:
+        """The update of whole images by attention."""
+        return self.drop_path1(self._scaled(self.attn(self.norm1(tokens), *args, **kwargs), 1))
+
+    def attention(
+        self,
+        tokens: Float[Tensor, "batch layout dim"],
+        layout: Layout,
+        first_row: int,
+        positions: Float[Tensor, "batch 1 layout two_channels"] | None,
+    ) -> Float[Tensor, "batch row dim"]:
+        """The update of both streams by attention.
+
+        Args:
+            tokens: `(B, L, D)`.
+            layout: the layout of the rows.
+            first_row: the first row of the result.
+            positions: `(B, 1, L, 2 d)`, sines and cosines of each row's place; None without rotation.
+        """
+        attention = self.attn
+        joint = self._queries_keys_values(self.norm1(tokens))
+        queries, keys, values = project_heads(joint, attention.num_heads, layout, first_row)
+        queries, keys = attention.q_norm(queries), attention.k_norm(keys)
+        if positions is not None:
+            from timm.layers import apply_rot_embed_cat
+
+            half = attention.rotate_half
+            queries = apply_rot_embed_cat(queries, positions[:, :, first_row:], half=half).type_as(values)
+            keys = apply_rot_embed_cat(keys, positions[:, :, : layout.num_keys], half=half).type_as(values)
+        dropout = attention.attn_drop.p if self.training else 0.0
+        rows = attend_streams(queries, keys, values, layout, first_row, dropout, scale=attention.scale)
+        rows = attention.proj_drop(attention.proj(attention.norm(rows)))
+        return self.drop_path1(self._scaled(rows, 1))
+
+    def feed_forward(self, tokens: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
+        """The tokens with the update of the MLP."""
+        return tokens + self.drop_path2(self._scaled(self.mlp(self.norm2(tokens)), 2))
+
+    def _queries_keys_values(self, normed: Tensor) -> Float[Tensor, "batch layout three_dims"]:
+        attention = self.attn
+        if attention.qkv is None:
+            return torch.cat(
+                [attention.q_proj(normed), attention.k_proj(normed), attention.v_proj(normed)], -1
+            )
+        joint = attention.qkv(normed)
+        if getattr(attention, "q_bias", None) is None:
+            return joint
+        return joint + torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
+
+    def _scaled(self, update: Tensor, number: int) -> Tensor:
+        if hasattr(self, f"ls{number}"):  # Block's, a module
+            return getattr(self, f"ls{number}")(update)
+        scale = getattr(self, f"gamma_{number}", None)  # EvaBlock's, a parameter
+        return update if scale is None else scale * update
 
 
 class TIMMViT(TIMMBackbone):
-    """MMPretrain's `TIMMBackbone` of a ViT, with the attributes of MMPretrain's own ViTs.
-
-    Raises:
-        ValueError: a model, or a layer or an option of it, whose forward pass is not known here.
-    """
-
-    def __init__(self, model_name: str, **kwargs: Any) -> None:
-        super().__init__(model_name, **kwargs)
-        check_model(self.timm_model)
+    """MMPretrain's `TIMMBackbone` of a ViT, with the attributes of MMPretrain's own ViTs."""
 
     @property
     def layers(self) -> nn.ModuleList | nn.Sequential:
@@ -52,38 +124,6 @@ class TIMMViT(TIMMBackbone):
         return self.timm_model.num_prefix_tokens
 
 
-def check_model(model: nn.Module) -> None:
-    """Raise ValueError unless the two-stream forward does all that the model does."""
-    from timm.models import Eva, VisionTransformer
-
-    from mapet_mm.models.backbones.timm_layers import ATTENTIONS, LAYERS
-
-    if type(model) not in (Eva, VisionTransformer):
-        raise ValueError(
-            f"timm's {type(model).__name__} has no two-stream forward here: take a model of its classes "
-            "VisionTransformer or Eva, without `features_only`"
-        )
-    for layer in model.blocks:
-        known = type(layer) in LAYERS and type(layer.attn) in ATTENTIONS
-        if not known or layer.attn.gate is not None:
-            kinds = f"{type(layer).__name__} with {type(getattr(layer, 'attn', None)).__name__}"
-            raise ValueError(
-                f"timm's layer {kinds} has no two-stream forward here: take a model of "
-                f"{' or '.join(kind.__name__ for kind in LAYERS)} without gates, or add it to "
-                "mapet_mm/models/backbones/timm_layers.py"
-            )
-    if isinstance(model.norm, nn.Identity) and isinstance(model.fc_norm, nn.Identity):
-        raise ValueError("final_norm=False: pre-training needs the final norm before the head; leave it out")
-    if model.cls_token is None:
-        raise ValueError("class_token=False: pre-training needs the class token, which is always context")
-    if not isinstance(model.patch_drop, nn.Identity | None):
-        raise ValueError("patch_drop_rate drops patches, but every one is context or target: leave it out")
-    if getattr(model, "rope_mixed", False):
-        raise ValueError("rope_mixed: rotary angles that are learned for each layer are not known here")
-    if model.pos_embed is None and getattr(model, "rope", None) is None:
-        raise ValueError("a ViT without position embeddings cannot know which patch to predict")
-
-
 @MODELS.register_module()
 class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
     """MMPretrain's `TIMMBackbone` of a timm ViT, with the two streams.
@@ -102,24 +142,28 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
             `img_size`, `embed_dim`, `depth` and `reg_tokens`.
 
     Raises:
-        ValueError: as for `MaPeTPretrainViT`, or a model whose forward pass is not known here.
+        ValueError: as for `MaPeTPretrainViT`, or a model with a forward pass that is unknown here.
     """
 
-    def __init__(
-        self,
-        model_name: str,
-        *,
-        cutting_point: SupportsIndex = 60,
-        objective: str = "mapet",
-        with_cp: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(model_name, cutting_point=cutting_point, objective=objective, **kwargs)
-        from mapet_mm.models.backbones.timm_layers import LAYERS  # needs timm
-
+    def __init__(self, model_name: str, *, with_cp: bool = False, **kwargs: Any) -> None:
+        super().__init__(model_name, **kwargs)
+        vit = self.timm_model
+        kind = type(vit).__name__
+        if kind not in ("Eva", "VisionTransformer"):
+            raise ValueError(f"timm's {kind} has no two-stream forward here: take a VisionTransformer or Eva")
+        unknown = {
+            "patch_drop_rate": not isinstance(vit.patch_drop, nn.Identity | None),
+            "rope_mixed": getattr(vit, "rope_mixed", False),
+            "pos_embed": vit.pos_embed is None and getattr(vit, "rope", None) is None,
+            "class_token": vit.cls_token is None,
+            "final_norm": isinstance(vit.norm, nn.Identity) and isinstance(vit.fc_norm, nn.Identity),
+        }
+        if any(unknown.values()):
+            names = ", ".join(name for name, wrong in unknown.items() if wrong)
+            raise ValueError(f"pre-training has no forward pass for this setting of {names}: leave it out")
         init_truncated_normal(self.mask_token)  # timm's weights are drawn at construction as well
-        for layer in self.layers:
-            take_over(layer, LAYERS[type(layer)], with_cp)
+        for number, layer in enumerate(self.layers):
+            self.layers[number] = TIMMLayer(layer, with_cp)
 
     def encode(self, images: Float[Tensor, "batch channel height width"]) -> tuple[Tensor, ...]:
         """Features of whole images, none masked: class token and patches, without the registers."""
@@ -133,9 +177,7 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
         vit = self.timm_model
         patches = vit.patch_embed(images)
         patches = patches.flatten(1, -2)  # B N-e D; with `dynamic_img_size` it comes as B h w D
-        extra = [
-            one.expand(images.shape[0], -1, -1) for one in (vit.cls_token, vit.reg_token) if one is not None
-        ]
+        extra = [one.expand(len(images), -1, -1) for one in (vit.cls_token, vit.reg_token) if one is not None]
         tokens = torch.cat([*extra, patches], dim=1)
         if vit.pos_embed is None:
             return tokens, None
@@ -143,7 +185,7 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
         return tokens, F.pad(vit.pos_embed, (0, 0, tokens.shape[1] - vit.pos_embed.shape[1], 0))
 
     def enter(self, tokens: Float[Tensor, "batch layout dim"]) -> Float[Tensor, "batch layout dim"]:
-        """What comes between the embedding and the first layer."""
+        """Dropout and norm between the embedding and the first layer."""
         return self.timm_model.norm_pre(self.timm_model.pos_drop(tokens))
 
     def attention_positions(self, permutation: Int64[Tensor, "batch token"], layout: Layout) -> Tensor | None:
@@ -157,5 +199,5 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
         return angles[permutation[:, layout.places]][:, None]
 
     def leave(self, latents: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
-        """What comes after the last layer: timm's final norm is one of the two."""
+        """The final norm, one of timm's two."""
         return self.timm_model.fc_norm(self.timm_model.norm(latents))

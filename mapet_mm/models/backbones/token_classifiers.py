@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mapet_mm.models.backbones.vit import MaPeTViT
-from mapet_mm.models.utils.token_ids import is_due
+from mapet_mm.models.utils.helpers import is_due
 from mapet_mm.registry import MODELS
 
 

@@ -1,7 +1,7 @@
-"""The two-stream forward of a whole Vision Transformer, whichever library's (paper, Section 4.1)."""
+"""The two-stream forward of a whole Vision Transformer of any library (paper, Section 4.1)."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, SupportsIndex
 
@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from mapet_mm.models.utils.helpers import is_due, product_dtype
 from mapet_mm.models.utils.layout import Layout, lay_out
 from mapet_mm.models.utils.objectives import get_objective
 from mapet_mm.models.utils.permutation import check_order
-from mapet_mm.models.utils.precision import product_dtype
-from mapet_mm.models.utils.token_ids import is_due
 
 
 class TwoStreamViT(nn.Module):
@@ -23,9 +22,9 @@ class TwoStreamViT(nn.Module):
     `mapet_mm.models.utils.objectives`). From there on every mask is one constant, for all images, layers and
     heads, and every layer runs once on the whole layout: the streams share all weights.
 
-    What it takes of the ViT is `layers` (of `mapet_mm.models.utils.two_stream.TwoStreamPass`), `img_size`,
-    `patch_resolution`, `num_extra_tokens`, `embed_dims`, and the methods `stem`, `enter`,
-    `attention_positions` and `leave`, which suit MMPretrain's ViTs.
+    The ViT has `layers` (each a `mapet_mm.models.utils.two_stream.TwoStreamLayer`), `img_size`,
+    `patch_resolution`, `num_extra_tokens`, `embed_dims`, a class token and a final norm. The methods `stem`,
+    `enter`, `attention_positions` and `leave` suit MMPretrain's ViTs; other libraries' override them.
 
     Args:
         *args: as for the library's ViT.
@@ -38,8 +37,8 @@ class TwoStreamViT(nn.Module):
         **kwargs: as for the library's ViT.
 
     Raises:
-        ValueError: the objective is not known, images are no whole number of patches, no patch would be left
-            to predict or to see, or no layer or no mask token for the query stream to start from.
+        ValueError: the objective is not known, no patch would be left to predict or to see, or there is no
+            layer or no mask token for the query stream to start from.
     """
 
     num_extra_tokens: int
@@ -57,55 +56,33 @@ class TwoStreamViT(nn.Module):
         super().__init__(*args, **kwargs)
         self.objective = get_objective(objective)
         self.query_from_layer = operator.index(query_from_layer)
-        self._check_query_start()
-        self._check_patches()
-        self.num_tokens = self.num_extra_tokens + prod(self.patch_resolution)
-        cutting_point = operator.index(cutting_point)
-        extra = self.num_extra_tokens
-        if not extra <= cutting_point < self.num_tokens:
+        if not 0 <= self.query_from_layer < len(self.layers):
+            raise ValueError(f"query_from_layer={query_from_layer} is outside 0..{len(self.layers) - 1}")
+        if self.query_from_layer and not {"M", "Q"} <= set(self.objective.groups):
             raise ValueError(
-                f"cutting_point={cutting_point} is outside {extra}..{self.num_tokens - 1}: an image of "
-                f"{tuple(self.img_size)} has {extra} tokens that are always context (class token, registers) "
-                f"and {self.num_tokens - extra} patches, at least one of which has to be a target"
+                f"query_from_layer={query_from_layer}: the query stream starts as mask tokens, and "
+                f"objective={objective!r} lacks one of them"
             )
-        self.cutting_point = cutting_point
-        self.num_targets = self.num_tokens - cutting_point
+        self.num_tokens = self.num_extra_tokens + prod(self.patch_resolution)
+        self.cutting_point = operator.index(cutting_point)
+        if not self.num_extra_tokens <= self.cutting_point < self.num_tokens:
+            raise ValueError(
+                f"cutting_point={cutting_point} is outside {self.num_extra_tokens}..{self.num_tokens - 1}: "
+                f"class token and registers are always context, and at least one patch is a target"
+            )
+        self.num_targets = self.num_tokens - self.cutting_point
 
         self.mask_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
         self._checked = False
-        self.register_constants()
-        self.register_load_state_dict_post_hook(_end_on_meta)
-
-    def register_constants(self) -> None:
-        """Make the buffers that no checkpoint has, on the device and in the precision of the mask token."""
-        with self.mask_token.device:
-            layout = lay_out(self.objective, self.cutting_point, self.num_targets)
+        layout = lay_out(self.objective, self.cutting_point, self.num_targets)
         self.group_sizes = layout.sizes
-        # The only mask there is: of the rows T and Q over the keys C | M | T.
-        bias = layout.padded_bias.to(self.mask_token.dtype)
-        self.register_buffer("stream_bias", bias, persistent=False)
+        # The only mask there is: of the rows T and Q over the keys C | M | T. No checkpoint has it.
+        self.register_buffer("stream_bias", layout.padded_bias, persistent=False)
         self.register_buffer("row_places", layout.places, persistent=False)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TwoStreamViT":
-        # `to_empty` calls this; from the meta device, where nothing has a value, it makes no constants.
-        on_meta = self.stream_bias.is_meta
-        super()._apply(fn, recurse)
-        if on_meta:
-            self.register_constants()
-        return self
-
-    def _check_patches(self) -> None:
-        """Refuse what the library's patch embedding pads: the last patches would be no whole ones."""
-        convolution = next(part for part in self.modules() if isinstance(part, nn.Conv2d))  # of the patches
-        if any(side % patch for side, patch in zip(self.img_size, convolution.stride, strict=True)):
-            raise ValueError(
-                f"img_size={tuple(self.img_size)} is not a multiple of patch_size={convolution.stride[0]}: "
-                "the last patches would stand for other pixels than their tokens"
-            )
 
     @property
     def layout(self) -> Layout:
-        """Where the groups are in the layout, and who of T and Q sees whom."""
+        """The rows of each group in the layout, and the keys that T and Q see."""
         return Layout(self.objective, self.group_sizes, self.stream_bias, self.row_places)
 
     def sample_permutation(
@@ -138,7 +115,7 @@ class TwoStreamViT(nn.Module):
             images: `(B, 3, H, W)`, normalised, of the size that the model was built for.
             permutation: `(B, N)` int64, the extra tokens (0 is the class token) first; drawn on the images'
                 device if None.
-            predicted: `(m,)` int64, which of the `N-c` targets to predict, in permuted order; all if None.
+            predicted: `(m,)` int64, the targets to predict, of `N-c` in permuted order; all if None.
 
         Returns:
             The predicting group's outputs after the final norm, `(B, N-c, D)` or `(B, m, D)`, in permuted
@@ -148,7 +125,7 @@ class TwoStreamViT(nn.Module):
             ValueError: the images or the permutation have another size than the model's; or a row is no order
                 of all tokens with the extra ones first (seen always on CPU, in the first batch elsewhere).
         """
-        self._check_size(images, permutation)
+        self._check_inputs(images, permutation)
         if permutation is None:
             permutation = self.sample_permutation(images.shape[0], images.device)
         tokens = self.embed(images, permutation)  # B C|M|T|Q D
@@ -229,64 +206,31 @@ class TwoStreamViT(nn.Module):
         return torch.cat([class_token, patches], dim=1), self.pos_embed
 
     def enter(self, tokens: Float[Tensor, "batch layout dim"]) -> Float[Tensor, "batch layout dim"]:
-        """What comes between the embedding and the first layer."""
+        """Dropout and norm between the embedding and the first layer."""
         return self.pre_norm(self.drop_after_pos(tokens))
 
     def attention_positions(self, permutation: Int64[Tensor, "batch token"], layout: Layout) -> Any:
-        """What the layers' attention takes of the rows' places in each image; None if nothing.
+        """The rows' places in each image, as the layers' attention takes them; None if it takes none.
 
         Row `r` of the layout holds token `permutation[:, layout.places[r]]`, its mask or its query.
         """
         return None
 
     def leave(self, latents: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
-        """What comes after the last layer."""
+        """The final norm."""
         return self.ln1(latents)
 
-    def _check_query_start(self) -> None:
-        first, last = self.query_from_layer, len(self.layers) - 1
-        if not 0 <= first <= last:
-            raise ValueError(f"query_from_layer={first} is outside 0..{last}, the layers that there are")
-        if first and not {"M", "Q"} <= set(self.objective.groups):
-            lacking = "query stream" if "M" in self.objective.groups else "mask tokens"
-            raise ValueError(
-                f"query_from_layer={first}: the query stream starts as mask tokens, and "
-                f"objective={self.objective.name!r} has no {lacking}: leave it out"
-            )
-
-    def _check_size(self, images: Tensor, permutation: Tensor | None) -> None:
+    def _check_inputs(self, images: Tensor, permutation: Tensor | None) -> None:
         if tuple(images.shape[-2:]) != tuple(self.img_size):
             raise ValueError(
-                f"images of {tuple(images.shape[-2:])} pixels, but the backbone was built for img_size="
-                f"{tuple(self.img_size)}: resize or crop in the pipeline, or set the backbone's `img_size`"
+                f"images of {tuple(images.shape[-2:])} pixels, but the backbone's img_size is {self.img_size}"
             )
-        if permutation is not None and permutation.shape != (images.shape[0], self.num_tokens):
+        if permutation is None:
+            return
+        if permutation.shape != (len(images), self.num_tokens):
             raise ValueError(
-                f"permutation has shape {tuple(permutation.shape)}, expected "
-                f"{(len(images), self.num_tokens)}: one row per image, the class token (0) first"
+                f"permutation has shape {tuple(permutation.shape)}, not {(len(images), self.num_tokens)}"
             )
-        if permutation is not None and is_due(self, permutation):
+        if is_due(self, permutation):
             check_order(permutation, self.num_extra_tokens)
             self._checked = True
-
-
-def _end_on_meta(vit: TwoStreamViT, _: Any) -> None:
-    """Make the constants of a ViT that `load_state_dict(assign=True)` has taken off the meta device."""
-    if vit.stream_bias.is_meta:
-        vit.register_constants()
-
-
-def check_trainable(options: dict[str, Any]) -> None:
-    """Raise ValueError if a ViT of MMPretrain is to lack what pre-training needs, or to give features."""
-    if "out_type" in options:
-        raise ValueError(
-            f"out_type={options['out_type']!r}: pre-training always gives the targets' latents; leave it out "
-            "here and set it downstream"
-        )
-    for option in ("with_cls_token", "final_norm"):
-        if not options.get(option, True):
-            raise ValueError(
-                f"{option}={options[option]}: pre-training needs the class token, which is always "
-                "context, and the final norm before the head; leave it out here and switch it off "
-                "downstream"
-            )

@@ -3,25 +3,47 @@
 Both are MMPretrain's `VisionTransformer` and share its parameter names, so weights go back and forth.
 """
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import SupportsIndex
 
-from mmengine.logging import print_log
+from jaxtyping import Float
+from mmengine.model import BaseModule
 from mmpretrain.models.backbones import VisionTransformer
 from torch import Tensor, nn
 
-from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT, check_trainable
-from mapet_mm.models.utils.beit_names import beit_to_vit
-from mapet_mm.models.utils.encoder_layer import EncoderLayer, take_over
-from mapet_mm.models.utils.init import init_truncated_normal
-from mapet_mm.models.utils.layer_scale import fill_layer_scales, fold_layer_scales
-from mapet_mm.models.utils.position_embedding import METADATA_KEY, fit_positions, grid_of_init, record_grid
-from mapet_mm.models.utils.two_stream import TwoStreamLayer
+from mapet_mm.models.backbones.checkpoint_hooks import adapt_checkpoint
+from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
+from mapet_mm.models.utils.helpers import init_truncated_normal
+from mapet_mm.models.utils.layout import Layout
+from mapet_mm.models.utils.two_stream import TwoStreamLayer, attend_streams, project_heads
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.config import pair
 
 WITH_CLASS_TOKEN = "featmap_and_cls_token"
+
+
+class ViTLayer(TwoStreamLayer):
+    """MMPretrain's Transformer layer.
+
+    In the two streams `attn` is not called as a whole, so hooks on it do not run; all other modules are.
+    """
+
+    def plain_attention(self, tokens: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
+        """The update of whole images by attention."""
+        return self.attn(self.ln1(tokens))
+
+    def attention(
+        self, tokens: Float[Tensor, "batch layout dim"], layout: Layout, first_row: int, positions: None
+    ) -> Float[Tensor, "batch row dim"]:
+        """The update of both streams by attention."""
+        attention = self.attn
+        heads = project_heads(attention.qkv(self.ln1(tokens)), attention.num_heads, layout, first_row)
+        rows = attend_streams(*heads, layout, first_row, attention.attn_drop if self.training else 0.0)
+        return attention.out_drop(attention.gamma1(attention.proj_drop(attention.proj(rows))))
+
+    def feed_forward(self, tokens: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
+        """The tokens with the update of the MLP."""
+        return self.ffn(self.ln2(tokens), identity=tokens)
 
 
 @MODELS.register_module()
@@ -33,9 +55,8 @@ class MaPeTViT(VisionTransformer):
     and where the weights have no LayerScale (MAE's, DeiT's), it becomes one, which keeps the outputs. Where
     only the weights have one, it is multiplied into the layer before it.
 
-    MMPretrain's tests of its class pass with this one. It differs in its defaults and its initial weights
-    (the authors'), refuses output layers that would not be returned, and asks for a checkpoint's grid where
-    MMPretrain assumes a square.
+    It differs from MMPretrain's class in its defaults and its initial weights (the authors'), and refuses
+    checkpoints without any of its layers or with an unknown patch grid.
 
     Args:
         arch: 'deit-tiny' | 'deit-small' | 'deit-base' | 'large' | a dict, as in MMPretrain.
@@ -44,22 +65,20 @@ class MaPeTViT(VisionTransformer):
         out_type: 'cls_token' | 'avg_featmap' (mean of the patch tokens, then LayerNorm: fine-tuning) |
             'featmap' `(B, D, h, w)` (segmentation) | 'raw' `(B, N, D)` | 'featmap_and_cls_token' (a pair of
             both for each layer, as MMSegmentation's DPT head takes it).
-        out_indices: the layers whose output is returned, as a tuple; ascending, negative from the end.
+        out_indices: the layers whose output is returned, in ascending order; negative from the end.
         layer_scale_init_value: initial LayerScale (paper, hyper-parameters for pre-training).
         with_cp: keep only the layers' inputs for the backward pass and run each layer again there: less
             memory for a third more arithmetic (activation checkpointing).
         pretrained_grid: the (rows, columns) of patches that a loaded checkpoint's position embeddings cover,
-            if it does not record them (those saved here do) and they are not a square.
+            if they are neither a square nor the backbone's own.
         **kwargs: those of MMPretrain's `VisionTransformer`: `drop_path_rate`, `final_norm`,
             `frozen_stages`, `init_cfg`, ...
 
     Raises:
-        ValueError: a size that is not one or two whole numbers, output layers that do not exist, are repeated
-            or are not ascending, more frozen stages than layers, or an output with the class token although
-            the backbone has none.
+        ValueError: a size that is not one or two whole numbers, or an output with the class token of a
+            backbone without it.
     """
 
-    layer_type = EncoderLayer
     OUT_TYPES = VisionTransformer.OUT_TYPES | {WITH_CLASS_TOKEN}
 
     def __init__(
@@ -68,7 +87,7 @@ class MaPeTViT(VisionTransformer):
         img_size: SupportsIndex | Iterable[SupportsIndex] = 224,
         patch_size: SupportsIndex | Iterable[SupportsIndex] = 16,
         out_type: str = "cls_token",
-        out_indices: SupportsIndex | Sequence[SupportsIndex] = -1,
+        out_indices: int | Sequence[int] = -1,
         layer_scale_init_value: float = 0.1,
         with_cp: bool = False,
         pretrained_grid: Iterable[SupportsIndex] | None = None,
@@ -79,29 +98,22 @@ class MaPeTViT(VisionTransformer):
             img_size=pair("img_size", img_size),
             patch_size=pair("patch_size", patch_size),
             out_type=out_type,
-            out_indices=_own_list(out_indices),
+            # A list of our own: MMPretrain resolves negative ones in place.
+            out_indices=list(out_indices) if isinstance(out_indices, Sequence) else int(out_indices),
             layer_scale_init_value=layer_scale_init_value,
             **kwargs,
         )
-        self._check_out_indices(out_indices)
         if out_type == WITH_CLASS_TOKEN and not self.num_extra_tokens:
             raise ValueError(f"out_type='{out_type}' needs the class token: leave `with_cls_token` out")
         self.pretrained_grid = None if pretrained_grid is None else pair("pretrained_grid", pretrained_grid)
-        for layer in self.layers:
-            take_over(layer, self.layer_type, with_cp)
-        self._grid_of_init: tuple[int, int] | None = None
-        self.register_load_state_dict_pre_hook(_adapt_checkpoint)
-        self.register_load_state_dict_pre_hook(fill_layer_scales)
-        self.register_load_state_dict_pre_hook(fold_layer_scales)
-        self.register_state_dict_post_hook(record_grid)
+        for number, layer in enumerate(self.layers):
+            self.layers[number] = ViTLayer(layer, with_cp)
 
     def init_weights(self) -> None:
         """Initialise as the authors do, then as `init_cfg` says; only once, as MMEngine's modules do."""
         if not self.is_init:
             self.draw_weights()
-            self._grid_of_init = grid_of_init(self.init_cfg)
-        super(VisionTransformer, self).init_weights()  # MMPretrain's draws the positions over an `init_cfg`
-        self._grid_of_init = None  # of those weights only
+        BaseModule.init_weights(self)  # MMPretrain's draws the positions over an `init_cfg`
 
     def draw_weights(self) -> None:
         """The authors' initialisation; the patch convolution keeps the framework's default."""
@@ -117,22 +129,17 @@ class MaPeTViT(VisionTransformer):
     def train(self, mode: bool = True) -> "MaPeTViT":
         """Set the mode; frozen stages, or a wholly frozen backbone, stay in evaluation mode.
 
-        MMPretrain freezes the stages' mode only once, at construction, so a later `train()` would thaw it.
+        MMPretrain sets the stages' mode only once, at construction, so a later `train()` would thaw it.
         """
         super().train(mode and self.frozen_stages < self.num_layers)
         if self.frozen_stages > 0:
-            self._freeze_stages()
+            for frozen in (self.drop_after_pos, self.patch_embed, *self.layers[: self.frozen_stages]):
+                frozen.eval()
         return self
 
-    def _freeze_stages(self) -> None:
-        if self.frozen_stages > self.num_layers:
-            raise ValueError(f"frozen_stages={self.frozen_stages}: there are {self.num_layers} layers")
-        super()._freeze_stages()
-
-    def _prepare_pos_embed(self, state_dict: dict, prefix: str, local_metadata: dict, *_) -> None:
-        """MMPretrain's hook on loading, the first to run; its own takes every source for a square."""
-        _check_checkpoint(self, state_dict, prefix)
-        fit_positions(self, state_dict, prefix, {METADATA_KEY: self._grid_of_init} | local_metadata)
+    def _prepare_pos_embed(self, state_dict: dict, prefix: str, *_) -> None:
+        """MMPretrain's hook on loading; its own takes every grid for a square."""
+        adapt_checkpoint(self, state_dict, prefix)
 
     def _format_output(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor | tuple[Tensor, Tensor]:
         """One layer's output, as `out_type` says."""
@@ -143,66 +150,10 @@ class MaPeTViT(VisionTransformer):
         feature_map = patches.permute(0, 3, 1, 2).contiguous()
         return feature_map if self.out_type == "featmap" else (feature_map, tokens[:, 0])
 
-    def _check_out_indices(self, given: SupportsIndex | Sequence[SupportsIndex]) -> None:
-        """MMPretrain's own check lets the number of layers pass, and returns each layer once, in order."""
-        indices = self.out_indices
-        if not indices or indices != sorted(set(indices)) or indices[-1] >= self.num_layers:
-            raise ValueError(
-                f"out_indices={given}: the backbone has the layers 0..{self.num_layers - 1}; name them in "
-                "ascending order, each once"
-            )
-
-
-def _own_list(indices: SupportsIndex | Sequence[SupportsIndex]) -> int | list[int]:
-    """Output layers as MMPretrain takes them, which resolves negative ones in place; others it refuses."""
-    if hasattr(indices, "__index__"):
-        return operator.index(indices)
-    return [operator.index(i) for i in indices] if isinstance(indices, Sequence) else indices
-
-
-def _check_checkpoint(vit: MaPeTViT, state_dict: dict[str, Tensor], prefix: str) -> None:
-    """Refuse another network's weights, and those of which a backbone by itself would get no layer.
-
-    MMEngine logs what is missing and trains on from random weights.
-    """
-    if f"{prefix}dist_token" in state_dict and not hasattr(vit, "dist_token"):
-        raise ValueError(
-            f"the checkpoint has a distillation token (`{prefix}dist_token`), which a plain ViT has not: use "
-            "weights without one, or MMPretrain's DistilledVisionTransformer as backbone"
-        )
-    if prefix:
-        return  # a model may be given weights that are not its backbone's
-    own = vit.state_dict().keys()  # without the wrappers that parameters' names have
-    layers = [name for name in own if name.startswith("layers.")]
-    others = [name for name in state_dict if name not in own and name != "mask_token"]
-    if not others or not state_dict.keys().isdisjoint(layers):
-        return
-    behind = (name.removesuffix(layer) for name in others for layer in layers if name.endswith(f".{layer}"))
-    if found := next(behind, None):
-        raise ValueError(
-            f"the checkpoint has its weights behind `{found}`: add prefix='{found}' to the backbone's "
-            "`init_cfg`"
-        )
-    raise ValueError(
-        f"the checkpoint has none of the backbone's layers, but `{others[0]}`, ...: convert it with "
-        "tools/convert.py"
-    )
-
-
-def _adapt_checkpoint(vit: MaPeTViT, state_dict: dict[str, Tensor], prefix: str, *_) -> None:
-    """Rename BEiT's parameters; drop a pre-training mask token, for downstream every patch is visible."""
-    if layers := beit_to_vit(state_dict, prefix):
-        print_log(f"Renamed the parameters of {layers} BEiT layers to a plain ViT's.", logger="current")
-    if not hasattr(vit, "mask_token") and state_dict.pop(f"{prefix}mask_token", None) is not None:
-        print_log(f"Dropped `{prefix}mask_token`: only pre-training masks patches.", logger="current")
-
 
 @MODELS.register_module()
 class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
     """Two-stream Vision Transformer that embeds targets for token prediction (paper, Section 4.1).
-
-    Linear layers are called as modules only where they have hooks or are others (LoRA), and then on all rows;
-    a layer's `attn` is never called as a whole, so hooks on it do not run (see `TwoStreamLayer`).
 
     Args:
         arch: as for `MaPeTViT`.
@@ -211,19 +162,16 @@ class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
         cutting_point: number of tokens of the permuted sequence that are context, including the class token;
             in `1 .. N-1`, with `N` the number of patches plus one. The paper's: 50 for ViT-T and S, 60 for B.
         objective: 'mapet' | 'pim' | 'mim'.
-        recompute: compute GELU again in the backward pass instead of keeping its result, and LayerNorm where
-            autocast would keep a copy of it: a quarter less memory, a little slower (docs/performance.md).
-            Without effect in evaluation and where `with_cp`, a compiler or a trace decides what is kept.
+        recompute: compute GELU and LayerNorm again in the backward pass instead of keeping their results: a
+            quarter less memory, a little slower (docs/performance.md). Without effect in evaluation and where
+            `with_cp`, a compiler or a trace decides what is kept.
         **kwargs: as for `MaPeTViT`, `with_cp` and `drop_path_rate` among them; and `query_from_layer`, the
             first layer that runs the query stream (an extension: see `TwoStreamViT`), by default 0.
 
     Raises:
-        ValueError: the objective is not known, the cutting point is outside `1 .. N-1`, the objective or the
-            depth has no place for `query_from_layer`, the class token or the final norm, which the method
-            needs, is switched off, or another `out_type` is asked for.
+        ValueError: the objective is not known, the cutting point is outside `1 .. N-1`, or the objective or
+            the depth has no place for `query_from_layer`.
     """
-
-    layer_type = TwoStreamLayer
 
     def __init__(
         self,
@@ -235,7 +183,6 @@ class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
         recompute: bool = True,
         **kwargs,
     ) -> None:
-        check_trainable(kwargs)
         super().__init__(
             arch,
             img_size,
@@ -249,5 +196,6 @@ class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
             layer.recompute = recompute
 
     def draw_weights(self) -> None:
+        """The authors' initialisation, the mask token's among it."""
         super().draw_weights()
         init_truncated_normal(self.mask_token)

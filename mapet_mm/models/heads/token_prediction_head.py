@@ -8,11 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mapet_mm.models.losses.linear_cross_entropy import cross_entropy, linear_cross_entropy
-from mapet_mm.models.utils.init import init_truncated_normal
-from mapet_mm.models.utils.plain_modules import is_plain
-from mapet_mm.models.utils.precision import sum_dtype
+from mapet_mm.models.utils.helpers import init_truncated_normal, is_due, presence, sum_dtype, token_ids
 from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
-from mapet_mm.models.utils.token_ids import is_due, presence, token_ids
 from mapet_mm.registry import MODELS
 
 
@@ -91,7 +88,7 @@ class TokenPredictionHead(BaseModule):
         targets = [None if one is None else one.reshape(-1) for one in (tokens.clamp(min=0), counted)]
         flat_predictions = None if predictions is None else predictions.view(-1)
         projection = self.projection
-        if not self.is_linear or projection.bias is None:
+        if not self.is_linear:
             loss, hits = cross_entropy(self(latents).flatten(0, 1), *targets, flat_predictions)
         else:
             loss, hits = linear_cross_entropy(
@@ -101,8 +98,9 @@ class TokenPredictionHead(BaseModule):
 
     @property
     def is_linear(self) -> bool:
-        """Whether the logits are the projection of the latents: no subclass or LoRA computes others."""
-        return is_plain(self, TokenPredictionHead) and is_plain(self.projection, nn.Linear)
+        """True if the logits are a linear layer of the latents: no subclass or LoRA computes others."""
+        own = type(self).forward is TokenPredictionHead.forward
+        return own and type(self.projection) is nn.Linear and self.projection.bias is not None
 
     @torch.no_grad()
     def evaluate(

@@ -7,8 +7,8 @@ from mmpretrain.structures import DataSample
 from torch import Tensor
 
 from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
+from mapet_mm.models.utils.helpers import token_ids
 from mapet_mm.models.utils.permutation import seeded_permutations, seeds_of
-from mapet_mm.models.utils.token_ids import token_ids
 from mapet_mm.registry import MODELS
 
 # Of the coefficients that turn an image into the seed of its permutation in validation.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mapet_mm.models.target_generators.base import Tokenizer, TokenizerError, device_of, full_float32
 from mapet_mm.models.target_generators.frozen_network import build_frozen, split_checkpoint, weights_digest
-from mapet_mm.models.utils.token_ids import token_ids
+from mapet_mm.models.utils.helpers import token_ids
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.identity import digest
 

@@ -1,12 +1,23 @@
-"""What target generators give, as token ids."""
+"""Token ids, initial weights and precisions: small functions that several models share."""
 
 import torch
 from jaxtyping import Float, Int64
+from mmengine.model.weight_init import trunc_normal_
 from torch import Tensor, nn
+
+STD = 0.02
+# The authors truncate at +-2: no truncation at this standard deviation. Sampling by the inverse error
+# function gives about one infinity in 2^24 draws, clamped to the bound, so the bound has to be harmless.
+BOUND = 10 * STD
+
+
+def init_truncated_normal(tensor: Tensor) -> None:
+    """Fill linear weights, position embeddings or mask tokens in place: normal, standard deviation 0.02."""
+    trunc_normal_(tensor, std=STD, a=-BOUND, b=BOUND)
 
 
 def token_ids(outputs: Tensor) -> Int64[Tensor, "batch grid"]:
-    """Token ids in raster order, whichever way a target generator gives its tokens.
+    """Token ids in raster order from the output of any target generator.
 
     Args:
         outputs: `(B, HW)` integers, the ids themselves (`KCLIP`, `PrecomputedTokens`, MMPretrain's `VQKD`),
@@ -24,23 +35,31 @@ def token_ids(outputs: Tensor) -> Int64[Tensor, "batch grid"]:
         return tokens.flatten(1)  # B 1 H W -> B (H W)
     if outputs.ndim == 2 and not outputs.is_floating_point():
         return outputs.long()
-    raise ValueError(
-        f"the target generator gives {outputs.dtype} of shape {tuple(outputs.shape)}: expected token ids "
-        "(B, HW) as integers, or logits (B, V, H, W)"
-    )
+    raise ValueError(f"the target generator gives {outputs.dtype} {tuple(outputs.shape)}: expected token ids")
 
 
 def presence(tokens: Int64[Tensor, "*batch target"]) -> Float[Tensor, "*batch"]:
-    """1 for each image with tokens, NaN for one without (id -1): what its loss is multiplied by.
+    """Factor of each image's loss: 1 with tokens, NaN for an image without them (id -1).
 
-    A loss that is not finite is noticed (`NonFiniteHook` leaves the step out), and no device is waited for.
+    A loss that is not finite is noticed after the step, and no device is waited for.
     """
     return torch.where((tokens < 0).any(-1), torch.nan, 1.0)
 
 
 def is_due(module: nn.Module, values: Tensor) -> bool:
-    """Whether a module looks at values that it checks: always on CPU, until `_checked` on other devices.
+    """True if a module should check these values: always on CPU, else only until it sets `_checked`.
 
-    Looking at them waits for the device, and cannot be part of a compiled graph.
+    Reading values waits for the device, and cannot be part of a compiled graph.
     """
     return not torch.compiler.is_compiling() and (values.device.type == "cpu" or not module._checked)
+
+
+def product_dtype(operand: Tensor) -> torch.dtype:
+    """Data type in which autocast multiplies an operand; its own type without autocast."""
+    device = operand.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else operand.dtype
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Data type of softmax and sums over products of `dtype`: float32, or float64 for float64."""
+    return torch.promote_types(dtype, torch.float32)

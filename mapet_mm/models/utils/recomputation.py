@@ -1,62 +1,52 @@
-"""Linear layers whose input is cheap: made again in the backward pass instead of kept for it."""
+"""LayerNorm and GELU computed again in the backward pass, because their results cost more than they do."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
-# Which rows a linear layer takes, its weight and its bias.
-Piece = tuple[slice, Tensor, Tensor | None]
+from mapet_mm.models.utils.helpers import product_dtype
+
+CHEAP = (nn.LayerNorm, nn.GELU)  # both keep their own input anyway
 
 
-def linears(
-    rows: Float[Tensor, "batch row dim"], *pieces: Piece, make: Callable[[], Tensor] | None = None
-) -> tuple[Tensor, ...]:
-    """The results of linear layers, each on its range of the rows, in the rows' precision.
+@contextmanager
+def recomputing(layer: nn.Module) -> Iterator[None]:
+    """Within this context, operations of a layer do not keep what its LayerNorms and GELUs return.
+
+    The backward pass calls the modules again, which gives the same bits. LayerNorm returns its result in the
+    precision of autocast's products, which would otherwise keep a copy in that precision.
 
     Args:
-        rows: `(B, L, D)`.
-        *pieces: for each layer its rows, weight and bias.
-        make: makes the rows again; then they are not kept for the backward pass. Called without gradients.
+        layer: the layer whose forward pass runs in this context.
     """
-    dtype = rows.dtype
-    pieces = tuple(
-        (where, weight.to(dtype), None if bias is None else bias.to(dtype)) for where, weight, bias in pieces
-    )
-    if make is None:
-        return tuple(F.linear(rows[:, where].contiguous(), weight, bias) for where, weight, bias in pieces)
-    places, weights, biases = zip(*pieces, strict=True)
-    return _RemadeLinears.apply(rows, make, places, *weights, *biases)
+    results: dict[int, tuple[Tensor, nn.Module, Tensor]] = {}
+
+    def note(module: nn.Module, inputs: tuple[Tensor], result: Tensor) -> Tensor:
+        result = result.to(product_dtype(result))
+        results[result.data_ptr()] = result, module, inputs[0].detach()
+        return result
+
+    def pack(kept: Tensor) -> Tensor | tuple:
+        result, module, given = results.get(kept.data_ptr(), (None, None, None))
+        # A view of the whole result, such as a matrix of its rows; a part of it is kept.
+        if result is None or kept.numel() != result.numel() or not kept.is_contiguous():
+            return kept
+        return module, given, kept.dtype, kept.shape
+
+    hooks = [one.register_forward_hook(note) for one in layer.modules() if isinstance(one, CHEAP)]
+    try:
+        with saved_tensors_hooks(pack, _unpack):
+            yield
+    finally:
+        results.clear()  # the graph holds on to `pack`
+        for hook in hooks:
+            hook.remove()
 
 
-class _RemadeLinears(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        rows: Tensor,
-        make: Callable[[], Tensor],
-        places: tuple[slice, ...],
-        *parameters: Tensor | None,
-    ) -> tuple[Tensor, ...]:
-        weights, biases = parameters[: len(places)], parameters[len(places) :]
-        ctx.make, ctx.places, ctx.biased = make, places, [bias is not None for bias in biases]
-        ctx.save_for_backward(*weights)
-        layers = zip(places, weights, biases, strict=True)
-        return tuple(F.linear(rows[:, where].contiguous(), weight, bias) for where, weight, bias in layers)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        rows = ctx.make()
-        by_rows, by_weights, by_biases = torch.zeros_like(rows), [], []
-        layers = zip(ctx.places, ctx.saved_tensors, ctx.biased, gradients, strict=True)
-        for where, weight, biased, gradient in layers:
-            by_rows[:, where] += gradient @ weight
-            gradient = gradient.flatten(0, 1)  # (B L) D
-            by_weights.append(gradient.t() @ rows[:, where].flatten(0, 1))
-            by_biases.append(gradient.sum(0) if biased else None)
-        return by_rows, None, None, *by_weights, *by_biases
+def _unpack(packed: Tensor | tuple) -> Tensor:
+    if isinstance(packed, Tensor):
+        return packed
+    module, given, dtype, shape = packed
+    return module(given).to(dtype).view(shape)

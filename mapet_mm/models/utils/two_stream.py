@@ -1,51 +1,58 @@
 """One Transformer layer over the layout `C | M | T | Q` (see `mapet_mm.models.utils.objectives`)."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from mmcv.cnn import Linear
-from mmcv.cnn.bricks.scale import LayerScale as ScaleOfMLP
-from mmcv.cnn.bricks.transformer import FFN
-from mmpretrain.models.utils import LayerScale
+from mmcv.cnn.bricks import DropPath
+from mmengine.model import BaseModule
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mapet_mm.models.utils.attention import attend, takes_products
-from mapet_mm.models.utils.encoder_layer import EncoderLayer
 from mapet_mm.models.utils.layout import Layout
-from mapet_mm.models.utils.plain_modules import is_plain
-from mapet_mm.models.utils.precision import product_dtype
-from mapet_mm.models.utils.recomputation import linears
-
-# MMCV's and MMPretrain's own classes beside PyTorch's.
-LINEAR = (nn.Linear, Linear)
-LAYER_SCALE = (LayerScale, ScaleOfMLP)
+from mapet_mm.models.utils.recomputation import recomputing
 
 
-class TwoStreamPass(nn.Module):
-    """A layer's forward pass for both streams, for the Transformer layer of any library.
+class TwoStreamLayer(BaseModule):
+    """A Transformer layer for whole images or for both streams, made of the parts of a library's layer.
 
-    A subclass names the library's layer as its second base and keeps that layer's parameters and their
-    names. It offers the two residual branches, norms, projections, scale and stochastic depth included:
+    The parts keep their names, so weights load into the library's own layer and back. A subclass for each
+    library's layer offers the residual branches, with norms, LayerScale and stochastic depth:
 
-    - `attention(tokens, layout, first_row, positions)`: what attention adds to the rows from `first_row` on;
-      the norm, `project_heads`, `attend_streams` and the way back are its parts.
+    - `plain_attention(tokens, ...)`: what attention adds to all rows, each of which sees every other;
+    - `attention(tokens, layout, first_row, positions)`: what attention adds to the rows from `first_row` on,
+      by way of `project_heads` and `attend_streams`;
     - `feed_forward(tokens)`: the tokens with what the MLP adds.
 
-    Apart from `attend_streams` both have to compute each row by itself. Stochastic depth then acts on the
-    whole layout: one draw per image and branch, shared by the streams.
+    Apart from `attend_streams`, the last two have to compute each row by itself. Stochastic depth then acts
+    on the whole layout: one draw per image and branch, shared by the streams.
+
+    Args:
+        layer: the library's layer; its parts are taken, not copied.
+        with_cp: keep only the input for the backward pass and run the layer again there.
+        recompute: compute GELU and LayerNorm again in the two streams' backward pass (`recomputing`).
     """
 
-    with_cp = False  # keep only the input for the backward pass and run the layer again there
+    def __init__(self, layer: nn.Module, with_cp: bool = False, recompute: bool = False) -> None:
+        super().__init__(getattr(layer, "init_cfg", None))
+        for name, part in [*layer.named_parameters(recurse=False), *layer.named_children()]:
+            setattr(self, name, part)
+        self.with_cp, self.recompute = with_cp, recompute
+        for module in self.modules():
+            if isinstance(module, DropPath):  # with a NumPy scalar, on which torch.compile breaks its graph
+                module.drop_prob = float(module.drop_prob)
 
     def forward(self, tokens: Float[Tensor, "batch row dim"], *args: Any, **kwargs: Any) -> Tensor:
-        """Of a layout the output of `two_streams`; else the library's, all rows seeing each other."""
-        if args and isinstance(args[0], Layout):
-            return self.two_streams(tokens, *args, **kwargs)
-        return super().forward(tokens, *args, **kwargs)
+        """Run `two_streams` if a `Layout` follows the tokens, else the library's layer on whole images."""
+        run = self.two_streams if args and isinstance(args[0], Layout) else self.plain
+        if self.with_cp and torch.is_grad_enabled():
+            return checkpoint(run, tokens, *args, use_reentrant=False, **kwargs)
+        return run(tokens, *args, **kwargs)
+
+    def plain(self, tokens: Float[Tensor, "batch row dim"], *args: Any, **kwargs: Any) -> Tensor:
+        """The layer's output `(B, N, D)`, all tokens seeing each other; arguments as the library's layer."""
+        return self.feed_forward(tokens + self.plain_attention(tokens, *args, **kwargs))
 
     def two_streams(
         self,
@@ -60,7 +67,7 @@ class TwoStreamPass(nn.Module):
             tokens: `(B, L, D)`.
             layout: the layout of the rows.
             first_row: the first row of the result.
-            positions: what the attention takes of the rows' places in the image; None if nothing.
+            positions: the rows' places in the image, as the attention takes them; None if it takes none.
 
         Raises:
             ValueError: the tokens are not those of the layout.
@@ -70,9 +77,16 @@ class TwoStreamPass(nn.Module):
                 f"{tokens.shape[1]} rows of tokens, but the layout has {layout.num_rows}: "
                 f"{dict(zip(layout.objective.groups, layout.sizes, strict=True))}"
             )
-        if self.with_cp and torch.is_grad_enabled():
-            return checkpoint(self._run, tokens, layout, first_row, positions, use_reentrant=False)
-        return self._run(tokens, layout, first_row, positions)
+        if not self._recomputes:
+            return self._run(tokens, layout, first_row, positions)
+        with recomputing(self):
+            return self._run(tokens, layout, first_row, positions)
+
+    @property
+    def _recomputes(self) -> bool:
+        # Checkpointing and compilers settle by themselves what to compute again; a trace is kept as a file.
+        settled = self.with_cp or torch.compiler.is_compiling() or torch.jit.is_tracing()
+        return self.recompute and self.training and torch.is_grad_enabled() and not settled
 
     def _run(
         self, tokens: Float[Tensor, "batch layout dim"], layout: Layout, first_row: int, positions: Any
@@ -83,108 +97,22 @@ class TwoStreamPass(nn.Module):
         return self.feed_forward(tokens + update)
 
 
-class TwoStreamLayer(TwoStreamPass, EncoderLayer):
-    """MMPretrain's layer, with a forward pass for both streams.
-
-    The linear layers are computed from their parameters: keys and values of some rows only, with LayerScale
-    in the weights. One that is no plain linear layer (LoRA) or has hooks is called as a module instead, on
-    all rows. Hooks on `attn` never run, because it is never called as a whole, and neither do PyTorch's
-    global ones on what is not called; with `recompute`, those on norms may run again in the backward pass.
-    """
-
-    # Compute GELU again in the backward pass instead of keeping its result, and LayerNorm where it would be
-    # kept as a copy in autocast's precision.
-    recompute = False
-
-    @property
-    def _recomputes(self) -> bool:
-        if not (self.recompute and self.training and torch.is_grad_enabled()):
-            return False
-        # Checkpointing and compilers settle by themselves what to compute again; a trace is kept as a file.
-        return not (self.with_cp or torch.compiler.is_compiling() or torch.jit.is_tracing())
-
-    def attention(
-        self, tokens: Float[Tensor, "batch layout dim"], layout: Layout, first_row: int, positions: None
-    ) -> Float[Tensor, "batch row dim"]:
-        """What the attention branch adds."""
-        attention = self.attn
-        normed, make = _normed(self.ln1, tokens, self._recomputes)
-        heads = project_heads(normed, attention.qkv, attention.num_heads, layout, first_row, make=make)
-        rows = attend_streams(*heads, layout, first_row, attention.attn_drop if self.training else 0.0)
-        if _can_scale(attention.proj, attention.gamma1):
-            update = attention.proj_drop(F.linear(rows, *_scaled(attention.proj, attention.gamma1)))
-        else:
-            update = attention.gamma1(attention.proj_drop(attention.proj(rows)))
-        return attention.out_drop(update)
-
-    def feed_forward(self, tokens: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
-        """The tokens with what the MLP adds."""
-        if not self._has_plain_mlp():
-            return self.ffn(self.ln2(tokens), identity=tokens)
-        return tokens + self.ffn.dropout_layer(self._mlp(tokens))
-
-    def _has_plain_mlp(self) -> bool:
-        """Whether the MLP is two plain linear layers; `layer_cfgs` can ask for another."""
-        ffn = self.ffn
-        if not is_plain(ffn, FFN) or len(ffn.layers) != 3:
-            return False
-        hidden, second, _ = ffn.layers
-        sequences = all(is_plain(one, nn.Sequential) for one in (ffn.layers, hidden))
-        return sequences and is_plain(hidden[0], *LINEAR) and _can_scale(second, ffn.gamma2)
-
-    def _mlp(self, tokens: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
-        """The MLP of two linear layers with its LayerNorm and LayerScale."""
-        recompute = self._recomputes
-        (first, activate, first_drop), second, second_drop = self.ffn.layers
-        normed, make = _normed(self.ln2, tokens, recompute)
-        (hidden,) = linears(normed, (slice(None), first.weight, first.bias), make=make)
-        active = first_drop(activate(hidden))
-        # Dropout would drop others when it is made again.
-        again = recompute and not (first_drop.p and first_drop.training)
-        scaled = (slice(None), *_scaled(second, self.ffn.gamma2))
-        return second_drop(*linears(active, scaled, make=(lambda: activate(hidden)) if again else None))
-
-
 def project_heads(
-    normed: Float[Tensor, "batch layout dim"],
-    qkv: nn.Module,
-    num_heads: int,
-    layout: Layout,
-    first_row: int,
-    bias: Float[Tensor, " three_dims"] | None = None,
-    make: Callable[[], Tensor] | None = None,
+    joint: Float[Tensor, "batch layout three_dims"], num_heads: int, layout: Layout, first_row: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries of the rows from `first_row` on, keys and values of C, M and T only; `(B, H, R, d)` each.
 
     Args:
-        normed: `(B, L, D)`.
-        qkv: the linear layer of queries, keys and values, side by side.
+        joint: `(B, L, 3 D)`, queries, keys and values side by side.
         num_heads: `H`.
         layout: the layout of the rows.
         first_row: the first row that asks.
-        bias: what to add to its results, if a library keeps that apart.
-        make: as in `linears`.
     """
-    asking, content = slice(first_row, None), slice(layout.num_keys)
-    if is_plain(qkv, *LINEAR):
-        dim = len(qkv.weight) // 3
-        query_weight, key_value_weight = qkv.weight.split([dim, 2 * dim])
-        bias = qkv.bias if bias is None else bias
-        query_shift, key_value_shift = (None, None) if bias is None else bias.split([dim, 2 * dim])
-        queries, keys_and_values = linears(
-            normed,
-            (asking, query_weight, query_shift),
-            (content, key_value_weight, key_value_shift),
-            make=make,
-        )
-    else:
-        joint = qkv(normed) if bias is None else qkv(normed) + bias
-        dim = joint.shape[-1] // 3
-        queries, keys_and_values = joint[:, asking, :dim], joint[:, content, dim:]
-    # B L (H d) -> B H L d
-    return tuple(
-        x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (queries, *keys_and_values.chunk(2, dim=-1))
-    )
+    queries, pairs = joint.tensor_split([joint.shape[-1] // 3], dim=-1)
+    keys, values = pairs[:, : layout.num_keys].chunk(2, dim=-1)
+    # B R (H d) -> B H R d
+    heads = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (queries[:, first_row:], keys, values))
+    return tuple(heads)
 
 
 def attend_streams(
@@ -230,26 +158,3 @@ def attend_streams(
         attended.append(attend(stream_queries, keys, values, mask, dropout, scale=scale))
     # B H L d -> B L (H d); the kernels already write it in this order.
     return torch.cat([x.transpose(1, 2) for x in attended], dim=1).flatten(2)
-
-
-def _normed(norm: nn.Module, tokens: Tensor, recompute: bool) -> tuple[Tensor, Callable[[], Tensor] | None]:
-    """LayerNorm's result in the precision of products; and how to make it again, if that is to be."""
-    dtype = product_dtype(tokens)
-
-    def make() -> Tensor:
-        return norm(tokens).to(dtype)
-
-    # In the tokens' own precision LayerNorm's result is no copy of anything.
-    return make(), make if recompute and dtype is not tokens.dtype else None
-
-
-def _can_scale(linear: nn.Module, layer_scale: nn.Module) -> bool:
-    """Whether `_scaled` gives what calling the two modules one behind the other does."""
-    return is_plain(linear, *LINEAR) and is_plain(layer_scale, *LAYER_SCALE, nn.Identity)
-
-
-def _scaled(linear: nn.Linear, layer_scale: nn.Module) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a linear layer with the LayerScale behind it: no product over the tokens."""
-    if isinstance(layer_scale, nn.Identity):
-        return linear.weight, linear.bias
-    return linear.weight * layer_scale.weight[:, None], linear.bias * layer_scale.weight

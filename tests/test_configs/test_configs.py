@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from config_building import (
     BUILDABLE,
     CONFIGS,
@@ -25,10 +24,8 @@ from config_building import (
 )
 from imagenet_folder import PHOTOGRAPH, write_imagenet
 from mmengine.config import Config
-from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import DATASETS, EVALUATOR, HOOKS, MODELS, TRANSFORMS
 from PIL import Image
-from segmentation_samples import random_batch
 
 DATA_SETS = sorted((ROOT / "configs/micro/_base_/data").glob("*.py"))
 METHODS = ("mapet", "pim", "mim", "beit", "cae")
@@ -40,6 +37,7 @@ ADE20K = {
     for path in RECIPES
     if "ade20k" in path.name
 }
+COUNTS = (31, 12, 1)  # a pattern that loses recipes shows
 ON_IMAGENET = PRETRAINING + [path for path in RECIPES if any(map(path.match, CLASSIFYING))]
 
 
@@ -62,16 +60,10 @@ def first_sample(cfg, loader: str, root):
         return DATASETS.build(dict(dataset, data_root=str(root), pipeline=pipeline))[0]
 
 
-def test_there_are_configs_of_every_kind():
-    assert len(TOKENIZERS) >= 1
-    others = [("mapet/benchmarks", 6), ("scratch", 3), ("segmentation", 22), ("micro", 8)]
-    for folder, count in [*((method, 6) for method in METHODS), *others]:
-        assert sum(path.parent == ROOT / "configs" / folder for path in RECIPES) >= count, folder
-
-
 def test_catalogue_lists_every_config_and_no_other():
     listed = re.findall(r"^\| `(?:.*/)?(.+\.py)`", (ROOT / "configs/README.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(path.name for path in CONFIGS)
+    assert (len(PRETRAINING), len(ON_IMAGENET) - len(PRETRAINING), len(ADE20K)) == COUNTS
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=label)
@@ -89,8 +81,7 @@ def test_recipe_trains_what_it_declares(path):
     optimizer = optim_wrapper_of(cfg, model)
     optimised = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     assert {id(parameter) for parameter in model.parameters() if parameter.requires_grad} <= optimised
-    rates = learning_rates(cfg, optimizer, steps=2)
-    assert (rates >= 0).all()
+    assert (learning_rates(cfg, optimizer, steps=2) >= 0).all()
     with in_scope(cfg):
         for hook in cfg.get("custom_hooks", []):
             HOOKS.build(hook)
@@ -99,30 +90,21 @@ def test_recipe_trains_what_it_declares(path):
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=label)
-def test_name_says_the_batch_and_the_length(path):
+def test_name_says_the_batch_and_the_length_and_the_schedule_ends_with_the_training(path):
     """The length of a small recipe is its dataset's."""
     cfg = load(path)
     gpus, batch = gpus_and_batch(path)
     assert cfg.train_dataloader.batch_size == batch
-    if "auto_scale_lr" in cfg:
-        assert cfg.auto_scale_lr.base_batch_size == gpus * batch
-    if path.parent.name == "micro":
-        return
-    length, unit = re.search(r"-(\d+)(e|k|i)_", path.stem).groups()
-    key, factor = dict(e=("max_epochs", 1), k=("max_iters", 1000), i=("max_iters", 1))[unit]
-    assert cfg.train_cfg[key] == int(length) * factor
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=label)
-def test_schedule_ends_with_the_training(path):
-    cfg = load(path)
+    assert cfg.get("auto_scale_lr", {}).get("base_batch_size", gpus * batch) == gpus * batch
     length = cfg.train_cfg.get("max_epochs", cfg.train_cfg.get("max_iters"))
+    if path.parent.name != "micro":
+        said, unit = re.search(r"-(\d+)(e|k|i)_", path.stem).groups()
+        assert length == int(said) * (1000 if unit == "k" else 1)
     ends = [scheduler.end for scheduler in cfg.param_scheduler if "end" in scheduler]
     assert not ends or ends[-1] == length
-    if len({scheduler.get("by_epoch", True) for scheduler in cfg.param_scheduler}) > 1:
-        return  # a warm-up counted in iterations, inside a schedule of epochs
-    begins = [scheduler.get("begin", 0) for scheduler in cfg.param_scheduler]
-    assert begins == [0, *ends][: len(begins)]
+    if len({scheduler.get("by_epoch", True) for scheduler in cfg.param_scheduler}) == 1:
+        begins = [scheduler.get("begin", 0) for scheduler in cfg.param_scheduler]
+        assert begins == [0, *ends][: len(begins)]  # else a warm-up of iterations inside a schedule of epochs
 
 
 @pytest.mark.parametrize("path", BUILDABLE, ids=label)
@@ -187,29 +169,6 @@ def test_segmentation_recipe_reads_a_scene(path, tmp_path):
     np.testing.assert_array_equal(val["data_samples"].gt_sem_seg.data[0].numpy(), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "path",
-    [p for p in RECIPES if "ade20k" in p.stem and ("-tiny-" in p.stem or "-mla_" in p.stem)],
-    ids=label,
-)
-def test_segmentation_recipe_takes_a_step_and_evaluates(path):
-    """Two crops of half the side move backbone and decoder; an image that is not square gets labels."""
-    cfg = load(path)
-    cfg.model.data_preprocessor.size = (256, 256)
-    with in_scope(cfg):
-        model = revert_sync_batchnorm(MODELS.build(cfg.model))
-    decoder = next(model.decode_head.parameters())
-    before = [tensor.detach().clone() for tensor in (model.backbone.cls_token, decoder)]
-    losses = model.train().train_step(random_batch(2, 256, 256, 150), optim_wrapper_of(cfg, model))
-    assert losses["loss"].isfinite()
-    frozen = not model.backbone.cls_token.requires_grad
-    assert frozen or not torch.equal(model.backbone.cls_token, before[0])
-    assert not torch.equal(decoder, before[1])
-    (predicted,) = model.eval().test_step(random_batch(1, 256, 341, 150))
-    assert predicted.pred_sem_seg.data.shape == (1, 256, 341)
-
-
 LAYOUTS = {
     "voc12": ("JPEGImages/cat.jpg", "SegmentationClass/cat.png"),
     "cityscapes": (
@@ -257,13 +216,6 @@ def test_pretraining_names_a_recipe_that_takes_its_backbone(path):
     assert following.model.backbone.init_cfg.checkpoint == ""
     for key in ("arch", "img_size", "patch_size"):
         assert following.model.backbone[key] == cfg.model.backbone[key]
-
-
-@pytest.mark.parametrize("path", TOKENIZERS, ids=label)
-def test_tokenizer_resizes_bicubic_to_its_square(path):
-    """As the authors do for all three, and then cuts the centre out of an image that is not square."""
-    steps = load(path).dataset[0].pipeline
-    assert [step.interpolation for step in steps if step.type == "ResizeEdge"] == ["bicubic"]
 
 
 def test_every_base_is_used_by_a_recipe():

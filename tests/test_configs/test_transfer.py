@@ -3,15 +3,11 @@
 from pathlib import Path
 
 import mat4py
-import numpy as np
 import pytest
 from config_building import ROOT, in_scope, load
 from imagenet_folder import PHOTOGRAPH
 from mmengine.registry import DATASETS
-from mmengine.runner import Runner
 from PIL import Image
-
-WIDTH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
 
 
 def save(path: Path) -> None:
@@ -52,34 +48,17 @@ SETS = [
 
 
 @pytest.mark.parametrize(("name", "write", "classes", "train", "test"), SETS, ids=[one[0] for one in SETS])
-def test_probe_reads_the_data_set_and_trains(name, write, classes, train, test, tmp_path):
-    """Labels of both splits by value, the head's classes are the set's, and an epoch runs on it."""
+def test_probe_reads_the_data_set(name, write, classes, train, test, tmp_path):
+    """Labels of both splits by value, the head's classes are the set's, and the pipelines read its photos."""
     write(tmp_path / "data")
     cfg = load(ROOT / f"configs/mapet/benchmarks/vit-base-p16_8xb128-linear-amp-coslr-50e_{name}.py")
-    assert cfg.train_dataloader.batch_size == 128
-    for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
-        loader.dataset.data_root = str(tmp_path / "data")
-        loader.update(num_workers=0, persistent_workers=False, collate_fn=dict(type="default_collate"))
+    loaders = (cfg.train_dataloader, cfg.val_dataloader)
     with in_scope(cfg):
-        splits = [DATASETS.build(loader.dataset) for loader in (cfg.train_dataloader, cfg.val_dataloader)]
-    labels = [[dataset.get_data_info(i)["gt_label"] for i in range(2)] for dataset in splits]
-    assert labels[0] == train
-    assert labels[1] == test
+        splits = [DATASETS.build(dict(one.dataset, data_root=str(tmp_path / "data"))) for one in loaders]
+    samples = [[dataset[i] for i in range(2)] for dataset in splits]
+    assert [[one["data_samples"].gt_label.item() for one in split] for split in samples] == [train, test]
+    assert {tuple(one["inputs"].shape) for split in samples for one in split} == {(3, 224, 224)}
     assert len(splits[0].CLASSES) == cfg.model.head.num_classes == classes
-
-    cfg.model.backbone.update(arch=WIDTH, out_indices=[0, 1], init_cfg=None)
-    cfg.model.head.update(in_channels=24, layers=2)
-    cfg.train_cfg = dict(by_epoch=True, max_epochs=1)
-    cfg.work_dir = str(tmp_path / "work")
-    runner = Runner.from_cfg(cfg)
-    runner.train()
-    losses, _ = runner.message_hub.get_scalar("train/loss").data
-    assert losses[0] == pytest.approx(2 * np.log(classes), abs=2.0)
-    assert not runner.model.backbone.training
-    metrics = {
-        name.removeprefix("val/accuracy/") for name in runner.message_hub.log_scalars if "accuracy" in name
-    }
-    assert metrics == {"layer-1", "layer-2", "best", "best_layer", "top1"}
 
 
 @pytest.mark.parametrize("name", [one[0] for one in SETS])

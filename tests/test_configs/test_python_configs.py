@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from few_images import few_images_config
-from mapet_mm.evaluation.declared_images import read_image_sets
-from mapet_mm.evaluation.protocol_choice import build_protocols
 from mmengine.config import Config
 from mmengine.model import PretrainedInit
 from mmengine.registry import Registry
@@ -17,13 +15,12 @@ from mmpretrain.models import VQKD
 import mapet_mm.registry
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import LaunchError, configure_training, load_config
-from mapet_mm.evaluation.masked_prediction import token_loader
+from mapet_mm.evaluation.image_sets import read_image_sets
 from mapet_mm.evaluation.models import load_checkpoint
-from mapet_mm.evaluation.picture_protocols import TokenPredictions
-from mapet_mm.evaluation.protocol import evaluate
+from mapet_mm.evaluation.protocol import build_protocols, evaluate
+from mapet_mm.evaluation.protocols.label_free import LabelFree
 from mapet_mm.models.target_generators.clip_tower import build_visual
 from mapet_mm.models.target_generators.frozen_tokenizer import split_checkpoint
-from mapet_mm.tokenizers import FrozenTokenizer
 from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
 from mapet_mm.utils.config import PACKAGE, read_config, scope_of, type_name, with_type_names
 
@@ -98,16 +95,12 @@ def test_a_config_that_a_program_has_read_by_itself_needs_no_default_scope(proje
     assert [*read_image_sets(cfg)] == [*read_image_sets(read_config("mapet.py"))]
 
 
-def test_features_and_masked_predictions_are_evaluated(project, pretrained):
+def test_features_are_evaluated(project, pretrained):
     cfg = read_config("mapet.py")
-    assert token_loader(cfg) is not None
-    images = read_image_sets(cfg)
-    protocols = build_protocols(
-        [dict(type="mapet_mm.NearestNeighbours", k=3), dict(type=TokenPredictions)], images
-    )
-    _, rows = evaluate(load_checkpoint(cfg, "run/epoch_2.pth"), images, protocols, project / "cache")
-    measured = {row.protocol: row.value for some in rows for row in some}
-    assert set(measured) >= {"k-NN", "masked tokens"}
+    protocols = build_protocols([dict(type="mapet_mm.NearestNeighbours", k=3), dict(type=LabelFree)])
+    checkpoint = load_checkpoint(cfg, "run/epoch_2.pth")
+    _, rows = evaluate(checkpoint, read_image_sets(cfg), protocols, project / "cache")
+    assert {"k-NN", "RankMe"} <= {row.protocol for some in rows for row in some}
 
 
 def test_fine_tuning_starts_from_the_pre_trained_weights(project, pretrained):
@@ -151,22 +144,6 @@ def test_each_registered_class_can_be_imported_from_its_package():
     for name in ELSEWHERE:
         assert getattr(engine, name) is known[name]
     assert not hasattr(engine, "KNNProbe")
-
-
-@pytest.mark.parametrize("kind", ["VQKD", "mmpretrain.VQKD", "mmpretrain.models.VQKD", VQKD])
-def test_a_tokenizer_is_the_same_however_its_type_is_given(kind):
-    encoder = dict(
-        arch=dict(embed_dims=16, num_layers=1, num_heads=2, feedforward_channels=16),
-        img_size=32,
-        patch_size=16,
-        in_channels=3,
-        out_type="featmap",
-        with_cls_token=False,
-    )
-    config = dict(type=kind, encoder_config=encoder, num_embed=8, embed_dims=4, quantize_kmeans_init=False)
-    digest = FrozenTokenizer(config, image_size=32, vocab_size=8, random_seed=0).digest
-    named = FrozenTokenizer({**config, "type": "VQKD"}, image_size=32, vocab_size=8, random_seed=0).digest
-    assert digest == named
 
 
 @pytest.mark.parametrize("kind", ["Pretrained", "mmengine.model.PretrainedInit", PretrainedInit])

@@ -1,0 +1,249 @@
+"""The page's pictures of features: principal components as colours, similarity to one patch, neighbours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import matplotlib
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, UInt8
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from torch import Tensor
+from torch.nn import functional as F
+
+from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, Row
+from mapet_mm.visualization.report import Section
+
+# Images that components are fitted over.
+FITTED = 256
+COLUMNS = 6
+# Shares of the values at both ends of a component that take the same colour.
+CLIPPED = 0.02
+# Characters of a title.
+TITLE = 54
+# Two figures stand side by side on the page.
+FIGURE_INCHES, GAP_INCHES, LINE_INCHES = 4.7, 0.05, 0.19
+TEXT_SIZE = 8
+RIGHT, WRONG, MARK = "#2f9e57", "#d8432f", "#ff3b30"
+# Pictures with this many pixels a side are drawn smoothly, smaller ones pixel by pixel.
+SMOOTH = 96
+# Heading and caption of each kind of picture.
+COLOURS = (
+    "Patch features as colours",
+    "Images, and the first three principal components of their patches as red, green and blue. The "
+    "components are fitted over the images of the set, so one colour means the same in all of them.",
+)
+SIMILAR = (
+    "Similar to one patch",
+    "The patch in the frame, and how similar (cosine) the patches of its image and of others are to it: "
+    "dark is least, light is most.",
+)
+NEIGHBOURS = (
+    "Nearest neighbours",
+    "Left an image, then the images of the set with the most similar features, with their cosine "
+    "similarity; green where the class is the same, red where not.",
+)
+
+Picture = UInt8[np.ndarray, "height width 3"]
+
+
+@PROTOCOLS.register_module()
+class FeaturePictures(Protocol):
+    """Pictures of patch features and of nearest neighbours, without figures in the table.
+
+    Pictures of patches show the `dense_val` images too, where another protocol needs their features.
+
+    Args:
+        images: number of images in each kind of picture.
+    """
+
+    needs: ClassVar = {"val": ["pooled", "tokens"]}
+
+    def __init__(self, images: int = 12) -> None:
+        if images < 2:
+            raise ValueError(f"images={images}: at least 2")
+        self.images = images
+
+    def run(self, evaluated: Evaluated) -> list[Row]:
+        """No figures."""
+        return []
+
+    def sections(self, evaluated: Evaluated, rows: Sequence[Row]) -> list[Section]:
+        """Colours, similarity, neighbours."""
+        colours, similar = [], []
+        for name in ("dense_val", "val"):
+            bank = evaluated.features.get(name)
+            if bank is None or math.prod(bank.grid) < 2 or len(bank) < 2:
+                continue
+            title = f"{name}: {evaluated.checkpoint.name}"
+            places = spread(len(bank), self.images)
+            fitted = [*places, *(index for index in spread(len(bank), FITTED) if index not in places)]
+            tokens = bank.tokens(fitted)
+            pictures = [evaluated.picture(name, index) for index in places]
+            colours.append(component_figure(pictures, tokens, title))
+            similar.append(similarity_figure(pictures, tokens, title))
+        sections = [Section(*COLOURS, colours), Section(*SIMILAR, similar)] if colours else []
+        bank = evaluated.features["val"]
+        if len(bank) > 2:
+            pooled = bank.pooled("mean" if "mean" in bank.poolings else bank.poolings[0])
+            queries = spread(len(bank), max(2, self.images // 2))
+            image_of, title = partial(evaluated.picture, "val"), evaluated.checkpoint.name
+            figure = neighbour_figure(image_of, pooled, bank.labels, queries, title)
+            sections.append(Section(*NEIGHBOURS, [figure]))
+        return sections
+
+
+def component_figure(
+    images: Sequence[Picture], tokens: Float[Tensor, "image row column dim"], title: str = ""
+) -> Figure:
+    """Images above their patch features as colours.
+
+    Args:
+        images: to draw; the first of the images that have tokens.
+        tokens: of all images that the components are fitted over.
+        title: of the figure.
+    """
+    colours = component_colours(tokens)
+    rows = []
+    for start in range(0, len(images), COLUMNS):
+        own = range(start, min(start + COLUMNS, len(images)))
+        rows.append([Cell(images[index]) for index in own])
+        rows.append([Cell(enlarge(colours[index], images[index].shape[:2])) for index in own])
+    return picture_grid(rows, title)
+
+
+def component_colours(
+    tokens: Float[Tensor, "image row column dim"],
+) -> UInt8[np.ndarray, "image row column 3"]:
+    """The first three principal components of all patches as red, green and blue."""
+    rows = tokens.flatten(0, 2).float()
+    centred = rows - rows.mean(0)
+    _, _, axes = torch.linalg.svd(centred.T @ centred)
+    scores = centred @ axes[:3].T
+    # The sign of a component is free: its longer tail is made positive, so that pictures come out the same.
+    scores = F.pad(scores * scores.pow(3).sum(0).sign(), (0, 3 - scores.shape[1]))
+    low, high = torch.from_numpy(np.quantile(scores.numpy(), [CLIPPED, 1 - CLIPPED], axis=0)).float()
+    shares = ((scores - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+    return (255 * shares).round().byte().view(*tokens.shape[:3], 3).numpy()
+
+
+def similarity_figure(
+    images: Sequence[Picture], tokens: Float[Tensor, "image row column dim"], title: str = ""
+) -> Figure:
+    """Row by row a chosen patch, marked, and how similar the patches of its image and of others are to it."""
+    grid = tuple(tokens.shape[1:3])
+    directions = F.normalize(tokens[: len(images)].float(), dim=-1)
+    rows = []
+    for query in range(min(len(images) - 1, COLUMNS)):
+        row, column = chosen_patch(images[query], grid)
+        similarity = (directions @ directions[query, row, column]).numpy()
+        # The second largest value is the end of the scale: the patch itself is the largest.
+        low, high = np.quantile(similarity, 0.02), np.partition(similarity.ravel(), -2)[-2]
+        shares = np.clip((similarity - low) / max(high - low, 1e-12), 0, 1)
+        heat = (255 * matplotlib.colormaps["magma"](shares)[..., :3]).round()
+        cells = [Cell(images[query], mark=(row, column, *grid))]
+        for index in [query, *(other for other in range(len(images)) if other != query)][: COLUMNS - 1]:
+            grey = images[index].mean(-1, keepdims=True)
+            blended = 0.75 * enlarge(heat[index], images[index].shape[:2]) + 0.25 * grey
+            cells.append(Cell(blended.round().astype(np.uint8)))
+        rows.append(cells)
+    return picture_grid(rows, title)
+
+
+def chosen_patch(image: Picture, grid: tuple[int, int]) -> tuple[int, int]:
+    """A patch to compare others with: high in contrast, near the middle, the same for every model."""
+    bands = np.array_split(image.astype(np.float32).mean(-1), grid[0])
+    contrast = np.array([[patch.std() for patch in np.array_split(band, grid[1], axis=1)] for band in bands])
+    rows, columns = (np.linspace(-1, 1, count + 2)[1:-1] for count in grid)
+    row, column = np.unravel_index((contrast * np.outer(1 - rows**2, 1 - columns**2)).argmax(), grid)
+    return int(row), int(column)
+
+
+def neighbour_figure(
+    image_of: Callable[[int], Picture],
+    features: Float[Tensor, "image dim"],
+    labels: Int64[Tensor, " image"] | None,
+    queries: Sequence[int],
+    title: str = "",
+) -> Figure:
+    """Row by row an image and its nearest neighbours, framed by whether the class is the image's own."""
+    directions = F.normalize(features.float(), dim=1)
+    rows = []
+    for query in queries:
+        similarity = directions @ directions[query]
+        similarity[query] = -torch.inf
+        cells = [Cell(image_of(query), below="image")]
+        for value, index in zip(*similarity.topk(min(COLUMNS - 1, len(features) - 1)), strict=True):
+            frame = None if labels is None else RIGHT if labels[index] == labels[query] else WRONG
+            cells.append(Cell(image_of(int(index)), below=f"{value:.2f}", frame=frame))
+        rows.append(cells)
+    return picture_grid(rows, title)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A picture in a grid of pictures.
+
+    Args:
+        picture: `(h, w, 3)` uint8.
+        below: text below it.
+        frame: colour of a frame around it.
+        mark: a patch to mark: row and column, and the grid's rows and columns.
+    """
+
+    picture: Picture
+    below: str = ""
+    frame: str | None = None
+    mark: tuple[int, int, int, int] | None = None
+
+
+def picture_grid(rows: Sequence[Sequence[Cell]], title: str = "") -> Figure:
+    """Draw pictures in rows, left to right and top to bottom, all of one size, below a title."""
+    columns = max(map(len, rows))
+    wide = (FIGURE_INCHES - (columns - 1) * GAP_INCHES) / columns
+    tall = wide * rows[0][0].picture.shape[0] / rows[0][0].picture.shape[1]
+    heights = [tall + GAP_INCHES + LINE_INCHES * any(cell.below for cell in row) for row in rows]
+    height = sum(heights) + 1.4 * LINE_INCHES
+    figure = Figure(figsize=(FIGURE_INCHES, height))
+    short = title if len(title) <= TITLE else f"{title[: TITLE // 2]} ... {title[-TITLE // 2 :]}"
+    figure.text(0, 1, short, fontsize=TEXT_SIZE + 1, fontweight="bold", va="top")
+    top = height - 1.4 * LINE_INCHES
+    for row, step in zip(rows, heights, strict=True):
+        for number, cell in enumerate(row):
+            left, bottom = number * (wide + GAP_INCHES), top - tall
+            place = (left / FIGURE_INCHES, bottom / height, wide / FIGURE_INCHES, tall / height)
+            _draw(figure.add_axes(place), cell)
+        top -= step
+    return figure
+
+
+def _draw(axes: Axes, cell: Cell) -> None:
+    height, width = cell.picture.shape[:2]
+    axes.imshow(cell.picture, interpolation="antialiased" if width > SMOOTH else "nearest", aspect="auto")
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(cell.frame is not None)
+    axes.spines[:].set(color=cell.frame or "none", linewidth=2)
+    axes.set_xlabel(cell.below, fontsize=TEXT_SIZE - 1, labelpad=2)
+    if cell.mark is not None:
+        row, column, rows, columns = cell.mark
+        tall, wide = height / rows, width / columns
+        corner = (column * wide - 0.5, row * tall - 0.5)
+        axes.add_patch(Rectangle(corner, wide, tall, fill=False, color=MARK, linewidth=1.5))
+
+
+def enlarge(picture: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """A picture of patches at the pixels of the image `(h, w)`, each patch a block."""
+    rows, columns = (np.arange(n) * have // n for n, have in zip(size, picture.shape[:2], strict=True))
+    return picture[rows[:, None], columns]
+
+
+def spread(total: int, count: int) -> list[int]:
+    """Up to `count` of `total` places, evenly spaced."""
+    return np.linspace(0, total - 1, min(count, total)).round().astype(int).tolist()

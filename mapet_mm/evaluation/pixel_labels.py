@@ -1,0 +1,143 @@
+"""Labels of pixels: read from a data set, cut into the patches of a grid and back, and compared."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Int64, UInt8
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
+from mapet_mm.utils.dist import is_first_process
+
+IGNORED = 255
+
+
+def label_cells(
+    labels: Int[np.ndarray, "height width"], grid: tuple[int, int], side: int
+) -> UInt8[np.ndarray, "patch pixel"]:
+    """The `side` x `side` labels that each patch of the grid covers, taken from the image's own size.
+
+    The grid covers the whole image, whatever its size: a model that takes squares sees it squashed.
+
+    Args:
+        labels: `(h, w)`, class indices and 255, ignored.
+        grid: patches by rows and columns, `(H, W)`.
+        side: labels per side of a patch.
+
+    Returns:
+        `(H W, side side)` uint8, patches in raster order.
+    """
+    height, width = (count * side for count in grid)
+    sampled = labels[_centres(height, labels.shape[0])[:, None], _centres(width, labels.shape[1])]
+    cells = sampled.reshape(grid[0], side, grid[1], side).transpose(0, 2, 1, 3)  # H W side side
+    return np.ascontiguousarray(cells.reshape(grid[0] * grid[1], side * side), np.uint8)
+
+
+def join_cells(
+    cells: UInt8[np.ndarray, "patch pixel"], grid: tuple[int, int], size: tuple[int, int]
+) -> UInt8[np.ndarray, "height width"]:
+    """Labels of patches `(H W, side side)` put together and brought to an image's size `(h, w)`."""
+    side = round(cells.shape[1] ** 0.5)
+    joined = cells.reshape(*grid, side, side).transpose(0, 2, 1, 3).reshape(grid[0] * side, grid[1] * side)
+    return joined[_centres(size[0], joined.shape[0])[:, None], _centres(size[1], joined.shape[1])]
+
+
+def _centres(count: int, total: int) -> Int64[np.ndarray, " count"]:
+    """The indices, out of `total`, below the middles of `count` equal parts."""
+    return ((np.arange(count) + 0.5) * total / count).astype(np.int64)
+
+
+def majority(cells: UInt8[np.ndarray, "patch pixel"], num_classes: int) -> UInt8[np.ndarray, " patch"]:
+    """The most frequent label of each patch, the lower of equals; 255 where most of it is ignored."""
+    codes = np.where(cells == IGNORED, num_classes, cells).astype(np.int64)
+    codes += (num_classes + 1) * np.arange(len(cells))[:, None]
+    counts = np.bincount(codes.ravel(), minlength=len(cells) * (num_classes + 1))
+    best = counts.reshape(len(cells), -1).argmax(1)
+    return np.where(best == num_classes, IGNORED, best).astype(np.uint8)
+
+
+class Areas:
+    """Areas of all images by class, and the mean IoU of MMSegmentation's `IoUMetric`."""
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+        self.sums = torch.zeros(4, num_classes, dtype=torch.float64)
+
+    def add(
+        self, predicted: Int[np.ndarray, "height width"], labels: Int[np.ndarray, "height width"]
+    ) -> None:
+        """Count an image's pixels."""
+        from mmseg.evaluation import IoUMetric
+
+        both = (torch.from_numpy(each.astype(np.int64)) for each in (predicted, labels))
+        self.sums += torch.stack(IoUMetric.intersect_and_union(*both, self.num_classes, IGNORED))
+
+    @property
+    def ious(self) -> Float[np.ndarray, " classes"]:
+        """IoU of each class in percent; NaN where it is neither in the labels nor predicted."""
+        from mmseg.evaluation import IoUMetric
+
+        return 100 * np.asarray(IoUMetric.total_area_to_metrics(*self.sums)["IoU"])
+
+    @property
+    def miou(self) -> float:
+        """Mean IoU in percent of the classes that occur; NaN if no pixel is labelled."""
+        found = self.ious[~np.isnan(self.ious)]
+        return float(found.mean()) if found.size else float("nan")
+
+
+class PixelLabels(Sequence):
+    """Pixel labels of an image set at each image's own size, read once and kept compressed.
+
+    Args:
+        images: a dataset of MMSegmentation whose pipeline loads annotations.
+
+    Raises:
+        ImageSetError: a label of a class that the dataset does not have, or labels of another part of the
+            image than the model sees.
+    """
+
+    def __init__(self, images: ImageSet) -> None:
+        reader = DataLoader(_LabelReader(images), batch_size=None, num_workers=images.num_workers)
+        bar = tqdm(reader, desc=f"labels of {images.name}", unit="image", disable=not is_first_process())
+        self._maps = [(labels.shape, zlib.compress(labels.numpy().tobytes(), 1)) for labels in bar]
+
+    def __len__(self) -> int:
+        return len(self._maps)
+
+    def __getitem__(self, index: int) -> UInt8[np.ndarray, "height width"]:
+        shape, data = self._maps[index]
+        return np.frombuffer(zlib.decompress(data), np.uint8).reshape(shape)
+
+
+class _LabelReader:
+    def __init__(self, images: ImageSet) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> UInt8[Tensor, "height width"]:
+        sample, path = self.images.dataset[index]["data_samples"], self.images.path(index)
+        labels = sample.gt_sem_seg.data[0]
+        classes = min(len(self.images.class_names), IGNORED)
+        if ((labels < 0) | (labels >= classes) & (labels != IGNORED)).any():
+            raise ImageSetError(
+                f"labels of `{path}` go from {int(labels.min())} to {int(labels.max())}: classes are 0 to "
+                f"{classes - 1}, and 255 is ignored; if 0 means unlabelled, set `reduce_zero_label=True`"
+            )
+        scale = sample.get("scale_factor", (1, 1))
+        seen = tuple(round(size / by) for size, by in zip(sample.img_shape, scale[::-1], strict=True))
+        if tuple(labels.shape) != tuple(sample.img_shape) and max(abs(np.subtract(seen, labels.shape))) > 1:
+            raise ImageSetError(
+                f"the model sees {seen[0]} x {seen[1]} pixels of `{path}`, its labels have "
+                f"{labels.shape[0]} x {labels.shape[1]}: resize without crop or padding "
+                "(`keep_ratio=False`), and load the annotations after that"
+            )
+        return labels.byte()

@@ -1,0 +1,232 @@
+"""Segmentation of frozen patch tokens, by value and beside implementations that can be checked by eye."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from mapet_mm.evaluation.features import MemoryFeatures
+from mapet_mm.evaluation.image_sets import ImageSetError
+from mapet_mm.evaluation.pixel_labels import Areas, join_cells, label_cells, majority
+from mapet_mm.evaluation.protocol import Evaluated
+from mapet_mm.evaluation.protocols import segmentation
+from mapet_mm.evaluation.protocols.segmentation import (
+    SegmentationByNeighbours,
+    SegmentationByRegression,
+    SegmentationTask,
+    best_setting,
+    vote,
+)
+
+GRID, DIM, CLASSES = (3, 5), 6, ("background", "cat", "dog", "sky")
+
+
+def test_the_first_k_neighbours_vote_pixel_by_pixel_and_the_lower_of_equals_wins():
+    cells = np.array([[[3, 1], [2, 1], [2, 0]]], np.uint8)  # 1 query, 3 neighbours, 2 pixels
+    voted = vote(cells, 4, [1, 2, 3])
+    assert {k: each.tolist() for k, each in voted.items()} == {1: [[3, 1]], 2: [[2, 1]], 3: [[2, 1]]}
+
+
+def bank(tokens) -> MemoryFeatures:
+    tokens = torch.as_tensor(tokens).float()  # n H W D
+    flat = tokens.flatten(1, 2)
+    known = dict(
+        name="dense", layers=["output"], poolings=["mean"], grid=tuple(tokens.shape[1:3]), labels=None
+    )
+    return MemoryFeatures(flat.mean(1)[None], flat, **known)
+
+
+def images(
+    count: int, seed: int, size: tuple[int, int] = (12, 20)
+) -> tuple[MemoryFeatures, list[np.ndarray]]:
+    """Blobs of classes over a grid of 3 x 5 patches; the tokens know their class, with noise."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 4, (count, *GRID))
+    centres = np.random.default_rng(9).normal(0, 1, (4, DIM))
+    tokens = 3 * centres[coarse] + rng.normal(0, 2, (count, *GRID, DIM)) + 5
+    rows, columns = (np.arange(n) * part // n for n, part in zip(size, GRID, strict=True))
+    labels = [one[rows[:, None], columns].astype(np.uint8) for one in coarse]
+    for one in labels:
+        one[:2, :3] = 255
+        one[rng.integers(0, 2, one.shape) * rng.integers(0, 2, one.shape) == 1] = 0
+    return bank(tokens), labels
+
+
+def scaled(train: MemoryFeatures, other: MemoryFeatures) -> np.ndarray:
+    rows = [each.tokens(list(range(len(each)))).flatten(0, 2).double().numpy() for each in (train, other)]
+    return (rows[1] - rows[0].mean(0)) / rows[0].std(0)
+
+
+def naive_knn(train, test, k: int, distance: str) -> float:
+    """Votes by loops over test patches, neighbours and pixels."""
+    keys, queries = scaled(train[0], train[0]), scaled(train[0], test[0])
+    cells = np.concatenate([label_cells(each, GRID, 4) for each in train[1]])
+    labelled = majority(cells, 4) != 255
+    cells = np.where(cells == 255, majority(cells, 4)[:, None], cells)[labelled]
+    keys, areas = keys[labelled], Areas(4)
+    for image, labels in enumerate(test[1]):
+        voted = []
+        for query in queries[15 * image : 15 * image + 15]:
+            far = np.linalg.norm(keys - query, axis=1)
+            if distance == "cosine":
+                far = 1 - keys @ query / np.linalg.norm(keys, axis=1) / np.linalg.norm(query)
+            pixels = cells[np.argsort(far)[:k]].T.tolist()
+            voted.append([max(sorted(set(each)), key=Counter(each).get) for each in pixels])
+        areas.add(join_cells(np.array(voted, np.uint8), GRID, labels.shape), labels)
+    return areas.miou
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(2**16, 2**14), (32, 7)])  # at once, and in small parts
+def test_votes_are_those_of_a_naive_loop(monkeypatch, queries, keys):
+    monkeypatch.setattr(segmentation, "QUERIES", queries)
+    monkeypatch.setattr(segmentation, "COLUMNS", keys)
+    train, test = images(23, 0), images(6, 1, size=(17, 23))
+    _, tested = SegmentationTask(*train, *test, 4, side=4).neighbours((1, 3, 10), ("cosine", "L2"))
+    for distance in ("cosine", "L2"):
+        for k in (1, 3, 10):
+            found = tested[f"{distance}, k={k}"].miou
+            assert found == pytest.approx(naive_knn(train, test, k, distance), abs=0.2)
+            assert 40 < found < 100
+
+
+def test_the_setting_is_chosen_on_held_out_training_images():
+    (features, labels), test = images(20, 0), images(4, 1)
+    task = SegmentationTask(features, labels, *test, 4, side=4)
+    chosen_on, tested = task.neighbours((1, 10), ("L2",))
+    kept = [i for i in range(20) if i not in (9, 19)]
+    alone = SegmentationTask(
+        *(
+            (bank(features.tokens(part)), [labels[i] for i in part])[n]
+            for part in (kept, [9, 19])
+            for n in (0, 1)
+        ),
+        4,
+        side=4,
+    )
+    alone.mean, alone.scale = task.mean, task.scale
+    expected = alone.neighbours((1, 10), ("L2",))[1]
+    assert {k: v.miou for k, v in chosen_on.items()} == pytest.approx(
+        {k: v.miou for k, v in expected.items()}
+    )
+    assert best_setting(chosen_on) == max(chosen_on, key=lambda name: chosen_on[name].miou)
+    assert tested.keys() == chosen_on.keys()
+
+
+def test_more_neighbours_than_patches_are_all_patches_that_the_choice_has():
+    task = SegmentationTask(*images(2, 0), *images(2, 1), 4, side=4)  # one of two images is held out
+    chosen_on, tested = task.neighbours((1, 30, 1000), ("L2",))
+    assert list(chosen_on) == list(tested) == ["L2, k=1", f"L2, k={int(task.kept.sum())}"]
+
+
+def test_regression_is_scikit_learns_with_the_strength_that_the_held_out_images_choose():
+    train, test = images(30, 0), images(6, 1)
+    task = SegmentationTask(*train, *test, 4, side=4)
+    chosen_on, tested = task.regression((0.1, 1e-3))
+    assert list(chosen_on) == ["C=0.001", "C=0.1"]
+    (name,) = tested
+    assert name == best_setting(chosen_on)
+    labels = np.concatenate([majority(label_cells(each, GRID, 4), 4) for each in train[1]])
+    known = labels != 255
+    rows = scaled(train[0], train[0])[known].astype(np.float32)
+    model = LogisticRegression(C=float(name[2:]), max_iter=1000).fit(rows, labels[known])
+    areas = Areas(4)
+    for index, truth in enumerate(test[1]):
+        queries = scaled(train[0], test[0])[15 * index : 15 * index + 15].astype(np.float32)
+        areas.add(join_cells(model.predict(queries)[:, None], GRID, truth.shape), truth)
+    assert tested[name].miou == pytest.approx(areas.miou, abs=0.2)
+
+
+def test_a_regression_on_a_sample_of_the_patches_is_nearly_as_good(monkeypatch):
+    train, test = images(60, 0), images(20, 1)
+    every = SegmentationTask(*train, *test, 4, side=4).regression([0.01])[1]["C=0.01"].miou
+    monkeypatch.setattr(segmentation, "FITTED", 400 * DIM)
+    task = SegmentationTask(*train, *test, 4, side=4)
+    assert task._fitted(task.labelled)[0].shape == (400, DIM)
+    assert task.regression([0.01])[1]["C=0.01"].miou == pytest.approx(every, abs=4)
+
+
+def test_patches_that_are_mostly_background_still_vote_for_what_else_they_cover():
+    tokens = np.array([[[[1.0, 0.0]]], [[[0.0, 1.0]]]] * 5)
+    upper, lower = np.zeros((4, 4), np.uint8), np.zeros((4, 4), np.uint8)
+    upper[0], lower[3] = 1, 2
+    task = SegmentationTask(*(bank(tokens), [upper, lower] * 5) * 2, 4, side=4)
+    assert task.neighbours([1], ["cosine"])[1]["cosine, k=1"].miou == 100
+
+
+def test_held_out_images_without_a_label_leave_the_first_setting():
+    features, labels = images(4, 0)
+    task = SegmentationTask(features, [*labels[:3], np.full((12, 20), 255)], *images(2, 1), 4, side=4)
+    assert best_setting(task.neighbours([1, 3], ["cosine", "L2"])[0]) == "cosine, k=1"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [np.full((12, 20), 2)] * 3,
+        [np.full((12, 20), 255)] * 3,
+        [np.full((12, 20), 255)] * 2 + [images(1, 0)[1][0]],
+    ],
+    ids=["one class", "no label", "labels in the held-out image alone"],
+)
+def test_fewer_than_two_classes_to_learn_from_are_refused(labels):
+    with pytest.raises(ImageSetError, match="two classes"):
+        SegmentationTask(images(3, 0)[0], labels, *images(2, 1), 4, side=4)
+
+
+REFUSED = [dict(ks=[0]), dict(ks=[]), dict(distances=["L1"]), dict(distances=[])]
+
+
+@pytest.mark.parametrize("options", REFUSED, ids=str)
+def test_settings_that_do_not_exist_are_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        SegmentationByNeighbours(**options)
+
+
+def evaluated(classes=CLASSES, **samples) -> Evaluated:
+    """Images of 12 x 20 pixels whose data sets hold the labels themselves."""
+    sets, banks = {}, {}
+    for seed, name in enumerate(("dense_train", "dense_val")):
+        banks[name], labels = images(12, seed)
+
+        class Sample(dict):
+            img_shape = (12, 20)
+            gt_sem_seg = property(lambda self: self["gt_sem_seg"])
+
+        dataset = [
+            dict(
+                inputs=torch.zeros(3, 12, 20),
+                data_samples=Sample(gt_sem_seg=SimpleNamespace(data=torch.from_numpy(one)[None]))
+                if classes
+                else {},
+            )
+            for one in labels
+        ]
+        sets[name] = SimpleSet(name=name, dataset=dataset, class_names=classes, num_workers=0, path=str)
+    return Evaluated(None, banks, sets, torch.device("cpu"))
+
+
+class SimpleSet(SimpleNamespace):
+    """As much of an `ImageSet` as the protocols use."""
+
+    __hash__ = object.__hash__
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+@pytest.mark.parametrize("protocol", [SegmentationByNeighbours([1, 3]), SegmentationByRegression([0.1])])
+def test_a_row_for_the_table_and_details_for_settings_and_classes(protocol):
+    first, *details = protocol.run(evaluated())
+    values = {row.setting: row.value for row in details}
+    assert first.value == values[f"test images: {first.note}"]
+    assert first.value == pytest.approx(np.mean([values[f"class: {name}"] for name in CLASSES]))
+    assert f"held-out training images: {first.note}" in values
+    assert [first.detail, *{row.detail for row in details}] == [False, True]
+
+
+def test_images_without_pixel_labels_give_no_rows_and_a_word(capsys):
+    assert SegmentationByNeighbours().run(evaluated(classes=None)) == []
+    assert "no k-NN segmentation" in capsys.readouterr().out

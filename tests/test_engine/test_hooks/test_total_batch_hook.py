@@ -9,11 +9,8 @@ from mapet_mm.registry import HOOKS
 
 
 def run(batch: int | None, accumulated: int, scaling: dict | None) -> None:
-    runner = SimpleNamespace(
-        cfg=Config({} if scaling is None else dict(auto_scale_lr=scaling)),
-        train_dataloader=SimpleNamespace(batch_size=batch),
-        optim_wrapper=SimpleNamespace(_accumulative_counts=accumulated),
-    )
+    cfg = Config(dict(auto_scale_lr=scaling, optim_wrapper=dict(accumulative_counts=accumulated)))
+    runner = SimpleNamespace(cfg=cfg, train_dataloader=SimpleNamespace(batch_size=batch))
     HOOKS.build(dict(type="mapet_mm.TotalBatchHook")).before_train(runner)
 
 
@@ -23,7 +20,6 @@ def run(batch: int | None, accumulated: int, scaling: dict | None) -> None:
         (2048, 1, dict(base_batch_size=2048)),
         (64, 32, dict(base_batch_size=2048)),
         (64, 1, dict(base_batch_size=2048, enable=True)),
-        (64, 1, dict(enable=False)),
         (64, 1, None),
         (None, 1, dict(base_batch_size=2048)),  # a batch sampler decides
     ],

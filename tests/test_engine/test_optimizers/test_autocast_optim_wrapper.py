@@ -106,19 +106,9 @@ def test_resume_with_the_other_dtype_keeps_the_optimizer_and_starts_the_scaler_a
     assert wrapper.loss_scaler.is_enabled() == (resumed == "float16")
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [(dict(dtype="float32"), "dtype is 'float32'"), (dict(loss_scale="auto"), "loss_scale is 'auto'")],
-)
-def test_wrong_options_are_refused_by_name(options, match):
-    with pytest.raises(ValueError, match=match):
-        make(linear(), **options)
-
-
-def test_unknown_device_is_refused(monkeypatch):
-    monkeypatch.setattr("mapet_mm.engine.optimizers.autocast_optim_wrapper.get_device", lambda: "npu")
-    with pytest.raises(ValueError, match="not npu"):
-        make(linear())
+def test_an_unknown_dtype_is_refused():
+    with pytest.raises(ValueError, match="float32"):
+        make(linear(), dtype="float32")
 
 
 @pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled")

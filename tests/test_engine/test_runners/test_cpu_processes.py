@@ -28,7 +28,7 @@ def test_sync_bn_is_batch_norm_with_the_same_weights_and_a_word(process_group, c
     wrapper = dict(type="mapet_mm.CPUDistributedDataParallel", module=synchronised, device_ids=[0])
     model = MODEL_WRAPPERS.build(wrapper)
     torch.testing.assert_close(model(images), expected)
-    assert "1 SyncBN layers need CUDA devices and are BatchNorm in this run" in capture_log()
+    assert "SyncBN needs CUDA devices and is BatchNorm" in capture_log()
 
 
 def test_a_model_without_it_is_only_wrapped(process_group, capture_log):

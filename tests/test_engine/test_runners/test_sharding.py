@@ -10,7 +10,6 @@ import torch
 from config_building import ROOT
 from forked_processes import start_together
 from jittered_training import ARCH, build
-from mmengine.config import Config
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from mmengine.runner import FlexibleRunner, Runner
@@ -70,7 +69,9 @@ def folder(tmp_path_factory) -> Path:
     """The work dirs of trainings by two processes."""
     folder = tmp_path_factory.mktemp("sharding")
     model = MODELS.build(WITHOUT_LAYER_SCALE)
-    torch.save({"state_dict": {f"backbone.{k}": v for k, v in model.state_dict().items()}}, folder / "other.pth")
+    torch.save(
+        {"state_dict": {f"backbone.{k}": v for k, v in model.state_dict().items()}}, folder / "other.pth"
+    )
     # Forked from another interpreter: this one may have used autograd.
     command = [sys.executable, "-W", "ignore", __file__, str(folder)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}

@@ -46,7 +46,7 @@ val_cfg = test_cfg = dict()
 auto_scale_lr = dict(base_batch_size=1)
 randomness = dict(seed=0)
 default_hooks = dict(
-    checkpoint=dict(type="CheckpointHook", interval=1),
+    checkpoint=dict(type="CheckpointHook", interval=1, save_best="auto"),
     logger=dict(type="LoggerHook", interval=1),
     visualization=dict(type="VisualizationHook"),
 )

@@ -1,12 +1,15 @@
 """Fixtures of the tests that train."""
 
+import io
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_training import CONFIG
+from tiny_training import CONFIG, run_tool
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +30,26 @@ def config(tmp_path, images) -> Path:
     path = tmp_path / f"{tmp_path.name}.py"
     path.write_text(CONFIG.replace("DATA", str(images)))
     return path
+
+
+class Trained(NamedTuple):
+    """Config and work dir of a run by tools/train.py, and what it printed."""
+
+    config: Path
+    work: Path
+    said: str
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, images) -> Trained:
+    """A run of two epochs that keeps its best checkpoint."""
+    folder = tmp_path_factory.mktemp("trained")
+    config, work = folder / "trained.py", folder / "work"
+    config.write_text(CONFIG.replace("DATA", str(images)))
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
+        run_tool(patch, "train", config, "--work-dir", work)
+    return Trained(config, work, said.getvalue())
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
-"""The launcher adds no traceback to the line with which a tool has ended."""
+"""The shell tools pass their arguments on, and tools/torchrun.py ends without a traceback of its own."""
 
 import os
 import runpy
+import shutil
 import signal
+import subprocess
 import time
 
 import pytest
@@ -10,35 +12,40 @@ from config_building import ROOT
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+TOOLS = ROOT / "tools"
 
-def run_failing(monkeypatch, exit_code: int) -> None:
-    failure = ProcessFailure(local_rank=0, pid=1, exitcode=exit_code, error_file="<N/A>")
+
+def run_failing(monkeypatch, code: int) -> None:
+    """Run the tool while the second of two processes ends with an exit code, or by a signal."""
 
     def main() -> None:
-        raise ChildFailedError("tools/train.py", {0: failure})
+        failure = ProcessFailure(local_rank=1, pid=1, exitcode=code, error_file="")
+        raise ChildFailedError("tools/train.py", {1: failure})
 
     monkeypatch.setattr("torch.distributed.run.main", main)
-    runpy.run_path(str(ROOT / "tools/torchrun.py"), run_name="__main__")
-
-
-@pytest.fixture(autouse=True)
-def _own_signals():
-    before = signal.getsignal(signal.SIGUSR1)
-    yield
-    signal.signal(signal.SIGUSR1, before)
+    runpy.run_path(str(TOOLS / "torchrun.py"), run_name="__main__")
 
 
 @pytest.mark.parametrize("code", [1, 75])
-def test_a_tool_that_has_said_its_error_or_was_told_to_end_ends_with_its_code(monkeypatch, code):
+def test_a_tools_own_exit_code_is_passed_on(monkeypatch, code):
     with pytest.raises(SystemExit) as ended:
         run_failing(monkeypatch, code)
     assert ended.value.code == code
 
 
+def test_a_process_that_was_killed_is_reported(monkeypatch):
+    with pytest.raises(ChildFailedError, match=r"tools/train.py FAILED"):
+        run_failing(monkeypatch, -9)
+
+
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_run_that_is_told_to_end_passes_it_on_as_torchrun_does_sigterm(monkeypatch, number):
     """torchrun knows no SIGUSR1: it would end at once, and leave its processes behind."""
-    before = signal.signal(signal.SIGTERM, lambda told, _: _raise(SignalException("told", told)))
+
+    def told(number: int, frame: object) -> None:
+        raise SignalException("told", number)
+
+    before = signal.signal(signal.SIGTERM, told)
 
     def main() -> None:
         os.kill(os.getpid(), number)
@@ -46,15 +53,54 @@ def test_a_run_that_is_told_to_end_passes_it_on_as_torchrun_does_sigterm(monkeyp
 
     monkeypatch.setattr("torch.distributed.run.main", main)
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "tools/torchrun.py"), run_name="__main__")
+        runpy.run_path(str(TOOLS / "torchrun.py"), run_name="__main__")
     signal.signal(signal.SIGTERM, before)
     assert ended.value.code == 75
 
 
-def _raise(error: Exception) -> None:
-    raise error
+def run_script(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    command = [shutil.which("bash"), str(TOOLS / name), *arguments]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
 
 
-def test_a_process_that_was_killed_is_reported(monkeypatch):
-    with pytest.raises(ChildFailedError, match=r"tools/train.py FAILED"):
-        run_failing(monkeypatch, -9)
+def echo(path) -> str:
+    """A program that prints its arguments, one a line."""
+    path.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_tool_of_several_processes_passes_whole_arguments_on(tmp_path):
+    arguments = ["config.py", "2", "--work-dir", "work dir", "--cfg-options", "a=[1, 2]"]
+    done = run_script("dist_train.sh", *arguments, PYTHON=echo(tmp_path / "python"), PORT="4321")
+    lines = done.stdout.splitlines()
+    assert {"--nproc_per_node=2", "--master_port=4321"} <= set(lines)
+    after = ["config.py", "--work-dir", "work dir", "--cfg-options", "a=[1, 2]", "--launcher", "pytorch"]
+    assert lines[lines.index(str(TOOLS / "train.py")) + 1 :] == after
+
+
+def test_the_slurm_tool_starts_srun_with_gpus_and_passes_arguments_on(tmp_path):
+    echo(tmp_path / "srun")
+    arguments = ["part", "job", "config.py", "work dir", "--resume", "--cfg-options", "a=[1, 2]"]
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    lines = run_script("slurm_train.sh", *arguments, PATH=path, GPUS="16", PYTHON="py").stdout.splitlines()
+    assert {"--partition=part", "--ntasks=16", "--ntasks-per-node=8", "--gres=gpu:8"} <= set(lines)
+    after = ["config.py", "--work-dir", "work dir", "--resume", "--cfg-options", "a=[1, 2]"]
+    assert lines[lines.index("py") + 3 :] == [*after, "--launcher", "slurm"]
+
+
+@pytest.mark.parametrize("script", ["dist_train.sh", "dist_test.sh", "slurm_train.sh", "slurm_test.sh"])
+def test_shell_tools_print_their_usage_when_arguments_are_missing(script):
+    done = run_script(script, "config.py")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"usage: bash tools/{script} ")
+
+
+@pytest.mark.parametrize("script", ["slurm_train.sh", "slurm_test.sh"])
+def test_slurm_tools_without_slurm_are_one_line(tmp_path, script):
+    for program in ("bash", "dirname"):
+        (tmp_path / program).symlink_to(shutil.which(program))
+    done = run_script(script, "part", "job", "config.py", "work", PATH=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: srun is not here")
+    assert script.replace("slurm", "dist") in done.stderr

@@ -21,7 +21,7 @@ from mapet_mm.registry import MODELS
 from mapet_mm.utils.dist import start_processes, stop_processes
 
 SHARDED = dict(strategy=dict(type="mapet_mm.FullyShardedStrategy"))
-# The weights of a ViT without LayerScale (as MAE's and DeiT's are), whose load hook makes LayerScales of ones.
+# A ViT without LayerScale, as MAE's and DeiT's are: the load hook makes LayerScales of ones.
 WITHOUT_LAYER_SCALE = dict(type="mmpretrain.VisionTransformer", arch=ARCH, img_size=16, patch_size=4)
 
 

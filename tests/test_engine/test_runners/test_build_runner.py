@@ -1,0 +1,95 @@
+"""Runners for several processes, with or without GPUs."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from tiny_training import TOOLS, read_checkpoint
+
+from mapet_mm.engine.runners.build_runner import build_runner
+from mapet_mm.engine.runners.launch import load_config
+from mapet_mm.utils.dist import check_gpus
+from mapet_mm.utils.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TOGETHER = """
+import sys
+from pathlib import Path
+import mapet_mm.engine.runners.launch  # once, for both
+from forked_processes import run_together
+print(run_together(2, "train.py", *sys.argv[2:], folder=Path(sys.argv[1])))
+"""
+
+
+def test_two_processes_train_together_on_cpu(config, tmp_path):
+    """gloo: half the iterations each, one set of weights; the neck's SyncBN needs CUDA and is BatchNorm."""
+    work = tmp_path / "work"
+    neck = ["type=LinearNeck", "in_channels=16", "out_channels=16", "gap_dim=0", "norm_cfg.type=SyncBN"]
+    options = ["train_cfg.max_epochs=1", *(f"model.neck.{option}" for option in neck)]
+    arguments = [tmp_path, config, "--work-dir", work, "--launcher", "pytorch", "--cfg-options", *options]
+    path = os.pathsep.join([str(TOOLS.parent), str(TOOLS.parent / "tests")])
+    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"}
+    command = [sys.executable, "-c", TOGETHER, *map(str, arguments)]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("next: python tools/test.py") == 1, "every process reports, not the first alone"
+    assert read_checkpoint(work, 1)["meta"]["iter"] == 2
+    assert "SyncBN needs CUDA devices and is BatchNorm" in done.stdout + done.stderr
+    (log,) = work.glob("*/*.log")
+    assert re.search(r"GPU number: 2\s", log.read_text())
+    assert "System environment" not in done.stdout + done.stderr
+
+
+def test_cpu_processes_start_gloo_and_keep_the_configs_wrapper_options(config, tmp_path, monkeypatch):
+    """A process group on CPU leaves the model wrapper without device ids, and the config's options in it."""
+    started = []
+    monkeypatch.setattr("mapet_mm.engine.runners.build_runner.get_device", lambda: "cpu")
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda *a, **k: started.append((a, k)))
+    monkeypatch.setattr("mapet_mm.engine.runners.build_runner.Runner.from_cfg", lambda cfg: cfg)
+    options = {"model_wrapper_cfg.static_graph": True, "env_cfg.dist_cfg.timeout": 60}
+    cfg = build_runner(load_config(str(config), options, str(tmp_path)), "pytorch")
+    assert started[0][0] == ("gloo",)
+    assert started[0][1]["timeout"].total_seconds() == 60
+    assert cfg.model_wrapper_cfg == dict(
+        type="mapet_mm.CPUDistributedDataParallel",
+        broadcast_buffers=False,
+        find_unused_parameters=False,
+        static_graph=True,
+        device_ids=None,
+    )
+
+
+@pytest.mark.parametrize(("options", "seconds"), [({}, 1800), ({"env_cfg.dist_cfg.timeout": 60}, 60)])
+def test_processes_on_gpus_wait_as_long_as_those_on_cpus(config, monkeypatch, options, seconds):
+    """PyTorch's own limit for GPUs, ten minutes, ended them while the first one validated."""
+    monkeypatch.setattr("mapet_mm.engine.runners.build_runner.get_device", lambda: "cuda")
+    monkeypatch.setattr("mapet_mm.engine.runners.build_runner.Runner.from_cfg", lambda cfg: cfg)
+    cfg = build_runner(load_config(str(config), options), "pytorch")
+    assert cfg.env_cfg.dist_cfg.timeout == seconds
+
+
+def test_a_launcher_that_needs_gpus_is_refused_without_them(config, monkeypatch):
+    monkeypatch.setattr("mapet_mm.engine.runners.build_runner.get_device", lambda: "cpu")
+    with pytest.raises(UserError, match="slurm needs CUDA devices"):
+        build_runner(load_config(str(config)), "slurm")
+
+
+def test_more_processes_than_gpus_are_refused(config, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UserError, match="4 processes for the 2 GPUs"):
+        build_runner(load_config(str(config)), "pytorch")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    check_gpus("pytorch")
+
+
+@pytest.mark.parametrize(("gpus", "number"), [(1, "0"), (8, "5")])
+def test_a_slurm_task_takes_a_gpu_that_it_sees(monkeypatch, gpus, number):
+    """Whatever its number is among the tasks of the machine."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setenv("SLURM_LOCALID", "5")
+    check_gpus("slurm")
+    assert os.environ["SLURM_LOCALID"] == number

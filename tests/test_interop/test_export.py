@@ -7,6 +7,7 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -24,6 +25,7 @@ from torch import nn
 from torch.nn import functional
 
 from mapet_mm.convert import mm_to_timm
+from mapet_mm.engine import PortableCheckpointHook
 from mapet_mm.interop.description import description_entry, description_of, read_description
 from mapet_mm.interop.export import timm_arguments, write_export
 from mapet_mm.models import MaPeTPretrainViT, MaPeTViT
@@ -242,6 +244,13 @@ DESCRIBED = [
 @pytest.mark.parametrize(("options", "words"), DESCRIBED)
 def test_the_preparation_of_images_is_read_from_the_config(options, words, recipe):
     assert re.search(words, str(description_of(changed(recipe, **options))))
+
+
+def test_a_training_writes_the_description_into_its_checkpoints(weights, recipe, tmp_path):
+    checkpoint = {"state_dict": weights, "meta": {"epoch": 1}}
+    PortableCheckpointHook().before_save_checkpoint(SimpleNamespace(cfg=recipe), checkpoint)
+    torch.save(checkpoint, tmp_path / "epoch_1.pth")
+    assert read_description(read_checkpoint(tmp_path / "epoch_1.pth")[1]) == description_of(recipe)
 
 
 UNDESCRIBED = [

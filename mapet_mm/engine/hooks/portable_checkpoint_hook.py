@@ -11,6 +11,7 @@ from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.runner import Runner
 
+from mapet_mm.interop.description import description_entry
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.dist import unwrapped
@@ -61,7 +62,9 @@ class PortableCheckpointHook(Hook):
                 partial.unlink(missing_ok=True)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Leave tensors and plain values, in the checkpoint alone."""
+        """Add a description for exports; leave tensors and plain values, in the checkpoint alone."""
+        if "meta" in checkpoint:
+            checkpoint["meta"].update(description_entry(runner.cfg))
         if self.recipe and "meta" in checkpoint:
             checkpoint["meta"]["recipe"] = self.recipe
         if "message_hub" in checkpoint:

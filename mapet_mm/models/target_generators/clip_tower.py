@@ -12,7 +12,7 @@ from filelock import FileLock
 from torch import Tensor, nn
 
 from mapet_mm.models.target_generators.base import TokenizerError
-from mapet_mm.models.target_generators.frozen_network import COUNTERS, refuse_non_finite
+from mapet_mm.models.target_generators.frozen_network import load_weights
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import reason_of
 from mapet_mm.weight_files import read_weights
@@ -98,10 +98,10 @@ def build_tower(
     if isinstance(pretrained, Mapping):
         tower = _random_tower(config, **pretrained)
     else:
-        # Built without storage, then given the loaded tensors: half the memory and no initialisation.
-        with torch.device("meta"):
+        with torch.device("meta"):  # no initialisation
             tower = _bare_tower(config)
-        _load(tower, weights_file(clip_model, pretrained))
+        file = weights_file(clip_model, pretrained)
+        load_weights("tower", tower.to_empty(device="cpu"), _alone(_read(file), file), file)
     set_stride(tower, stride)
     return tower.float().eval().requires_grad_(False)
 
@@ -193,29 +193,13 @@ def _random_tower(config: Mapping[str, Any], type: str, seed: int = 0) -> Modifi
     return tower
 
 
-def _load(tower: ModifiedResNet, file: str) -> None:
-    weights = _tower_weights(_read(file), file)
-    # Files with only the tower may lack the counters that training updates.
-    for name, tensor in tower.state_dict().items():
-        if name.endswith(COUNTERS) and name not in weights:
-            weights[name] = torch.zeros((), dtype=tensor.dtype)
-    try:
-        tower.load_state_dict(weights, assign=True)
-    except RuntimeError as error:
-        raise TowerError(
-            f"weights file `{file}` does not fit the tower's architecture "
-            f"({str(error).splitlines()[1].strip()[:160]}): check clip_model and pretrained"
-        ) from None
-    refuse_non_finite(tower, file)
-
-
 def _read(file: str) -> Mapping[str, Tensor]:
     with contextlib.suppress(Exception):  # OpenAI's own files are TorchScript archives
         return torch.jit.load(file, map_location="cpu").state_dict()
     return read_weights(file)
 
 
-def _tower_weights(state_dict: Mapping[str, Tensor], file: str) -> dict[str, Tensor]:
+def _alone(state_dict: Mapping[str, Tensor], file: str) -> dict[str, Tensor]:
     """The weights of the tower alone, from a file that has it alone or inside a model.
 
     Raises:
@@ -226,6 +210,4 @@ def _tower_weights(state_dict: Mapping[str, Tensor], file: str) -> dict[str, Ten
         names = ", ".join(f"`{prefix}visual.`" for prefix in sorted(towers))
         raise TowerError(f"weights file `{file}` has {len(towers)} towers ({names}): save one of them alone")
     prefix = f"{towers.pop()}visual." if towers else ""
-    weights = {name[len(prefix) :]: value for name, value in state_dict.items() if name.startswith(prefix)}
-    weights = {name.removeprefix("module."): value for name, value in weights.items()}
-    return {name: value for name, value in weights.items() if not name.startswith("attnpool.")}
+    return {name[len(prefix) :]: value for name, value in state_dict.items() if name.startswith(prefix)}

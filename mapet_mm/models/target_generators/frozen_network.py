@@ -51,8 +51,11 @@ def build_frozen(what: str, config: Mapping[str, Any], random_seed: int | None) 
         torch.manual_seed(random_seed or 0)
         network = MODELS.build(config)
     if checkpoint:
-        _load(what, network, **{"prefix": None, **checkpoint})
-        return network, os.path.basename(checkpoint["checkpoint"])
+        file, prefix = checkpoint["checkpoint"], checkpoint.get("prefix") or ""
+        prefix = prefix and prefix.removesuffix(".") + "."
+        weights = _read(what, file).items()
+        load_weights(what, network, {k[len(prefix) :]: v for k, v in weights if k.startswith(prefix)}, file)
+        return network, os.path.basename(file)
     for name, module in network.named_modules():
         if any(pretrained_entries(getattr(module, "init_cfg", None))):
             raise TokenizerError(
@@ -79,10 +82,32 @@ def weights_digest(network: nn.Module) -> str:
     return sha.hexdigest()
 
 
-def refuse_non_finite(network: nn.Module, file: str) -> None:
-    """Raise TokenizerError if a parameter has NaN or infinity, or a buffer NaN (a mask may have infinity)."""
+def load_weights(what: str, network: nn.Module, weights: Mapping[str, Tensor], file: str) -> None:
+    """Load every weight of a network; MMEngine's loading would leave missing ones random.
+
+    Args:
+        what: "tokenizer", "encoder" or "tower", for the messages.
+        network: its own hooks may rename weights and resize position embeddings.
+        weights: others than the network's are ignored.
+        file: origin of the weights, for the messages.
+
+    Raises:
+        TokenizerError: weights are missing, of another shape, or not finite.
+    """
+    try:
+        missing = network.load_state_dict(weights, strict=False).missing_keys
+    except RuntimeError as error:
+        reason = " ".join(str(error).split("\n\t")[1:2])
+        raise TokenizerError(f"checkpoint `{file}` does not fit the {what}: {reason or error}") from None
+    if names := [name for name in missing if not name.endswith(COUNTERS)]:
+        longer = next((name for name in weights if name.endswith(f".{names[0]}")), None)
+        found = f"it has `{longer}`: set `init_cfg.prefix`" if longer else "correct the config or the path"
+        raise TokenizerError(
+            f"checkpoint `{file}` lacks {len(names)} of the {what}'s {len(network.state_dict())} tensors, "
+            f"`{names[0]}` first: {found}"
+        )
     parameters = (name for name, value in network.named_parameters() if not value.isfinite().all())
-    buffers = (name for name, value in network.named_buffers() if value.isnan().any())
+    buffers = (name for name, value in network.named_buffers() if value.isnan().any())  # masks have infinity
     if name := next(chain(parameters, buffers), None):
         raise TokenizerError(
             f"checkpoint `{file}` holds NaN or infinity, in `{name}` first: its training diverged"
@@ -101,29 +126,6 @@ def download(address: str) -> str:
         if not os.path.isfile(file):
             torch.hub.download_url_to_file(address, file)
     return file
-
-
-def _load(what: str, network: nn.Module, checkpoint: str, prefix: str | None, **_: Any) -> None:
-    """Load every weight of a network; MMEngine's loading would leave missing ones random."""
-    weights = _read(what, checkpoint)
-    if prefix:
-        prefix = prefix.removesuffix(".") + "."
-        weights = {name[len(prefix) :]: value for name, value in weights.items() if name.startswith(prefix)}
-    try:  # the network's own hooks rename weights and resize position embeddings
-        missing = network.load_state_dict(weights, strict=False).missing_keys
-    except RuntimeError as error:
-        reason = " ".join(str(error).split("\n\t")[1:2])
-        raise TokenizerError(
-            f"checkpoint `{checkpoint}` does not fit the {what}: {reason or error}"
-        ) from None
-    if names := [name for name in missing if not name.endswith(COUNTERS)]:
-        longer = next((name for name in weights if name.endswith(f".{names[0]}")), None)
-        found = f"it has `{longer}`: set `init_cfg.prefix`" if longer else "correct the config or `init_cfg`"
-        raise TokenizerError(
-            f"checkpoint `{checkpoint}` lacks {len(names)} of the {what}'s {len(network.state_dict())} "
-            f"tensors, `{prefix or ''}{names[0]}` first: {found}"
-        )
-    refuse_non_finite(network, checkpoint)
 
 
 def _read(what: str, checkpoint: str) -> dict[str, Tensor]:

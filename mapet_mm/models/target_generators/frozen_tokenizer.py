@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
 from mapet_mm.models.target_generators.base import Tokenizer, TokenizerError, device_of, full_float32
 from mapet_mm.models.target_generators.frozen_network import build_frozen, split_checkpoint, weights_digest
@@ -55,11 +55,6 @@ class FrozenTokenizer(Tokenizer):
         self.vocab_size = vocab_size
         config = split_checkpoint(tokenizer)[0]
         self.description = {"tokenizer": config, "image_size": self.image_size, "vocab_size": vocab_size}
-
-    @property
-    def model(self) -> nn.Module:
-        """The tokenizer itself."""
-        return self.network
 
     @cached_property
     def grid(self) -> tuple[int, int]:

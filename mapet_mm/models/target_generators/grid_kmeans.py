@@ -70,11 +70,6 @@ class GridKMeans(Tokenizer):
             self._check_codebook(codebook)
 
     @property
-    def encoder(self) -> nn.Module:
-        """The encoder."""
-        return self.network
-
-    @property
     def dim(self) -> int:
         """Feature channels."""
         return self._dim

@@ -67,11 +67,6 @@ class KCLIP(GridKMeans):
         self.stride, self._tower = stride, (clip_model, pretrained)
         super().__init__(build_tower(clip_model, pretrained, stride), image_size, codebook, init_cfg=init_cfg)
 
-    @property
-    def visual(self) -> nn.Module:
-        """The CLIP ResNet tower, without attention pooling."""
-        return self.network
-
     def _describe(self, *_: Any) -> dict[str, Any]:
         encoder, weights = self._tower
         if isinstance(encoder, Mapping):
@@ -84,4 +79,4 @@ class KCLIP(GridKMeans):
 
     def _measure(self) -> tuple[int, int]:
         """Computed from the stride, because a pass through the tower takes seconds."""
-        return self.image_size // self.stride, self.visual.layer4[-1].conv3.out_channels
+        return self.image_size // self.stride, self.network.layer4[-1].conv3.out_channels

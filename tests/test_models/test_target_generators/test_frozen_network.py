@@ -99,7 +99,7 @@ def test_weights_that_nothing_loads_are_refused_beside_a_seed():
 
 NAN = torch.full((24,), torch.nan)
 UNFIT = [
-    ("ln1.weight", None, "lacks 1 .*`backbone.ln1.weight`"),
+    ("ln1.weight", None, "lacks 1 .*`ln1.weight`"),
     ("ln1.weight", torch.ones(25), "size mismatch"),
     ("ln1.weight", NAN, "NaN or infinity, in `ln1.weight`"),
     ("ln1.bias", torch.full((24,), torch.inf), "NaN or infinity, in `ln1.bias`"),
@@ -118,7 +118,7 @@ def test_a_missing_prefix_is_named(checkpoint):
     del checkpoint["prefix"]
     with pytest.raises(TokenizerError, match=r"`backbone\.cls_token`: set `init_cfg.prefix`"):
         build_frozen("encoder", dict(VIT, init_cfg=checkpoint), None)
-    with pytest.raises(TokenizerError, match=r"lacks \d+ of .*`bone\.cls_token` first: correct"):
+    with pytest.raises(TokenizerError, match=r"lacks \d+ of .*`cls_token` first: correct"):
         build_frozen("encoder", dict(VIT, init_cfg=dict(checkpoint, prefix="bone")), None)
 
 

@@ -60,9 +60,9 @@ def test_a_model_in_training_leaves_the_codebook_alone(vqkd):
     theirs, config = vqkd
     ours = FrozenTokenizer(config, image_size=24, vocab_size=16)
     images = torch.randn(8, 3, 24, 24)
-    before = ours.model.quantize.embedding.weight.clone()
+    before = ours.network.quantize.embedding.weight.clone()
     nn.ModuleDict({"target_generator": ours}).train()["target_generator"](images)
-    assert torch.equal(ours.model.quantize.embedding.weight, before)
+    assert torch.equal(ours.network.quantize.embedding.weight, before)
     theirs.train()
     theirs(images)
     assert not torch.equal(theirs.quantize.embedding.weight, before)

@@ -22,9 +22,9 @@ def test_features_of_a_vit_of_timm_are_timms_own(registers):
     config = dict(model_name="vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, reg_tokens=registers)
     ours = GridKMeans(dict(type="TIMMBackbone", **config), 32, random_seed=0)
     theirs = timm.create_model(num_classes=0, **config).eval()
-    theirs.load_state_dict(ours.encoder.timm_model.state_dict())
+    theirs.load_state_dict(ours.network.timm_model.state_dict())
     images = torch.randn(3, 3, 32, 32)
-    block = GridKMeans(ours.encoder, 32, layer="timm_model.blocks.0")
+    block = GridKMeans(ours.network, 32, layer="timm_model.blocks.0")
     with torch.no_grad():
         assert torch.equal(ours.features(images), theirs.forward_features(images)[:, 1 + registers :])
         (expected,) = theirs.get_intermediate_layers(images, n=[0])
@@ -38,7 +38,7 @@ def test_features_of_a_vit_of_mmpretrain_are_its_own(out_type, layer):
         dict(type="VisionTransformer", out_type=out_type, **OWN), 24, layer=layer, random_seed=0
     )
     theirs = MODELS.build(dict(type="VisionTransformer", out_type="raw", **OWN))
-    theirs.load_state_dict(ours.encoder.state_dict())
+    theirs.load_state_dict(ours.network.state_dict())
     theirs.eval()
     images = torch.randn(2, 3, 24, 24)
     with torch.no_grad():
@@ -63,7 +63,7 @@ def test_features_of_a_swin_transformer_are_its_feature_map():
     config = dict(type="SwinTransformer", arch="tiny", img_size=64, window_size=2)
     ours = GridKMeans(config, 64, random_seed=0)
     images = torch.randn(1, 3, 64, 64)
-    assert torch.equal(ours.features(images), ours.encoder(images)[0].flatten(2).transpose(1, 2))
+    assert torch.equal(ours.features(images), ours.network(images)[0].flatten(2).transpose(1, 2))
     assert (ours.grid, ours.dim) == ((2, 2), 768)
 
 

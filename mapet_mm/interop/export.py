@@ -213,37 +213,13 @@ def _call(
     output: Path, to_folder: bool, target: str, weights: Mapping[str, Tensor], description: Description
 ) -> str:
     """The call that makes the network for these weights."""
-    if target == "reference":
-        return ""
+    if target == "timm":
+        arguments = timm_arguments(weights, description) | {"num_classes": _num_classes(weights)}
+        told = f"timm.models.VisionTransformer({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
+        return f'timm.create_model("local-dir:{output}", pretrained=True)' if to_folder else told
     if target == "hf" and to_folder:
         return f'transformers.AutoModel.from_pretrained("{output}")'
-    if target == "hf":
-        return "transformers reads it as model.safetensors beside a config.json: give a folder to get both"
-    if target == "torchvision":
-        return _torchvision_call(weights, description)
-    arguments = timm_arguments(weights, description) | {"num_classes": _num_classes(weights)}
-    if to_folder:
-        return f'timm.create_model("local-dir:{output}", pretrained=True)'
-    return f"timm.models.VisionTransformer({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
-
-
-def _torchvision_call(weights: Mapping[str, Tensor], description: Description) -> str:
-    size, sizes, classes = _size(description), sizes_of(weights), _num_classes(weights)
-    if not isinstance(size, int):
-        raise ValueError(f"torchvision's ViT takes square images, these are {size}")
-    arguments = dict(
-        image_size=size,
-        patch_size=description.patch_size,
-        num_layers=sizes["num_layers"],
-        num_heads=description.num_heads,
-        hidden_dim=sizes["embed_dims"],
-        mlp_dim=sizes["feedforward_channels"],
-        num_classes=classes or 1,
-    )
-    told = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    norm = "norm_layer=functools.partial(torch.nn.LayerNorm, eps=1e-6)"
-    head = "" if classes else "; vit.heads = torch.nn.Identity()"
-    return f"vit = torchvision.models.VisionTransformer({told}, {norm}){head}"
+    return ""
 
 
 def _num_classes(weights: Mapping[str, Tensor]) -> int:

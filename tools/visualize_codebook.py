@@ -13,11 +13,10 @@ from matplotlib.figure import Figure
 from mmengine.config import Config
 
 import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.engine.runners.launch import read_config
 from mapet_mm.tokenizers import GridKMeans, TokenStore
 from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.tokenizers.run import build_images, build_tokenizer
-from mapet_mm.utils.config import ConfigOptions
+from mapet_mm.utils.config import ConfigOptions, read_config
 from mapet_mm.utils.errors import UserError, one_line_errors
 from mapet_mm.visualization.codebook_sheet import (
     SheetRow,

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from mapet_mm.tokenizers import GridKMeans, TokenStore
 from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.utils.errors import UserError
 
 CELL_INCHES, GAP_INCHES, TITLE_INCHES = 0.72, 0.06, 0.26
 FRAME_COLOUR = "#e6252f"
@@ -56,11 +57,11 @@ def find_members(
         seed: for that sample.
 
     Raises:
-        ValueError: an id is outside the store's vocabulary.
+        UserError: an id is outside the store's vocabulary.
     """
     members: dict[int, list[Patch]] = {int(token): [] for token in tokens}
     if outside := [token for token in members if not 0 <= token < store.vocab_size]:
-        raise ValueError(
+        raise UserError(
             f"token {outside[0]}: the vocabulary of token store `{store.path}` is 0 to {store.vocab_size - 1}"
         )
     seen: Counter[int] = Counter()

@@ -12,6 +12,7 @@ from matplotlib.ticker import NullFormatter
 from tqdm import tqdm
 
 from mapet_mm.tokenizers import TokenStore
+from mapet_mm.utils.errors import UserError
 from mapet_mm.visualization.report import Column, Table
 
 BAR_COLOUR = "#2f6fb0"
@@ -75,7 +76,7 @@ def measure_usage(store: TokenStore, labels: Mapping[str, int] | None = None) ->
         labels: class of each image by name; if given, only these images count.
 
     Raises:
-        ValueError: no counted image has tokens.
+        UserError: no counted image has tokens.
     """
     classes = 1 + max(labels.values()) if labels else 1
     label_of_row = np.zeros(len(store), dtype=np.int64)
@@ -89,7 +90,7 @@ def measure_usage(store: TokenStore, labels: Mapping[str, int] | None = None) ->
         counts += np.bincount(keys.ravel(), minlength=len(counts))
     counts = counts.reshape(store.vocab_size, classes)
     if not counts.any():
-        raise ValueError(f"token store `{store.path}` holds no tokens yet: run tools/extract_tokens.py first")
+        raise UserError(f"token store `{store.path}` holds no tokens yet: run tools/extract_tokens.py first")
     return TokenUsage(counts.sum(axis=1), counts if labels else None)
 
 

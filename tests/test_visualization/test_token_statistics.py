@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mapet_mm.tokenizers import TokenStore
+from mapet_mm.utils.errors import UserError
 from mapet_mm.visualization.token_statistics import TokenUsage, draw_usage, measure_usage, usage_table
 
 NAMES = ["a.png", "b.png", "c.png"]
@@ -57,7 +58,7 @@ def test_only_labelled_images_count(store):
 
 def test_empty_store_says_what_to_run(tmp_path):
     made = TokenStore.create(tmp_path / "tokens", NAMES, (2, 3), 10, tokenizer="made")
-    with pytest.raises(ValueError, match="extract_tokens"):
+    with pytest.raises(UserError, match="extract_tokens"):
         measure_usage(made)
 
 

@@ -18,29 +18,21 @@ DOTS_PER_INCH = 200
 NO_VALUE = "–"
 
 STYLE = """
-:root { color-scheme: light; }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 60rem; padding: 1.5rem 1rem 4rem; background: #fff; color: #1d1d24;
-       font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .5rem; }
+body { box-sizing: border-box; margin: 0 auto; max-width: 60rem; padding: 1.5rem 1rem 4rem;
+       background: #fff; color: #1d1d24; font: 16px/1.5 system-ui, "DejaVu Sans", sans-serif; }
+h1 { font-size: 1.6rem; margin: 0 0 .5rem; }
 h2 { font-size: 1.2rem; margin: 2.5rem 0 .6rem; padding-top: .8rem; border-top: 1px solid #e3e3ea; }
 p { margin: .4rem 0 .8rem; max-width: 46rem; }
 .note, figcaption { color: #585866; font-size: .9rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .95rem; }
-th, td { padding: .4rem .9rem .4rem 0; border-bottom: 1px solid #e3e3ea; text-align: left;
-         vertical-align: top; }
-th { font-weight: 600; vertical-align: bottom; }
-td:first-child { min-width: 7rem; }
+th, td { padding: .4rem .9rem .4rem 0; border-bottom: 1px solid #e3e3ea; text-align: left; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
-td.number { white-space: nowrap; }
 figure { margin: .8rem 0; }
 .pictures { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start; }
-.pictures img { max-width: 100%; height: auto; display: block; }
-pre { background: #f5f5f9; padding: .8rem; border-radius: 6px; font-size: .8rem; line-height: 1.6;
-      white-space: pre-wrap; overflow-wrap: anywhere; }
-pre code { display: block; padding-left: 1.5em; text-indent: -1.5em; margin-bottom: .35rem; }
-@media (max-width: 480px) { th, td { padding-right: .5rem; font-size: .8rem; } }
+.pictures img { max-width: 100%; height: auto; }
+pre { background: #f5f5f9; padding: .8rem; font-size: .8rem; white-space: pre-wrap; overflow-wrap: anywhere; }
+pre code { display: block; padding-left: 1.5em; text-indent: -1.5em; }
 """
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">

@@ -1,4 +1,4 @@
-"""Models: backbones, heads and the MaPeT algorithm."""
+"""Models: backbones, heads, necks, algorithms and target generators."""
 
 from mapet_mm.models.backbones.other_vits import MaPeTPretrainBEiT, MaPeTPretrainEVA02
 from mapet_mm.models.backbones.timm_vit import MaPeTPretrainTIMM
@@ -10,15 +10,24 @@ from mapet_mm.models.necks.feature_pyramid import SimpleFeaturePyramid
 from mapet_mm.models.necks.necks import BatchNormNeck, ProjectedCAENeck
 from mapet_mm.models.selfsup.cae import ProjectedCAE
 from mapet_mm.models.selfsup.mapet import MaPeT
-from mapet_mm.models.utils.data_preprocessor import TokenGridDataPreprocessor
+from mapet_mm.models.selfsup.tokenizer_training import CaptionCLIP, DiscreteAutoencoder, VQKDDistillation
+from mapet_mm.models.target_generators.frozen_tokenizer import FrozenTokenizer
+from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
+from mapet_mm.models.target_generators.kclip import KCLIP
+from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
+from mapet_mm.models.utils.data_preprocessor import TokenGridDataPreprocessor, TwoViewDataPreprocessor
 from mapet_mm.models.utils.objectives import OBJECTIVES, Objective, visibility
-from mapet_mm.models.utils.two_view_data_preprocessor import TwoViewDataPreprocessor
 
 __all__ = [
+    "KCLIP",
     "OBJECTIVES",
     "BEiTTokenHead",
     "BatchNormNeck",
     "CAETokenHead",
+    "CaptionCLIP",
+    "DiscreteAutoencoder",
+    "FrozenTokenizer",
+    "GridKMeans",
     "LayerwiseLinearHead",
     "LinearProbe",
     "MaPeT",
@@ -29,6 +38,7 @@ __all__ = [
     "MaPeTViT",
     "Objective",
     "OneHotTokens",
+    "PrecomputedTokens",
     "ProjectedCAE",
     "ProjectedCAENeck",
     "SimpleFeaturePyramid",
@@ -37,5 +47,6 @@ __all__ = [
     "TokenPredictionHead",
     "TokenViT",
     "TwoViewDataPreprocessor",
+    "VQKDDistillation",
     "visibility",
 ]

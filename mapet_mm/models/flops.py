@@ -1,8 +1,8 @@
-"""The operations of a model, and the minimum of a pre-training step, which bounds its time from below."""
+"""Operations of a model: counted by PyTorch, and the minimum of a two-stream training step by formula."""
 
 from __future__ import annotations
 
-import math
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mapet_mm.models.backbones.vit import MaPeTPretrainViT
-from mapet_mm.models.selfsup.cae import ProjectedCAE
 from mapet_mm.models.utils.objectives import MIM, Objective, group_sizes, visibility
 
 # One matrix product forward, two backward: for the gradients of the inputs and of the weights.
@@ -36,8 +35,8 @@ def step_flops(
 ) -> int:
     """FLOPs of the matrix products in one image's training step; a multiply-add counts as two.
 
-    Counts only what the method needs: attention over the keys that a row sees, and in the last layer only the
-    rows that predict.
+    Counts only what the method needs: attention over the keys that a row sees, keys and values of the rows
+    that are keys, and in the last layer only the rows that predict.
 
     Args:
         objective: the objective.
@@ -55,8 +54,11 @@ def step_flops(
     rows, keys = sees.shape
     predictions = group_sizes(objective.predicting_group, cutting_point, num_targets)[0]
 
-    def layer(queries: int, visible: int) -> int:
-        return _layer_flops(queries, keys, visible, dim, feedforward)
+    def layer(queries: int, pairs: int) -> int:
+        """Forward pass of a layer, where `pairs` of a query and a key see each other."""
+        # Query and output projections and the MLP for the rows; keys and values for the keys; scores and
+        # weighted sums.
+        return 2 * (dim * (2 * queries * (dim + feedforward) + 2 * keys * dim) + 2 * pairs * dim)
 
     forward = query_from_layer * layer(keys, int(sees[:keys].sum()))
     forward += (depth - 1 - query_from_layer) * layer(rows, int(sees.sum()))
@@ -66,31 +68,34 @@ def step_flops(
     return PASSES * forward + (PASSES - 1) * 2 * (num_tokens - 1) * patch_values * dim
 
 
-def _layer_flops(queries: int, keys: int, pairs: int, dim: int, feedforward: int) -> int:
-    """FLOPs of a layer's forward pass, where `pairs` of a query and a key see each other."""
-    # Query and output projections and the MLP for the rows; keys and values for the keys; scores and weighted
-    # sums.
-    return 2 * (dim * (2 * queries * (dim + feedforward) + 2 * keys * dim) + 2 * pairs * dim)
+def model_step_flops(model: nn.Module) -> int | None:
+    """`step_flops` of MaPeT, PIM, MIM or BEiT at the size of its images; None for other models.
 
-
-def backbone_step_flops(backbone: MaPeTPretrainViT, vocab_size: int) -> int:
-    """`step_flops` of a two-stream backbone, at the size of its images."""
-    height, width = backbone.patch_embed.projection.kernel_size
+    BEiT is MIM's arithmetic: a plain ViT over all tokens that predicts the masked ones.
+    """
+    backbone = getattr(model, "backbone", None)
+    if isinstance(backbone, MaPeTPretrainViT):
+        objective, num_tokens, context = backbone.objective, backbone.num_tokens, backbone.cutting_point
+    elif isinstance(model, BEiT):
+        objective, num_tokens = MIM, 1 + prod(backbone.patch_resolution)
+        context = num_tokens - (model.head.max_masked or num_tokens - 1)
+    else:
+        return None
     return step_flops(
-        backbone.objective,
-        backbone.num_tokens,
-        backbone.cutting_point,
+        objective,
+        num_tokens,
+        context,
         depth=len(backbone.layers),
         dim=backbone.embed_dims,
         feedforward=backbone.arch_settings["feedforward_channels"],
-        patch_values=3 * height * width,
-        vocab_size=vocab_size,
-        query_from_layer=backbone.query_from_layer,
+        patch_values=backbone.patch_embed.projection.weight[0].numel(),
+        vocab_size=model.head.vocab_size,
+        query_from_layer=getattr(backbone, "query_from_layer", 0),
     )
 
 
 def training_flops(cfg: Config, processes: int = 1) -> int:
-    """FLOPs of a whole training of any model: what PyTorch counts in a step on the first image, per image.
+    """FLOPs of a whole training of any model: PyTorch's count of a step on the first image, per image.
 
     Unlike `step_flops`, this includes scores that are computed and masked. It is the same on every machine,
     and needs the images and, for a pre-training, their tokens. Validation is not counted.
@@ -112,59 +117,6 @@ def training_flops(cfg: Config, processes: int = 1) -> int:
     return counter.get_total_flops() // 2 * (images or cfg.train_cfg.max_iters * batch_size)
 
 
-def beit_step_flops(model: BEiT) -> int:
-    """As `step_flops`, for BEiT: a plain ViT that predicts the masked ones of its tokens."""
-    backbone = model.backbone
-    num_tokens = 1 + math.prod(backbone.patch_resolution)
-    masked = model.head.max_masked or num_tokens - 1
-    return step_flops(
-        MIM,
-        num_tokens,
-        num_tokens - masked,
-        depth=len(backbone.layers),
-        dim=backbone.embed_dims,
-        feedforward=backbone.arch_settings["feedforward_channels"],
-        patch_values=backbone.patch_embed.projection.weight[0].numel(),
-        vocab_size=model.head.vocab_size,
-    )
-
-
-def cae_step_flops(model: ProjectedCAE) -> int:
-    """As `step_flops`, for CAE: encoder, regressor and decoder, and the teacher's forward pass."""
-    backbone, neck = model.backbone, model.neck
-    masked = neck.mask_token_num
-    visible = math.prod(backbone.patch_resolution) - masked
-    dim, width = backbone.embed_dims, neck.embed_dim
-
-    def encoder(patches: int) -> int:
-        rows, feedforward = 1 + patches, backbone.arch_settings["feedforward_channels"]
-        to_neck = 2 * patches * dim * width if width != dim else 0
-        return len(backbone.layers) * _layer_flops(rows, rows, rows**2, dim, feedforward) + to_neck
-
-    patches = masked + visible
-    predictor = len(neck.regressors) * _layer_flops(masked, patches, masked * patches, width, 4 * width)
-    predictor += len(neck.decoders) * _layer_flops(masked, masked, masked**2, width, 4 * width)
-    predictor += 2 * masked * width * neck.vocab_size
-    # The encoder embeds the visible patches, its teacher the masked ones.
-    embedded = 2 * dim * backbone.patch_embed.projection.weight[0].numel()
-    return (
-        PASSES * (encoder(visible) + predictor)
-        + encoder(masked)
-        + ((PASSES - 1) * visible + masked) * embedded
-    )
-
-
-def model_step_flops(model: nn.Module) -> int | None:
-    """`step_flops` of MaPeT, PIM, MIM, BEiT or CAE, at the size of its images; None for other models."""
-    if isinstance(model, BEiT):
-        return beit_step_flops(model)
-    if isinstance(model, ProjectedCAE):
-        return cae_step_flops(model)
-    if isinstance(getattr(model, "backbone", None), MaPeTPretrainViT):
-        return backbone_step_flops(model.backbone, model.head.vocab_size)
-    return None
-
-
 class Complexity(NamedTuple):
     """Cost of the model of a recipe. A multiply-add is one operation, as in OpenMMLab's metafiles.
 
@@ -184,37 +136,29 @@ class Complexity(NamedTuple):
 def complexity(cfg: Config, size: tuple[int, int] | None = None) -> Complexity:
     """Count the operations of the model of a recipe, without running it.
 
-    Unlike MMEngine's counter, this includes the products inside the fused attention kernel.
-
     Args:
         cfg: a recipe of MMPretrain or MMSegmentation, with a model of images.
         size: (height, width) of the image in pixels; None for the size that the backbone is made for.
     """
-    model = _without_weights(cfg).eval()
+    settings = _settings(cfg)
+    if settings.get("target_generator"):  # a tokenizer's weights would be downloaded
+        settings.target_generator = None
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        try:
+            with torch.device("meta"):
+                model = MODELS.build(settings).eval()
+        except RuntimeError:  # MMPretrain's CAE reads numbers from tensors while it is built
+            model = MODELS.build(settings).to("meta").eval()
     own = tuple(to_2tuple(getattr(model.backbone, "img_size", 224)))
-    height, width = size or own
-    images = torch.empty(1, 3, height, width, device="meta")
+    images = torch.empty(1, 3, *(size or own), device="meta")
     with FlopCounterMode(display=False) as counter:
         model(images, mode="tensor") if hasattr(model, "decode_head") else model.extract_feat(images)
-    step = model_step_flops(model) if (height, width) == own else None  # which counts at the recipe's size
+    step = model_step_flops(model) if size in (None, own) else None
     return Complexity(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         forward=counter.get_total_flops() // 2,
         step=None if step is None else step // 2,
     )
-
-
-def _without_weights(cfg: Config) -> nn.Module:
-    """Build the model on the meta device, without its tokenizer, which would be downloaded."""
-    settings = _settings(cfg)
-    if settings.get("target_generator"):
-        settings.target_generator = None
-    with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        try:
-            with torch.device("meta"):
-                return MODELS.build(settings)
-        except RuntimeError:  # MMPretrain's CAE reads numbers from tensors while it is built
-            return MODELS.build(settings).to("meta")
 
 
 def _settings(cfg: Config) -> Config:

@@ -1,7 +1,6 @@
 """Visual tokens: how they are made (by the target generators) and stored (in token stores)."""
 
-from mapet_mm.models.selfsup.clip_training import CaptionCLIP
-from mapet_mm.models.selfsup.tokenizer_training import DiscreteAutoencoder, VQKDDistillation
+from mapet_mm.models.selfsup.tokenizer_training import CaptionCLIP, DiscreteAutoencoder, VQKDDistillation
 from mapet_mm.models.target_generators.base import Tokenizer, TokenizerError, full_float32
 from mapet_mm.models.target_generators.frozen_tokenizer import FrozenTokenizer
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans

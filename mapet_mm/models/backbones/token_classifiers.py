@@ -1,16 +1,15 @@
-"""Classifiers that see an image's visual tokens and nothing else (paper, Section 5.3, tokenizer study)."""
+"""Backbones of classifiers that see only an image's visual tokens (paper, Section 5.3, tokenizer study)."""
 
 from collections.abc import Iterable
-from typing import NoReturn, SupportsIndex
+from math import prod
+from typing import SupportsIndex
 
-import torch
-from jaxtyping import Float, Int64, Shaped
+from jaxtyping import Float, Shaped
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mapet_mm.models.backbones.vit import MaPeTViT
-from mapet_mm.models.utils.helpers import is_due
 from mapet_mm.registry import MODELS
 
 
@@ -101,39 +100,15 @@ class GridEmbedding(nn.Embedding):
     Whole numbers of any type: MMPretrain's data preprocessor hands everything on as floats.
 
     Raises:
-        ValueError: not one grid of whole numbers per image, or ids outside the vocabulary; the numbers are
-            looked at in every batch on CPU, in the first on other devices.
+        ValueError: not one grid per image.
     """
-
-    _checked = False
 
     def forward(
         self, token_grids: Shaped[Tensor, "batch *channel height width"]
     ) -> Float[Tensor, "batch token dim"]:
-        if token_grids.shape[1:-2].numel() != 1:
-            self._refuse_grids(token_grids)
-        tokens = token_grids.flatten(1).long()
-        if is_due(self, tokens):
-            self._check(token_grids, tokens)
-        return super().forward(tokens)
-
-    def _check(self, token_grids: Tensor, tokens: Int64[Tensor, "batch token"]) -> None:
-        if not torch.equal(tokens, token_grids.flatten(1)):
-            self._refuse_grids(token_grids)
-        lowest, highest = (int(bound) for bound in torch.aminmax(tokens))
-        if lowest < 0 or highest >= self.num_embeddings:
-            raise ValueError(
-                f"token ids {lowest} to {highest} are outside 0..{self.num_embeddings - 1}: set "
-                "`model.backbone.vocab_size` to the token store's"
-            )
-        self._checked = True
-
-    def _refuse_grids(self, token_grids: Tensor) -> NoReturn:
-        raise ValueError(
-            f"a classifier of tokens takes token grids (B, H, W), got shape {tuple(token_grids.shape)} or "
-            "numbers that are no ids: use LoadTokenGrid, PackInputs(input_key='token_grid') and a data "
-            "preprocessor without mean and std"
-        )
+        if prod(token_grids.shape[1:-2]) != 1:
+            raise ValueError(f"one token grid (B, H, W) per image is needed, not {tuple(token_grids.shape)}")
+        return super().forward(token_grids.flatten(1).long())
 
 
 class TokenEmbedding(nn.Module):
@@ -155,8 +130,5 @@ class TokenEmbedding(nn.Module):
     ) -> tuple[Float[Tensor, "batch token dim"], tuple[int, int]]:
         """Embeddings `(B, HW, D)` of token grids, and the grid's size."""
         if tuple(token_grids.shape[-2:]) != self.init_out_size:
-            raise ValueError(
-                f"token grids of {tuple(token_grids.shape[-2:])}, but the ViT was built for "
-                f"{self.init_out_size}: set `model.backbone.grid` to the token store's"
-            )
+            raise ValueError(f"token grids of {tuple(token_grids.shape[-2:])}, not grid={self.init_out_size}")
         return self.embedding(token_grids), self.init_out_size

@@ -17,42 +17,30 @@ POOLINGS = {"both": 2, "class token": 1, "mean": 1}  # widths of the features, i
 
 @MODELS.register_module()
 class LinearProbe(ImageClassifier):
-    """MMPretrain's `ImageClassifier` on a frozen backbone, whichever it is.
+    """MMPretrain's `ImageClassifier` on any backbone, frozen.
 
     The backbone has no gradient and stays in evaluation mode, including its stochastic depth and batch
     statistics, even when a runner sets the model to training mode. Arguments are those of `ImageClassifier`.
 
     Raises:
-        ValueError: the head is a `LayerwiseLinearHead`, and the backbone normalises its last layer's
-            tokens, or has no class token or other tokens beside it, which the head could not tell.
+        ValueError: the head is a `LayerwiseLinearHead`, and the backbone normalises its last layer's tokens,
+            or has not just a class token before the patches.
     """
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.backbone.requires_grad_(False)
         if isinstance(self.head, LayerwiseLinearHead):
-            _check_backbone(self.backbone)
+            if getattr(self.backbone, "final_norm", False):
+                raise ValueError("the backbone has a final norm: set its `final_norm=False`")
+            if getattr(self.backbone, "num_extra_tokens", 1) != 1:
+                raise ValueError("the probe takes a class token and patches, and the backbone has others")
 
     def train(self, mode: bool = True) -> "LinearProbe":
         """Set the mode of neck and head; the backbone's stays evaluation."""
         super().train(mode)
         self.backbone.eval()
         return self
-
-
-def _check_backbone(backbone: nn.Module) -> None:
-    if getattr(backbone, "final_norm", False):
-        raise ValueError(
-            "the backbone normalises the last layer's tokens and no other's: set its `final_norm=False`"
-        )
-    extra = getattr(backbone, "num_extra_tokens", 1)
-    if extra == 0:
-        raise ValueError("the backbone has no class token to probe: set its `with_cls_token=True`")
-    if extra > 1:
-        raise ValueError(
-            f"the backbone has {extra} tokens before the patches, the probe knows only a class token: take "
-            "another backbone"
-        )
 
 
 @MODELS.register_module()
@@ -79,7 +67,8 @@ class LayerwiseLinearHead(ClsHead):
         init_cfg: as for any MMEngine module.
 
     Raises:
-        ValueError: an option is not one of those above, or, later, the backbone's features do not fit.
+        ValueError: layers that are not ascending numbers from 1, an inference layer that is not probed, an
+            unknown pooling, or features of another number of layers.
     """
 
     def __init__(
@@ -96,11 +85,11 @@ class LayerwiseLinearHead(ClsHead):
         self.layers = list(range(1, layers + 1)) if isinstance(layers, int) else list(layers)
         if not self.layers or self.layers != sorted(set(self.layers)) or self.layers[0] < 1:
             raise ValueError(f"layers={layers}: give their number, or some of 1, 2, ... in ascending order")
-        if pooling not in POOLINGS:
-            raise ValueError(f"pooling={pooling!r} is none of {', '.join(POOLINGS)}")
         self.inference_layer = self.layers[-1] if inference_layer is None else inference_layer
         if self.inference_layer not in self.layers:
-            raise ValueError(f"inference_layer={inference_layer} is none of the probed layers {self.layers}")
+            raise ValueError(f"inference_layer={inference_layer} is not among the layers {self.layers}")
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling={pooling!r}: choose one of {', '.join(POOLINGS)}")
         self.num_classes, self.in_channels, self.pooling = num_classes, in_channels, pooling
         classifier = nn.Linear(POOLINGS[pooling] * in_channels, num_classes)
         nn.init.normal_(classifier.weight, std=0.01)
@@ -109,7 +98,7 @@ class LayerwiseLinearHead(ClsHead):
 
     def pre_logits(self, feats: Sequence[Tensor]) -> Float[Tensor, "batch dim"]:
         """Features of the inference layer, `(B, D)` or, of both poolings, `(B, 2 D)`."""
-        return self._pool(self._check(feats)[self._inference_index])
+        return self._pool(feats[self._inference_index])
 
     def forward(self, feats: Sequence[Tensor]) -> Float[Tensor, "batch class"]:
         """Logits of the inference layer, `(B, C)`, of all layers' tokens, `(B, N, D)` each."""
@@ -118,10 +107,12 @@ class LayerwiseLinearHead(ClsHead):
 
     def layer_logits(self, feats: Sequence[Tensor]) -> list[Float[Tensor, "batch class"]]:
         """Logits of each layer, `(B, C)` each, of all layers' tokens, `(B, N, D)` each."""
+        if len(feats) != len(self.layers):
+            raise ValueError(f"features of {len(feats)} layers for `layers`={self.layers}: set `out_indices`")
         with torch.autocast(feats[0].device.type, enabled=False):
             return [
                 classifier(self._pool(tokens))
-                for classifier, tokens in zip(self.classifiers, self._check(feats), strict=True)
+                for classifier, tokens in zip(self.classifiers, feats, strict=True)
             ]
 
     def loss(
@@ -148,21 +139,6 @@ class LayerwiseLinearHead(ClsHead):
 
     def _pool(self, tokens: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch pooled"]:
         class_token, mean = tokens[:, 0].float(), tokens[:, 1:].float().mean(1)
-        return {"both": torch.cat([class_token, mean], 1), "class token": class_token, "mean": mean}[
-            self.pooling
-        ]
-
-    def _check(self, feats: Sequence[Tensor]) -> Sequence[Tensor]:
-        if len(feats) != len(self.layers):
-            raise ValueError(
-                f"the backbone gives features of {len(feats)} layers, the head probes {len(self.layers)}: "
-                f"give the backbone `out_indices={[layer - 1 for layer in self.layers]}`, or the head other "
-                "`layers`"
-            )
-        if any(tokens.ndim != 3 or tokens.shape[-1] != self.in_channels for tokens in feats):
-            raise ValueError(
-                f"the backbone gives features of shape {tuple(feats[0].shape)}, the head takes tokens "
-                f"(B, N, {self.in_channels}): give the backbone `out_type='raw'`, the head the backbone's "
-                "width as `in_channels`"
-            )
-        return feats
+        if self.pooling == "both":
+            return torch.cat([class_token, mean], dim=1)
+        return mean if self.pooling == "mean" else class_token

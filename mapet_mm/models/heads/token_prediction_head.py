@@ -77,12 +77,12 @@ class TokenPredictionHead(BaseModule):
         counted: Bool[Tensor, "batch target"] | None = None,
         predictions: Int64[Tensor, "batch target"] | None = None,
     ) -> tuple[Float[Tensor, ""], Int64[Tensor, ""]]:
-        """Mean cross-entropy (nats) of the head's logits, and how many targets have the largest one.
+        """Mean cross-entropy (nats) of the head's logits, and the number of targets with the largest one.
 
         Args:
             latents: `(B, n, D)`.
             tokens: `(B, n)`; the loss is NaN if one is -1, for an image without tokens.
-            counted: `(B, n)`, which of them count; all if None.
+            counted: `(B, n)`, True for targets that count; all if None.
             predictions: `(B, n)`, filled with the token of each target's largest logit.
         """
         targets = [None if one is None else one.reshape(-1) for one in (tokens.clamp(min=0), counted)]
@@ -142,7 +142,7 @@ class BEiTTokenHead(TokenPredictionHead):
 
         Args:
             latents: `(B, N, D)`, the class token first.
-            targets: what the target generator gives for all patches, see `token_ids`.
+            targets: the target generator's output for all patches, see `token_ids`.
             mask: `(B, H, W)`, not zero where the patch is masked.
 
         Raises:
@@ -150,23 +150,17 @@ class BEiTTokenHead(TokenPredictionHead):
                 on other devices.
         """
         masked = mask.flatten(1).bool()  # B N-1
-        self._check(masked)
+        if self.max_masked is not None and is_due(self, masked):
+            if (most := int(masked.sum(1).max())) > self.max_masked:
+                raise ValueError(
+                    f"{most} patches of an image are masked, more than max_masked={self.max_masked}"
+                )
+            self._checked = True
         # The masked patches first.
         places = masked.byte().argsort(dim=1, descending=True, stable=True)[:, : self.max_masked]  # B m
         rows = latents[:, 1:].gather(1, places[..., None].expand(-1, -1, latents.shape[-1]))
         loss, _ = self.cross_entropy(rows, token_ids(targets).gather(1, places), masked.gather(1, places))
         return loss
-
-    def _check(self, masked: Bool[Tensor, "batch patch"]) -> None:
-        if self.max_masked is None or not is_due(self, masked):
-            return
-        most = int(masked.sum(1).max())
-        if most > self.max_masked:
-            raise ValueError(
-                f"{most} patches of an image are masked, but the head's `max_masked` is {self.max_masked}: "
-                "set it to the `num_masking_patches` of the pipeline's masks"
-            )
-        self._checked = True
 
 
 @MODELS.register_module()

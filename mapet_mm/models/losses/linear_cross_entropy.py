@@ -27,7 +27,7 @@ def linear_cross_entropy(
     counted: Bool[Tensor, " target"] | None = None,
     predictions: Int64[Tensor, " target"] | None = None,
 ) -> tuple[Float[Tensor, ""], Int64[Tensor, ""]]:
-    """Mean cross-entropy (nats) of `latents @ weight.T + bias`, and how many targets have the largest logit.
+    """Mean cross-entropy (nats) of `latents @ weight.T + bias`, and the number of hits (largest logits).
 
     The logits are made block by block, and with them the gradients, which are exact; under autocast the
     products run in its precision, and softmax and sums in float32 (`sum_dtype`), as PyTorch's own would.
@@ -37,7 +37,7 @@ def linear_cross_entropy(
         weight: `(V, D)`.
         bias: `(V,)`.
         targets: `(R,)` classes.
-        counted: `(R,)`, which of them count; all if None.
+        counted: `(R,)`, True for targets that count; all if None.
         predictions: `(R,)`, filled with the class of each row's largest logit.
     """
     # Inside, gradients are always off.
@@ -51,7 +51,7 @@ def cross_entropy(
     counted: Bool[Tensor, " target"] | None = None,
     predictions: Int64[Tensor, " target"] | None = None,
 ) -> tuple[Float[Tensor, ""], Int64[Tensor, ""]]:
-    """What `linear_cross_entropy` gives, from the logits `(R, V)` of a head with more than a linear layer."""
+    """`linear_cross_entropy` from the logits `(R, V)` of a head with more than a linear layer."""
     losses = F.cross_entropy(logits.to(sum_dtype(logits.dtype)), targets, reduction="none")
     where = logits.detach().argmax(1)
     if predictions is not None:

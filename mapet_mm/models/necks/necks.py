@@ -46,24 +46,17 @@ class ProjectedCAENeck(CAENeck):
         Args:
             x_unmasked: `(B, v, D)` projected latents of the visible patches, without class token.
             pos_embed_masked: `(B, m, D)` positions of the masked patches.
-            pos_embed_unmasked: `(B, v, D)` those of the visible ones.
+            pos_embed_unmasked: `(B, v, D)` positions of the visible patches.
 
         Returns:
             Logits over the vocabulary `(B, m, V)` and predicted latents `(B, m, D)` of the masked patches.
 
         Raises:
-            ValueError: the latents are not projected, or the masks hide another number of patches than the
-                neck was built for.
+            ValueError: the masks hide another number of patches than the neck was built for.
         """
-        if x_unmasked.shape[-1] != self.embed_dim:
-            raise ValueError(
-                f"the latents are {x_unmasked.shape[-1]} wide, the neck {self.embed_dim}: MMPretrain's CAE "
-                'does not project them, `model.type="mapet_mm.ProjectedCAE"` does'
-            )
         if pos_embed_masked.shape[1] != self.mask_token_num:
             raise ValueError(
-                f"the masks hide {pos_embed_masked.shape[1]} patches, the neck was built for "
-                f"`mask_tokens_num`={self.mask_token_num}: set both to the same number"
+                f"masks of {pos_embed_masked.shape[1]} patches, mask_tokens_num={self.mask_token_num}"
             )
         return super().forward(x_unmasked, pos_embed_masked, pos_embed_unmasked)
 

@@ -37,8 +37,8 @@ class MaPeT(BaseSelfSupervisor):
         init_cfg: as for any MMEngine module.
 
     Raises:
-        ValueError: a backbone without a two-stream forward, a head for latents of another width, the target
-            generator's vocabulary is larger than the head's, or the prediction ratio is outside (0, 1].
+        ValueError: a backbone without a two-stream forward, a target generator with a larger vocabulary than
+            the head's, or a prediction ratio outside (0, 1].
     """
 
     def __init__(
@@ -60,26 +60,17 @@ class MaPeT(BaseSelfSupervisor):
         # MMPretrain's LoRAModel has it as `module`, and passes all on to it.
         vit = getattr(self.backbone, "module", self.backbone)
         if not isinstance(vit, TwoStreamViT):
-            kinds = {name: kind for name, kind in MODELS.module_dict.items() if isinstance(kind, type)}
-            known = sorted(f"mapet_mm.{name}" for name in kinds if issubclass(kinds[name], TwoStreamViT))
             raise ValueError(
-                f"model.backbone is a {type(self.backbone).__name__}, which has no two-stream forward: take "
-                f"{' or '.join(known)}"
+                f"{type(vit).__name__} has no two-stream forward: take a mapet_mm.MaPeTPretrain..."
             )
         if not 0 < prediction_ratio <= 1:
             raise ValueError(f"prediction_ratio={prediction_ratio} is outside (0, 1]: 1 predicts all targets")
         self.prediction_ratio = prediction_ratio
-        width = self.head.projection.in_features if getattr(self.head, "is_linear", False) else None
-        if width not in (None, self.backbone.embed_dims):
+        vocab_size = getattr(self.target_generator, "vocab_size", 0)
+        if vocab_size > self.head.vocab_size:
             raise ValueError(
-                f"the head takes latents of width {width}, but the backbone's have "
-                f"{self.backbone.embed_dims}: set `model.head.embed_dims` to {self.backbone.embed_dims}"
-            )
-        vocab_size = getattr(self.target_generator, "vocab_size", None)
-        if vocab_size is not None and vocab_size > self.head.vocab_size:
-            raise ValueError(
-                f"the target generator gives token ids up to {vocab_size - 1}, but the head predicts only "
-                f"{self.head.vocab_size}: set `model.head.vocab_size` to {vocab_size}"
+                f"the target generator's vocab_size={vocab_size} is larger than the head's, "
+                f"{self.head.vocab_size}: set `model.head.vocab_size`"
             )
 
     def train(self, mode: bool = True) -> "MaPeT":
@@ -98,15 +89,10 @@ class MaPeT(BaseSelfSupervisor):
         """Run the model: MMPretrain's modes 'tensor' and 'loss', and 'predict' for validation."""
         if mode == "tensor":
             return self.backbone(images_of(inputs))
-        if not self.with_target_generator:
+        if isinstance(inputs, Tensor) or not self.with_target_generator:
             raise ValueError(
-                f"mode '{mode}' needs tokens, and model.target_generator is None, which is for features "
-                "alone: for stored tokens set it to dict(type='mapet_mm.PrecomputedTokens', vocab_size=...)"
-            )
-        if isinstance(inputs, Tensor):
-            raise ValueError(
-                f"mode '{mode}' needs tokens, and the batch has images alone: put LoadTokenGrid in the "
-                "pipeline and algorithm_keys=['token_grid'] in its PackInputs, or a tokenizer's view"
+                f"mode '{mode}' needs tokens: a `target_generator`, and LoadTokenGrid in the pipeline with "
+                "algorithm_keys=['token_grid'] in its PackInputs, or a tokenizer's view"
             )
         if mode == "predict":
             return self.predict(inputs, data_samples)
@@ -145,7 +131,7 @@ class MaPeT(BaseSelfSupervisor):
         return seeded_permutations(seeds, self.backbone.num_tokens, self.backbone.num_extra_tokens)
 
     def sample_predicted(self, device: torch.device | str) -> Int64[Tensor, " predicted"] | None:
-        """Draw which targets a step predicts, `(m,)` in ascending order; None for all."""
+        """Draw the targets that a step predicts, `(m,)` in ascending order; None for all."""
         if self.prediction_ratio == 1:
             return None
         num_targets = self.backbone.num_targets
@@ -192,28 +178,16 @@ class MaPeT(BaseSelfSupervisor):
         num_patches = self.backbone.num_tokens - extra
         if tokens.shape != (len(permutation), num_patches):
             raise ValueError(
-                f"the target generator gives tokens of shape {tuple(tokens.shape)}, but the backbone has "
-                f"{num_patches} patches per image: both must cover the same grid"
+                f"tokens of shape {tuple(tokens.shape)} for {num_patches} patches per image: both must cover "
+                "the same grid"
             )
         # Place c + i of the permutation holds token p, which is patch p - 1 behind one class token.
         return tokens.gather(1, permutation[:, self.backbone.cutting_point :] - extra)
 
 
 def images_of(inputs: Tensor | list[Tensor]) -> Tensor:
-    """The images of what a data preprocessor hands on: alone, or first in a list.
-
-    Raises:
-        ValueError: a list of single images, which another data preprocessor, or none, hands on.
-    """
-    if isinstance(inputs, Tensor):
-        return inputs
-    if inputs[0].ndim == 3:
-        raise ValueError(
-            f"the batch is a list of {len(inputs)} single images instead of [images, tokens]: set the type "
-            "of `data_preprocessor` to 'mapet_mm.TokenGridDataPreprocessor' for stored tokens, or to "
-            "'mapet_mm.TwoViewDataPreprocessor' for a tokenizer's view"
-        )
-    return inputs[0]
+    """The images that a data preprocessor hands on: alone, or first in a list."""
+    return inputs if isinstance(inputs, Tensor) else inputs[0]
 
 
 def image_seeds(images: Shaped[Tensor, "batch channel height width"]) -> Int64[Tensor, " batch"]:

@@ -1,17 +1,33 @@
-"""Training of MMPretrain's VQ-KD on a frozen teacher, and of its DALL-E encoder as a discrete autoencoder."""
+"""Trainings of tokenizers for the digits' tables: VQ-KD, a discrete autoencoder, a small CLIP."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
+from mmengine.dist import get_dist_info
 from mmengine.model import BaseModel
+from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mapet_mm.models.target_generators.clip_tower import STRIDE, set_stride
 from mapet_mm.registry import MODELS
+
+TEMPLATES = (
+    "a photo of a {}.",
+    "a photo of the {}.",
+    "a picture of one {}.",
+    "a small photo of a {}.",
+    "a black and white photo of a {}.",
+    "a good photo of a {}.",
+    "a close-up of a {}.",
+    "this is a {}.",
+)
+CAPTION_LENGTH = 16
 
 
 @MODELS.register_module()
@@ -27,11 +43,8 @@ class VQKDDistillation(BaseModel):
         grid: (H, W) tokens.
         decoder_layers: transformer layers between codes and features.
         decoder_heads: attention heads of these layers; they have to divide the encoder's width.
-        data_preprocessor: MMPretrain's for images with two views, the tokenizer's and the teacher's.
-        init_cfg: as for any model of MMEngine.
-
-    Raises:
-        ValueError: the teacher has another grid, or the heads do not divide the width.
+        **kwargs: those of MMEngine's `BaseModel`; the data preprocessor gives the tokenizer's view and the
+            teacher's.
     """
 
     def __init__(
@@ -41,19 +54,11 @@ class VQKDDistillation(BaseModel):
         grid: tuple[int, int],
         decoder_layers: int = 1,
         decoder_heads: int = 3,
-        data_preprocessor: dict | None = None,
-        init_cfg: dict | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(data_preprocessor, init_cfg)
+        super().__init__(**kwargs)
         self.tokenizer, self.teacher = MODELS.build(tokenizer), MODELS.build(teacher)
-        if tuple(grid) != self.teacher.grid:
-            raise ValueError(f"the tokenizer's grid is {tuple(grid)}, the teacher's {self.teacher.grid}")
         width, code_dim = self.tokenizer.encoder.embed_dims, self.tokenizer.quantize.codebook_dim
-        if width % decoder_heads:
-            raise ValueError(
-                f"decoder_heads={decoder_heads} does not divide the tokenizer's width of {width} "
-                "(`embed_dims` of its encoder's `arch`): set `model.decoder_heads` to a divisor"
-            )
         self.position = nn.Parameter(torch.zeros(1, grid[0] * grid[1], width))
         layer = nn.TransformerEncoderLayer(
             width, decoder_heads, 4 * width, dropout=0, activation="gelu", batch_first=True, norm_first=True
@@ -85,30 +90,19 @@ class DiscreteAutoencoder(BaseModel):
         tokenizer: config of MMPretrain's `DALL-E`.
         temperature: of the Gumbel-softmax.
         spread: weight of the loss that favours an even use of the vocabulary.
-        data_preprocessor: MMPretrain's.
-        init_cfg: as for any model of MMEngine.
+        **kwargs: those of MMEngine's `BaseModel`.
     """
 
-    STAGES = 3  # the encoder halves the image so often
-
     def __init__(
-        self,
-        tokenizer: Mapping[str, Any],
-        temperature: float = 1.0,
-        spread: float = 0.01,
-        data_preprocessor: dict | None = None,
-        init_cfg: dict | None = None,
+        self, tokenizer: Mapping[str, Any], temperature: float = 1.0, spread: float = 0.01, **kwargs: Any
     ) -> None:
-        super().__init__(data_preprocessor, init_cfg)
+        super().__init__(**kwargs)
         self.tokenizer = MODELS.build(tokenizer).requires_grad_(True)
-        self.temperature, self.spread = temperature, spread
-        self.vocab_size = tokenizer["vocab_size"]
-        width = 32 * 2**self.STAGES
-        layers: list[nn.Module] = [nn.Conv2d(self.vocab_size, width, 1)]
-        for _ in range(self.STAGES):
+        self.temperature, self.spread, self.vocab_size = temperature, spread, tokenizer["vocab_size"]
+        layers: list[nn.Module] = [nn.Conv2d(self.vocab_size, 256, 1)]
+        for width in (256, 128, 64):  # the encoder halves the image three times
             layers += [nn.ReLU(), nn.ConvTranspose2d(width, width // 2, 4, stride=2, padding=1)]
-            width //= 2
-        self.decoder = nn.Sequential(*layers, nn.ReLU(), nn.Conv2d(width, 3, 3, padding=1))
+        self.decoder = nn.Sequential(*layers, nn.ReLU(), nn.Conv2d(32, 3, 3, padding=1))
 
     def forward(
         self,
@@ -124,3 +118,71 @@ class DiscreteAutoencoder(BaseModel):
         shares = logits.softmax(1).mean((0, 2, 3))
         uneven = (shares * (shares * self.vocab_size).clamp_min(1e-9).log()).sum()
         return {"loss_pixels": F.mse_loss(self.decoder(drawn), inputs), "loss_spread": self.spread * uneven}
+
+
+@MODELS.register_module()
+class CaptionCLIP(BaseModel):
+    """open_clip's CLIP with a ResNet tower; its checkpoints are weights for `KCLIP`.
+
+    A caption is a template, drawn anew each time, with the name of the image's class in it, so the CLIP
+    learns from labels. To show progress, images are classified by the mean of the captions (zero-shot).
+
+    Args:
+        vision: the image tower: `layers` (four numbers of blocks), `width`.
+        text: the text tower: `layers`, `width`, `heads`.
+        embed_dims: dimension of both towers' embeddings.
+        image_size: side of the images in pixels.
+        class_names: names of the classes by label, as they stand in captions.
+        stride: of the image tower (see `set_stride`).
+        **kwargs: those of MMEngine's `BaseModel`.
+    """
+
+    def __init__(
+        self,
+        vision: Mapping[str, Any],
+        text: Mapping[str, Any],
+        embed_dims: int,
+        image_size: int,
+        class_names: Sequence[str],
+        stride: int = STRIDE,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        import open_clip
+        from open_clip.loss import ClipLoss
+
+        # Attention pooling is made for an image_size at stride 32.
+        vision = dict(vision, image_size=image_size * STRIDE // stride)
+        self.clip = open_clip.CLIP(embed_dims, vision, dict(text, context_length=CAPTION_LENGTH))
+        set_stride(self.clip.visual, stride)
+        rank, world_size = get_dist_info()
+        self.contrast = ClipLoss(gather_with_grad=True, rank=rank, world_size=world_size)
+        captions = [template.format(name) for name in class_names for template in TEMPLATES]
+        captions = open_clip.get_tokenizer("RN50")(captions, context_length=CAPTION_LENGTH)
+        captions = captions.reshape(len(class_names), len(TEMPLATES), CAPTION_LENGTH)
+        self.register_buffer("captions", captions, persistent=False)
+
+    def forward(
+        self,
+        inputs: Float[Tensor, "batch 3 height width"],
+        data_samples: list[DataSample] | None = None,
+        mode: str = "tensor",
+    ) -> Tensor | dict[str, Tensor] | list[DataSample]:
+        """Losses, predictions, or the images' embeddings (B, D), normalised."""
+        images = self.clip.encode_image(inputs, normalize=True)
+        if mode == "tensor":
+            return images
+        if mode == "loss":
+            self.clip.logit_scale.data.clamp_(0, math.log(100))
+            labels = torch.cat([sample.gt_label for sample in data_samples])
+            drawn = torch.randint(self.captions.shape[1], labels.shape, device=labels.device)
+            texts = self.clip.encode_text(self.captions[labels, drawn], normalize=True)
+            return {"loss": self.contrast(images, texts, self.clip.logit_scale.exp())}
+        texts = self.clip.encode_text(self.captions.flatten(0, 1), normalize=True)
+        classes = F.normalize(texts.unflatten(0, self.captions.shape[:2]).mean(1), dim=1)
+        scores = (self.clip.logit_scale.exp() * images @ classes.T).softmax(dim=1)
+        samples = data_samples or [DataSample() for _ in images]
+        return [
+            sample.set_pred_score(score).set_pred_label(score.argmax())
+            for sample, score in zip(samples, scores, strict=True)
+        ]

@@ -1,4 +1,4 @@
-"""Permutations that depend on an image's seed and on nothing else; and which ones are none."""
+"""Permutations of an image's patches by its seed alone, and the check of permutations from elsewhere."""
 
 from collections.abc import Sequence
 
@@ -54,21 +54,18 @@ def check_order(permutation: Int[Tensor, "batch token"], num_extra_tokens: int =
     if right.all():
         return
     row = right.tolist().index(False)
-    given, expected = permutation[row].tolist(), tokens.tolist()
-    missing = sorted(set(expected) - set(given))
-    wrong = f"has no token {missing[0]}" if missing else f"begins with {given[extra]}"
     raise ValueError(
-        f"permutation[{row}] {wrong}: a row has the tokens 0..{expected[-1]}, each once, and begins with "
-        f"{expected[extra]} (class token, registers)"
+        f"permutation[{row}] does not have each of the tokens 0..{len(tokens) - 1} once, the first "
+        f"{num_extra_tokens} (class token, registers) in front"
     )
 
 
 def seeds_of(data_samples: Sequence[BaseDataElement] | None) -> Int64[Tensor, " batch"] | None:
-    """The seeds that a loader gave a batch's images, in the host's memory; None where it gave none."""
+    """Seeds of a batch's images from the loader, in the host's memory; None without seeds."""
     seeds = [sample.get("draw_seed") for sample in data_samples or ()]
     return torch.tensor(seeds) if seeds and None not in seeds else None
 
 
 def _shift_right(values: Tensor, bits: int) -> Tensor:
-    """As of numbers without a sign: zeros come in from the left."""
+    """Shift numbers as if they had no sign: zeros come in from the left."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)

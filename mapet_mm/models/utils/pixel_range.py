@@ -27,16 +27,15 @@ def check_pixel_range(images: Tensor, mean: Tensor | None, std: Tensor | None) -
     if mean is None or std is None or not images.numel():
         return
     low, high = images.min().item(), images.max().item()
-    means, stds = ([round(number, 4) for number in one.flatten().tolist()] for one in (mean, std))
-    numbers = f"the data preprocessor's mean={means} and std={stds} are"
-    if images.is_floating_point() and low >= 0 and 0 < high <= 1 and max(means) > 2:
+    if images.is_floating_point() and low >= 0 and 0 < high <= 1 and mean.max() > 2:
         raise PixelRangeError(
-            f"the images have values from 0 to 1, and {numbers} for 0 to 255: leave out the pipeline's step "
-            "that divides by 255 (ToTensor), or divide both by 255"
+            "the images have values from 0 to 1, and the data preprocessor's `mean` is for 0 to 255: leave "
+            "out the pipeline's step that divides by 255 (ToTensor), or divide `mean` and `std` by 255"
         )
-    if high > 2 and max(stds) < 1:
+    if high > 2 and std.max() < 1:
         raise PixelRangeError(
-            f"the images have values up to {high:g}, and {numbers} for 0 to 1: multiply both by 255"
+            f"the images have values up to {high:g}, and the data preprocessor's `std` is for 0 to 1: "
+            "multiply `mean` and `std` by 255"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a token prediction head has predicted since it was last asked, summed on the device."""
+"""Sums over the predictions of a token prediction head, kept on the device until somebody asks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PredictionStatistics:
         tokens: Int64[Tensor, "batch target"],
         places: Int64[Tensor, " target"] | None = None,
     ) -> None:
-        """Add a batch: what was predicted from, what was, and what the targets are, in permuted order.
+        """Add a batch in permuted order.
 
         Args:
             latents: `(B, n, D)`.
@@ -69,7 +69,7 @@ class PredictionStatistics:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no image that counts."""
+        """True until an image counts."""
         return self._places is None or not self._places.any()
 
     def accuracy_by_place(self, bins: int) -> dict[int, float]:
@@ -83,12 +83,12 @@ class PredictionStatistics:
         return {number: 100 * hits / all_ for number, (hits, all_) in sums.items() if all_}
 
     def effective_tokens(self) -> tuple[float, float]:
-        """Of predictions and of targets: the exponential of the entropy in nats, 1 to V."""
+        """Exponential of the entropy (nats) of predictions and of targets, each 1 to V."""
         shares = self._counts / self._counts.sum(1, keepdim=True)
         predicted, targets = torch.special.entr(shares).sum(1).exp().tolist()
         return predicted, targets
 
     @property
     def gram(self) -> Float[Tensor, "dim dim"]:
-        """`X^T X` of the images' mean latents: what their effective rank is taken of."""
+        """`X^T X` of the images' mean latents, for their effective rank."""
         return self._gram

@@ -1,18 +1,13 @@
 """Features in clusters that overlap, and the labels of their images."""
 
+from types import SimpleNamespace
+
 import torch
 
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.protocol import Evaluated
 
 CLASSES, LAYERS, DIM, PATCHES = 5, 3, 16, 9
-
-
-class Labelled:
-    """An image set of which only the labels are asked."""
-
-    def __init__(self, name, labels):
-        self.name, self.labels, self.class_names = name, labels, None
 
 
 def make_features(name: str, size: int, seed: int) -> MemoryFeatures:
@@ -24,11 +19,26 @@ def make_features(name: str, size: int, seed: int) -> MemoryFeatures:
     tokens = torch.randn(size, PATCHES, DIM, generator=generator)
     tokens[torch.arange(size), torch.randint(PATCHES, (size,), generator=generator)] += 2 * centres[labels]
     known = dict(layers=["1", "2", "output"], poolings=["class token", "mean"], grid=(3, 3), labels=labels)
-    return MemoryFeatures(pooled, tokens, name=name, **known)
+    return MemoryFeatures(torch.cat(list(pooled), dim=-1), tokens, name=name, **known)
+
+
+def as_evaluated(train: MemoryFeatures, val: MemoryFeatures) -> Evaluated:
+    """Features as protocols get them, with labels for image sets."""
+    features = {"train": train, "val": val}
+    images = {
+        name: SimpleNamespace(name=name, labels=one.labels, class_names=None)
+        for name, one in features.items()
+    }
+    return Evaluated(SimpleNamespace(name="clusters"), features, images, torch.device("cpu"))
 
 
 def evaluated_clusters() -> Evaluated:
-    """What protocols take: 600 training images and 400 others."""
-    features = {"train": make_features("train", 600, 0), "val": make_features("val", 400, 1)}
-    images = {name: Labelled(name, one.labels) for name, one in features.items()}
-    return Evaluated(None, features, images, torch.device("cpu"))
+    """600 training images and 400 others."""
+    return as_evaluated(make_features("train", 600, 0), make_features("val", 400, 1))
+
+
+def one_pooling(bank: MemoryFeatures, pooling: str, scale: float = 1.0) -> MemoryFeatures:
+    """The same images seen by a backbone that has one pooling and one layer."""
+    values = scale * bank.pooled(pooling)[None]
+    known = dict(layers=["output"], poolings=[pooling], grid=(3, 3), labels=bank.labels)
+    return MemoryFeatures(values, name=bank.name, **known)

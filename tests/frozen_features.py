@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import torch
-from mapet_mm.evaluation.declared_images import read_image_sets
-from mapet_mm.evaluation.extraction import take_features
 from mmengine.config import Config
 
+from mapet_mm.evaluation.features import FeatureBank, take_features
+from mapet_mm.evaluation.image_sets import read_image_sets
 from mapet_mm.evaluation.models import load_checkpoint
 
 ARCH = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
@@ -22,7 +22,7 @@ PROTOCOLS = [
 
 def take(
     config: Config, cache: Path, kinds=("pooled", "tokens"), name: str = "train", data: str | None = None
-):
+) -> FeatureBank:
     checkpoint = load_checkpoint(config, str(Path(config.filename).parent / "weights.pth"))
     return take_features(checkpoint, read_image_sets(config, data)[name], cache, kinds)
 

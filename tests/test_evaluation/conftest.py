@@ -41,6 +41,6 @@ def config(root) -> Config:
         evaluation=dict(train=loader("train"), val=loader("val"), protocols=PROTOCOLS),
     )
     Config(content).dump(root / "config.py")
-    model = load_checkpoint(Config.fromfile(root / "config.py"), None).backbone.model
-    save(model.state_dict(), root)
+    backbone = load_checkpoint(Config.fromfile(root / "config.py"), None).backbone.model
+    save({f"backbone.{name}": value for name, value in backbone.state_dict().items()}, root)
     return Config.fromfile(root / "config.py")

@@ -1,17 +1,27 @@
-"""Layers, class token, patches and grid are found in any backbone, and equal what the model itself gives."""
+"""Adapters give each layer's tokens, and these equal what the model itself computes."""
 
 import pytest
 import torch
+from mmengine.model import ImgDataPreprocessor
 from mmpretrain.registry import MODELS
+from mmpretrain.structures import DataSample
 from torch import nn
 
-from mapet_mm.evaluation.adapters import BackboneError, TokenBackbone
+from mapet_mm.evaluation.adapters import BackboneError, TokenBackbone, network_of
 
 ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
 VIT = dict(type="mapet_mm.MaPeTViT", arch=ARCH, img_size=16, patch_size=4)
 PLAIN = dict(VIT, type="VisionTransformer")
-LAYERS = ["1", "2", "3"]
-TIMM = dict(type="TIMMBackbone", img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=3)
+TIMM = dict(
+    type="TIMMBackbone",
+    model_name="vit_tiny_patch16_224",
+    img_size=32,
+    patch_size=8,
+    embed_dim=24,
+    depth=2,
+    num_heads=3,
+)
+NORMED, BARE, TWO = ["1", "2", "3", "output"], ["1", "2", "3"], ["1", "2", "output"]
 
 
 def build(config: dict) -> TokenBackbone:
@@ -20,86 +30,63 @@ def build(config: dict) -> TokenBackbone:
     return TokenBackbone(model)
 
 
-def pretraining() -> dict:
+def pretraining(**backbone) -> dict:
+    head = dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=8)
     return dict(
-        type="mapet_mm.MaPeT",
-        backbone=dict(VIT, type="mapet_mm.MaPeTPretrainViT", cutting_point=6),
-        head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=8),
-        target_generator=None,
+        type="mapet_mm.MaPeT", backbone=dict(backbone, cutting_point=6), head=head, target_generator=None
     )
 
 
+CLASSIFIER = dict(type="ImageClassifier", backbone=PLAIN, neck=dict(type="GlobalAveragePooling"))
+TOKENS = dict(type="mapet_mm.TokenViT", vocab_size=9, grid=(4, 6), arch=ARCH)
+CAIT = dict(
+    type="TIMMBackbone", model_name="cait_xxs24_224", img_size=32, patch_size=8, embed_dim=24, depth=2
+)
+REGISTERS = dict(TIMM, model_name="vit_base_patch16_reg4_gap_256")
 CASES = {
-    # config, image (H, W): layers, tokens before the patches, class token, grid
-    "ours": (VIT, (16, 16), [*LAYERS, "output"], 1, True, (4, 4)),
-    "another size": (VIT, (24, 16), [*LAYERS, "output"], 1, True, (6, 4)),
-    "oblong patches": (dict(VIT, patch_size=(4, 8)), (16, 16), [*LAYERS, "output"], 1, True, (4, 2)),
-    "no final norm": (dict(VIT, out_type="avg_featmap", final_norm=False), (16, 16), LAYERS, 1, True, (4, 4)),
-    "one layer": (dict(VIT, arch=dict(ARCH, num_layers=1)), (16, 16), ["1", "output"], 1, True, (4, 4)),
-    "MaPeT": (pretraining(), (16, 16), [*LAYERS, "output"], 1, True, (4, 4)),
-    "a classifier": (
-        dict(type="ImageClassifier", backbone=PLAIN, neck=dict(type="GlobalAveragePooling")),
+    # config, image (H, W): layers, class token, grid
+    "ours": (VIT, (16, 16), NORMED, True, (4, 4)),
+    "another size": (VIT, (24, 16), NORMED, True, (6, 4)),
+    "oblong patches": (dict(VIT, patch_size=(4, 8)), (16, 16), NORMED, True, (4, 2)),
+    "no final norm": (dict(VIT, out_type="avg_featmap", final_norm=False), (16, 16), BARE, True, (4, 4)),
+    "a pre-training": (
+        pretraining(**{**VIT, "type": "mapet_mm.MaPeTPretrainViT"}),
         (16, 16),
-        [*LAYERS, "output"],
-        1,
+        NORMED,
         True,
         (4, 4),
     ),
-    "no class token": (
-        dict(PLAIN, with_cls_token=False, out_type="raw"),
-        (16, 16),
-        [*LAYERS, "output"],
-        0,
-        False,
-        (4, 4),
-    ),
-    "BEiT": (dict(PLAIN, type="BEiTViT"), (16, 16), LAYERS, 1, True, (4, 4)),
-    "two tokens": (
-        dict(PLAIN, type="DistilledVisionTransformer"),
-        (16, 16),
-        [*LAYERS, "output"],
-        2,
-        True,
-        (4, 4),
-    ),
-    "timm": (dict(TIMM, model_name="vit_tiny_patch16_224"), (32, 32), ["1", "2", "output"], 1, True, (4, 4)),
-    "registers": (
-        dict(TIMM, model_name="vit_base_patch16_reg4_gap_256"),
-        (32, 32),
-        ["1", "2", "output"],
-        4,
-        False,
-        (4, 4),
-    ),
-    "stages": (dict(type="ResNet", depth=18), (64, 64), ["output"], 0, False, (2, 2)),
-    "class token at the end": (
-        dict(
-            type="TIMMBackbone", model_name="cait_xxs24_224", img_size=32, patch_size=8, embed_dim=24, depth=2
-        ),
-        (32, 32),
-        ["output"],
-        1,
-        True,
-        (4, 4),
-    ),
+    "a masked pre-training's ViT": (dict(PLAIN, type="BEiTPretrainViT"), (16, 16), NORMED, True, (4, 4)),
+    "a classifier": (CLASSIFIER, (16, 16), NORMED, True, (4, 4)),
+    "no class token": (dict(PLAIN, with_cls_token=False, out_type="raw"), (16, 16), NORMED, False, (4, 4)),
+    "two tokens": (dict(PLAIN, type="DistilledVisionTransformer"), (16, 16), NORMED, True, (4, 4)),
+    "BEiT": (dict(PLAIN, type="BEiTViT"), (16, 16), BARE, True, (4, 4)),
+    "token ids": (TOKENS, (4, 6), NORMED, True, (4, 6)),
+    "timm": (TIMM, (32, 32), TWO, True, (4, 4)),
+    "timm's classifier": (dict(TIMM, type="TimmClassifier"), (32, 32), TWO, True, (4, 4)),
+    "registers": (REGISTERS, (32, 32), TWO, False, (4, 4)),
+    "class token at the end": (CAIT, (32, 32), ["output"], False, (4, 4)),
+    "stages": (dict(type="ResNet", depth=18), (64, 64), ["output"], False, (2, 2)),
+    "timm's stages": (dict(type="TIMMBackbone", model_name="resnet18"), (64, 64), ["output"], False, (2, 2)),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_backbone_is_understood_by_what_it_computes(case):
-    config, size, layers, prefix, has_class_token, grid = CASES[case]
-    backbone = build(config)
+def test_layers_class_token_and_grid(case):
+    config, (height, width), layers, has_class_token, grid = CASES[case]
+    images = torch.rand(2, 1 if case == "token ids" else 3, height, width).round()
     with torch.no_grad():
-        tokens = backbone(torch.randn(2, 3, *size))
-    assert (backbone.layers, backbone.prefix, backbone.grid, tokens.grid) == (layers, prefix, grid, grid)
-    assert (tokens.class_token is not None) == backbone.has_class_token == has_class_token
+        tokens = build(config)(images)
+    assert (tokens.names, tokens.grid) == (layers, grid)
     assert [one.shape[:2] for one in tokens.patches] == [(2, grid[0] * grid[1])] * len(layers)
-    if has_class_token:
-        assert tokens.class_token.shape == (2, len(layers), tokens.patches[0].shape[-1])
+    assert tokens.poolings == ["class token"] * has_class_token + ["mean"]
+    dim = tokens.patches[0].shape[2]
+    assert tokens.pooled().shape == (len(layers), 2, dim * (1 + has_class_token))
+    torch.testing.assert_close(tokens.pooled()[-1, :, -dim:], tokens.patches[-1].mean(1))
 
 
-def test_tokens_are_the_models_own():
-    """Of each layer without a norm, and of the output with the model's."""
+def test_tokens_of_mmpretrains_vit_are_its_own_and_its_settings_come_back():
+    """Without the final norm for each layer, with it for the output."""
     raw = MODELS.build(dict(PLAIN, out_type="raw", out_indices=[0, 1, 2], final_norm=False))
     normed = MODELS.build(dict(PLAIN, out_type="raw"))
     normed.load_state_dict(raw.state_dict(), strict=False)
@@ -109,178 +96,100 @@ def test_tokens_are_the_models_own():
     with torch.no_grad():
         expected = [*raw(images), normed(images)[-1]]
         tokens = TokenBackbone(normed)(images)
+        assert torch.equal(normed(images)[-1], expected[-1])
     for place, layer in enumerate(expected):
         torch.testing.assert_close(tokens.class_token[:, place], layer[:, 0])
         torch.testing.assert_close(tokens.patches[place], layer[:, 1:])
 
 
-TNT = dict(embed_dims_outer=24, embed_dims_inner=8, num_layers=3, num_heads_outer=2, num_heads_inner=2)
-# Backbones whose longest list of alike modules is not their layers, with the axes of what they give last.
-OTHERS = {
-    "streams of pixels and patches": (dict(type="TNT", arch=TNT, img_size=32), 32, (0, 0)),
-    "two streams": (dict(PLAIN, type="RevVisionTransformer"), 16, (0, 0)),
-    "tokens that become fewer": (dict(type="LeViT", arch="128s", img_size=128), 128, (2, 2)),
-    "channels first": (
-        dict(type="EfficientFormer", arch=dict(layers=[1, 1, 1, 2], embed_dims=[8, 8, 8, 24], vit_num=1)),
-        224,
-        (7, 7),
-    ),
-}
-OTHERS["channels first"][0]["arch"]["downsamples"] = [False, True, True, True]
-
-
-@pytest.mark.parametrize("case", OTHERS)
-def test_parts_of_a_block_and_of_a_stream_are_no_layers(case):
-    """Features are then what the backbone gives last, patches in the places of its last map."""
-    config, side, grid = OTHERS[case]
-    backbone, images = build(config), torch.randn(2, 3, side, side)
+@pytest.mark.parametrize("config", [TIMM, REGISTERS], ids=["class token", "registers"])
+def test_tokens_of_timms_vit_are_its_own(config):
+    backbone = build(config)
+    images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         tokens, expected = backbone(images), backbone.model(images)[-1]
-    assert (backbone.layers, backbone.grid) == (["output"], grid)
-    if grid == (0, 0):
-        assert torch.equal(tokens.class_token, expected[:, None])
-        assert tokens.patches[-1].shape[1] == 0
-    else:
-        assert tokens.class_token is None
-        assert torch.equal(tokens.patches[-1], expected.flatten(2).mT)
+    torch.testing.assert_close(tokens.patches[-1], expected[:, -16:])
+    if tokens.class_token is not None:
+        torch.testing.assert_close(tokens.class_token[:, -1], expected[:, 0])
 
 
-class Projected(nn.Module):
-    """A ViT whose features a last layer projects to another width, as CLIP's are; or that gives a dict."""
-
-    def __init__(self, as_dict: bool) -> None:
-        super().__init__()
-        self.vit = MODELS.build(dict(VIT, out_type="raw"))
-        self.projection, self.as_dict, self.data_preprocessor = nn.Linear(24, 10), as_dict, None
-
-    def forward(self, images):
-        (tokens,) = self.vit(images)
-        return {"tokens": tokens} if self.as_dict else self.projection(tokens[:, 0])
+def hugging_face(folder, config) -> TokenBackbone:
+    config.save_pretrained(folder)
+    return build(dict(type="HuggingFaceClassifier", model_name=str(folder)))
 
 
-@pytest.mark.parametrize("as_dict", [False, True])
-def test_a_projection_behind_the_layers_and_a_dict_of_outputs_hide_no_layer(as_dict):
-    model = Projected(as_dict).eval()
-    backbone, images = TokenBackbone(model), torch.randn(2, 3, 16, 16)
-    with torch.no_grad():
-        tokens, expected = backbone(images), model.vit(images)[0]
-    assert (backbone.layers, backbone.grid, backbone.prefix) == ([*LAYERS, "output"], (4, 4), 1)
-    assert torch.equal(tokens.patches[-1], expected[:, 1:])
-
-
-def test_as_many_tokens_as_channels_are_not_turned():
-    backbone = TokenBackbone(
-        Gives(lambda images: images.flatten(2)[:, :1, :256].unflatten(2, (16, 16))[:, 0])
-    )
-    images = torch.randn(2, 3, 16, 16)
-    assert torch.equal(backbone(images).patches[0], images[:, 0])
-
-
-def test_features_of_other_numbers_of_images_are_refused():
-    windows = nn.Unfold(8, stride=8)
-    backbone = TokenBackbone(Gives(lambda images: windows(images).mT.flatten(0, 1)))  # (B N) D
-    message = "the backbone gives 32 features of 8 images: none are taken of it"
-    with pytest.raises(BackboneError, match=f"^{message}$"):
-        backbone(torch.randn(2, 3, 16, 16))
-
-
-def test_tokens_whose_places_are_not_known_are_refused():
-    """A class token that joined patches of which there is no map; two features of one image."""
-    patches = nn.Unfold(4, stride=4)  # 16 of 48 numbers
-
-    def with_class_token(images):
-        return torch.nn.functional.pad(patches(images).mT, (0, 0, 1, 0))
-
-    for output, message in (
-        (with_class_token, "the backbone gives 17 tokens of 16 x 16 pixels, which are no grid of patches"),
-        (lambda images: ((images, images),), "the backbone gives tuple of 2, of which no features are taken"),
-    ):
-        with pytest.raises(BackboneError, match=message):
-            TokenBackbone(Gives(output))(torch.randn(2, 3, 16, 16))
-    backbone = TokenBackbone(Gives(lambda images: patches(images).mT))
-    assert torch.equal(backbone(images := torch.randn(2, 3, 16, 16)).patches[-1], patches(images).mT)
-    assert backbone.grid == (4, 4)
-
-
-def test_hugging_faces_wrapper(tmp_path):
+def test_tokens_of_hugging_faces_vit_are_its_own(tmp_path):
+    """DINOv2 with four registers between class token and patches."""
     transformers = pytest.importorskip("transformers")
     options = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=48)
     config = transformers.Dinov2WithRegistersConfig(**options, image_size=28, patch_size=7)
-    config.save_pretrained(tmp_path)
-    backbone = build(dict(type="HuggingFaceClassifier", model_name=str(tmp_path)))
+    backbone = hugging_face(tmp_path, config)
     with torch.no_grad():
         tokens = backbone(images := torch.randn(2, 3, 28, 28))
-        expected = backbone.model.model.base_model(images).last_hidden_state
-    assert backbone.layers == ["1", "2", "output"]
-    assert backbone.grid == (4, 4)
+        expected = network_of(backbone.model)(images).last_hidden_state
+    assert (tokens.names, tokens.grid) == (TWO, (4, 4))
     torch.testing.assert_close(tokens.class_token[:, -1], expected[:, 0])
-    torch.testing.assert_close(tokens.patches[-1], expected[:, -16:])  # four registers between
+    torch.testing.assert_close(tokens.patches[-1], expected[:, -16:])
 
 
-def test_stages_of_hugging_face_are_no_layers(tmp_path):
-    """Each gives the tokens of the next one; their grid had been that of the first."""
+def test_hugging_faces_stages_are_refused(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.Swinv2Config(
         image_size=64, patch_size=4, embed_dim=24, depths=[1, 1], num_heads=[2, 2], window_size=4
     )
-    config.save_pretrained(tmp_path)
-    backbone = build(dict(type="HuggingFaceClassifier", model_name=str(tmp_path)))
-    with torch.no_grad():
-        tokens = backbone(images := torch.randn(2, 3, 64, 64))
-        expected = backbone.model.model.base_model(images).last_hidden_state
-    assert (backbone.layers, backbone.grid, backbone.prefix) == (["output"], (8, 8), 0)
-    assert torch.equal(tokens.patches[-1], expected)
+    with pytest.raises(BackboneError, match="stages"):
+        hugging_face(tmp_path, config)(torch.randn(2, 3, 64, 64))
 
 
-def test_grids_of_token_ids_are_images_as_well():
-    backbone = build(dict(type="mapet_mm.TokenViT", vocab_size=9, grid=(4, 6), arch=ARCH))
-    with torch.no_grad():
-        tokens = backbone(torch.randint(9, (2, 1, 4, 6)).float())
-    assert (backbone.grid, tokens.patches[0].shape) == ((4, 6), (2, 24, 24))
-
-
-def test_vectors_are_class_tokens():
-    backbone = build(dict(type="mapet_mm.TokenMLP", vocab_size=9, embed_dims=16))
-    tokens = backbone(torch.randint(9, (2, 1, 4, 6)).float())
-    assert (backbone.grid, tokens.class_token.shape, tokens.patches[0].shape[1]) == ((0, 0), (2, 1, 16), 0)
-
-
-def test_images_of_a_size_that_the_backbone_does_not_take_are_refused():
-    backbone = build(dict(TIMM, model_name="vit_tiny_patch16_224"))
-    with pytest.raises(BackboneError, match=r"does not take images of 40 x 32 pixels \(Input height"):
-        backbone(torch.randn(2, 3, 40, 32))
-
-
-def test_a_backbone_that_permutes_at_random_is_refused():
-    with pytest.raises(BackboneError, match=r"other features each time .* config of the whole pre-training"):
-        build(pretraining()["backbone"])(torch.randn(2, 3, 16, 16))
+def test_a_vector_is_a_class_token():
+    tokens = build(dict(type="mapet_mm.TokenMLP", vocab_size=9, embed_dims=16))(torch.ones(2, 1, 4, 6))
+    assert (tokens.grid, tokens.patches, tokens.poolings) == ((0, 0), None, ["class token"])
+    assert tokens.pooled().shape == (1, 2, 16)
 
 
 class Gives(nn.Module):
-    """A backbone without layers that gives something."""
+    """A backbone with a given output."""
 
     def __init__(self, output) -> None:
         super().__init__()
-        self.output, self.data_preprocessor = output, None
+        self.output = output
 
     def forward(self, images):
-        return self.output(images)
+        return self.output
 
 
-def out_of_memory(images):
-    raise torch.OutOfMemoryError("CUDA out of memory")
+@pytest.mark.parametrize("output", [torch.zeros(2, 5, 8), {"x": torch.zeros(2, 8)}, ()])
+def test_other_outputs_are_refused(output):
+    with pytest.raises(BackboneError, match="feature map"):
+        TokenBackbone(Gives(output))(torch.zeros(2, 3, 4, 4))
 
 
-def test_maps_with_the_channels_last_are_maps():
-    cells = nn.AvgPool2d(4)
-    backbone = TokenBackbone(Gives(lambda images: cells(images).permute(0, 2, 3, 1)))  # B H W D
-    images = torch.randn(2, 3, 16, 24)
-    assert torch.equal(backbone(images).patches[-1], cells(images).flatten(2).mT)
-    assert backbone.grid == (4, 6)
+def test_patches_that_do_not_fill_the_grid_are_refused():
+    with pytest.raises(BackboneError, match="grid of 4 x 3"):
+        build(VIT).adapter(torch.zeros(1, 3, 18, 14))
 
 
-def test_what_is_no_feature_is_refused_and_a_full_memory_is_no_fault_of_the_images():
-    with pytest.raises(BackboneError, match="the backbone gives dict, of which no features are taken"):
-        TokenBackbone(Gives(lambda images: {"x": images}))(torch.randn(2, 3, 16, 16))
-    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
-        TokenBackbone(Gives(out_of_memory))(torch.randn(2, 3, 16, 16))
+@pytest.mark.parametrize("kind", ["SelfSupDataPreprocessor", "mapet_mm.TokenGridDataPreprocessor"])
+def test_images_are_normalised_as_the_model_does(kind):
+    preprocessor = MODELS.build(dict(type=kind, mean=[1.0, 2.0, 3.0], std=[4.0, 5.0, 6.0], to_rgb=True))
+    images = torch.randint(256, (2, 3, 4, 4), dtype=torch.uint8)
+    samples = [DataSample(token_grid=torch.zeros(1, 1, dtype=torch.int64)) for _ in images]
+    expected = preprocessor(dict(inputs=images, data_samples=samples))["inputs"]
+    expected = expected[0] if isinstance(expected, list) else expected
+    torch.testing.assert_close(TokenBackbone(nn.Identity(), preprocessor).normalise(images), expected)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_channels_are_swapped_if_the_host_library_swaps_them(swap):
+    """Reads `_channel_conversion` of MMEngine's preprocessors: this test notices another name."""
+    original = nn.Module()  # the original MMSegmentation's
+    original.channel_conversion = swap
+    images = torch.arange(12.0).view(1, 3, 2, 2)
+    for preprocessor in (
+        MODELS.build(dict(type="mmpretrain.ClsDataPreprocessor", to_rgb=swap)),
+        MODELS.build(dict(type="mmpretrain.SelfSupDataPreprocessor", rgb_to_bgr=swap)),
+        ImgDataPreprocessor(bgr_to_rgb=swap),
+        original,
+    ):
+        normalised = TokenBackbone(nn.Identity(), preprocessor).normalise(images)
+        assert torch.equal(normalised, images.flip(1) if swap else images)

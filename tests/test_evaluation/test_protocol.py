@@ -1,155 +1,148 @@
-"""Protocols are chosen by config; their results are kept, named and told apart."""
+"""Protocols are chosen by config, and their rows are told apart and put into one table."""
 
-import importlib
-import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from clustered_features import evaluated_clusters
-from mapet_mm.evaluation.protocol_choice import build_protocols
+from frozen_features import PROTOCOLS
+from mmengine.config import Config
 
+from mapet_mm.evaluation.image_sets import read_image_sets
+from mapet_mm.evaluation.models import load_checkpoint
 from mapet_mm.evaluation.protocol import (
-    PROTOCOLS,
     Evaluated,
-    Protocol,
     Row,
-    _rows,
+    build_protocols,
+    choose_protocols,
+    evaluate,
     results_table,
+    side_by_side,
     tell_apart,
 )
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours
-from mapet_mm.evaluation.protocols.low_shot import LowShot, share_name
 from mapet_mm.utils.errors import UserError
+from mapet_mm.visualization.report import Section
 
 
-def test_a_figure_that_a_checkpoint_does_not_have_leaves_its_cell_empty():
-    """Of a backbone without a class token, beside one with it."""
-    rows = [Row("k-NN", "class token", 93.25), Row("k-NN", "mean", 0.0123, spread=1.26, note="x")]
-    table = results_table({"a": rows, "b": rows[1:]})
-    assert [line[3:] for line in table.rows] == [["93.2", None], ["0.012 ± 1.3 (x)", "0.012 ± 1.3 (x)"]]
+def names(protocols) -> list[str]:
+    return [type(protocol).__name__ for protocol in protocols]
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (dict(k=3), "`protocols` has an entry {'k': 3} without a `type`: name one of "),
-        (
-            dict(type="NearestNeighbours", temperature=0),
-            "temperature=0 of k-NN's votes: choose a number above",
-        ),
-        (dict(type="LinearProbes", poolings=["cls"]), "['cls']: a list of some of class token, mean, both"),
-        (dict(type="LinearProbes", rates=[]), "LinearProbes: rates=[]: at least one learning rate"),
-        (dict(type="AttentiveProbe", rates=[]), "AttentiveProbe: rates=[]: at least one learning rate"),
-        (dict(type="LowShot", pooling="cls"), "pooling='cls' is none of class token, mean, both"),
-        (dict(type="LowShot", shots=[0]), "shots: 0 is neither a whole number of images nor a share below 1"),
-        (dict(type="LowShot", shots=[1.5]), "shots: 1.5 is neither a whole number of images nor a share"),
-        (dict(type="LowShot", shots=[1, 1]), "shots=[1, 1]: one stands there twice"),
-        (dict(type="LowShot", draws=0), "draws=0: images are drawn once at least"),
-    ],
-)
-def test_an_option_that_cannot_be_is_one_line(config, message):
-    with pytest.raises(UserError) as error:
-        build_protocols([config], {})
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+def labelled(*labels: list[int] | None) -> dict:
+    return {
+        name: SimpleNamespace(name=name, labels=None if one is None else torch.tensor(one), class_names=None)
+        for name, one in zip(("train", "val"), labels, strict=True)
+    }
 
 
-def test_shares_are_named_so_that_they_stay_apart():
-    names = [share_name(share) for share in (0.001, 0.004, 0.01, 0.1, 5)]
-    assert names == [
-        "0.1% of the images",
-        "0.4% of the images",
-        "1% of the images",
-        "10% of the images",
-        "5 a class",
+def test_declared_protocols_run_where_their_images_are(config, capsys):
+    config.evaluation.protocols.append(dict(type="SegmentationByNeighbours"))
+    chosen = choose_protocols(config, None, None, labelled([0, 1], [0, 1]))
+    assert names(chosen) == [one["type"] for one in PROTOCOLS]
+    assert (chosen[0].k, chosen[1].rates) == (3, [0.1, 1.0])
+    assert "no SegmentationByNeighbours: there are no `dense_train` images" in capsys.readouterr().out
+    assert names(choose_protocols(config, None, ["LowShot"], labelled([0, 1], [0, 1]))) == ["LowShot"]
+
+
+def test_without_a_declaration_all_run_that_the_images_suit(config, root, capsys):
+    unlabelled, plain = labelled(None, None), Config(dict())
+    assert not {"NearestNeighbours", "LowShot"} & {*names(choose_protocols(plain, None, None, unlabelled))}
+    assert "no NearestNeighbours: the `train` images have no labels" in capsys.readouterr().out
+    assert "LowShot" in names(choose_protocols(plain, None, None, labelled([0, 1], [1])))
+    with pytest.raises(UserError, match="no labels"):  # asked for
+        choose_protocols(plain, None, ["LowShot"], unlabelled)
+    found = choose_protocols(
+        plain, str(root / "config.py"), None, labelled([0, 1], [1])
+    )  # declared elsewhere
+    assert len(found) == 5
+    assert len(choose_protocols(config, str(root), ["LowShot"], labelled([0, 1], [1]))) == 1  # a folder
+
+
+REFUSED = [
+    (dict(type="Nearest"), "NearestNeighbours"),
+    (dict(type="NearestNeighbours", neighbours=3), "neighbours"),
+    (dict(type="LinearProbes", optimizer="LARS"), "LARS"),
+]
+
+
+@pytest.mark.parametrize(("config", "named"), REFUSED)
+def test_unknown_protocols_and_options_are_refused(config, named):
+    with pytest.raises(UserError, match=named):
+        build_protocols([config])
+
+
+def test_an_unknown_name_on_the_command_line_is_refused(config):
+    with pytest.raises(UserError, match="--protocols Nearest"):
+        choose_protocols(config, None, ["Nearest"], labelled([0, 1], [1]))
+
+
+def test_rows_of_one_name_are_told_apart_by_their_options():
+    protocols = [NearestNeighbours(), NearestNeighbours(k=5), NearestNeighbours(k=5, temperature=0.1)]
+    rows = [[Row("k-NN", "mean", float(place))] for place in range(3)]
+    told = [row.name for some in tell_apart(protocols, rows) for row in some]
+    assert told == ["k-NN, mean", "k-NN (k=5), mean", "k-NN (k=5, temperature=0.1), mean"]
+    assert tell_apart(protocols[1:2], rows[1:2]) == rows[1:2]  # alone it needs no options
+    assert tell_apart(protocols[:1], [[]]) == [[]]
+    with pytest.raises(UserError, match="two results `k-NN, mean`"):
+        tell_apart([protocols[0]] * 2, [rows[0]] * 2)
+
+
+def test_the_table_has_a_column_per_checkpoint_and_a_line_per_figure():
+    first = [
+        Row("k-NN", "mean", 81.25),
+        Row("RankMe", "mean", 0.5, "rank"),
+        Row("k-NN", "layer 1", 1, detail=True),
+    ]
+    second = [Row("k-NN", "mean", 79.0, spread=1.25, note="rate 1")]
+    table = results_table({"one": first, "two": second})
+    assert [column.heading for column in table.columns] == ["protocol", "on", "figure", "one", "two"]
+    assert table.rows == [
+        ["k-NN", "mean", "top-1, %", "81.2", "79.0 ± 1.2 (rate 1)"],
+        ["RankMe", "mean", "rank", "0.500", None],
     ]
 
 
-PROTOCOL = """
-from mapet_mm.evaluation.protocol import Protocol, Row
-
-class Own(Protocol):
-    def run(self, evaluated):
-        return [Row("own", "all", VALUE)]
-"""
+def test_sections_of_one_heading_are_joined():
+    sections = [Section("a", "b", [1]), Section("c", "d", [2]), Section("a", "b", [3])]
+    assert side_by_side(sections) == [Section("a", "b", [1, 3]), Section("c", "d", [2])]
 
 
-def test_a_protocol_that_is_being_written_is_run_anew(tmp_path, monkeypatch):
-    """Its file has changed: the stored figure is that of before. Unchanged it is not run again."""
-    monkeypatch.syspath_prepend(tmp_path)
-    evaluated = Evaluated(
-        None, {name: SimpleNamespace(folder=tmp_path) for name in ("train", "val")}, {}, "cpu"
-    )
-    figures = []
-    for value in ("1.0", "2.00"):  # of other sizes, or Python would take its bytecode of the first
-        (tmp_path / "own_protocol.py").write_text(PROTOCOL.replace("VALUE", value))
-        sys.modules.pop("own_protocol", None)
-        own = importlib.import_module("own_protocol").Own
-        figures += [row.value for _ in range(2) for row in _rows(own(), evaluated, tmp_path)]
-        monkeypatch.setattr(own, "run", None)
-        figures += [row.value for row in _rows(own(), evaluated, tmp_path)]
-    assert figures == [1, 1, 1, 2, 2, 2]
+def test_only_the_features_that_are_needed_are_taken(config, root):
+    images, checkpoint = read_image_sets(config), load_checkpoint(config, str(root / "weights.pth"))
+    _, rows = evaluate(checkpoint, images, build_protocols(PROTOCOLS[:1]), root / "cache")
+    assert [row.setting for row in rows[0]] == ["class token", "mean", "both"]
+    assert not list((root / "cache").glob("*/tokens"))
 
 
-def test_a_protocol_that_forgets_an_option_is_refused(monkeypatch):
-    """Its results with one option would be taken for those with another."""
-
-    class Forgetful(Protocol):
-        def __init__(self, k: int = 1) -> None:
-            self.neighbours = 2 * (k // 2)
-
-    PROTOCOLS.import_from_location()
-    monkeypatch.setitem(PROTOCOLS.module_dict, "Forgetful", Forgetful)
-    with pytest.raises(
-        UserError, match=r"Forgetful has no attribute `k` of its option.s name.*set self\.k in"
-    ):
-        build_protocols([dict(type="Forgetful", k=3)], {"train": None, "val": None})
+def test_of_several_processes_only_the_first_has_rows_and_says_what_it_does(
+    config, root, monkeypatch, capsys
+):
+    checkpoint, images = load_checkpoint(config, None), read_image_sets(config)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    evaluated, rows = evaluate(checkpoint, images, build_protocols(PROTOCOLS[:1]), root / "cache")
+    assert (len(evaluated.features["val"]), rows) == (9, [])
+    assert not capsys.readouterr().out
 
 
-def test_the_same_protocol_with_other_options_has_rows_of_its_own():
-    """The default's keep their names, which recorded results have; the others' say what is different."""
+@pytest.mark.parametrize("to_rgb", [True, False])
+def test_a_picture_is_in_rgb(to_rgb):
+    image = torch.arange(12).view(3, 2, 2)
+    preprocessor = SimpleNamespace(to_rgb=to_rgb)
+    checkpoint = SimpleNamespace(backbone=SimpleNamespace(preprocessor=preprocessor))
+    images = {"val": SimpleNamespace(dataset=[dict(inputs=image)])}
+    picture = Evaluated(checkpoint, {}, images, torch.device("cpu")).picture("val", 0)
+    expected = image.flip(0) if to_rgb else image
+    np.testing.assert_array_equal(picture, expected.permute(1, 2, 0).byte().numpy())
+
+
+def test_protocols_run_on_made_up_features():
+    """Each protocol with its defaults, on the same banks."""
     evaluated = evaluated_clusters()
-    protocols = [NearestNeighbours(), NearestNeighbours(k=1), LowShot(shots=[1], draws=1)]
-    rows = tell_apart(protocols, [protocol.run(evaluated) for protocol in protocols])
-    names = [row.name for some in rows for row in some]
-    assert names[1] == "k-NN, mean"
-    assert names[4] == "k-NN (k=1), mean"
-    assert names[6:] == ["logistic regression, both, 1 a class"]
-    assert rows[1][1].value == NearestNeighbours(k=1).run(evaluated)[1].value
-    assert len(results_table({"x": [row for some in rows for row in some]}).rows) == 7
-
-
-def test_a_single_protocol_keeps_its_name_whatever_its_options():
-    rows = [[Row("k-NN", "mean", 1.0)]]
-    assert tell_apart([NearestNeighbours(k=5)], rows) == rows
-
-
-def test_results_of_one_name_are_refused():
-    twice = [dict(type="NearestNeighbours", k=5)] * 2
-    with pytest.raises(UserError, match="have NearestNeighbours twice with the same options: leave one out"):
-        build_protocols(twice, {})
-    with pytest.raises(UserError, match="two results of the name `a, b`: leave one out"):
-        tell_apart([LowShot()], [[Row("a", "b", 1.0), Row("a", "b", 2.0, "%")]])
-
-
-def test_what_could_not_be_measured_is_tried_again(tmp_path):
-    """As tokens that are extracted after the first evaluation; empty files of earlier versions, too."""
-
-    class Late(LowShot):
-        needs = {}  # noqa: RUF012
-        found = []  # noqa: RUF012
-
-        def run(self, evaluated):
-            return list(self.found)
-
-    known = Evaluated(None, {}, {}, torch.device("cpu"))
-    assert _rows(Late(), known, tmp_path) == []
-    assert not list(tmp_path.rglob("*.json"))
-    Late.found = [Row("a", "b", 1.0)]
-    assert _rows(Late(), known, tmp_path) == Late.found
-    (file,) = tmp_path.rglob("*.json")
-    file.write_text("[]")
-    assert _rows(Late(), known, tmp_path) == Late.found
-    Late.found = []
-    assert _rows(Late(), known, tmp_path) == [Row("a", "b", 1.0)], "what was measured is kept"
+    for config in PROTOCOLS:
+        (protocol,) = build_protocols([config])
+        rows = protocol.run(evaluated)
+        assert rows
+        assert all(0 <= row.value <= 100 for row in rows)

@@ -1,0 +1,108 @@
+"""k-NN: votes by hand and by scikit-learn, in one part or many, in one process or several."""
+
+import numpy as np
+import pytest
+import torch
+from clustered_features import as_evaluated, evaluated_clusters, one_pooling
+from mmengine.dist import get_rank
+from probed_training import in_processes
+from sklearn.neighbors import KNeighborsClassifier
+from torch.nn import functional as F
+
+from mapet_mm.evaluation.protocols import knn
+from mapet_mm.evaluation.protocols.knn import NearestNeighbours, knn_predict
+
+
+def predict(train, labels, queries, num_classes, part: int = 100, **options):
+    known = zip(train.split(part), labels.split(part), strict=True)
+    return knn_predict(queries, known, num_classes, **options).tolist()
+
+
+def test_votes_by_hand():
+    """Two weak neighbours of class 1 outvote a nearer one of class 0 only at a high temperature."""
+    train = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.8, -0.6], [-1.0, 0.0]])
+    labels, query = torch.tensor([0, 1, 1, 0]), torch.tensor([[2.0, 0.0]])
+    assert predict(train, labels, query, 2, k=1, temperature=0.07) == [0]
+    assert predict(train, labels, query, 2, k=3, temperature=0.07) == [0]  # e^14.3 > 2 e^11.4
+    assert predict(train, labels, query, 2, k=3, temperature=1.0) == [1]  # e^1 < 2 e^0.8
+    assert predict(train, labels, query, 2, k=9, temperature=1.0) == [1]  # all four vote
+
+
+@pytest.mark.parametrize("temperature", [0.07, 0.01, 1e-6])
+def test_votes_at_a_low_temperature_are_finite(temperature):
+    """e^100 is beyond float32."""
+    train = torch.tensor([[0.999, 0.0447], [1.0, 0.0]])
+    arguments = train, torch.tensor([0, 1]), torch.tensor([[1.0, 0.0]]), 2
+    assert predict(*arguments, k=2, temperature=temperature) == [1]
+
+
+@pytest.mark.parametrize("options", [dict(k=0), dict(temperature=0), dict(temperature=float("nan"))])
+def test_options_that_give_no_votes_are_refused(options):
+    with pytest.raises(ValueError, match="above 0"):
+        predict(torch.eye(2), torch.arange(2), torch.eye(2), 2, **options)
+
+
+@pytest.mark.parametrize(("part", "rows"), [(200, 90), (64, 7), (5, 13)])
+def test_equals_scikit_learns_classifier_with_the_same_weights(part, rows, monkeypatch):
+    """Memory is bounded by parts and rows, results are the same."""
+    monkeypatch.setattr(knn, "ROWS", rows)
+    rng = np.random.default_rng(0)
+    train, queries = (torch.from_numpy(rng.normal(size=(n, 8)).astype(np.float32)) for n in (200, 90))
+    labels = torch.from_numpy(rng.integers(0, 5, 200))
+    # On the unit sphere the squared distance is 2 - 2 cosine.
+    reference = KNeighborsClassifier(7, weights=lambda distance: np.exp((1 - distance**2 / 2) / 0.07))
+    expected = reference.fit(F.normalize(train), labels).predict(F.normalize(queries))
+    assert predict(train, labels, queries, 5, part, k=7) == expected.tolist()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("k", [1, 20])
+def test_neighbours_divided_among_processes_predict_the_same(number, k, tmp_path):
+    """200 training images in ragged shares, one of which has fewer than k."""
+    generator = torch.Generator().manual_seed(0)
+    train, queries = (torch.randn(size, 8, generator=generator) for size in (200, 90))
+    labels = torch.randint(5, (200,), generator=generator)
+    expected = predict(train, labels, queries, 5, k=k)
+    cuts = {1: [200], 2: [195, 5], 3: [100, 97, 3]}[number]
+
+    def of_this_process() -> list[int]:
+        shares = list(zip(train.split(cuts), labels.split(cuts), strict=True))
+        return predict(*shares[get_rank()], queries, 5, 64, k=k)
+
+    assert in_processes(number, of_this_process, tmp_path) == [expected] * number
+
+
+def test_memory_is_that_of_the_features_and_one_part(monkeypatch):
+    """No copy of all training features is made: each part is normalised by itself."""
+    largest = []
+    normalise = F.normalize
+
+    def counted(features, **options):
+        largest.append(len(features))
+        return normalise(features, **options)
+
+    monkeypatch.setattr(F, "normalize", counted)
+    predict(torch.randn(500, 4), torch.zeros(500, dtype=torch.int64), torch.randn(10, 4), 2, part=50)
+    assert max(largest) == 50
+
+
+def test_rows_equal_scikit_learns_of_each_pooling():
+    evaluated = evaluated_clusters()
+    train, val = evaluated.features["train"], evaluated.features["val"]
+    rows = {row.setting: row.value for row in NearestNeighbours(k=10).run(evaluated)}
+    assert list(rows) == ["class token", "mean", "both"]
+    for pooling, value in rows.items():
+        known, queries = (F.normalize(one.pooled(pooling), dim=1).numpy() for one in (train, val))
+        model = KNeighborsClassifier(10, weights=lambda distance: np.exp((1 - distance**2 / 2) / 0.07))
+        assert 25 < value < 95
+        assert value == pytest.approx(
+            100 * model.fit(known, train.labels).score(queries, val.labels), abs=0.2
+        )
+
+
+def test_the_size_of_features_changes_no_neighbour():
+    banks = evaluated_clusters().features.values()
+    usual, larger = (
+        as_evaluated(*(one_pooling(bank, "mean", scale) for bank in banks)) for scale in (1, 1e6)
+    )
+    assert NearestNeighbours().run(usual) == NearestNeighbours().run(larger)

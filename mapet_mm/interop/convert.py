@@ -24,7 +24,6 @@ from torch import Tensor
 
 from mapet_mm.interop.names import (
     HUGGING_FACE,
-    LAYER_SCALES,
     MASK_TOKEN,
     REFERENCE,
     TIMM,
@@ -32,9 +31,8 @@ from mapet_mm.interop.names import (
     TORCHVISION,
     Naming,
     StateDict,
-    fold_layer_scale,
 )
-from mapet_mm.models.backbones.checkpoint_hooks import beit_to_vit
+from mapet_mm.models.backbones.checkpoint_hooks import SCALED, beit_to_vit, fold_layer_scale
 
 CLASS_TOKEN, POSITIONS, FINAL_NORM = "backbone.cls_token", "backbone.pos_embed", "backbone.ln1.weight"
 # The linear layers and norms of a layer; each has a weight and may have a bias.
@@ -189,7 +187,7 @@ def complete(state_dict: Mapping[str, Tensor]) -> StateDict:
         if (weight := weights.get(f"{module}.weight")) is not None:
             weights.setdefault(f"{module}.bias", weight.new_zeros(len(weight)))
     for layer in layers:
-        for scale in LAYER_SCALES:
+        for scale in SCALED:
             weights.setdefault(layer + scale, weights[f"{layer}attn.proj.weight"].new_ones(width))
     if filled := [name for name in weights if name not in state_dict]:
         print_log(

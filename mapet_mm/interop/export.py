@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mapet_mm.interop.convert import CLASS_TOKEN, FINAL_NORM, FROM_MM, mm_to_timm, network, sizes_of
 from mapet_mm.interop.description import ENTRY, INTERPOLATIONS, Description, read_description
-from mapet_mm.interop.names import fold_layer_scale, has_layer_scale
+from mapet_mm.models.backbones.checkpoint_hooks import SCALED, fold_layer_scale
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import write_weights
@@ -104,7 +104,7 @@ def timm_arguments(weights: Mapping[str, Tensor], description: Description) -> d
         num_heads=description.num_heads,
         # timm truncates the product of ratio and width
         mlp_ratio=ratio if int(width * ratio) == inner else (inner + 0.5) / width,
-        init_values=0.1 if has_layer_scale(weights) else None,
+        init_values=0.1 if any(name.endswith(tuple(SCALED)) for name in weights) else None,
         class_token=CLASS_TOKEN in weights,
         global_pool=pool,
         fc_norm=pooled,
@@ -204,7 +204,7 @@ def _hf_preprocessor(description: Description) -> dict[str, Any]:
 def _named(target: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights under the target's names; folded weights do not get a LayerScale of ones."""
     named = FROM_MM[target](weights)
-    if target == "timm" and not has_layer_scale(weights):
+    if target == "timm" and not any(name.endswith(tuple(SCALED)) for name in weights):
         named = {name: v for name, v in named.items() if not name.endswith((".ls1.gamma", ".ls2.gamma"))}
     return named
 

@@ -1,7 +1,7 @@
 """Names of a plain ViT's weights here, in the authors' networks, timm, Hugging Face and torchvision."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,6 @@ Names = list[tuple[str, str]]
 
 # Weights that only pre-training has; timm has neither of them, Hugging Face has no head.
 MASK_TOKEN, TOKEN_HEAD = "backbone.mask_token", "head.projection."
-LAYER_SCALES = {"attn.gamma1.weight": "attn.proj", "ffn.gamma2.weight": "ffn.layers.1"}
 
 
 @dataclass(frozen=True)
@@ -165,23 +164,3 @@ TORCHVISION = Naming(
         ("ffn.layers.1.", "mlp.3."),
     ],
 )
-
-
-def has_layer_scale(names: Iterable[str]) -> bool:
-    """Tell if one of these names of this package belongs to a LayerScale."""
-    return any(name.endswith(tuple(LAYER_SCALES)) for name in names)
-
-
-def fold_layer_scale(weights: Mapping[str, Tensor]) -> StateDict:
-    """The same network without LayerScale: each scale multiplies, in float32, the linear layer before it.
-
-    Args:
-        weights: a plain ViT's, under this package's names.
-    """
-    folded = dict(weights)
-    for scale in filter(lambda name: has_layer_scale([name]), weights):
-        ending = next(ending for ending in LAYER_SCALES if scale.endswith(ending))
-        linear, factor = scale.removesuffix(ending) + LAYER_SCALES[ending], folded.pop(scale).float()
-        for name, by in ((f"{linear}.weight", factor[:, None]), (f"{linear}.bias", factor)):
-            folded[name] = folded[name].float() * by
-    return folded

@@ -19,8 +19,8 @@ from mapet_mm.convert import (
     timm_to_mm,
 )
 from mapet_mm.interop.initial_weights import as_start
-from mapet_mm.interop.names import fold_layer_scale
 from mapet_mm.models import MaPeT, MaPeTPretrainViT, MaPeTViT
+from mapet_mm.models.backbones.checkpoint_hooks import fold_layer_scale
 from mapet_mm.weight_files import read_weights, write_weights
 
 ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=96)

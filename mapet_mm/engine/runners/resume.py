@@ -81,8 +81,8 @@ def read(path: Path, trust: bool = False) -> Any:
     if unsafe:
         raise LaunchError(
             f"{path} holds Python objects ({listed(sorted(unsafe), most=3)}), which can run code when it is "
-            f"read: `python tools/convert.py mm mm {path} weights.pth` keeps the weights alone, "
-            "--trust-checkpoint reads it as it is"
+            "read: if you trust it, save its weights alone by torch.save(model.state_dict(), FILE), or add "
+            "--trust-checkpoint"
         )
     return content
 

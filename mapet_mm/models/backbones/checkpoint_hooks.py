@@ -117,7 +117,7 @@ def fold_layer_scale(weights: Mapping[str, Tensor], scales: Iterable[str] | None
     folded = dict(weights)
     for name in [name for name in weights if name.endswith(tuple(SCALED))] if scales is None else scales:
         linear = name.replace(*_linear(name)).removesuffix(".weight")
-        scale = folded.pop(name)
+        scale = folded.pop(name).float()  # in float16 a small scale times a weight has few digits left
         folded[f"{linear}.weight"] = folded[f"{linear}.weight"] * scale[:, None]
         folded[f"{linear}.bias"] = folded[f"{linear}.bias"] * scale
     return folded

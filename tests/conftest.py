@@ -44,9 +44,6 @@ def data_dir() -> Path:
 @pytest.fixture(autouse=True, scope="session")
 def _plain_configs():
     """Spare MMEngine the layout, not the text, of the configs that it logs and saves: 2 s a runner."""
-    from mapet_mm.utils.dist import import_yapf  # after the hook above
-
-    import_yapf()  # the processes of the tests start together
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("yapf.yapflib.yapf_api.FormatCode", lambda text, **_: (text, True))
         yield

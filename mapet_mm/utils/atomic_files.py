@@ -7,14 +7,10 @@ import errno
 import json
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
-
-# How long a machine may remember that a name was not there (acdirmax of an NFS mount).
-UNSEEN_SECONDS = 60
 
 
 def replace_file(path: Path, content: bytes | Iterable[bytes]) -> None:
@@ -67,15 +63,6 @@ def new_folder(path: Path) -> Iterator[Path]:
         sync_folder(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def wait_until_seen(folder: Path) -> None:
-    """Wait for a folder that is listed but not found: over NFS, another machine has just made it."""
-    end = time.monotonic() + UNSEEN_SECONDS
-    while not folder.exists() and time.monotonic() < end:
-        if not folder.parent.exists() or folder.name not in os.listdir(folder.parent):
-            return
-        time.sleep(0.1)
 
 
 def partial_path(path: Path) -> Path:

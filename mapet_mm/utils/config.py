@@ -107,15 +107,6 @@ def class_of(kind: str | Callable, registry: Registry) -> Callable | None:
     return registry.get(kind) if isinstance(kind, str) else kind
 
 
-def with_type_names(config: Any) -> Any:
-    """A part of a config that names each class alike, however its `type` says it, for comparisons."""
-    if isinstance(config, Mapping):
-        named = {key: with_type_names(value) for key, value in config.items()}
-        kind = named.get("type")
-        return named | {"type": type_name(kind)} if isinstance(kind, str) or callable(kind) else named
-    return type(config)(map(with_type_names, config)) if isinstance(config, list | tuple) else config
-
-
 def plain(value: Any) -> Any:
     """A config's value as JSON has it."""
     if isinstance(value, Mapping):

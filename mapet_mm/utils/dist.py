@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
-import importlib
 import os
-import pickle
-import time
 
 import torch
 from mmengine.device import get_device
@@ -118,37 +115,6 @@ def choose_dtype(device_type: str, name: str | None = None) -> torch.dtype:
     # Emulated bfloat16 (before Ampere) is slower than float16 and counts as not supported.
     native = device_type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if native else torch.float16
-
-
-CACHE_SECONDS = 10
-
-
-def import_yapf(patience: float = CACHE_SECONDS) -> None:
-    """Import yapf, with which MMEngine writes configs, while other processes may be the first to do so.
-
-    The first import for a user leaves a cache that yapf renames before the last of it is written: who reads
-    it in that moment fails. So did every process after a disk that was full then.
-
-    Args:
-        patience: seconds after which a cache that cannot be read counts as damaged.
-
-    Raises:
-        UserError: the cache is damaged.
-    """
-    end = time.monotonic() + patience
-    while True:
-        try:
-            importlib.import_module("yapf.yapflib.yapf_api")
-            return
-        except (EOFError, pickle.UnpicklingError) as error:
-            if time.monotonic() > end:
-                from platformdirs import user_cache_dir  # of yapf, in the versions that have this cache
-
-                folder = user_cache_dir("YAPF", "Google")
-                raise UserError(
-                    f"the cache of yapf in {folder} is damaged ({error}), as a full disk leaves it: delete it"
-                ) from error
-            time.sleep(0.1)
 
 
 def note_local_rank(number: int) -> None:

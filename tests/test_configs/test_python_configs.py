@@ -19,10 +19,9 @@ from mapet_mm.evaluation.image_sets import read_image_sets
 from mapet_mm.evaluation.models import load_checkpoint
 from mapet_mm.evaluation.protocol import build_protocols, evaluate
 from mapet_mm.evaluation.protocols.label_free import LabelFree
-from mapet_mm.models.target_generators.clip_tower import build_visual
 from mapet_mm.models.target_generators.frozen_tokenizer import split_checkpoint
 from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
-from mapet_mm.utils.config import PACKAGE, read_config, scope_of, type_name, with_type_names
+from mapet_mm.utils.config import PACKAGE, read_config, scope_of
 
 CONFIGS = Path(__file__).parents[1] / "python_configs"
 # Not imported with `mapet_mm.engine`: evaluations and sharding import what few runs need.
@@ -152,13 +151,3 @@ def test_weights_are_found_however_their_initialiser_is_given(kind):
     config, checkpoint = split_checkpoint(dict(type=VQKD, init_cfg=init_cfg))
     assert config == dict(type=VQKD)
     assert checkpoint["checkpoint"] == "vqkd.pth"
-
-
-def test_types_have_one_name():
-    config = Config(
-        dict(model=dict(type=VQKD, layers=[dict(type="mmcv.X"), dict(type=build_visual)]), type=None)
-    )
-    assert with_type_names(config.to_dict()) == dict(
-        model=dict(type="VQKD", layers=[dict(type="X"), dict(type="build_visual")]), type=None
-    )
-    assert type_name("mapet_mm.models.MaPeT") == "MaPeT"

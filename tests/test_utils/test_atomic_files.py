@@ -1,12 +1,11 @@
-"""Folders that appear in one step, and what is seen of them over NFS."""
+"""Files and folders appear in one step, or nothing is left."""
 
 import errno
 import os
-import time
 
 import pytest
 
-from mapet_mm.utils.atomic_files import new_folder, wait_until_seen
+from mapet_mm.utils.atomic_files import new_folder, replace_file
 
 
 @pytest.mark.parametrize(
@@ -22,8 +21,13 @@ def test_a_folder_that_cannot_appear_says_why_and_leaves_nothing(number, raised,
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["gone", "gone/deeper"])
-def test_a_folder_that_no_listing_shows_is_not_waited_for(name, tmp_path):
-    start = time.monotonic()
-    wait_until_seen(tmp_path / name)
-    assert time.monotonic() - start < 0.1
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_old_file_and_is_named(call, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    replace_file(tmp_path / "file", b"old")
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(OSError, match=r"No space left.*file"):
+        replace_file(tmp_path / "file", b"new")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]

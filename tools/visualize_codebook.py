@@ -156,7 +156,7 @@ def make_report(
 def main() -> None:
     """Measure, draw, write, and print what was written."""
     args = parse_args()
-    cfg = read_config(args.config, args.cfg_options)
+    cfg = read_config(args.config, options=args.cfg_options)
     out = args.out or Path(f"{cfg.get('token_store')}.codebook")
     images = build_images(cfg)
     store = TokenStore.open(cfg.token_store)

@@ -148,12 +148,6 @@ class GridKMeans(Tokenizer):
         return self.codebook
 
     def _check_codebook(self, codebook: Codebook) -> None:
-        if codebook.dim != self.dim:
-            raise CodebookError(
-                f"the codebook has {codebook.dim} channels, encoder {self.description['encoder']} gives "
-                f"{self.dim}: use the encoder it was fitted on "
-                f"({codebook.metadata.get('encoder', 'not recorded')})"
-            )
         for key, found in self.metadata.items():
             recorded = codebook.metadata.get(key, found)
             # A weights file may be renamed or replace a tag; its digest says whether it is the same.

@@ -3,7 +3,6 @@
 import pytest
 import timm
 import torch
-from digits_tokenizer import kclip_config, write_few_digits
 from mmengine.runner import save_checkpoint
 from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
@@ -11,7 +10,6 @@ from transformers import ViTConfig, ViTForImageClassification
 from mapet_mm.models import MaPeTPretrainViT, MaPeTViT
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import Codebook, CodebookError, GridKMeans, TokenizerError
-from mapet_mm.tokenizers.run import build_tokenizer, run_extract_tokens, run_fit_codebook
 
 ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
 OWN = dict(arch=ARCH, img_size=24, patch_size=4)
@@ -157,39 +155,3 @@ def test_weights_and_layer_of_the_encoder_are_part_of_the_identity():
         GridKMeans(raw, 24, fitted, random_seed=1)
     with pytest.raises(CodebookError, match=r"layer -1 .*layers\.0"):
         GridKMeans(raw, 24, fitted, layer="layers.0", random_seed=0)
-
-
-def test_tokens_of_an_own_checkpoint_are_fitted_extracted_and_trained_on(tmp_path):
-    """Bootstrapped: the tools' way for stored tokens, and the same ids on the fly inside a training."""
-    write_few_digits(tmp_path / "digits", 40)
-    pretrained = MaPeTPretrainViT(cutting_point=10, **OWN)
-    pretrained.init_weights()
-    torch.save({f"backbone.{k}": v for k, v in pretrained.state_dict().items()}, tmp_path / "epoch_1.pth")
-    start = dict(type="Pretrained", checkpoint=str(tmp_path / "epoch_1.pth"), prefix="backbone.")
-    cfg = kclip_config(tmp_path / "digits", tmp_path, **{"codebook.positions_per_image": 16})
-    cfg.tokenizer = dict(
-        type="mapet_mm.GridKMeans",
-        encoder=dict(type="mapet_mm.MaPeTViT", out_type="raw", init_cfg=start, **OWN),
-        image_size=24,
-        codebook=cfg.tokenizer.codebook,
-    )
-    keep = [step for step in cfg.dataset[0].pipeline if step.type != "ResizeEdge"]
-    for dataset in (*cfg.dataset, cfg.codebook.dataset):
-        dataset.pipeline = keep
-    _, codebook = run_fit_codebook(cfg)
-    store, done = run_extract_tokens(cfg)
-    tokenizer, _ = build_tokenizer(cfg)
-    assert (done.images, store.grid, store.tokenizer) == (80, (6, 6), codebook.digest)
-    model = MODELS.build(
-        dict(
-            type="mapet_mm.MaPeT",
-            backbone=dict(type="mapet_mm.MaPeTPretrainViT", cutting_point=10, **OWN),
-            head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=12),
-            target_generator=cfg.tokenizer,
-        )
-    )
-    model.init_weights()
-    images = torch.randn(2, 3, 24, 24)
-    assert torch.equal(model.target_generator(images), tokenizer(images))
-    model([images, images], mode="loss")["loss"].backward()
-    assert not [name for name in model.state_dict() if name.startswith("target_generator")]

@@ -160,12 +160,6 @@ class MemoryFeatures(FeatureBank):
         super().__init__(None, poolings=poolings, dim=dim, size=size, **known)
         self.values = {"pooled": pooled, "tokens": tokens}
 
-    def replaced(self, pooled: Tensor, labels: Tensor) -> MemoryFeatures:
-        """The same kind of features of other images."""
-        poolings = self.poolings[:2]
-        known = dict(name=self.name, layers=self.layers, grid=self.grid, labels=labels)
-        return MemoryFeatures(pooled, poolings=poolings, **known)
-
     def read(self, kind: str, block: int) -> Tensor:
         values = self.values[kind]
         return values[:, self.rows(block)] if kind == "pooled" else values[self.rows(block)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -202,33 +202,19 @@ def evaluate(
     evaluated = Evaluated(checkpoint, features, images, checkpoint.backbone.device)
     if not is_first_process():  # the first process has the table
         return evaluated, []
-    return evaluated, tell_apart(protocols, [protocol.run(evaluated) for protocol in protocols])
+    return evaluated, checked([protocol.run(evaluated) for protocol in protocols])
 
 
-def tell_apart(protocols: Sequence[Protocol], rows: Sequence[Sequence[Row]]) -> list[list[Row]]:
-    """Rows with different names: protocols whose rows have the same name add their options to it.
-
-    Args:
-        protocols: as they were run.
-        rows: of each protocol.
+def checked(rows: Sequence[Sequence[Row]]) -> list[list[Row]]:
+    """The rows, each with a name of its own: a table's column and a log know them by it.
 
     Raises:
-        UserError: rows that still have the same name.
+        UserError: two rows of one name.
     """
-    taken = Counter(row.name for some in rows for row in some)
-    told = []
-    for protocol, some in zip(protocols, rows, strict=True):
-        default = vars(type(protocol)())
-        changed = [f"{name}={value}" for name, value in vars(protocol).items() if value != default[name]]
-        twice = changed and any(taken[row.name] > 1 for row in some)
-        options = f" ({', '.join(changed)})" if twice else ""
-        told.append([replace(row, protocol=f"{row.protocol}{options}") for row in some])
-    name, count = (
-        Counter(row.name for some in told for row in some).most_common(1)[0] if any(told) else ("", 1)
-    )
-    if count > 1:
-        raise UserError(f"`protocols` give two results `{name}`: leave one out, or change an option")
-    return told
+    names = Counter(row.name for some in rows for row in some)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise UserError(f"`protocols` give two results `{twice[0]}`: run these protocols one at a time")
+    return list(rows)
 
 
 def results_table(results: Mapping[str, Sequence[Row]]) -> Table:

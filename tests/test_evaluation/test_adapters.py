@@ -166,7 +166,7 @@ def test_other_outputs_are_refused(output):
 
 def test_patches_that_do_not_fill_the_grid_are_refused():
     with pytest.raises(BackboneError, match="grid of 4 x 3"):
-        build(VIT).adapter(torch.zeros(1, 3, 18, 14))
+        build(VIT)(torch.zeros(1, 3, 18, 14))
 
 
 @pytest.mark.parametrize("kind", ["SelfSupDataPreprocessor", "mapet_mm.TokenGridDataPreprocessor"])

@@ -15,13 +15,12 @@ from mapet_mm.evaluation.protocol import (
     Evaluated,
     Row,
     build_protocols,
+    checked,
     choose_protocols,
     evaluate,
     results_table,
     side_by_side,
-    tell_apart,
 )
-from mapet_mm.evaluation.protocols.knn import NearestNeighbours
 from mapet_mm.utils.errors import UserError
 from mapet_mm.visualization.report import Section
 
@@ -78,15 +77,12 @@ def test_an_unknown_name_on_the_command_line_is_refused(config):
         choose_protocols(config, None, ["Nearest"], labelled([0, 1], [1]))
 
 
-def test_rows_of_one_name_are_told_apart_by_their_options():
-    protocols = [NearestNeighbours(), NearestNeighbours(k=5), NearestNeighbours(k=5, temperature=0.1)]
-    rows = [[Row("k-NN", "mean", float(place))] for place in range(3)]
-    told = [row.name for some in tell_apart(protocols, rows) for row in some]
-    assert told == ["k-NN, mean", "k-NN (k=5), mean", "k-NN (k=5, temperature=0.1), mean"]
-    assert tell_apart(protocols[1:2], rows[1:2]) == rows[1:2]  # alone it needs no options
-    assert tell_apart(protocols[:1], [[]]) == [[]]
+def test_two_rows_of_one_name_are_refused():
+    """A table's column would show one of them."""
+    rows = [[Row("k-NN", "mean", 1.0)], [Row("k-NN", "both", 2.0)], []]
+    assert checked(rows) == rows
     with pytest.raises(UserError, match="two results `k-NN, mean`"):
-        tell_apart([protocols[0]] * 2, [rows[0]] * 2)
+        checked([*rows, rows[0]])
 
 
 def test_the_table_has_a_column_per_checkpoint_and_a_line_per_figure():

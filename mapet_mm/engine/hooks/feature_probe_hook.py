@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from mmengine.dist import barrier, is_main_process
+from mmengine.dist import barrier, get_rank, get_world_size, is_main_process
 from torch.utils.data import DataLoader
 
-from mapet_mm.engine.hooks.knn_probe_hook import KNNProbeHook, all_rows, own_rows, take_in_memory
+from mapet_mm.engine.hooks.knn_probe_hook import KNNProbeHook, take_in_memory
 from mapet_mm.evaluation.adapters import TokenBackbone
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.registry import HOOKS
@@ -50,26 +50,27 @@ class FeatureProbeHook(KNNProbeHook):
 
     def figures(self, backbone: TokenBackbone, loaders: Sequence[DataLoader]) -> dict[str, float]:
         """Top-1 of each pooling, and the rows of other protocols in the first process."""
-        train, val = (take_in_memory(backbone, loader, self.amp) for loader in loaders)
-        sizes = [len(loader.dataset) for loader in loaders]
-        own, queries = own_rows(train, sizes[0]), all_rows(val, sizes[1])
-        found = {f"features/k-NN, {one}": self.top1(own, queries, one) for one in own.poolings}
-        if self.protocols:
-            sets = {"train": all_rows(train, sizes[0]), "val": queries}
-            found |= self._others(sets, backbone.device) if is_main_process() else {}
-            barrier()
+        train = take_in_memory(backbone, loaders[0], bool(self.protocols), self.amp)
+        val = take_in_memory(backbone, loaders[1], True, self.amp)
+        own = slice(get_rank(), None, get_world_size()) if self.protocols else slice(None)
+        found = {f"features/k-NN, {one}": self.top1(train, val, one, own) for one in train.poolings}
+        if self.protocols and is_main_process():
+            found |= self._others(dict(train=train, val=val), backbone.device)
+        barrier()
         return found
 
-    def _others(self, sets: Mapping[str, MemoryFeatures], device: torch.device) -> dict[str, float]:
-        from mapet_mm.evaluation.protocol import Evaluated, tell_apart
+    def _others(self, banks: Mapping[str, MemoryFeatures], device: torch.device) -> dict[str, float]:
+        from mapet_mm.evaluation.protocol import Evaluated, checked
 
-        banks, images = {}, {}
-        for name, one in sets.items():
-            banks[name] = bank = one.replaced(one.values["pooled"].cpu(), one.labels.cpu())
-            images[name] = SimpleNamespace(name=name, labels=bank.labels, class_names=None)
+        for bank in banks.values():
+            bank.values["pooled"], bank.labels = bank.values["pooled"].cpu(), bank.labels.cpu()
+        images = {
+            name: SimpleNamespace(name=name, labels=bank.labels, class_names=None)
+            for name, bank in banks.items()
+        }
         evaluated = Evaluated(None, banks, images, device)
         with torch.enable_grad():
-            rows = tell_apart(self.protocols, [protocol.run(evaluated) for protocol in self.protocols])
+            rows = checked([protocol.run(evaluated) for protocol in self.protocols])
         return {f"features/{row.name}": row.value for some in rows for row in some if not row.detail}
 
 

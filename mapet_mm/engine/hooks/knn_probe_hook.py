@@ -32,8 +32,8 @@ from mapet_mm.utils.dist import choose_dtype, unwrapped
 class KNNProbeHook(Hook):
     """Log the top-1 of a k-NN classifier on the backbone's features, as `knn/top1`, and their RankMe.
 
-    Works with any model that `TokenBackbone` takes, in one process or several, sharded or not. The training
-    is not affected. With averaged weights (`EMAHook`), the average is probed, as in a validation.
+    Works in one process or several, sharded or not. The training is not affected. With averaged weights
+    (`EMAHook`), the average is probed, as in a validation.
 
     Args:
         train_dataloader: as for MMEngine's Runner; images with `gt_label` that vote, each once.
@@ -82,8 +82,8 @@ class KNNProbeHook(Hook):
 
     def figures(self, backbone: TokenBackbone, loaders: Sequence[DataLoader]) -> dict[str, float]:
         """The logged values by name."""
-        train, val = (take_in_memory(backbone, loader, self.amp, self.pooling) for loader in loaders)
-        train, val = own_rows(train, len(loaders[0].dataset)), all_rows(val, len(loaders[1].dataset))
+        train = take_in_memory(backbone, loaders[0], False, self.amp, self.pooling)
+        val = take_in_memory(backbone, loaders[1], True, self.amp, self.pooling)
         top1 = self.top1(train, val, train.poolings[0])
         return {"knn/top1": top1, "knn/rank_me": rank_me(val.values["pooled"])}
 
@@ -104,11 +104,14 @@ class KNNProbeHook(Hook):
             print_log(f"the k-NN figures are wrong: {error}", logger="current", level=logging.WARNING)
         return loaders
 
-    def top1(self, train: MemoryFeatures, val: MemoryFeatures, pooling: str) -> float:
-        """Top-1 in percent; the training images are this process's, the queries those of all."""
-        num_classes = 1 + max(map(int, all_gather(torch.cat([train.labels, val.labels]).max())))
+    def top1(
+        self, train: MemoryFeatures, val: MemoryFeatures, pooling: str, own: slice = slice(None)
+    ) -> float:
+        """Top-1 in percent of all queries; `own` are this process's training images."""
+        labels = train.labels[own]
+        num_classes = 1 + max(map(int, all_gather(torch.cat([labels, val.labels]).max())))
         keys, queries = (bank.values["pooled"][-1][:, bank.columns(pooling)] for bank in (train, val))
-        known = zip(keys.split(COLUMNS), train.labels.split(COLUMNS), strict=True)
+        known = zip(keys[own].split(COLUMNS), labels.split(COLUMNS), strict=True)
         predicted = knn_predict(queries, known, num_classes, self.k, self.temperature)
         return 100 * (predicted == val.labels).float().mean().item()
 
@@ -122,57 +125,47 @@ def evaluated_model(runner: Runner) -> nn.Module:
 
 
 def take_in_memory(
-    backbone: TokenBackbone, loader: DataLoader, amp: bool | None = None, pooling: str | None = None
+    backbone: TokenBackbone,
+    loader: DataLoader,
+    everywhere: bool,
+    amp: bool | None = None,
+    pooling: str | None = None,
 ) -> MemoryFeatures:
-    """The last layer's pooled features of a loader's images in this process, on the model's device.
+    """The last layer's pooled features of a loader's images, on the model's device.
 
     Args:
         backbone: in evaluation mode.
         loader: of `KNNProbeHook.build_loaders`.
+        everywhere: give each process the images of all, instead of its own.
         amp: autocast; by default on CUDA only.
         pooling: only this one, if the backbone has it.
 
     Raises:
         ValueError: an image without a label, or with several.
     """
-    device, count, start = backbone.device, loader.sampler.num_samples, 0
+    device, start, values, labels = backbone.device, 0, None, []
     dtype = choose_dtype(device.type) if (device.type == "cuda" if amp is None else amp) else None
-    bank, labels = None, []
     for batch in loader:
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
             tokens = backbone(backbone.normalise(batch["inputs"]))
-        values = tokens.pooled()[-1:]  # 1 B W
-        poolings, dim = tokens.poolings, values.shape[2] // len(tokens.poolings)
+        found, poolings = tokens.pooled()[-1], tokens.poolings  # B W
         if pooling in poolings:
-            place = poolings.index(pooling)
-            poolings, values = [pooling], values[..., place * dim : (place + 1) * dim]
-        if bank is None:  # one allocation, because parts and their whole would take twice the memory
-            known = dict(layers=tokens.names[-1:], poolings=poolings, grid=tokens.grid, labels=None)
-            bank = MemoryFeatures(values.new_empty(1, count, values.shape[2]), name="images", **known)
-        bank.values["pooled"][:, start : start + values.shape[1]] = values
-        start += values.shape[1]
-        for sample in batch["data_samples"]:
-            if (label := label_of(sample)) is None:
-                raise ValueError(f"image `{sample.get('img_path')}` needs one label, `gt_label`")
-            labels.append(label)
-    bank.labels = torch.tensor(labels, device=device)
-    return bank
-
-
-def own_rows(bank: MemoryFeatures, total: int) -> MemoryFeatures:
-    """A bank without the images that come again at the end; all processes' together have `total`."""
+            found, poolings = found.chunk(len(poolings), dim=1)[poolings.index(pooling)], [pooling]
+        if values is None:  # one allocation, because parts and their whole would take twice the memory
+            values = found.new_empty(loader.sampler.num_samples, found.shape[1])
+        values[start : start + len(found)] = found
+        start += len(found)
+        labels += [label_of(sample) for sample in batch["data_samples"]]
+    if None in labels:
+        raise ValueError(f"each image of {type(loader.dataset).__name__} needs one label, `gt_label`")
+    parts, total = (values, torch.tensor(labels, device=device)), len(loader.dataset)
     rank, world_size = get_dist_info()
-    count = len(range(rank, total, world_size))
-    return bank.replaced(bank.values["pooled"][:, :count], bank.labels[:count])
-
-
-def all_rows(bank: MemoryFeatures, total: int) -> MemoryFeatures:
-    """The images of all processes in the set's order, each once: image i is row i // P of process i % P."""
-    values, labels = (
-        torch.stack(all_gather(part), dim=1).flatten(0, 1)[:total]
-        for part in (bank.values["pooled"][0], bank.labels)
-    )
-    return bank.replaced(values[None], labels)
+    if everywhere:  # image i is row i // P of process i % P
+        values, labels = (torch.stack(all_gather(part), dim=1).flatten(0, 1)[:total] for part in parts)
+    else:
+        values, labels = (part[: len(range(rank, total, world_size))] for part in parts)
+    known = dict(name="images", layers=tokens.names[-1:], poolings=poolings, grid=tokens.grid)
+    return MemoryFeatures(values[None], labels=labels, **known)
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def test_figures_in_several_processes_are_those_of_one(runner, tmp_path):
 
     with undisturbed(runner.model):
         built = hook.build_loaders(runner)
-        train_bank, val = (take_in_memory(TokenBackbone(runner.model), one) for one in built)
+        train_bank, val = (take_in_memory(TokenBackbone(runner.model), one, True) for one in built)
     known = [(train_bank.pooled("class token"), train_bank.labels)]
     right = knn_predict(val.pooled("class token"), known, 2, k=3) == val.labels
     found = [in_processes(number, probe, tmp_path) for number in (1, 2, 3)]

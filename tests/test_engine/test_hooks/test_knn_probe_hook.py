@@ -88,7 +88,7 @@ def test_features_are_those_of_the_plain_vit_in_evaluation_mode(runner, pooling,
     hook = KNNProbeHook(shuffled, shuffled)
     with undisturbed(runner.model):
         built = hook.build_loaders(runner)[0]
-        bank = take_in_memory(TokenBackbone(runner.model), built, amp, pooling)
+        bank = take_in_memory(TokenBackbone(runner.model), built, True, amp, pooling)
         images = torch.stack([TwoColours()[i]["inputs"] for i in range(24)]).float()
         tokens = runner.model.extract_feat((images - 128) / 64)[-1]
     expected = tokens[:, 1:].mean(1) if pooling == "mean" else tokens[:, 0]
@@ -109,7 +109,7 @@ def test_a_probe_in_several_processes_equals_one_process(runner, tmp_path, image
 
     with undisturbed(runner.model):
         built = HOOKS.build(hook).build_loaders(runner)
-        train, val = (take_in_memory(TokenBackbone(runner.model), one) for one in built)
+        train, val = (take_in_memory(TokenBackbone(runner.model), one, True) for one in built)
     known = [(train.pooled("mean"), train.labels)]
     right = knn_predict(val.pooled("mean"), known, 2, k=3) == val.labels
     for number in (1, 2, 3):

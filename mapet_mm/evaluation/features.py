@@ -106,13 +106,10 @@ class FeatureBank:
 
     def columns(self, pooling: str) -> slice:
         """Columns of a pooling in "pooled"."""
-        if pooling == "both" or len(self.poolings) == 1:
-            return slice(None)
-        return slice(0, self.dim) if pooling == "class token" else slice(self.dim, None)
-
-    def width(self, pooling: str) -> int:
-        """Number of columns of a pooling."""
-        return self.dim * (2 if pooling == "both" else 1)
+        if pooling == "both":
+            return slice(0, 2 * self.dim)
+        start = self.dim * self.poolings.index(pooling)
+        return slice(start, start + self.dim)
 
     def pooled(
         self, pooling: str = "mean", layer: int = -1, images: Int64[Tensor, " row"] | None = None
@@ -125,11 +122,12 @@ class FeatureBank:
             images: in ascending order; all by default.
         """
         images = torch.arange(len(self)) if images is None else images
-        found = torch.empty(len(images), self.width(pooling))
+        columns = self.columns(pooling)
+        found = torch.empty(len(images), columns.stop - columns.start)
         for block in (images // BLOCK).unique().tolist():
             mine = images // BLOCK == block
             values = self.read("pooled", block)[layer][images[mine] - block * BLOCK]
-            found[mine] = values[:, self.columns(pooling)].float()
+            found[mine] = values[:, columns].float()
         return found
 
     def tokens(self, images: slice | Sequence[int]) -> Float[Tensor, "image row column dim"]:

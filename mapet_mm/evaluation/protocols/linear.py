@@ -46,8 +46,9 @@ class LinearHead(nn.Linear):
     """
 
     def __init__(self, probe: Probe, bank: FeatureBank, num_classes: int) -> None:
-        super().__init__(bank.width(probe.pooling), num_classes)
-        self.layer, self.columns = probe.layer, bank.columns(probe.pooling)
+        columns = bank.columns(probe.pooling)
+        super().__init__(columns.stop - columns.start, num_classes)
+        self.layer, self.columns = probe.layer, columns
         start = torch.randn(self.weight.shape, generator=torch.Generator().manual_seed(0))
         self.weight.data.copy_(start * 0.01)
         self.bias.data.zero_()
@@ -57,38 +58,12 @@ class LinearHead(nn.Linear):
         return super().forward(values[self.layer][:, self.columns])
 
 
-def train_probes(
-    batches: ShuffledBatches,
-    probes: Sequence[Probe],
-    num_classes: int,
-    epochs: int,
-    optimizer: str = "SGD",
-    weight_decay: float = 0.0,
-    device: torch.device | str = "cpu",
-) -> list[LinearHead]:
-    """Train classifiers together; their rates are in proportion to the batch.
-
-    Args:
-        batches: of the training images' pooled features.
-        probes: the classifiers.
-        num_classes: number of classes.
-        epochs: passes over the features.
-        optimizer: 'SGD' (momentum 0.9) or 'AdamW'.
-        weight_decay: the optimizer's.
-        device: where to train.
-    """
-    heads = [LinearHead(probe, batches.bank, num_classes) for probe in probes]
-    rates = [probe.rate * batches.batch_size / 256 for probe in probes]
-    build = partial(OPTIMIZERS[optimizer], weight_decay=weight_decay)
-    train_heads(heads, rates, batches, epochs, build, device=device)
-    return heads
-
-
 def parts(probes: Sequence[Probe], bank: FeatureBank, num_classes: int) -> Iterator[list[Probe]]:
     """Classifiers that are trained at once: as many as `MEMORY_BYTES` take, in order."""
     part, used = [], 0
     for probe in probes:
-        size = 16 * num_classes * (1 + bank.width(probe.pooling))
+        columns = bank.columns(probe.pooling)
+        size = 16 * num_classes * (1 + columns.stop - columns.start)
         if part and used + size > MEMORY_BYTES:
             yield part
             part, used = [], 0
@@ -156,10 +131,12 @@ class LinearProbes(Classification):
             return []
         batches = ShuffledBatches(train, "pooled", self.batch_size, self.seed)
         epochs = num_epochs(batches, self.epochs, self.least_steps)
-        options = num_classes, epochs, self.optimizer, self.weight_decay, evaluated.device
+        optimizer = partial(OPTIMIZERS[self.optimizer], weight_decay=self.weight_decay)
         found = {}
         for part in parts(probes, train, num_classes):
-            heads = train_probes(batches, part, *options)
+            heads = [LinearHead(probe, train, num_classes) for probe in part]
+            rates = [probe.rate * self.batch_size / 256 for probe in part]
+            train_heads(heads, rates, batches, epochs, optimizer, device=evaluated.device)
             found |= zip(part, accuracies(heads, val, "pooled", evaluated.device), strict=True)
         return [row for pooling in poolings for row in self._rows(pooling, train, found)]
 

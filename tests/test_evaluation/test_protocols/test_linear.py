@@ -1,6 +1,7 @@
 """Linear probes trained together equal classifiers trained alone."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -19,9 +20,8 @@ from mapet_mm.evaluation.protocols.linear import (
     LinearProbes,
     Probe,
     parts,
-    train_probes,
 )
-from mapet_mm.evaluation.protocols.probes import ShuffledBatches, accuracies
+from mapet_mm.evaluation.protocols.probes import ShuffledBatches, accuracies, train_heads
 from mapet_mm.models.heads.linear_probe import LayerwiseLinearHead
 
 
@@ -37,7 +37,9 @@ def test_a_probe_learns_what_it_learns_alone(evaluated, optimizer):
     rates = (0.01, 0.1, 1.0) if optimizer == "SGD" else (1e-3, 1e-2)
     batches = ShuffledBatches(train, "pooled", 128)
     wanted = [Probe(layer, one, rate) for layer in range(LAYERS) for one in train.poolings for rate in rates]
-    heads = train_probes(batches, wanted, CLASSES, 3, optimizer, weight_decay=0.01)
+    heads = [LinearHead(probe, train, CLASSES) for probe in wanted]
+    build = partial(linear.OPTIMIZERS[optimizer], weight_decay=0.01)
+    train_heads(heads, [probe.rate / 2 for probe in wanted], batches, 3, build)
     found = dict(zip(wanted, accuracies(heads, val, "pooled"), strict=True))
     for layer, pooling, rate in ((0, "both", rates[0]), (2, "mean", rates[1]), (1, "class token", rates[-1])):
         width = DIM * (2 if pooling == "both" else 1)
@@ -45,7 +47,7 @@ def test_a_probe_learns_what_it_learns_alone(evaluated, optimizer):
         with torch.no_grad():
             alone.weight.copy_(torch.randn(CLASSES, width, generator=torch.Generator().manual_seed(0)) * 0.01)
             alone.bias.zero_()
-        lr, kind = rate * 128 / 256, dict(momentum=0.9) if optimizer == "SGD" else {}
+        lr, kind = rate / 2, dict(momentum=0.9) if optimizer == "SGD" else {}
         steps = getattr(torch.optim, optimizer)(alone.parameters(), lr=lr, weight_decay=0.01, **kind)
         step = 0
         for epoch in range(3):
@@ -180,9 +182,16 @@ def test_impossible_options_are_refused(options, named):
 
 def test_large_learning_rates_do_not_disturb_others(evaluated):
     """Each head has a parameter group of its own."""
-    batches = ShuffledBatches(evaluated.features["train"], "pooled", 128)
-    one, other = Probe(0, "mean", 0.1), Probe(0, "mean", 1e38)
-    (alone,) = train_probes(batches, [one], CLASSES, 1)
-    together, broken = train_probes(batches, [one, other], CLASSES, 1)
+    bank, probe = evaluated.features["train"], Probe(0, "mean", 0.1)
+    alone, together, broken = (LinearHead(probe, bank, CLASSES) for _ in range(3))
+    for heads, rates in (([alone], [0.1]), ([together, broken], [0.1, 1e38])):
+        train_heads(heads, rates, ShuffledBatches(bank, "pooled", 128), 1, linear.OPTIMIZERS["SGD"])
     assert torch.equal(alone.weight, together.weight)
     assert not broken.weight.isfinite().all()
+
+
+def test_steps_are_in_proportion_to_the_batch(evaluated, monkeypatch):
+    rates = []
+    monkeypatch.setattr(linear, "train_heads", lambda heads, given, *_, **__: rates.extend(given))
+    LinearProbes(rates=[0.1], poolings=["mean"], batch_size=64).run(evaluated)
+    assert rates == [0.025] * LAYERS

@@ -1,13 +1,17 @@
 """A project with a small table and fake tools, in which runs take no time: for the tests of tables."""
 
 import csv
+import runpy
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from mapet_mm.experiments.fill import TableFiller
-from mapet_mm.experiments.local import LocalRunner
-from mapet_mm.experiments.plan import Run
-from mapet_mm.experiments.table import load_table
+import pytest
+from config_building import ROOT
+from experiments.declaration import load_table
+from experiments.fill import TableFiller
+from experiments.local import LocalRunner
+from experiments.plan import Run
 
 # Its "accuracy" follows from config, seed and start, like that of a training; it notes each start, and like
 # `tools/train.py --resume` it trains nothing where its last checkpoint is.
@@ -69,6 +73,22 @@ def declare(folder: Path, options: str = "", metric: str = "accuracy/top1") -> N
     (folder / "configs/tables/digits/small.py").write_text(text)
 
 
+PRETRAIN = "configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py"
+PROBE = "configs/micro/vit-micro_1xb128-linear-coslr.py"
+MEASURED = f"config={PROBE!r}, metric='m'"
+
+
+def declare_mine(
+    folder: Path, row: str = "name='a'", column: str = MEASURED, more: str = "", rows: str = ""
+) -> None:
+    """Declare a table `mine` of one row, or of `rows`, and one column."""
+    (folder / "digits").mkdir(exist_ok=True)
+    (folder / "digits.py").touch()
+    rows = rows or f"dict({row})"
+    text = f"title = 'x'\nrows = [{rows}]\ncolumns = [dict(name='b', unit='%', {column})]\n{more}"
+    (folder / "digits/mine.py").write_text(text)
+
+
 def filler(seeds: Iterable[int] = (0,)) -> TableFiller:
     return TableFiller(load_table("small", "digits"), seeds, "out", "the command")
 
@@ -80,6 +100,12 @@ def fill(seeds: Iterable[int] = (0,), rows: list[str] | None = None, tell=lambda
     finally:
         one.write()
     return one
+
+
+def run_tool(monkeypatch: pytest.MonkeyPatch, *words: str, tool: str = "run_table") -> None:
+    """Run a tool of the repository in this process."""
+    monkeypatch.setattr(sys, "argv", [f"{tool}.py", *words])
+    runpy.run_path(str(ROOT / f"tools/{tool}.py"), run_name="__main__")
 
 
 def starts() -> list[str]:

@@ -22,10 +22,10 @@ from demo_report import (
     segmentation_section,
     stage_table,
 )
+from experiments.declaration import Column, Row, TableDeclaration
+from experiments.fill import TableFiller
+from experiments.local import LocalRunner
 
-from mapet_mm.experiments.fill import TableFiller
-from mapet_mm.experiments.local import LocalRunner
-from mapet_mm.experiments.table import Column, Row, TableDeclaration
 from mapet_mm.utils.errors import one_line_errors
 from mapet_mm.visualization.report import Report, format_table, write_report
 

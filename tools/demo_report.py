@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.harness import processor
+from experiments.fill import TableFiller
+from experiments.plan import Run
+from experiments.records import record_of
 
 import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.experiments.fill import TableFiller
-from mapet_mm.experiments.plan import Run
-from mapet_mm.experiments.records import record_of
 from mapet_mm.models.utils.objectives import OBJECTIVES
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.visualization.attention_masks import GROUP_NAMES, attention_mask_figure

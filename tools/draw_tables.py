@@ -10,9 +10,11 @@ import argparse
 import io
 from pathlib import Path
 
-from mapet_mm.experiments.fill import TableFiller
-from mapet_mm.experiments.picture import draw_tables
-from mapet_mm.experiments.table import load_table, positive, require_names
+from experiments.declaration import load_table, positive, require_names
+from experiments.fill import TableFiller
+from experiments.picture import draw_tables
+
+import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError, one_line_errors
 
@@ -44,9 +46,8 @@ def main() -> None:
     if kind not in KINDS:
         raise UserError(f"--picture {args.picture}: the name has to end in one of {', '.join(KINDS)}")
     tables = [load_table(name, args.dataset) for name in args.tables]
-    require_names(args.rows, "row", [row.name for table in tables for row in table.rows], "--rows names")
-    columns = [column.name for table in tables for column in table.columns]
-    require_names(args.columns, "column", columns, "--columns names")
+    require_names(args.rows, [row.name for table in tables for row in table.rows], "row")
+    require_names(args.columns, [column.name for table in tables for column in table.columns], "column")
     fillers = [TableFiller(table, range(args.seeds), args.out) for table in tables]
     filled = [
         (table.only(args.rows, args.columns), filler.cells())

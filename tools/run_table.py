@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from experiments.declaration import LAUNCHERS, Runner, load_table, positive
+from experiments.fill import TableFiller, describe
+from experiments.local import LocalRunner, run_job
+from experiments.plan import Run
+from experiments.records import StageError
+from experiments.slurm import dist_lines, print_submission, submit
 
-from mapet_mm.experiments.cluster import dist_lines, hours_report, printed, submit
-from mapet_mm.experiments.fill import TableFiller, describe
-from mapet_mm.experiments.local import LocalRunner
-from mapet_mm.experiments.plan import Run
-from mapet_mm.experiments.records import StageError
-from mapet_mm.experiments.table import LAUNCHERS, Runner, load_table, positive
+import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.utils.errors import one_line_errors
 
 
@@ -49,6 +50,9 @@ def parse_args() -> argparse.Namespace:
 
 @one_line_errors
 def main() -> None:
+    if sys.argv[1:2] == ["--job"]:  # the script of a Slurm job
+        run_job(*sys.argv[2:])
+        return
     args = parse_args()
     command = f"python tools/run_table.py {args.table} --dataset {args.dataset} --seeds {args.seeds}"
     try:
@@ -57,19 +61,20 @@ def main() -> None:
         filler = TableFiller(table, range(args.seeds), args.out, command)
         runs = filler.needed_runs(args.rows, args.columns)
         if args.dry_run:
-            print_commands(filler, runs)
+            print_commands(runs, table.runner)
             return
         try:
             if not args.collect:
                 run(filler, runs, args.jobs)
         finally:
-            report(filler)
+            print(f"wrote {' and '.join(map(str, filler.write()))}")
+            print("\n".join([filler.status(), *(f"warning: {line}" for line in filler.unknown_metrics())]))
     except KeyboardInterrupt:
         sys.exit("stopped; the same command resumes")
 
 
 def choose_runner(runner: Runner, args: argparse.Namespace) -> Runner:
-    """The table's runner, changed by the options and by what this machine has."""
+    """The table's runner, changed by the options and by this machine's GPUs."""
     launcher = args.launcher or runner.launcher
     gpus = 0 if launcher == "local" else runner.gpus_per_node
     if launcher == "dist" and not args.dry_run:
@@ -87,45 +92,24 @@ def run(filler: TableFiller, runs: list[Run], jobs: int) -> None:
     if runner.launcher == "slurm":
         print(f"submitted {submit(runs, runner)} jobs; the same command with --collect says how far they are")
         return
-    require_gpus(runs, runner.gpus_per_node)
+    largest = max(runs, key=lambda run: run.processes, default=None)
+    if largest and largest.processes > max(runner.gpus_per_node, 1):
+        raise StageError(
+            f"{largest.name} is meant for {largest.processes} GPUs, here are {runner.gpus_per_node}: "
+            "--launcher slurm submits jobs, --launcher dist --dry-run prints commands for several machines"
+        )
     jobs = jobs if runner.launcher == "local" else 1
     LocalRunner(runs, jobs, runner.launcher, runner.cpus_per_process, on_done=filler.write).run()
 
 
-def require_gpus(runs: list[Run], here: int) -> None:
-    """Raise an error before anything starts if a training needs more GPUs than there are."""
-    largest = max(runs, key=lambda run: run.processes, default=None)
-    if largest and largest.processes > max(here, 1):
-        raise StageError(
-            f"{largest.name} is meant for {largest.processes} GPUs, here are {here}: --launcher slurm "
-            "submits the runs as jobs, --launcher dist --dry-run prints the commands for several machines"
-        )
-
-
-def report(filler: TableFiller) -> None:
-    """Write the table, and print its status."""
-    print(f"wrote {' and '.join(map(str, filler.write()))}")
-    print("\n".join([filler.status(), *(f"warning: {line}" for line in filler.unknown_metrics())]))
-
-
-def print_commands(filler: TableFiller, runs: list[Run]) -> None:
-    """Print the commands of all missing runs, in order, and their GPU-hours."""
-    runner = filler.table.runner
+def print_commands(runs: list[Run], runner: Runner) -> None:
+    """Print the commands of all missing runs, in order."""
     if runner.launcher == "slurm":
-        numbers = iter(range(1, len(runs) + 1))
-
-        def send(words: list[str], script: str) -> str:
-            job = f"job_{next(numbers)}"
-            print(printed(words, script, job))
-            return f"${{{job}%%;*}}"  # in a federation, sbatch prints `number;cluster`
-
-        submit(runs, runner, send)
+        print_submission(runs, runner)
     else:
         for one in runs:
             print("\n".join(dist_lines(one, runner)))
     print(f"\n{len(runs)} runs: {describe(runs)}")
-    if filler.table.gpu_hours:
-        print("\n".join(hours_report(runs, filler.table.gpu_hours)))
 
 
 if __name__ == "__main__":

@@ -5,19 +5,6 @@ kclip = "configs/tokenizers/kclip_rn50x64-448px_k8192_in1k.py"
 vqkd = "configs/tokenizers/vqkd_beit-base-224px_k8192_in1k.py"
 dalle = "configs/tokenizers/dalle_112px_k8192_in1k.py"
 
-# The paper's, V100: a day of MaPeT on 16, 32 and 64 GPUs; fine-tuning 48, 36 and 12 hours on 4, 4 and 16.
-gpu_hours = {
-    "mapet_vit-tiny-p16_kclip_16xb128-amp-coslr-300e_in1k": 16 * 24,
-    "mapet_vit-tiny-p16_vqkd_16xb128-amp-coslr-300e_in1k": 16 * 24,
-    "mapet_vit-small-p16_kclip_32xb64-amp-coslr-300e_in1k": 32 * 24,
-    "mapet_vit-small-p16_vqkd_32xb64-amp-coslr-300e_in1k": 32 * 24,
-    "mapet_vit-base-p16_kclip_64xb32-amp-coslr-300e_in1k": 64 * 24,
-    "mapet_vit-base-p16_vqkd_64xb32-amp-coslr-300e_in1k": 64 * 24,
-    "vit-tiny-p16_4xb256-amp-coslr-300e_in1k": 4 * 48,
-    "vit-small-p16_4xb256-amp-coslr-200e_in1k": 4 * 36,
-    "vit-base-p16_16xb64-amp-coslr-100e_in1k": 16 * 12,
-}
-
 pretrain = "configs/{method}/{method}_vit-{size}-p16_{tokens}_{batch}-amp-coslr-300e_in1k.py"
 tuned = dict(folder="mapet/benchmarks")
 tiny = dict(size="tiny", batch="16xb128", gpus="4xb256", recipe="amp-coslr-300e", **tuned)

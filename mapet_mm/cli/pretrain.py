@@ -77,9 +77,9 @@ def pretrain(args: argparse.Namespace) -> None:
         raise UserError(f"{args.images} is no folder of images")
     import mapet_mm.utils.logging  # noqa: F401
     from mapet_mm.cli.choices import choose, find_images, remember, require_same_options
+    from mapet_mm.cli.claims import claim
     from mapet_mm.cli.plan import CONFIGS, plan, write_configs
     from mapet_mm.cli.stages import run_stages
-    from mapet_mm.experiments.records import claim
 
     held = claim(str(args.out))  # until this process and those that it starts have ended
     if held is None:

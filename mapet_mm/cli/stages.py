@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TextIO
 
-from mapet_mm.experiments.commands import end_with_runner
+from mapet_mm.cli.claims import end_with_runner
 from mapet_mm.utils.errors import UserError
 
 PERCENT = re.compile(r"(\d+)%\|")  # tqdm's format

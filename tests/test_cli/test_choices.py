@@ -13,10 +13,10 @@ from PIL import Image
 
 from mapet_mm.cli import choices
 from mapet_mm.cli.choices import choose, find_images, look_at, take_weights, vocabulary
+from mapet_mm.cli.claims import claim
 from mapet_mm.cli.plan import TRIAL, estimated_seconds, training_seconds
 from mapet_mm.cli.pretrain import main, parse_args, pretrain
 from mapet_mm.cli.stages import Stage
-from mapet_mm.experiments.records import claim
 from mapet_mm.models import MaPeTPretrainViT
 from mapet_mm.models.target_generators.clip_tower import TowerError
 from mapet_mm.registry import MODELS

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from config_building import ROOT, build_model, in_scope
+from experiments.declaration import DeclarationError, list_tables, load_table
 from mmengine.config import Config
 from mmengine.registry import TRANSFORMS
 
 from mapet_mm.engine.runners.launch import load_config
-from mapet_mm.experiments.table import DeclarationError, list_tables, load_table
 from mapet_mm.utils.config import VARIABLE, ConfigError, data_set, read_config, typed
 
 NEW = """

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 from config_building import ROOT, load
+from experiments.declaration import load_table
 
 from mapet_mm.cli.main import tool_command
 from mapet_mm.cli.pretrain import main as pretrain
-from mapet_mm.experiments.table import load_table
 
 PAGES = [
     page

@@ -23,8 +23,8 @@ TABLES = Path("configs/tables")
 LAUNCHERS = ("local", "dist", "slurm")
 
 
-class DeclarationError(UserError, ValueError):
-    """A table does not exist or its declaration is wrong; the message is one line."""
+class DeclarationError(UserError):
+    """A table does not exist, or its declaration is wrong; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Row:
     pretrain: str | None = None  # config of the pre-training, None for none
     tokenizer: str | None = None  # tokenizer config whose tokens are read, None for none
     options: Mapping[str, Any] = field(default_factory=dict)  # changes to `pretrain`, as in --cfg-options
-    start: str | None = None  # the row above whose pre-training this one goes on from, None for none
+    start: str | None = None  # the row above whose pre-training this one continues, None for none
     evaluation_options: Mapping[str, Any] = field(default_factory=dict)  # changes to the columns' configs
     curve: str | None = None  # in a picture over compute, the curve with this row's point, None for its own
     columns: Sequence[str] | None = None  # names of the columns in which it is evaluated, None for all
@@ -69,23 +69,22 @@ class Column:
 
     @property
     def has_best(self) -> bool:
-        """Whether more is better: not of costs, nor of how many tokens are used and how many are dead."""
+        """Whether more is better: false for costs and for counts of tokens in use."""
         return not self.is_cost and self.metric not in ("tokens/perplexity", "tokens/dead")
 
 
 @dataclass(frozen=True)
 class Runner:
-    """How a table's runs are started: 'local' (here, in parallel, one process each), 'dist' (one after
-    another, on this machine's GPUs) or 'slurm' (one job each); and the resources of each run."""
+    """How a table's runs are started, and the resources of each.
+
+    `launcher` is 'local' (here, in parallel, one process each), 'dist' (one after another, on this machine's
+    GPUs) or 'slurm' (one job each).
+    """
 
     launcher: str = "local"
     gpus_per_node: int = 0  # of the machines to use; 0 for runs on the CPU
     cpus_per_process: int = 1  # threads of a process, and CPUs that a job asks for
     sbatch: Sequence[str] = ()  # more arguments of sbatch, such as `--time=3-0`
-
-    def __post_init__(self) -> None:
-        if self.launcher not in LAUNCHERS:
-            raise DeclarationError(f"launcher {self.launcher!r} is none of {', '.join(LAUNCHERS)}")
 
 
 @dataclass(frozen=True)
@@ -103,13 +102,11 @@ class TableDeclaration:
     # dict(folders=[...]).
     data: Mapping[str, Sequence[str]] = field(default_factory=dict)
     runner: Runner = field(default_factory=Runner)
-    gpu_hours: Mapping[str, float] = field(default_factory=dict)  # the paper's, by the stem of a config
 
     def require(self, rows: Sequence[str], columns: Sequence[str]) -> None:
         """Raise DeclarationError unless all of these names are rows and columns of the table."""
-        where = f"table `{self.name}`: --{{}}s names"
-        require_names(rows, "row", [row.name for row in self.rows], where.format("row"))
-        require_names(columns, "column", [column.name for column in self.columns], where.format("column"))
+        require_names(rows, [row.name for row in self.rows], f"table `{self.name}`: row")
+        require_names(columns, [column.name for column in self.columns], f"table `{self.name}`: column")
 
     def only(self, rows: Sequence[str], columns: Sequence[str]) -> TableDeclaration:
         """The table with the rows and columns of these names; with all rows, or columns, if it has none."""
@@ -120,11 +117,9 @@ class TableDeclaration:
         )
 
     def require_folders(self) -> None:
-        """Raise DeclarationError if data folders that no command makes are missing."""
+        """Raise DeclarationError if a data folder that no command makes is missing."""
         if missing := [folder for folder in self.data.get("folders", ()) if not os.path.isdir(folder)]:
-            raise DeclarationError(
-                f"folder {missing[0]} is not there: this table needs it; put the data there"
-            )
+            raise DeclarationError(f"folder {missing[0]} is missing: put the data of this table there")
 
 
 def list_datasets(root: str | os.PathLike = TABLES) -> list[str]:
@@ -132,18 +127,13 @@ def list_datasets(root: str | os.PathLike = TABLES) -> list[str]:
     return sorted(path.stem for path in Path(root).glob("*.py"))
 
 
-def list_tables(dataset: str, root: str | os.PathLike = TABLES) -> list[str]:
-    """Names of a dataset's tables: those in the folders that its file lists in `tables`."""
-    return sorted(_table_files(dataset, root))
-
-
-def _table_files(dataset: str, root: str | os.PathLike) -> dict[str, Path]:
-    if dataset not in (datasets := list_datasets(root)):
-        raise DeclarationError(f"there is no {dataset}.py in {root}; there are: {', '.join(datasets)}")
+def list_tables(dataset: str, root: str | os.PathLike = TABLES) -> dict[str, Path]:
+    """File of each of a dataset's tables, by name, from the folders that the dataset's file lists."""
+    require_names([dataset], list_datasets(root), f"{root}: dataset")
     folders = read_config(Path(root) / f"{dataset}.py", dataset).get("tables", [dataset])
     # If two folders have a table of one name, the folder that is listed first counts.
     files = [path for folder in reversed(folders) for path in (Path(root) / folder).glob("*.py")]
-    return {path.stem: path for path in files}
+    return {path.stem: path for path in sorted(files, key=lambda path: path.stem)}
 
 
 def load_table(name: str, dataset: str, root: str | os.PathLike = TABLES) -> TableDeclaration:
@@ -152,60 +142,52 @@ def load_table(name: str, dataset: str, root: str | os.PathLike = TABLES) -> Tab
     Raises:
         DeclarationError: there is no such table, an entry is missing or unknown, or names repeat.
     """
-    files = _table_files(dataset, root)
-    if name not in files:
-        known = ", ".join(sorted(files)) or "none"
-        raise DeclarationError(f"there is no table `{name}` for {dataset}; there are: {known}")
-    path = files[name]
-    cfg = read_config(path, dataset).to_dict()
-    if missing := [key for key in ("rows", "columns", "title") if key not in cfg]:
-        raise DeclarationError(f"table `{path}` has no `{missing[0]}`")
-    rows = [_build(Row, {"tokenizer": cfg.get("tokenizer"), **row}, path) for row in cfg["rows"]]
-    columns = [_build(Column, column, path) for column in cfg["columns"]]
-    _check_names(rows, columns, path)
+    files = list_tables(dataset, root)
+    require_names([name], files, f"{dataset}: table")
+    where = f"table `{files[name]}`"
+    cfg = read_config(files[name], dataset).to_dict()
+    require_names(["rows", "columns", "title"], cfg, f"{where}: entry")
+    rows = [_build(Row, {"tokenizer": cfg.get("tokenizer"), **row}, where) for row in cfg["rows"]]
+    columns = [_build(Column, column, where) for column in cfg["columns"]]
+    _check_names(rows, columns, cfg.get("baseline"), where)
+    runner = _build(Runner, cfg.get("runner", {}), where)
+    require_names([runner.launcher], LAUNCHERS, f"{where}: launcher")
+    others = {key: cfg[key] for key in ("baseline", "notes", "data") if key in cfg}
     columns = [column for column in columns if column.config is not None]
-    if not columns:
-        raise DeclarationError(f"table `{path}` has no column that {dataset} has the data for")
-    others = {key: cfg[key] for key in ("baseline", "notes", "data", "gpu_hours") if key in cfg}
-    if "baseline" in others:
-        require_names(
-            [others["baseline"]], "row", [row.name for row in rows], f"table `{path}`: `baseline` names"
-        )
-    others["runner"] = _make(Runner, cfg.get("runner", {}), path)
-    return TableDeclaration(name, dataset, cfg["title"], rows, columns, **others)
+    return TableDeclaration(name, dataset, cfg["title"], rows, columns, runner=runner, **others)
 
 
-def _build(kind: type, entries: Mapping[str, Any], path: Path) -> Row | Column:
-    """Build a row or column; its unknown entries become values for the braces."""
+def _build(kind: type, entries: Mapping[str, Any], where: str) -> Any:
+    """Build a row, column or runner; unknown strings of a row or column become values for the braces."""
     known = {key: value for key, value in entries.items() if key in kind.__dataclass_fields__}
     values = {key: value for key, value in entries.items() if key not in known}
-    if wrong := [key for key, value in values.items() if not isinstance(value, str)]:
-        raise DeclarationError(f"table `{path}`: `{wrong[0]}` of {entries.get('name')!r} has to be a string")
-    return _make(kind, {**known, "values": values}, path)
-
-
-def _make(kind: type, entries: Mapping[str, Any], path: Path) -> Any:
+    if wrong := [key for key, value in values.items() if kind is Runner or not isinstance(value, str)]:
+        raise DeclarationError(f"{where}: {kind.__name__.lower()} has an unknown entry `{wrong[0]}`")
     try:
-        return kind(**entries)
-    except TypeError as error:
-        raise DeclarationError(f"table `{path}`, {kind.__name__.lower()} {entries}: {error}") from error
+        return kind(**known, **({} if kind is Runner else {"values": values}))
+    except TypeError as error:  # names the entry that is missing
+        raise DeclarationError(f"{where}, {kind.__name__.lower()} {entries}: {error}") from error
 
 
-def _check_names(rows: Sequence[Row], columns: Sequence[Column], path: Path) -> None:
-    known, headings = [row.name for row in rows], [column.heading for column in columns]
-    for what, names in (("row", known), ("column", headings)):
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise DeclarationError(f"table `{path}` has two {what}s named {repeated[0]!r}")
-    names = [column.name for column in columns]
-    for row in rows:
-        require_names(row.columns or (), "column", names, f"table `{path}`: row {row.name!r} names")
-    for i, row in enumerate(rows):
-        above = [other.name for other in rows[:i] if other.pretrain] if row.pretrain else []
-        where = f"table `{path}`: `start` of row {row.name!r} names"
-        require_names([row.start] if row.start else (), "pre-trained row above it", above, where)
+def _check_names(rows: Sequence[Row], columns: Sequence[Column], baseline: str | None, where: str) -> None:
+    row_names, column_names = [row.name for row in rows], [column.name for column in columns]
+    for noun, names in (("row", row_names), ("column", [column.heading for column in columns])):
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise DeclarationError(f"{where} has two {noun}s named {repeated[0]!r}")
+    for place, row in enumerate(rows):
+        require_names(row.columns or (), column_names, f"{where}, {row.name!r}: column")
+        above = [other.name for other in rows[:place] if other.pretrain and row.pretrain]
+        require_names([row.start] if row.start else (), above, f"{where}, {row.name!r}: start")
+    require_names([baseline] if baseline else (), row_names, f"{where}: baseline")
     for column in columns:
-        where = f"table `{path}`: the paper's numbers of column {column.heading!r} name"
-        require_names(column.paper, "row", known, where)
+        require_names(column.paper, row_names, f"{where}: row of the paper in {column.name!r}")
+
+
+def require_names(names: Iterable[str], known: Iterable[str], noun: str) -> None:
+    """Raise DeclarationError unless all of the names are known."""
+    known = list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise DeclarationError(f"{noun} {unknown[0]!r} does not exist; there are: {', '.join(known)}")
 
 
 def positive(text: str) -> int:
@@ -213,9 +195,3 @@ def positive(text: str) -> int:
     if (number := int(text)) < 1:
         raise ArgumentTypeError(f"{text}: one or more")
     return number
-
-
-def require_names(names: Iterable[str], what: str, known: Sequence[str], where: str) -> None:
-    """Raise DeclarationError unless all of the names are known."""
-    if unknown := [name for name in names if name not in known]:
-        raise DeclarationError(f"{where} {unknown[0]!r}, which is no {what}; {what}s are {', '.join(known)}")

@@ -5,20 +5,24 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from mapet_mm.experiments.cluster import live_jobs
-from mapet_mm.experiments.compute import TERAFLOPS, teraflops_of
-from mapet_mm.experiments.differences import render_differences
-from mapet_mm.experiments.plan import Cell, Run, plan_table
-from mapet_mm.experiments.records import StageError, is_claimed, is_done, log_of, record_of
-from mapet_mm.experiments.render import Grid, Measured, render_csv, render_markdown, summarise
-from mapet_mm.experiments.table import TableDeclaration
+from experiments.declaration import TableDeclaration
+from experiments.plan import Cell, Run, plan_table
+from experiments.records import StageError, is_claimed, is_done, record_of
+from experiments.render import Grid, Measured, render_csv, render_differences, render_markdown, summarise
+from experiments.slurm import live_jobs
+
 from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.config import ConfigOptions, read_config
 from mapet_mm.utils.errors import UserError
+
+TERAFLOPS = "pre-training/teraflops"
 
 
 class TableFiller:
@@ -53,11 +57,10 @@ class TableFiller:
         self.table.require(rows or (), columns or ())
         headings = [one.heading for one in self.table.columns if columns is None or one.name in columns]
         cells = [cell for cell in self.plan.cells if rows is None or cell.row in rows]
-        cells = [cell for cell in cells if cell.column in headings]
-        return self.plan.closure(cell.run for cell in cells if not is_done(cell.run))
+        return self.plan.closure(c.run for c in cells if c.column in headings and not is_done(c.run))
 
     def states(self) -> dict[str, str]:
-        """State of each run by its folder: done, running, queued, failed, stopped or not run."""
+        """State of each run by its folder: done, running, queued, failed or not run."""
         jobs = {}
         with contextlib.suppress(StageError):  # no Slurm here
             jobs = live_jobs(self.plan.runs)
@@ -103,17 +106,16 @@ class TableFiller:
         logged = {cell.seed: metrics for cell in cells if (metrics := self._metrics(cell)) is not None}
         metric = cells[0].metric
         values = {seed: metrics[metric] for seed, metrics in logged.items() if metric in metrics}
-        if measured := summarise(values.values(), values):
+        if measured := summarise(values):
             return measured
-        runs = self.plan.closure(cell.run for cell in cells)
-        failed = any(states[run.folder] == "failed" for run in runs)
+        failed = any(states[run.folder] == "failed" for run in self.plan.closure(c.run for c in cells))
         return f"no `{metric}`" if logged else "failed" if failed else "not run"
 
     def _metrics(self, cell: Cell) -> dict[str, float] | None:
-        """What a cell's evaluation logged, and the cost of what it stands on; None if it was not run.
+        """The metrics of a cell's evaluation and the cost of the runs it needs; None if it was not run.
 
-        `tokenizer/minutes` is what made the tokens: training, codebook, extraction. `pre-training/teraflops`
-        is counted only where a column asks for it.
+        `tokenizer/minutes` has all that made the tokens: training, codebook, extraction.
+        `pre-training/teraflops` is counted only where a column asks for it.
         """
         if not (record := record_of(cell.run)):
             return None
@@ -128,7 +130,7 @@ class TableFiller:
         return record["metrics"] | costs
 
     def facts(self) -> list[str]:
-        """How the numbers were made."""
+        """Lines below the table: how the numbers were made."""
         missing = sum(not is_done(cell.run) for cell in self.plan.cells)
         records = [record for run in self.plan.runs if (record := record_of(run))]
         seconds = sum(record["seconds"] for record in records)
@@ -145,15 +147,29 @@ class TableFiller:
 
 
 def _state(run: Run, job: str) -> str:
-    if is_done(run) or record_of(run):
+    if record_of(run):
         return "done"
     if is_claimed(run) or job == "RUNNING":
         return "running"
-    if job:
-        return "queued"
-    if os.path.exists(f"{run.folder}/failed"):
-        return "failed"
-    return "stopped" if log_of(run).is_file() else "not run"
+    return "queued" if job else "failed" if os.path.exists(f"{run.folder}/failed") else "not run"
+
+
+def teraflops_of(run: Run) -> float:
+    """Teraflops of a training's products, whatever its seed: unlike minutes, they are any machine's."""
+    command = [word for word in run.command if not word.startswith("randomness.")]
+    # Where it starts and writes changes nothing, so seeds share a count.
+    options = [word for word in command[command.index("--cfg-options") + 1 :] if ".init_cfg." not in word]
+    return _teraflops(run.config, run.data, run.processes, tuple(options))
+
+
+@cache
+def _teraflops(config: str, data: str | None, processes: int, options: Sequence[str]) -> float:
+    from mapet_mm.models.flops import training_flops  # imports MMPretrain, which takes seconds
+
+    parser = ArgumentParser()
+    parser.add_argument("--cfg-options", nargs="*", action=ConfigOptions)  # as tools/train.py reads them
+    cfg = read_config(config, data, parser.parse_args(["--cfg-options", *options]).cfg_options)
+    return training_flops(cfg, processes) / 1e12
 
 
 def describe(runs: Sequence[Run]) -> str:

@@ -1,13 +1,9 @@
-"""Do runs on this machine, in parallel where possible, each with its own log; safe beside other runners.
-
-    python -m mapet_mm.experiments.local LAUNCHER CPUS '{"command": ["tools/train.py", ...], ...}'
-
-is how a cluster job does its one run. An interrupted run continues from where its tool resumes.
-"""
+"""Do runs on this machine, in parallel where possible, each with its own log; safe beside other runners."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -15,17 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from itertools import chain
 from pathlib import Path
-from statistics import mean
 from typing import NamedTuple, TextIO
 
-from mapet_mm.experiments.commands import end_with_runner, launch_words
-from mapet_mm.experiments.plan import Run
-from mapet_mm.experiments.recipes import FEATURES
-from mapet_mm.experiments.records import (
+from experiments.plan import FEATURES, TRAIN, Run
+from experiments.records import (
     StageError,
     check_identity,
     claim,
@@ -33,17 +24,18 @@ from mapet_mm.experiments.records import (
     is_done,
     log_of,
     note_seconds,
-    record_of,
     seconds_of,
     write_record,
 )
+
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.config import VARIABLE
-from mapet_mm.utils.errors import STOPPED, UserError, one_line_errors
+from mapet_mm.utils.errors import STOPPED, UserError
 
 TAIL_LINES = 20
 POLL_SECONDS = 0.2
 REPORT_SECONDS = 30
+PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # Linux has it
 
 
 class StoppedError(StageError):
@@ -57,10 +49,11 @@ class _Running(NamedTuple):
     started: float
     before: float  # seconds of earlier starts
 
-    @property
-    def seconds(self) -> float:
-        """Seconds that all starts of the run have taken."""
-        return self.before + time.monotonic() - self.started
+    def note(self) -> float:
+        """Note and return the seconds that all starts of the run have taken."""
+        seconds = self.before + time.monotonic() - self.started
+        note_seconds(self.run, seconds)
+        return seconds
 
 
 class LocalRunner:
@@ -77,9 +70,6 @@ class LocalRunner:
             busy machine, threads that wait for each other are slower than one.
         tell: called with each line of progress.
         on_done: called after each run that is done.
-
-    Raises:
-        StageError: fewer than one job.
     """
 
     def __init__(
@@ -91,8 +81,6 @@ class LocalRunner:
         tell: Callable[[str], None] = print,
         on_done: Callable[[], object] = lambda: None,
     ) -> None:
-        if jobs < 1:
-            raise StageError(f"{jobs} runs at a time do nothing: 1 or more")
         self.runs, self.jobs, self.launcher, self.cpus = list(runs), jobs, launcher, cpus
         self.tell, self.on_done = tell, on_done
         self.waiting = [run for run in runs if not is_done(run)]
@@ -118,24 +106,26 @@ class LocalRunner:
                 self._collect()
                 if time.monotonic() - reported >= REPORT_SECONDS:
                     reported = time.monotonic()
-                    self._report()
+                    for one in self.running:
+                        one.note()
+                        self._say(one.run, " ".join(_tail(one.run, 1)[0].split())[:120])
         finally:
             self._stop()
         if self.failed:
             raise StageError("\n".join(self.failed.values()))
 
     def _start(self) -> None:
+        """Start runs whose needs are done, up to the number of jobs."""
         for run in list(self.waiting):
             missing = {other.folder for other in (*self.waiting, *(one.run for one in self.running))}
             if run not in self.waiting or len(self.running) == self.jobs or missing.intersection(run.needs):
                 continue
-            if (held := claim(run.folder)) is None:
-                if run.folder not in self.elsewhere:
-                    self._say(run, "another runner is at it")
-                self.elsewhere.add(run.folder)
-            else:
+            if held := claim(run.folder):
                 self.waiting.remove(run)
                 self._begin(run, held)
+            elif run.folder not in self.elsewhere:
+                self.elsewhere.add(run.folder)
+                self._say(run, "another runner is at it")
 
     def _begin(self, run: Run, held: TextIO) -> None:
         """Start a claimed run's tool, unless its outputs exist."""
@@ -149,8 +139,8 @@ class LocalRunner:
                 self._done(run, f"{run.outputs[0]} was made with this recipe: it is kept")
             else:
                 self._say(run, run.line)
-                before, process = seconds_of(run), self._process(run, held)
-                self.running.append(_Running(run, process, held, time.monotonic(), before))
+                started = time.monotonic()
+                self.running.append(_Running(run, self._process(run, held), held, started, seconds_of(run)))
                 return
         except UserError as error:
             self._fail(run, str(error))
@@ -175,30 +165,23 @@ class LocalRunner:
             )
 
     def _collect(self) -> None:
+        """Record the runs whose tools have ended."""
         for one in [one for one in self.running if one.process.poll() is not None]:
             self.running.remove(one)
-            run, code = one.run, one.process.returncode
-            note_seconds(run, one.seconds)
+            run, code, seconds = one.run, one.process.returncode, one.note()
             missing = [output for output in run.outputs if not os.path.exists(output)]
             if code and (self.told or code == STOPPED):
-                raise StoppedError(f"{run.command[0]} was told to end: the same command goes on")
+                raise StoppedError(f"{run.command[0]} was told to end: the same command resumes")
             if code or missing:
-                self._fail(
-                    run, _failure(run, f"ended with code {code}" if code else f"did not write {missing[0]}")
-                )
+                what = f"ended with code {code}" if code else f"did not write {missing[0]}"
+                tail = "\n".join(f"  | {line}" for line in _tail(run, TAIL_LINES))
+                todo = f"The whole log is {log_of(run)}: correct the cause and run the same command again"
+                self._fail(run, f"{what}; the end of its log:\n{tail}\n{todo}")
             else:
-                write_record(run, one.seconds)
+                write_record(run, seconds)
                 shutil.rmtree(Path(run.folder, FEATURES), ignore_errors=True)  # measured, and large
-                self._done(run, f"done in {one.seconds:.0f} s{self._time_left()}")
+                self._done(run, f"done in {seconds:.0f} s; {len(self.waiting) + len(self.running)} are left")
             one.claim.close()
-
-    def _report(self) -> None:
-        """Note the time of each run that is done now, and show the last line of its log."""
-        for one in self.running:
-            note_seconds(one.run, one.seconds)
-            # Without the time, logger and level that MMEngine puts before the message.
-            last = _tail(one.run, 1)[0].rsplit(" - INFO - ", 1)[-1]
-            self._say(one.run, " ".join(last.split())[:90])
 
     def _done(self, run: Run, how: str) -> None:
         self._say(run, how)
@@ -213,17 +196,6 @@ class LocalRunner:
             if broken := [os.path.basename(need) for need in other.needs if need in self.failed]:
                 self.waiting.remove(other)
                 self.failed[other.folder] = f"`{other.name}` was not done: it needs {broken[0]}"
-
-    def _time_left(self) -> str:
-        """Time left, estimated from the mean of completed runs of the same config, else of all."""
-        taken: dict[str | None, list[float]] = defaultdict(list)
-        for run in self.runs:
-            if record := record_of(run):
-                taken[run.config].append(record["seconds"])
-        rest = [*self.waiting, *(one.run for one in self.running)]
-        overall = mean(chain(*taken.values()))
-        seconds = sum(mean(taken.get(run.config, [overall])) for run in rest) / self.jobs
-        return f"; about {seconds / 60:.0f} min left for {len(rest)} more" if rest else ""
 
     def pass_on(self, number: int, _: object) -> None:
         """Handler of the signals with which Slurm ends a job: its tool saves and ends."""
@@ -244,16 +216,28 @@ class LocalRunner:
             except subprocess.TimeoutExpired:
                 os.killpg(one.process.pid, signal.SIGKILL)
                 one.process.wait()
-            note_seconds(one.run, one.seconds)
+            one.note()
             one.claim.close()
 
 
-def _failure(run: Run, what: str) -> str:
-    tail = "\n".join(f"  | {line}" for line in _tail(run, TAIL_LINES))
-    return (
-        f"{what}; the end of its log:\n{tail}\nThe whole log is {log_of(run)}. Correct the cause and run the "
-        "same command again: what is done is not done again, this one resumes."
-    )
+def launch_words(run: Run, launcher: str, cpus: int) -> list[str]:
+    """The command line that starts a run's tool in the run's number of processes."""
+    python, processes = sys.executable, str(run.processes)
+    if run.processes == 1:
+        return [python, *run.command]
+    if run.command[0] != TRAIN:
+        torchrun = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+        return [*torchrun, *run.command]
+    if launcher == "dist":
+        return ["bash", "tools/dist_train.sh", run.command[1], processes, *run.command[2:]]
+    srun = ["srun", "--kill-on-bad-exit=1", f"--cpus-per-task={cpus}", python, "-u"]
+    return [*srun, *run.command, "--launcher", "slurm"]
+
+
+def end_with_runner() -> None:
+    """Called in the tool's process before it starts: Linux then ends the tool when its runner is killed."""
+    if PRCTL is not None:  # pragma: no cover, between fork and exec nothing is recorded
+        PRCTL(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _tail(run: Run, count: int) -> list[str]:
@@ -262,25 +246,22 @@ def _tail(run: Run, count: int) -> list[str]:
     return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.rstrip("\n").split("\n")][-count:]
 
 
-@one_line_errors
-def main() -> None:
-    """Do the run that the command line describes, as a job of a cluster."""
-    launcher, cpus, run = sys.argv[1:]
-    runner = LocalRunner([Run(**json.loads(run))], 1, launcher, int(cpus))
-    before = {number: signal.signal(number, runner.pass_on) for number in (signal.SIGUSR1, signal.SIGTERM)}
+def run_job(cpus: str, run: str) -> None:
+    """Do one run as a job of Slurm, which requeues a job at its time limit.
+
+    Args:
+        cpus: threads of each process.
+        run: the run as JSON.
+    """
+    runner = LocalRunner([Run(**json.loads(run))], 1, "slurm", int(cpus))
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, runner.pass_on)
     try:
         runner.run()
     except StoppedError as error:
         print(error, flush=True)
-        # The job has reached its time limit. Of jobs that end by SIGTERM, Slurm requeues those that it
-        # preempted, but not those that were cancelled.
+        # SIGUSR1: the job has reached its time limit. Of jobs that end by SIGTERM, Slurm requeues those that
+        # it preempted, but not those that were cancelled.
         if signal.SIGUSR1 in runner.told[:1] and (job := os.environ.get("SLURM_JOB_ID")):
             subprocess.run(["scontrol", "requeue", job], check=False)
         sys.exit(STOPPED)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-if __name__ == "__main__":
-    main()

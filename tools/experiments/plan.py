@@ -6,8 +6,6 @@ so a run never picks up the outputs of another recipe.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import shlex
@@ -18,13 +16,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from experiments.declaration import Column, DeclarationError, Row, TableDeclaration
 from mmengine.config import Config
 
 from mapet_mm import __version__
-from mapet_mm.experiments.recipes import SECTION, TRAIN, final_checkpoint, open_starts, processes_of, tool_of
-from mapet_mm.experiments.table import Column, DeclarationError, Row, TableDeclaration
 from mapet_mm.utils.config import VARIABLE, nodes, read_config
+from mapet_mm.utils.identity import digest
 
+TRAIN = "tools/train.py"
+EVALUATE = "tools/evaluate_features.py"  # for a config with a section `evaluation` instead of a training
+RESULTS, FEATURES = "results.json", "features"  # figures and cache of an evaluation
+SECTION = "evaluation"
 # The parts of a config that name what a run reads and starts from.
 PARTS = ("model", "train_dataloader", "val_dataloader", SECTION)
 
@@ -95,7 +97,13 @@ def plan_table(table: TableDeclaration, seeds: Iterable[int], out: str | os.Path
     """
     planner = _Planner(table, f"{out}/runs")
     cells = [
-        Cell(row.name, column.heading, seed, planner.evaluation(row, column, seed), _metric(row, column))
+        Cell(
+            row.name,
+            column.heading,
+            seed,
+            planner.evaluation(row, column, seed),
+            column.metric.format(**{**column.values, **row.values}),
+        )
         for seed in seeds
         for row in table.rows
         for column in table.columns
@@ -111,9 +119,17 @@ def identity(command: Sequence[str], needs: Sequence[str], folder: str, config: 
     """
     runs = os.path.dirname(folder)
     words = [word.replace(folder, "{run}").replace(runs, "{runs}") for word in command]
-    configs = [] if config is None else [config.to_dict()]
-    what = [__version__, words, configs, sorted(map(os.path.basename, needs))]
-    return hashlib.sha256(json.dumps(what, default=str, sort_keys=True).encode()).hexdigest()[:12]
+    settings = None if config is None else config.to_dict()
+    return digest([__version__, words, settings, sorted(map(os.path.basename, needs))])[:12]
+
+
+def final_checkpoint(cfg: Config) -> str:
+    """Name of the checkpoint that a training with this config writes last."""
+    loop = cfg.get("train_cfg") or {}
+    for key, name in (("max_epochs", "epoch"), ("max_iters", "iter")):
+        if key in loop:
+            return f"{name}_{loop[key]}.pth"
+    raise DeclarationError(f"`{cfg.filename}` has no length in `train_cfg`: it cannot be trained")
 
 
 class _Planner:
@@ -128,13 +144,14 @@ class _Planner:
         """The run that measures a cell."""
         values = {**column.values, **row.values}
         config = _existing(column.config, values, column.name)
-        # Without a pre-training, what a row is of another dataset are its tokens.
+        # Without a pre-training, a row's dataset is that of its tokens.
         data = column.data or (None if row.pretrain else row.data) or self.table.dataset
         tokenizer = _existing(row.tokenizer, values, row.name)
         options = {**column.options, **row.evaluation_options}
         cfg = self._merged(config, data, options)
-        slots, start, needs = open_starts(cfg), f"scratch_seed-{seed}", []
-        handed_on: dict[str, Any] = dict.fromkeys(slots)
+        dicts = [(key, node) for key, node in nodes(cfg.get("model"), "model") if isinstance(node, dict)]
+        slots = [key for key, node in dicts if "checkpoint" in node and not node["checkpoint"]]
+        start, needs, handed_on = f"scratch_seed-{seed}", [], dict.fromkeys(slots)
         if row.pretrain:
             needs = [self._pretraining(row, column, seed)]
             if len(slots) != 1:
@@ -146,10 +163,10 @@ class _Planner:
         needs += self._tokens(tokenizer, cfg, data) + self._data(column.source)
         name = "_".join(filter(None, [Path(config).stem, column.data])) + _suffix(column.options)
         changes = {**options, **handed_on, "randomness.seed": seed}
-        return self._training(f"{name}--{start}", "evaluation", cfg, changes, needs, data)
+        return self._run_config(f"{name}--{start}", "evaluation", cfg, changes, needs, data)
 
     def _pretraining(self, row: Row, column: Column, seed: int) -> Run:
-        """The run of a row's pre-training, behind that of the row which it goes on from."""
+        """The run of a row's pre-training, after that of the row which it continues."""
         values = {**column.values, **row.values}
         config = _existing(row.pretrain, values, row.name)
         tokenizer = _existing(row.tokenizer, values, row.name)
@@ -158,29 +175,35 @@ class _Planner:
         needs = self._tokens(tokenizer, cfg, data)
         if tokenizer and not needs:
             raise DeclarationError(f"{row.name!r}: `{config}` reads no tokens of `{tokenizer}`")
-        name, handed_on = f"{Path(config).stem}{_suffix(row.options)}", {}
+        name, changes = f"{Path(config).stem}{_suffix(row.options)}", dict(row.options)
         if row.start:
             if isinstance(cfg.model.backbone.get("init_cfg"), list):
-                raise DeclarationError(
-                    f"{row.name!r}: `{config}` has a list in `model.backbone.init_cfg`, where the weights of "
-                    f"{row.start!r} would go"
-                )
+                raise DeclarationError(f"{row.name!r}: `{config}` has a list in `model.backbone.init_cfg`")
             start = next(other for other in self.table.rows if other.name == row.start)
             needs = [self._pretraining(start, column, seed), *needs]
             # The backbone alone: the head predicts other tokens.
             handed_on = {"type": "Pretrained", "prefix": "backbone.", "checkpoint": needs[0].outputs[0]}
+            changes |= {f"model.backbone.init_cfg.{key}": value for key, value in handed_on.items()}
             name += "_going-on"
-        handed_on = {f"model.backbone.init_cfg.{key}": value for key, value in handed_on.items()}
-        changes = {**row.options, **handed_on, "randomness.seed": seed}
-        return self._training(f"{name}_seed-{seed}", "pre-training", cfg, changes, needs, data)
+        changes["randomness.seed"] = seed
+        return self._run_config(f"{name}_seed-{seed}", "pre-training", cfg, changes, needs, data)
 
-    def _training(
+    def _run_config(
         self, name: str, kind: str, cfg: Config, changes: Mapping[str, Any], needs: Sequence[Run], data: str
     ) -> Run:
-        start, result = tool_of(cfg)
-        command = (*start, "--cfg-options", *(f"{key}={value}" for key, value in changes.items()))
-        outputs = (f"{{run}}/{result}",)
-        run = Run(name, kind, command, outputs, config=cfg.filename, processes=processes_of(cfg))
+        """The run that trains with a config, or evaluates as it says."""
+        if SECTION in cfg and not cfg.get("train_cfg"):
+            command = [EVALUATE, cfg.filename, "--out", "{run}", "--cache", f"{{run}}/{FEATURES}"]
+            output = RESULTS
+        else:
+            command = [TRAIN, cfg.filename, "--work-dir", "{run}", "--resume"]
+            output = final_checkpoint(cfg)
+        # The number of processes that gives the total batch size of the learning rate.
+        batch = (cfg.get("train_dataloader") or {}).get("batch_size", 1)
+        batch *= (cfg.get("optim_wrapper") or {}).get("accumulative_counts", 1)
+        processes = max(1, (cfg.get("auto_scale_lr") or {}).get("base_batch_size", 0) // batch)
+        words = (*command, "--cfg-options", *(f"{key}={value}" for key, value in changes.items()))
+        run = Run(name, kind, words, (f"{{run}}/{output}",), config=cfg.filename, processes=processes)
         return self._add(run, needs or self._data(self.table.data), self.read(cfg.filename, data))
 
     def _data(self, source: Mapping[str, Sequence[str]]) -> list[Run]:
@@ -213,8 +236,8 @@ class _Planner:
         """The training of a tokenizer's own network, whose checkpoint the tokenizer's config names.
 
         Args:
-            training: its `config`, `checkpoint`, what it writes last; and `tokenizer` and `data`, if it reads
-                tokens, or is of another dataset.
+            training: its `config` and final `checkpoint`; and `tokenizer` and `data`, if it reads tokens, or
+                is of another dataset.
             data: the tokenizer's dataset.
 
         Raises:
@@ -250,10 +273,6 @@ class _Planner:
         return cfg
 
 
-def _metric(row: Row, column: Column) -> str:
-    return column.metric.format(**{**column.values, **row.values})
-
-
 def _existing(template: str | None, values: Mapping[str, str], owner: str) -> str | None:
     """The config that a row or a column, the owner, names with braces; None if it names none."""
     if not template:
@@ -261,9 +280,7 @@ def _existing(template: str | None, values: Mapping[str, str], owner: str) -> st
     try:
         path = template.format(**values)
     except KeyError as error:
-        raise DeclarationError(
-            f"{owner!r}: nothing stands for {{{error.args[0]}}} of `{template}`"
-        ) from error
+        raise DeclarationError(f"{owner!r}: no value for {{{error.args[0]}}} of `{template}`") from error
     if not Path(path).is_file():
         raise DeclarationError(f"{owner!r} names the config `{path}`, which does not exist")
     return path

@@ -1,4 +1,4 @@
-"""What is known about a run: whether a process is doing it, whether it is done, and what it measured.
+"""State of a run: whether a process is doing it, whether it is done, and its figures.
 
 A run is done once its record exists: one file in `results/`, beside the folder of runs, written once.
 """
@@ -14,16 +14,18 @@ import platform
 from pathlib import Path
 from typing import Any, TextIO
 
+from experiments.plan import RESULTS, Run, identity
+
 from mapet_mm import __version__
-from mapet_mm.experiments.plan import Run, identity
-from mapet_mm.experiments.recipes import RESULTS
 from mapet_mm.utils.atomic_files import replace_file, replace_json
 from mapet_mm.utils.config import read_config
 from mapet_mm.utils.errors import UserError
 from mapet_mm.visualization.training_log import last_values
 
+FIELDS = {"metrics", "made", "seconds", "machine"}
 
-class StageError(UserError, RuntimeError):
+
+class StageError(UserError):
     """A run failed or cannot be done; the message says what to do."""
 
 
@@ -33,30 +35,21 @@ def log_of(run: Run) -> Path:
 
 
 def record_of(run: Run) -> dict[str, Any] | None:
-    """The record of a completed run: metrics, seconds, command, version, date; None if it is not done."""
-    file = _record_file(run)
-    return json.loads(file.read_text()) if file.is_file() else None
+    """The record of a completed run; None if there is none, or one that is not whole."""
+    try:
+        record = json.loads(_record_file(run).read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return record if isinstance(record, dict) and record.keys() >= FIELDS else None
 
 
 def is_done(run: Run) -> bool:
-    """Whether the run was completed and its outputs are unchanged; of evaluations only the record counts.
+    """Whether the run was completed and its outputs are unchanged; for evaluations only the record counts.
 
     If a codebook or store was replaced since, its tool runs again and checks it.
     """
     record = record_of(run)
-    return record is not None and (run.kind == "evaluation" or _named(run, record["made"]) == _made(run))
-
-
-def seconds_of(run: Run) -> float:
-    """Seconds that all starts of a run have taken, as far as they were noted."""
-    file = Path(run.folder, "seconds")
-    return float(file.read_text()) if file.is_file() else (record_of(run) or {"seconds": 0.0})["seconds"]
-
-
-def note_seconds(run: Run, seconds: float) -> None:
-    """Note what `seconds_of` returns, where there is room: no run fails for it."""
-    with contextlib.suppress(OSError):
-        replace_file(Path(run.folder, "seconds"), f"{seconds:.3f}\n".encode())
+    return record is not None and (run.kind == "evaluation" or record["made"] == _made(run))
 
 
 def write_record(run: Run, seconds: float) -> None:
@@ -73,12 +66,13 @@ def write_record(run: Run, seconds: float) -> None:
         "version": __version__,
         "date": datetime.date.today().isoformat(),
     }
-    _record_file(run).parent.mkdir(parents=True, exist_ok=True)
-    replace_json(_record_file(run), record)
+    file = _record_file(run)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_json(file, record)
 
 
 def _metrics(run: Run) -> dict[str, float]:
-    """What a training logged last, or the figures of a frozen evaluation: `k-NN, class token`."""
+    """The last values of a training's log, or an evaluation's, by protocol: `k-NN, class token`."""
     file = Path(run.folder, RESULTS)
     if not file.is_file():
         return last_values(run.folder)
@@ -91,16 +85,25 @@ def _record_file(run: Run) -> Path:
 
 
 def _made(run: Run) -> dict[str, int]:
-    """The outputs that exist; those outside the run's folder, which may be replaced, with their date."""
-    there = [output for output in run.outputs if os.path.exists(output)]
-    inside = {path: path.startswith(run.folder) for path in there}
-    return _named(run, {path: 0 if inside[path] else os.stat(path).st_mtime_ns for path in there})
+    """The outputs that exist: inside the run's folder, which may be moved, their names; else their dates."""
+    made = {}
+    for path in filter(Path.exists, map(Path, run.outputs)):
+        if path.is_relative_to(run.folder):
+            made[str(path.relative_to(run.folder))] = 0
+        else:
+            made[str(path)] = path.stat().st_mtime_ns
+    return made
 
 
-def _named(run: Run, made: dict[str, int]) -> dict[str, int]:
-    """Outputs by their paths, those in the run's folder by their paths in it: it may be moved."""
-    folder = f"{os.path.basename(run.folder)}/"
-    return {path if date else path.rpartition(folder)[2]: date for path, date in made.items()}
+def seconds_of(run: Run) -> float:
+    """Seconds that all starts of a run have taken, as far as they were noted."""
+    file = Path(run.folder, "seconds")
+    return float(file.read_text()) if file.is_file() else 0.0
+
+
+def note_seconds(run: Run, seconds: float) -> None:
+    """Note what `seconds_of` returns."""
+    replace_file(Path(run.folder, "seconds"), f"{seconds:.3f}\n".encode())
 
 
 def claim(folder: str, wait: bool = False) -> TextIO | None:
@@ -115,8 +118,6 @@ def claim(folder: str, wait: bool = False) -> TextIO | None:
     except BlockingIOError:
         file.close()
         return None
-    except OSError as error:
-        raise StageError(f"cannot lock {file.name} ({error.strerror}): take an --out with locks") from error
     return file
 
 
@@ -131,7 +132,7 @@ def is_claimed(run: Run) -> bool:
 
 
 def check_identity(run: Run) -> None:
-    """Raise StageError if the config was edited since the plan: the result would not be the plan's."""
+    """Raise StageError if the config was edited since the plan: the result would be another recipe's."""
     config = read_config(run.config, run.data) if run.config else None
     if not run.folder.endswith(identity(run.command, run.needs, run.folder, config)):
         raise StageError(f"{run.config} was changed after this run was planned: run the same command again")
@@ -139,8 +140,6 @@ def check_identity(run: Run) -> None:
 
 def is_adopted(run: Run) -> bool:
     """Whether this tokenizer config's codebook exists already, made by hand or for another table.
-
-    Stores are adopted by their tool, which continues an existing store and refuses another tokenizer's.
 
     Raises:
         StageError: the file holds a codebook of another tokenizer config.
@@ -150,8 +149,5 @@ def is_adopted(run: Run) -> bool:
     from mapet_mm.tokenizers.run import other_settings  # only tokenizer runs need it
 
     if other := other_settings(read_config(run.config, run.data), run.outputs[0]):
-        raise StageError(
-            f"codebook {run.outputs[0]} was made with another `{other[0]}` than {run.config} has: give the "
-            "config another `tokenizer.codebook`, or remove the file"
-        )
+        raise StageError(f"codebook {run.outputs[0]} was made with another `{other[0]}`: remove it")
     return True

@@ -1,44 +1,53 @@
-"""A filled table as Markdown and CSV, with the paper's numbers beside the measured ones."""
+"""A filled table as Markdown and CSV: with the paper's numbers, and each row compared with the baseline."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import NamedTuple
 
-from mapet_mm.experiments.table import Column, TableDeclaration
+from experiments.declaration import Column, TableDeclaration
+
+# Largest spread of seeds that all differ by the same, as a share of the values: the rounding of accuracies
+# that come out of float32.
+ROUNDING = 1e-6
 
 
 class Measured(NamedTuple):
-    """A cell over its seeds: mean, sample standard deviation (None for one seed), the values, their seeds."""
+    """A cell over its seeds: mean, sample standard deviation (None for one seed), the values, their seeds.
+
+    Mean and deviation are NaN if one of the values is.
+    """
 
     mean: float
     spread: float | None
     values: tuple[float, ...]
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[int, ...]
 
 
-# What was measured, or why nothing was, by row name and column heading.
+# The measurement, or why there is none, by row name and column heading.
 Grid = Mapping[tuple[str, str], Measured | str]
 
 
-def summarise(values: Iterable[float], seeds: Iterable[int] = ()) -> Measured | None:
+def summarise(of_seed: Mapping[int, float]) -> Measured | None:
     """Mean and spread of a cell's seeds; None if there is no value."""
-    values = tuple(values)
+    values = tuple(of_seed.values())
     if not values:
         return None
-    return Measured(mean(values), stdev(values) if len(values) > 1 else None, values, tuple(seeds))
+    spread = None
+    if len(values) > 1:
+        spread = math.nan if any(map(math.isnan, values)) else stdev(values)
+    return Measured(mean(values), spread, values, tuple(of_seed))
 
 
 def render_markdown(table: TableDeclaration, cells: Grid, facts: Sequence[str]) -> str:
     """Heading, one line per row, notes, and how the numbers were made; cells of fewer seeds say how many."""
     headings = [""]
     for column in table.columns:
-        headings.append(column.heading)
-        if column.paper:
-            headings.append("paper")
+        headings += [column.heading, "paper"] if column.paper else [column.heading]
     best = {column.heading: _best(table, column, cells) for column in table.columns}
     most = max((len(cell.values) for cell in cells.values() if isinstance(cell, Measured)), default=0)
     lines = [table_line(headings), table_line(["---", *["---:"] * (len(headings) - 1)])]
@@ -53,30 +62,10 @@ def render_markdown(table: TableDeclaration, cells: Grid, facts: Sequence[str]) 
     return "\n".join([f"## {table.title}", "", *lines, "", *below, ""])
 
 
-def render_csv(table: TableDeclaration, cells: Grid) -> str:
-    """One line per cell: row, column, unit, mean, sample standard deviation, seeds, values, the paper's."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "column", "unit", "mean", "std", "seeds", "values", "paper", "missing"])
-    for row in table.rows:
-        for column in table.columns:
-            cell = cells[row.name, column.heading]
-            numbers = ["", "", 0, ""] if isinstance(cell, str) else _numbers(cell)
-            missing = cell if isinstance(cell, str) else ""
-            paper = column.paper.get(row.name, "")
-            writer.writerow([row.name, column.name, column.unit, *numbers, paper, missing])
-    return text.getvalue()
-
-
-def _numbers(cell: Measured) -> list[str | int]:
-    spread = "" if cell.spread is None else f"{cell.spread:.4f}"
-    values = " ".join(f"{value:.4f}" for value in cell.values)
-    return [f"{cell.mean:.4f}", spread, len(cell.values), values]
-
-
 def _best(table: TableDeclaration, column: Column, cells: Grid) -> str | None:
     measured = {row.name: cells[row.name, column.heading] for row in table.rows}
     means = {name: cell.mean for name, cell in measured.items() if isinstance(cell, Measured)}
+    means = {name: value for name, value in means.items() if not math.isnan(value)}
     return max(means, key=means.get) if len(means) > 1 and column.has_best else None
 
 
@@ -87,6 +76,90 @@ def _cell(cell: Measured | str, is_best: bool, most_seeds: int) -> str:
     spread = "" if cell.spread is None else f" ± {cell.spread:.1f}"
     number = len(cell.values)
     return value + spread + (f" ({number} seed{'s' * (number > 1)})" if number < most_seeds else "")
+
+
+def render_csv(table: TableDeclaration, cells: Grid) -> str:
+    """One line per cell: row, column, unit, mean, sample standard deviation, seeds, values, the paper's."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["row", "column", "unit", "mean", "std", "seeds", "values", "paper", "missing"])
+    for row in table.rows:
+        for column in table.columns:
+            cell = cells[row.name, column.heading]
+            numbers, missing = ["", "", 0, ""], cell
+            if isinstance(cell, Measured):
+                spread = "" if cell.spread is None else f"{cell.spread:.4f}"
+                values = " ".join(f"{value:.4f}" for value in cell.values)
+                numbers, missing = [f"{cell.mean:.4f}", spread, len(cell.values), values], ""
+            paper = column.paper.get(row.name, "")
+            writer.writerow([row.name, column.name, column.unit, *numbers, paper, missing])
+    return text.getvalue()
+
+
+class Difference(NamedTuple):
+    """One cell less another over the seeds that both have.
+
+    Args:
+        mean: of the seeds' differences.
+        spread: their sample standard deviation, None for one seed; 0 where it is within rounding.
+        seeds: the number of seeds.
+        chance: two-sided p of a paired t-test: how often chance alone would make a mean at least as far from
+            0; None for one seed, or if all seeds differ by the same.
+    """
+
+    mean: float
+    spread: float | None
+    seeds: int
+    chance: float | None
+
+    def __str__(self) -> str:
+        if self.spread is None:
+            return f"{self.mean:+.1f}"
+        chance = "" if self.chance is None else "< 0.01" if self.chance < 0.005 else f"{self.chance:.2f}"
+        return f"{self.mean:+.1f} ± {self.spread:.1f}" + (chance and f", p {chance}")
+
+
+def paired_difference(one: Measured | str, other: Measured | str) -> Difference | None:
+    """The difference of two cells; None unless they have a seed in common."""
+    if isinstance(one, str) or isinstance(other, str):
+        return None
+    ours, theirs = (dict(zip(cell.seeds, cell.values, strict=True)) for cell in (one, other))
+    both = summarise({seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs})
+    if both is None:
+        return None
+    spread, chance = both.spread, None
+    if spread and spread <= ROUNDING * max(map(abs, (*ours.values(), *theirs.values()))):
+        spread = 0.0
+    if spread:
+        from scipy.stats import ttest_1samp  # comes with scikit-learn
+
+        chance = float(ttest_1samp(both.values, 0.0).pvalue)
+    return Difference(both.mean, spread, len(both.values), chance)
+
+
+def render_differences(table: TableDeclaration, cells: Grid) -> str:
+    """Each row less the table's baseline as Markdown; empty without a baseline or anything to compare."""
+    columns = [column.heading for column in table.columns if not column.is_cost]
+    lines, most = [], 0
+    for row in table.rows:
+        if table.baseline not in (None, row.name):
+            pairs = [(cells[row.name, column], cells[table.baseline, column]) for column in columns]
+            differences = [paired_difference(*pair) for pair in pairs]
+            if any(differences):
+                lines.append(table_line([row.name, *(str(one or "") for one in differences)]))
+                most = max(most, *(one.seeds for one in differences if one))
+    if not lines:
+        return ""
+    note = "One seed: a difference may be chance."
+    if most > 1:
+        note = (
+            "Differences seed by seed: mean ± sample standard deviation; p of a paired t-test, two-sided, "
+            "not corrected for the number of comparisons."
+        )
+    rule = table_line(["---", *["---:"] * len(columns)])
+    return "\n".join(
+        ["", table_line([f"less {table.baseline}", *columns]), rule, *lines, "", f"- {note}", ""]
+    )
 
 
 def table_line(cells: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Submit a plan as Slurm jobs with dependencies, and report the GPU-hours that the paper gives for it."""
+"""Submit a plan as Slurm jobs with dependencies, or print the commands for several machines."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import os
 import shlex
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from mapet_mm.experiments.commands import launch_words
-from mapet_mm.experiments.plan import Run
-from mapet_mm.experiments.records import StageError, claim, is_done
-from mapet_mm.experiments.table import Runner
+from experiments.declaration import Runner
+from experiments.local import launch_words
+from experiments.plan import Run
+from experiments.records import StageError, claim, is_done
+
 from mapet_mm.utils.atomic_files import replace_file
 
 # Takes the sbatch command and the script for its standard input; returns the job's number.
 Send = Callable[[Sequence[str], str], str]
+DEPENDENCY = "--dependency=afterok:"
 
 
 def sbatch_words(run: Run, runner: Runner, after: Sequence[str] = ()) -> list[str]:
@@ -33,14 +34,15 @@ def sbatch_words(run: Run, runner: Runner, after: Sequence[str] = ()) -> list[st
     if runner.gpus_per_node and run.kind != "data":
         words += [f"--gres=gpu:{per_node}"]
     if after:
-        words += [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"]
+        words += [f"{DEPENDENCY}{':'.join(after)}", "--kill-on-invalid-dep=yes"]
     return [*words, *runner.sbatch]
 
 
 def job_script(run: Run, runner: Runner) -> str:
     """The script of a job, which does the run as a local runner on the job's machine."""
-    words = [sys.executable, "-m", "mapet_mm.experiments.local", "slurm", str(runner.cpus_per_process)]
-    return f"#!/bin/bash\nexec {shlex.join([*words, json.dumps(asdict(run))])}\n"
+    tool = str(Path(__file__).resolve().parents[1] / "run_table.py")
+    words = [sys.executable, tool, "--job", str(runner.cpus_per_process), json.dumps(asdict(run))]
+    return f"#!/bin/bash\nexec {shlex.join(words)}\n"
 
 
 def submit(runs: Sequence[Run], runner: Runner, send: Send | None = None) -> int:
@@ -106,10 +108,18 @@ def _slurm(words: Sequence[str], script: str | None = None) -> str:
     return done.stdout
 
 
-def printed(words: Sequence[str], script: str, job: str) -> str:
-    """A submission as lines of a shell script that stores the job's number in the variable `job`."""
-    line = " ".join(f'"{word}"' if "$" in word else shlex.quote(word) for word in words)
-    return f"{job}=$({line} <<'END'\n{script}END\n)"
+def print_submission(runs: Sequence[Run], runner: Runner) -> None:
+    """Print the submission of runs as a shell script, which keeps each job's number in a variable."""
+    jobs: list[str] = []
+
+    def send(words: Sequence[str], script: str) -> str:
+        # Only the numbers of other jobs are the shell's to replace.
+        quoted = [f'"{word}"' if word.startswith(DEPENDENCY) else shlex.quote(word) for word in words]
+        jobs.append(f"job_{len(jobs) + 1}")
+        print(f"{jobs[-1]}=$({' '.join(quoted)} <<'END'\n{script}END\n)")
+        return f"${{{jobs[-1]}%%;*}}"  # in a federation, sbatch prints `number;cluster`
+
+    submit(runs, runner, send)
 
 
 def dist_lines(run: Run, runner: Runner) -> list[str]:
@@ -125,18 +135,3 @@ def dist_lines(run: Run, runner: Runner) -> list[str]:
         f"# {run.processes} GPUs: on {nodes} machines, NODE_RANK 0 to {nodes - 1}, MASTER_ADDR the first",
         f"NNODES={nodes} NODE_RANK=$NODE_RANK MASTER_ADDR=$MASTER_ADDR {line}",
     ]
-
-
-def hours_report(runs: Sequence[Run], gpu_hours: Mapping[str, float]) -> list[str]:
-    """GPU-hours of each training config as far as the paper gives them, and their sum."""
-    counts = Counter(Path(run.config).stem for run in runs if run.kind in ("pre-training", "evaluation"))
-    hours = {stem: gpu_hours[stem] for stem in counts if stem in gpu_hours}
-    lines = [
-        f"{count} x {stem}: "
-        + (f"{hours[stem]:.0f} GPU-hours each (paper, V100)" if stem in hours else "the paper gives no time")
-        for stem, count in counts.items()
-    ]
-    total = sum(counts[stem] * hours[stem] for stem in hours)
-    unknown = sum(count for stem, count in counts.items() if stem not in hours)
-    rest = f", and {unknown} trainings that the paper gives no time for" if unknown else ""
-    return [*lines, f"in all {total:.0f} GPU-hours (paper, V100){rest}"]

@@ -1,1 +1,0 @@
-"""Chains of commands: the demo, and the paper's tables."""

@@ -1,0 +1,74 @@
+"""The demo's table has the logged numbers, and its parts name what they show."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from config_building import ROOT
+from experiments.fill import TableFiller
+
+from mapet_mm.utils.config import read_config
+
+
+@pytest.fixture
+def demo(monkeypatch):
+    """The demo and its report, as `python tools/demo.py` finds them, in the repository's root."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import demo
+
+    yield demo
+    for name in ("demo", "demo_report"):
+        sys.modules.pop(name)
+
+
+def test_the_road_is_planned_with_the_pretraining_as_early_as_it_can_start(demo, tmp_path):
+    runs = TableFiller(demo.TABLE, [0], tmp_path).plan.runs
+    assert [run.kind for run in runs] == ["data", *2 * ["tokenizer"], "pre-training", *10 * ["evaluation"]]
+    assert [len(run.needs) for run in runs] == [0, *13 * [1]]
+
+
+def test_results_are_what_was_recorded_and_the_gain_in_points(demo, tmp_path):
+    filler = TableFiller(demo.TABLE, [0], tmp_path)
+    results = tmp_path / "digits/results"
+    results.mkdir(parents=True)
+    for cell in filler.plan.cells:
+        value = 71.5 if cell.row == "MaPeT" else 63.0
+        record = {"metrics": {cell.metric: value}, "seconds": 2.0}
+        (results / f"{Path(cell.run.folder).name}.json").write_text(json.dumps(record))
+    table = demo.results_table(filler)
+    assert table.rows[0] == ["linear probe, 100 labels (top-1, %)", 63.0, 71.5, 8.5]
+    headings = [row[0] for row in table.rows]
+    assert headings[3:] == [f"{how} segmentation, 100 labels (mIoU, %)" for how in ("linear", "fine-tuned")]
+    assert table.texts()[3][1:] == ["63.0", "71.5", "+8.5"]
+    evaluations = [cell.run for cell in filler.plan.cells]
+    assert demo.stage_table(evaluations, [("set-up", 9.0)]).texts()[0] == ["set-up", "9"]
+
+
+def test_segmentation_starts_with_the_same_images_and_trains_all_or_the_head_alone(demo, tmp_path):
+    cells = [cell for cell in TableFiller(demo.TABLE, [0], tmp_path).plan.cells if cell.metric == "mIoU"]
+    assert [(cell.row, cell.run.data) for cell in cells] == [
+        (row, "digits_pixels") for row in ("MaPeT", "no pre-training") for _ in range(2)
+    ]
+    unfrozen = "model.backbone.frozen_stages=-1"
+    assert [unfrozen in cell.run.command for cell in cells] == [False, True, False, True]
+    assert len({cell.run.folder for cell in cells}) == 4
+    cfg = read_config(demo.SEGMENTATION, "digits_pixels")
+    assert (cfg.model.backbone.frozen_stages, cfg.train_dataloader.dataset.indices) == (4, 100)
+
+
+def test_facts_name_the_versions_that_ran(demo):
+    import mmengine
+    import torch
+
+    facts = dict(demo.machine_facts(jobs=2))
+    assert facts["torch"] == torch.__version__
+    assert facts["mmengine"] == mmengine.__version__
+    assert facts["side by side"] == "2 stages with one thread each"
+
+
+def test_masks_section_draws_all_three_objectives(demo):
+    section = demo.masks_section()
+    titles = [axes.get_title() for figure in section.figures for axes in figure.axes]
+    assert titles == ["MaPeT", "PIM", "MIM"]

@@ -1,0 +1,18 @@
+"""Shared by the tests of tables: the repository's root as working folder, and impatient runners."""
+
+import pytest
+from config_building import ROOT
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _impatient():
+    """Runs that take no time are looked at more often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("experiments.local.POLL_SECONDS", 0.02)
+        yield
+
+
+@pytest.fixture
+def repository(monkeypatch):
+    """Tables name configs from the repository's root, where the tools run."""
+    monkeypatch.chdir(ROOT)

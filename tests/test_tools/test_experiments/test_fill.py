@@ -1,0 +1,267 @@
+"""Filling a table: runs done once, killed and resumed, failed ones, results kept. The tools are fake ones."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import mean, stdev
+
+import fake_project
+import pytest
+from config_building import ROOT
+from experiments.local import LocalRunner
+from experiments.records import StageError, is_claimed
+from fake_project import cells, declare, fill, filler, named, starts, table, write_config, write_project
+
+PATHS = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tools")))
+RUN = "import fake_project, sys; fake_project.fill(rows=sys.argv[1:] or None)"
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory) -> Path:
+    """A project whose table was filled with one seed and then with two; `first` keeps what the first left."""
+    folder = tmp_path_factory.mktemp("filled")
+    write_project(folder)
+    here = os.getcwd()
+    os.chdir(folder)
+    try:
+        fill([0])
+        Path("first.json").write_text(json.dumps([starts(), table()]))
+        fill([0, 1])
+    finally:
+        os.chdir(here)
+    return folder
+
+
+@pytest.fixture
+def done(filled, tmp_path, monkeypatch) -> Path:
+    """A copy of the filled project, and this process in it."""
+    shutil.copytree(filled, tmp_path / "project")
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path / "project"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Path:
+    """A project with nothing done, and this process in it."""
+    write_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run_tool(monkeypatch, *words: str) -> None:
+    fake_project.run_tool(monkeypatch, "small", "--out", "out", *words)
+
+
+def test_every_run_is_done_once_and_the_table_says_mean_and_spread(done):
+    # Two seeds: two pre-trainings and three rows of two evaluations each.
+    assert starts() == named(filler([0, 1]).plan.runs)
+    assert len(starts()) == 2 * (2 + 6)
+    rows = cells()
+    cell = rows["one", "probe"]
+    values = [float(value) for value in cell["values"].split()]
+    assert len(values) == 2 == int(cell["seeds"])
+    assert float(cell["mean"]) == pytest.approx(mean(values), abs=1e-3)
+    assert float(cell["std"]) == pytest.approx(stdev(values), abs=1e-3)
+    assert (cell["paper"], cell["missing"]) == ("50.0", "")
+
+    lines = Path("out/digits/small.md").read_text().splitlines()
+    assert lines[:4] == [
+        "## A small table",
+        "",
+        "|  | probe (%) | paper | tuned (%) |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    best = max(("scratch", "one", "two"), key=lambda row: float(rows[row, "probe"]["mean"]))
+    line = next(line for line in lines if line.startswith(f"| {best} "))
+    assert (
+        f"| **{float(rows[best, 'probe']['mean']):.1f}** ± {float(rows[best, 'probe']['std']):.1f} |" in line
+    )
+    assert "Command: `the command`" in lines[-2]
+
+
+def test_a_row_is_evaluated_in_its_columns_only(project):
+    """A dash in the others, in the table and in the CSV, and nothing is missing."""
+    file = project / "configs/tables/digits/small.py"
+    file.write_text(
+        file.read_text().replace('dict(name="scratch")', 'dict(name="scratch", columns=["tuned"])')
+    )
+    fill(rows=["scratch"])
+    assert len([name for name in starts() if "scratch" in name]) == 1
+    rows = cells()
+    assert (rows["scratch", "probe"]["missing"], rows["scratch", "probe"]["seeds"]) == ("-", "0")
+    assert rows["scratch", "tuned"]["seeds"] == "1"
+    assert any(line.startswith("| scratch | - |  | ") for line in table()[0].splitlines())
+
+
+def test_a_second_seed_does_only_its_own_runs_and_a_second_call_nothing(done):
+    first, _ = json.loads(Path("first.json").read_text())
+    new = starts()
+    for name in first:
+        new.remove(name)
+    assert len(new) == 8
+    assert all("seed-1" in name for name in new)
+    assert filler([0, 1]).needed_runs() == []
+    before = table()
+    fill([0, 1])
+    assert table() == before
+
+
+def test_killed_in_the_middle_and_started_again_ends_with_the_same_table(project, filled):
+    """SIGKILL of the whole program, twice; nothing that was finished is done again."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": PATHS,
+        "FAKE_SECONDS": "0.3",
+    }
+    for kills in (0, 1):
+        process = subprocess.Popen([sys.executable, "-c", RUN], env=environment)
+        while process.poll() is None and len(starts()) < 2 + 3 * kills:
+            time.sleep(0.02)
+        assert process.poll() is None, "the run ended before it could be killed"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    deadline = time.monotonic() + 10  # what it had started ends with it
+    while any(is_claimed(run) for run in filler().plan.runs):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    fill()
+    assert list(table()) == json.loads((filled / "first.json").read_text())[1]
+    assert set(starts()) == set(named(filler().plan.runs))
+    # At most the two that were running were started again after each kill.
+    assert len(starts()) <= 8 + 2 * 2
+
+
+def test_two_runners_of_one_table_do_each_run_once(project):
+    """A second person starts the same table while the first is at it; both end with the whole table."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": PATHS,
+        "FAKE_SECONDS": "0.2",
+    }
+    runners = [subprocess.Popen([sys.executable, "-c", RUN, "one"], env=environment) for _ in range(2)]
+    assert [one.wait(120) for one in runners] == [0, 0]
+    assert starts() == named(filler().plan.closure(c.run for c in filler().plan.cells if c.row == "one"))
+    assert cells()["one", "tuned"]["mean"]
+
+
+def test_a_failed_run_costs_only_its_own_cells(project):
+    declare(project, options="'fail': 'yes'")
+    told = []
+    with pytest.raises(StageError, match=r"this one fails(.|\n)*The whole log"):
+        fill(rows=["two", "scratch"], tell=told.append)
+    rows = cells()
+    missing = {name: rows[name, "tuned"]["missing"] for name in ("scratch", "one", "two")}
+    assert missing == {"scratch": "", "one": "not run", "two": "failed"}
+    assert "4 of 6 results are still missing" in table()[0]
+    # Whoever looks later sees it as well.
+    assert "1 failed" in filler().status()
+    assert any("ended with code 1" in line for line in told)
+
+
+def test_results_outlive_the_work_directories_and_do_not_count_for_another_recipe(done):
+    before = table()
+    shutil.rmtree("out/digits/runs")
+    again = filler([0, 1])
+    assert again.needed_runs() == []
+    again.write()
+    assert table() == before
+    write_config(done, "probe", "lr = 2\n")
+    missing = {(cell.run.name, cell.column) for cell in again.plan.cells}
+    changed = {run.name for run in filler([0, 1]).needed_runs() if run.kind == "evaluation"}
+    assert changed == {name for name, column in missing if column == "probe (%)"}
+
+
+def test_a_moved_folder_of_tables_keeps_its_results(done):
+    os.rename("out", "elsewhere")
+    Path("out").symlink_to("elsewhere")
+    assert filler([0, 1]).needed_runs() == []
+
+
+def test_a_stale_training_is_never_the_result_of_a_new_recipe(project, monkeypatch):
+    """The evaluation's config changes: it is trained again, although its last checkpoint is there."""
+
+    def value() -> str:
+        run_tool(monkeypatch, "--rows", "one")
+        return cells()["one", "probe"]["mean"]
+
+    first = value()
+    write_config(project, "probe", "rate = 2\n")
+    second = value()
+    assert second != first
+    write_config(project, "probe")
+    assert value() == first
+
+
+def test_a_config_that_changes_while_a_table_is_filled_is_not_recorded_as_the_old_one(project):
+    planned = filler()
+    write_config(project, "one", "rate = 2\n")
+    with pytest.raises(StageError, match=r"configs/one\.py was changed after this run was planned"):
+        LocalRunner(planned.needed_runs(["one"]), tell=lambda line: None).run()
+    assert starts() == []
+
+
+def test_a_mistyped_metric_costs_its_column_and_says_what_there_is(project, monkeypatch, capsys):
+    """It neither ends the other runs nor makes later calls fail; the right name needs no new training."""
+    declare(project, metric="accuracy/top")
+    run_tool(monkeypatch, "--rows", "scratch", "one")
+    assert "warning: column 'tuned (%)': there is no `accuracy/top`; logged are accuracy/top1, pre-train" in (
+        capsys.readouterr().out
+    )
+    assert cells()["one", "probe"]["missing"] == ""
+    assert cells()["one", "tuned"]["missing"] == "no `accuracy/top`"
+    before = starts()
+    for call in (["--dry-run"], ["--collect"], []):
+        run_tool(monkeypatch, "--rows", "scratch", "one", *call)
+    declare(project)
+    run_tool(monkeypatch, "--collect")
+    assert cells()["one", "tuned"]["missing"] == ""
+    assert starts() == before
+
+
+@pytest.mark.parametrize("option", ["--jobs", "--seeds"])
+def test_none_at_a_time_and_no_seeds_are_refused_in_one_line(option, project, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run_tool(monkeypatch, option, "0")
+    assert f"argument {option}: 0: one or more" in capsys.readouterr().err
+
+
+def test_rows_run_their_part_and_keep_the_rest_of_the_table(project):
+    fill(rows=["scratch"])
+    assert not any("--one" in name or "--two" in name for name in starts())
+    scratch = cells()["scratch", "probe"]
+    write_config(project, "two", "rate = 3\n")
+    fill(rows=["two"])
+    rows = cells()
+    assert rows["scratch", "probe"] == scratch
+    assert rows["two", "probe"]["mean"]
+    assert rows["one", "probe"]["missing"] == "not run"
+
+
+def test_columns_leave_out_the_runs_of_the_others(project):
+    of_column = filler().needed_runs(rows=["one"], columns=["tuned"])
+    assert [run.name for run in of_column] == ["data", "one_seed-0", "tuned--one_seed-0"]
+    assert len(filler().needed_runs()) == len(filler().needed_runs(columns=["probe", "tuned"])) == 9
+
+
+def test_options_that_differ_in_their_section_only_are_two_runs(project):
+    declare(project, options="'model.a.depth': '3'")
+    one = {run.folder for run in filler().plan.runs if run.kind == "pre-training"}
+    declare(project, options="'model.b.depth': '3'")
+    two = {run.folder for run in filler().plan.runs if run.kind == "pre-training"}
+    assert len(one | two) == 3
+
+
+def test_a_nan_is_shown_as_one_beside_other_seeds(done):
+    (record,) = Path("out/digits/results").glob("probe--scratch_seed-1-*")
+    kept = json.loads(record.read_text())
+    record.write_text(json.dumps(kept | {"metrics": {"accuracy/top1": float("nan")}}))
+    filler([0, 1]).write()
+    cell = cells()["scratch", "probe"]
+    assert (cell["mean"], cell["std"], cell["seeds"], cell["missing"]) == ("nan", "nan", "2", "")
+    assert "| scratch | nan ± nan |" in table()[0]
+    assert not any(line.startswith("| scratch | **") for line in table()[0].splitlines())

@@ -1,0 +1,227 @@
+"""From tables to runs: every cell's recipe, what is shared, what is handed on, what trains a tokenizer."""
+
+import dataclasses
+import os
+import re
+
+import pytest
+from config_building import ROOT
+from experiments import fill
+from experiments.declaration import DeclarationError, list_datasets, list_tables, load_table
+from experiments.fill import TableFiller
+from experiments.plan import Plan, final_checkpoint, plan_table
+from fake_project import PRETRAIN, declare_mine
+from mmengine.config import Config
+
+GARMENTS = "fashion_mnist_20000"
+TABLES = [
+    (dataset, name)
+    for dataset in list_datasets(ROOT / "configs/tables")
+    for name in list_tables(dataset, ROOT / "configs/tables")
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(repository):
+    pass
+
+
+@pytest.mark.parametrize(("dataset", "name"), TABLES)
+def test_every_cell_resolves_to_existing_configs(name, dataset):
+    table = load_table(name, dataset)
+    plan = plan_table(table, [0], "out")
+    evaluated = [len(table.columns) if row.columns is None else len(row.columns) for row in table.rows]
+    assert len(plan.cells) == sum(evaluated)
+    folders = [run.folder for run in plan.runs]
+    assert len(set(folders)) == len(folders)
+    for place, run in enumerate(plan.runs):
+        assert set(run.needs) <= set(folders[:place])
+        assert len(os.path.basename(run.folder)) < 220
+        if run.kind not in ("data", "tokenizer"):
+            # The name of a recipe promises (16xb128) what its entries say.
+            trains = run.command[0] == "tools/train.py"
+            assert run.processes == (int(re.search(r"_(\d+)xb\d+", run.config)[1]) if trains else 1)
+
+
+def test_two_tables_share_their_pretrainings_and_evaluations():
+    one, two = (plan_table(load_table(name, "imagenet"), [0], "out") for name in ("objectives", "comparison"))
+    shared = {run.name for run in one.runs} & {run.name for run in two.runs}
+    trainings = [name for name in shared if name.startswith("mapet_")]
+    evaluations = [name for name in shared if "--mapet_" in name]
+    assert (len(trainings), len(evaluations)) == (6, 12)
+
+
+def test_no_pretraining_is_trained_as_deit_and_not_probed():
+    """73.7, 79.8 and 81.8 beside a recipe of its own; the paper has no linear probe in that row."""
+    plan = plan_table(load_table("comparison", "imagenet"), [0], "out")
+    cells = [cell for cell in plan.cells if cell.row == "ViT, no pre-training"]
+    assert [cell.column for cell in cells] == [f"ViT-{size}, fine-tuning (top-1, %)" for size in "TSB"]
+    assert [cell.run.config for cell in cells] == [
+        f"configs/scratch/vit-{name}-scratch-amp-coslr-300e_in1k.py"
+        for name in ("tiny-p16_4xb256", "small-p16_4xb256", "base-p16_16xb64")
+    ]
+    assert all(cell.run.line.endswith("--cfg-options randomness.seed=0") for cell in cells)
+    assert all(cell.run.needs == () for cell in cells)
+
+
+def test_numbers_of_the_literature_are_not_run():
+    table = load_table("sota", "imagenet")
+    assert {cell.row for cell in plan_table(table, [0], "out").cells} == {"MaPeT, k-CLIP", "MaPeT, VQ-KD"}
+    assert len([row for row in table.rows if "(literature)" in row.name and row.columns == []]) == 11
+
+
+def test_the_objectives_table_on_digits_is_the_one_that_is_asked_for():
+    """Six rows of four evaluations, the tokens alone in one, three seeds; a pre-training per seed."""
+    plan = plan_table(load_table("objectives", "digits"), range(3), "out")
+    kinds = [run.kind for run in plan.runs]
+    numbers = {kind: kinds.count(kind) for kind in set(kinds)}
+    assert numbers == {"data": 1, "tokenizer": 2, "pre-training": 15, "evaluation": 75}
+    scratch, mapet = (
+        [cell.run.config for cell in plan.cells if (cell.row, cell.seed) == (name, 0)]
+        for name in ("no pre-training", "MaPeT")
+    )
+    assert [a == b for a, b in zip(scratch, mapet, strict=True)] == [True] * 5 + [False, True]
+    assert scratch[5] == "configs/micro/vit-micro_1xb64-scratch-coslr.py"
+
+
+def test_overrides_are_part_of_a_runs_name_and_command():
+    plan = plan_table(load_table("cutting_point", "imagenet"), [3], "out")
+    runs = {run.name: run for run in plan.runs if run.kind == "pre-training"}
+    stem = "mapet_vit-base-p16_vqkd_64xb32-amp-coslr-300e_in1k"
+    names = [f"{stem}_cutting_point-{c}_seed-3" for c in (30, 40, 50, 98)]
+    assert list(runs) == [*names[:3], f"{stem}_seed-3", names[3]]
+    options = ("--cfg-options", "model.backbone.cutting_point=30", "randomness.seed=3")
+    assert runs[names[0]].command[-3:] == options
+
+
+def test_a_recipe_that_does_not_say_how_long_has_no_last_checkpoint():
+    assert final_checkpoint(Config(dict(train_cfg=dict(max_iters=7)))) == "iter_7.pth"
+    with pytest.raises(DeclarationError, match="no length in `train_cfg`"):
+        final_checkpoint(Config(dict(train_cfg=None)))
+
+
+def test_a_row_goes_on_from_the_pretraining_of_another_and_shares_it(tmp_path):
+    pretrain = f"pretrain={PRETRAIN!r}"
+    rows = f"dict(name='a', {pretrain}), dict(name='c', {pretrain}, start='a'), dict(name='e', {pretrain}, "
+    rows += "start='c', options={'train_cfg.max_epochs': 3})"
+    declare_mine(tmp_path, rows=rows)
+    runs = {run.name: run for run in plan_table(load_table("mine", "digits", tmp_path), [7], "out").runs}
+    stem = "mapet_vit-micro_kclip_1xb32-coslr"
+    first, second, third = (
+        runs[f"{stem}{more}_seed-7"] for more in ("", "_going-on", "_max_epochs-3_going-on")
+    )
+    assert (second.needs, third.needs) == ((first.folder,), (second.folder,))
+    assert f"model.backbone.init_cfg.checkpoint={second.outputs[0]}" in third.command
+    assert len([run for run in runs.values() if run.kind == "pre-training"]) == 3
+    declare_mine(tmp_path, rows=rows.replace("micro/mapet_vit", "micro/beit_vit"))
+    with pytest.raises(DeclarationError, match=r"'c': .* has a list in `model\.backbone\.init_cfg`"):
+        plan_table(load_table("mine", "digits", tmp_path), [0], "out")
+
+
+def test_an_online_recipe_needs_the_codebook_and_no_store():
+    table = load_table("objectives", "imagenet")
+    online = "configs/mapet/mapet_vit-base-p16_kclip-online_64xb32-amp-coslr-300e_in1k.py"
+    row = dataclasses.replace(table.rows[-1], pretrain=online)
+    table = dataclasses.replace(table, rows=[row], columns=table.columns[-1:])
+    assert [run.name.split("_")[0] for run in plan_table(table, [0], "out").runs][:2] == ["fit", "mapet"]
+
+
+def test_an_evaluation_starts_where_its_config_leaves_a_checkpoint_open(tmp_path):
+    """Any part of the model, in a list of `init_cfg` as well."""
+    (tmp_path / "probe.py").write_text(
+        "train_cfg = dict(max_iters=5)\nmodel = dict(body=dict(init_cfg=[dict(type='Constant'),"
+        "dict(type='PretrainedInit', checkpoint=None)]), teacher=dict(init_cfg=dict(checkpoint='a.pth')))\n"
+    )
+    column = f"config={str(tmp_path / 'probe.py')!r}, metric='m'"
+    declare_mine(tmp_path, row=f"name='a', pretrain={PRETRAIN!r}", column=column)
+    pretraining, evaluation = plan_table(load_table("mine", "digits", tmp_path), [0], "out").runs
+    assert f"model.body.init_cfg.1.checkpoint={pretraining.outputs[0]}" in evaluation.command
+    assert evaluation.outputs == (f"{evaluation.folder}/iter_5.pth",)
+
+
+def test_frozen_columns_are_one_evaluation_of_the_pretrained_weights():
+    plan = plan_table(load_table("objectives", "digits"), [0], "out")
+    cells = [cell for cell in plan.cells if cell.row == "MIM" and "vit-micro_frozen" in cell.run.name]
+    assert [cell.metric for cell in cells] == [
+        "k-NN, both",
+        "logistic regression, both, 10 a class",
+        "attentive probe, patch tokens, last layer",
+        "k-NN segmentation, patch tokens",
+    ]
+    (run,) = {cell.run for cell in cells}
+    (before,) = run.needs
+    assert run.command == (
+        *("tools/evaluate_features.py", "configs/evaluation/vit-micro_frozen.py", "--out", run.folder),
+        *("--cache", f"{run.folder}/features", "--cfg-options"),
+        *(f"model.init_cfg.checkpoint={before}/epoch_16.pth", "randomness.seed=0"),
+    )
+    assert run.outputs == (f"{run.folder}/results.json",)
+    (alone,) = {cell.run for cell in plan.cells if cell.row == "tokens alone"}
+    assert [one.name for one in plan.closure([alone])] == [
+        *("data", "fit_codebook_kclip", "extract_tokens_kclip", "tokens-micro_frozen--scratch_seed-0")
+    ]
+
+
+def steps(plan: Plan, row: str) -> list[tuple[str, str | None]]:
+    """What is run for a row's first column, in order: the config, or the tool, and the dataset."""
+    cell = next(cell for cell in plan.cells if cell.row == row)
+    return [
+        (os.path.basename(run.config or run.command[0]).split("_")[0].removesuffix(".py"), run.data)
+        for run in plan.closure([cell.run])
+    ]
+
+
+def test_a_round_of_bootstrapping_is_made_from_the_round_before(tmp_path):
+    plan = plan_table(load_table("rounds", GARMENTS), [0], tmp_path)
+    rounds = [f"{GARMENTS}_round{number}" for number in range(3)]
+    tokens = [[("grid", data), ("grid", data), ("mapet", data)] for data in rounds]
+    data, probe = [("fashion", None)], [("vit-micro", GARMENTS)]
+    assert steps(plan, "round 0, 5 epochs") == data + tokens[0] + probe
+    assert steps(plan, "round 2, 5 epochs") == data + tokens[0] + tokens[1] + tokens[2] + probe
+    clip = [("clip", GARMENTS), ("kclip", GARMENTS), ("kclip", GARMENTS), ("mapet", GARMENTS)]
+    assert steps(plan, "MaPeT") == data + clip + probe
+    folders = {run.outputs[0] for run in plan.runs if run.name.endswith("_tokenizer")}
+    assert folders == {
+        f"work_dirs/{rounds[1]}/previous_round/epoch_5.pth",
+        f"work_dirs/{rounds[2]}/previous_round/epoch_5.pth",
+        f"work_dirs/{GARMENTS}/clip/epoch_2.pth",
+    }
+
+
+def test_the_teacher_is_trained_before_its_pupil_and_its_minutes_count(tmp_path, monkeypatch):
+    """A minute each: CLIP, VQ-KD and extraction; pixels need a codebook and extraction alone."""
+    filler = TableFiller(load_table("tokenizer_choice", GARMENTS), [0], tmp_path)
+    assert steps(filler.plan, "VQ-KD") == [
+        *(("fashion", None), ("clip", GARMENTS), ("vqkd-training", GARMENTS), ("vqkd", GARMENTS)),
+        ("token-mlp", GARMENTS),
+    ]
+    assert steps(filler.plan, "k-means of pixels")[-1] == ("token-mlp", f"{GARMENTS}_round0")
+    assert not [run for run in filler.plan.runs if run.kind == "pre-training"]
+    record = dict(metrics={"accuracy/top1": 50.0}, seconds=60.0)
+    monkeypatch.setattr(fill, "record_of", lambda run: record)
+    cells, column = filler.cells(), "training, codebook, extraction (minutes)"
+    assert cells["VQ-KD", column].mean == 3
+    assert cells["k-means of pixels", column].mean == 2
+    assert cells["k-means of pixels", "MLP on the tokens (top-1, %)"].mean == 50
+
+
+def test_a_tokenizers_training_that_ends_with_another_checkpoint_is_refused(monkeypatch):
+    monkeypatch.setattr("experiments.plan.final_checkpoint", lambda cfg: "epoch_99.pth")
+    with pytest.raises(DeclarationError, match=r"epoch_2.pth` is to be made by .* ends with epoch_99.pth"):
+        plan_table(load_table("tokenizer_choice", GARMENTS), [0], "out")
+
+
+def test_a_column_on_other_data_has_them_made():
+    plan = plan_table(load_table("transfer", GARMENTS), [0], "out")
+    made = {run.folder: run.command[0] for run in plan.runs if run.kind == "data"}
+    for row, before in (("no pre-training", []), ("MaPeT", [None])):
+        run = next(cell.run for cell in plan.cells if cell.row == row)
+        assert [made.get(need) for need in run.needs] == [*before, "tools/dataset_converters/digits.py"]
+        assert run.data == "digits"
+
+
+def test_options_of_an_evaluation_are_a_rows_own():
+    plan = plan_table(load_table("compute", GARMENTS), [0], "out")
+    for cell in plan.cells:
+        narrow = {"model.arch.embed_dims=64", "model.arch.num_heads=2"} <= set(cell.run.command)
+        assert narrow == ("width 64" in cell.row)

@@ -1,0 +1,184 @@
+"""Tables by value: differences of rows by seed, Markdown, and pictures with cells missing."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from experiments.declaration import Column, Row, TableDeclaration
+from experiments.fill import TERAFLOPS
+from experiments.picture import draw_tables
+from experiments.render import paired_difference, render_differences, render_markdown, summarise
+from fake_project import declare, fill, run_tool, write_project
+from scipy.stats import ttest_rel
+
+ROWS = [Row("old"), Row("new"), Row("other", curve="new")]
+COLUMNS = [
+    Column("probe", "%", "probe.py", "accuracy/top1"),
+    Column("tuned", "%", "tuned.py", "accuracy/top1"),
+    Column("pre-training", "minutes", "probe.py", "pre-training/minutes"),
+]
+TABLE = TableDeclaration("t", "digits", "A table", ROWS, COLUMNS, baseline="old")
+
+
+def measured(*values):
+    """A cell with these values of the seeds 0, 1, ...; None for a seed that is not done."""
+    return summarise({seed: value for seed, value in enumerate(values) if value is not None})
+
+
+def cells(**of_row):
+    """A grid with these values in each column of a row."""
+    places = [(row.name, column.heading) for row in ROWS for column in COLUMNS]
+    return {place: measured(*of_row.get(place[0], ())) or "not run" for place in places}
+
+
+def test_spread_is_the_sample_standard_deviation():
+    cell = measured(1.0, 2.0, 4.0)
+    assert cell.mean == pytest.approx(7 / 3)
+    assert cell.spread == pytest.approx(((16 + 1 + 25) / 9 / 2) ** 0.5)
+    assert measured(3.0).spread is None
+    assert measured() is None
+
+
+def test_differences_are_those_of_the_seeds_that_both_have():
+    one, other = measured(3.0, 5.5, None, 9.0), measured(1.0, 2.0, 7.5, 5.0)
+    difference = paired_difference(one, other)
+    assert difference[:3] == pytest.approx((19 / 6, (13 / 12) ** 0.5, 3))
+    assert difference.chance == pytest.approx(ttest_rel([3.0, 5.5, 9.0], [1.0, 2.0, 5.0]).pvalue)
+    assert paired_difference(one, "not run") is None
+    assert paired_difference(measured(None, None, 1.0), one) is None
+    assert paired_difference(measured(2.0), other) == (1.0, None, 1, None)
+
+
+def test_rounding_makes_no_seeds_differ():
+    """97.2 - 97.1 is not 97.3 - 97.2 in binary: a p of 5e-14 of nothing."""
+    tenths = paired_difference(measured(97.2, 97.3), measured(97.1, 97.2))
+    assert tenths == (pytest.approx(0.1), 0.0, 2, None)
+    # One image of 10,000, in the float32 of MMPretrain's accuracy.
+    ours, theirs = (torch.tensor(right).float() * (100 / 10_000) for right in ([9123, 9177], [9122, 9176]))
+    image = paired_difference(measured(*ours.tolist()), measured(*theirs.tolist()))
+    assert image == (pytest.approx(0.01, abs=1e-5), 0.0, 2, None)
+    # One image of 10,000 more in one of the seeds is no rounding.
+    theirs[1] -= 0.01
+    assert paired_difference(measured(*ours.tolist()), measured(*theirs.tolist())).chance > 0.1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "shown", "note"),
+    [
+        ([60.0, 61.0, 63.0], [62.0, 62.5, 66.0], "+2.2 ± 0.8, p 0.04", "not corrected"),
+        ([60.0, 61.0], [62.0, 63.0], "+2.0 ± 0.0", "not corrected"),
+        ([60.0, 61.0], [62.0, float("nan")], "+nan ± nan, p nan", "not corrected"),
+        ([60.0], [62.0], "+2.0", "may be chance"),
+    ],
+)
+def test_each_row_less_the_baseline_stands_below_the_table(old, new, shown, note):
+    lines = render_differences(TABLE, cells(old=old, new=new)).splitlines()
+    assert lines[1] == "| less old | probe (%) | tuned (%) |"
+    assert lines[3] == f"| new | {shown} | {shown} |"
+    assert note in lines[-1]
+    assert len(lines) == 6
+
+
+@pytest.mark.parametrize("of_row", [{}, dict(new=[1.0, 2.0]), dict(old=[1.0, 2.0])])
+def test_without_anything_to_compare_nothing_is_added(of_row):
+    assert render_differences(TABLE, cells(**of_row)) == ""
+    assert render_differences(replace(TABLE, baseline=None), cells(old=[1.0], new=[2.0])) == ""
+
+
+def test_a_difference_of_a_missing_cell_is_empty():
+    grid = cells(old=[60.0, 61.0], new=[62.0, 64.0])
+    grid["new", COLUMNS[1].heading] = "not run"
+    assert render_differences(TABLE, grid).splitlines()[3].endswith("|  |")
+
+
+def test_a_cell_of_fewer_seeds_than_the_table_says_so_and_the_largest_cost_is_not_the_best():
+    text = render_markdown(TABLE, cells(old=[60.0, 61.0, 63.0], new=[62.0, None, 66.0], other=[1.0]), [])
+    assert "| old | 61.3 ± 1.5 |" in text
+    assert "| new | **64.0** ± 2.8 (2 seeds) | **64.0** ± 2.8 (2 seeds) | 64.0 ± 2.8 (2 seeds) |" in text
+    assert "| other | 1.0 (1 seed) |" in text
+
+
+def test_the_most_dead_tokens_are_not_the_best():
+    columns = [Column(name, "", "probe.py", f"tokens/{name}") for name in ("dead", "perplexity", "purity")]
+    values = zip(ROWS, (1.0, 96.0, 2.0), strict=True)
+    grid = {(row.name, column.heading): measured(value) for row, value in values for column in columns}
+    text = render_markdown(replace(TABLE, columns=columns), grid, [])
+    assert "| new | 96.0 | 96.0 | **96.0** |" in text
+
+
+def texts(figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text"))]
+
+
+def test_a_picture_has_a_dot_per_row_and_names_what_is_missing():
+    figure = draw_tables([(TABLE, cells(old=[60.0, 61.0, 63.0], new=[62.0]))])
+    panels = [axes for band in figure.subfigs for axes in band.axes]
+    assert len(panels) == 3
+    assert [bars.lines[0].get_xdata()[0] for bars in panels[0].containers] == pytest.approx([184 / 3, 62.0])
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["old", "new", "other"]
+    assert texts(figure).count("not run") == 3
+    assert any("Missing: 3 of 9 cells." in text for text in texts(figure))
+
+
+def over_compute(*costs: float) -> tuple[TableDeclaration, dict]:
+    """A table of two seeds whose rows have these costs, and its cells."""
+    teraflops = Column("pre-training", "TFLOPs", "probe.py", TERAFLOPS)
+    grid = cells(old=[60.0, 62.0], new=[70.0, 71.0], other=[65.0, 66.0])
+    for row, cost in zip(ROWS, costs, strict=True):
+        grid[row.name, teraflops.heading] = measured(cost, cost)
+    return replace(TABLE, columns=[teraflops, *COLUMNS]), grid
+
+
+def test_a_table_with_compute_is_drawn_as_curves_over_it():
+    """The rows of one curve in the order of their compute; no other cost has a panel."""
+    (band,) = draw_tables([over_compute(10.0, 30.0, 20.0)]).subfigs
+    assert len(band.axes) == 2
+    lines = [bars.lines[0] for bars in band.axes[0].containers]
+    assert [list(line.get_xdata()) for line in lines] == [[10.0], [20.0, 30.0]]
+    assert [list(line.get_ydata()) for line in lines] == [[61.0], [65.5, 70.5]]
+    assert [text.get_text() for text in band.legends[0].get_texts()] == ["old", "new"]
+
+
+def test_a_row_without_compute_is_a_dashed_line():
+    """0 has no place on a logarithmic axis."""
+    (band,) = draw_tables([over_compute(0.0, 30.0, 20.0)]).subfigs
+    level = band.axes[0].lines[0]
+    assert (level.get_linestyle(), list(level.get_ydata())) == ("--", [61.0, 61.0])
+    assert band.axes[0].get_xlim()[0] > 10
+    assert [text.get_text() for text in band.legends[0].get_texts()] == ["old", "new"]
+
+
+def test_nothing_measured_is_a_picture_too_and_five_panels_leave_the_sixth_place_empty():
+    columns = [replace(COLUMNS[0], name=f"probe {number}") for number in range(5)]
+    grid = {(row.name, column.heading): "not run" for row in ROWS for column in columns}
+    figure = draw_tables([(replace(TABLE, title="$5 and $6", columns=columns), grid)])
+    (band,) = figure.subfigs
+    assert [axes.get_visible() for axes in band.axes] == [True] * 5 + [False]
+    title = next(text for text in band.texts if text.get_text() == "$5 and $6")
+    assert not title.get_parse_math()
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    write_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    declare(tmp_path)
+    return tmp_path
+
+
+def test_one_command_draws_the_chosen_rows_of_tables(project, monkeypatch, capsys):
+    fill([0], rows=["scratch"])
+    words = ["small", "small", "--out", "out", "--seeds", "2", "--picture", "sub/picture.svg"]
+    run_tool(monkeypatch, *words, "--rows", "scratch", tool="draw_tables")
+    picture = (project / "sub/picture.svg").read_text()
+    assert picture.count("<!-- scratch -->") == 2
+    assert "<!-- one -->" not in picture
+    assert "A small table: 2 of 12 results are there" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="row 'scratched'"):
+        run_tool(monkeypatch, *words, "--rows", "scratched", tool="draw_tables")
+    assert TABLE.only([], ["elsewhere"]) == TABLE, "a table without these columns has all of its own"
+
+
+def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_read(monkeypatch):
+    with pytest.raises(SystemExit, match="picture.doc"):
+        run_tool(monkeypatch, "nothing", "--picture", "picture.doc", tool="draw_tables")

@@ -180,5 +180,5 @@ def test_one_command_draws_the_chosen_rows_of_tables(project, monkeypatch, capsy
 
 
 def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_read(monkeypatch):
-    with pytest.raises(SystemExit, match="picture.doc"):
+    with pytest.raises(SystemExit, match=r"picture\.doc"):
         run_tool(monkeypatch, "nothing", "--picture", "picture.doc", tool="draw_tables")

@@ -1,76 +1,68 @@
-"""Processes that train the nine steps, one after the other, each until it kills itself.
+"""Trainings of nine steps, killed at random times and started again: `killed_training.py FOLDER KILLS`.
 
-    killed_training.py FOLDER STEP:WHERE ... [compiled]
-
-Each goes on from the last whole checkpoint. WHERE is `step`, after it, or `writing`, in the middle of
-its checkpoint's file. The exit codes are printed. The processes are forked off this one, which only imports.
+Each start goes on from the last whole checkpoint. Prints, for each training, how often it was killed and
+whether its weights are those of an undisturbed one, bit for bit. The processes are forked off this one, which
+only imports.
 """
 
 import json
 import os
+import random
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 
-import jittered_training
+from jittered_training import build, final, same
 from mmengine.config import Config
-from mmengine.hooks import Hook
 
 from mapet_mm.engine.runners.resume import find_checkpoint
-from mapet_mm.utils import atomic_files as file_replacement
+
+SECONDS = (0.02, 0.6)
 
 
-class Kill(Hook):
-    """Sends SIGKILL to its own process."""
-
-    priority = "LOWEST"
-
-    def __init__(self, step: int, where: str) -> None:
-        self.step, self.where = step, where
-
-    def after_train_iter(self, runner, *args, **kwargs) -> None:
-        if self.where == "step" and runner.iter + 1 == self.step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def before_save_checkpoint(self, runner, checkpoint) -> None:
-        if self.where == "writing" and runner.iter + 1 == self.step:
-            file_replacement.os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
-
-
-def train(folder: Path, step: int, where: str, compiled: bool) -> None:
-    options = dict(
-        optim_wrapper=dict(type="mapet_mm.AutocastOptimWrapper", accumulative_counts=2),
-        custom_hooks=[dict(type="EMAHook", momentum=0.1)],
-    )
-    if compiled:
-        options["custom_hooks"].append(dict(type="mapet_mm.CompileHook", backend="aot_eager"))
+def train(folder: Path, workers: int) -> None:
     hook = dict(type="CheckpointHook", by_epoch=False, interval=1)
     cfg = Config(dict(work_dir=str(folder), default_hooks=dict(checkpoint=hook)))
     found = folder.exists() and find_checkpoint(cfg)
-    # The last checkpoint may be one that was never written to the end: MMEngine's own search would take it.
-    runner = jittered_training.build(folder, resume=bool(found), workers=step % 3, **options)
+    # MMEngine's own search would take a checkpoint that was never written to the end.
+    wrapper, average = dict(type="mapet_mm.AutocastOptimWrapper"), dict(type="EMAHook", momentum=0.1)
+    runner = build(folder, resume=bool(found), workers=workers, optim_wrapper=wrapper, custom_hooks=[average])
     runner._load_from = found or None
-    runner.register_hook(Kill(step, where))
     runner.train()
 
 
-def exit_code(*arguments: object) -> int:
-    """Of a process that trains so."""
+def start(folder: Path, workers: int, seconds: float) -> int:
+    """Exit code of a process that trains, and is killed after so many seconds."""
     if (child := os.fork()) == 0:
         try:
-            train(*arguments)
+            os.setsid()
+            train(folder, workers)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            break
+        time.sleep(0.005)
+    else:
+        os.killpg(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def main() -> None:
-    kills = [kill.split(":") for kill in sys.argv[2:] if ":" in kill]
-    folder, compiled = Path(sys.argv[1]), "compiled" in sys.argv
-    print(json.dumps([exit_code(folder, int(step), where, compiled) for step, where in kills]))
+    folder, wanted, rng, results = Path(sys.argv[1]), int(sys.argv[2]), random.Random(0), []
+    assert start(folder / "whole", 0, 3600) == 0
+    while sum(kills for kills, _ in results) < wanted:
+        part, kills = folder / str(len(results)), 0
+        while (code := start(part, kills % 3, rng.uniform(*SECONDS))) != 0:
+            assert code == -signal.SIGKILL, code
+            kills += 1
+        results.append((kills, same(final(folder / "whole"), final(part))))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

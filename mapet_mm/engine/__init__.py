@@ -38,14 +38,10 @@ __all__ = [
     "TotalBatchHook",
 ]
 
-# Imported when they are asked for: few runs need what they import.
-_ON_DEMAND = {
-    "FeatureProbeHook": "mapet_mm.engine.hooks.feature_probe_hook",
-    "FullyShardedStrategy": "mapet_mm.engine.runners.sharding",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _ON_DEMAND:
+    """Import these when they are asked for: few runs need what they import."""
+    modules = {"FeatureProbeHook": "hooks.feature_probe_hook", "FullyShardedStrategy": "runners.sharding"}
+    if name not in modules:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_ON_DEMAND[name]), name)
+    return getattr(import_module(f"{__name__}.{modules[name]}"), name)

@@ -16,12 +16,13 @@ from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.runner import Runner
 
-from mapet_mm.engine.hooks.portable_checkpoint_hook import checkpoint_hook, whole_files
+from mapet_mm.engine.hooks.portable_checkpoint_hook import WHOLE_FILES, checkpoint_hook
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import STOPPED
 
 LATEST = "latest.pth"
+SIGNALS = ("SIGUSR1", "SIGTERM", "SIGINT")
 NOTHING, SAVE, STOP = range(3)
 
 
@@ -29,10 +30,10 @@ NOTHING, SAVE, STOP = range(3)
 class InterruptionHook(Hook):
     """Write `latest.pth` every few minutes, and at a signal, after which the run ends with exit code 75.
 
-    The same command then resumes with the next batch. Slurm sends SIGUSR1 before a job reaches its time limit
-    (`--signal`), and SIGTERM when it takes the machine for another job; Ctrl-C sends SIGINT, and a second one
-    ends the run at once. All processes of a run save after the same step, whichever of them got the signal. A
-    signal during validation takes effect after it.
+    The same command then resumes with the next batch. Slurm sends SIGUSR1 before a job's time limit
+    (`--signal`) and SIGTERM when it takes the machine away; Ctrl-C sends SIGINT, and a second one ends the
+    run at once. All processes save after the same step, whichever of them got the signal; a signal during
+    validation takes effect after the next step.
 
     Args:
         minutes: between two checkpoints; None writes one only at a signal.
@@ -41,9 +42,7 @@ class InterruptionHook(Hook):
 
     priority = "LOWEST"  # after CheckpointHook, whose checkpoint may be of the same step
 
-    def __init__(
-        self, minutes: float | None = 30, signals: Sequence[str] = ("SIGUSR1", "SIGTERM", "SIGINT")
-    ) -> None:
+    def __init__(self, minutes: float | None = 30, signals: Sequence[str] = SIGNALS) -> None:
         self.minutes = minutes
         self.signals = [getattr(signal, name) for name in signals]
         self.told: int | None = None
@@ -96,11 +95,8 @@ class InterruptionHook(Hook):
 
     def _save(self, runner: Runner) -> None:
         self.saved = time.monotonic()
-        hook, folder, step = checkpoint_hook(runner), _folder(runner), runner.iter + 1
-        if hook is not None and not hook.by_epoch and str(hook.last_ckpt).endswith(f"_{step}.pth"):
-            return  # CheckpointHook has just saved this step
-        meta = dict(epoch=runner.epoch, iter=step)
-        backend = getattr(hook, "backend_args", None) or whole_files(folder)
+        folder, meta = _folder(runner), dict(epoch=runner.epoch, iter=runner.iter + 1)
+        backend = None if "://" in folder else dict(backend=WHOLE_FILES)
         runner.save_checkpoint(folder, LATEST, meta=meta, by_epoch=False, backend_args=backend)
         if is_main_process():
             replace_file(Path(runner.work_dir, "last_checkpoint"), os.path.join(folder, LATEST).encode())
@@ -110,10 +106,6 @@ class PatientWorker:
     """Starts a loader's worker that outlives the first signal, which goes to all processes of a job.
 
     PyTorch's workers end at SIGTERM, and the run with them before it has saved. A second signal ends them.
-
-    Args:
-        start: the loader's own `worker_init_fn`.
-        signals: their numbers.
     """
 
     def __init__(self, start: Callable[[int], None] | None, signals: Sequence[int]) -> None:

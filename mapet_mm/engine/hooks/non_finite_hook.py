@@ -28,10 +28,9 @@ class NonFiniteError(UserError):
 class NonFiniteHook(Hook):
     """Leave out steps whose gradients are not finite, and end the run after many bad steps in a row.
 
-    A step that is left out changes no weights and no moments; schedules go on. All processes have the same
-    gradients, and so leave out the same steps. A loss that is not finite counts as a bad step, too, because a
-    float16 run's GradScaler leaves such steps out itself. The hook keeps the paths of the images of the last
-    bad steps, and no tensors of the loader's.
+    A step that is left out changes no weights and no moments; schedules go on. A loss that is not finite
+    counts as a bad step, too, because a float16 run's GradScaler leaves such steps out itself. The hook keeps
+    the paths of the last bad steps' images, and no tensors of the loader's.
 
     Args:
         patience: how many bad steps in a row end the run.
@@ -41,8 +40,6 @@ class NonFiniteHook(Hook):
     """
 
     def __init__(self, patience: int = 20) -> None:
-        if patience < 1:
-            raise ValueError(f"NonFiniteHook's patience={patience} must be 1 or more")
         self.patience = patience
         self.left_out = self.in_a_row = 0
         self.stepped = self.bad = False
@@ -64,19 +61,22 @@ class NonFiniteHook(Hook):
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
         """Count a bad step, and end the run after too many."""
-        self.left_out += self.bad
-        if self.bad or not math.isfinite((outputs or {}).get("loss", 0.0)):
-            self.in_a_row += 1
-            runner.message_hub.update_info("steps_left_out", self.left_out)
-            MMLogger.get_current_instance().warning(
-                f"step {runner.iter + 1}: loss or gradients were not finite, {self.left_out} steps left out "
-                f"so far; bad steps in a row: {self.in_a_row} (the run ends after {self.patience})"
+        if not self.bad and math.isfinite((outputs or {}).get("loss", 0.0)):
+            if self.stepped:
+                self.in_a_row = 0
+                self.images.clear()
+            return
+        self.left_out, self.in_a_row = self.left_out + self.bad, self.in_a_row + 1
+        line = f"{self.in_a_row} steps in a row, up to step {runner.iter + 1}, had no finite loss or gradient"
+        MMLogger.get_current_instance().warning(f"{line} (the run ends after {self.patience})")
+        runner.message_hub.update_info("steps_left_out", self.left_out)
+        if self.in_a_row >= self.patience:
+            path = Path(runner.work_dir, f"non_finite_{get_rank()}.json")
+            replace_json(path, {"last_step": runner.iter + 1, "images": list(self.images)})
+            raise NonFiniteError(
+                f"{line}; images of the first: {listed(self.images[0], most=3)} (all in {path}): lower the "
+                "rate, clip gradients (`optim_wrapper.clip_grad`), or look at these images"
             )
-            if self.in_a_row >= self.patience:
-                self._end(runner)
-        elif self.stepped:
-            self.in_a_row = 0
-            self.images.clear()
 
     def _look(self, optimizer: Optimizer, *_: Any) -> None:
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
@@ -86,13 +86,3 @@ class NonFiniteHook(Hook):
         if not norm.isfinite():
             self.bad = True
             optimizer.zero_grad()  # without gradients, an optimizer changes neither weights nor moments
-
-    def _end(self, runner: Runner) -> None:
-        path = Path(runner.work_dir, f"non_finite_{get_rank()}.json")
-        first = runner.iter + 2 - len(self.images)
-        replace_json(path, {"first_step": first, "images": list(self.images)})
-        raise NonFiniteError(
-            f"{self.in_a_row} steps in a row, from step {first} on, had a loss or gradients that are not "
-            f"finite; images of the first: {listed(self.images[0], most=3)} (all in {path}): lower the rate, "
-            "clip gradients (`optim_wrapper.clip_grad`), or look at these images"
-        )

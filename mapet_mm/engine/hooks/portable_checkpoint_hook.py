@@ -1,6 +1,5 @@
 """Checkpoints that are whole, that any `torch.load(weights_only=True)` reads, and that fit their model."""
 
-import os.path as osp
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
@@ -50,15 +49,15 @@ class PortableCheckpointHook(Hook):
         self.recipe = recipe
 
     def before_train(self, runner: Runner) -> None:
-        """Have MMEngine's CheckpointHook write whole files."""
+        """Have MMEngine's CheckpointHook write whole files, where it writes to a local disk."""
         hook = checkpoint_hook(runner)
-        if hook is None or hook.backend_args or hook.file_client_args:
+        if hook is None or hook.backend_args or hook.file_client_args or "://" in str(hook.out_dir):
             return
-        hook.backend_args = whole_files(hook.out_dir)
+        hook.backend_args = dict(backend=WHOLE_FILES)
         if hook.max_keep_ckpts == 1:  # it removes the oldest before it writes the newest
             hook.max_keep_ckpts = 2
         if is_main_process():  # left by a run that was killed while writing
-            for partial in Path(_folder(runner)).glob(".*.pth.*.partial"):
+            for partial in Path(hook.out_dir or runner.work_dir).glob(".*.pth.*.partial"):
                 partial.unlink(missing_ok=True)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
@@ -72,7 +71,7 @@ class PortableCheckpointHook(Hook):
         checkpoint.update({name: _plain(checkpoint[name]) for name in DESCRIBING if name in checkpoint})
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Check the weights' names, and point to the run's own folder.
+        """Check the weights' names, and take the best checkpoint of the run's own folder.
 
         Raises:
             UserError: no weight has the name of one of the model's: MMEngine would only warn.
@@ -85,30 +84,14 @@ class PortableCheckpointHook(Hook):
                 f"the model {listed(list(names), 3)}; tools/convert.py renames timm's and Hugging Face's"
             )
         information = checkpoint.get("message_hub", {}).get("runtime_info", {})
-        for name, path in information.items():
-            if name == "last_ckpt" or name.startswith("best_ckpt"):
-                information[name] = osp.join(_folder(runner), osp.basename(path)) if path else path
+        for name in [name for name in information if name.startswith("best_ckpt")]:
+            own = Path(runner.work_dir, Path(information[name] or "").name)
+            information[name] = str(own) if own.is_file() else information[name]
 
 
 def checkpoint_hook(runner: Runner) -> CheckpointHook | None:
     """MMEngine's hook that saves the run's checkpoints, if there is one."""
     return next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
-
-
-def whole_files(folder: str | PurePath | None) -> dict[str, str] | None:
-    """`backend_args` of MMEngine that write whole files into a folder; None for an address."""
-    return None if "://" in str(folder) else dict(backend=WHOLE_FILES)
-
-
-def checkpoint_folder(work_dir: str, out_dir: str | None) -> str:
-    """The folder that MMEngine's CheckpointHook writes to: the work dir, or one of its name in `out_dir`."""
-    if out_dir is None or str(out_dir) == work_dir:
-        return work_dir
-    return osp.join(out_dir, osp.basename(work_dir.rstrip(osp.sep)))
-
-
-def _folder(runner: Runner) -> str:
-    return checkpoint_folder(runner.work_dir, getattr(checkpoint_hook(runner), "out_dir", None))
 
 
 def _plain(value: Any) -> Any:

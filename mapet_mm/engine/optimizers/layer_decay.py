@@ -43,9 +43,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
               that fits is used and changes only what it names; `lr_mult` multiplies the depth's factor.
 
     Raises:
-        ValueError: an unknown option, a rate outside (0, 1], `lr` or `weight_decay` missing, parameters
-            flattened by PyTorch's first FSDP, or, when the rate is not 1, a model without
-            `backbone.get_layer_depth` or with one that places no parameter below the top.
+        ValueError: an option that is unknown, out of range or missing; flattened parameters, whose dimensions
+            do not tell biases; or, for a rate below 1, a backbone that places no parameter below the top.
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
@@ -62,10 +61,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     def __call__(self, model: nn.Module) -> OptimWrapper:
         """Build the optimizer and its wrapper."""
         if any(isinstance(one, FullyShardedDataParallel) for one in model.modules()):
-            raise ValueError(
-                "FullyShardedDataParallel flattens parameters, which hides the dimensions that decide weight "
-                "decay: use strategy mapet_mm.FullyShardedStrategy"
-            )
+            raise ValueError("FullyShardedDataParallel hides shapes: use mapet_mm.FullyShardedStrategy")
         return super().__call__(model)
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = "", **kwargs: Any) -> None:
@@ -96,11 +92,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             return lambda name: (0, 1)
         backbones = _find_backbones(model)
         if not backbones:
-            raise ValueError(
-                f"layer_decay_rate is {self.rate}, but {type(model).__name__} has no "
-                "`backbone.get_layer_depth`: take a backbone that has it (MaPeTViT, most of MMPretrain) or "
-                "leave the rate out"
-            )
+            name = type(model).__name__
+            raise ValueError(f"{name} has no `backbone.get_layer_depth`: leave `layer_decay_rate` out")
 
         def depth_of(name: str) -> tuple[int, int]:
             for prefix, backbone in backbones.items():
@@ -114,8 +107,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             found = (depth_of(name) for name in names if name.startswith(prefix))
             if all(depth == depths - 1 for depth, depths in found):
                 raise ValueError(
-                    f"layer_decay_rate={self.rate}, but get_layer_depth of {type(backbone).__name__} finds "
-                    f"no parameter of `{prefix[:-1]}` below the top: check what wraps or renames its layers"
+                    f"get_layer_depth of {type(backbone).__name__} finds no parameter of `{prefix[:-1]}` "
+                    "below the top, so all would learn at the full rate: what renames its layers?"
                 )
         return depth_of
 

@@ -85,9 +85,7 @@ def configure_training(
     Raises:
         LaunchError: the run cannot start like this.
     """
-    for key in ("model", "train_dataloader", "train_cfg", "optim_wrapper"):
-        if not cfg.get(key):
-            raise LaunchError(f"config {cfg.filename} has no `{key}`: it cannot be trained")
+    _require(cfg, "model", "train_dataloader", "train_cfg", "optim_wrapper")
     if no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
     if amp:
@@ -113,20 +111,15 @@ def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, t
     if resume in (None, "auto"):
         checkpoint = find_checkpoint(cfg, trust)
     else:
-        checkpoint = resume
-        require_checkpoint("checkpoint to resume from:", checkpoint, trust)
+        require_checkpoint("checkpoint to resume from:", checkpoint := resume, trust)
     cfg.resume = bool(checkpoint)
-    if checkpoint:
-        _announce(cfg, digests, checkpoint, asked=resume is not None)
-        cfg.load_from = checkpoint
-    elif cfg.get("load_from"):
-        require_checkpoint("`load_from`:", cfg.load_from, trust)
-
-
-def _announce(cfg: Config, digests: dict[str, str], checkpoint: str, asked: bool) -> None:
-    """Say that the run goes on; refuse to, unless asked, with a config that is not the checkpoint's."""
+    if not checkpoint:
+        if cfg.get("load_from"):
+            require_checkpoint("`load_from`:", cfg.load_from, trust)
+        return
+    cfg.load_from = checkpoint
     changed = ", ".join(f"`{name}`" for name in differences(digests, checkpoint))
-    if changed and not asked:
+    if changed and resume is None:
         raise LaunchError(
             f"{cfg.work_dir} holds a training with another config ({changed} differ): another --work-dir "
             f"starts a new one, --resume goes on from {checkpoint} all the same"
@@ -162,24 +155,26 @@ def configure_test(
         portable_checkpoint=dict(type="mapet_mm.PortableCheckpointHook"), class_names_check=CLASS_NAMES
     )
     cfg.default_hooks = ConfigDict({**own, **(cfg.get("default_hooks") or {})})
-    if not cfg.get("test_dataloader"):
-        raise LaunchError(f"config {cfg.filename} has no `test_dataloader`: it cannot be tested")
-    if not cfg.get("test_evaluator"):
-        raise LaunchError(
-            f"config {cfg.filename} has no `test_evaluator`: its test set is for feature extraction; "
-            "tools/evaluate_features.py and the recipes in configs/mapet/benchmarks evaluate the features"
-        )
+    _require(cfg, "test_dataloader", "test_evaluator")
     if amp:
         cfg.test_cfg.fp16 = True
     if tta:
-        if "tta_model" not in cfg or "tta_pipeline" not in cfg:
-            raise LaunchError(f"--tta: config {cfg.filename} has no `tta_model` and `tta_pipeline`")
+        _require(cfg, "tta_model", "tta_pipeline")
         cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
         cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
     if label_maps:
         if cfg.get("default_scope") != "mmseg" or not isinstance(cfg.test_evaluator, dict):
             raise LaunchError(f"--out {label_maps}: a .pkl file for predictions, .json or .yml for metrics")
         cfg.test_evaluator.output_dir = label_maps
+
+
+def _require(cfg: Config, *keys: str) -> None:
+    for key in keys:
+        if not cfg.get(key):
+            raise LaunchError(
+                f"config {cfg.filename} has no `{key}`, which this needs; of a pre-training without a test, "
+                "tools/evaluate_features.py evaluates the features"
+            )
 
 
 def configure_drawing(cfg: Config, show: bool, show_dir: str | None, wait_time: float, interval: int) -> None:

@@ -13,7 +13,6 @@ import torch
 from mmengine.config import Config
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from mapet_mm.engine.hooks.portable_checkpoint_hook import checkpoint_folder
 from mapet_mm.interop.released import SCHEME, released_weights
 from mapet_mm.utils.config import nodes, pretrained_entries
 from mapet_mm.utils.dist import is_first_process
@@ -24,6 +23,7 @@ from mapet_mm.weight_files import only_safe_globals
 # Entries that may differ between two starts of one training: where it runs, how much it logs.
 START = {"resume", "launcher", "work_dir", "model_wrapper_cfg", "env_cfg"}
 START |= {"default_hooks", "log_level", "log_processor", "visualizer", "vis_backends"}
+NUMBERED = re.compile(r"(?:epoch|iter)_(\d+)\.pth")
 LOADING = ("num_workers", "persistent_workers", "pin_memory", "timeout")
 
 
@@ -111,10 +111,6 @@ def find_checkpoint(cfg: Config, trust: bool = False) -> str | None:
     MMEngine writes down its path; a run that was copied or moved takes the file of that name in its own
     folder. One that is missing or truncated is passed over with a warning, for the one before.
 
-    Args:
-        cfg: a config with its `work_dir`.
-        trust: read checkpoints whatever they hold.
-
     Raises:
         LaunchError: there are checkpoints, but none is whole; or the last one needs `trust`.
     """
@@ -135,13 +131,15 @@ def find_checkpoint(cfg: Config, trust: bool = False) -> str | None:
 
 def recipe(cfg: Config) -> dict[str, str]:
     """Digests of a training: of each entry of its config, and of each file that its model starts from."""
-    entries = {key: _without_loading(value) for key, value in cfg.to_dict().items() if key not in START}
+    entries = {key: value for key, value in cfg.to_dict().items() if key not in START}
+    for name, entry in entries.items():
+        if name.endswith("_dataloader") and entry:
+            entries[name] = {key: value for key, value in entry.items() if key not in LOADING}
     if cfg.get("resume"):  # `load_from` is where it resumes
         entries.pop("load_from", None)
-    starts = {
-        one for _, one in nodes([entries.get("model"), entries.get("load_from")]) if isinstance(one, str)
-    }
-    weights = {f"content of {path}": digest_of_file(path) for path in starts if os.path.isfile(path)}
+    named = [one for _, one in nodes([entries.get("model"), entries.get("load_from")])]
+    files = {one for one in named if isinstance(one, str) and os.path.isfile(one)}
+    weights = {f"content of {path}": digest_of_file(path) for path in files}
     return {name: digest(value)[:12] for name, value in sorted((entries | weights).items())}
 
 
@@ -159,23 +157,15 @@ def say(text: str) -> None:
 
 def _candidates(cfg: Config) -> Iterator[Path]:
     """The last checkpoint that the run has written down, then the numbered ones before it, newest first."""
-    hook = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
-    folder = Path(checkpoint_folder(str(cfg.work_dir), hook.get("out_dir")))
-    template = hook.get("filename_tmpl") or ("epoch_{}.pth" if hook.get("by_epoch", True) else "iter_{}.pth")
-    name = re.compile(re.escape(template).replace(re.escape("{}"), r"(\d+)"))
-    matches = [match for match in map(name.fullmatch, os.listdir(folder) if folder.is_dir() else ()) if match]
-    newest = sorted((int(match[1]), folder / match[0]) for match in matches)[::-1]
-    record = Path(cfg.work_dir, "last_checkpoint")
-    if record.is_file():
-        last = os.path.basename(record.read_text().strip())
+    work = Path(cfg.work_dir)
+    out = ((cfg.get("default_hooks") or {}).get("checkpoint") or {}).get("out_dir")
+    folder = Path(out, work.name) if out else work  # as MMEngine's CheckpointHook has it
+    record = work / "last_checkpoint"
+    last = Path(record.read_text().strip()).name if record.is_file() else ""
+    found = map(NUMBERED.fullmatch, os.listdir(folder) if folder.is_dir() else ())
+    steps = {int(match[1]): folder / match[0] for match in found if match}
+    if last:
         yield folder / last
-        if match := name.fullmatch(last):  # later ones are of another run
-            newest = [(step, path) for step, path in newest if step < int(match[1])]
-    yield from (path for _, path in newest)
-
-
-def _without_loading(value: Any) -> Any:
-    """A config's value without the options of a loader that change no image."""
-    if isinstance(value, dict):
-        return {key: _without_loading(one) for key, one in value.items() if key not in LOADING}
-    return [_without_loading(one) for one in value] if isinstance(value, list | tuple) else value
+    if match := NUMBERED.fullmatch(last):  # later ones are of another run
+        steps = {step: path for step, path in steps.items() if step < int(match[1])}
+    yield from (steps[step] for step in sorted(steps, reverse=True))

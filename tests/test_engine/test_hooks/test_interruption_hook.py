@@ -12,7 +12,7 @@ from jittered_training import EPOCHS, HOOKS, StopAfter, build, same
 from mmengine.config import Config
 from mmengine.hooks import Hook
 
-from mapet_mm.engine.hooks.interruption_hook import InterruptionHook
+from mapet_mm.engine.hooks.interruption_hook import InterruptionHook, PatientWorker
 from mapet_mm.engine.runners.resume import find_checkpoint
 from mapet_mm.utils.errors import STOPPED
 
@@ -82,12 +82,17 @@ def test_workers_of_a_loader_outlive_a_signal_to_all_processes(tmp_path):
     with pytest.raises(SystemExit):
         told.train()
     assert told.iter + 1 == 5
-    workers = torch.multiprocessing.active_children()
-    assert len(workers) == 2
-    for worker in workers:  # as PyTorch and multiprocessing do when the run ends
-        worker.terminate()
-        worker.join(10)
-    assert not torch.multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(("signals", "code"), [(1, 0), (2, -signal.SIGTERM)])
+def test_a_second_signal_ends_a_worker(signals, code):
+    """PyTorch and multiprocessing tell workers to end when the run does."""
+    if (child := os.fork()) == 0:
+        PatientWorker(None, [signal.SIGTERM])(0)
+        for _ in range(signals):
+            os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
 
 
 class Late(InterruptionHook):
@@ -140,12 +145,3 @@ def test_checkpoints_by_the_clock_lie_within_epochs_also_in_a_thread(tmp_path):
     assert find_checkpoint(cfg) == str(tmp_path / "latest.pth")
     (tmp_path / "latest.pth").write_bytes(b"PK\x03\x04 cut short")
     assert find_checkpoint(cfg) == str(tmp_path / "epoch_1.pth")
-
-
-def test_a_checkpoint_of_the_same_step_is_not_written_twice(tmp_path):
-    told = build(tmp_path, hooks=hooks())
-    told.register_hook(Tell(4, signal.SIGUSR1))
-    with pytest.raises(SystemExit):
-        told.train()
-    assert not (tmp_path / "latest.pth").exists()
-    assert (tmp_path / "last_checkpoint").read_text().endswith("iter_4.pth")

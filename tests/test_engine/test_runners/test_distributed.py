@@ -1,4 +1,4 @@
-"""Several processes train as one does, and one that dies ends the run soon, with its number and error."""
+"""Several processes train as one does, and one that dies ends the run soon, with its error."""
 
 import json
 import os
@@ -12,12 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from config_building import ROOT
-from jittered_training import HOOKS, build, final
-from mapet_mm.engine.hooks.stuck_loader_hook import StuckLoaderHook
+from jittered_training import final
 
-slow = pytest.mark.slow
-# Sums over processes differ in their last bits.
-TOLERANCE = dict(rtol=0, atol=2e-5)
+pytestmark = pytest.mark.slow
 
 
 def train(folder: Path, processes: int, *options: str) -> subprocess.CompletedProcess:
@@ -50,99 +47,40 @@ def said(folder: Path) -> dict:
 
 
 def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    """Sums over processes differ in their last bits."""
     assert one.keys() == other.keys()
     for name in one:
-        torch.testing.assert_close(one[name], other[name], **TOLERANCE)
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=2e-5)
 
 
-@slow
 @pytest.mark.parametrize("processes", [2, 4])
-def test_the_same_batch_in_more_processes_gives_the_same_losses_and_weights(processes, trained):
+def test_the_same_batch_in_more_processes_gives_the_same_losses_weights_and_metrics(processes, trained):
+    """Validation counts each image once: 7 images are 4 + 3 and 2 + 2 + 2 + 1."""
     alone, together = said(trained(1)), said(trained(processes))
     assert len(alone["losses"]) == 9
-    torch.testing.assert_close(
-        torch.tensor(together["losses"]), torch.tensor(alone["losses"]), rtol=0, atol=1e-5
-    )
+    assert together["losses"] == pytest.approx(alone["losses"], abs=1e-5)
     assert_close(final(trained(processes)), final(trained(1)))
-
-
-@slow
-@pytest.mark.parametrize("processes", [2, 4])
-def test_validation_counts_each_image_once(processes, trained):
-    """7 images are 4 + 3 and 2 + 2 + 2 + 1."""
-    for one, other in zip(said(trained(1))["metrics"], said(trained(processes))["metrics"], strict=True):
+    for one, other in zip(alone["metrics"], together["metrics"], strict=True):
         assert other == pytest.approx(one, abs=1e-5)
 
 
-@slow
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 4)])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_another_number_of_processes_goes_on_within_the_last_bits(before, after, trained, tmp_path):
+    """One process got the signal, and all stopped after the same step."""
     stopped = train(tmp_path / "run", before, "until=4")
     assert stopped.returncode == 75, stopped.stderr[-2000:]
-    steps = torch.load(tmp_path / "run/iter_4.pth", weights_only=True)["meta"]["iter"]
-    assert steps == 4
+    assert torch.load(tmp_path / "run/iter_4.pth", weights_only=True)["meta"]["iter"] == 4
     assert train(tmp_path / "run", after, "resume=yes").returncode == 0
     assert_close(final(tmp_path / "run"), final(trained(1)))
 
 
-@slow
 @pytest.mark.parametrize(
     ("fault", "expected"),
-    [
-        ("killed", ("exitcode  : -9", "Signal 9")),
-        ("exception", ("process 1 of 2 ends with an error", "ZeroDivisionError")),
-        ("user", ("error: process 1 of 2: the disk is gone",)),
-        ("memory", ("process 1 of 2 ends with an error", "allocate")),
-        ("stuck", ("error: process 1 of 2: no batch has come for 10 s", "time.sleep(600)")),
-    ],
+    [("killed", "Signal 9"), ("exception", "ZeroDivisionError"), ("user", "error: the disk is gone")],
 )
 def test_a_process_that_dies_ends_the_run_within_a_minute(fault, expected, tmp_path):
     started = time.monotonic()
-    done = train(tmp_path / "run", 2, f"fault={fault}", "seconds=10")
+    done = train(tmp_path / "run", 2, f"fault={fault}")
     assert done.returncode not in (0, 75)
-    found = [text for text in expected if text in done.stdout + done.stderr]
-    assert found == [*expected] or (fault == "stuck" and found[:1] == [expected[0]]), done.stderr[-3000:]
+    assert expected in done.stdout + done.stderr
     assert time.monotonic() - started < 60 + 40  # 40 s to start, on a busy machine
-
-
-class Sleepy(torch.utils.data.Dataset):
-    """Hangs at an image."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> dict:
-        time.sleep(self.seconds)
-        raise OSError("and then fails")
-
-
-def test_a_loader_that_hangs_ends_its_process_with_a_line(tmp_path, monkeypatch, capfd):
-    ended = []
-    monkeypatch.setattr("mapet_mm.engine.hooks.stuck_loader_hook.os._exit", ended.append)
-    hooks = {**HOOKS, "stuck_loader": dict(type="mapet_mm.StuckLoaderHook", seconds=0.2)}
-    runner = build(tmp_path / "run", hooks=hooks, dataset=dict(type=Sleepy, seconds=1.0))
-    with pytest.raises(OSError, match="and then fails"):
-        runner.train()
-    error = capfd.readouterr().err
-    assert "error: process 0 of 1: no batch has come for 0.2 s: the loader hangs" in error
-    assert "__getitem__" in error
-    assert set(ended) == {1}
-
-
-def test_a_training_that_ended_with_an_error_is_not_taken_for_one_that_hangs(tmp_path, monkeypatch):
-    ended = []
-    monkeypatch.setattr("mapet_mm.engine.hooks.stuck_loader_hook.os._exit", ended.append)
-    hooks = {**HOOKS, "stuck_loader": dict(type="mapet_mm.StuckLoaderHook", seconds=0.2)}
-    runner = build(tmp_path / "run", hooks=hooks, dataset=dict(type=Sleepy, seconds=0.0))
-    with pytest.raises(OSError, match="and then fails"):
-        runner.train()
-    time.sleep(0.5)
-    assert ended == []
-
-
-def test_no_time_at_all_is_refused():
-    with pytest.raises(ValueError, match="seconds=0 must be above 0"):
-        StuckLoaderHook(0)

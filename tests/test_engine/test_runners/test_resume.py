@@ -110,8 +110,10 @@ def test_a_copied_run_resumes_from_its_own_checkpoint(copy):
     assert find(copy) == str(copy / "epoch_2.pth")
 
 
-def test_a_run_moved_without_the_record_resumes_from_its_newest_checkpoint(copy):
-    (copy / "last_checkpoint").unlink()
+@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_text("")], ids=["gone", "empty"])
+def test_a_run_without_the_record_resumes_from_its_newest_checkpoint(copy, lose):
+    """MMEngine writes the record in place: a kill may leave an empty one."""
+    lose(copy / "last_checkpoint")
     shutil.copy(copy / "epoch_2.pth", copy / "epoch_10.pth")
     assert find(copy) == str(copy / "epoch_10.pth")
 
@@ -150,13 +152,12 @@ def test_no_whole_checkpoint_is_one_line_and_no_checkpoint_is_a_start(copy, tmp_
 
 
 def test_checkpoints_are_found_where_the_hook_writes_them(copy, tmp_path):
-    """With `out_dir`, in a folder of the work dir's name there; names as in `filename_tmpl`."""
+    """With `out_dir`, in a folder of the work dir's name there."""
     work = tmp_path / "elsewhere" / "copy"
     work.mkdir(parents=True)
-    (copy / "epoch_1.pth").rename(copy / "step-7.ckpt")
-    hook = dict(type="CheckpointHook", out_dir=str(tmp_path), filename_tmpl="step-{}.ckpt")
+    hook = dict(type="CheckpointHook", out_dir=str(tmp_path))
     cfg = Config(dict(work_dir=str(work), default_hooks=dict(checkpoint=hook)))
-    assert find_checkpoint(cfg) == str(copy / "step-7.ckpt")
+    assert find_checkpoint(cfg) == str(copy / "epoch_2.pth")
 
 
 # --- going on --------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ def _child(of_mmengine: Registry, *locations: str) -> Registry:
 
 MODELS = _child(root.MODELS, "mapet_mm.models", "mapet_mm.tokenizers")
 DATASETS = _child(root.DATASETS, "mapet_mm.datasets")
+DATA_SAMPLERS = _child(root.DATA_SAMPLERS, "mapet_mm.datasets")
 TRANSFORMS = _child(root.TRANSFORMS, "mapet_mm.datasets")
 HOOKS = _child(root.HOOKS, "mapet_mm.engine", "mapet_mm.engine.hooks.feature_probe_hook")
 METRICS = _child(root.METRICS, "mapet_mm.evaluation.metrics")

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 from mmpretrain.structures import DataSample
 from torch.utils.data import Dataset
 
+from mapet_mm.datasets import seed_dataloaders
 from mapet_mm.registry import DATASETS
 
 ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
@@ -70,61 +72,51 @@ def build(
     dataset: dict | None = None,
     drop_path_rate=0.3,
     val_images: int | None = None,
+    seed: int | None = 3,
     **options,
 ) -> Runner:
     """The run of 9 steps, which writes `iter_N.pth`; entries of the config in `options` change it."""
     by_iteration = "train_cfg" in options
     endless_or_not = "InfiniteSampler" if by_iteration else "DefaultSampler"
-    return Runner(
-        model=dict(
-            type="mapet_mm.MaPeT",
-            backbone=dict(
-                type="mapet_mm.MaPeTPretrainViT",
-                arch=ARCH,
-                img_size=16,
-                patch_size=4,
-                cutting_point=5,
-                drop_path_rate=drop_path_rate,
+    vit = dict(type="mapet_mm.MaPeTPretrainViT", arch=ARCH, img_size=16, patch_size=4, cutting_point=5)
+    checkpoint = dict(type="CheckpointHook", by_epoch=False, interval=interval, max_keep_ckpts=3)
+    cfg = Config(
+        dict(
+            model=dict(
+                type="mapet_mm.MaPeT",
+                backbone=dict(vit, drop_path_rate=drop_path_rate),
+                head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=ARCH["embed_dims"], vocab_size=8),
+                target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=8),
+                data_preprocessor=dict(type="mapet_mm.TokenGridDataPreprocessor", mean=[128.0], std=[64.0]),
             ),
-            head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=ARCH["embed_dims"], vocab_size=8),
-            target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=8),
-            data_preprocessor=dict(type="mapet_mm.TokenGridDataPreprocessor", mean=[128.0], std=[64.0]),
-        ),
-        work_dir=str(work_dir),
-        train_dataloader=dict(
-            batch_size=batch,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            sampler=dict(type=options.get("sampler") or endless_or_not, shuffle=True),
-            batch_sampler=options.get("batch_sampler"),
-            dataset=dataset or dict(type="mapet_mm.JitteredNoise"),
-            collate_fn=dict(type="default_collate"),
-        ),
-        train_cfg=options.get("train_cfg") or dict(by_epoch=True, max_epochs=EPOCHS),
-        param_scheduler=dict(
-            type="CosineAnnealingLR",
-            T_max=EPOCHS * (1 if by_iteration else 3),
-            by_epoch=False,
-        ),
-        optim_wrapper={"optimizer": dict(type="AdamW", lr=1e-2), **options.get("optim_wrapper", {})},
-        custom_hooks=options.get("custom_hooks"),
-        launcher=options.get("launcher", "none"),
-        cfg=dict(model_wrapper_cfg=options.get("model_wrapper_cfg")),
-        **_validation(val_images),
-        default_hooks=dict(
-            sampler_seed=dict(type="DistSamplerSeedHook"),
-            **{
-                "checkpoint": dict(
-                    type="CheckpointHook", by_epoch=False, interval=interval, max_keep_ckpts=3
-                ),
-                **hooks,
-            },
-        ),
-        randomness=dict(seed=3, diff_rank_seed=True),
-        resume=resume,
-        default_scope="mmpretrain",
-        experiment_name=f"{work_dir}{resume}{interval}",
+            work_dir=str(work_dir),
+            train_dataloader=dict(
+                batch_size=batch,
+                num_workers=workers,
+                persistent_workers=workers > 0,
+                sampler=dict(type=options.get("sampler") or endless_or_not, shuffle=True),
+                batch_sampler=options.get("batch_sampler"),
+                dataset=dataset or dict(type="mapet_mm.JitteredNoise"),
+                collate_fn=dict(type="default_collate"),
+            ),
+            train_cfg=options.get("train_cfg") or dict(by_epoch=True, max_epochs=EPOCHS),
+            param_scheduler=dict(
+                type="CosineAnnealingLR", T_max=EPOCHS * (1 if by_iteration else 3), by_epoch=False
+            ),
+            optim_wrapper={"optimizer": dict(type="AdamW", lr=1e-2), **options.get("optim_wrapper", {})},
+            custom_hooks=options.get("custom_hooks"),
+            launcher=options.get("launcher", "none"),
+            model_wrapper_cfg=options.get("model_wrapper_cfg"),
+            **_validation(val_images),
+            default_hooks=dict(sampler_seed=dict(type="DistSamplerSeedHook"), checkpoint=checkpoint, **hooks),
+            randomness=dict(seed=seed, diff_rank_seed=True),
+            resume=resume,
+            default_scope="mmpretrain",
+            experiment_name=f"{work_dir}{resume}{interval}".replace("/", "_"),
+        )
     )
+    seed_dataloaders(cfg)
+    return Runner.from_cfg(cfg)
 
 
 def _validation(images: int | None) -> dict:

@@ -1,32 +1,54 @@
-"""A loader's random draws depend only on (seed, epoch, image); and images that cannot be read."""
+"""Seeds for each image's random draws, an order of images that starts anywhere, and unreadable images."""
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64
 from mmcv.transforms import LoadImageFromFile
-from mmengine.dist import get_dist_info
+from mmengine.config import Config
+from mmengine.dist import get_dist_info, sync_random_seed
 from mmengine.logging import print_log
+from mmengine.registry import DATA_SAMPLERS as ALL_SAMPLERS
+from mmengine.registry import DATASETS as ALL_DATASETS
 from mmengine.structures import BaseDataElement
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
-from mapet_mm.tokenizers.images import check_on_error
+from mapet_mm.datasets.pipelines import find_step, leaf_datasets
+from mapet_mm.registry import DATA_SAMPLERS, DATASETS
+from mapet_mm.utils.config import type_name
 from mapet_mm.utils.errors import UserError, reason_of
 
 # Name of an image's seed in its data sample.
 DRAW_SEED = "draw_seed"
 # This many unreadable images in a row point to another cause than the images.
 ATTEMPTS = 10
+MASK = 2**64 - 1
 
 
 class UnreadableImageError(UserError):
     """An image of the training set cannot be read; the message names it."""
+
+
+def seed_dataloaders(cfg: Config) -> None:
+    """Let the training images of a config draw by seed, image and epoch, before its Runner is built.
+
+    A run without `default_hooks.epoch_seed` is left as it is. The hook's `on_error` is the dataset's.
+    """
+    hook = (cfg.get("default_hooks") or {}).get("epoch_seed")
+    loader = cfg.get("train_dataloader")
+    if hook is None or not loader or type_name(loader.sampler.type) == "SeededSampler":
+        return
+    seed = (cfg.get("randomness") or {}).get("seed")
+    seeded = {} if seed is None else dict(seed=seed)
+    loader.sampler = dict(type="mapet_mm.SeededSampler", sampler=loader.sampler, **seeded)
+    on_error = hook.get("on_error", "raise")
+    loader.dataset = dict(type="mapet_mm.SeededDataset", dataset=loader.dataset, on_error=on_error)
 
 
 class SeededIndex(int):
@@ -43,56 +65,82 @@ class SeededIndex(int):
         return SeededIndex, (int(self), self.seed)
 
 
-class SeededBatches:
-    """A loader's batch sampler whose indices carry seeds, and which can start in the middle of an epoch.
+@DATA_SAMPLERS.register_module()
+class SeededSampler(Sampler):
+    """The order of another sampler, in which each index carries a seed, and which starts at any image.
 
     An image's seed depends on the run's seed, the epoch and the image's place in the epoch's order over all
     processes, so it does not depend on the number of workers, or of processes with the same total batch. With
     repeated augmentation, each copy of an image gets a different seed.
 
     Args:
-        batches: the batch sampler; other attributes are looked up in it.
+        dataset: the dataset.
+        sampler: config of the sampler that orders the images, by a `seed` of its own if it has one.
         seed: of the run, the same in all processes.
 
     Attributes:
-        epoch: the epoch that is drawn next; increases by one with each.
-        start: number of its batches to leave out.
-        passed: number of images that the sampler itself has left out already, in this process.
+        start: images of this process to leave out when the next epoch begins.
     """
 
-    def __init__(self, batches: Any, seed: int) -> None:
-        self.batches, self.seed = batches, seed
-        self.epoch = self.start = self.passed = 0
+    def __init__(self, dataset: Dataset, sampler: Mapping[str, Any], seed: int | None = None) -> None:
+        self.dataset = dataset
+        self.seed = sync_random_seed() if seed is None else seed
+        self.sampler = ALL_SAMPLERS.build(dict(sampler), default_args=dict(dataset=dataset, seed=self.seed))
+        self.has_own_order = sampler.get("seed") is not None
         self.rank, self.world_size = get_dist_info()
+        self.epoch = self.start = self.skipped = 0
+        if hasattr(self.sampler, "skip"):  # MMEngine skips by this name; batch by batch where it is not there
+            self.skip = self._skip
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "batches":  # while it is unpickled
-            raise AttributeError(name)
-        return getattr(self.batches, name)
+    def reseed(self, seed: int) -> None:
+        """Take another run's seed, as a resumed run does whose config has none."""
+        self.seed = seed
+        if not self.has_own_order:
+            self.sampler.seed = seed
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that is drawn next."""
+        self.epoch = epoch
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+
+    def _skip(self, images: int) -> None:
+        self.sampler.skip(images)
+        self.skipped = images
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self.sampler)
 
-    def __iter__(self) -> Iterator[list[SeededIndex]]:
-        start, place = self.start, self.passed
-        self.start = self.passed = 0
-        for number, batch in enumerate(self.batches):
-            if number >= start:
-                places = np.arange(place, place + len(batch)) * self.world_size + self.rank
-                yield list(map(SeededIndex, batch, draw_seeds(self.seed, self.epoch, places)))
-            place += len(batch)
-        self.epoch += 1
+    def __iter__(self) -> Iterator[SeededIndex]:
+        start, first = self.start, self.skipped + self.start
+        self.start = self.skipped = 0
+        state = epoch_state(self.seed, self.epoch)
+        for index, place in zip(islice(self.sampler, start, None), count(first), strict=False):
+            yield SeededIndex(index, draw_seed(state, place * self.world_size + self.rank))
 
 
+def epoch_state(seed: int, epoch: int) -> int:
+    """Where an epoch's seeds begin."""
+    return int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0])
+
+
+def draw_seed(state: int, place: int) -> int:
+    """A number below 2^63 for a place in an epoch's order (SplitMix64)."""
+    mixed = state + (place + 1) * 0x9E3779B97F4A7C15 & MASK
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK
+    return (mixed ^ mixed >> 31) >> 1
+
+
+@DATASETS.register_module()
 class SeededDataset(Dataset):
-    """A dataset that seeds Python, NumPy and PyTorch from each index, and otherwise behaves as the inner
-    one.
+    """A dataset that seeds Python, NumPy and PyTorch from each index; it has the inner one's attributes.
 
     A sample's seed is kept in the metainfo of its data sample, as `draw_seed`: MaPeT draws the image's
     permutation with it.
 
     Args:
-        dataset: the dataset.
+        dataset: the dataset, or its config.
         on_error: for images that cannot be read: 'raise', or 'skip' to take the dataset's next image with a
             warning. Other errors in the pipeline are raised unchanged.
 
@@ -100,9 +148,11 @@ class SeededDataset(Dataset):
         UnreadableImageError: an image cannot be read, or with 'skip' many images in a row.
     """
 
-    def __init__(self, dataset: Dataset, on_error: str = "raise") -> None:
-        check_on_error(on_error)
-        self.__dict__.update(dataset=dataset, on_error=on_error)
+    def __init__(self, dataset: Dataset | Mapping[str, Any], on_error: str = "raise") -> None:
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error is {on_error!r}: raise or skip")
+        inner = ALL_DATASETS.build(dataset) if isinstance(dataset, Mapping) else dataset
+        self.__dict__.update(dataset=inner, on_error=on_error)
 
     def __getattr__(self, name: str) -> Any:
         if name == "dataset" or name.startswith("__"):  # during unpickling, or looked up by a loader
@@ -116,12 +166,12 @@ class SeededDataset(Dataset):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        seed = getattr(index, "seed", None)
+        seed, place = getattr(index, "seed", None), int(index)
         for attempt in range(ATTEMPTS if self.on_error == "skip" else 1):
             try:
-                return self._load((int(index) + attempt) % len(self), seed)
+                return self._load((place + attempt) % len(self), seed)
             except Exception as error:
-                path = _unreadable(error)
+                path = self._unreadable((place + attempt) % len(self))
                 if path is None:
                     raise
                 reason = reason_of(error)
@@ -143,22 +193,14 @@ class SeededDataset(Dataset):
             data_sample.set_metainfo({DRAW_SEED: seed})
         return sample
 
-
-def _unreadable(error: Exception) -> str | None:
-    """Path of the image that could not be loaded; None for any other error."""
-    trace = error.__traceback__
-    while trace is not None:
-        names = trace.tb_frame.f_locals
-        if isinstance(names.get("self"), LoadImageFromFile) and isinstance(names.get("results"), dict):
-            return names["results"].get("img_path")
-        trace = trace.tb_next
-    return None
-
-
-def draw_seeds(seed: int, epoch: int, places: Int64[np.ndarray, " place"]) -> list[int]:
-    """A number below 2^63 for each place in an epoch's order (SplitMix64, one generator per epoch)."""
-    state = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
-    mixed = state + (places.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(1)).tolist()
+    def _unreadable(self, index: int) -> str | None:
+        """Path of an image if the pipeline's own loading step fails on it alone."""
+        load = find_step(getattr(next(leaf_datasets(self.dataset)), "pipeline", None), LoadImageFromFile)
+        if load is None:
+            return None
+        info = self.dataset.get_data_info(index)
+        try:
+            load(dict(info))
+        except Exception:
+            return info.get("img_path")
+        return None

@@ -6,17 +6,14 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-import torch
 from config_building import ROOT, read
 from mmengine.registry import DATASETS
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from mapet_mm.datasets.samplers import SeededBatches, SeededDataset, UnreadableImageError
-from mapet_mm.engine.hooks.alignment_patterns import grey, matching_share, pattern, views_of
+from mapet_mm.datasets.samplers import SeededDataset, UnreadableImageError
 from mapet_mm.tokenizers.images import NamedImages
 
-SIZE, GRID = (320, 280), (14, 14)
 IMAGENET = ROOT / "configs/_base_/datasets"
 
 
@@ -27,10 +24,10 @@ def exif(orientation: int) -> Image.Exif:
 
 
 def make(kind: str, path: Path) -> None:
-    """A coordinate image: each of its patches can be told from all others."""
-    levels = pattern(SIZE, 20)
+    """An image file of a kind; its patches differ from each other."""
+    levels = cv2.resize(np.random.default_rng(0).integers(0, 256, (32, 28), np.uint8), (280, 320))
     colours = np.stack([levels, np.roll(levels, 7, 1) // 2 + 60, 255 - levels // 2], -1)
-    image, alpha = Image.fromarray(colours), np.full(SIZE, 255, np.uint8)
+    image, alpha = Image.fromarray(colours), np.full((320, 280), 255, np.uint8)
     alpha[:100] = 0
     transparent = Image.fromarray(np.dstack([colours, alpha]))
     animated = dict(save_all=True, append_images=[image.rotate(180)], duration=50)
@@ -77,8 +74,8 @@ READABLE = [*(f"exif{number}.jpg" for number in range(1, 9)), "exif6.png", "exif
 READABLE += ["cmyk.jpg", "rgb16.png", "grey16.png", "grey16.tif", "grey.png", "bits.png", "grey_alpha.png"]
 READABLE += ["alpha.png", "palette.png", "palette_alpha.png", "animated.gif", "animated.png", "animated.webp"]
 READABLE += ["lab.tif", "link.png", "a name with spaces.png", "new\nline.png", "üñí 日本 \U0001f600.png"]
+READABLE += ["one.png", "line.png", "long.png", pytest.param("huge.png", marks=pytest.mark.slow)]
 UNREADABLE = ["zero.jpg", "text.jpg", "cut.jpg", "cut.png", "loop.png", "folder.png", "float.tif"]
-BLANK = ["one.png", "line.png", "long.png", pytest.param("huge.png", marks=pytest.mark.slow)]
 
 
 def tokenized(path: Path):
@@ -110,12 +107,7 @@ def _files(path: Path) -> dict:
 @pytest.mark.parametrize("kind", READABLE)
 def test_tokens_and_training_see_the_same_patches(kind, tmp_path):
     make(kind, tmp_path / kind)
-    seen, image = tokenized(tmp_path / kind), trained(tmp_path / kind)[0]["inputs"]
-    assert np.array_equal(seen, image)
-    ids = np.arange(GRID[0] * GRID[1]).reshape(GRID)
-    share = matching_share(grey(image), ids, views_of(grey(seen), GRID))
-    assert share is not None
-    assert share > 0.95
+    assert np.array_equal(tokenized(tmp_path / kind), trained(tmp_path / kind)[0]["inputs"])
 
 
 def test_orientation_is_applied(tmp_path):
@@ -124,12 +116,6 @@ def test_orientation_is_applied(tmp_path):
     make("exif6.png", tmp_path / "exif6.png")
     upright, turned = (trained(tmp_path / f"exif{number}.png")[0]["inputs"].numpy() for number in (1, 6))
     assert np.abs(np.rot90(upright, -1, (1, 2)).astype(int) - turned).mean() < 3
-
-
-@pytest.mark.parametrize("kind", BLANK)
-def test_sizes_at_the_edge_are_read(kind, tmp_path):
-    make(kind, tmp_path / kind)
-    assert np.array_equal(tokenized(tmp_path / kind), trained(tmp_path / kind)[0]["inputs"])
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
@@ -162,27 +148,16 @@ def test_a_set_of_unreadable_images_is_refused(tmp_path):
         trained(tmp_path / "zero.jpg", "skip")[0]
 
 
-def test_a_file_that_vanishes_in_mid_run_is_named_from_its_worker(tmp_path):
+def test_a_file_that_vanishes_or_is_cut_in_mid_run_is_named_from_its_worker(tmp_path):
     make("plain.png", tmp_path / "there.png")
     dataset = trained(tmp_path / "there.png")
     assert dataset[0]["inputs"].shape == (3, 224, 224)
-    os.remove(tmp_path / "there.png")
-    loader = DataLoader(dataset, 1, num_workers=1, collate_fn=list)
-    object.__setattr__(loader, "batch_sampler", SeededBatches(loader.batch_sampler, 0))
-    with pytest.raises(UnreadableImageError, match=r"there.png` cannot be read \(FileNotFoundError"):
-        next(iter(loader))
-
-
-def test_a_file_that_changes_in_mid_run_is_read_anew_or_named(tmp_path):
-    make("plain.png", tmp_path / "there.png")
-    dataset = trained(tmp_path / "there.png")
-    before = dataset[0]["inputs"]
-    make("long.png", tmp_path / "there.png")
-    assert dataset[0]["inputs"].shape == before.shape
-    assert not torch.equal(dataset[0]["inputs"], before)
     make("cut.png", tmp_path / "there.png")
     with pytest.raises(UnreadableImageError, match=r"there.png` cannot be read"):
         dataset[0]
+    os.remove(tmp_path / "there.png")
+    with pytest.raises(UnreadableImageError, match=r"there.png` cannot be read \(FileNotFoundError"):
+        next(iter(DataLoader(dataset, 1, num_workers=1, collate_fn=list)))
 
 
 def test_a_mistake_in_the_pipeline_is_not_an_unreadable_image(tmp_path):
@@ -191,8 +166,11 @@ def test_a_mistake_in_the_pipeline_is_not_an_unreadable_image(tmp_path):
     dataset.pipeline.transforms.insert(1, lambda results: results["no such entry"])
     with pytest.raises(KeyError, match="no such entry"):
         dataset[0]
+    dataset.pipeline.transforms.pop(0)  # nothing loads the image
+    with pytest.raises(KeyError, match="no such entry"):
+        dataset[0]
 
 
-def test_a_mistyped_policy_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="on_error is 'ignore': one of raise, skip"):
+def test_a_mistyped_policy_is_refused():
+    with pytest.raises(ValueError, match="on_error"):
         SeededDataset([], "ignore")

@@ -6,7 +6,7 @@ from mmengine.model import BaseModule
 from mmpretrain.structures import DataSample
 from torch.nn import functional as F
 
-from mapet_mm.models import MaPeT, MaPeTViT
+from mapet_mm.models import MaPeT, MaPeTPretrainViT, MaPeTViT
 from mapet_mm.models.selfsup.mapet import image_seeds
 from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
 from mapet_mm.registry import MODELS
@@ -321,3 +321,22 @@ def test_a_head_for_latents_of_another_width_is_refused():
     message = "^the head takes latents of width 32, .* have 24: set `model.head.embed_dims` to 24$"
     with pytest.raises(ValueError, match=message):
         build(head_dims=32)
+
+
+@MODELS.register_module()
+class ReversedOrder(MaPeTPretrainViT):
+    """A backbone with its own order of tokens: the last patch first or, half of the time, the first."""
+
+    def sample_permutation(self, batch_size, device, generator=None):
+        orders = torch.arange(1, self.num_tokens, device=device).expand(batch_size, -1).clone()
+        turned = torch.rand(batch_size, device=device, generator=generator) < 0.5
+        orders[turned] = orders[turned].flip(1)
+        return torch.cat([torch.zeros(batch_size, 1, dtype=torch.int64, device=device), orders], dim=1)
+
+
+def test_a_backbones_own_order_is_the_one_that_training_uses():
+    model = build(vit=dict(VIT, type="mapet_mm.ReversedOrder"))
+    samples = [DataSample(metainfo=dict(draw_seed=seed)) for seed in range(20)]
+    drawn = model.training_permutation("cpu", samples)
+    assert {tuple(row[1:3]) for row in drawn.tolist()} == {(1, 2), (25, 24)}
+    assert torch.equal(model.training_permutation("cpu", samples[5:7]), drawn[5:7])

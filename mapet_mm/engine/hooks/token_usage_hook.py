@@ -8,8 +8,8 @@ from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch.utils.data import Dataset
 
+from mapet_mm.datasets.pipelines import find_step, leaf_datasets
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
-from mapet_mm.engine.hooks.dataset_pipelines import leaf_datasets, load_of
 from mapet_mm.registry import HOOKS
 from mapet_mm.structures.image_names import label_of
 from mapet_mm.utils.errors import UserError
@@ -62,7 +62,7 @@ class TokenUsageHook(Hook):
 def _tokens_of(runner: Runner) -> tuple[Dataset, LoadTokenGrid]:
     """The first dataset of the training, and what loads its tokens."""
     dataset = next(leaf_datasets(runner.train_dataloader.dataset))
-    load = load_of(dataset)
+    load = find_step(dataset.pipeline, LoadTokenGrid)
     if load is None:
         raise UserError(
             f"TokenUsageHook counts stored tokens, but the pipeline of {type(dataset).__name__} has no "

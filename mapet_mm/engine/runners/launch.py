@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from mmengine.config import Config, ConfigDict
 
+from mapet_mm.datasets.samplers import seed_dataloaders
 from mapet_mm.engine.runners.batch_size import check_accumulation
 from mapet_mm.engine.runners.resume import (
     LaunchError,
@@ -102,6 +103,7 @@ def configure_training(
     cfg.default_hooks = ConfigDict(hooks)
     _configure_start(cfg, digests, resume, trust_checkpoint)
     check_pretrained(cfg, trust_checkpoint)
+    seed_dataloaders(cfg)  # behind the recipe's digests, which are of the config as written
 
 
 def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, trust: bool) -> None:

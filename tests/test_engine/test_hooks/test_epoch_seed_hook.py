@@ -1,0 +1,131 @@
+"""A training that was stopped anywhere and resumed ends bit for bit where an undisturbed one does."""
+
+import random
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from jittered_training import SEEN, JitteredNoise, StopAfter, build, final, same
+from mmengine.runner import EpochBasedTrainLoop
+from torch.utils.data import BatchSampler, DataLoader
+
+from mapet_mm.engine.hooks.epoch_seed_hook import EpochSeedHook, ResumeError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ITERATIONS = dict(train_cfg=dict(type="IterBasedTrainLoop", max_iters=9))
+OPTIONS = {
+    "plain": {},
+    "autocast and EMA": dict(
+        optim_wrapper=dict(type="mapet_mm.AutocastOptimWrapper"),
+        custom_hooks=[dict(type="EMAHook", momentum=0.1)],
+    ),
+    "repeated": dict(sampler="RepeatAugSampler"),
+    "accumulated": dict(optim_wrapper=dict(accumulative_counts=2)),
+    "iterations": ITERATIONS,
+    "iterations over epochs": dict(**ITERATIONS, sampler="DefaultSampler"),
+    "iterations of a batch sampler": dict(
+        **ITERATIONS, batch_sampler=dict(type=BatchSampler, drop_last=False)
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch):
+    """MMEngine waits for two seconds whenever a loop of iterations begins its loader again."""
+    monkeypatch.setattr("mmengine.runner.loops.time", SimpleNamespace(sleep=lambda seconds: None))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Final weights of a run with these options that nothing disturbed."""
+
+    @cache
+    def weights(name: str) -> dict[str, torch.Tensor]:
+        folder = tmp_path_factory.mktemp("undisturbed") / name.replace(" ", "-")
+        build(folder, **OPTIONS[name]).train()
+        return final(folder)
+
+    return weights
+
+
+def stop(folder: Path, after: int, **options) -> None:
+    runner = build(folder, **options)
+    runner.register_hook(StopAfter(after))
+    with pytest.raises(KeyboardInterrupt):
+        runner.train()
+
+
+def stop_and_resume(folder: Path, after: int, workers: int = 0, **options) -> dict[str, torch.Tensor]:
+    stop(folder, after, **options)
+    torch.rand(7), np.random.rand(3)  # another state of the generators than the first process had
+    build(folder, resume=True, workers=workers, **options).train()
+    return final(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "after", "workers"),
+    [
+        ("plain", 3, 0),  # at the end of an epoch, before its hooks
+        ("plain", 4, 1),
+        ("autocast and EMA", 5, 0),
+        ("repeated", 5, 0),
+        ("accumulated", 4, 0),
+        ("iterations", 5, 1),
+        ("iterations over epochs", 7, 0),
+        ("iterations of a batch sampler", 7, 0),
+        *(
+            pytest.param(name, after, after % 3 == 0, marks=pytest.mark.slow)
+            for name in OPTIONS
+            for after in range(1, 9)
+            if name != "accumulated"
+        ),
+    ],
+)
+def test_a_run_resumed_in_the_middle_of_an_epoch_equals_an_undisturbed_one(
+    name, after, workers, undisturbed, tmp_path
+):
+    assert same(stop_and_resume(tmp_path / "parts", after, workers, **OPTIONS[name]), undisturbed(name))
+
+
+def test_steps_since_the_last_checkpoint_are_done_again_and_no_image_is_loaded_twice(undisturbed, tmp_path):
+    assert same(stop_and_resume(tmp_path / "parts", 5, interval=2), undisturbed("plain"))
+    SEEN.clear()
+    assert same(stop_and_resume(tmp_path / "more", 2), undisturbed("plain"))
+    assert len(SEEN) == 4 + 4 + 2 + 10 + 10  # two batches, then the rest
+
+
+def test_without_the_hook_a_resumed_run_draws_otherwise(undisturbed, tmp_path):
+    assert not same(stop_and_resume(tmp_path / "parts", 5, hooks={}), undisturbed("plain"))
+
+
+def test_a_checkpoint_whose_epochs_had_another_length_is_refused(tmp_path):
+    stop(tmp_path, 4)
+    with pytest.raises(ResumeError, match="3 steps, this run's have 2"):
+        build(tmp_path, resume=True, batch=5).train()
+
+
+def test_a_resumed_run_without_a_seed_of_its_own_takes_the_checkpoints(tmp_path):
+    build(tmp_path / "whole", seed=None).train()
+    first = torch.load(tmp_path / "whole/iter_9.pth", weights_only=False)["meta"]["seed"]
+    stop(tmp_path / "parts", 4, seed=first)
+    build(tmp_path / "parts", resume=True, seed=None).train()
+    assert same(final(tmp_path / "parts"), final(tmp_path / "whole"))
+
+
+def test_images_without_seeds_are_warned_of(capture_log):
+    loader = DataLoader(JitteredNoise(), 2)
+    loop = EpochBasedTrainLoop.__new__(EpochBasedTrainLoop)
+    EpochSeedHook().before_train(SimpleNamespace(seed=1, train_dataloader=loader, iter=0, train_loop=loop))
+    assert "images draw without seeds of their own" in capture_log()
+
+
+def test_steps_draw_differently():
+    hook, draws = EpochSeedHook(), []
+    for hook.seed, step in ((0, 0), (0, 3), (1, 0), (0, 0)):
+        hook.before_train_iter(SimpleNamespace(iter=step))
+        draws.append((torch.rand(1).item(), np.random.rand(), random.random()))
+    assert len(set(draws)) == 3
+    assert draws[0] == draws[3]

@@ -45,16 +45,21 @@ def empty_part(grid: tuple[int, int], dtype: np.dtype) -> Part:
 def write_part(path: Path, part: Part) -> None:
     """Write a part in one step, with a digest of all of it."""
     tensors = {"names": part.names, "states": part.states, "grids": part.grids}
-    replace_file(path, save(tensors, {"skipped": json.dumps(part.skipped), "sha256": _digest(part)}))
+    about = {"skipped": part.skipped, "sha256": _digest(part)}
+    replace_file(path, save(tensors, {"about": json.dumps(about)}))  # of two entries, the order would vary
 
 
 def read_part(file: safe_open, path: Path) -> Part:
     """Read a whole part; TokenStoreError if it is not as it was written."""
-    metadata = file.metadata()
-    part = Part(*map(file.get_tensor, ("names", "states", "grids")), json.loads(metadata["skipped"]))
-    if _digest(part) != metadata["sha256"]:
+    part = Part(*map(file.get_tensor, ("names", "states", "grids")), skipped_of(file))
+    if _digest(part) != json.loads(file.metadata()["about"])["sha256"]:
         raise damaged(path, "it has changed since it was written")
     return part
+
+
+def skipped_of(file: safe_open) -> dict[str, str]:
+    """Images of a part that have no tokens, with the reason."""
+    return json.loads(file.metadata()["about"])["skipped"]
 
 
 @contextmanager

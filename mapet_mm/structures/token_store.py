@@ -35,6 +35,7 @@ from mapet_mm.structures.store_parts import (
     empty_part,
     opened,
     read_part,
+    skipped_of,
     write_part,
 )
 from mapet_mm.utils.atomic_files import new_folder, replace_file, replace_json
@@ -184,7 +185,7 @@ class TokenStore:
                 raise damaged(self._file(number), f"row {row} has the tokens of another image than `{name}`")
             if state == WRITTEN:
                 return self._grids(file, number)[place]
-            why = f" ({json.loads(file.metadata()['skipped'])[name]}, --retry-skipped)" if state else ""
+            why = f" ({skipped_of(file)[name]}, --retry-skipped)" if state else ""
         lacking = "that it skipped" if state == SKIPPED else "yet"
         raise MissingTokensError(
             f"token store `{self.path}` has no tokens for image `{name}` {lacking}{why}: {REMEDY}"
@@ -196,7 +197,7 @@ class TokenStore:
         found: dict[str, str] = {}
         for number in range(self.parts):
             with self._opened(self._file(number)) as file:
-                found |= json.loads(file.metadata()["skipped"]) if file else {}
+                found |= skipped_of(file) if file else {}
         return found
 
     def states(self, part: int) -> UInt8[np.ndarray, " rows"]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mapet_mm.models.target_generators.base import full_float32
-from mapet_mm.structures.codebook import Codebook, CodebookError, KMeansOptions
+from mapet_mm.structures.codebook import Codebook, CodebookError, KMeansOptions, far_centre
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.identity import digest
 
@@ -185,7 +185,12 @@ def _one_start(
         sums, counts, inertia = rows.assign(centroids)
         centroids = (sums / counts.clip(min=1)[:, None]).astype(np.float32)
         random = np.random.RandomState([options.seed % 2**32, start, iteration])
+        # faiss splits a cluster by a factor, which is a leap if the features are far from the origin.
+        centre = far_centre(torch.from_numpy(centroids[counts > 0]))
+        offset = 0 if centre is None else centre.numpy()
+        centroids -= offset
         split = reassign_centroids(counts, centroids, random)
+        centroids += offset
         splits += split
         inertias.append(inertia)
         bar.update()

@@ -34,7 +34,7 @@ def parse_args() -> argparse.Namespace:
         const=256,
         metavar="IMAGES",
         help="write nothing: check the store's files, and the tokens of this many random images (default "
-        "256), beginning with those whose files have changed since the store was made",
+        "256)",
     )
     parser.add_argument(
         "--on-error",
@@ -63,7 +63,7 @@ def main() -> None:
     choose_device()
     if args.verify is not None:
         store, verification = run_verify_tokens(cfg, args.verify)
-        print(f"{store.path}: checksums hold, {verification}")
+        print(f"{store.path}: all files are whole, {verification}")
         return
     keep_freed_memory()
     store, extraction = run_extract_tokens(cfg, args.retry_skipped)

@@ -27,7 +27,7 @@ def fit(blocks: list[np.ndarray], *options, checkpoint: Path | None = None, **mo
     return cluster(blocks, list(map(len, blocks)), KMeansOptions(*options, **more), checkpoint)
 
 
-@pytest.mark.parametrize("options", [dict(k=50, niter=5), dict(k=16, niter=8, seed=3)])
+@pytest.mark.parametrize("options", [dict(k=50, niter=5, seed=0), dict(k=16, niter=8, seed=3)])
 @pytest.mark.parametrize("most", [100, 512])
 def test_rows_starts_and_centroids_are_those_of_faiss_in_memory(options, most):
     """With 100 rows a centroid, 16 centroids cluster 1,600 rows that the seed draws."""

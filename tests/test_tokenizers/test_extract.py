@@ -1,0 +1,343 @@
+"""From images to a token store: interrupted, shared, extended, verified, refused, and at ImageNet's size."""
+
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+import tracemalloc
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from few_images import by_hand
+from forked_processes import start_together
+from mmengine.config import Config
+from PIL import Image
+from pretended_gpu import pretended_gpu
+
+from mapet_mm.structures import Codebook, CodebookError, TokenStore, TokenStoreError
+from mapet_mm.structures.store_parts import PART_ROWS
+from mapet_mm.tokenizers import extract
+from mapet_mm.tokenizers.extract import extract_tokens
+from mapet_mm.tokenizers.image_groups import ImageGroup
+from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.tokenizers.run import build_tokenizer, run_extract_tokens, run_fit_codebook, run_verify_tokens
+from mapet_mm.utils.errors import UserError
+
+
+def parts_of(path: str | Path) -> list[bytes]:
+    return [file.read_bytes() for file in sorted(Path(path, "parts").iterdir())]
+
+
+def store_without_tokens(cfg: Config, like: TokenStore, names=None, grid=(2, 2)) -> TokenStore:
+    """At the config's path, with another store's identity."""
+    identity = (grid, 6, like.tokenizer, like.data_root, like.preprocessing)
+    return TokenStore.create(cfg.token_store, list(names or like.names), *identity)
+
+
+@pytest.fixture
+def flushed(monkeypatch) -> None:
+    """Each group of images is written at once."""
+    monkeypatch.setattr(extract, "FLUSH_SECONDS", -1.0)
+
+
+@pytest.fixture
+def read(monkeypatch) -> list[str]:
+    """The names of the images that are read."""
+    seen, getitem = [], NamedImages.__getitem__
+
+    def noted(images: NamedImages, index: int):
+        seen.append(images.names()[index])
+        return getitem(images, index)
+
+    monkeypatch.setattr(NamedImages, "__getitem__", noted)
+    monkeypatch.setattr(NamedImages, "require_repeatable", lambda images: None)
+    return seen
+
+
+def test_every_image_of_every_split_gets_its_own_tokens(fitted, tmp_path):
+    store, extraction = run_extract_tokens(fitted)
+    assert extraction.images == len(store) == 17
+    assert store.missing().size == 0
+    assert store.tokenizer == Codebook.load(fitted.tokenizer.codebook).digest
+    assert (store.grid, store.vocab_size, store.data_root) == ((2, 2), 6, str(tmp_path / "data"))
+    for name in ("train/0/000.png", "train/2/011.png", "val/1/004.png"):
+        assert (store[name] == by_hand(fitted, tmp_path / "data" / name)).all()
+    assert len(np.unique([store[name] for name in store.names])) > 1
+    assert str(run_extract_tokens(fitted)[1]) == "all images had their tokens"
+
+
+def test_a_gpu_gives_the_hosts_codebook_and_tokens(fitted, tmp_path):
+    run_extract_tokens(fitted)
+    on_gpu = deepcopy(fitted)
+    on_gpu.tokenizer.codebook = str(tmp_path / "gpu" / "codebook.safetensors")
+    on_gpu.token_store = str(tmp_path / "gpu" / "tokens")
+    with pretended_gpu():
+        path, _ = run_fit_codebook(on_gpu)
+        assert build_tokenizer(on_gpu)[1].mean.is_cuda
+        run_extract_tokens(on_gpu)
+    assert Codebook.load(path).digest == Codebook.load(fitted.tokenizer.codebook).digest
+    assert parts_of(on_gpu.token_store) == parts_of(fitted.token_store)
+
+
+def test_an_interrupted_extraction_reads_only_what_is_left(fitted, flushed, read, monkeypatch):
+    write, writes = TokenStore.write, []
+
+    def stop_at_third(self, rows, grids, skipped):
+        if len(writes) == 2:
+            raise KeyboardInterrupt
+        writes.append(rows)
+        write(self, rows, grids, skipped)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TokenStore, "write", stop_at_third)
+        with pytest.raises(KeyboardInterrupt):
+            run_extract_tokens(fitted)
+    partial = TokenStore.open(fitted.token_store)
+    assert partial.missing().tolist() == list(range(8, 17))
+    read.clear()
+    store, extraction = run_extract_tokens(fitted)
+    assert read == list(store.names)[8:]
+    assert (extraction.images, store.missing().size) == (9, 0)
+    whole = Config({**fitted, "token_store": f"{fitted.token_store}_whole"})
+    run_extract_tokens(whole)
+    assert parts_of(whole.token_store) == parts_of(fitted.token_store)
+
+
+def test_tokens_that_another_process_writes_meanwhile_are_not_made_again(fitted, flushed, read, monkeypatch):
+    whole, _ = run_extract_tokens(Config({**fitted, "token_store": f"{fitted.token_store}_whole"}))
+    read.clear()
+    store = store_without_tokens(fitted, whole)
+    write = TokenStore.write
+
+    def with_the_other(self, rows, grids, skipped):
+        write(store, range(17), np.array([whole[name] for name in whole.names]))
+        write(self, rows, grids, skipped)
+
+    monkeypatch.setattr(TokenStore, "write", with_the_other)
+    run_extract_tokens(fitted)
+    assert read == list(whole.names)[:4]
+    assert parts_of(fitted.token_store) == parts_of(whole.path)
+
+
+def test_an_extraction_whose_store_is_replaced_stops(fitted, flushed, monkeypatch):
+    """As one that was suspended, while another one with another codebook began at the same path."""
+    write, replaced = TokenStore.write, []
+
+    def after_the_other(self, rows, grids, skipped):
+        if not replaced:
+            names = list(self.names)
+            shutil.rmtree(self.path)
+            replaced.append(TokenStore.create(self.path, names, (2, 2), 6, "other"))
+        write(self, rows, grids, skipped)
+
+    monkeypatch.setattr(TokenStore, "write", after_the_other)
+    with pytest.raises(TokenStoreError, match="replaced while it was in use"):
+        run_extract_tokens(fitted)
+    assert TokenStore.open(fitted.token_store).missing().size == 17
+
+
+def _extract(rank: int, cfg: Config) -> None:
+    cfg.token_store = f"{cfg.token_store}_shared"
+    run_extract_tokens(cfg)
+
+
+def test_two_processes_fill_a_store_with_the_same_bytes(fitted):
+    run_extract_tokens(fitted)
+    start_together(2, _extract, fitted)
+    assert parts_of(f"{fitted.token_store}_shared") == parts_of(fitted.token_store)
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_cost_nothing_but_time(fitted, flushed):
+    run_extract_tokens(fitted)
+    other = Config({**fitted, "token_store": f"{fitted.token_store}_killed"})
+    draws = random.Random(0)
+    for _ in range(20):
+        if not (child := os.fork()):
+            run_extract_tokens(other)
+            os._exit(0)
+        time.sleep(draws.uniform(0.0, 0.5))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        if Path(other.token_store).exists():
+            TokenStore.open(other.token_store).verify()
+    run_extract_tokens(other)
+    assert parts_of(other.token_store) == parts_of(fitted.token_store)
+
+
+def test_new_images_extend_a_store(fitted, tmp_path):
+    store, _ = run_extract_tokens(fitted)
+    old = {name: store[name] for name in store.names}
+    Image.new("RGB", (40, 40)).save(tmp_path / "data" / "val" / "0" / "new.png")
+    with open(tmp_path / "data" / "val.txt", "a") as lines:
+        lines.write("0/new.png 0\n")
+    store, extraction = run_extract_tokens(fitted)
+    assert (extraction.images, list(store.names)) == (1, [*sorted(old), "val/0/new.png"])
+    assert all((store[name] == grid).all() for name, grid in old.items())
+    assert (store["val/0/new.png"] == by_hand(fitted, tmp_path / "data" / "val/0/new.png")).all()
+
+
+@pytest.mark.parametrize("change", ["create", "extend_store"])
+def test_a_store_that_another_process_makes_or_extends_meanwhile_is_taken(fitted, monkeypatch, change):
+    """And where nobody did, the reason why it cannot be made is shown."""
+    if change == "extend_store":
+        few = deepcopy(fitted)
+        few.dataset = few.dataset[0]
+        run_extract_tokens(few)
+    owner = TokenStore if change == "create" else extract
+    original = getattr(owner, change)
+
+    def refuse(*arguments, **options):
+        raise TokenStoreError("the disk is full")
+
+    def later_than_another(*arguments, **options):
+        original(*arguments, **options)
+        refuse()
+
+    monkeypatch.setattr(owner, change, refuse)
+    with pytest.raises(TokenStoreError, match="the disk is full"):
+        run_extract_tokens(fitted)
+    monkeypatch.setattr(owner, change, later_than_another)
+    store, extraction = run_extract_tokens(fitted)
+    assert store.missing().size == 0
+    assert extraction.images == (17 if change == "create" else 5)
+
+
+def test_images_of_another_config_are_left_to_it(fitted):
+    whole, _ = run_extract_tokens(Config({**fitted, "token_store": f"{fitted.token_store}_whole"}))
+    store_without_tokens(fitted, whole)
+    every, fitted.dataset = fitted.dataset, [fitted.dataset[0], fitted.dataset[0]]
+    _, extraction = run_extract_tokens(fitted)
+    assert (extraction.images, extraction.others) == (12, 5)
+    assert str(extraction).endswith("; 5 images of the store have no tokens yet")
+    fitted.dataset = every
+    assert run_extract_tokens(fitted)[1].images == 5
+
+
+def other_data_preprocessor(cfg: Config) -> None:
+    cfg.data_preprocessor.std = [60.0] * 3
+
+
+def other_resize(cfg: Config) -> None:
+    for dataset in cfg.dataset:
+        dataset.pipeline[1].interpolation = "bilinear"
+
+
+def other_resize_of_one(cfg: Config) -> None:
+    cfg.dataset[0].pipeline[1].interpolation = "bilinear"
+
+
+def other_folder(cfg: Config) -> None:
+    root = cfg.dataset[0].data_root
+    shutil.copytree(root, f"{root}2")
+    for dataset in cfg.dataset:
+        dataset.data_root = f"{root}2"
+
+
+def other_codebook(cfg: Config) -> None:
+    book = Codebook.load(cfg.tokenizer.codebook)
+    Codebook(book.centroids[:5], book.metadata).save(cfg.tokenizer.codebook)
+
+
+def store_of_another_grid(cfg: Config) -> None:
+    before = TokenStore.open(cfg.token_store)
+    shutil.rmtree(cfg.token_store)
+    store_without_tokens(cfg, before, ["train/0/000.png"], grid=(4, 4))
+
+
+MIXED = [
+    (other_data_preprocessor, CodebookError, r"data_preprocessor\.std\.0: 70\.0, now 60\.0"),
+    (other_resize, TokenStoreError, r"pipeline\.1\.interpolation: bicubic, now bilinear"),
+    (other_resize_of_one, UserError, "different pipelines"),
+    (other_folder, TokenStoreError, "data`, the config's are in .*data2"),
+    (other_codebook, TokenStoreError, "made by tokenizer .* but the config's"),
+    (store_of_another_grid, TokenStoreError, "grid"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "noun"), MIXED)
+def test_a_store_is_not_completed_with_other_tokens(fitted, change, error, noun):
+    run_extract_tokens(fitted)
+    change(fitted)
+    before = parts_of(fitted.token_store)
+    with pytest.raises(error, match=noun):
+        run_extract_tokens(fitted)
+    assert parts_of(fitted.token_store) == before
+
+
+def test_another_spelling_of_the_same_settings_and_a_link_to_the_folder_are_the_same(fitted, tmp_path):
+    run_extract_tokens(fitted)
+    fitted.data_preprocessor = dict(
+        type="mmpretrain.SelfSupDataPreprocessor", mean=(120, 120, 120), std=[70] * 3, to_rgb=True
+    )
+    os.symlink(tmp_path / "data", tmp_path / "link")
+    for dataset in fitted.dataset:
+        dataset.data_root = str(tmp_path / "link")
+    assert run_extract_tokens(fitted)[1].images == 0
+
+
+def test_a_good_store_is_verified_and_tokens_of_other_images_are_found(fitted, tmp_path):
+    store, _ = run_extract_tokens(fitted)
+    assert run_verify_tokens(fitted, 5)[1] == (5, 20, 0)
+    assert str(run_verify_tokens(fitted, 100)[1]) == "0 of 68 tokens of 17 images differ from fresh ones"
+    name = store.names[3]
+    store.write([3], [(store[name].astype(int) + 1) % 6])
+    with pytest.raises(TokenStoreError, match=rf"4 of 4 tokens of image `.*{name}` differ"):
+        run_verify_tokens(fitted, 100)
+    (tmp_path / "data" / name).write_bytes(b"no image")
+    with pytest.raises(TokenStoreError, match="could not be decoded"):
+        run_verify_tokens(fitted, 100)
+    (part,) = (store.path / "parts").iterdir()
+    os.truncate(part, 3000)
+    with pytest.raises(TokenStoreError, match="damaged"):
+        run_verify_tokens(fitted, 0)
+
+
+class FreeLoader:
+    """A loader whose images cost nothing; it counts what happens between the second part and the last."""
+
+    group_size, waited = 256, 0.0
+
+    def __init__(self, parts: int) -> None:
+        self.parts, self.calls, self.peak = parts, 0, 0
+
+    def load(self, groups):
+        seen = set()
+        for part, places in groups:
+            if part not in seen:
+                seen.add(part)
+                if len(seen) == 2:
+                    tracemalloc.start()
+                    sys.setprofile(self._count)
+                if len(seen) == self.parts:
+                    sys.setprofile(None)
+                    self.peak = tracemalloc.get_traced_memory()[1]
+                    tracemalloc.stop()
+                    raise KeyboardInterrupt
+            yield ImageGroup(part, list(places), torch.empty(len(places)), {})
+
+    def _count(self, frame, event, argument) -> None:
+        self.calls += event in ("call", "c_call")
+
+
+def costs(folder: Path, names: int) -> tuple[int, int]:
+    """Calls and largest memory of ten parts of the extraction of so many images."""
+    store = TokenStore.create(folder / str(names), map(str, range(names)), (2, 2), 9, "digest")
+    loader = FreeLoader(12)
+    with pytest.raises(KeyboardInterrupt):
+        extract_tokens(
+            lambda inputs: torch.zeros(len(inputs), 4, dtype=torch.int64), loader, store, np.arange(names)
+        )
+    assert store.missing().size == names - 10 * PART_ROWS
+    return loader.calls, loader.peak
+
+
+def test_a_part_costs_the_same_with_few_names_and_with_imagenets(tmp_path):
+    few, many = costs(tmp_path, 100_000), costs(tmp_path, 1_281_167)
+    assert many[0] < 1.05 * few[0]
+    assert many[1] < 1.2 * few[1] + 2**18

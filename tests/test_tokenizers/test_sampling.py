@@ -1,0 +1,122 @@
+"""From images to a codebook: sampled, interrupted, refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from few_images import SIZE
+
+from mapet_mm.structures import Codebook, CodebookError
+from mapet_mm.tokenizers import kmeans, sampling
+from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.tokenizers.run import features_folder, run_fit_codebook
+from mapet_mm.tokenizers.sampling import sample_positions
+
+
+def test_the_codebook_records_what_it_was_made_from(fitted):
+    recorded = Codebook.load(fitted.tokenizer.codebook).metadata
+    assert recorded["encoder"] == "ModifiedResNet-1-1-1-1-width8"
+    assert recorded["weights"] == "random, seed 0"
+    assert (recorded["images"], recorded["rows"], recorded["k"], recorded["dim"]) == (12, 24, 6, 256)
+    assert recorded["preprocessing"]["pipeline"][1]["scale"] == SIZE
+    assert recorded["preprocessing"]["data_preprocessor"]["std"] == [70.0] * 3
+    assert len(recorded["encoder_digest"]) == 64
+
+
+def test_the_codebook_depends_on_neither_workers_nor_the_images_order(fitted, tmp_path):
+    fitted.dataloader.num_workers = 1
+    lines = (tmp_path / "data" / "train.txt").read_text().splitlines()
+    (tmp_path / "data" / "train.txt").write_text("\n".join(reversed(lines)))
+    _, again = run_fit_codebook(fitted, out=str(tmp_path / "other" / "codebook.safetensors"))
+    assert again.digest == Codebook.load(fitted.tokenizer.codebook).digest
+
+
+def test_sampled_positions_are_distinct_seeded_and_spread_over_the_grid():
+    names = [f"{index}.png" for index in range(400)]
+    drawn = np.array([sample_positions(name, 16, 4, seed=0) for name in names])
+    assert all(len(set(row)) == 4 for row in drawn.tolist())
+    assert (drawn == [sample_positions(name, 16, 4, seed=0) for name in names]).all()
+    assert (drawn != [sample_positions(name, 16, 4, seed=1) for name in names]).any()
+    counts = np.bincount(drawn.ravel(), minlength=16)
+    assert counts.min() > 60  # 100 expected everywhere
+    assert counts.max() < 140
+
+
+@pytest.fixture
+def read(monkeypatch) -> list[int]:
+    """Indices of the images that are read for their features."""
+    seen, getitem = [], NamedImages.__getitem__
+    monkeypatch.setattr(NamedImages, "require_repeatable", lambda images: None)
+    monkeypatch.setattr(NamedImages, "__getitem__", lambda self, i: (seen.append(i), getitem(self, i))[1])
+    return seen
+
+
+def test_a_killed_fit_goes_on_with_what_is_left(cfg, read, monkeypatch):
+    """Killed while the third block of images is encoded, and before the second start of k-means."""
+    monkeypatch.setattr(sampling, "IMAGES_PER_BLOCK", 4)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        written = []
+        patch.setattr(
+            sampling, "replace_file", lambda *file: killed() if len(written) == 2 else written.append(file)
+        )
+        with pytest.raises(KeyboardInterrupt):
+            run_fit_codebook(cfg)
+    for path, content in written:
+        path.write_bytes(content)
+    first = set(read)
+    read.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(kmeans, "_one_start", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_fit_codebook(cfg)
+    assert 0 < len(read) < 12
+    assert set(read) | first == set(range(12))
+    read.clear()
+    _, codebook = run_fit_codebook(cfg)
+    assert not read
+    _, undisturbed = run_fit_codebook(cfg, out=f"{cfg.tokenizer.codebook}.other")
+    assert codebook.digest == undisturbed.digest
+    assert not list(features_folder(Path(cfg.tokenizer.codebook)).rglob("*.pt"))
+
+
+def test_features_of_other_preprocessing_are_not_used_again(cfg, read):
+    """With another mean the same images give other features, and the codebook says which."""
+    _, codebook = run_fit_codebook(cfg)
+    cfg.data_preprocessor.mean = [90.0] * 3
+    _, other = run_fit_codebook(cfg, overwrite=True)
+    assert other.digest != codebook.digest
+    assert other.metadata["preprocessing"]["data_preprocessor"]["mean"] == [90.0] * 3
+    cfg.data_preprocessor.mean = [120.0] * 3
+    read.clear()
+    assert run_fit_codebook(cfg, overwrite=True)[1].digest == codebook.digest
+    assert not read
+
+
+def test_an_existing_codebook_is_not_overwritten_unasked(fitted):
+    before = Path(fitted.tokenizer.codebook).read_bytes()
+    fitted.codebook.k = 5
+    with pytest.raises(CodebookError, match="exists: add --overwrite"):
+        run_fit_codebook(fitted)
+    assert Path(fitted.tokenizer.codebook).read_bytes() == before
+    assert run_fit_codebook(fitted, overwrite=True)[1].k == 5
+
+
+REFUSED = [
+    (dict(k=25), "24 rows, k = 25"),
+    (dict(positions_per_image=5), "positions_per_image is 5"),
+    (dict(k=0), "k=0"),
+    (dict(niter=0), "niter=0"),
+    (dict(iterations=4), "codebook"),
+]
+
+
+@pytest.mark.parametrize(("settings", "noun"), REFUSED)
+def test_settings_that_cannot_be_are_refused_before_anything_is_sampled(cfg, settings, noun):
+    cfg.codebook.update(settings)
+    with pytest.raises(ValueError if "positions" not in noun else Exception, match=noun):
+        run_fit_codebook(cfg)
+    assert not features_folder(Path(cfg.tokenizer.codebook)).exists()

@@ -1,0 +1,120 @@
+"""The command lines of fit_codebook, extract_tokens and merge_token_stores, by one process and by two."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from digits_tokenizer import kclip_config, write_few_digits
+from few_images import few_images_config
+from forked_processes import run_together
+from mmengine.config import Config
+
+from mapet_mm.structures import TokenStore
+from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_tool(monkeypatch, tool: str, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", [tool, *map(str, arguments)])
+    runpy.run_path(str(ROOT / "tools" / tool), run_name="__main__")
+
+
+def test_the_tools_say_what_was_written_and_what_comes_next(tmp_path, monkeypatch, capsys):
+    cfg, config = few_images_config(tmp_path), str(tmp_path / "tokenizer.py")
+    cfg.dump(config)
+    run_tool(monkeypatch, "fit_codebook.py", config)
+    out, err = capsys.readouterr()
+    assert f"wrote {cfg.tokenizer.codebook}: 6 centroids of 256 channels" in out
+    assert f"next: python tools/extract_tokens.py {config}" in out
+    assert "12/12" in err
+    run_tool(monkeypatch, "extract_tokens.py", config, "--cfg-options", "dataloader.num_workers=1")
+    out, err = capsys.readouterr()
+    assert f"wrote {cfg.token_store}: 2 x 2 tokens of 17 images, 6 ids" in out
+    assert "tokenised 17 images in" in out
+    assert "next: python tools/train.py" in out
+    assert "17/17" in err
+    run_tool(monkeypatch, "extract_tokens.py", config, "--verify", "5")
+    assert "all files are whole, 0 of 20 tokens of 5 images differ" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        run_tool(monkeypatch, "fit_codebook.py", config)
+    assert stop.value.code.startswith(f"error: codebook `{cfg.tokenizer.codebook}` exists: add --overwrite")
+    out = str(tmp_path / "other")
+    run_tool(monkeypatch, "extract_tokens.py", config, "--out", out, "--on-error", "skip")
+    assert len(TokenStore.open(out)) == 17
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("processes")
+    write_few_digits(path / "digits", 60)
+    return path
+
+
+def config(folder: Path, out: str, **options) -> Config:
+    cfg = kclip_config(folder / "digits", folder / out, **options)
+    cfg.dump(str(folder / f"{out}.py"))
+    return cfg
+
+
+@pytest.fixture(scope="module")
+def single(folder) -> Config:
+    cfg = config(folder, "single")
+    run_fit_codebook(cfg)
+    run_extract_tokens(cfg)
+    return cfg
+
+
+def same(one: str | Path, other: str | Path) -> bool:
+    one, other = TokenStore.open(one), TokenStore.open(other)
+    named = list(one.names) == list(other.names)
+    return named and all(np.array_equal(one[name], other[name]) for name in one.names)
+
+
+def test_two_processes_make_the_same_codebook_and_store(folder, single):
+    cfg = config(folder, "double", **{"dataloader.num_workers": 1})
+    said = run_together(2, "fit_codebook.py", folder / "double.py", folder=folder)
+    assert said.count("wrote") == 1
+    assert f"digest {TokenStore.open(single.token_store).tokenizer[:12]}" in said
+    said = run_together(2, "extract_tokens.py", folder / "double.py", folder=folder)
+    assert said.count("120 images, 12 ids") == 1
+    assert same(cfg.token_store, single.token_store)
+
+
+def test_processes_of_a_tokenizer_that_talks_to_others_do_not_wait_for_each_other(folder):
+    """MMPretrain's VQ-KD reduces over all processes of a group; extraction makes no group."""
+    cfg = Config.fromfile(ROOT / "configs" / "micro" / "vqkd.py")
+    for dataset in cfg.dataset:
+        dataset.update(data_root=str(folder / "digits"), indices=40)
+    cfg.merge_from_dict({"data_root": str(folder / "digits"), "token_store": str(folder / "vqkd")})
+    cfg.dataloader = dict(num_workers=0)
+    cfg.dump(str(folder / "vqkd.py"))
+    assert "wrote" in run_together(2, "extract_tokens.py", folder / "vqkd.py", folder=folder)
+    alone, _ = run_extract_tokens(Config({**cfg, "token_store": str(folder / "vqkd_alone")}))
+    assert same(folder / "vqkd", alone.path)
+
+
+def test_parts_merge_into_the_store_of_all(folder, single, monkeypatch, capsys):
+    parts = []
+    for part, name in enumerate(("train", "val")):
+        cfg = config(folder, name, **{"tokenizer.codebook": single.tokenizer.codebook})
+        cfg.dataset = [cfg.dataset[part]]
+        run_extract_tokens(cfg)
+        parts.append(cfg.token_store)
+    run_tool(monkeypatch, "merge_token_stores.py", *parts, "--out", folder / "merged")
+    assert f"wrote {folder / 'merged'}: 120 images of 2 token stores" in capsys.readouterr().out
+    assert same(folder / "merged", single.token_store)
+    with pytest.raises(SystemExit, match=rf"^error: `{folder / 'merged'}` exists: choose another"):
+        run_tool(monkeypatch, "merge_token_stores.py", *parts, "--out", folder / "merged")
+
+
+@pytest.mark.parametrize(
+    "config", [*sorted(ROOT.glob("configs/tokenizers/*.py")), ROOT / "configs/micro/kclip.py"]
+)
+def test_every_tokenizer_config_names_a_next_config_that_reads_its_store(config):
+    cfg = Config.fromfile(config)
+    following = Config.fromfile(ROOT / cfg.next_config)
+    stores = {step.store for step in following.train_dataloader.dataset.pipeline if "store" in step}
+    assert stores == {cfg.token_store}

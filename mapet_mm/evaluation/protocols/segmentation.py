@@ -36,7 +36,7 @@ STRENGTHS = tuple(float(c) for c in 10 ** np.linspace(-6, 5, 8))
 # Every tenth training image chooses between the settings.
 HELD_OUT = 10
 # Query patches that are compared with all training patches in one pass over them.
-QUERIES = 2**14
+QUERIES = 2**15
 # Numbers of scaled features that a regression is fitted to: 0.5 GB. Of more, patches are drawn at random.
 FITTED = 2**27
 

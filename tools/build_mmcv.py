@@ -52,14 +52,12 @@ def build_wheel(out: Path, header: Path) -> None:
 
 @one_line_errors
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("out", type=Path, help="folder for the wheel")
-    args = parser.parse_args()
+    out = parser.parse_args().out
     with tempfile.TemporaryDirectory() as folder:
-        build_wheel(args.out, precompile_header(Path(folder)))
-    print(f"{args.out}: {', '.join(path.name for path in args.out.glob('onedl_mmcv-*.whl'))}")
+        build_wheel(out, precompile_header(Path(folder)))
+    print(f"{out}: {', '.join(path.name for path in out.glob('onedl_mmcv-*.whl'))}")
 
 
 if __name__ == "__main__":

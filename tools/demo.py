@@ -7,28 +7,35 @@ After a kill or a failure, the same command resumes and skips completed stages.
 """
 
 import argparse
+import importlib
+import os
+import platform
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from demo_report import (
-    MAPET,
-    SCRATCH,
-    codebook_section,
-    curves_section,
-    machine_facts,
-    masks_section,
-    results_table,
-    segmentation_section,
-    stage_table,
-)
+from benchmarks.harness import processor
 from experiments.declaration import Column, Row, TableDeclaration
 from experiments.fill import TableFiller
 from experiments.local import LocalRunner
+from experiments.plan import Run
+from experiments.records import record_of
 
+import mapet_mm.utils.logging  # noqa: F401
+from mapet_mm.models.utils.objectives import OBJECTIVES
+from mapet_mm.tokenizers import TokenStore
 from mapet_mm.utils.errors import one_line_errors
-from mapet_mm.visualization.report import Report, format_table, write_report
+from mapet_mm.visualization import codebook_sheet, report
+from mapet_mm.visualization.attention_masks import GROUP_NAMES, attention_mask_figure
+from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure, place_figure
+from mapet_mm.visualization.report import Section, Table, format_table, write_report
+from mapet_mm.visualization.segmentation import segmentation_figure
+from mapet_mm.visualization.token_statistics import measure_usage
+from mapet_mm.visualization.training_log import read_scalars
 
+SCRATCH, MAPET = "no pre-training", "MaPeT"
+LIBRARIES = ("torch", "torchvision", "mmengine", "mmcv", "mmpretrain", "mmseg", "mapet_mm")
 CONFIGS = "configs/micro"
 PRETRAIN = f"{CONFIGS}/mapet_vit-micro_kclip_1xb32-coslr.py"
 SEGMENTATION = f"{CONFIGS}/vit-micro_linear-segmentation_1xb8-coslr.py"
@@ -70,54 +77,129 @@ TABLE = TableDeclaration(
 )
 
 
-def make_report(filler: TableFiller, jobs: int, set_up: float | None, started: float) -> Report:
+def results_table(filler: TableFiller) -> Table:
+    """Each task's result without and with pre-training, and the gain in points."""
+    rows = []
+    for column in filler.table.columns:
+        cells = [cell for cell in filler.plan.cells if cell.column == column.heading]
+        values = {cell.row: record_of(cell.run)["metrics"][cell.metric] for cell in cells}
+        rows.append([column.heading, values[SCRATCH], values[MAPET], values[MAPET] - values[SCRATCH]])
+    headings = (("task", ""), (SCRATCH, ".1f"), (MAPET, ".1f"), ("gain", "+.1f"))
+    return Table([report.Column(*heading) for heading in headings], rows, filler.table.notes)
+
+
+def stage_table(runs: Sequence[Run], set_up: float | None) -> Table:
+    """Seconds of the set-up, if known, and of each run."""
+    rows = [] if set_up is None else [["set-up", set_up]]
+    rows += [[run.name, record_of(run)["seconds"]] for run in runs]
+    note = "Stages run side by side where they can, so the sum is more than the time on the clock."
+    return Table([report.Column("stage"), report.Column("seconds", ".0f")], rows, [note])
+
+
+def machine_facts(jobs: int) -> list[tuple[str, str]]:
+    """Processor, threads and versions that the figures depend on."""
+    return [
+        ("system", f"{platform.system()} {platform.machine()}"),
+        ("processor", f"{processor()}, {os.cpu_count()} cores"),
+        ("side by side", f"{jobs} stages with one thread each"),
+        ("Python", platform.python_version()),
+        *((name, importlib.import_module(name).__version__) for name in LIBRARIES),
+    ]
+
+
+def curves_section(work_dir: str) -> Section:
+    """Loss and token accuracy of the pre-training, drawn over the committed reference run."""
+    records, reference = read_scalars(work_dir), read_scalars(REFERENCE)
+    figures = [curve_figure(panel, records, reference) for panel in PRETRAINING_PANELS]
+    figures += [places] if (places := place_figure(records)) else []
+    caption = (
+        "Training: mean over each epoch. Validation: the same permutations every time. Grey: the committed "
+        f"reference run, {REFERENCE}. By place: the later a target, the more of the others it sees."
+    )
+    return Section("Pre-training", caption, figures)
+
+
+def codebook_section(seed: int = 0) -> Section:
+    """Patches that share a token: the most used tokens, and some drawn at random."""
+    store = TokenStore.open(TOKENS)
+    usage = measure_usage(store)
+    choices = usage.most_used(6), usage.random(6, seed)
+    members = codebook_sheet.find_members(store, [token for tokens in choices for token in tokens])
+    figures = []
+    for tokens in choices:
+        rows = []
+        for token in tokens:
+            title = f"token {token}: {len(members[token]):,} patches"
+            chosen = codebook_sheet.choose_members(members[token], 6, seed)
+            rows.append(codebook_sheet.SheetRow(title, chosen))
+        figures.append(codebook_sheet.draw_codebook_sheet(rows, DATA, store.grid))
+    caption = (
+        "One token a row, its patch framed in red in its surroundings: the six most used of "
+        f"{store.vocab_size} tokens, and six drawn at random (seed {seed})."
+    )
+    return Section("Patches that share a token", caption, figures)
+
+
+def masks_section() -> Section:
+    """The attention masks of the three objectives, from the code that training uses."""
+    names = ", ".join(f"{group} {name}" for group, name in GROUP_NAMES.items())
+    caption = (
+        "Rows attend to columns; a coloured cell is one that is seen. Drawn from the function that builds "
+        f"the masks of the model, with 3 context tokens and 4 targets. {names}; nobody attends to Q."
+    )
+    return Section("Who sees whom", caption, [attention_mask_figure([one]) for one in OBJECTIVES.values()])
+
+
+def segmentation_section(filler: TableFiller, count: int = 5) -> Section:
+    """Ground truth and prediction on the first validation images, after fine-tuning in each row."""
+    runs = {cell.row: cell.run for cell in filler.plan.cells if cell.metric == "mIoU"}  # the last column's
+    figures = [
+        segmentation_figure(Path(run.folder, Path(SEGMENTATION).name), run.outputs[0], count, name)
+        for name, run in runs.items()
+    ]
+    return Section("Segmentation", f"The first {count} validation images, after fine-tuning.", figures)
+
+
+def make_report(filler: TableFiller, jobs: int, set_up: float | None, seconds: float) -> report.Report:
+    """The page: results, pictures, seconds of each stage, machine and commands."""
     runs = filler.plan.runs
     pretraining = next(run for run in runs if run.kind == "pre-training")
-    # The last column's: fine-tuned.
-    segmenters = {cell.row: cell.run for cell in filler.plan.cells if cell.metric == "mIoU"}
-    reference = REFERENCE if Path(REFERENCE).is_file() else None
-    return Report(
+    return report.Report(
         title=TABLE.title,
         summary="From raw images to a segmentation mIoU: digits, codebook, tokens, MaPeT pre-training, "
         "then the same small ViT with and without it. "
-        f"This run took {time.monotonic() - started:.0f} s with {jobs} stages side by side.",
+        f"This run took {seconds:.0f} s with {jobs} stages side by side.",
         results=results_table(filler),
         sections=[
-            curves_section(pretraining.folder, reference),
-            codebook_section(TOKENS, DATA),
+            curves_section(pretraining.folder),
+            codebook_section(),
             masks_section(),
-            segmentation_section(Path(SEGMENTATION).name, segmenters),
+            segmentation_section(filler),
         ],
-        stages=stage_table(runs, [] if set_up is None else [("set-up", set_up)]),
+        stages=stage_table(runs, set_up),
         facts=machine_facts(jobs),
         commands=["export OMP_NUM_THREADS=1", *(run.line for run in runs)],
     )
 
 
-def parse_args() -> argparse.Namespace:
+@one_line_errors
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--out", type=Path, default=Path("work_dirs/demo"), help="folder for everything written"
-    )
+    parser.add_argument("--out", type=Path, default=Path("work_dirs/demo"), help="folder of runs and report")
     parser.add_argument("--jobs", type=int, default=2, help="stages at a time, one thread each")
     parser.add_argument("--setup-seconds", type=float, help="time of the set-up, for the report")
-    return parser.parse_args()
-
-
-@one_line_errors
-def main() -> None:
-    args, started = parse_args(), time.monotonic()
+    args, started = parser.parse_args(), time.monotonic()
     try:
         filler = TableFiller(TABLE, [0], args.out, "make demo")
         LocalRunner(filler.plan.runs, args.jobs).run()
         print("drawing the report")
-        report = make_report(filler, args.jobs, args.setup_seconds, started)
-        path = write_report(args.out / "report.html", report)
+        page = make_report(filler, args.jobs, args.setup_seconds, time.monotonic() - started)
+        path = write_report(args.out / "report.html", page)
     except KeyboardInterrupt:
         sys.exit("stopped; the same command resumes")
-    print(f"\n{format_table(report.results)}\n\nreport: {path} (open it in a browser)")
+    print(f"\n{format_table(page.results)}\n\nreport: {path} (open it in a browser)")
     print("next: put your own images in a folder and follow README.md, `Your own images`")
 
 

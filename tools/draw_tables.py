@@ -7,7 +7,6 @@ Draws the results so far and says what is missing; `tools/run_table.py` fills th
 """
 
 import argparse
-import io
 from pathlib import Path
 
 from experiments.declaration import load_table, positive, require_names
@@ -15,49 +14,34 @@ from experiments.fill import TableFiller
 from experiments.picture import draw_tables
 
 import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError, one_line_errors
 
 KINDS = (".png", ".svg", ".pdf")
 
 
-def parse_args() -> argparse.Namespace:
+@one_line_errors
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tables", nargs="+", metavar="TABLE", help="names of tables of the dataset")
     parser.add_argument("--dataset", default="digits", help="name of a file in configs/tables")
     parser.add_argument("--seeds", type=positive, default=1, help="number of seeds that were run")
-    parser.add_argument(
-        "--rows", nargs="+", default=[], metavar="ROW", help="of tables that have them, only these"
-    )
-    parser.add_argument(
-        "--columns", nargs="+", default=[], metavar="COLUMN", help="of tables that have them, only these"
-    )
+    only = "of tables that have them, only these"
+    parser.add_argument("--rows", nargs="+", default=[], metavar="ROW", help=only)
+    parser.add_argument("--columns", nargs="+", default=[], metavar="COLUMN", help=only)
     parser.add_argument("--out", type=Path, default=Path("work_dirs/tables"), help="folder of all tables")
     parser.add_argument("--picture", type=Path, required=True, help="the file to write: .png, .svg or .pdf")
-    return parser.parse_args()
-
-
-@one_line_errors
-def main() -> None:
-    args = parse_args()
-    kind = args.picture.suffix.lower()
-    if kind not in KINDS:
+    args = parser.parse_args()
+    if args.picture.suffix not in KINDS:
         raise UserError(f"--picture {args.picture}: the name has to end in one of {', '.join(KINDS)}")
     tables = [load_table(name, args.dataset) for name in args.tables]
     require_names(args.rows, [row.name for table in tables for row in table.rows], "row")
     require_names(args.columns, [column.name for table in tables for column in table.columns], "column")
     fillers = [TableFiller(table, range(args.seeds), args.out) for table in tables]
-    filled = [
-        (table.only(args.rows, args.columns), filler.cells())
-        for table, filler in zip(tables, fillers, strict=True)
-    ]
-    figure = draw_tables(filled)
-    content = io.BytesIO()
-    figure.savefig(content, format=kind[1:], dpi=150)
+    filled = [(filler.table.only(args.rows, args.columns), filler.cells()) for filler in fillers]
     args.picture.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(args.picture, content.getvalue())
+    draw_tables(filled).savefig(args.picture, dpi=150)
     print("\n".join([f"wrote {args.picture}", *(filler.status() for filler in fillers)]))
 
 

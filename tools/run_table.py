@@ -68,7 +68,7 @@ def main() -> None:
                 run(filler, runs, args.jobs)
         finally:
             print(f"wrote {' and '.join(map(str, filler.write()))}")
-            print("\n".join([filler.status(), *(f"warning: {line}" for line in filler.unknown_metrics())]))
+            print(filler.status())
     except KeyboardInterrupt:
         sys.exit("stopped; the same command resumes")
 

@@ -1,4 +1,4 @@
-"""The page of GPU figures keeps what was measured, whatever a part does."""
+"""The page of GPU figures keeps each part that was measured, whatever another part does."""
 
 import sys
 from pathlib import Path
@@ -9,12 +9,12 @@ import torch
 sys.path.append(str(Path(__file__).parents[2] / "tools/benchmarks"))
 import gpu
 
-PARTS = {
-    "good": gpu.Part("Good", "-c", "", "print('|42|')", 1),
-    "broken": gpu.Part("Broken", "-c", "", "print('|7|');raise(SystemExit('no\\x20such\\x20kernel'))", 1),
-    "late": gpu.Part("Late", "-c", "", "print('|9|',flush=True);__import__('time').sleep(60)", 0.02),
-    "last": gpu.Part("Last", "-c", "", "print('|43|')", 1),
-}
+PARTS = [
+    gpu.Part("Good", "-c", "", "print('|42|')", 1),
+    gpu.Part("Broken", "-c", "", "print('|7|');raise(SystemExit('no\\x20such\\x20kernel'))", 1),
+    gpu.Part("Late", "-c", "", "print('|9|',flush=True);__import__('time').sleep(60)", 0.02),
+    gpu.Part("Last", "-c", "", "print('|43|')", 1),
+]
 
 
 @pytest.fixture
@@ -35,9 +35,8 @@ def test_a_part_that_fails_or_is_late_costs_no_other(run, monkeypatch):
     assert code == 1
     titles, bodies = zip(*(section.split("\n", 1) for section in page.split("\n## ")[1:]), strict=True)
     assert titles == ("Good", "Broken", "Late", "Last")
-    assert [number in body for number, body in zip(["|42|", "|7|", "|9|", "|43|"], bodies, strict=True)] == [
-        True
-    ] * 4
+    found = [number in body for number, body in zip(["|42|", "|7|", "|9|", "|43|"], bodies, strict=True)]
+    assert found == [True] * 4
     assert "**Not complete: exit code 1.**\n\n```\nno such kernel\n```" in bodies[1]
     assert "**Not complete: stopped after its limit of 0.02 minutes.**" in bodies[2]
     assert ["Not complete" in body for body in bodies] == [False, True, True, False]
@@ -45,7 +44,7 @@ def test_a_part_that_fails_or_is_late_costs_no_other(run, monkeypatch):
 
 def test_a_killed_page_keeps_the_parts_that_were_done(run, monkeypatch):
     def killed(part: gpu.Part, small: bool) -> tuple[str, bool]:
-        if part.title == "Late":
+        if part.title == "Broken":
             raise SystemExit(137)
         return f"## {part.title}\n", True
 
@@ -53,15 +52,7 @@ def test_a_killed_page_keeps_the_parts_that_were_done(run, monkeypatch):
     monkeypatch.setattr(gpu, "run_part", killed)
     code, page = run("--small")
     assert code == 137
-    assert page.endswith("## Good\n\n## Broken\n")
-
-
-def test_all_parts_complete_is_exit_code_0(run, monkeypatch):
-    monkeypatch.setattr(gpu, "PARTS", PARTS)
-    code, page = run("--small", "--parts", "last", "good")
-    assert code == 0
-    assert page.index("|43|") < page.index("|42|")
-    assert page.startswith("# A trial at small sizes, whose figures say nothing\n")
+    assert page.endswith("## Good\n")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -71,14 +62,10 @@ def test_without_a_gpu_nothing_is_measured(run):
     assert not page
 
 
-def test_the_limits_of_all_parts_fit_a_quarter_of_an_hour():
-    """Ten minutes are the aim; the limits are what a part may take at worst."""
-    assert sum(part.minutes for part in gpu.PARTS.values()) <= 15
-
-
 @pytest.mark.slow
 def test_the_whole_page_is_made_at_small_sizes(run):
     code, page = run("--small")
     assert code == 0, page
+    assert page.startswith("# A trial at small sizes, whose figures say nothing\n")
     assert page.count("\n## ") == len(gpu.PARTS)
     assert page.count("| ") > 20

@@ -89,14 +89,8 @@ def write_digits(out: Path, domain: str = "plain") -> bool:
     """Write `{train,val}/<class>/<row>.png` (RGB) and `meta/{train,val,train_100}.txt` under `out`.
 
     Args:
-        out: the folder to make, for example `data/digits`.
+        out: the folder to make, for example `data/digits`; result and errors are `write_folder`'s.
         domain: one of `DOMAINS`.
-
-    Returns:
-        True if the folder was written, False if it was there already with the same options.
-
-    Raises:
-        FileExistsError: `out` holds data of other options, or something that this tool did not write.
     """
     labels, split = load_source().labels, split_source()
 
@@ -150,15 +144,9 @@ def digit_things() -> Things:
 
 
 def write_scenes(out: Path, training: int = 400, validation: int = 100, labels: bool = True) -> bool:
-    """Write scenes of digits, those of training made of training digits alone.
+    """Write scenes of digits, training ones made of training digits alone; without labels other scenes.
 
-    Args:
-        out: the folder to make.
-        training: number of training scenes.
-        validation: number of validation scenes.
-        labels: False for other scenes of the same split, without labels.
-
-    Result and errors are `write_digits`'s.
+    Arguments and result are those of `write_digits`, and the numbers of scenes.
     """
     things = digit_things()
     kept = {"val_per_class": OPTIONS["val_per_class"], "seed": OPTIONS["seed"]}

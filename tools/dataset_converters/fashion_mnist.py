@@ -68,11 +68,7 @@ class Garments(NamedTuple):
     @property
     def digest(self) -> str:
         """SHA-256 (hexadecimal) of all images and labels."""
-        sha = hashlib.sha256()
-        for part in self:
-            for array in part:
-                sha.update(np.ascontiguousarray(array))
-        return sha.hexdigest()
+        return hashlib.sha256(b"".join(array.tobytes() for part in self for array in part)).hexdigest()
 
 
 def read_garments(root: Path, source: Path | None = None, download: bool = False) -> Garments:
@@ -97,29 +93,19 @@ def read_garments(root: Path, source: Path | None = None, download: bool = False
         try:
             parts = [FashionMNIST(root, train=train, download=download) for train in (True, False)]
         except RuntimeError as error:
-            raise UserError(
-                f"no files of Fashion-MNIST in `{source or root}`: install the Debian package "
-                "dataset-fashion-mnist, name a folder by --source, or add --download"
-            ) from error
-    return Garments(
-        *(Photographs(part.data.numpy(), part.targets.numpy().astype(np.uint8)) for part in parts)
-    )
+            todo = "install dataset-fashion-mnist (Debian), name a folder by --source, or add --download"
+            raise UserError(f"no files of Fashion-MNIST in `{source or root}`: {todo}") from error
+    return Garments(*(Photographs(one.data.numpy(), one.targets.numpy().astype(np.uint8)) for one in parts))
 
 
 def write_garments(out: Path, source: Garments, lists: Sequence[int] = LISTS) -> bool:
     """Write `{train,val}/<class>/<row>.png` (grey) and `meta/{train,val,train_<n>}.txt` under `out`.
 
     Args:
-        out: the folder to make, for example `data/fashion_mnist`.
+        out: the folder to make, for example `data/fashion_mnist`; result and errors are `write_folder`'s.
         source: the photographs.
         lists: lengths of the shorter training lists, each with equally many garments of every class, each a
             part of the longer ones.
-
-    Returns:
-        True if the folder was written, False if it was there already with the same options.
-
-    Raises:
-        FileExistsError: `out` holds data of other options, or something that this tool did not write.
     """
     rng = np.random.default_rng(SEED)
     train = source.train.labels
@@ -170,16 +156,9 @@ def garment_things(source: Garments) -> Things:
 def write_scenes(
     out: Path, source: Garments, training: int = 2000, validation: int = 500, labels: bool = True
 ) -> bool:
-    """Write scenes of garments, those of training made of training garments alone.
+    """Write scenes of garments, training ones made of training garments alone; without labels other scenes.
 
-    Args:
-        out: the folder to make.
-        source: the photographs.
-        training: number of training scenes.
-        validation: number of validation scenes.
-        labels: False for other scenes, without labels.
-
-    Result and errors are `write_garments`'s.
+    Arguments and result are those of `write_garments`, and the numbers of scenes.
     """
     things, seed = garment_things(source), SEED + (not labels)
     kept = {"seed": seed, **({} if labels else {"labels": False}), "source": source.digest}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.declaration import TableDeclaration
 from experiments.plan import Cell, Run, plan_table
-from experiments.records import StageError, is_claimed, is_done, record_of
+from experiments.records import StageError, is_done, record_of
 from experiments.render import Grid, Measured, render_csv, render_differences, render_markdown, summarise
 from experiments.slurm import live_jobs
 
@@ -45,14 +45,9 @@ class TableFiller:
     def needed_runs(
         self, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None
     ) -> list[Run]:
-        """The runs, done ones included, for the cells without a result, each after those that it needs.
+        """The runs for the cells without a result, done ones included, each after those that it needs.
 
-        Args:
-            rows: only for these rows.
-            columns: only for the columns of these names.
-
-        Raises:
-            DeclarationError: there is no such row or column.
+        Only for some rows and columns, if they are named; raises DeclarationError for unknown names.
         """
         self.table.require(rows or (), columns or ())
         headings = [one.heading for one in self.table.columns if columns is None or one.name in columns]
@@ -60,11 +55,15 @@ class TableFiller:
         return self.plan.closure(c.run for c in cells if c.column in headings and not is_done(c.run))
 
     def states(self) -> dict[str, str]:
-        """State of each run by its folder: done, running, queued, failed or not run."""
-        jobs = {}
+        """State of each run by its folder: done, failed, not run, or the state of its Slurm job."""
+        jobs: dict[str, tuple[str, str]] = {}
         with contextlib.suppress(StageError):  # no Slurm here
             jobs = live_jobs(self.plan.runs)
-        return {run.folder: _state(run, jobs.get(run.folder, ("", ""))[1]) for run in self.plan.runs}
+        states = {folder: state.lower() for folder, (_, state) in jobs.items()}
+        for run in self.plan.runs:
+            failed = os.path.exists(f"{run.folder}/failed")
+            states.setdefault(run.folder, "done" if record_of(run) else "failed" if failed else "not run")
+        return states
 
     def status(self) -> str:
         """One line: the number of results, and the states of the runs for the others."""
@@ -72,16 +71,6 @@ class TableFiller:
         there = sum(is_done(cell.run) for cell in self.plan.cells)
         runs = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
         return f"{self.table.title}: {there} of {len(self.plan.cells)} results are there; runs: {runs}"
-
-    def unknown_metrics(self) -> list[str]:
-        """One line for each metric that the declaration names and its evaluations have not logged."""
-        lines = {}
-        for cell in self.plan.cells:
-            logged = self._metrics(cell)
-            if logged is not None and cell.metric not in logged:
-                has = ", ".join(sorted(logged))
-                lines[cell.column] = f"column {cell.column!r}: there is no `{cell.metric}`; logged are {has}"
-        return list(lines.values())
 
     def write(self) -> tuple[Path, Path]:
         """Write the existing results as Markdown and CSV; returns the two paths."""
@@ -144,14 +133,6 @@ class TableFiller:
             + (f"; {missing} of {len(self.plan.cells)} results are still missing." if missing else "."),
             f"Compute: {seconds / 60:.0f} minutes of runs in all, on {machines}; torch {version('torch')}.",
         ]
-
-
-def _state(run: Run, job: str) -> str:
-    if record_of(run):
-        return "done"
-    if is_claimed(run) or job == "RUNNING":
-        return "running"
-    return "queued" if job else "failed" if os.path.exists(f"{run.folder}/failed") else "not run"
 
 
 def teraflops_of(run: Run) -> float:

@@ -22,7 +22,6 @@ from experiments.records import (
     claim,
     is_adopted,
     is_done,
-    log_of,
     note_seconds,
     seconds_of,
     write_record,
@@ -32,6 +31,7 @@ from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.config import VARIABLE
 from mapet_mm.utils.errors import STOPPED, UserError
 
+LOG = "run.log"  # of a run's tool, over all its starts
 TAIL_LINES = 20
 POLL_SECONDS = 0.2
 REPORT_SECONDS = 30
@@ -66,8 +66,7 @@ class LocalRunner:
         runs: in an order in which each follows those that it needs.
         jobs: number of runs at once.
         launcher: 'local', 'dist', or 'slurm' inside a job.
-        cpus: threads of each process. A fixed number keeps results independent of the number of cores; on a
-            busy machine, threads that wait for each other are slower than one.
+        cpus: threads of each process, a fixed number, so that results do not depend on the number of cores.
         tell: called with each line of progress.
         on_done: called after each run that is done.
     """
@@ -150,17 +149,14 @@ class LocalRunner:
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.cpus), "PYTHON": sys.executable}
         environment["PYTHONUNBUFFERED"] = "1"  # lines at once, and an error behind them
         environment |= {VARIABLE: run.data} if run.data else {}
-        with open(log_of(run), "a") as log:
+        with open(Path(run.folder, LOG), "a") as log:
             return subprocess.Popen(
                 launch_words(run, self.launcher, self.cpus),
                 env=environment,
                 stdout=log,
                 stderr=log,
-                # In its own session, so Ctrl-C reaches only this process, which also stops the tool's
-                # workers.
-                start_new_session=True,
-                # The tool keeps the claim if this process is killed first.
-                pass_fds=[held.fileno()],
+                start_new_session=True,  # Ctrl-C reaches only this process, which stops all of the tool
+                pass_fds=[held.fileno()],  # the tool keeps the claim if this process is killed first
                 preexec_fn=end_with_runner,
             )
 
@@ -175,7 +171,9 @@ class LocalRunner:
             if code or missing:
                 what = f"ended with code {code}" if code else f"did not write {missing[0]}"
                 tail = "\n".join(f"  | {line}" for line in _tail(run, TAIL_LINES))
-                todo = f"The whole log is {log_of(run)}: correct the cause and run the same command again"
+                todo = (
+                    f"The whole log is {run.folder}/{LOG}: correct the cause and run the same command again"
+                )
                 self._fail(run, f"{what}; the end of its log:\n{tail}\n{todo}")
             else:
                 write_record(run, seconds)
@@ -241,7 +239,7 @@ def end_with_runner() -> None:
 
 
 def _tail(run: Run, count: int) -> list[str]:
-    text = log_of(run).read_text(errors="replace") if log_of(run).is_file() else ""
+    text = log.read_text(errors="replace") if (log := Path(run.folder, LOG)).is_file() else ""
     # A progress bar redraws its line after carriage returns; only its last state is shown.
     return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.rstrip("\n").split("\n")][-count:]
 

@@ -19,13 +19,10 @@ MARKERS = "osD^vP*X"
 
 
 def draw_tables(filled: Sequence[tuple[TableDeclaration, Grid]]) -> Figure:
-    """Draw tables one below the other, each column in a panel of its own.
+    """Draw tables, each with its cells, one below the other, and each column in a panel of its own.
 
     A table with a column of `pre-training/teraflops` is drawn as curves over it, all others as dots. A row
     without pre-training has no place on that axis: it is a dashed line.
-
-    Args:
-        filled: each table with its cells.
     """
     heights = []
     for table, _ in filled:

@@ -83,17 +83,11 @@ class Plan:
 
 
 def plan_table(table: TableDeclaration, seeds: Iterable[int], out: str | os.PathLike) -> Plan:
-    """Resolve a table.
-
-    Args:
-        table: its declaration.
-        seeds: every cell is trained once per seed.
-        out: folder of the dataset's tables; the runs go below it.
+    """Resolve a table, with every cell once per seed; the runs go into the folder `<out>/runs`.
 
     Raises:
         DeclarationError: a config does not exist, neither row nor column fills a pair of braces, or configs
             do not fit together.
-        ConfigError: a config cannot be read for the dataset.
     """
     planner = _Planner(table, f"{out}/runs")
     cells = [
@@ -233,15 +227,9 @@ class _Planner:
         return made
 
     def _trained_by(self, training: Mapping[str, str] | None, data: str) -> list[Run]:
-        """The training of a tokenizer's own network, whose checkpoint the tokenizer's config names.
+        """The training of a tokenizer's own network: its `config` and final `checkpoint`.
 
-        Args:
-            training: its `config` and final `checkpoint`; and `tokenizer` and `data`, if it reads tokens, or
-                is of another dataset.
-            data: the tokenizer's dataset.
-
-        Raises:
-            DeclarationError: the training ends with a checkpoint of another name.
+        It also has its `tokenizer`, if it reads tokens, and its `data`, if that is not the tokenizer's.
         """
         if not training:
             return []

@@ -5,7 +5,6 @@ A run is done once its record exists: one file in `results/`, beside the folder 
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import fcntl
 import json
@@ -27,11 +26,6 @@ FIELDS = {"metrics", "made", "seconds", "machine"}
 
 class StageError(UserError):
     """A run failed or cannot be done; the message says what to do."""
-
-
-def log_of(run: Run) -> Path:
-    """The log of a run's tool, over all its starts."""
-    return Path(run.folder, "run.log")
 
 
 def record_of(run: Run) -> dict[str, Any] | None:
@@ -119,16 +113,6 @@ def claim(folder: str, wait: bool = False) -> TextIO | None:
         file.close()
         return None
     return file
-
-
-def is_claimed(run: Run) -> bool:
-    """Whether a process is doing the run now; the check writes nothing."""
-    with contextlib.suppress(FileNotFoundError, PermissionError), open(f"{run.folder}/claim", "r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def check_identity(run: Run) -> None:

@@ -48,13 +48,8 @@ def job_script(run: Run, runner: Runner) -> str:
 def submit(runs: Sequence[Run], runner: Runner, send: Send | None = None) -> int:
     """Submit the runs that are neither done nor submitted, each depending on its needs; returns how many.
 
-    Args:
-        runs: in an order in which each follows those that it needs.
-        runner: the resources of each job.
-        send: called instead of sbatch, to show the commands; nothing is written then.
-
-    Raises:
-        StageError: there is no Slurm here, or it rejects a job.
+    If `send` is given, it is called instead of sbatch, and nothing is written. Raises StageError if there is
+    no Slurm here, or if it rejects a job.
     """
     if send is not None:
         return len(_submit(runs, runner, send, {}))

@@ -16,9 +16,7 @@ from experiments.plan import Run, identity
 from experiments.records import (
     StageError,
     claim,
-    is_claimed,
     is_done,
-    log_of,
     note_seconds,
     record_of,
     seconds_of,
@@ -81,7 +79,7 @@ def test_runs_wait_for_what_they_need_and_leave_a_log_and_a_record():
     LocalRunner([first, second], jobs=2, tell=told.append).run()
     assert order() == ["+a", "-a", "+b", "-b"]
     assert told[0] == "[ 1/2] a: python job.py a 0.0"
-    assert log_of(first).read_text() == "working on a with 1 thread\n"
+    assert Path(first.folder, "run.log").read_text() == "working on a with 1 thread\n"
     assert record_of(second)["needs"] == [first.folder]
     assert sorted(os.listdir("out/results")) == [f"{Path(run.folder).name}.json" for run in (first, second)]
 
@@ -128,7 +126,7 @@ def test_a_long_run_tells_its_last_line_and_ends_with_its_runner(monkeypatch):
         runner.run()
     assert told[-1] == "[ 1/1] a: working on a with 1 thread"
     assert order() == ["+a"]
-    assert not is_claimed(job("a", seconds=60))  # while the runner is still there, as in a traceback
+    assert claim(job("a", seconds=60).folder)  # while the runner is still there, as in a traceback
 
 
 def test_a_records_seconds_are_those_of_all_starts(monkeypatch):
@@ -183,7 +181,6 @@ def test_a_run_that_another_process_does_is_waited_for_and_not_done_again():
     told: list[str] = []
     with claim(run.folder):
         assert claim(run.folder) is None
-        assert is_claimed(run)
         thread = threading.Thread(target=lambda: LocalRunner([run, other], tell=told.append).run())
         thread.start()
         deadline = time.monotonic() + 60
@@ -215,11 +212,12 @@ def test_a_claim_ends_with_its_process():
     run = job("a")
     process = multiprocessing.get_context("fork").Process(target=_hold, args=(run.folder,))
     process.start()
-    while not is_claimed(run):
+    while (held := claim(run.folder)) is not None:
+        held.close()
         time.sleep(0.02)
     process.kill()
     process.join()
-    assert not is_claimed(run)
+    assert claim(run.folder)
 
 
 TOLD = """

@@ -156,7 +156,7 @@ def test_a_plan_is_submitted_once_with_its_dependencies(project):
     assert "--dependency=afterok:100 " in jobs["101"]
     assert all("--dependency=afterok:101 " in jobs[number] for number in ("102", "103"))
     assert submit(filler().needed_runs(["one"]), runner) == 0
-    assert filler().states()[runs[0].folder] == "queued"
+    assert filler().states()[runs[0].folder] == "pending"
     queue = Path("queue.txt").read_text().splitlines()
     Path("queue.txt").write_text("100 RUNNING\n" + "\n".join(line for line in queue if line[:3] == "101"))
     assert {state for _, state in live_jobs(runs).values()} == {"RUNNING", "PENDING"}

@@ -204,7 +204,7 @@ def take_features(
     folder = cache / f"{images.name}-{digest(identity)[:16]}"
     bank = FeatureBank(folder, images.name, labels=images.labels, **known)
     if missing := sum(not bank.has(kinds, block) for block in range(bank.num_blocks)):
-        Marker(folder, "feature cache").require({"model": checkpoint.name, **identity}, "remove it")
+        Marker(folder, "feature cache").require(identity, "remove it")
         print_once(f"{', '.join(kinds)} features of {len(bank)} `{bank.name}` images into {folder}")
         _fill(bank, checkpoint, reader, kinds, missing, dtype)
     return bank

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from mapet_mm.registry import DATASETS
 from mapet_mm.structures.image_names import label_of
-from mapet_mm.utils.config import in_package, read_config, scope_of, type_name
+from mapet_mm.utils.config import read_config, scope_of, type_name
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import digest
 
@@ -142,7 +142,7 @@ def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageS
     if data is not None and Path(data).is_dir():
         loaders = _folder_loaders(config, Path(data))
     else:
-        declared = config if data is None else read_config(in_package(data))
+        declared = config if data is None else read_config(data)
         loaders = _declared_loaders(declared)
         if not loaders:
             raise ImageSetError(

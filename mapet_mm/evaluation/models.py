@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mapet_mm.evaluation.adapters import TokenBackbone, network_of, swaps_channels
 from mapet_mm.registry import MODELS
-from mapet_mm.utils.config import in_package, pretrained_entries, read_config, scope_of
+from mapet_mm.utils.config import pretrained_entries, read_config, scope_of
 from mapet_mm.utils.errors import UserError, listed
 from mapet_mm.utils.identity import digest
 from mapet_mm.weight_files import read_weights
@@ -67,20 +67,19 @@ def load_checkpoint(config: str | Config, checkpoint: str | None) -> Checkpoint:
     Raises:
         UserError: a config without a model or normalisation, or weights that do not fit.
     """
-    cfg = read_config(in_package(config)) if isinstance(config, str) else config
-    settings = cfg.get("model") or {}
-    preprocessor = settings.get("data_preprocessor") or cfg.get("data_preprocessor")
-    for name, section in (("model", settings), ("data_preprocessor", preprocessor)):
-        if section is None or section == {}:
-            hint = ": add one with `mean` and `std`" if name == "data_preprocessor" else ""
-            raise UserError(f"config {cfg.filename} has no `{name}`{hint}")
+    cfg = read_config(config) if isinstance(config, str) else config
+    settings = cfg.get("model")
+    if not settings:
+        raise UserError(f"config {cfg.filename} has no `model`")
+    preprocessor = settings.get("data_preprocessor", cfg.get("data_preprocessor"))
+    if preprocessor is None:
+        raise UserError(f"config {cfg.filename} has no `data_preprocessor`: add one with `mean` and `std`")
     init_default_scope(scope_of(cfg))
     backbone = settings.get("backbone", settings)
-    weights = checkpoint or cfg.get("load_from") or _named_weights(backbone)
+    weights = checkpoint or cfg.get("load_from") or _named_weights(settings)
     torch.manual_seed((cfg.get("randomness") or {}).get("seed") or 0)  # of random weights
-    model = MODELS.build(
-        {name: one for name, one in backbone.items() if not (weights and name == "init_cfg")}
-    )
+    options = {name: one for name, one in backbone.items() if name != "init_cfg" or not weights}
+    model = MODELS.build(options)
     missing = []
     if weights:
         missing = load_weights(network_of(model), weights)
@@ -94,12 +93,13 @@ def load_checkpoint(config: str | Config, checkpoint: str | None) -> Checkpoint:
     return Checkpoint(title, cfg, TokenBackbone(model, preprocessor), found, tuple(missing))
 
 
-def _named_weights(backbone: Mapping[str, Any]) -> str | None:
-    """The file that a backbone's own `init_cfg` names."""
-    for key, init_cfg in pretrained_entries(backbone.get("init_cfg"), "init_cfg"):
-        if not init_cfg["checkpoint"]:
-            raise UserError(f"the config leaves `model.backbone.{key}.checkpoint` open: name the checkpoint")
-        return init_cfg["checkpoint"]
+def _named_weights(model: Mapping[str, Any]) -> str | None:
+    """The file that the `init_cfg` of a model or of its backbone names."""
+    for key, init_cfg in pretrained_entries(model, "model"):
+        if key.startswith(("model.init_cfg", "model.backbone.init_cfg")):
+            if not init_cfg["checkpoint"]:
+                raise UserError(f"the config leaves `{key}.checkpoint` open: name the checkpoint")
+            return init_cfg["checkpoint"]
     return None
 
 

@@ -19,7 +19,7 @@ from mapet_mm.evaluation.adapters import swaps_channels
 from mapet_mm.evaluation.features import FeatureBank, take_features
 from mapet_mm.evaluation.image_sets import SECTION, ImageSet, check_labels
 from mapet_mm.evaluation.models import Checkpoint
-from mapet_mm.utils.config import in_package, read_config, type_name
+from mapet_mm.utils.config import read_config, type_name
 from mapet_mm.utils.dist import is_first_process, print_once
 from mapet_mm.utils.errors import UserError
 from mapet_mm.visualization.report import Column, Section, Table
@@ -151,7 +151,7 @@ def choose_protocols(
     Raises:
         UserError: no such protocol, or images that do not suit one that was asked for.
     """
-    declared = read_config(in_package(data)) if data and not Path(data).is_dir() else config
+    declared = read_config(data) if data and not Path(data).is_dir() else config
     configs = (declared.get(SECTION) or {}).get("protocols")
     asked = names is not None or configs is not None
     if configs is None:

@@ -52,11 +52,14 @@ def test_without_a_checkpoint_weights_are_those_that_the_config_names(config, ro
     config.load_from = str(root / "weights.pth")
     assert load_checkpoint(config, None).digest == expected
     config.load_from = None
-    init_cfg = config.model.backbone.init_cfg = dict(type="Pretrained", checkpoint=str(root / "weights.pth"))
-    assert load_checkpoint(config, None).digest == expected
-    config.model.backbone.init_cfg = dict(init_cfg, checkpoint="")
-    with pytest.raises(UserError, match=r"init_cfg\.checkpoint` open"):
-        load_checkpoint(config, None)
+    init_cfg = dict(type="Pretrained", checkpoint=str(root / "weights.pth"))
+    for part, key in ((config.model, "model"), (config.model.backbone, "model.backbone")):
+        part.init_cfg = init_cfg
+        assert load_checkpoint(config, None).digest == expected
+        part.init_cfg = dict(init_cfg, checkpoint="")
+        with pytest.raises(UserError, match=rf"`{key}\.init_cfg\.checkpoint` open"):
+            load_checkpoint(config, None)
+        part.init_cfg = None
 
 
 PLAIN = dict(type="VisionTransformer", layer_scale_init_value=0.5)
@@ -147,3 +150,6 @@ def test_a_config_without_a_model_or_its_normalisation_is_refused(config, sectio
     changed = Config({name: one for name, one in config.items() if name != section})
     with pytest.raises(UserError, match=section):
         load_checkpoint(changed, None)
+    config.data_preprocessor = dict()  # says that images stay as they are
+    images = torch.arange(12.0).view(1, 3, 2, 2)
+    assert torch.equal(load_checkpoint(config, None).backbone.normalise(images), images)

@@ -10,13 +10,12 @@ import pytest
 import torch
 from config_building import RECIPES, ROOT, label, load
 from imagenet_folder import write_imagenet
-from pretended_gpu import pretended_gpu
 
 from mapet_mm.structures.codebook import Codebook
 
 METHODS = ("mapet", "pim", "mim", "beit", "cae")
 SIZES = ("tiny", "small", "base")
-# ViT-L needs several processes: tests/test_engine/test_sharding.py.
+# ViT-L needs several processes: tests/test_engine/test_runners/test_sharding.py.
 PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS and "-sharded-" not in path.stem]
 STORED = [path for path in PRETRAINING if "-online_" not in path.stem]
 ONLINE = [path for path in PRETRAINING if "-online_" in path.stem]
@@ -127,17 +126,6 @@ def test_one_iteration_with_the_tokenizer_in_the_model(path, imagenet, tmp_path,
     check_one_step(cfg, log, tmp_path)
     names = torch.load(tmp_path / "epoch_1.pth", weights_only=False)["state_dict"]
     assert not [name for name in names if name.startswith("target_generator")]
-
-
-@pytest.mark.parametrize("path", [*ONLINE, *(path for path in STORED if "-small-" in path.stem)], ids=label)
-def test_one_iteration_on_a_gpu(path, imagenet, tmp_path, monkeypatch):
-    """Its loader, the tokenizer in the model or the store, mixed precision, checks, probe and validation."""
-    cfg = load(path)
-    options = overrides(cfg, imagenet) | (small_kclip(imagenet) if "-online_" in path.stem else {})
-    with pretended_gpu():
-        log = train(monkeypatch, path, tmp_path, options)
-    assert "autocast: torch.bfloat16 on cuda, no loss scaling" in log
-    check_one_step(cfg, log, tmp_path)
 
 
 def test_every_method_has_a_recipe_with_the_tokenizer_in_the_model():

@@ -70,7 +70,7 @@ def test_numpy_values_are_plain_and_equal(tmp_path):
         "meta": {"palette": np.arange(3, dtype=np.uint8), "where": Path("x"), "pair": (np.bool_(True), 1)},
         "param_schedulers": [{"_last_value": [np.float64(1e-3)]}],
     }
-    PortableCheckpointHook(recipe={"model": "0123"}).before_save_checkpoint(None, content)
+    PortableCheckpointHook(recipe={"model": "0123"}).before_save_checkpoint(SimpleNamespace(cfg={}), content)
     torch.save(content, tmp_path / "plain.pth")
     assert torch.load(tmp_path / "plain.pth", weights_only=True) == {
         "message_hub": {"runtime_info": {"score": 0.5, "n": 3, "s": "a"}, "log_scalars": {}},

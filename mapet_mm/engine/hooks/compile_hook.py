@@ -45,7 +45,6 @@ class CompileHook(Hook):
 
     def before_val(self, runner: Runner) -> None:
         """Suspend compilation."""
-        self._eager.close()
         self._eager.enter_context(torch.compiler.set_stance("force_eager"))
 
     def after_val(self, runner: Runner) -> None:
@@ -54,7 +53,6 @@ class CompileHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Compile; the first iterations then take minutes."""
-        self._eager.close()  # a validation before may have been interrupted
         self.compile(unwrapped(runner.model))
         runner.logger.info("The backbone is compiled in the first iterations, which takes minutes.")
 

@@ -54,20 +54,18 @@ def config(**options) -> Config:
 
 
 @pytest.mark.parametrize(
-    ("compile_options", "expected"),
-    [(True, {}), (dict(memory_budget=0.3, mode="default"), dict(memory_budget=0.3, mode="default"))],
+    ("compile_options", "hooks"),
+    [
+        (False, []),
+        (True, [dict(type="mapet_mm.CompileHook")]),
+        (dict(memory_budget=0.3), [dict(type="mapet_mm.CompileHook", memory_budget=0.3)]),
+    ],
 )
-def test_the_configs_compile_becomes_the_hook(compile_options, expected):
+def test_the_configs_compile_becomes_the_hook(compile_options, hooks):
     cfg = config(compile=compile_options, custom_hooks=[dict(type="Another")])
     configure_training(cfg)
     assert "compile" not in cfg  # else MMEngine would compile the whole train step
-    assert cfg.custom_hooks == [dict(type="Another"), dict(type="mapet_mm.CompileHook", **expected)]
-
-
-def test_without_compile_nothing_is_added():
-    cfg = config(compile=False)
-    configure_training(cfg)
-    assert not cfg.get("custom_hooks")
+    assert cfg.custom_hooks == [dict(type="Another"), *hooks]
 
 
 def test_the_backbone_runs_compiled_and_keeps_its_names():
@@ -196,36 +194,3 @@ def test_validation_at_more_shapes_than_can_be_compiled_leaves_training_compiled
     # What is compiled after the run is so again.
     compiled.model.train().backbone(torch.rand(3, 3, 16, 16))
     assert len(graphs) == 2
-
-
-def test_training_at_more_shapes_than_can_be_compiled_takes_one_dynamic_graph():
-    torch._dynamo.reset()
-    graphs = []
-
-    def counted(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    backbone = Doubling()
-    CompileHook(dynamic=None, backend=counted).compile(runner_of(backbone=backbone).model)
-    for side in range(2, 14):
-        assert torch.equal(backbone(torch.ones(side)), torch.full((side,), 2.0))
-    assert len(graphs) == 2
-
-
-def test_an_interrupted_validation_does_not_end_compilation():
-    torch._dynamo.reset()
-    graphs = []
-
-    def counted(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    backbone = Doubling()
-    runner = runner_of(backbone=backbone)
-    hook = CompileHook(backend=counted)
-    hook.before_val(runner)  # no `after_val`: its loop raised
-    hook.before_val(runner)
-    hook.before_train(runner)
-    backbone(torch.ones(3))
-    assert len(graphs) == 1

@@ -95,18 +95,6 @@ def compiled(model: nn.Module) -> nn.Module:
     return model
 
 
-def compiled_layers(model: nn.Module) -> nn.Module:
-    layers = model.backbone.layers
-    for i, layer in enumerate(layers):
-        layers[i] = torch.compile(layer)
-    return model
-
-
-def compiled_in_place(model: nn.Module) -> nn.Module:
-    model.backbone.compile()
-    return model
-
-
 def checkpointed(model: nn.Module) -> nn.Module:
     for i, layer in enumerate(model.backbone.layers):
         layer.attn = checkpoint_wrapper(layer.attn)
@@ -141,7 +129,7 @@ class Detector(nn.Module):
 
 
 WRAPPERS = [
-    compiled, compiled_layers, compiled_in_place, checkpointed, parts_in_ddp, sharded, with_frozen_teacher,
+    compiled, checkpointed, parts_in_ddp, sharded, with_frozen_teacher,
     torch.compile, checkpoint_wrapper, DistributedDataParallel, Detector, ExponentialMovingAverage,
     lambda model: SegTTAModel(module=model), lambda model: nn.ModuleDict(dict(inner=nn.Sequential(model))),
 ]  # fmt: skip

@@ -76,12 +76,12 @@ class PortableCheckpointHook(Hook):
         Raises:
             UserError: no weight has the name of one of the model's: MMEngine would only warn.
         """
-        names = unwrapped(runner.model).state_dict().keys()
-        weights = checkpoint.get("state_dict", checkpoint)
-        if names.isdisjoint(name.removeprefix("module.") for name in weights):
+        weights = [name.removeprefix("module.") for name in checkpoint.get("state_dict", checkpoint)]
+        names = [name.removeprefix("module.") for name in unwrapped(runner.model).state_dict()]
+        if set(names).isdisjoint(weights):
             raise UserError(
-                f"no weight of the checkpoint has a name of the model's: it has {listed(list(weights), 3)}, "
-                f"the model {listed(list(names), 3)}; tools/convert.py renames timm's and Hugging Face's"
+                f"no weight of the checkpoint has a name of the model's: it has {listed(weights, 3)}, "
+                f"the model {listed(names, 3)}; tools/convert.py renames timm's and Hugging Face's"
             )
         information = checkpoint.get("message_hub", {}).get("runtime_info", {})
         for name in [name for name in information if name.startswith("best_ckpt")]:

@@ -88,11 +88,12 @@ def test_checkpoints_that_go_elsewhere_are_left_to_their_own_storage(options, tm
 
 
 def test_a_copied_run_uses_its_own_best_checkpoint(tmp_path):
-    """MMEngine would remove the original's once there is a better one."""
-    model = torch.nn.Linear(1, 1)
+    """MMEngine would remove the original's once there is a better one. The model is inside another, as in a
+    test with augmentation."""
+    model = torch.nn.ModuleDict({"module": torch.nn.Linear(1, 1)})
     (tmp_path / "best_epoch_1.pth").touch()
     information = {"best_ckpt": "/original/best_epoch_1.pth", "best_score": 1.0}
-    checkpoint = {"state_dict": model.state_dict(), "message_hub": {"runtime_info": information}}
+    checkpoint = {"state_dict": model["module"].state_dict(), "message_hub": {"runtime_info": information}}
     runner = SimpleNamespace(hooks=[], work_dir=str(tmp_path), model=model)
     PortableCheckpointHook().after_load_checkpoint(runner, checkpoint)
     assert information == {"best_ckpt": str(tmp_path / "best_epoch_1.pth"), "best_score": 1.0}

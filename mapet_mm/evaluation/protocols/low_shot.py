@@ -7,9 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 
 from mapet_mm.evaluation.features import POOLINGS
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
@@ -73,6 +70,11 @@ class LowShot(Classification):
 
         None of a backbone that does not have the pooling.
         """
+        # Imported here, because a backbone's user needs no scikit-learn.
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.preprocessing import StandardScaler
+
         train, val, _ = self.labelled(evaluated)
         pooling = self.pooling or train.poolings[-1]
         if pooling not in train.poolings:

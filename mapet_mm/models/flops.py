@@ -6,7 +6,7 @@ from math import prod
 from typing import NamedTuple
 
 import torch
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS, DefaultScope
 from mmengine.utils import to_2tuple
@@ -161,7 +161,7 @@ def complexity(cfg: Config, size: tuple[int, int] | None = None) -> Complexity:
     )
 
 
-def _settings(cfg: Config) -> Config:
+def _settings(cfg: Config) -> ConfigDict:
     """The model's config, with the data preprocessor that a recipe has beside it."""
     settings = cfg.model.copy()
     if "data_preprocessor" in cfg:

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from pretended_gpu import pretended_gpu
 from tiny_training import run_tool
 
 
@@ -27,23 +26,6 @@ def test_the_tool_gives_the_same_table_again_from_the_cache(config, root, monkey
     monkeypatch.setattr("mapet_mm.evaluation.features._fill", None)  # nothing is computed again
     run_tool(monkeypatch, "evaluate_features", *arguments, *compare)
     assert table(capsys.readouterr().out) == first
-
-
-@pytest.mark.parametrize("amp", ["--amp", "--no-amp"])
-def test_a_gpu_gives_the_hosts_figures(config, root, monkeypatch, amp):
-    def figures(device: str) -> dict:
-        options = ["--cache", root / f"cache {device}", "--out", root / device, amp]
-        run_tool(monkeypatch, "evaluate_features", root / "config.py", root / "weights.pth", *options)
-        return json.loads((root / device / "results.json").read_text())
-
-    on_host = figures("host")
-    with pretended_gpu():
-        assert figures("gpu") == on_host
-    files = [*(root / "cache host").glob("*/*/*.npy")]
-    assert {path.parent.name for path in files} == {"pooled", "tokens"}
-    for path in files:
-        on_gpu = root / "cache gpu" / path.relative_to(root / "cache host")
-        assert on_gpu.read_bytes() == path.read_bytes()
 
 
 def test_two_checkpoints_for_one_config_are_refused(config, root, monkeypatch):

@@ -1,4 +1,4 @@
-"""Weights of other networks in our ViTs: names, LayerScale, position embeddings, and weights that are refused."""
+"""Weights of other networks in our ViTs: names, LayerScale, position embeddings, refusals."""
 
 import pytest
 import torch

@@ -94,7 +94,7 @@ def test_token_ids_takes_ids_and_logits():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_logits_that_are_not_finite_are_no_tokens(value):
-    """Before: NaN's place among the logits, 0 where all are NaN."""
+    """Their id is -1, not the place of a NaN."""
     tokens = torch.randint(VOCAB, (2, 3, 4))
     logits = one_hot_logits(tokens)
     logits[1, 2, 0, 3] = value
@@ -146,7 +146,7 @@ def test_beit_head_refuses_more_masked_patches_than_its_bound():
     head = BEiTTokenHead(embed_dims=48, vocab_size=VOCAB, max_masked=MASKED - 1)
     _, tokens, samples = batch()
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"14 patches.*`max_masked` is 13: set it to the `num_masking"):
+        with pytest.raises(ValueError, match="max_masked=13"):
             head.loss(torch.randn(3, 37, 48), tokens.flatten(1), masks_of(samples))
 
 
@@ -253,16 +253,9 @@ def test_cae_aligns_at_the_necks_width():
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-7)
 
 
-def test_cae_neck_refuses_latents_that_nobody_projected():
-    """MMPretrain's CAE around it, at two widths."""
-    images, tokens, samples = batch()
-    with pytest.raises(ValueError, match=r'48 wide, the neck 32: .*`model\.type="mapet_mm\.ProjectedCAE"`'):
-        build_cae(32, type="CAE").loss([images, tokens], samples)
-
-
 def test_cae_neck_refuses_masks_of_another_size():
     neck = MODELS.build(neck_config(32))
-    with pytest.raises(ValueError, match="hide 15 patches, the neck was built for `mask_tokens_num`=14"):
+    with pytest.raises(ValueError, match="mask_tokens_num=14"):
         neck(torch.randn(2, 21, 32), torch.randn(2, 15, 32), torch.randn(2, 21, 32))
 
 
@@ -336,11 +329,3 @@ def test_the_floor_of_beits_step_is_what_it_computes_less_rows_that_predict_noth
     unused = 37 - MASKED  # rows of the last layer: projections and MLP, scores and sums
     rows = 3 * unused * 2 * (2 * 48 * (48 + 96) + 2 * 37 * 48)
     assert counted_flops(model) == model_step_flops(model) + rows
-
-
-@pytest.mark.parametrize("width", [32, 48])
-def test_the_floor_of_caes_step_is_what_it_computes_less_patches_that_it_drops(width):
-    """The encoder embeds the masked patches too (two products each), and the teacher the visible ones."""
-    model = build_cae(width)
-    dropped = 2 * MASKED + (36 - MASKED)
-    assert counted_flops(model) == model_step_flops(model) + dropped * 2 * 48 * 48

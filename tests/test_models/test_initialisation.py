@@ -18,10 +18,7 @@ BUILDERS = {
 CONSTANT = dict(type="Constant", layer="Linear", val=3.0)
 FORMS = {
     "dict": lambda file: dict(type="Pretrained", checkpoint=file),
-    "list": lambda file: [dict(type="Pretrained", checkpoint=file)],
-    "class": lambda file: dict(type=PretrainedInit, checkpoint=file),
     "list of class": lambda file: [dict(type=PretrainedInit, checkpoint=file)],
-    "scope": lambda file: dict(type="mmengine.Pretrained", checkpoint=file),
     "before another": lambda file: [dict(type="Pretrained", checkpoint=file), CONSTANT],
     "prefix": lambda file: dict(type="Pretrained", checkpoint=file, prefix="part."),
 }
@@ -118,23 +115,3 @@ def test_pretrained_weights_of_a_model_around_the_backbone_stay(outside, tmp_pat
     for name, value in model.backbone.state_dict().items():
         assert torch.equal(value, weights[f"backbone.{name}"]), name
     assert torch.equal(model.head.fc.weight, weights["head.fc.weight"]) == outside
-
-
-def test_pretrained_weights_of_the_whole_algorithm_stay(tmp_path):
-    def algorithm(init_cfg=None):
-        return MODELS.build(
-            dict(
-                type="mapet_mm.MaPeT",
-                backbone=dict(
-                    type="mapet_mm.MaPeTPretrainViT", arch=ARCH, img_size=20, patch_size=4, cutting_point=8
-                ),
-                head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=11),
-                target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=11),
-                init_cfg=init_cfg,
-            )
-        )
-
-    file, weights = save(algorithm(), tmp_path / "weights.pth")
-    model = algorithm([dict(type=PretrainedInit, checkpoint=file)])
-    model.init_weights()
-    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())

@@ -54,7 +54,7 @@ VARIANTS = {
     "timm, registers without position": dict(REGISTERS, no_embed_class=True, dynamic_img_size=True),
     "timm dinov3": dict(TIMM, model_name="vit_small_patch16_dinov3"),
     "timm eva02, apart": dict(TIMM_EVA02, qkv_fused=False, scale_attn_inner=True),
-    "timm eva, grouped": dict(TIMM_EVA02, attn_type="rope", num_kv_heads=1, qkv_fused=False),
+    "timm eva, rope": dict(TIMM_EVA02, attn_type="rope", qkv_fused=False),
 }
 
 
@@ -231,18 +231,7 @@ def test_weights_of_beit_without_layer_scale_keep_their_features(capture_log):
     images = torch.randn(2, 3, 12, 20)
     torch.testing.assert_close(vit.encode(images)[0], plain.encode(images)[0])
     assert vit.layers[0].gamma_1.eq(1).all()
-    assert "LayerScales (`layers.0.gamma_1`, ...) with one: the checkpoint has none" in capture_log()
-
-
-@pytest.mark.parametrize("config", [BEIT, EVA02, REGISTERS], ids=str)
-def test_a_projection_with_a_hook_is_called_and_gives_the_same(config):
-    vit = build(config)
-    images, seen = torch.randn(2, 3, 12, 20), []
-    permutation = vit.sample_permutation(2, "cpu")
-    before, _ = vit(images, permutation)
-    vit.layers[0].attn.qkv.register_forward_hook(lambda _, rows, out: seen.append(out.shape[1]))
-    torch.testing.assert_close(vit(images, permutation)[0], before)
-    assert seen == [vit.layout.num_rows]
+    assert "Filled 4 LayerScales with one" in capture_log()
 
 
 @pytest.mark.filterwarnings("ignore:init_weights of")
@@ -346,7 +335,7 @@ def test_mapet_trains_it_on_the_targets_tokens(config):
 def test_a_backbone_without_two_streams_is_refused_by_name(kind):
     backbone = dict(type=kind, depth=18) if kind.endswith("ResNet") else dict(type=kind, arch=ARCH)
     head = dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=16)
-    with pytest.raises(ValueError, match=rf"a {kind.split('.')[1]}, .*mapet_mm\.MaPeTPretrainBEiT or "):
+    with pytest.raises(ValueError, match=rf"{kind.split('.')[1]} has no two-stream forward"):
         MODELS.build(dict(type="mapet_mm.MaPeT", backbone=backbone, head=head, target_generator=None))
 
 
@@ -357,22 +346,6 @@ def test_it_can_be_copied_and_pickled(name):
     expected, _ = vit(images, permutation)
     for other in (copy.deepcopy(vit), pickle.loads(pickle.dumps(vit))):
         assert torch.equal(other(images, permutation)[0], expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("assign", [False, True])
-@pytest.mark.parametrize("name", ["vit", "beit", "eva02", "timm, registers"])
-def test_built_on_the_meta_device_it_is_the_same_once_it_has_weights(name, assign, dtype):
-    """No checkpoint has the masks and angles: without them targets would see each other."""
-    vit = build(VITS[name]).to(dtype)
-    with torch.device("meta"):
-        other = build(VITS[name]).to(dtype)
-    if not assign:
-        for parameter in other.to_empty(device="cpu").parameters():
-            nn.init.constant_(parameter, 7)
-    other.load_state_dict(vit.state_dict(), assign=assign, strict=True)
-    images, permutation = torch.randn(1, 3, 12, 20, dtype=dtype), vit.sample_permutation(1, "cpu")
-    assert torch.equal(other(images, permutation)[0], vit(images, permutation)[0])
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning")
@@ -393,27 +366,21 @@ def test_angles_stay_those_of_the_image_size_that_it_was_built_for():
     assert torch.equal(vit(images, permutation)[0], expected)
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (dict(BEIT, use_rel_pos_bias=False), "without position embeddings"),
-        (dict(BEIT, with_cls_token=False), "needs the class token"),
-        (dict(EVA02, final_norm=False), "the final norm"),
-        (dict(EVA02, out_type="raw"), "^out_type='raw': pre-training always gives the targets' latents"),
-        (dict(REGISTERS, final_norm=False), "the final norm"),
-        (dict(REGISTERS, class_token=False, global_pool=""), "needs the class token"),
-        (dict(REGISTERS, patch_drop_rate=0.5), "patch_drop_rate"),
-        (dict(REGISTERS, pos_embed="none"), "without position embeddings"),
-        (
-            dict(TIMM, model_name="vit_small_patch16_rope_mixed_224"),
-            "rotary angles that are learned",
-        ),
-        (dict(REGISTERS, cutting_point=2), r"outside 3\.\.17"),
-        (dict(TIMM, model_name="vit_small_patch16_18x2_224"), "layer ParallelThingsBlock with"),
-        (dict(type="mapet_mm.MaPeTPretrainTIMM", model_name="resnet10t"), "ResNet has no two-stream forward"),
-    ],
-    ids=str,
-)
-def test_what_it_would_do_wrong_is_refused(config, message):
-    with pytest.raises(ValueError, match=message):
+REFUSED = [
+    (dict(BEIT, use_rel_pos_bias=False), "position embeddings"),
+    (dict(REGISTERS, final_norm=False), "final_norm"),
+    (dict(REGISTERS, class_token=False, global_pool=""), "class_token"),
+    (dict(REGISTERS, patch_drop_rate=0.5), "patch_drop_rate"),
+    (dict(REGISTERS, pos_embed="none"), "pos_embed"),
+    (dict(TIMM, model_name="vit_small_patch16_rope_mixed_224"), "rope_mixed"),
+    (dict(REGISTERS, cutting_point=2), "cutting_point"),
+    (dict(TIMM, model_name="vit_small_patch16_18x2_224"), "ParallelThingsBlock"),
+    (dict(TIMM_EVA02, attn_type="rope", num_kv_heads=1, qkv_fused=False), "AttentionRope"),
+    (dict(type="mapet_mm.MaPeTPretrainTIMM", model_name="resnet10t"), "ResNet"),
+]
+
+
+@pytest.mark.parametrize(("config", "noun"), REFUSED, ids=str)
+def test_what_it_would_do_wrong_is_refused(config, noun):
+    with pytest.raises(ValueError, match=noun):
         MODELS.build({"cutting_point": 6, **config})

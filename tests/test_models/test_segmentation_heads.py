@@ -1,4 +1,4 @@
-"""Which of MMSegmentation's decode heads train and predict on a `MaPeTViT`; docs/mixing.md has the table."""
+"""MMSegmentation's decode heads train and predict on a `MaPeTViT`; docs/mixing.md lists them."""
 
 import re
 from importlib.util import find_spec

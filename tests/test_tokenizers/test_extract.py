@@ -17,7 +17,6 @@ from few_images import by_hand
 from forked_processes import start_together
 from mmengine.config import Config
 from PIL import Image
-from pretended_gpu import pretended_gpu
 
 from mapet_mm.structures import Codebook, CodebookError, TokenStore, TokenStoreError
 from mapet_mm.structures.store_parts import PART_ROWS
@@ -25,7 +24,7 @@ from mapet_mm.tokenizers import extract
 from mapet_mm.tokenizers.extract import extract_tokens
 from mapet_mm.tokenizers.image_groups import ImageGroup
 from mapet_mm.tokenizers.images import NamedImages
-from mapet_mm.tokenizers.run import build_tokenizer, run_extract_tokens, run_fit_codebook, run_verify_tokens
+from mapet_mm.tokenizers.run import run_extract_tokens, run_verify_tokens
 from mapet_mm.utils.errors import UserError
 
 
@@ -69,19 +68,6 @@ def test_every_image_of_every_split_gets_its_own_tokens(fitted, tmp_path):
         assert (store[name] == by_hand(fitted, tmp_path / "data" / name)).all()
     assert len(np.unique([store[name] for name in store.names])) > 1
     assert str(run_extract_tokens(fitted)[1]) == "all images had their tokens"
-
-
-def test_a_gpu_gives_the_hosts_codebook_and_tokens(fitted, tmp_path):
-    run_extract_tokens(fitted)
-    on_gpu = deepcopy(fitted)
-    on_gpu.tokenizer.codebook = str(tmp_path / "gpu" / "codebook.safetensors")
-    on_gpu.token_store = str(tmp_path / "gpu" / "tokens")
-    with pretended_gpu():
-        path, _ = run_fit_codebook(on_gpu)
-        assert build_tokenizer(on_gpu)[1].mean.is_cuda
-        run_extract_tokens(on_gpu)
-    assert Codebook.load(path).digest == Codebook.load(fitted.tokenizer.codebook).digest
-    assert parts_of(on_gpu.token_store) == parts_of(fitted.token_store)
 
 
 def test_an_interrupted_extraction_reads_only_what_is_left(fitted, flushed, read, monkeypatch):

@@ -117,29 +117,6 @@ def test_a_vqkd_learns_its_teachers_features_and_keeps_its_tokens(save):
     )
     assert torch.equal(frozen(views[0]), model(views))
     assert len(frozen(views[0]).unique()) > 2
-    with pytest.raises(ValueError, match=r"the tokenizer's grid is \(2, 2\), the teacher's \(4, 4\)"):
-        MODELS.build(dict(type="mapet_mm.VQKDDistillation", tokenizer=VQKD, teacher=teacher, grid=(2, 2)))
-
-
-def test_the_decoders_heads_are_an_option_and_divide_the_width():
-    """A width of 64, as of most ViTs without 3 heads."""
-    arch = dict(embed_dims=64, num_layers=1, num_heads=2, feedforward_channels=64)
-    tokenizer = dict(VQKD, encoder_config=dict(VQKD["encoder_config"], arch=arch))
-    teacher = dict(
-        type="mapet_mm.KCLIP",
-        clip_model=dict(image_size=64, **TOWER),
-        pretrained=dict(type="random", seed=0),
-        stride=16,
-    )
-    config = dict(type="mapet_mm.VQKDDistillation", tokenizer=tokenizer, teacher=teacher, grid=(4, 4))
-    model = MODELS.build(dict(config, decoder_heads=4))
-    assert model.decoder.layers[0].self_attn.num_heads == 4
-    with pytest.raises(ValueError) as error:  # noqa: PT011, the whole message is compared
-        MODELS.build(config)
-    assert str(error.value) == (
-        "decoder_heads=3 does not divide the tokenizer's width of 64 (`embed_dims` of its encoder's `arch`): "
-        "set `model.decoder_heads` to a divisor"
-    )
 
 
 def test_a_discrete_autoencoder_learns_the_pixels_and_keeps_its_tokens(save):

@@ -1,12 +1,13 @@
-"""The floor of a step's arithmetic against what PyTorch counts while the model runs."""
+"""The least arithmetic of a step against PyTorch's count while the model runs."""
 
 import pytest
 import torch
 from mmengine.config import Config
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mapet_mm.models import MaPeTPretrainViT, TokenPredictionHead
-from mapet_mm.models.flops import PASSES, backbone_step_flops, complexity, step_flops
+from mapet_mm.models.flops import PASSES, complexity, model_step_flops, step_flops
 from mapet_mm.models.utils import two_stream
 from mapet_mm.models.utils.attention import attend_by_products
 from mapet_mm.models.utils.objectives import get_objective, group_sizes, visibility
@@ -15,23 +16,26 @@ DIM, DEPTH, CUTTING_POINT, TOKENS, VOCAB = 24, 3, 6, 17, 40
 ARCH = dict(embed_dims=DIM, num_layers=DEPTH, num_heads=2, feedforward_channels=4 * DIM)
 
 
-def masked_flops(objective, query_from_layer) -> int:
-    """Of the scores and sums that are computed and masked, which the floor leaves out."""
+def surplus_flops(objective, query_from_layer) -> int:
+    """The part of a step that is computed and not needed: masked scores, projections that nobody reads."""
     targets = TOKENS - CUTTING_POINT
     sees = visibility(objective, CUTTING_POINT, targets)
     dense = sum(group_sizes(objective.dense_groups, CUTTING_POINT, targets))
     predictions = group_sizes(objective.predicting_group, CUTTING_POINT, targets)[0]
     masked = ~sees
     masked[:dense, dense:] = False  # rows of C and M are not even multiplied with T's keys
+    rows, keys = masked.shape
     pairs = (DEPTH - 1) * int(masked.sum()) + int(masked[-predictions:].sum())
-    pairs -= query_from_layer * int(masked[masked.shape[1] :].sum())
-    return PASSES * 2 * 2 * DIM * pairs
+    pairs -= query_from_layer * int(masked[keys:].sum())
+    # Keys and values of Q in each layer that has it, queries of the other groups in the last.
+    projected = (DEPTH - query_from_layer) * 2 * (rows - keys) + rows - predictions
+    return PASSES * 2 * DIM * (2 * pairs + DIM * projected)
 
 
 @pytest.mark.parametrize(
     ("name", "first"), [("mapet", 0), ("mapet", 1), ("mapet", DEPTH - 1), ("pim", 0), ("mim", 0)]
 )
-def test_the_floor_is_what_a_step_computes_less_what_it_masks(name, first, monkeypatch):
+def test_the_floor_is_a_steps_count_less_its_surplus(name, first, monkeypatch):
     # Fused kernels are counted as if they computed their weights again.
     monkeypatch.setattr(two_stream, "attend", attend_by_products)
     backbone = MaPeTPretrainViT(
@@ -44,8 +48,8 @@ def test_the_floor_is_what_a_step_computes_less_what_it_masks(name, first, monke
         head.loss(latents, targets)["loss"].backward()
     objective = get_objective(name)
     floor = step_flops(objective, TOKENS, CUTTING_POINT, DEPTH, DIM, 4 * DIM, 3 * 4 * 4, VOCAB, first)
-    assert counter.get_total_flops() == 2 * (floor + masked_flops(objective, first))
-    assert backbone_step_flops(backbone, VOCAB) == floor
+    assert counter.get_total_flops() == 2 * (floor + surplus_flops(objective, first))
+    assert model_step_flops(nn.ModuleDict(dict(backbone=backbone, head=head))) == floor
 
 
 def test_a_step_is_counted_at_the_recipes_own_size_only():

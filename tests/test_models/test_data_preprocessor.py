@@ -1,0 +1,224 @@
+"""Batches of images and token grids, or of two views; images and the numbers that normalise them agree."""
+
+import numpy as np
+import pytest
+import torch
+from few_images import few_images_config
+from mmengine.dataset import default_collate, pseudo_collate
+from mmpretrain.models import TwoNormDataPreprocessor
+from mmpretrain.structures import DataSample
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mapet_mm.models.utils.pixel_range import PixelRangeError, check_pixel_range
+from mapet_mm.registry import MODELS
+from mapet_mm.tokenizers.run import run_fit_codebook
+
+MEAN, STD = [10.0, 20.0, 30.0], [2.0, 4.0, 8.0]
+
+
+def sample(value: int, grid=(2, 2)) -> dict:
+    data_sample = DataSample()
+    data_sample.set_field(np.full(grid, value), "token_grid")
+    return {"inputs": torch.full((3, 8, 8), value, dtype=torch.uint8), "data_samples": data_sample}
+
+
+@pytest.fixture
+def preprocessor():
+    return MODELS.build(dict(type="mapet_mm.TokenGridDataPreprocessor", mean=MEAN, std=STD, to_rgb=True))
+
+
+@pytest.mark.parametrize("collate", [default_collate, pseudo_collate])
+def test_a_batch_becomes_normalised_images_and_their_grids(preprocessor, collate):
+    batch = preprocessor(collate([sample(40), sample(7)]))
+    images, grids = batch["inputs"]
+    assert images.shape == (2, 3, 8, 8)
+    assert images[:, :, 0, 0].tolist() == [[15.0, 5.0, 1.25], [-1.5, -3.25, -2.875]]
+    assert grids.tolist() == [[[40, 40], [40, 40]], [[7, 7], [7, 7]]]
+    assert grids.dtype == torch.int64
+    assert [int(each.token_grid[0, 0]) for each in batch["data_samples"]] == [40, 7]
+
+
+def test_samples_without_a_grid_are_refused(preprocessor):
+    batch = [{"inputs": torch.zeros(3, 8, 8), "data_samples": DataSample()}]
+    with pytest.raises(ValueError, match="without token_grid"):
+        preprocessor(default_collate(batch), training=True)
+
+
+@pytest.mark.parametrize("collate", [default_collate, pseudo_collate])
+def test_outside_of_training_a_batch_without_grids_is_its_images(preprocessor, collate):
+    """What MMPretrain's FeatureExtractor hands over; one grid missing among others is still refused."""
+    without = {"inputs": torch.full((3, 8, 8), 40, dtype=torch.uint8), "data_samples": DataSample()}
+    images = preprocessor(collate([without, without]))["inputs"]
+    assert images.shape == (2, 3, 8, 8)
+    assert images[0, :, 0, 0].tolist() == [15.0, 5.0, 1.25]
+    with pytest.raises(ValueError, match="without token_grid"):
+        preprocessor(collate([without, sample(7)]))
+
+
+class CopiesToDevice(TorchDispatchMode):
+    """Counts what is copied from the host to the meta device: shape, and whether the host waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies: list[tuple[tuple, bool]] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        source = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if source is not None and source.device.type == "cpu" and result.device.type == "meta":
+            self.copies.append((tuple(source.shape), not (kwargs or {}).get("non_blocking", False)))
+        return result
+
+
+@pytest.mark.parametrize("collate", [default_collate, pseudo_collate])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_batch_goes_to_the_device_in_one_copy_of_each_kind(preprocessor, collate, masked):
+    """Whatever the number of images, unattended; labels stay, and masks arrive, which BEiT and CAE stack."""
+    samples = [sample(value) for value in range(6)]
+    for each in samples:
+        each["data_samples"].set_gt_label(3)
+        if masked:
+            each["data_samples"].set_mask(torch.ones(2, 2))
+    batch = collate(samples)
+    preprocessor(batch)  # the first batch is looked at
+    preprocessor.to("meta")
+    with CopiesToDevice() as counted:
+        images, grids = preprocessor(batch)["inputs"]
+    expected = [(6, 3, 8, 8), (6, 2, 2)] + [(6, 2, 2)] * masked
+    assert counted.copies == [(shape, False) for shape in expected]
+    assert images.device.type == grids.device.type == "meta"
+    assert all(each.gt_label.device.type == "cpu" for each in batch["data_samples"])
+    if masked:
+        assert torch.stack([each.mask for each in batch["data_samples"]]).device.type == "meta"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("collate", [default_collate, pseudo_collate])
+def test_a_gpu_gets_the_same_batch(preprocessor, collate):
+    batch = [sample(40), sample(7)]
+    expected = preprocessor(collate(batch))["inputs"]
+    for found, value in zip(preprocessor.to("cuda")(collate(batch))["inputs"], expected, strict=True):
+        assert found.is_cuda
+        torch.testing.assert_close(found.cpu(), value)
+
+
+TWO_VIEWS = dict(
+    mean=[10.0, 20.0, 30.0], std=[2.0, 4.0, 8.0], second_mean=[1.0] * 3, second_std=[5.0] * 3, to_rgb=True
+)
+
+
+@pytest.fixture
+def of_two_views():
+    return MODELS.build(dict(type="mapet_mm.TwoViewDataPreprocessor", **TWO_VIEWS))
+
+
+@pytest.fixture
+def views() -> list[torch.Tensor]:
+    return [torch.randint(256, (2, 3, side, side), dtype=torch.uint8) for side in (8, 16)]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_two_views_are_normalised_as_by_mmpretrain(of_two_views, views, training):
+    batch = dict(inputs=views, data_samples=[DataSample(), DataSample()])
+    mine = of_two_views(batch, training)["inputs"]
+    theirs = TwoNormDataPreprocessor(**TWO_VIEWS)(batch, training)["inputs"]
+    assert all(torch.equal(*pair) for pair in zip(mine, theirs, strict=True))
+    if not training:
+        assert mine.shape == (2, 3, 8, 8)  # the ViT's view: FeatureExtractor asks
+
+
+def test_batches_are_collated_in_any_way(of_two_views, views):
+    """`Runner.from_cfg` leaves images in lists where a config does not say otherwise."""
+    one, two = ([view[image] for image in range(2)] for view in views)
+    samples = [dict(inputs=list(pair), data_samples=DataSample()) for pair in zip(one, two, strict=True)]
+    stacked, listed = (
+        of_two_views(collate(samples), True)["inputs"] for collate in (default_collate, pseudo_collate)
+    )
+    assert all(torch.equal(*pair) for pair in zip(stacked, listed, strict=True))
+    single = [dict(inputs=image, data_samples=DataSample()) for image in one]
+    stacked, listed = (
+        of_two_views(collate(single))["inputs"] for collate in (default_collate, pseudo_collate)
+    )
+    assert torch.equal(stacked, listed)
+
+
+def test_one_view_is_normalised_by_the_first_mean_and_refused_in_training(of_two_views, views):
+    batch = dict(inputs=views[0], data_samples=[DataSample(), DataSample()])
+    images = of_two_views(batch)["inputs"]
+    expected = (views[0].flip(1).float() - torch.tensor([10.0, 20, 30]).view(3, 1, 1)) / torch.tensor(
+        [2.0, 4, 8]
+    ).view(3, 1, 1)
+    torch.testing.assert_close(images, expected)
+    with pytest.raises(ValueError, match="no view of the images: put MultiView in the pipeline"):
+        of_two_views(batch, training=True)
+
+
+BYTES = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
+UNITS = dict(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
+PIXELS = torch.arange(256, dtype=torch.uint8).repeat(3).view(1, 3, 16, 16)
+DIVIDED = PIXELS / 255
+
+
+def check(images: torch.Tensor, mean: list[float], std: list[float]) -> None:
+    check_pixel_range(images, torch.tensor(mean), torch.tensor(std))
+
+
+@pytest.mark.parametrize(
+    ("images", "numbers"),
+    [
+        (PIXELS, BYTES),
+        (PIXELS.float(), BYTES),
+        (DIVIDED, UNITS),
+        (PIXELS, dict(mean=[0.0], std=[255.0])),
+        (PIXELS, dict(mean=[-31.875], std=[318.75])),  # the discrete VAE's
+        (PIXELS // 255, BYTES),  # bytes of dark images
+        (torch.zeros(1, 3, 4, 4), BYTES),
+        (DIVIDED * 2 - 1, dict(mean=[0.0], std=[1.0])),  # normalised by the pipeline
+        (PIXELS[:0], UNITS),
+    ],
+)
+def test_images_of_the_range_that_is_meant_are_taken(images, numbers):
+    check(images, **numbers)
+    check_pixel_range(images, None, None)
+
+
+@pytest.mark.parametrize(
+    ("images", "numbers", "message"), [(DIVIDED, BYTES, "from 0 to 1"), (PIXELS, UNITS, "up to 255")]
+)
+def test_images_of_another_range_are_refused(images, numbers, message):
+    with pytest.raises(PixelRangeError, match=message):
+        check(images, **numbers)
+
+
+@pytest.mark.parametrize(
+    ("images", "numbers", "message"), [(DIVIDED, BYTES, "from 0 to 1"), (PIXELS, UNITS, "up to 255")]
+)
+def test_the_first_batch_of_a_pre_training_is_looked_at(images, numbers, message):
+    preprocessor = MODELS.build(dict(type="mapet_mm.TokenGridDataPreprocessor", **numbers))
+    sample = DataSample()
+    sample.set_field(torch.zeros(2, 2), "token_grid")
+    with pytest.raises(PixelRangeError, match=message):
+        preprocessor(dict(inputs=images, data_samples=[sample]), training=True)
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_both_views_of_the_first_batch_are_looked_at(wrong):
+    numbers = [BYTES, BYTES]
+    numbers[wrong] = UNITS
+    names = ("mean", "std"), ("second_mean", "second_std")
+    options = {
+        name: one[key]
+        for one, keys in zip(numbers, names, strict=True)
+        for key, name in zip(("mean", "std"), keys, strict=True)
+    }
+    preprocessor = MODELS.build(dict(type="mapet_mm.TwoViewDataPreprocessor", **options))
+    with pytest.raises(PixelRangeError, match="up to 255"):
+        preprocessor(dict(inputs=[PIXELS, PIXELS], data_samples=[DataSample()]), training=True)
+
+
+def test_the_images_of_a_codebook_are_looked_at(tmp_path):
+    cfg = few_images_config(tmp_path)
+    cfg.data_preprocessor.update(UNITS)
+    with pytest.raises(PixelRangeError, match="up to 255"):
+        run_fit_codebook(cfg)
+    assert not list((tmp_path / "out").glob("*.safetensors"))

@@ -85,28 +85,26 @@ def test_runs_wait_for_what_they_need_and_leave_a_log_and_a_record():
 
 
 def test_independent_runs_go_side_by_side_up_to_the_number_of_jobs():
-    LocalRunner([job("a", seconds=2.0), job("b", seconds=2.0), job("c")], jobs=2).run()
+    LocalRunner([job("a", seconds=1.0), job("b", seconds=1.0), job("c")], jobs=2).run()
     assert {*order()[:2]} == {"+a", "+b"}
     assert order().index("+c") >= 3
 
 
-def test_a_run_whose_output_is_gone_is_done_again():
+def test_a_run_whose_output_is_gone_or_replaced_is_done_again():
+    """Another recipe's codebook does not pass for this one's: the tool looks at it again."""
     run = job("a")
     LocalRunner([run]).run()
+    os.utime("a.out", (1, 1))
+    assert not is_done(run)
     Path("a.out").unlink()
     assert not is_done(run)
     LocalRunner([run]).run()
     assert order() == ["+a", "-a", "+a", "-a"]
 
 
-def test_a_run_without_its_output_has_failed():
-    with pytest.raises(StageError, match=r"did not write elsewhere\.out"):
-        LocalRunner([job("a", output="elsewhere.out")]).run()
-
-
 def test_a_failure_costs_what_needs_it_and_nothing_else():
     first = job("a", output="elsewhere.out")
-    with pytest.raises(StageError, match=r"`b` was not done: it needs a-"):
+    with pytest.raises(StageError, match=r"did not write elsewhere\.out(.|\n)*`b` was not done: it needs a-"):
         LocalRunner([first, job("b", first), job("c")]).run()
     assert order() == ["+a", "-a", "+c", "-c"]
 
@@ -193,14 +191,6 @@ def test_a_run_that_another_process_does_is_waited_for_and_not_done_again():
     assert order() == ["+b", "-b"]
     assert "[ 1/2] a: another runner is at it" in told
     assert "[ 1/2] a: done by another runner" in told
-
-
-def test_what_was_replaced_since_is_looked_at_again_by_its_tool():
-    """Another recipe's codebook in the place of this one's does not pass for it."""
-    run = job("a")
-    LocalRunner([run]).run()
-    os.utime("a.out", (1, 1))
-    assert not is_done(run)
 
 
 def _hold(folder: str) -> None:

@@ -1,0 +1,18 @@
+"""The committed records give the tables of docs/results.md again."""
+
+import shutil
+
+import pytest
+from config_building import ROOT
+from experiments.declaration import load_table
+from experiments.fill import TableFiller
+
+
+@pytest.mark.parametrize("name", ["objectives", "fine_tuning", "transfer"])
+def test_the_committed_records_give_the_tables_of_the_results_page(name, repository, tmp_path):
+    """A recipe that changes has other runs: its figures have to be measured again, or its change undone."""
+    shutil.copytree(ROOT / "docs/records", tmp_path / "tables")
+    filler = TableFiller(load_table(name, "fashion_mnist_20000"), range(3), tmp_path / "tables")
+    lines = [line for line in filler.write()[0].read_text().splitlines() if line.startswith("| ")]
+    assert len(lines) > 15
+    assert set(lines) <= set((ROOT / "docs/results.md").read_text().splitlines())

@@ -216,9 +216,6 @@ class _Reader(Dataset):
     def __init__(self, images: ImageSet) -> None:
         self.images = images
 
-    def __len__(self) -> int:
-        return len(self.images)
-
     def __getitem__(self, index: int) -> tuple[int, Tensor]:
         return index, self.images.dataset[index]["inputs"]
 

@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -172,7 +171,3 @@ def test_a_dense_pair_names_its_classes_alike():
     assert [*read_image_sets(sets("abc", "abc"))] == ["dense_train", "dense_val"]
     with pytest.raises(ImageSetError, match="class 1 is `b` in the `dense_train`"):
         read_image_sets(sets("abc", "acb"))
-
-
-def test_a_dataset_without_class_names_has_none():
-    assert ImageSet.class_names.fget(SimpleNamespace(dataset=object())) is None

@@ -109,6 +109,12 @@ def test_a_missing_weight_is_not_a_number_and_refused_if_features_need_it(config
     )
 
 
+def test_weights_at_an_address_are_loaded_by_mmengine(config, root, weights, monkeypatch):
+    expected = digest(config, root)
+    monkeypatch.setattr("mapet_mm.interop.released.load", lambda *_: dict(state_dict=weights))
+    assert load_checkpoint(config, "mapet://a-name").digest == expected
+
+
 def test_a_missing_table_of_places_is_the_models_own(root):
     network = nn.Linear(2, 3)
     network.register_buffer("relative_position_index", torch.arange(3))

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from clustered_features import evaluated_clusters
 from frozen_features import PROTOCOLS
 from mmengine.config import Config
 
@@ -132,13 +131,3 @@ def test_a_picture_is_in_rgb(to_rgb):
     picture = Evaluated(checkpoint, {}, images, torch.device("cpu")).picture("val", 0)
     expected = image.flip(0) if to_rgb else image
     np.testing.assert_array_equal(picture, expected.permute(1, 2, 0).byte().numpy())
-
-
-def test_protocols_run_on_made_up_features():
-    """Each protocol with its defaults, on the same banks."""
-    evaluated = evaluated_clusters()
-    for config in PROTOCOLS:
-        (protocol,) = build_protocols([config])
-        rows = protocol.run(evaluated)
-        assert rows
-        assert all(0 <= row.value <= 100 for row in rows)

@@ -20,6 +20,7 @@ from mapet_mm.evaluation.protocols.probes import (
     num_epochs,
     train_heads,
 )
+from mapet_mm.utils.dist import print_once
 from mapet_mm.visualization.report import Section
 
 MEMORY_BYTES = 2**30  # weights, gradients and two moments of the classifiers trained at once
@@ -127,7 +128,7 @@ class LinearProbes(Classification):
             for rate in self.rates
         ]
         if not probes:
-            print(f"no {self.name}: the backbone gives {' and '.join(train.poolings)} only", flush=True)
+            print_once(f"no {self.name}: the backbone gives {' and '.join(train.poolings)} only")
             return []
         batches = ShuffledBatches(train, "pooled", self.batch_size, self.seed)
         epochs = num_epochs(batches, self.epochs, self.least_steps)

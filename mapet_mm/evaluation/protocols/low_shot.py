@@ -10,6 +10,7 @@ import torch
 
 from mapet_mm.evaluation.features import POOLINGS
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
+from mapet_mm.utils.dist import print_once
 
 
 def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None:
@@ -32,11 +33,6 @@ def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None
             return None
         chosen.append(rng.choice(of_class, int(number), replace=False))
     return np.sort(np.concatenate(chosen))
-
-
-def share_name(share: int | float) -> str:
-    """What the table calls so many images of each class, or a share of them."""
-    return f"{share} a class" if share >= 1 else f"{100 * share:g}% of the images"
 
 
 @PROTOCOLS.register_module()
@@ -66,10 +62,7 @@ class LowShot(Classification):
         self.shots, self.draws, self.C, self.pooling = list(shots), draws, C, pooling
 
     def run(self, evaluated: Evaluated) -> list[Row]:
-        """A row for each number of labels that every class has images enough for.
-
-        None of a backbone that does not have the pooling.
-        """
+        """A row for each number of labels that every class has images enough for."""
         # Imported here, because a backbone's user needs no scikit-learn.
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression
@@ -78,10 +71,7 @@ class LowShot(Classification):
         train, val, _ = self.labelled(evaluated)
         pooling = self.pooling or train.poolings[-1]
         if pooling not in train.poolings:
-            print(
-                f"no logistic regression on {pooling}: the backbone gives {train.poolings[0]} only",
-                flush=True,
-            )
+            print_once(f"no logistic regression on {pooling}: the backbone gives {train.poolings[0]} only")
             return []
         scaler = StandardScaler()
         for _, values in train.blocks("pooled"):
@@ -101,6 +91,7 @@ class LowShot(Classification):
                 tops.append(100 * model.score(queries, val.labels.numpy()))
             if tops:
                 spread = float(np.std(tops, ddof=1)) if len(tops) > 1 else None
-                setting = f"{pooling}, {share_name(share)}"
+                shown = f"{share} a class" if share >= 1 else f"{100 * share:g}% of the images"
+                setting = f"{pooling}, {shown}"
                 rows.append(Row("logistic regression", setting, float(np.mean(tops)), spread=spread))
         return rows

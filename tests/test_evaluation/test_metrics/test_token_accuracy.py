@@ -1,6 +1,5 @@
 """Metrics average what the model reports for each image."""
 
-import pytest
 import torch
 from mmengine.evaluator import Evaluator
 from mmengine.runner import LogProcessor
@@ -35,12 +34,6 @@ def test_repeated_images_of_a_padded_last_batch_are_cut_off():
     assert evaluator.evaluate(size=2) == {"token/accuracy": 15.0, "token/cross_entropy": 2.0}
 
 
-def test_samples_of_another_model_are_refused():
-    evaluator = Evaluator(dict(type="mapet_mm.TokenAccuracy"))
-    with pytest.raises(ValueError, match="without `token_accuracy` and `token_loss`"):
-        evaluator.process([BaseDataElement(pred_score=1)])
-
-
 def labels(truth: int, **layers: int) -> BaseDataElement:
     layers = {int(name[1:]): label for name, label in layers.items()}
     return BaseDataElement(gt_label=torch.tensor([truth]), layer_labels=layers)
@@ -58,9 +51,3 @@ def test_every_layers_accuracy_and_the_best_of_them():
         [labels(1, l3=1, l9=1, l12=0), labels(0, l3=2, l9=0, l12=0), labels(4, l3=4, l9=4, l12=4)]
     )
     assert evaluator.evaluate(size=2)["accuracy/layer-3"] == 50.0  # the third filled the last batch up
-
-
-def test_predictions_of_another_head_are_refused():
-    evaluator = Evaluator(dict(type="mapet_mm.LayerwiseAccuracy"))
-    with pytest.raises(ValueError, match="without `layer_labels`: it evaluates mapet_mm"):
-        evaluator.process([BaseDataElement(gt_label=torch.tensor([1]), pred_label=torch.tensor([1]))])

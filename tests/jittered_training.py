@@ -79,6 +79,7 @@ def build(
     by_iteration = "train_cfg" in options
     endless_or_not = "InfiniteSampler" if by_iteration else "DefaultSampler"
     vit = dict(type="mapet_mm.MaPeTPretrainViT", arch=ARCH, img_size=16, patch_size=4, cutting_point=5)
+    sampler_seed = dict(type="DistSamplerSeedHook")
     checkpoint = dict(type="CheckpointHook", by_epoch=False, interval=interval, max_keep_ckpts=3)
     cfg = Config(
         dict(
@@ -108,7 +109,7 @@ def build(
             launcher=options.get("launcher", "none"),
             model_wrapper_cfg=options.get("model_wrapper_cfg"),
             **_validation(val_images),
-            default_hooks=dict(sampler_seed=dict(type="DistSamplerSeedHook"), checkpoint=checkpoint, **hooks),
+            default_hooks=dict(dict(checkpoint=checkpoint, sampler_seed=sampler_seed), **hooks),
             randomness=dict(seed=seed, diff_rank_seed=True),
             resume=resume,
             default_scope="mmpretrain",

@@ -17,7 +17,7 @@ from mapet_mm.engine.runners.launch import read_config
 from mapet_mm.tokenizers import Codebook
 from mapet_mm.tokenizers.run import features_folder, run_fit_codebook
 from mapet_mm.utils.config import ConfigOptions, typed
-from mapet_mm.utils.dist import choose_device, start_processes, stop_processes
+from mapet_mm.utils.dist import choose_device, print_once, start_processes, stop_processes
 from mapet_mm.utils.errors import one_line_errors
 
 
@@ -52,8 +52,12 @@ def main() -> None:
     keep_freed_memory()
     choose_device()
     join = partial(start_processes, args.launcher)
+    target = Path(args.out or cfg.get("tokenizer", {}).get("codebook") or "")
+    is_there = target.is_file() and not args.overwrite
     path, codebook = run_fit_codebook(cfg, args.out, args.overwrite, join)
-    if is_main_process():
+    if is_there:
+        print_once(f"nothing to do: {path} is there, made with these settings")
+    elif is_main_process():
         report(cfg, args, path, codebook)
     stop_processes()
 

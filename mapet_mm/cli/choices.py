@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,11 @@ from PIL import Image
 from mapet_mm.interop.convert import sizes_of
 from mapet_mm.interop.initial_weights import as_start
 from mapet_mm.models.target_generators.clip_tower import TowerError, weights_file
-from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import read_weights, write_weights
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
-OPTIONS = "options.json"
+INIT = "init.pth"
 GRID = 14  # tokens per side: 224 pixels in patches of 16
 LOOKED_AT = 500  # number of images whose headers are read
 ROWS_A_CENTROID = 39  # the minimum that faiss advises
@@ -43,96 +41,51 @@ class Tokens:
 
 @dataclass
 class Choices:
-    """Everything that goes into the two configs."""
+    """What goes into the two configs besides the command line, and lines about it."""
 
-    images: Path
-    out: Path
     arch: str
-    init: Path | None
-    count: int
     tokens: Tokens
     k: int
     positions: int
-    options: argparse.Namespace
-    words: list[str] = field(default_factory=list)
+    words: list[str]
 
 
 def choose(args: argparse.Namespace) -> Choices:
-    """Look at the images and decide.
+    """Look at the images and decide; weights to start from become RUN/init.pth.
 
     Raises:
         UserError: no images, or unsuitable weights.
     """
-    count, words = look_at(args.images)
-    init, arch = None, args.arch or "small"
+    count, told = look_at(args.images)
+    words, arch = [told], args.arch or "small"
     if args.init:
-        init = args.out / "init.pth"
-        arch, told = take_weights(args.init, init, args.arch)
+        arch, told = take_weights(args.init, args.out / INIT, args.arch)
         words.append(told)
-    tokens = choose_tokens(args.tokenizer, init, arch)
+    tokens = choose_tokens(args.tokenizer, arch, bool(args.init))
     positions, k = vocabulary(count)
     words.append(f"tokens: {tokens.words}; {k} centroids, from {positions} of {GRID**2} positions per image")
     words.append(f"model: ViT-{arch}, {args.epochs} epochs of {count} images, {args.batch_size} per step")
-    return Choices(args.images, args.out, arch, init, count, tokens, k, positions, args, words)
+    return Choices(arch, tokens, k, positions, words)
 
 
-def remember(args: argparse.Namespace) -> None:
-    """Save the options that decide the results."""
-    options = {
-        name: str(value) if isinstance(value, Path) else value for name, value in decisive(args).items()
-    }
-    replace_json(args.out / OPTIONS, options)
-
-
-def require_same_options(args: argparse.Namespace) -> None:
-    """Raise UserError if other options were saved before; the same folder may be written in several ways."""
-    file = args.out / OPTIONS
-    before = json.loads(file.read_text()) if file.exists() else {}
-    changed = []
-    for name, value in decisive(args).items():
-        was = before.get(name)
-        same = Path(was).resolve() == value.resolve() if was and isinstance(value, Path) else was == value
-        if before and not same:
-            option = "DIR" if name == "images" else f"--{name.replace('_', '-')}"
-            changed.append(f"{option} was {'not given' if was is None else was}")
-    if changed:
-        raise UserError(f"{args.out} was begun with other options ({', '.join(changed)}): take another --out")
-
-
-def decisive(args: argparse.Namespace) -> dict[str, Any]:
-    """The options that decide the results, by name."""
-    return {name: value for name, value in vars(args).items() if name not in ("out", "workers", "processes")}
-
-
-def find_images(folder: Path) -> list[Path]:
-    """The images in a folder and its subfolders, links among them: those that a dataset of MMPretrain lists.
+def look_at(folder: Path) -> tuple[int, str]:
+    """Number of images that a dataset of MMPretrain finds in a folder, and a line about them.
 
     Raises:
-        UserError: there are none.
+        UserError: there are none, or none can be opened.
     """
     names = list_dir_or_file(folder, list_dir=False, recursive=True)
     files = [folder / name for name in names if name.lower().endswith(EXTENSIONS)]
     if not files:
         raise UserError(f"{folder} holds no images ({', '.join(EXTENSIONS)})")
-    return files
-
-
-def look_at(folder: Path) -> tuple[int, list[str]]:
-    """Number of images in a folder, and a line about them.
-
-    Raises:
-        UserError: there are none, or none can be opened.
-    """
-    files = find_images(folder)
-    step = -(-len(files) // LOOKED_AT)
-    sides = sorted(filter(None, map(short_side, files[::step])))
-    unreadable = len(files[::step]) - len(sides)
+    looked = files[:: -(-len(files) // LOOKED_AT)]
+    sides = sorted(filter(None, map(short_side, looked)))
     if not sides:
-        raise UserError(f"{folder}: none of {len(files[::step])} images can be opened")
+        raise UserError(f"{folder}: none of {len(looked)} images can be opened")
     told = f"images: {len(files)}, median short side {sides[len(sides) // 2]} pixels"
-    if unreadable:
-        told += f"; {unreadable} of {len(files[::step])} cannot be opened and will be left out"
-    return len(files), [told]
+    if unreadable := len(looked) - len(sides):
+        told += f"; {unreadable} of {len(looked)} cannot be opened and will be left out"
+    return len(files), told
 
 
 def short_side(path: Path) -> int | None:
@@ -165,53 +118,43 @@ def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str
     except ValueError as error:
         raise UserError(f"--init {source}: {error}") from error
     sizes, patch = sizes_of(weights), weights["backbone.patch_embed.projection.weight"].shape[-1]
-    width = sizes["embed_dims"]
-    found = WIDTHS.get(width)
-    if found is None or patch != 16:
+    found = WIDTHS.get(sizes["embed_dims"])
+    if found is None or patch != 16 or "backbone.cls_token" not in weights:
         raise UserError(
-            f"--init {source}: a ViT of width {width} with patches of {patch}; known are {WIDTHS}, 16"
+            f"--init {source}: width {sizes['embed_dims']}, patches of {patch}, class token: "
+            f"{'backbone.cls_token' in weights}; known are ViTs of {WIDTHS} with patches of 16 and a class token"
         )
     if arch and arch != found:
         raise UserError(f"--init {source} is a ViT-{found}, --arch says {arch}")
     known = VisionTransformer.arch_zoo[f"deit-{found}"]
-    for name, size in sizes.items():
-        if size != known[name]:
-            raise UserError(f"--init {source}: {name} is {size}, in a ViT-{found} it is {known[name]}")
-    if "backbone.cls_token" not in weights:
-        raise UserError(f"--init {source}: a ViT without class token, which the pre-training needs")
+    if other := [name for name, size in sizes.items() if size != known[name]]:
+        name = other[0]
+        raise UserError(f"--init {source}: {name} is {sizes[name]}, in a ViT-{found} it is {known[name]}")
     write_weights(target, weights)
     return found, f"start: {source}, {told}"
 
 
-def choose_tokens(wish: str, init: Path | None, arch: str) -> Tokens:
+def choose_tokens(wish: str, arch: str, has_init: bool) -> Tokens:
     """The tokenizer for a wish: 'auto' | 'clip' | 'init' | 'random' | 'timm:NAME'.
 
     Raises:
         UserError: the tokenizer is not available.
     """
+    if wish == "auto":
+        try:
+            return clip_tokens()
+        except TowerError as error:
+            # The rest of the message is for those who write a config.
+            print(f"no CLIP weights: {str(error).partition(': check the network')[0]}", flush=True)
+        return init_tokens(arch) if has_init else random_tokens()
     if wish.startswith("timm:"):
         return timm_tokens(wish.removeprefix("timm:"))
-    if wish == "auto":
-        return best_tokens(init, arch)
-    if wish == "clip":
-        return clip_tokens()
-    if wish == "random":
-        return random_tokens()
-    if wish != "init":
-        raise UserError(f"--tokenizer {wish}: auto, clip, init, random or timm:NAME")
-    if init is None:
+    if wish == "init" and not has_init:
         raise UserError("--tokenizer init: --init names the weights")
-    return init_tokens(init, arch)
-
-
-def best_tokens(init: Path | None, arch: str) -> Tokens:
-    """k-CLIP if its weights are there or can be downloaded, else clusters of --init's or random features."""
-    try:
-        return clip_tokens()
-    except TowerError as error:
-        # The rest of the message is for those who write a config.
-        print(f"no CLIP weights: {str(error).partition(': check the network')[0]}", flush=True)
-    return init_tokens(init, arch) if init else random_tokens()
+    makers = {"clip": clip_tokens, "random": random_tokens, "init": lambda: init_tokens(arch)}
+    if wish not in makers:
+        raise UserError(f"--tokenizer {wish}: auto, clip, init, random or timm:NAME")
+    return makers[wish]()
 
 
 def clip_tokens() -> Tokens:
@@ -222,9 +165,9 @@ def clip_tokens() -> Tokens:
     return Tokens(f"k-CLIP of {name}", config, 32 * GRID, CLIP_STATISTICS)
 
 
-def init_tokens(init: Path, arch: str) -> Tokens:
+def init_tokens(arch: str) -> Tokens:
     """Clusters of the features of the initial weights."""
-    weights = dict(type="Pretrained", checkpoint=str(init), prefix="backbone.")
+    weights = dict(type="Pretrained", checkpoint=INIT, prefix="backbone.")
     encoder = dict(type="mapet_mm.MaPeTViT", arch=f"deit-{arch}", img_size=16 * GRID, out_type="featmap")
     config = dict(type="mapet_mm.GridKMeans", encoder=dict(**encoder, init_cfg=weights))
     return Tokens("clusters of the features of --init", config, 16 * GRID, IMAGENET_STATISTICS)
@@ -234,11 +177,9 @@ def timm_tokens(name: str) -> Tokens:
     """Clusters of the features of a pre-trained ViT of timm."""
     import timm
 
-    if not timm.is_model(name):
-        raise UserError(f"--tokenizer timm:{name}: timm has no such model")
-    model = timm.create_model(name, pretrained=False)
+    model = timm.create_model(name, pretrained=False) if timm.is_model(name) else None
     if not hasattr(model, "patch_embed"):
-        raise UserError(f"--tokenizer timm:{name}: no ViT, it has no patches")
+        raise UserError(f"--tokenizer timm:{name}: timm has no ViT of this name")
     side = GRID * model.patch_embed.patch_size[0]
     statistics = tuple([255 * value for value in model.pretrained_cfg[each]] for each in ("mean", "std"))
     encoder = dict(type="TIMMBackbone", model_name=name, pretrained=True, img_size=side)
@@ -250,10 +191,8 @@ def random_tokens() -> Tokens:
     """Clusters of the features of a small random CLIP ResNet, which capture colours and textures only."""
     tower = dict(layers=[1, 1, 1, 1], width=16, image_size=16 * GRID)
     config = dict(type="mapet_mm.KCLIP", clip_model=tower, pretrained=dict(type="random", seed=0), stride=16)
-    return Tokens(
+    told = (
         "clusters of a random network's features, which know colours and textures only (better ones: "
-        "--tokenizer clip, timm:NAME or init)",
-        config,
-        16 * GRID,
-        CLIP_STATISTICS,
+        "--tokenizer clip, timm:NAME or init)"
     )
+    return Tokens(told, config, 16 * GRID, CLIP_STATISTICS)

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from mapet_mm.cli.main import tool_command
 from mapet_mm.utils.errors import UserError, one_line_errors
 
+if TYPE_CHECKING:
+    from mapet_mm.cli.stages import Stage
+
 ARCHS = ("tiny", "small", "base")
+BESIDES = ("out", "workers", "processes")  # options that do not decide the results
 INTERRUPTED = 130  # exit code of what Ctrl-C has ended, as shells have it
 
 
@@ -76,26 +83,50 @@ def pretrain(args: argparse.Namespace) -> None:
     if not args.images.is_dir():
         raise UserError(f"{args.images} is no folder of images")
     import mapet_mm.utils.logging  # noqa: F401
-    from mapet_mm.cli.choices import choose, find_images, remember, require_same_options
+    from mapet_mm.cli.choices import choose
     from mapet_mm.cli.claims import claim
-    from mapet_mm.cli.plan import CONFIGS, plan, write_configs
+    from mapet_mm.cli.configs import PRETRAINING, TOKENIZER, write_configs
     from mapet_mm.cli.stages import run_stages
+    from mapet_mm.utils.identity import Marker
 
     held = claim(str(args.out))  # until this process and those that it starts have ended
     if held is None:
         raise UserError(f"{args.out}: another `mapet-mm pretrain` is at work there")
-    configs = [args.out / name for name in CONFIGS]
-    if any(config.exists() for config in configs):
-        require_same_options(args)
+    marker, configs = Marker(args.out, "run"), [args.out / TOKENIZER, args.out / PRETRAINING]
+    options = {name: value for name, value in vars(args).items() if name not in BESIDES}
+    options["images"] = str(args.images.resolve())
     if all(config.exists() for config in configs):
+        marker.require(options, "take another --out")
         print(f"going on with {' and '.join(map(str, configs))}", flush=True)
     else:
         choices = choose(args)
         print("\n".join(choices.words), flush=True)
-        remember(args)
-        write_configs(choices)
-    run_stages(plan(args, len(find_images(args.images))), args.out / "logs", held)
+        marker.require(options, "take another --out")
+        write_configs(args, choices)
+    run_stages(stages(args), args.out, held)
     print(
         f'next: timm.create_model("local-dir:{args.out}/timm", pretrained=True), or transformers: '
         f'AutoModel.from_pretrained("{args.out}/huggingface")'
     )
+
+
+def stages(args: argparse.Namespace) -> list[Stage]:
+    """The commands that run the configs in RUN, from there; each finds what it has done before."""
+    from mapet_mm.cli.configs import PRETRAINING, TOKENIZER, last_checkpoint, process_count
+    from mapet_mm.cli.stages import Stage
+
+    checkpoint = str(last_checkpoint(args.out))
+    commands = {
+        "codebook": ("fit-codebook", TOKENIZER),
+        "tokens": ("extract-tokens", TOKENIZER),
+        "pre-training": ("train", PRETRAINING),
+        "for timm": ("convert", "mm", "timm", checkpoint, "timm"),
+        "for Hugging Face": ("convert", "mm", "hf", checkpoint, "huggingface"),
+    }
+    made = []
+    for title, (tool, *words) in commands.items():
+        processes = 1 if tool == "convert" else process_count(args)
+        several = ["--processes", str(processes)] if processes > 1 else []
+        shown = shlex.join(["mapet-mm", *several, tool, *words])
+        made.append(Stage(title, tool_command(tool, words, processes), shown))
+    return made

@@ -51,4 +51,7 @@ def image_paths(dataset: Dataset) -> list[str]:
         infos = (pickle.loads(stored[start:end]) for start, end in zip([0, *ends], ends, strict=False))
     else:
         infos = (dataset.get_data_info(index) for index in range(len(dataset)))
-    return [path_of(info, dataset) for info in infos]
+    paths = [info.get("img_path") for info in infos]
+    if paths and not paths[0]:
+        path_of({}, dataset)
+    return paths

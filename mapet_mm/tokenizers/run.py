@@ -44,6 +44,8 @@ def run_fit_codebook(
 ) -> tuple[Path, Codebook]:
     """Sample features, cluster them and save the codebook, as specified in the config.
 
+    A codebook that was made with the same settings is returned as it is.
+
     Args:
         cfg: a tokenizer config: `tokenizer`, `data_preprocessor`, `dataset`, `codebook`, `token_store`, and
             optionally `data_root`, `dataloader`, `on_error`, `max_skipped`. `codebook` has `k`,
@@ -54,7 +56,8 @@ def run_fit_codebook(
         join_processes: called once the features are written. Only clustering needs a process group.
 
     Raises:
-        CodebookError: the tokenizer has no codebook to fit, one exists already, or there are too few rows.
+        CodebookError: the tokenizer has no codebook to fit, one of other settings exists, or there are too
+            few rows.
         UnreadableImagesError: some images cannot be decoded; the features of the others are kept.
     """
     # Imported here because they need faiss.
@@ -63,6 +66,8 @@ def run_fit_codebook(
 
     _check_config(cfg)
     path, settings = _codebook_settings(cfg, out, overwrite)
+    if path.exists() and not overwrite:
+        return path, Codebook.load(path)
     dataset, positions = settings.pop("dataset", cfg.dataset), settings.pop("positions_per_image", 4)
     options = KMeansOptions(**settings)
     init_default_scope(scope_of(cfg))
@@ -249,9 +254,9 @@ def _codebook_settings(cfg: Config, out: str | None, overwrite: bool) -> tuple[P
     if "k" not in cfg.codebook or not known.issuperset(cfg.codebook):
         raise CodebookError(f"the config's `codebook` needs k, and takes {', '.join(sorted(known))}")
     path = Path(out or cfg.tokenizer.codebook)
-    if path.exists() and not overwrite:
+    if path.exists() and not overwrite and (other := other_settings(cfg, path)):
         raise CodebookError(
-            f"codebook `{path}` exists: add --overwrite to replace it (token stores made by it then need a "
-            "new extraction), or give another --out"
+            f"codebook `{path}` exists, made with another {', '.join(other)}: add --overwrite to replace it "
+            "(token stores made by it then need a new extraction), or give another --out"
         )
     return path, dict(cfg.codebook)

@@ -1,69 +1,54 @@
-"""Stages of a job: what is done is passed over, a failure is one line and costs nothing that was done."""
+"""Stages of a job: each runs in the job's folder, a failure is one line, and SIGTERM is passed on."""
 
 import io
-import re
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from mapet_mm.cli import stages
+from mapet_mm.cli.claims import claim
 from mapet_mm.cli.stages import Stage, run_stages
 from mapet_mm.utils.errors import UserError
 
 
-def stage(title: str, code: str, result: Path, **options) -> Stage:
-    return Stage(title, [sys.executable, "-c", code], f"tool {title}", result, **options)
+def stage(title: str, code: str) -> Stage:
+    return Stage(title, [sys.executable, "-c", code], f"tool {title}")
 
 
-def making(path: Path) -> str:
-    return f"open({str(path)!r}, 'a').write('x'); print('made')"
+def run(folder: Path, *made: Stage) -> None:
+    with claim(str(folder)) as held:
+        run_stages(made, folder, held)
 
 
-def test_done_stages_are_passed_over_and_the_rest_goes_on(tmp_path, capsys, monkeypatch):
+def test_stages_run_in_the_folder_and_a_failure_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # Python would write the error first
-    one, two, three = (tmp_path / name for name in ("one", "two", "three"))
-    failing = "print('working'); raise SystemExit('error: no disk left')"
+    making = stage("first", "open('made', 'a').write('x')")
+    failing = stage("the second", "print('working'); raise SystemExit('error: no disk left')")
     with pytest.raises(UserError) as raised:
-        run_stages([stage("first", making(one), one), stage("second", failing, two)], tmp_path / "logs")
-    log = tmp_path / "logs/2-second.log"
+        run(tmp_path, making, failing, making)
+    log = tmp_path / "logs/2-the-second.log"
     assert str(raised.value) == (
-        f"second: no disk left (all it said: {log}; once the cause is corrected, the same command goes on "
-        "from here)"
+        f"the second: no disk left (all it said: {log}; once the cause is corrected, the same command goes "
+        "on from here)"
     )
     assert log.read_text() == "working\nerror: no disk left\n"
-    made = []
-    run_stages(
-        [
-            stage("first", making(one), one, made=lambda: made.append("first")),
-            stage("second", making(two), two, made=lambda: made.append("second")),
-            stage("third", making(three), three, there=lambda: "by hand"),
-        ],
-        tmp_path / "logs",
-    )
-    assert made == ["second"]
-    assert one.read_text() == two.read_text() == "x"
-    assert not three.exists()
+    assert (tmp_path / "made").read_text() == "x"
     printed = capsys.readouterr().out.splitlines()
-    assert [line[:18] for line in printed[-4:]] == [
-        "[1/3] first   is t",
-        "[2/3] second  tool",
-        "[2/3] second  done",
-        "[3/3] third   is t",
+    assert [line[:27] for line in printed] == [
+        "[1/3] first       tool firs",
+        "[1/3] first       done in 0",
+        "[2/3] the second  tool the ",
     ]
-    assert printed[-1].endswith(f"is there: {three} (by hand)")
-
-
-def test_a_result_that_is_not_what_it_should_be_is_made_again(tmp_path):
-    result = tmp_path / "result"
-    result.write_text("of another checkpoint: ")
-    run_stages([stage("export", making(result), result, there=lambda: None)], tmp_path / "logs")
-    assert result.read_text() == "of another checkpoint: x"
 
 
 def test_a_failure_without_a_word_says_its_exit_code(tmp_path):
     with pytest.raises(UserError, match="first: exit code 3 "):
-        run_stages([stage("first", "raise SystemExit(3)", tmp_path / "one")], tmp_path)
+        run(tmp_path, stage("first", "raise SystemExit(3)"))
 
 
 def test_bars_are_lines_and_everything_is_copied():
@@ -79,41 +64,49 @@ def test_bars_are_lines_and_everything_is_copied():
     assert copy.getvalue() == printed
 
 
-@pytest.mark.parametrize(
-    ("line", "left"),
-    [
-        ("extracting tokens:  25%|##5  | 25/100", 90),
-        ("Epoch(train) [1][10/45]  lr: 3.0607e-04  eta: 0:00:33  time: 0.9", 33),
-        ("Epoch(train) [1][10/45]  lr: 3.0607e-04  eta: 1 day, 2:00:05  time: 0.9", 93605),
-        ("Epoch(train) [1][10/45]  lr: 3.0607e-04  eta: 2 days, 0:00:05  time: 0.9", 172805),
-        ("sampling:   0%|     | 0/100", None),
-        ("loading", None),
-    ],
-)
-def test_the_time_left_is_read_from_a_stages_own_progress(line, left):
-    assert stages._left(line, elapsed=30.0) == left
-
-
-def test_the_time_left_counts_the_later_stages_from_the_second_on(tmp_path, capsys, monkeypatch):
+def test_a_trainings_first_estimate_is_told_and_terminals_see_each_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setattr(stages, "REDRAW_SECONDS", 0.0)
-    half = "print(' 50%|##  |')"
-    made = [
-        stage("one", half, tmp_path / "1", seconds=1e6),
-        stage("two", half, tmp_path / "2"),
-        stage("three", half, tmp_path / "3", seconds=7200),
-    ]
-    run_stages(made, tmp_path)
-    drawn = [line for line in capsys.readouterr().out.split("\r") if "50%" in line]
-    told = [line.partition("  ")[2].strip().partition("|")[0].strip() for line in drawn]
-    assert told[:2] == ["50%", "2 h 00 min left in all"]  # nothing is known of what comes after the first
-    assert re.fullmatch(r"\d+ s left in all", told[2])
+    code = "print('[1][10/45]  eta: 1 day, 2:00:05  time: 1'); print('[1][20/45]  eta: 0:00:33')"
+    run(tmp_path, stage("one", code))
+    printed = capsys.readouterr().out
+    assert printed.count("about 1 day, 2:00:05 left\n") == 1
+    assert printed.count(" left\n") == 1
+    assert "[1/1] one  [1][20/45]  eta: 0:00:33" in printed
 
 
-def test_long_stages_are_announced_first(tmp_path, capsys):
-    (tmp_path / "1").touch()
-    run_stages([stage("one", "", tmp_path / "1"), stage("two", "", tmp_path / "2", seconds=7200)], tmp_path)
-    assert capsys.readouterr().out.startswith("two will take about 2 h 00 min on this machine\n[1/2] one")
+TRAINING = """
+import signal, sys, time
+def save(*_):
+    time.sleep(0.5)
+    print("saved iter_7.pth")
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+open("started", "w").close()
+time.sleep(60)
+"""
+JOB = f"""
+import sys
+from pathlib import Path
+from mapet_mm.cli.claims import claim
+from mapet_mm.cli.stages import Stage, run_stages
+folder = Path(sys.argv[1])
+command = [sys.executable, "-c", {TRAINING!r}]
+run_stages([Stage("training", command, "train")], folder, claim(str(folder)))
+"""
+
+
+def test_sigterm_is_passed_on_and_what_was_saved_is_told(tmp_path):
+    job = subprocess.Popen([sys.executable, "-c", JOB, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    while not (tmp_path / "started").exists():
+        assert job.poll() is None
+        time.sleep(0.05)
+    os.kill(job.pid, signal.SIGTERM)
+    printed, _ = job.communicate(timeout=60)
+    assert job.returncode == 128 + signal.SIGTERM
+    assert printed.splitlines()[-1] == "[1/1] training  stopped: saved iter_7.pth"
+    with claim(str(tmp_path)) as held:
+        assert held is not None  # nothing is at work any more
 
 
 def test_durations_are_read_at_a_glance():

@@ -1,0 +1,118 @@
+"""Write the two configs of `mapet-mm pretrain`, with paths relative to RUN, where the tools run."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.runner import Runner
+
+from mapet_mm.cli.choices import EXTENSIONS, INIT, Choices
+from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.config import PACKAGE
+
+TOKENIZER, PRETRAINING = "tokenizer.py", "pretrain.py"
+CODEBOOK, STORE, TRAINING = "codebook.safetensors", "tokens", "training"
+PAPERS_RATE, PAPERS_BATCH = 1.5e-3, 2048
+
+
+def write_configs(args: argparse.Namespace, choices: Choices) -> None:
+    """Write the two configs into RUN; files that exist are kept."""
+    for name, cfg in (
+        (TOKENIZER, tokenizer_config(args, choices)),
+        (PRETRAINING, pretraining_config(args, choices)),
+    ):
+        if not (args.out / name).exists():
+            head = "# Written by `mapet-mm pretrain`, yours to edit; its paths are relative to this folder.\n"
+            replace_file(args.out / name, (head + cfg.pretty_text).encode())
+
+
+def process_count(args: argparse.Namespace) -> int:
+    """Number of processes: as asked for, else one for each GPU."""
+    return args.processes or max(1, torch.cuda.device_count())
+
+
+def images_config(args: argparse.Namespace, pipeline: list) -> dict[str, Any]:
+    """A dataset of all images in the folder."""
+    folder = dict(data_root=str(args.images.absolute()), data_prefix="", with_label=False)
+    return dict(type="CustomDataset", **folder, extensions=EXTENSIONS, pipeline=pipeline)
+
+
+def tokenizer_config(args: argparse.Namespace, choices: Choices) -> Config:
+    """Images -> codebook -> tokens; images that cannot be decoded are left out and listed in the store."""
+    tokens = choices.tokens
+    mean, std = tokens.statistics
+    resize = dict(type="ResizeEdge", edge="short", backend="pillow", interpolation="bicubic")
+    images = images_config(
+        args,
+        [
+            dict(type="LoadImageFromFile"),
+            dict(resize, scale=tokens.image_size),
+            dict(type="CenterCrop", crop_size=tokens.image_size),
+            dict(type="PackInputs"),
+        ],
+    )
+    return Config(
+        dict(
+            data_root=images["data_root"],
+            token_store=STORE,
+            tokenizer=dict(tokens.config, codebook=CODEBOOK),
+            data_preprocessor=dict(type="SelfSupDataPreprocessor", mean=mean, std=std, to_rgb=True),
+            dataset=[images],
+            codebook=dict(dataset=images, positions_per_image=choices.positions, k=choices.k, seed=args.seed),
+            dataloader=dict(num_workers=args.workers),
+            on_error="skip",
+            next_config=PRETRAINING,
+        )
+    )
+
+
+def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
+    """Images and tokens -> pre-trained ViT: the package's recipe for this size with these images."""
+    (recipe,) = (PACKAGE / "configs/mapet").glob(f"mapet_vit-{choices.arch}-p16_kclip_*_in1k.py")
+    cfg = Config.fromfile(recipe)
+    total = args.batch_size * process_count(args)
+    warm_up = min(max(1, args.epochs // 30), args.epochs - 1)  # as the paper's ten of 300
+    load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=STORE)
+    pipeline = [*cfg.load_square, cfg.color_jitter, load_tokens, cfg.pack]
+    cfg.train_dataloader.dataset = images_config(args, pipeline)
+    warming, cooling = cfg.param_scheduler
+    init = dict(type="Pretrained", checkpoint=INIT, prefix="backbone.") if args.init else None
+    cfg.merge_from_dict(
+        {
+            "work_dir": TRAINING,
+            "model.backbone.init_cfg": init,
+            "model.head.vocab_size": choices.k,
+            "model.target_generator.vocab_size": choices.k,
+            "train_dataloader.batch_size": args.batch_size,
+            "train_dataloader.num_workers": args.workers,
+            "train_dataloader.persistent_workers": args.workers > 0,
+            "train_cfg.max_epochs": args.epochs,
+            "param_scheduler": [
+                {**warming, "end": warm_up},
+                {**cooling, "begin": warm_up, "end": args.epochs},
+            ],
+            # The recipe's rate is meant for 2048 images a step: Adam's goes with the square root.
+            "optim_wrapper.optimizer.lr": float(f"{PAPERS_RATE * math.sqrt(total / PAPERS_BATCH):.3g}"),
+            "auto_scale_lr": dict(base_batch_size=total),
+            "default_hooks.logger.interval": 10,
+            "default_hooks.checkpoint.interval": max(1, args.epochs // 20),
+            "default_hooks.checkpoint.max_keep_ckpts": 2,
+            "randomness.seed": args.seed,
+        }
+    )
+    for name in ("val", "test"):
+        cfg[f"{name}_cfg"] = cfg[f"{name}_dataloader"] = cfg[f"{name}_evaluator"] = None
+    kept = {*signature(Runner).parameters, "custom_hooks"}
+    return Config({name: value for name, value in cfg.items() if name in kept})
+
+
+def last_checkpoint(out: Path) -> Path:
+    """The checkpoint, relative to RUN, that a training by RUN's config ends with."""
+    cfg = Config.fromfile(out / PRETRAINING)
+    return Path(cfg.work_dir) / f"epoch_{cfg.train_cfg.max_epochs}.pth"

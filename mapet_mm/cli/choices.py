@@ -119,11 +119,13 @@ def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str
         raise UserError(f"--init {source}: {error}") from error
     sizes, patch = sizes_of(weights), weights["backbone.patch_embed.projection.weight"].shape[-1]
     found = WIDTHS.get(sizes["embed_dims"])
-    if found is None or patch != 16 or "backbone.cls_token" not in weights:
+    if found is None or patch != 16:
         raise UserError(
-            f"--init {source}: width {sizes['embed_dims']}, patches of {patch}, class token: "
-            f"{'backbone.cls_token' in weights}; known are ViTs of {WIDTHS} with patches of 16 and a class token"
+            f"--init {source}: a ViT of width {sizes['embed_dims']} with patches of {patch}; known "
+            f"are {WIDTHS}, 16"
         )
+    if "backbone.cls_token" not in weights:
+        raise UserError(f"--init {source}: a ViT without class token, which the pre-training needs")
     if arch and arch != found:
         raise UserError(f"--init {source} is a ViT-{found}, --arch says {arch}")
     known = VisionTransformer.arch_zoo[f"deit-{found}"]

@@ -67,6 +67,7 @@ def tokenizer_config(args: argparse.Namespace, choices: Choices) -> Config:
             codebook=dict(dataset=images, positions_per_image=choices.positions, k=choices.k, seed=args.seed),
             dataloader=dict(num_workers=args.workers),
             on_error="skip",
+            max_skipped=0.05,  # share of the images that may be left out
             next_config=PRETRAINING,
         )
     )

@@ -216,7 +216,7 @@ def test_weights_of_another_size_are_refused(tmp_path):
         (dict(mlp_ratio=3), "feedforward_channels is 576, in a ViT-tiny it is 768"),
         (
             dict(class_token=False, global_pool="avg"),
-            "class token: False",
+            "a ViT without class token",
         ),
     ],
 )

@@ -35,8 +35,10 @@ def photographs(tmp_path) -> Path:
             ("RGB", "webp", {}),
             ("RGB", "tif", {}),
         ]
+        * 3
     ):
-        picture = Image.fromarray(pictures[number % 4][: 120 + 40 * number, 30 * number :])
+        size = number % 9
+        picture = Image.fromarray(pictures[number % 4][: 120 + 40 * size, 30 * size :])
         place = folder / ("2020/summer" if number % 2 else "")
         picture.convert(mode).save(place / f"IMG {number}.{ending}", **options)
     deep = np.arange(300 * 200, dtype=np.uint16).reshape(300, 200)
@@ -53,8 +55,8 @@ def test_a_folder_of_photographs_becomes_features_in_timm_and_hugging_face(photo
     command = [str(photographs), "--arch", "tiny", "--epochs", "2", "--workers", "0", "--batch-size", "4"]
     pretrain([*command, "--tokenizer", "random", "--out", str(run)])
     printed = capsys.readouterr().out
-    assert "images: 11, median short side" in printed
-    assert "1 of 11 cannot be opened and will be left out" in printed
+    assert "images: 29, median short side" in printed
+    assert "1 of 29 cannot be opened and will be left out" in printed
 
     ours = MaPeTViT("deit-tiny", out_type="raw").eval()
     weights = read_weights(run / "training/epoch_2.pth")

@@ -36,6 +36,8 @@ class Tokenizer(BaseModule):
         TokenizerError: `init_cfg` names weights, which nothing would load.
     """
 
+    grid: tuple[int, int]  # (H, W) tokens of an image of `image_size`
+
     def __init__(self, network: nn.Module, image_size: int, init_cfg: dict | None = None) -> None:
         if any(pretrained_entries(init_cfg)):
             raise TokenizerError(
@@ -52,11 +54,6 @@ class Tokenizer(BaseModule):
     def network(self) -> nn.Module:
         """The frozen network, on the device of the last images."""
         return self._network[0]
-
-    @property
-    @abstractmethod
-    def grid(self) -> tuple[int, int]:
-        """(H, W) tokens of an image of `image_size`."""
 
     @property
     @abstractmethod

@@ -65,19 +65,10 @@ class GridKMeans(Tokenizer):
         self.num_extra_tokens = _extra_tokens(network) if num_extra_tokens is None else num_extra_tokens
         self.description = self._describe(encoder, weights)
         self.encoder_digest = weights_digest(network)
-        self._side, self._dim = self._measure()
+        side, self.dim = self._measure()
+        self.grid = side, side
         if codebook is not None:
             self._check_codebook(codebook)
-
-    @property
-    def dim(self) -> int:
-        """Feature channels."""
-        return self._dim
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """(H, W) tokens of an image of `image_size`."""
-        return self._side, self._side
 
     @property
     def vocab_size(self) -> int:
@@ -110,7 +101,8 @@ class GridKMeans(Tokenizer):
         if len(output) == len(images):  # not a batch of windows
             if output.ndim == 4 and output.shape[2] == output.shape[3]:
                 return output.flatten(2).transpose(1, 2)  # B D H W -> B (H W) D
-            if output.ndim == 3 and _is_square(output.shape[1] - self.num_extra_tokens):
+            count = output.shape[1] - self.num_extra_tokens
+            if output.ndim == 3 and count > 0 and math.isqrt(count) ** 2 == count:
                 return output[:, self.num_extra_tokens :]
         raise TokenizerError(
             f"layer {self.layer!r} of {type(encoder).__name__} gives {tuple(output.shape)} for {len(images)} "
@@ -192,10 +184,6 @@ def layer_output(encoder: nn.Module, images: Tensor, layer: int | str) -> Tensor
             f"its outputs, or the name of a submodule ({names}, or one inside them)"
         )
     return output
-
-
-def _is_square(count: int) -> bool:
-    return count > 0 and math.isqrt(count) ** 2 == count
 
 
 def _extra_tokens(encoder: nn.Module) -> int:

@@ -125,12 +125,12 @@ def test_paper_geometry_gives_14_x_14_x_4096_on_a_photograph():
     assert torch.equal(Codebook(features[0, ::2]).assign(features)[0, ::2], torch.arange(98))
 
 
-def test_random_weights_follow_the_seed_and_leave_the_global_generator_alone():
+def test_random_weights_follow_the_seed_and_use_the_residual_branches():
+    """open_clip's initialisation for training leaves them at zero."""
     before = torch.random.get_rng_state()
     first, again, other = (build_tower(SMALL, {"type": "random", "seed": seed}) for seed in (4, 4, 5))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert weights_digest(first) == weights_digest(again) != weights_digest(other)
-    # The residual branches are used, unlike in open_clip's initialisation for training.
     assert all(block.bn3.weight.min() > 0 for stage in (first.layer1, first.layer4) for block in stage)
 
 

@@ -16,6 +16,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from mmengine.config import DictAction
 from mmengine.logging import MMLogger
 
 import mapet_mm.utils.logging  # noqa: F401
@@ -24,7 +25,6 @@ from mapet_mm.evaluation.image_sets import SECTION, read_image_sets
 from mapet_mm.evaluation.models import load_checkpoint
 from mapet_mm.evaluation.protocol import choose_protocols, evaluate, results_table, side_by_side
 from mapet_mm.utils.atomic_files import replace_json
-from mapet_mm.utils.config import ConfigOptions
 from mapet_mm.utils.dist import choose_device, is_first_process
 from mapet_mm.utils.errors import UserError, one_line_errors
 from mapet_mm.visualization.report import Report, format_table, write_report
@@ -60,7 +60,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--cfg-options",
         nargs="+",
-        action=ConfigOptions,
+        action=DictAction,
         metavar="KEY=VALUE",
         help="override settings of CONFIG",
     )

@@ -7,15 +7,15 @@ same command any number of times, under torchrun, under srun or by hand, at any 
 import argparse
 from pathlib import Path
 
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 
 import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.engine.runners.freed_memory import keep_freed_memory
 from mapet_mm.engine.runners.launch import read_config
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.tokenizers.run import run_extract_tokens, run_verify_tokens
-from mapet_mm.utils.config import ConfigOptions, typed
 from mapet_mm.utils.config import read_config as read_file
+from mapet_mm.utils.config import typed
 from mapet_mm.utils.dist import choose_device, is_first_process
 from mapet_mm.utils.errors import one_line_errors
 
@@ -46,7 +46,7 @@ def parse_args() -> argparse.Namespace:
         "--retry-skipped", action="store_true", help="try the images again that were left out"
     )
     parser.add_argument(
-        "--cfg-options", nargs="+", action=ConfigOptions, help="override settings: key=value ..."
+        "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."
     )
     return parser.parse_args()
 

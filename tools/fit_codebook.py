@@ -8,7 +8,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 from mmengine.dist import is_main_process
 
 import mapet_mm.utils.logging  # noqa: F401
@@ -16,7 +16,7 @@ from mapet_mm.engine.runners.freed_memory import keep_freed_memory
 from mapet_mm.engine.runners.launch import read_config
 from mapet_mm.tokenizers import Codebook
 from mapet_mm.tokenizers.run import features_folder, run_fit_codebook
-from mapet_mm.utils.config import ConfigOptions, typed
+from mapet_mm.utils.config import typed
 from mapet_mm.utils.dist import choose_device, print_once, start_processes, stop_processes
 from mapet_mm.utils.errors import one_line_errors
 
@@ -37,7 +37,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--launcher", choices=("none", "pytorch", "slurm"), help="how processes are started")
     parser.add_argument(
-        "--cfg-options", nargs="+", action=ConfigOptions, help="override settings: key=value ..."
+        "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."
     )
     return parser.parse_args()
 

@@ -6,8 +6,10 @@ Several processes: tools/dist_test.sh, or tools/slurm_test.sh on a cluster.
 """
 
 import argparse
+import os
 from pathlib import Path
 
+from mmengine.config import DictAction
 from mmengine.dist import is_main_process
 from mmengine.evaluator import DumpResults
 from mmengine.fileio import dump
@@ -15,8 +17,7 @@ from mmengine.fileio import dump
 import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import configure_drawing, configure_test, load_config
-from mapet_mm.utils.config import ConfigOptions
-from mapet_mm.utils.dist import note_local_rank, stop_processes
+from mapet_mm.utils.dist import stop_processes
 from mapet_mm.utils.errors import one_line_errors
 
 PREDICTIONS, METRICS = (".pkl", ".pickle"), (".json", ".yml", ".yaml")
@@ -47,11 +48,11 @@ def parse_args() -> argparse.Namespace:
         action="store_true",
         help="load a checkpoint that holds Python objects, which can run code: only a file you trust",
     )
-    parser.add_argument("--cfg-options", nargs="+", action=ConfigOptions, metavar="KEY=VALUE")
+    parser.add_argument("--cfg-options", nargs="+", action=DictAction, metavar="KEY=VALUE")
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0)
     args = parser.parse_args()
-    note_local_rank(args.local_rank)
+    os.environ.setdefault("LOCAL_RANK", str(args.local_rank))  # which older launchers give as an argument
     return args
 
 

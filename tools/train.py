@@ -6,14 +6,15 @@ Several processes: tools/dist_train.sh, or tools/slurm_train.sh on a cluster.
 """
 
 import argparse
+import os
 
+from mmengine.config import DictAction
 from mmengine.dist import is_main_process
 
 import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import configure_training, load_config, training_report
-from mapet_mm.utils.config import ConfigOptions
-from mapet_mm.utils.dist import note_local_rank, stop_processes
+from mapet_mm.utils.dist import stop_processes
 from mapet_mm.utils.errors import one_line_errors
 
 
@@ -48,14 +49,14 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--cfg-options",
         nargs="+",
-        action=ConfigOptions,
+        action=DictAction,
         metavar="KEY=VALUE",
         help="change entries of the config, for example train_cfg.max_epochs=5 model.head.num_classes=7",
     )
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0)
     args = parser.parse_args()
-    note_local_rank(args.local_rank)
+    os.environ.setdefault("LOCAL_RANK", str(args.local_rank))  # which older launchers give as an argument
     return args
 
 

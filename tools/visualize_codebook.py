@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 
 import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.tokenizers import GridKMeans, TokenStore
 from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.tokenizers.run import build_images, build_tokenizer
-from mapet_mm.utils.config import ConfigOptions, read_config
+from mapet_mm.utils.config import read_config
 from mapet_mm.utils.errors import UserError, one_line_errors
 from mapet_mm.visualization.codebook_sheet import (
     SheetRow,
@@ -61,7 +61,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="seed of all random choices")
     parser.add_argument("--out", type=Path, help="folder to write; default: <token store>.codebook")
     parser.add_argument(
-        "--cfg-options", nargs="+", action=ConfigOptions, help="override settings: key=value ..."
+        "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."
     )
     args = parser.parse_args()
     if min(args.random, args.nearest, args.context) < 0 or args.random + args.nearest == 0:

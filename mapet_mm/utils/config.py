@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.model import PretrainedInit
 from mmengine.registry import MODELS, WEIGHT_INITIALIZERS, Registry
 
@@ -21,7 +20,6 @@ VARIABLE = "MAPET_MM_DATA"
 LIBRARIES = ("mmpretrain", "mmseg", "mmdet", "mmrotate", "mmpose")
 # configs/ and tools/, in a wheel or a clone, where `mim` looks for them.
 PACKAGE = Path(__file__).parents[1] / ".mim"
-ConfigOptions = DictAction
 
 
 class ConfigError(UserError, ValueError):
@@ -142,8 +140,8 @@ def typed(cfg: Config, command: str) -> str:
     return "".join(f"{name}={shlex.quote(value)} " for name, value in cfg.env_variables.items()) + command
 
 
-def pair(option: str, size: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, int]:
-    """(height, width) of one number or two, of any whole type.
+def pair(option: str, size: int | Iterable[int]) -> tuple[int, int]:
+    """(height, width) of one number or two.
 
     Args:
         option: names the size in the error.
@@ -152,11 +150,8 @@ def pair(option: str, size: SupportsIndex | Iterable[SupportsIndex]) -> tuple[in
     Raises:
         ValueError: the size is not one or two whole numbers above 0.
     """
-    try:
-        sides = tuple(map(operator.index, size if isinstance(size, Iterable) else (size, size)))
-    except TypeError:
-        sides = ()
+    sides = tuple(size) if isinstance(size, Iterable) else (size, size)
     sides = sides * 2 if len(sides) == 1 else sides
-    if len(sides) != 2 or min(sides) < 1:
+    if len(sides) != 2 or any(side != int(side) or side < 1 for side in sides):
         raise ValueError(f"{option}={size!r}: one whole number above 0, or two, (height, width)")
-    return sides
+    return int(sides[0]), int(sides[1])

@@ -115,14 +115,3 @@ def choose_dtype(device_type: str, name: str | None = None) -> torch.dtype:
     # Emulated bfloat16 (before Ampere) is slower than float16 and counts as not supported.
     native = device_type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if native else torch.float16
-
-
-def note_local_rank(number: int) -> None:
-    """Tell MMEngine, which wraps the model on that GPU, this process's number on its machine, if nothing has.
-
-    MMEngine itself takes an MPI process's GPU by MPI's number.
-
-    Args:
-        number: of a launcher that gives it as an argument.
-    """
-    os.environ.setdefault("LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", str(number)))

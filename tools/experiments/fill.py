@@ -17,9 +17,10 @@ from experiments.plan import Cell, Run, plan_table
 from experiments.records import StageError, is_done, record_of
 from experiments.render import Grid, Measured, render_csv, render_differences, render_markdown, summarise
 from experiments.slurm import live_jobs
+from mmengine.config import DictAction
 
 from mapet_mm.utils.atomic_files import replace_file
-from mapet_mm.utils.config import ConfigOptions, read_config
+from mapet_mm.utils.config import read_config
 from mapet_mm.utils.errors import UserError
 
 TERAFLOPS = "pre-training/teraflops"
@@ -148,7 +149,7 @@ def _teraflops(config: str, data: str | None, processes: int, options: Sequence[
     from mapet_mm.models.flops import training_flops  # imports MMPretrain, which takes seconds
 
     parser = ArgumentParser()
-    parser.add_argument("--cfg-options", nargs="*", action=ConfigOptions)  # as tools/train.py reads them
+    parser.add_argument("--cfg-options", nargs="*", action=DictAction)  # as tools/train.py reads them
     cfg = read_config(config, data, parser.parse_args(["--cfg-options", *options]).cfg_options)
     return training_flops(cfg, processes) / 1e12
 

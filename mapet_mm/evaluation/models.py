@@ -147,7 +147,7 @@ def _read(path: str) -> dict[str, Tensor]:
 
 
 def _prefix(own: list[str], weights: Mapping[str, Tensor], path: str) -> str:
-    """What a checkpoint's names have before the network's; `backbone.` of two networks."""
+    """The prefix of the network's names in a checkpoint; `backbone.` if two networks fit."""
     wanted = set(own)
     found: Counter[str] = Counter()
     for name in weights:

@@ -1,4 +1,4 @@
-"""Features in the cache: those of the model, computed once, by any number of processes."""
+"""Features in the cache: the model's, computed once, by any number of processes."""
 
 import cv2
 import numpy as np
@@ -64,7 +64,7 @@ def test_reading_some_images_equals_reading_all(tmp_path, monkeypatch, in_files)
 
 
 def test_a_killed_run_goes_on_and_gives_the_same(config, root, monkeypatch):
-    """What is there is not computed again."""
+    """Blocks that exist are not computed again."""
     monkeypatch.setattr(module, "BLOCK", 7)  # four blocks
     whole = take(config, root / "whole")
     written, write = [], module.FeatureBank.write

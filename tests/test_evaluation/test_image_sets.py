@@ -16,7 +16,7 @@ from mapet_mm.registry import DATASETS
 
 @DATASETS.register_module()
 class SaidImages(BaseDataset):
-    """Images of which only their infos are asked."""
+    """Images that are never read: only their infos count."""
 
     def __init__(self, infos: list[dict], **kwargs) -> None:
         self.infos = infos

@@ -191,8 +191,8 @@ def _best(top1: Mapping[float, float]) -> tuple[float, str]:
 class BEiTLinearProbes(LinearProbes):
     """BEiT's linear probe: class token and patch mean of each numbered layer, without a norm, at one rate.
 
-    Rate, decay and epochs are those of `run_linear_eval.py`; its random crops and flips are left out, because
-    features are computed once.
+    Rate, decay and epochs come from `run_linear_eval.py`, without its random crops and flips: features are
+    computed once.
 
     Args:
         rates: for a batch of 256; BEiT's is 4e-3 for 1024.

@@ -14,11 +14,11 @@ from mapet_mm.utils.dist import print_once
 
 
 def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None:
-    """Images drawn from each class, in ascending order: so many, or a share of them (at least one).
+    """Images drawn from each class, in ascending order.
 
     Args:
         labels: class of each image.
-        share: a whole number, or a share below 1.
+        share: number of images, or a share of the class's images below 1 (at least one image).
         seed: of the draw.
 
     Returns:

@@ -58,7 +58,7 @@ def test_equals_scikit_learns_classifier_with_the_same_weights(part, rows, monke
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("k", [1, 20])
 def test_neighbours_divided_among_processes_predict_the_same(number, k, tmp_path):
-    """200 training images in ragged shares, one of which has fewer than k."""
+    """200 training images in ragged shares; the smallest has fewer than k."""
     generator = torch.Generator().manual_seed(0)
     train, queries = (torch.randn(size, 8, generator=generator) for size in (200, 90))
     labels = torch.randint(5, (200,), generator=generator)

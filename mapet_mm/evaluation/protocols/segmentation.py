@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import ClassVar
 
@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from mapet_mm.evaluation.features import FeatureBank
-from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
+from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, check_class_names
 from mapet_mm.evaluation.pixel_labels import IGNORED, Areas, PixelLabels, join_cells, label_cells, majority
 from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, Row
 from mapet_mm.evaluation.protocols.knn import COLUMNS, nearest
@@ -241,6 +241,10 @@ class Segmentation(Protocol):
 
     needs: ClassVar = {"dense_train": ["tokens"], "dense_val": ["tokens"]}
     name: ClassVar[str]
+
+    def check(self, images: Mapping[str, ImageSet]) -> None:
+        """Raise ImageSetError if both sets name their classes in different orders."""
+        check_class_names(*(images[name] for name in self.needs))
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """mIoU with the setting that held-out training images chose; no rows without pixel labels."""

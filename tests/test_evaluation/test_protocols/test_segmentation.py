@@ -230,3 +230,11 @@ def test_a_row_for_the_table_and_details_for_settings_and_classes(protocol):
 def test_images_without_pixel_labels_give_no_rows_and_a_word(capsys):
     assert SegmentationByNeighbours().run(evaluated(classes=None)) == []
     assert "no k-NN segmentation" in capsys.readouterr().out
+
+
+def test_classes_in_another_order_are_refused():
+    images = dict(evaluated().images)
+    SegmentationByNeighbours().check(images)
+    images["dense_val"] = SimpleSet(name="dense_val", class_names=CLASSES[::-1])
+    with pytest.raises(ImageSetError, match="class 0 is `background`"):
+        SegmentationByNeighbours().check(images)

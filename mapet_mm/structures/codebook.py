@@ -100,30 +100,21 @@ class Codebook:
         sha.update(self.centroids.numpy().astype("<f4", copy=False).tobytes())
         return sha.hexdigest()
 
-    def __repr__(self) -> str:
-        return f"Codebook(k={self.k}, dim={self.dim}, digest={self.digest[:12]})"
-
     @classmethod
     def fit(
         cls,
         features: np.ndarray | Tensor,
         k: int,
-        niter: int = 20,
-        nredo: int = 5,
-        max_points_per_centroid: int = 512,
-        seed: int = 0,
         metadata: Mapping[str, Any] | None = None,
+        **options: int,
     ) -> Codebook:
         """Find k centroids by k-means: L2 distance, features not normalised (paper Section 3.3).
 
         Args:
             features: (rows, D) encoder features.
             k: number of centroids.
-            niter: k-means iterations of each redo.
-            nredo: random starts; the one with the lowest inertia is kept.
-            max_points_per_centroid: k times this many rows are sampled when there are more.
-            seed: for that sample and the starts.
             metadata: recorded beside what this function adds (k, dim, rows, seed, inertia, versions).
+            options: of `KMeansOptions`: `niter`, `nredo`, `max_points_per_centroid`, `seed`.
 
         Raises:
             CodebookError: fewer rows than centroids, features that are not a finite matrix, or a setting
@@ -131,12 +122,11 @@ class Codebook:
         """
         from mapet_mm.tokenizers.kmeans import BLOCK_ROWS, cluster  # only this needs faiss
 
-        options = KMeansOptions(k, niter, nredo, max_points_per_centroid, seed)
         rows = np.array(features.detach().cpu() if isinstance(features, Tensor) else features, np.float32)
         if rows.ndim != 2 or not np.isfinite(rows).all():
             raise CodebookError(f"features must be a (rows, D) matrix of finite numbers, got {rows.shape}")
         blocks = [rows[first : first + BLOCK_ROWS] for first in range(0, len(rows), BLOCK_ROWS)]
-        centroids, fitted = cluster(blocks, list(map(len, blocks)), options)
+        centroids, fitted = cluster(blocks, list(map(len, blocks)), KMeansOptions(k, **options))
         return cls(centroids, {**(metadata or {}), **fitted})
 
     def save(self, path: str | os.PathLike) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mapet_mm.structures.token_store import TokenStore, TokenStoreError, make_store, new_store, write_names
+from mapet_mm.structures.token_store import TokenStore, TokenStoreError, new_store, write_names
 
 IDENTITY = ("grid", "vocab_size", "tokenizer", "preprocessing", "data_root")
 
@@ -58,9 +58,8 @@ def merge_stores(
                     + (": give the merged store's, --data-root" if key == "data_root" else "")
                 )
     identity["data_root"] = data_root or identity["data_root"]
-    with new_store(Path(path)) as folder:
-        make_store(folder, sorted(name for store in stores for name in store.names), identity)
-        merged = TokenStore(folder)
+    names = sorted(name for store in stores for name in store.names)
+    with new_store(Path(path), names, identity) as merged:
         for store in stores:
             for rows, grids in store.chunks():
                 merged.write(merged.rows(store.names[row] for row in rows.tolist()), grids)

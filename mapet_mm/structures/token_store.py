@@ -113,18 +113,15 @@ class TokenStore:
             TokenStoreError: something is at `path` already, or a name is given twice.
             ValueError: `grid` is not one or two whole numbers above 0.
         """
-        path, identity = (
-            Path(path),
-            {
-                "grid": pair("grid", grid),
-                "vocab_size": int(vocab_size),
-                "tokenizer": tokenizer,
-                "data_root": None if data_root is None else str(data_root),
-                "preprocessing": None if preprocessing is None else dict(preprocessing),
-            },
-        )
-        with new_store(path) as folder:
-            make_store(folder, list(names), identity)
+        identity = {
+            "grid": pair("grid", grid),
+            "vocab_size": int(vocab_size),
+            "tokenizer": tokenizer,
+            "data_root": None if data_root is None else str(data_root),
+            "preprocessing": preprocessing,
+        }
+        with new_store(Path(path), list(names), identity):
+            pass
         return cls(path)
 
     @cached_property
@@ -164,7 +161,7 @@ class TokenStore:
         if self.tokenizer != digest:
             raise TokenStoreError(
                 f"token store `{self.path}` was made by tokenizer {self.tokenizer[:12]}, but {whose} is "
-                f"{digest[:12]}: re-extract into another store with tools/extract_tokens.py, or use the other"
+                f"{digest[:12]}: re-extract into another store, or use the other one"
             )
 
     def __getitem__(self, name: str) -> Int[np.ndarray, "height width"]:
@@ -280,15 +277,10 @@ class TokenStore:
 
     def _misfit(self, rows: np.ndarray, grids: np.ndarray, every: np.ndarray) -> str | None:
         """Why these grids, or any of these rows, cannot be stored."""
-        if rows.ndim != 1 or grids.shape != (*rows.shape, *self.grid):
-            return f"takes grids of shape {(rows.size, *self.grid)} for {rows.size} rows, got {grids.shape}"
-        if not np.issubdtype(grids.dtype, np.integer):
-            return f"takes integer ids, got {grids.dtype}"
+        if grids.shape != (*rows.shape, *self.grid) or not np.issubdtype(grids.dtype, np.integer):
+            return f"takes integer ids of shape {(rows.size, *self.grid)}, got {grids.dtype} of {grids.shape}"
         if grids.size and not (grids.min() >= 0 and grids.max() < self.vocab_size):
-            return (
-                f"takes ids from 0 to {self.vocab_size - 1} (its vocab_size), got {grids.min()} to "
-                f"{grids.max()}: it was made for another tokenizer"
-            )
+            return f"takes ids from 0 to {self.vocab_size - 1}, got {grids.min()} to {grids.max()}"
         if every.size and not (every.min() >= 0 and every.max() < len(self)):
             return f"has rows 0 to {len(self) - 1}, got {every.min()} to {every.max()}"
         return "takes each row once, got one twice" if len(np.unique(every)) != len(every) else None
@@ -350,26 +342,22 @@ def read_manifest(store: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def new_store(path: Path) -> Iterator[Path]:
-    """A folder to make a store in, which appears at `path` when the block ends.
+def new_store(path: Path, names: Sequence[str], identity: Mapping[str, Any]) -> Iterator[TokenStore]:
+    """A store with names and no tokens, which appears at `path` when the block ends.
 
     Raises:
         TokenStoreError: something is at `path` by then.
     """
     try:
         with new_folder(path) as folder:
-            yield folder
+            (folder / "parts").mkdir()
+            head = {"format": FORMAT, "version": VERSION, "id": uuid.uuid4().hex[:12]}
+            write_names(folder, {**head, **identity}, names)
+            yield TokenStore(folder)
     except FileExistsError:
         raise TokenStoreError(
             f"`{path}` exists: choose another path or remove it; tools/extract_tokens.py continues a store"
         ) from None
-
-
-def make_store(folder: Path, names: Sequence[str], identity: Mapping[str, Any]) -> None:
-    """Fill a folder with a store that has names and no tokens."""
-    (folder / "parts").mkdir()
-    head = {"format": FORMAT, "version": VERSION, "id": uuid.uuid4().hex[:12]}
-    write_names(folder, {**head, **identity}, names)
 
 
 def write_names(store: Path, manifest: Mapping[str, Any], names: Sequence[str]) -> None:

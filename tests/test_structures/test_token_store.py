@@ -116,7 +116,7 @@ REFUSED = [
     (lambda path: TokenStore.open(path), "is not a token store"),
     (lambda path: TokenStore.open(path / "a").write([0], ZEROS + 500), "ids from 0 to 499"),
     (lambda path: TokenStore.open(path / "a").write([0], ZEROS - 1), "ids from 0 to 499"),
-    (lambda path: TokenStore.open(path / "a").write([0], ZEROS * 1.0), "integer"),
+    (lambda path: TokenStore.open(path / "a").write([0], ZEROS * 1.0), "integer ids"),
     (lambda path: TokenStore.open(path / "a").write([0, 1], ZEROS), "shape"),
     (lambda path: TokenStore.open(path / "a").write([2], ZEROS), "rows 0 to 1"),
     (lambda path: TokenStore.open(path / "a").write([0], ZEROS, {0: "why"}), "one twice"),

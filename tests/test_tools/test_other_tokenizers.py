@@ -15,6 +15,7 @@ from PIL import Image
 
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
+from mapet_mm.utils.errors import UserError
 
 CONFIGS = ROOT / "configs/micro"
 
@@ -77,7 +78,7 @@ def test_there_is_no_codebook_to_fit(data, tmp_path):
 def test_a_bare_tokenizer_says_how_to_wrap_it(data, tmp_path):
     cfg = config("vqkd", data, tmp_path / "tokens")
     cfg.tokenizer = cfg.tokenizer.tokenizer
-    with pytest.raises(ValueError, match=r"put it into dict\(type='mapet_mm.FrozenTokenizer', tokenizer="):
+    with pytest.raises(UserError, match=r"put it into dict\(type='mapet_mm.FrozenTokenizer', tokenizer="):
         run_extract_tokens(cfg)
 
 
@@ -86,7 +87,7 @@ def test_published_weights_without_a_network_are_one_line(monkeypatch, tmp_path)
     tokenizer = "configs/tokenizers/vqkd_beit-base-224px_k8192_in1k.py"
     option = "tokenizer.tokenizer.init_cfg.checkpoint=no/such/file.pth"
     monkeypatch.setattr(sys, "argv", ["extract_tokens.py", str(ROOT / tokenizer), "--cfg-options", option])
-    with pytest.raises(SystemExit, match=r"error: the tokenizer's weights `no/such/file.pth` do not exist"):
+    with pytest.raises(SystemExit, match=r"^error: .*no/such/file.pth.* does not exist"):
         runpy.run_path(str(ROOT / "tools/extract_tokens.py"), run_name="__main__")
 
 

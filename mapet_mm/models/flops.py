@@ -123,8 +123,7 @@ class Complexity(NamedTuple):
     Args:
         parameters: of the whole model, without an online tokenizer.
         forward: operations for the features of one image; for a segmentor, for its prediction.
-        step: operations of the pre-training step of one image (`model_step_flops`); None of other models, and
-            for images of another size than the recipe's.
+        step: `model_step_flops`; None for images of another size than the recipe's.
     """
 
     parameters: int

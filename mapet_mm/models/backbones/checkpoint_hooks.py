@@ -42,29 +42,24 @@ def adapt_checkpoint(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str)
     if "mask_token" not in own and state_dict.pop(f"{prefix}mask_token", None) is not None:
         _log(f"Dropped `{prefix}mask_token`: only pre-training masks patches.")
     fill_layer_scales(vit, state_dict, prefix)
-    lacking = {name for name in state_dict if name.startswith(prefix) and name.endswith(tuple(SCALED))}
-    lacking -= {prefix + name for name in own}
-    lacking = {name for name in lacking if name.removeprefix(prefix).replace(*_linear(name)) in own}
+    lacking = [
+        name
+        for name in state_dict
+        if name.startswith(prefix) and name.endswith(tuple(SCALED)) and name.removeprefix(prefix) not in own
+        if f"{_linear_of(name)}.weight".removeprefix(prefix) in own
+    ]
     if lacking:
-        folded = fold_layer_scale(state_dict, lacking)
-        state_dict.clear()
+        folded = fold_layer_scale({name: state_dict.pop(name) for name in [*state_dict]}, lacking)
         state_dict.update(folded)
         _log(f"Folded {len(lacking)} LayerScales into the layers before them: the backbone has none.")
     fit_positions(vit, state_dict, prefix)
 
 
 def beit_to_vit(state_dict: dict[str, Tensor], prefix: str = "") -> int:
-    """Rename a BEiT backbone's parameters in place; weights of a plain ViT are left as they are.
+    """Rename a BEiT backbone's parameters in place, and return the number of layers renamed (0: a plain ViT).
 
     With absolute position embeddings the two are the same network: LayerScale has other names, and BEiT may
     keep the bias of queries and values apart, with none for the keys.
-
-    Args:
-        state_dict: a state dict, changed in place.
-        prefix: beginning of the backbone's names in it.
-
-    Returns:
-        The number of layers renamed; 0 for a plain ViT.
 
     Raises:
         ValueError: the weights have relative position biases, which a plain ViT lacks.
@@ -88,11 +83,6 @@ def fill_layer_scales(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str
     """State dict hook: give ones to each LayerScale of a backbone whose layer is there without any.
 
     Otherwise the layer would keep its initial scale and give other features than the checkpoint's network.
-
-    Args:
-        vit: a ViT with the layers of MMPretrain's plain ViT or of its BEiT.
-        state_dict: the state dict, changed in place.
-        prefix: beginning of the backbone's names in it.
     """
     filled = []
     for name, value in vit.state_dict().items():
@@ -108,38 +98,27 @@ def fill_layer_scales(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str
 
 
 def fold_layer_scale(weights: Mapping[str, Tensor], scales: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """The same network with fewer LayerScales: each is multiplied into the linear layer before it.
+    """The same network with fewer LayerScales: each multiplies, in float32, the linear layer before it.
 
     Args:
-        weights: a plain ViT's, under this package's names; its tensors are not changed.
+        weights: a plain ViT's, under this package's names.
         scales: names of the LayerScales to fold; all if None.
     """
     folded = dict(weights)
-    for name in [name for name in weights if name.endswith(tuple(SCALED))] if scales is None else scales:
-        linear = name.replace(*_linear(name)).removesuffix(".weight")
-        scale = folded.pop(name).float()  # in float16 a small scale times a weight has few digits left
-        folded[f"{linear}.weight"] = folded[f"{linear}.weight"] * scale[:, None]
-        folded[f"{linear}.bias"] = folded[f"{linear}.bias"] * scale
+    for scale in [name for name in weights if name.endswith(tuple(SCALED))] if scales is None else scales:
+        linear, factor = _linear_of(scale), folded.pop(scale).float()
+        folded[f"{linear}.weight"] = folded[f"{linear}.weight"].float() * factor[:, None]
+        folded[f"{linear}.bias"] = folded[f"{linear}.bias"].float() * factor
     return folded
 
 
-def _linear(scale: str) -> tuple[str, str]:
-    """The end of a LayerScale's name, and what stands there in the name of its linear layer's weight."""
-    return next((end, f"{linear}.weight") for end, linear in SCALED.items() if scale.endswith(end))
+def _linear_of(scale: str) -> str:
+    """Name of the linear layer before a LayerScale."""
+    return next(scale.removesuffix(end) + linear for end, linear in SCALED.items() if scale.endswith(end))
 
 
 def fit_positions(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> None:
-    """Bring the position embeddings of a state dict, in place, to the backbone's class token and grid.
-
-    Args:
-        vit: a `MaPeTViT`.
-        state_dict: the state dict.
-        prefix: beginning of the backbone's names in it.
-
-    Raises:
-        ValueError: the embeddings are no square and not of the backbone's number of patches, and its
-            `pretrained_grid` does not say of which grid they are.
-    """
+    """Bring the position embeddings of a state dict, in place, to the backbone's class token and grid."""
     name, own = f"{prefix}pos_embed", tuple(vit.patch_resolution)
     if name not in state_dict:
         return
@@ -156,11 +135,6 @@ def fit_positions(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str) ->
 
 def source_grid(num_patches: int, own: tuple[int, int], told: tuple[int, int] | None) -> tuple[int, int]:
     """The (rows, columns) of a checkpoint's position embeddings: the backbone's own, told, or a square.
-
-    Args:
-        num_patches: number of position embeddings without the class token's.
-        own: the grid of the backbone that takes them.
-        told: the backbone's `pretrained_grid`.
 
     Raises:
         ValueError: the number is that of none of them.

@@ -50,14 +50,7 @@ class TIMMLayer(TwoStreamLayer):
         first_row: int,
         positions: Float[Tensor, "batch 1 layout two_channels"] | None,
     ) -> Float[Tensor, "batch row dim"]:
-        """The update of both streams by attention.
-
-        Args:
-            tokens: `(B, L, D)`.
-            layout: the layout of the rows.
-            first_row: the first row of the result.
-            positions: `(B, 1, L, 2 d)`, sines and cosines of each row's place; None without rotation.
-        """
+        """The update of both streams; `positions` are sines and cosines of each row's place, or None."""
         attention = self.attn
         joint = self._queries_keys_values(self.norm1(tokens))
         queries, keys, values = project_heads(joint, attention.num_heads, layout, first_row)
@@ -97,6 +90,11 @@ class TIMMLayer(TwoStreamLayer):
 
 class TIMMViT(TIMMBackbone):
     """MMPretrain's `TIMMBackbone` of a ViT, with the attributes of MMPretrain's own ViTs."""
+
+    def __init__(self, model_name: str, **kwargs: Any) -> None:
+        super().__init__(model_name, **kwargs)
+        if (kind := type(self.timm_model).__name__) not in ("Eva", "VisionTransformer"):
+            raise ValueError(f"timm's {kind} has no two-stream forward here: take a VisionTransformer or Eva")
 
     @property
     def layers(self) -> nn.ModuleList | nn.Sequential:
@@ -148,9 +146,6 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
     def __init__(self, model_name: str, *, with_cp: bool = False, **kwargs: Any) -> None:
         super().__init__(model_name, **kwargs)
         vit = self.timm_model
-        kind = type(vit).__name__
-        if kind not in ("Eva", "VisionTransformer"):
-            raise ValueError(f"timm's {kind} has no two-stream forward here: take a VisionTransformer or Eva")
         unknown = {
             "patch_drop_rate": not isinstance(vit.patch_drop, nn.Identity | None),
             "rope_mixed": getattr(vit, "rope_mixed", False),
@@ -177,7 +172,9 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
         vit = self.timm_model
         patches = vit.patch_embed(images)
         patches = patches.flatten(1, -2)  # B N-e D; with `dynamic_img_size` it comes as B h w D
-        extra = [one.expand(len(images), -1, -1) for one in (vit.cls_token, vit.reg_token) if one is not None]
+        extra = [
+            one.expand(images.shape[0], -1, -1) for one in (vit.cls_token, vit.reg_token) if one is not None
+        ]
         tokens = torch.cat([*extra, patches], dim=1)
         if vit.pos_embed is None:
             return tokens, None

@@ -118,12 +118,12 @@ class TwoStreamViT(nn.Module):
             predicted: `(m,)` int64, the targets to predict, of `N-c` in permuted order; all if None.
 
         Returns:
-            The predicting group's outputs after the final norm, `(B, N-c, D)` or `(B, m, D)`, in permuted
-            order: the `i`-th belongs to the token `permutation[:, c + i]`. And the permutation, `(B, N)`.
+            The predicting group's outputs after the final norm, `(B, N-c, D)` or `(B, m, D)`: the `i`-th
+            belongs to the token `permutation[:, c + i]`. And the permutation, `(B, N)`.
 
         Raises:
-            ValueError: the images or the permutation have another size than the model's; or a row is no order
-                of all tokens with the extra ones first (seen always on CPU, in the first batch elsewhere).
+            ValueError: images or permutation have another size than the model's; or a row is no order of all
+                tokens with the extra ones first (seen always on CPU, in the first batch elsewhere).
         """
         self._check_inputs(images, permutation)
         if permutation is None:

@@ -49,20 +49,17 @@ class LayerwiseLinearHead(ClsHead):
 
     As in BEiT's `run_linear_eval.py`, a layer's features are its class token and the mean of its patch
     tokens, side by side, without a norm. Weights start normal with standard deviation 0.01, biases at 0. The
-    losses are summed, and everything is computed in float32, whatever the backbone ran in. The classifiers
-    share no parameters, so each learns what it would learn alone.
+    losses are summed, all in float32; the classifiers share nothing, so each learns as if it were alone.
 
-    The backbone gives the tokens: `out_type="raw"`, `final_norm=False` (or the last layer's features would be
-    normalised) and one of `out_indices` for each of `layers`. `LinearProbe` freezes it.
+    The backbone needs `out_type="raw"`, `final_norm=False` and one of `out_indices` for each of `layers`.
+    `LinearProbe` freezes it.
 
     Args:
         num_classes: number of classes.
         in_channels: width of the backbone, `D`.
-        layers: number of layers, if all are probed; or the numbers of the probed ones in ascending order,
-            counted from 1 as in the names of the metrics.
+        layers: number of layers, or the numbers of the probed ones in ascending order, counted from 1.
         pooling: 'both' | 'class token' | 'mean'.
         inference_layer: the layer that classifies in `forward` and in `pred_score`; the last one if None.
-            Training and `LayerwiseAccuracy` do not depend on it.
         loss: config of the loss, as for MMPretrain's heads.
         init_cfg: as for any MMEngine module.
 

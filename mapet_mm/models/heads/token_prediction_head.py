@@ -52,17 +52,15 @@ class TokenPredictionHead(BaseModule):
         tokens: Int64[Tensor, "batch target"],
         places: Int64[Tensor, " target"] | None = None,
     ) -> dict[str, Tensor]:
-        """Token prediction loss.
+        """Token prediction loss of latents `(B, n, D)` and their targets' tokens `(B, n)`.
 
         Args:
             latents: `(B, n, D)`.
-            tokens: `(B, n)`, the token of each target, in the latents' order.
-            places: `(n,)`, each target's place in the permuted order, where not all targets are predicted;
-                only the accuracy by place depends on it.
+            tokens: `(B, n)`.
+            places: `(n,)`, each target's place in the permuted order, if only some are predicted.
 
         Returns:
-            `loss`, the cross-entropy averaged over all targets, in nats, and `token_accuracy`, top-1, in
-            percent (logged by MMEngine, not added to the loss).
+            `loss`, the mean cross-entropy in nats, and `token_accuracy`, top-1, in percent (only logged).
         """
         predictions = None if self.statistics is None else torch.full_like(tokens, -1)
         loss, hits = self.cross_entropy(latents, tokens, predictions=predictions)
@@ -77,11 +75,11 @@ class TokenPredictionHead(BaseModule):
         counted: Bool[Tensor, "batch target"] | None = None,
         predictions: Int64[Tensor, "batch target"] | None = None,
     ) -> tuple[Float[Tensor, ""], Int64[Tensor, ""]]:
-        """Mean cross-entropy (nats) of the head's logits, and the number of targets with the largest one.
+        """Mean cross-entropy (nats) of the logits, NaN with a token of -1; and the number of hits.
 
         Args:
             latents: `(B, n, D)`.
-            tokens: `(B, n)`; the loss is NaN if one is -1, for an image without tokens.
+            tokens: `(B, n)`, -1 for an image without tokens.
             counted: `(B, n)`, True for targets that count; all if None.
             predictions: `(B, n)`, filled with the token of each target's largest logit.
         """
@@ -146,8 +144,7 @@ class BEiTTokenHead(TokenPredictionHead):
             mask: `(B, H, W)`, not zero where the patch is masked.
 
         Raises:
-            ValueError: more patches are masked than `max_masked`; checked in every batch on CPU, in the first
-                on other devices.
+            ValueError: more patches are masked than `max_masked` (seen always on CPU, at first elsewhere).
         """
         masked = mask.flatten(1).bool()  # B N-1
         if self.max_masked is not None and is_due(self, masked):
@@ -165,12 +162,7 @@ class BEiTTokenHead(TokenPredictionHead):
 
 @MODELS.register_module()
 class CAETokenHead(CAEHead):
-    """MMPretrain's `CAEHead` with token ids as targets; MMPretrain's takes DALL-E logits.
-
-    Args:
-        loss: config of the loss, `dict(type="CAELoss", lambd=2)`.
-        init_cfg: as for any MMEngine module.
-    """
+    """MMPretrain's `CAEHead` with token ids as targets; MMPretrain's takes DALL-E logits."""
 
     def _generate_target(self, logits_target: Int64[Tensor, "batch patch"]) -> Int64[Tensor, "batch patch"]:
         return logits_target.clamp(min=0)

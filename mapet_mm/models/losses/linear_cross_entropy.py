@@ -110,7 +110,7 @@ def _by_blocks(
     predictions: Tensor | None,
     with_gradients: bool,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Summed loss, hits, and the summed loss's gradients by latents, weight and bias (none if not asked)."""
+    """Summed loss, hits, and the summed loss's gradients by latents, weight and bias (empty if not asked)."""
     elements = BLOCK_ELEMENTS.get(latents.device.type, BLOCK_ELEMENTS_ELSEWHERE)
     rows = max(1, elements // len(weight))
     if latents.dtype is torch.float16:

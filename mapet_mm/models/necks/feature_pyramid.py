@@ -48,9 +48,7 @@ class SimpleFeaturePyramid(BaseModule):
             raise ValueError(f"scale_factors={scale_factors}: powers of two are needed, from large to small")
         self.num_outs = len(factors) if num_outs is None else num_outs
         if self.num_outs < len(factors):
-            raise ValueError(
-                f"num_outs={num_outs} is below the {len(factors)} `scale_factors`: leave some out"
-            )
+            raise ValueError(f"num_outs={num_outs} is below the number of `scale_factors`")
         norm_cfg = norm_cfg or dict(type="LN2d", eps=1e-6)
         self.levels = nn.ModuleList(
             _level(in_channels, out_channels, int(log2(x)), norm_cfg) for x in factors
@@ -61,16 +59,8 @@ class SimpleFeaturePyramid(BaseModule):
 
         Args:
             inputs: the backbone's maps `(B, in_channels, h, w)`; the last one is used.
-
-        Raises:
-            ValueError: the backbone gives no maps.
         """
-        features = inputs[-1]
-        if not isinstance(features, Tensor) or features.ndim != 4:
-            raise ValueError(
-                "a feature map (B, D, h, w) is needed: set the backbone's `out_type` to 'featmap'"
-            )
-        maps = [level(features) for level in self.levels]
+        maps = [level(inputs[-1]) for level in self.levels]
         while len(maps) < self.num_outs:
             maps.append(F.max_pool2d(maps[-1], kernel_size=1, stride=2))
         return tuple(maps)

@@ -41,15 +41,12 @@ class ProjectedCAENeck(CAENeck):
         pos_embed_masked: Float[Tensor, "batch masked width"],
         pos_embed_unmasked: Float[Tensor, "batch visible width"],
     ) -> tuple[Float[Tensor, "batch masked vocab"], Float[Tensor, "batch masked width"]]:
-        """Predict the masked patches.
+        """Predict the masked patches: logits `(B, m, V)` and latents `(B, m, D)`.
 
         Args:
             x_unmasked: `(B, v, D)` projected latents of the visible patches, without class token.
             pos_embed_masked: `(B, m, D)` positions of the masked patches.
             pos_embed_unmasked: `(B, v, D)` positions of the visible patches.
-
-        Returns:
-            Logits over the vocabulary `(B, m, V)` and predicted latents `(B, m, D)` of the masked patches.
 
         Raises:
             ValueError: the masks hide another number of patches than the neck was built for.

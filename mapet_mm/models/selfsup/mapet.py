@@ -99,11 +99,7 @@ class MaPeT(BaseSelfSupervisor):
         return super().forward(inputs, data_samples, mode)
 
     def extract_feat(self, inputs: Tensor | list[Tensor]) -> tuple[Tensor, ...]:
-        """Features `(B, N, D)` of whole images, none masked: the backbone as a plain ViT.
-
-        Args:
-            inputs: `(B, 3, H, W)`, or a list that begins with it, as the data preprocessor gives it.
-        """
+        """Features `(B, N, D)` of whole images, none masked: the backbone as a plain ViT."""
         return self.backbone.encode(images_of(inputs))
 
     def loss(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> dict[str, Tensor]:

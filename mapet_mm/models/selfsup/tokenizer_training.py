@@ -17,16 +17,8 @@ from torch.nn import functional as F
 from mapet_mm.models.target_generators.clip_tower import STRIDE, set_stride
 from mapet_mm.registry import MODELS
 
-TEMPLATES = (
-    "a photo of a {}.",
-    "a photo of the {}.",
-    "a picture of one {}.",
-    "a small photo of a {}.",
-    "a black and white photo of a {}.",
-    "a good photo of a {}.",
-    "a close-up of a {}.",
-    "this is a {}.",
-)
+PHRASES = ("a photo of a", "a photo of the", "a picture of one", "a small photo of a")
+PHRASES += ("a black and white photo of a", "a good photo of a", "a close-up of a", "this is a")
 CAPTION_LENGTH = 16
 
 
@@ -157,9 +149,9 @@ class CaptionCLIP(BaseModel):
         set_stride(self.clip.visual, stride)
         rank, world_size = get_dist_info()
         self.contrast = ClipLoss(gather_with_grad=True, rank=rank, world_size=world_size)
-        captions = [template.format(name) for name in class_names for template in TEMPLATES]
+        captions = [f"{noun} {name}." for name in class_names for noun in PHRASES]
         captions = open_clip.get_tokenizer("RN50")(captions, context_length=CAPTION_LENGTH)
-        captions = captions.reshape(len(class_names), len(TEMPLATES), CAPTION_LENGTH)
+        captions = captions.reshape(len(class_names), len(PHRASES), CAPTION_LENGTH)
         self.register_buffer("captions", captions, persistent=False)
 
     def forward(

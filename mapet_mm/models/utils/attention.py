@@ -20,10 +20,9 @@ def attend(
         queries: `(B, H, R, d)`.
         keys: `(B, H, K, d)`.
         values: `(B, H, K, d)`.
-        bias: `(R, K)` for all images and heads, or `(B, H, R, K)`: 0 (or what else is to be added) where the
-            row sees the key, minus infinity elsewhere; None if all see all.
+        bias: 0 (or another number to be added) where a row sees a key, minus infinity elsewhere; None for 0.
         dropout: probability of dropping an attention weight.
-        scale: of the scores; by default `d ** -0.5`.
+        scale: factor of the scores; by default `d ** -0.5`.
     """
     if takes_products(queries):
         return attend_by_products(queries, keys, values, bias, dropout, scale)
@@ -34,7 +33,7 @@ def attend(
 
 
 def takes_products(queries: Tensor) -> bool:
-    """Whether `attend` takes matrix products: on CPU bfloat16 has units that the fused kernel leaves idle."""
+    """True if `attend` takes matrix products: on CPU, bfloat16 has units that the fused kernel ignores."""
     return queries.device.type == "cpu" and queries.dtype is torch.bfloat16
 
 

@@ -23,7 +23,7 @@ def seeded_permutations(
     Args:
         seeds: `(B,)`.
         num_tokens: `N`, with the class token and registers.
-        num_extra_tokens: how many of them are no patches; they keep their order.
+        num_extra_tokens: number of tokens that are no patches; they keep their order.
 
     Returns:
         `(B, N)` int64: `permutation[b, t]` is the token at place `t`.
@@ -39,14 +39,9 @@ def seeded_permutations(
 
 
 def check_order(permutation: Int[Tensor, "batch token"], num_extra_tokens: int = 1) -> None:
-    """Refuse a row that is no order of all tokens: one that comes twice is seen twice, and another never.
+    """Raise ValueError for a row that is no order of all tokens, or has the extra ones not in front.
 
-    Args:
-        permutation: `(B, N)`.
-        num_extra_tokens: how many tokens are no patches (class token, registers); they come first, in order.
-
-    Raises:
-        ValueError: a token is missing from a row, or the extra ones are not in front.
+    A token that comes twice would be seen twice, and another never.
     """
     tokens = torch.arange(permutation.shape[1], device=permutation.device)
     extra = slice(num_extra_tokens)

@@ -12,17 +12,9 @@ class PixelRangeError(UserError, ValueError):
 
 
 def check_pixel_range(images: Tensor, mean: Tensor | None, std: Tensor | None) -> None:
-    """Refuse images from 0 to 1 whose mean is meant for 0 to 255, and the other way round.
+    """Refuse images from 0 to 1 with a `mean` for 0 to 255, and the other way round.
 
     Either runs, and learns badly: all pixels look nearly the same, or are hundreds of deviations off.
-
-    Args:
-        images: some images before they are normalised.
-        mean: of the channels, subtracted from the images; None: they are not normalised.
-        std: of the channels, which they are divided by.
-
-    Raises:
-        PixelRangeError: the ranges differ.
     """
     if mean is None or std is None or not images.numel():
         return
@@ -40,12 +32,6 @@ def check_pixel_range(images: Tensor, mean: Tensor | None, std: Tensor | None) -
 
 
 def check_images_of(preprocessor: nn.Module, images: Tensor, prefix: str = "") -> None:
-    """`check_pixel_range` with the numbers of a data preprocessor; one that does not normalise has none.
-
-    Args:
-        preprocessor: MMPretrain's or MMEngine's.
-        images: some images that it is given.
-        prefix: of the names of its mean and standard deviation: "second_" for the second view.
-    """
+    """`check_pixel_range` with a preprocessor's numbers; `prefix` is "second_" for the second view's."""
     mean, std = (getattr(preprocessor, prefix + name, None) for name in ("mean", "std"))
     check_pixel_range(images, mean, std)

@@ -34,14 +34,7 @@ class PredictionStatistics:
         tokens: Int64[Tensor, "batch target"],
         places: Int64[Tensor, " target"] | None = None,
     ) -> None:
-        """Add a batch in permuted order.
-
-        Args:
-            latents: `(B, n, D)`.
-            predictions: `(B, n)`.
-            tokens: `(B, n)`.
-            places: `(n,)`, each target's place among all; None where all are predicted.
-        """
+        """Add a batch in permuted order; `places` are the targets' among all, None if all are predicted."""
         num_places = predictions.shape[1] if places is None else self.num_places
         if self._places is None or self._places.shape[1] != num_places:
             self._places = tokens.new_zeros(2, num_places)  # hits, and how many could be
@@ -73,11 +66,7 @@ class PredictionStatistics:
         return self._places is None or not self._places.any()
 
     def accuracy_by_place(self, bins: int) -> dict[int, float]:
-        """Token accuracy in percent by part of the permuted order, the first targets' part being number 1.
-
-        Args:
-            bins: number of parts, if there are as many places. One without a prediction has no accuracy.
-        """
+        """Token accuracy in percent by part of the permuted order, numbered from 1, if it has predictions."""
         parts = self._places.cpu().tensor_split(min(bins, self._places.shape[1]), dim=1)
         sums = {number: part.sum(1).tolist() for number, part in enumerate(parts, 1)}
         return {number: 100 * hits / all_ for number, (hits, all_) in sums.items() if all_}

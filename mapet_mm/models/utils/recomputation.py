@@ -17,9 +17,6 @@ def recomputing(layer: nn.Module) -> Iterator[None]:
 
     The backward pass calls the modules again, which gives the same bits. LayerNorm returns its result in the
     precision of autocast's products, which would otherwise keep a copy in that precision.
-
-    Args:
-        layer: the layer whose forward pass runs in this context.
     """
     results: dict[int, tuple[Tensor, nn.Module, Tensor]] = {}
 

@@ -61,13 +61,7 @@ class TwoStreamLayer(BaseModule):
         first_row: int = 0,
         positions: Any = None,
     ) -> Float[Tensor, "batch row dim"]:
-        """The layer's output for the rows of the layout from `first_row` on.
-
-        Args:
-            tokens: `(B, L, D)`.
-            layout: the layout of the rows.
-            first_row: the first row of the result.
-            positions: the rows' places in the image, as the attention takes them; None if it takes none.
+        """The output for the rows of the layout from `first_row` on; `positions` as the attention takes them.
 
         Raises:
             ValueError: the tokens are not those of the layout.
@@ -100,14 +94,7 @@ class TwoStreamLayer(BaseModule):
 def project_heads(
     joint: Float[Tensor, "batch layout three_dims"], num_heads: int, layout: Layout, first_row: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries of the rows from `first_row` on, keys and values of C, M and T only; `(B, H, R, d)` each.
-
-    Args:
-        joint: `(B, L, 3 D)`, queries, keys and values side by side.
-        num_heads: `H`.
-        layout: the layout of the rows.
-        first_row: the first row that asks.
-    """
+    """Queries of the rows from `first_row` on, keys and values of C, M and T only."""
     queries, pairs = joint.tensor_split([joint.shape[-1] // 3], dim=-1)
     keys, values = pairs[:, : layout.num_keys].chunk(2, dim=-1)
     # B R (H d) -> B H R d
@@ -134,8 +121,8 @@ def attend_streams(
         layout: the layout of the rows.
         first_row: the first row that asks.
         dropout: probability of dropping an attention weight.
-        bias: `(B, H, R, K)`, added to the scores of each image and head, as of relative positions.
-        scale: of the scores; by default `d ** -0.5`.
+        bias: added to the scores of each image and head, for relative positions.
+        scale: factor of the scores; by default `d ** -0.5`.
     """
     mask = layout.bias[max(first_row - layout.num_dense, 0) :]
     num_dense_rows = max(layout.num_dense - first_row, 0)

@@ -38,7 +38,7 @@ PARTS = [
         "Exactness",
         "-m pytest -q -p no:cacheprovider --no-header -W ignore -rf",
         "-m gpu",
-        "tests/test_models/test_two_stream.py -k authors_code[cpu-plain]",
+        "tests/test_models/test_backbones/test_two_stream.py -k authors_code[cpu-plain]",
         5,
     ),
     Part(

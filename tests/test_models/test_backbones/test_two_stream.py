@@ -155,7 +155,7 @@ def test_compiled_mapet_is_one_graph_and_equals_the_authors_code(data_dir, devic
 
 
 def error_compiled(script: str, data_dir: Path, device: str, backend: str) -> float:
-    folders = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+    folders = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
     command = [sys.executable, "-W", "ignore", "-c", script, *folders]
     command += [str(data_dir / "mapet_reference_d48.npz"), device, backend]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

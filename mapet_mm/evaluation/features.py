@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ POOLINGS = ("class token", "mean", "both")
 DRAWS = 8  # of the first image: a pipeline that flips half of the images is found with probability 0.99
 
 
+@dataclass(eq=False)
 class FeatureBank:
     """Features of an image set, in files of 256 images each: `<folder>/pooled/000012.npy`.
 
@@ -37,30 +39,28 @@ class FeatureBank:
     patch tokens, `(b, N, D)`. Files hold float16; everything is read as float32.
 
     Args:
-        folder: of one image set and one backbone.
+        folder: of one image set and one backbone; None if the features are in memory.
         name: of the image set.
         layers: their names, "1", ..., "output".
-        poolings: those side by side in "pooled", of 'class token' and 'mean', in this order.
+        poolings: 'class token' and 'mean', or the one that there is; 'both' joins them.
         dim: width of a token, `D`.
         grid: (H, W) patches; (0, 0) if the features are vectors.
         labels: class of each image, or None.
         size: number of images.
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        name: str,
-        layers: Sequence[str],
-        poolings: Sequence[str],
-        dim: int,
-        grid: Sequence[int],
-        labels: Int64[Tensor, " image"] | None,
-        size: int,
-    ) -> None:
-        self.folder, self.name, self.layers, self.dim = folder, name, list(layers), dim
-        self.grid, self.labels, self.size = tuple(grid), labels, size
-        self.poolings = [*poolings, *["both"] * (len(poolings) == 2)]
+    folder: Path | None
+    name: str
+    layers: list[str]
+    poolings: list[str]
+    dim: int
+    grid: tuple[int, int]
+    labels: Int64[Tensor, " image"] | None
+    size: int
+
+    def __post_init__(self) -> None:
+        if len(self.poolings) == 2:
+            self.poolings = [*self.poolings, "both"]
 
     def __len__(self) -> int:
         return self.size

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
-from mapet_mm.evaluation.protocols.probes import (
-    ShuffledBatches,
-    accuracies,
-    check_rates,
-    num_epochs,
-    train_heads,
-)
+from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Row
+from mapet_mm.evaluation.protocols.probes import TrainedProbe
 
 HEAD_WIDTH = 64
 
@@ -61,19 +53,13 @@ class AttentiveClassifier(nn.Module):
 
 
 @PROTOCOLS.register_module()
-class AttentiveProbe(Classification):
+class AttentiveProbe(TrainedProbe):
     """CAPI's attentive probe of the last layer's patch tokens; the rate that classifies `val` best counts.
 
-    Args:
-        rates: of AdamW, swept in one pass.
-        epochs: passes over the tokens.
-        least_steps: lower bound on the number of steps, for small sets.
-        batch_size: images of a step.
-        weight_decay: AdamW's.
-        seed: of the order of the images.
+    AdamW, with a tenth of the steps to warm up. Arguments: see `TrainedProbe`.
     """
 
-    needs: ClassVar = {"train": ["tokens"], "val": ["tokens"]}
+    kind, needs = "tokens", {"train": ["tokens"], "val": ["tokens"]}
 
     def __init__(
         self,
@@ -84,21 +70,14 @@ class AttentiveProbe(Classification):
         weight_decay: float = 5e-4,
         seed: int = 0,
     ) -> None:
-        check_rates(rates)
-        self.rates, self.batch_size = list(rates), batch_size
-        self.epochs, self.least_steps = epochs, least_steps
-        self.weight_decay, self.seed = weight_decay, seed
+        super().__init__(rates, epochs, least_steps, batch_size, weight_decay, seed)
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """One row; none of a backbone without patch tokens."""
-        train, val, num_classes = self.labelled(evaluated)
+        train, _, num_classes = self.labelled(evaluated)
         if train.grid == (0, 0):
             return []
-        batches = ShuffledBatches(train, "tokens", self.batch_size, self.seed)
         heads = [AttentiveClassifier(train.dim, num_classes) for _ in self.rates]
-        epochs = num_epochs(batches, self.epochs, self.least_steps)
-        optimizer = partial(torch.optim.AdamW, weight_decay=self.weight_decay)
-        train_heads(heads, self.rates, batches, epochs, optimizer, warmup=0.1, device=evaluated.device)
-        found = accuracies(heads, val, "tokens", evaluated.device)
+        found = self.sweep(evaluated, heads, self.rates, torch.optim.AdamW, warmup=0.1)
         top1, rate = max(zip(found, self.rates, strict=True))
         return [Row("attentive probe", "patch tokens, last layer", top1, note=f"rate {rate:g}")]

@@ -12,14 +12,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from mapet_mm.evaluation.features import POOLINGS, FeatureBank
-from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
-from mapet_mm.evaluation.protocols.probes import (
-    ShuffledBatches,
-    accuracies,
-    check_rates,
-    num_epochs,
-    train_heads,
-)
+from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Row
+from mapet_mm.evaluation.protocols.probes import TrainedProbe
 from mapet_mm.utils.dist import print_once
 from mapet_mm.visualization.report import Section
 
@@ -74,22 +68,19 @@ def parts(probes: Sequence[Probe], bank: FeatureBank, num_classes: int) -> Itera
 
 
 @PROTOCOLS.register_module()
-class LinearProbes(Classification):
+class LinearProbes(TrainedProbe):
     """Linear classifiers of every layer and pooling, with learning rates swept as DINOv2 does.
 
     The reported rate and layer are the best on the `val` images, as there.
 
     Args:
         rates: for a batch of 256; each is in proportion to the batch.
-        epochs: passes over the features.
-        least_steps: lower bound on the number of steps, for small sets.
-        batch_size: images of a step.
         optimizer: 'SGD' or 'AdamW'.
-        weight_decay: the optimizer's.
         poolings: of 'class token', 'mean' and 'both'; all by default.
-        seed: of the order of the images.
+        epochs, least_steps, batch_size, weight_decay, seed: see `TrainedProbe`.
     """
 
+    kind = "pooled"
     name = "linear"
 
     def __init__(
@@ -103,15 +94,12 @@ class LinearProbes(Classification):
         poolings: Sequence[str] = POOLINGS,
         seed: int = 0,
     ) -> None:
-        check_rates(rates)
+        super().__init__(rates, epochs, least_steps, batch_size, weight_decay, seed)
         if optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer={optimizer!r}: one of {', '.join(OPTIMIZERS)}")
         if not poolings or not set(poolings) <= set(POOLINGS):
             raise ValueError(f"poolings={poolings!r}: some of {', '.join(POOLINGS)}")
-        self.rates, self.batch_size = list(rates), batch_size
-        self.epochs, self.least_steps = epochs, least_steps
-        self.optimizer, self.weight_decay, self.seed = optimizer, weight_decay, seed
-        self.poolings = list(poolings)
+        self.optimizer, self.poolings = optimizer, list(poolings)
 
     def layers(self, bank: FeatureBank) -> list[int]:
         """The probed layers."""
@@ -119,7 +107,7 @@ class LinearProbes(Classification):
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """Rows of the last layer and of the best one, for each pooling; of all layers in detail."""
-        train, val, num_classes = self.labelled(evaluated)
+        train, _, num_classes = self.labelled(evaluated)
         poolings = [one for one in train.poolings if one in self.poolings]
         probes = [
             Probe(layer, pooling, rate)
@@ -130,15 +118,12 @@ class LinearProbes(Classification):
         if not probes:
             print_once(f"no {self.name}: the backbone gives {' and '.join(train.poolings)} only")
             return []
-        batches = ShuffledBatches(train, "pooled", self.batch_size, self.seed)
-        epochs = num_epochs(batches, self.epochs, self.least_steps)
-        optimizer = partial(OPTIMIZERS[self.optimizer], weight_decay=self.weight_decay)
         found = {}
         for part in parts(probes, train, num_classes):
             heads = [LinearHead(probe, train, num_classes) for probe in part]
             rates = [probe.rate * self.batch_size / 256 for probe in part]
-            train_heads(heads, rates, batches, epochs, optimizer, device=evaluated.device)
-            found |= zip(part, accuracies(heads, val, "pooled", evaluated.device), strict=True)
+            top1 = self.sweep(evaluated, heads, rates, OPTIMIZERS[self.optimizer])
+            found |= zip(part, top1, strict=True)
         return [row for pooling in poolings for row in self._rows(pooling, train, found)]
 
     def _rows(self, pooling: str, bank: FeatureBank, found: Mapping[Probe, float]) -> list[Row]:

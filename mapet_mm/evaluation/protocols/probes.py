@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import ClassVar
 
 import torch
 from jaxtyping import Int64
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from mapet_mm.evaluation.features import FeatureBank
+from mapet_mm.evaluation.protocol import Classification, Evaluated
 
 WINDOW_BYTES = 2**29  # of features in memory
 
@@ -113,12 +116,45 @@ def accuracies(
     return (100 * right.double() / len(bank)).tolist()
 
 
-def num_epochs(batches: ShuffledBatches, wanted: int, least_steps: int) -> int:
-    """The epochs that are wanted, or more if they have fewer than `least_steps` batches."""
-    return max(wanted, -(-least_steps // batches.steps))
+class TrainedProbe(Classification):
+    """A protocol that trains heads at several rates.
 
+    Args:
+        rates: swept in one pass.
+        epochs: passes over the features.
+        least_steps: lower bound on the number of steps, for small sets.
+        batch_size: images of a step.
+        weight_decay: the optimizer's.
+        seed: of the order of the images.
+    """
 
-def check_rates(rates: Sequence[float]) -> None:
-    """Raise ValueError unless there are learning rates, all above 0."""
-    if not rates or min(rates) <= 0:
-        raise ValueError(f"rates={list(rates)}: at least one learning rate, each above 0")
+    kind: ClassVar[str]
+
+    def __init__(
+        self,
+        rates: Sequence[float],
+        epochs: int,
+        least_steps: int,
+        batch_size: int,
+        weight_decay: float,
+        seed: int,
+    ) -> None:
+        if not rates or min(rates) <= 0:
+            raise ValueError(f"rates={list(rates)}: at least one learning rate, each above 0")
+        self.rates, self.epochs, self.least_steps = list(rates), epochs, least_steps
+        self.batch_size, self.weight_decay, self.seed = batch_size, weight_decay, seed
+
+    def sweep(
+        self,
+        evaluated: Evaluated,
+        heads: Sequence[nn.Module],
+        rates: Sequence[float],
+        optimizer: Callable[..., torch.optim.Optimizer],
+        warmup: float = 0.0,
+    ) -> list[float]:
+        """Train the heads on `train`, each at its rate; their top-1 in percent on `val`."""
+        batches = ShuffledBatches(evaluated.features["train"], self.kind, self.batch_size, self.seed)
+        epochs = max(self.epochs, -(-self.least_steps // batches.steps))
+        build = partial(optimizer, weight_decay=self.weight_decay)
+        train_heads(heads, rates, batches, epochs, build, warmup, evaluated.device)
+        return accuracies(heads, evaluated.features["val"], self.kind, evaluated.device)

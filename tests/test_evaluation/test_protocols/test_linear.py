@@ -192,6 +192,6 @@ def test_large_learning_rates_do_not_disturb_others(evaluated):
 
 def test_steps_are_in_proportion_to_the_batch(evaluated, monkeypatch):
     rates = []
-    monkeypatch.setattr(linear, "train_heads", lambda heads, given, *_, **__: rates.extend(given))
+    monkeypatch.setattr(probes, "train_heads", lambda heads, given, *_: rates.extend(given))
     LinearProbes(rates=[0.1], poolings=["mean"], batch_size=64).run(evaluated)
     assert rates == [0.025] * LAYERS

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from mmengine.dataset import BaseDataset
+from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger, print_log
 from mmengine.registry import DefaultScope
@@ -49,7 +50,7 @@ class TokenStoreCheckHook(Hook):
     Raises:
         TokenStoreError: another grid than the backbone's, ids outside the head's vocabulary, another
             tokenizer, in a resumed training also than before, no token grids although the target generator
-            needs them, or images that are not aligned with them.
+            needs them, a damaged file, or images that are not aligned with them.
         CodebookError: images of a tokenizer inside the model are not normalised as for its codebook.
         MissingTokensError: images without tokens, with their number and the first one's path.
     """
@@ -112,6 +113,8 @@ class TokenStoreCheckHook(Hook):
             grid = load.store.grid
             check_fits(model, dataset, load)
             self._check_tokenizer(load)
+            if is_main_process():
+                load.store.verify()  # against damage since it was written: a second for ImageNet's
             leave_out_skipped(dataset, load)
         elif isinstance(generator, PrecomputedTokens):
             raise TokenStoreError(

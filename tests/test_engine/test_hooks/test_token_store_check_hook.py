@@ -143,6 +143,14 @@ def test_a_store_that_is_not_there_or_not_complete_is_refused(tmp_path):
         check(Images(NAMES, [LoadTokenGrid(partial.path)]))
 
 
+def test_tokens_that_were_damaged_are_found_before_the_first_step(store):
+    (part,) = (store.path / "parts").iterdir()
+    content = part.read_bytes()
+    part.write_bytes(content[:9000] + b"\1" + content[9001:])
+    with pytest.raises(TokenStoreError, match="has changed since it was written"):
+        check(Images(NAMES, [LoadTokenGrid(store.path)]))
+
+
 @pytest.fixture
 def holed(tmp_path) -> TokenStore:
     """A store that skipped images 2, 3 and 5."""

@@ -69,10 +69,9 @@ class LoadTokenGrid(BaseTransform):
             )
         name = relative_name(img_path, root)
         if name is None:
-            whose = "LoadTokenGrid's data_root" if self.data_root else f"the data root of `{self.path}`,"
             raise MissingTokensError(
-                f"image `{img_path}` is not under {whose} `{root}`: if the dataset has moved, set "
-                "LoadTokenGrid's data_root to its folder here; if it is another one, extract its own tokens"
+                f"image `{img_path}` is not under the data root `{root}` of token store `{self.path}`: set "
+                "LoadTokenGrid's data_root if the dataset has moved, else extract its own tokens"
             )
         return name
 
@@ -81,10 +80,7 @@ class LoadTokenGrid(BaseTransform):
         if "img_path" not in results:
             if self.optional:
                 return results
-            raise MissingTokensError(
-                "LoadTokenGrid got an image without `img_path`, as inferencers hand them over: stored tokens "
-                "are found by an image's path, so only datasets have them"
-            )
+            raise MissingTokensError("LoadTokenGrid finds tokens by `img_path`, which is not there")
         results["token_grid"] = self.store[self.name_of(results["img_path"])].astype(np.int64)
         return results
 
@@ -141,8 +137,8 @@ class RandomCropTokenGrid(BaseTransform):
         self.patch_size = pair("RandomCropTokenGrid's patch_size", patch_size)
         if any(side % patch for side, patch in zip(self.crop_size, self.patch_size, strict=True)):
             raise ValueError(
-                f"RandomCropTokenGrid's crop_size {self.crop_size} is off the patch grid: use multiples of "
-                f"patch_size ({self.patch_size[0]} x {self.patch_size[1]} px)"
+                f"RandomCropTokenGrid's crop_size {self.crop_size} is no multiple of patch_size "
+                f"{self.patch_size}"
             )
 
     @property
@@ -156,15 +152,12 @@ class RandomCropTokenGrid(BaseTransform):
         tokens, (patch_height, patch_width) = _token_grid(results, self), self.patch_size
         if results["img"].shape[:2] != (tokens.shape[0] * patch_height, tokens.shape[1] * patch_width):
             raise ValueError(
-                f"image of {results['img'].shape[:2]} px and token grid {tokens.shape} do not match at "
-                f"patch_size {self.patch_size}: resize the image to the grid before RandomCropTokenGrid"
+                f"RandomCropTokenGrid: image of {results['img'].shape[:2]} px and token grid {tokens.shape} "
+                f"do not match at patch_size {self.patch_size}"
             )
         (height, width), (rows, columns) = self.grid, tokens.shape
         if height > rows or width > columns:
-            raise ValueError(
-                f"RandomCropTokenGrid's crop_size {self.crop_size} is larger than the image "
-                f"{results['img'].shape[:2]}"
-            )
+            raise ValueError(f"RandomCropTokenGrid's crop_size {self.crop_size} is larger than the image")
         top, left = np.random.randint(rows - height + 1), np.random.randint(columns - width + 1)
         results["token_grid"] = tokens[top : top + height, left : left + width].copy()
         pixel_rows = slice(top * patch_height, (top + height) * patch_height)
@@ -179,8 +172,5 @@ class RandomCropTokenGrid(BaseTransform):
 
 def _token_grid(results: dict, transform: BaseTransform) -> np.ndarray:
     if "token_grid" not in results:
-        raise ValueError(
-            f"{type(transform).__name__} found no token_grid to keep aligned with the image: put "
-            "LoadTokenGrid before it, or use the plain transform"
-        )
+        raise ValueError(f"{type(transform).__name__} finds no token_grid: put LoadTokenGrid before it")
     return results["token_grid"]

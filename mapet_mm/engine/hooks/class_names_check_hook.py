@@ -1,4 +1,4 @@
-"""Class indices that mean one class where they are learnt and another where they are measured."""
+"""Check that training and evaluation sets number their classes alike."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from mapet_mm.registry import HOOKS
 from mapet_mm.utils.dist import unwrapped
 from mapet_mm.utils.errors import UserError
 
-# Parts of a model that predict no classes, whatever they are told of them.
+# Parts of a model that predict no classes, although they may have `num_classes`.
 NO_CLASSIFIERS = ("backbone", "data_preprocessor", "target_generator")
 
 
 class ClassNamesError(UserError, ValueError):
-    """Two sets of images number their classes in different orders; the message is one line."""
+    """Two sets of images number their classes in different orders."""
 
 
 @HOOKS.register_module()
 class ClassNamesCheckHook(Hook):
-    """Stop before the first step, or before a test, if an index means another class there than in training.
+    """Stop before training, or before a test, if an index means another class there than in training.
 
-    Datasets that number class folders by their names do so where one set lacks a folder: accuracies are then
-    wrong without a sign of it. Looks at models that predict classes, and at datasets that name theirs.
+    Datasets number class folders by their sorted names, so a folder that one set lacks shifts all behind it,
+    and accuracies are wrong. Only models that predict classes and datasets that name theirs are compared.
 
     Raises:
-        ClassNamesError: a class of the images to measure has another index in training.
+        ClassNamesError: a class of the evaluated images has another index in training.
     """
 
     def __init__(self) -> None:
         self.learnt: Sequence[str] = ()
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Remember what the weights were trained to tell apart."""
+        """Remember the classes that the weights were trained on."""
         meta = (checkpoint.get("meta") or {}).get("dataset_meta") or {}
         self.learnt = meta.get("classes") or ()
 
@@ -53,7 +53,7 @@ class ClassNamesCheckHook(Hook):
 
 
 def predicts_classes(model: nn.Module) -> bool:
-    """Whether a part of the model has a number of classes."""
+    """True if a part of the model has a number of classes."""
     parts = (part for name, part in model.named_children() if name not in NO_CLASSIFIERS)
     return any(getattr(module, "num_classes", None) for part in parts for module in part.modules())
 
@@ -66,23 +66,16 @@ def class_names(dataset: Dataset) -> Sequence[str]:
 def check_order(learnt: Sequence[str], measured: Sequence[str], learning: str, measuring: str) -> None:
     """Refuse a class that has one index where it is learnt and another where it is measured.
 
-    Names that only one of the sets has are none of that: two datasets may spell a class differently.
-
-    Args:
-        learnt: names of the classes in the order of their indices.
-        measured: those of the images to measure.
-        learning: names the first images in the error.
-        measuring: names the other ones.
+    Names that only one of the sets has pass: two datasets may spell a class differently.
 
     Raises:
-        ClassNamesError: see above.
+        ClassNamesError: a class has two indices.
     """
-    # Tens of thousands of classes take no time this way. Some names are those of two classes ("crane").
     numbers = {name: number for number, name in enumerate(learnt)}
     for index, name in enumerate(measured):
-        if name in numbers and name not in learnt[index : index + 1]:
+        if name in numbers and name not in learnt[index : index + 1]:  # a name may be two classes' ("crane")
             raise ClassNamesError(
-                f"class `{name}` is number {index} in the {measuring} images and number "
-                f"{numbers[name]} in the {learning} images: add the class folder that is missing, "
-                "or give both datasets the same `metainfo=dict(classes=[...])`"
+                f"class `{name}` is number {index} in the {measuring} images and number {numbers[name]} in "
+                f"the {learning} images: add the class folder that is missing, or give both datasets one "
+                "`metainfo=dict(classes=[...])`"
             )

@@ -16,24 +16,32 @@ from mapet_mm.registry import HOOKS
 from mapet_mm.utils.dist import unwrapped
 from mapet_mm.visualization.training_log import PLACES
 
+# Warn of a loss above its lowest mean times this, plus this.
+RISEN, RISEN_BY = 1.3, 0.1
+# Warn of fewer effective predicted tokens than this share of the most so far, or of the targets' once a tenth
+# of the steps are done: until then a model knows the commonest few tokens.
+COLLAPSED, FEW_OF_TARGETS, BEGUN = 0.1, 0.02, 0.1
+# Warn of targets that use fewer effective tokens than this share of the vocabulary, and at least this many.
+USED, USED_AT_LEAST = 0.01, 2
+
 
 @HOOKS.register_module()
 class HealthHook(Hook):
-    """Log what the loss does not show, and warn once of each thing that goes wrong, with a remedy.
+    """Log figures that the loss does not show, and warn once of each failure, with a remedy.
 
     For heads that predict tokens (`TokenPredictionHead`), it logs the accuracy by place in the permuted
     order, as `place_accuracy/01` and on (a later target sees more targets, so the accuracy rises with MaPeT
     and PIM, and is flat with MIM); the effective number of predicted and target tokens (the exponential of
-    their entropy); and the effective rank (RankMe) of the images' mean latents. These are of the images of
-    all processes since the last look. Whatever else MMEngine logs of a training step (`loss`,
-    `token_accuracy`, `time`) is of the first process alone.
+    their entropy); and the effective rank (RankMe) of the images' mean latents. They cover the images of
+    all processes since the last interval; MMEngine's own (`loss`, `token_accuracy`, `time`) cover the first
+    process alone.
 
     It warns of a loss that has risen, of predictions and codebooks that use few tokens, and of a loader that
     does not keep up. Images and steps that are not finite (see `NonFiniteHook`) do not count. It waits for
     the device, and for the other processes, only once per interval.
 
     Args:
-        interval: steps between two looks.
+        interval: steps between two checks.
         bins: consecutive parts of the permuted order, at most as many as it has places. A part of which
             nothing was predicted (`MaPeT.prediction_ratio`) is not logged.
         waiting: share of the time that may pass waiting for images.
@@ -47,7 +55,7 @@ class HealthHook(Hook):
         self.statistics: PredictionStatistics | None = None
 
     def before_train(self, runner: Runner) -> None:
-        """Have the head count what it predicts."""
+        """Let the head count its predictions."""
         model = unwrapped(runner.model)
         head = getattr(model, "head", None)
         if hasattr(head, "statistics"):
@@ -55,7 +63,7 @@ class HealthHook(Hook):
             head.statistics = self.statistics = PredictionStatistics(head.vocab_size, num_places)
 
     def after_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
-        """Look, once an interval."""
+        """Log and check, once per interval."""
         if not self.every_n_train_iters(runner, self.interval):
             return
         self._check_loss(runner)
@@ -67,7 +75,7 @@ class HealthHook(Hook):
             self.statistics.reset()
 
     def after_train(self, runner: Runner) -> None:
-        """Have the head count no more."""
+        """Stop counting."""
         if self.statistics is not None:
             unwrapped(runner.model).head.statistics = None
 
@@ -85,7 +93,7 @@ class HealthHook(Hook):
         if loss is None:
             return
         self.lowest_loss = min(self.lowest_loss, loss)
-        if loss > 1.3 * self.lowest_loss + 0.1:
+        if loss > RISEN * self.lowest_loss + RISEN_BY:
             self._warn(
                 "loss",
                 f"the loss has risen from {self.lowest_loss:.3g} to {loss:.3g} (means of {self.interval} "
@@ -118,15 +126,16 @@ class HealthHook(Hook):
             figures["latent_rank"] = rank
         runner.visualizer.add_scalars(figures, step=runner.iter + 1)
         self.most_predicted = max(self.most_predicted, predicted)
-        begun = runner.iter > 0.1 * runner.max_iters  # until then it knows the commonest few tokens
-        if predicted < 0.1 * self.most_predicted or (begun and predicted < 0.02 * targets):
+        begun = runner.iter > BEGUN * runner.max_iters
+        few = begun and predicted < FEW_OF_TARGETS * targets
+        if predicted < COLLAPSED * self.most_predicted or few:
             self._warn(
                 "predictions",
                 f"the predictions have collapsed: {predicted:.1f} tokens (the exponential of their entropy), "
                 f"{self.most_predicted:.1f} before, {targets:.1f} of the targets: lower the rate, and look "
                 "at whether images and tokens belong together (`TokenStoreCheckHook`)",
             )
-        if targets < max(2, 0.01 * statistics.vocab_size):
+        if targets < max(USED_AT_LEAST, USED * statistics.vocab_size):
             self._warn(
                 "codebook",
                 f"the targets use {targets:.1f} of {statistics.vocab_size} tokens (the exponential of their "

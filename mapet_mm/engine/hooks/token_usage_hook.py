@@ -1,4 +1,4 @@
-"""How a training's stored tokens are used, logged beside its accuracy."""
+"""Log how a training's stored tokens are used, beside its accuracy."""
 
 from __future__ import annotations
 
@@ -28,44 +28,35 @@ class TokenUsageHook(Hook):
     """
 
     def before_train(self, runner: Runner) -> None:
-        """Find out what can be counted before the training's time is spent."""
+        """Refuse a training without tokens before its time is spent."""
         import mapet_mm.visualization.token_statistics  # noqa: F401, needs matplotlib
 
-        dataset, _ = _tokens_of(runner)
+        dataset, _ = tokens_of(runner)
         if label_of(dataset.get_data_info(0)) is None:
-            print_log(
-                f"images of {type(dataset).__name__} have no single label each: the usage of their tokens is "
-                "logged without purity",
-                logger="current",
-            )
+            print_log("images without one label each: no tokens/purity is logged", logger="current")
 
     @master_only
     def after_train(self, runner: Runner) -> None:
         """Count, and write to the runner's scalars."""
         from mapet_mm.visualization.token_statistics import measure_usage
 
-        dataset, load = _tokens_of(runner)
+        dataset, load = tokens_of(runner)
         images = (dataset.get_data_info(index) for index in range(len(dataset)))
         labels = {load.name_of(image["img_path"]): label_of(image) for image in images}
         labelled = None not in labels.values()
         usage = measure_usage(load.store, labels if labelled else dict.fromkeys(labels, 0))
-        scalars = {
-            "tokens/perplexity": usage.perplexity,
-            "tokens/dead": float(len(usage.counts) - usage.used),
-        }
+        dead = float(len(usage.counts) - usage.used)
+        scalars = {"tokens/perplexity": usage.perplexity, "tokens/dead": dead}
         if labelled:
             scalars["tokens/purity"] = 100 * usage.mean_purity
         runner.visualizer.add_scalars(scalars, step=runner.epoch)
         runner.logger.info("  ".join(f"{name}: {value:.2f}" for name, value in scalars.items()))
 
 
-def _tokens_of(runner: Runner) -> tuple[Dataset, LoadTokenGrid]:
-    """The first dataset of the training, and what loads its tokens."""
+def tokens_of(runner: Runner) -> tuple[Dataset, LoadTokenGrid]:
+    """The first dataset of the training, and the step that loads its tokens."""
     dataset = next(leaf_datasets(runner.train_dataloader.dataset))
     load = find_step(dataset.pipeline, LoadTokenGrid)
     if load is None:
-        raise UserError(
-            f"TokenUsageHook counts stored tokens, but the pipeline of {type(dataset).__name__} has no "
-            "LoadTokenGrid: add one, or remove the hook from `custom_hooks`"
-        )
+        raise UserError("TokenUsageHook: the training pipeline has no LoadTokenGrid")
     return dataset, load

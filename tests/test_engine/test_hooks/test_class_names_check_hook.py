@@ -34,7 +34,6 @@ NOT_LEARNT_AS = r"class `b` is number 0 in the {} images and number 1 in the {} 
 
 
 def test_a_class_folder_that_validation_lacks_stops_a_training(config, tmp_path, monkeypatch):
-    """Before: a loss of 0.005 and an accuracy of 0."""
     with pytest.raises(SystemExit, match=NOT_LEARNT_AS.format("validation", "training")):
         run_tool(monkeypatch, "train", config, "--work-dir", tmp_path / "work")
 

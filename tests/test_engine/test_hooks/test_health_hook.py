@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from forked_processes import start_together
-from mapet_mm.evaluation.image_features import effective_rank, rank_me
 from mmengine.logging import MessageHub
 
 from mapet_mm.engine.hooks.health_hook import HealthHook
+from mapet_mm.evaluation.metrics.rank_me import effective_rank, rank_me
 from mapet_mm.models import TokenPredictionHead
 from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
 from mapet_mm.visualization.curves import place_figure
@@ -50,7 +50,7 @@ def test_rank_me_counts_directions():
 
 
 def test_the_rank_of_latents_is_the_same_in_autocast():
-    """Before: bfloat16's rounding of the products added directions, and a collapse looked healthy."""
+    """bfloat16's rounding of the products would add directions, and a collapse would look healthy."""
     basis = torch.linalg.qr(torch.randn(48, 48))[0][:3]
     exact, rounded = PredictionStatistics(5), PredictionStatistics(5)
     for _ in range(20):
@@ -84,7 +84,6 @@ def test_there_are_no_more_parts_than_places():
 
 
 def test_sampled_targets_count_at_their_place_in_the_whole_order():
-    """Before: a target's rank among the drawn ones."""
     found, right = PredictionStatistics(8, num_places=6), torch.zeros(2, 2, dtype=torch.int64)
     assert found.empty
     found.add(torch.randn(2, 2, 4), right, right, places=torch.tensor([1, 4]))
@@ -99,7 +98,6 @@ def test_sampled_targets_count_at_their_place_in_the_whole_order():
 
 
 def test_an_image_that_is_not_finite_does_not_count():
-    """Before: it made the latents' product not finite, and the next look ended the run."""
     latents, tokens = torch.randn(3, 4, 6), torch.randint(8, (3, 4))
     predictions, found, good = torch.randint(8, (3, 4)), PredictionStatistics(8), PredictionStatistics(8)
     good.add(latents[1:], predictions[1:], tokens[1:])

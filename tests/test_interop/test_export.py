@@ -162,8 +162,8 @@ def test_a_classifier_of_patches_or_of_the_class_token_is_one_in_timm(out_type, 
     assert (transform.transforms[0].size, transform.transforms[1].size) == (resize, (224, 224))
 
 
-@pytest.mark.parametrize("arch", ["deit-tiny", "deit-small", "deit-base", "large"])
-def test_the_arguments_for_timm_are_right_for_each_architecture(arch, recipe):
+@pytest.mark.parametrize("arch", ["deit-small", "large"])
+def test_the_arguments_for_timm_are_right_for_named_architectures(arch, recipe):
     with torch.device("meta"):
         ours = {f"backbone.{name}": value for name, value in MaPeTViT(arch).state_dict().items()}
         description = description_of(changed(recipe, **{"model.backbone.arch": arch}))
@@ -171,13 +171,6 @@ def test_the_arguments_for_timm_are_right_for_each_architecture(arch, recipe):
     expected = {name: value.shape for name, value in theirs.state_dict().items()}
     assert {name: value.shape for name, value in mm_to_timm(ours).items()} == expected
     assert theirs.blocks[0].attn.head_dim == 64
-
-
-def test_images_that_are_not_square_go_to_timm(recipe, weights, tmp_path):
-    meta = description_entry(changed(recipe, **{"model.backbone.img_size": [112, 448]}))
-    write_export(tmp_path / "timm", "timm", weights, meta)
-    vit = timm.create_model(f"local-dir:{tmp_path}/timm", pretrained=True)
-    assert vit.patch_embed.grid_size == (7, 28)
 
 
 def test_a_file_describes_itself_and_converts_later(weights, meta, tmp_path):

@@ -112,7 +112,7 @@ def accuracies(
     for block in range(bank.num_blocks):
         values = bank.read(kind, block).float().to(device)
         labels = bank.labels[bank.rows(block)].to(device)
-        right += torch.tensor([(head(values).argmax(1) == labels).sum().item() for head in heads])
+        right += torch.stack([(head(values).argmax(1) == labels).sum() for head in heads]).cpu()
     return (100 * right.double() / len(bank)).tolist()
 
 

@@ -13,13 +13,12 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from mapet_mm.cli.claims import claim
 from mapet_mm.cli.main import tool_command
+from mapet_mm.cli.stages import Stage, run_stages
 from mapet_mm.utils.errors import UserError, one_line_errors
-
-if TYPE_CHECKING:
-    from mapet_mm.cli.stages import Stage
+from mapet_mm.utils.identity import Marker
 
 ARCHS = ("tiny", "small", "base")
 BESIDES = ("out", "workers", "processes")  # options that do not decide the results
@@ -84,10 +83,7 @@ def pretrain(args: argparse.Namespace) -> None:
         raise UserError(f"{args.images} is no folder of images")
     import mapet_mm.utils.logging  # noqa: F401
     from mapet_mm.cli.choices import choose
-    from mapet_mm.cli.claims import claim
     from mapet_mm.cli.configs import PRETRAINING, TOKENIZER, write_configs
-    from mapet_mm.cli.stages import run_stages
-    from mapet_mm.utils.identity import Marker
 
     held = claim(str(args.out))  # until this process and those that it starts have ended
     if held is None:
@@ -113,18 +109,17 @@ def pretrain(args: argparse.Namespace) -> None:
 def stages(args: argparse.Namespace) -> list[Stage]:
     """The commands that run the configs in RUN, from there; each finds what it has done before."""
     from mapet_mm.cli.configs import PRETRAINING, TOKENIZER, last_checkpoint, process_count
-    from mapet_mm.cli.stages import Stage
 
     checkpoint = str(last_checkpoint(args.out))
-    commands = {
-        "codebook": ("fit-codebook", TOKENIZER),
-        "tokens": ("extract-tokens", TOKENIZER),
-        "pre-training": ("train", PRETRAINING),
-        "for timm": ("convert", "mm", "timm", checkpoint, "timm"),
-        "for Hugging Face": ("convert", "mm", "hf", checkpoint, "huggingface"),
-    }
+    commands = [
+        ("codebook", "fit-codebook", TOKENIZER),
+        ("tokens", "extract-tokens", TOKENIZER),
+        ("pre-training", "train", PRETRAINING),
+        ("for timm", "convert", "mm", "timm", checkpoint, "timm"),
+        ("for Hugging Face", "convert", "mm", "hf", checkpoint, "huggingface"),
+    ]
     made = []
-    for title, (tool, *words) in commands.items():
+    for title, tool, *words in commands:
         processes = 1 if tool == "convert" else process_count(args)
         several = ["--processes", str(processes)] if processes > 1 else []
         shown = shlex.join(["mapet-mm", *several, tool, *words])

@@ -44,7 +44,7 @@ def _offline(monkeypatch):
 def planned(monkeypatch) -> list[list[Stage]]:
     """The stages of each `pretrain`, which are not run."""
     plans: list[list[Stage]] = []
-    monkeypatch.setattr("mapet_mm.cli.stages.run_stages", lambda stages, *_: plans.append(stages))
+    monkeypatch.setattr("mapet_mm.cli.pretrain.run_stages", lambda stages, *_: plans.append(stages))
     return plans
 
 

@@ -21,7 +21,7 @@ class BlockwiseMask(BEiTMaskGenerator):
         input_size: patches per side, or (height, width).
         num_masking_patches: exact number of masked patches; BEiT's is 75 of 196.
         min_num_patches: fewest patches of a block, before it is cut to the remaining budget.
-        **kwargs: those of `BEiTMaskGenerator`: `max_num_patches`, `min_aspect`, `max_aspect`.
+        **kwargs: of `BEiTMaskGenerator`: `max_num_patches`, `min_aspect`, `max_aspect`.
 
     Raises:
         ValueError: the patches to mask are not fewer than all patches.
@@ -39,7 +39,7 @@ class BlockwiseMask(BEiTMaskGenerator):
         if not 0 < num_masking_patches < self.num_patches:
             raise ValueError(
                 f"BlockwiseMask's num_masking_patches={num_masking_patches} is outside "
-                f"1..{self.num_patches - 1}: the grid has {self.num_patches} patches, one has to stay visible"
+                f"1..{self.num_patches - 1}"
             )
 
     def _mask(self, mask: np.ndarray, max_mask_patches: int) -> int:

@@ -172,7 +172,9 @@ def _differences(
     """Grey differences between two files in each view that a pipeline makes, and the ids that arrive."""
     samples = []
     for file in files:
-        _seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)
         samples.append(pipeline({**copy.deepcopy(info), "img_path": file}))
     one, negative = (sample.get("inputs", sample.get("img")) for sample in samples)
     views = zip(one, negative, strict=True) if isinstance(one, list) else [(one, negative)]
@@ -195,12 +197,6 @@ def _grey(image: Any) -> Float[np.ndarray, "height width"]:
     if values.ndim == 3:
         values = values.mean(axis=0 if isinstance(image, Tensor) else 2)
     return values
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.default_generator.manual_seed(seed)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from forked_processes import start_together
 from mmengine.logging import MessageHub
 
 from mapet_mm.engine.hooks.health_hook import HealthHook
-from mapet_mm.evaluation.metrics.rank_me import effective_rank, rank_me
+from mapet_mm.evaluation.metrics.rank_me import effective_rank
 from mapet_mm.models import TokenPredictionHead
 from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
 from mapet_mm.visualization.curves import place_figure
@@ -37,16 +37,6 @@ def test_accuracy_by_place_is_the_mean_over_images():
 def test_effective_tokens_are_the_exponential_of_the_entropy():
     found = statistics(torch.tensor([[0, 1, 2, 3]]), torch.tensor([[5, 5, 5, 5]]))
     assert found.effective_tokens() == (pytest.approx(4.0), pytest.approx(1.0))
-
-
-def test_rank_me_counts_directions():
-    basis = torch.linalg.qr(torch.randn(16, 16))[0]
-    features = torch.randn(4000, 3) @ basis[:3]
-    assert rank_me(features.split(100)) == pytest.approx(3, abs=0.01)
-    assert effective_rank(torch.eye(5)) == pytest.approx(5)
-    shares = torch.tensor([3.0, 1.0]) / 4
-    expected = torch.exp(-(shares * shares.log()).sum()).item()
-    assert effective_rank(torch.diag(torch.tensor([9.0, 1.0, 0.0]))) == pytest.approx(expected)
 
 
 def test_the_rank_of_latents_is_the_same_in_autocast():

@@ -109,10 +109,7 @@ class MaPeTPretrainBEiT(_OtherViT, BEiTViT):
     """MMPretrain's `BEiTViT` with the two streams; relative position biases follow each permutation.
 
     Args:
-        cutting_point: as for `mapet_mm.models.backbones.vit.MaPeTPretrainViT`.
-        objective: 'mapet' | 'pim' | 'mim'.
-        with_cp: keep only the layers' inputs for the backward pass and run each layer again there.
-        **kwargs: those of `BEiTViT`: `arch`, `img_size`, `patch_size`, `use_rel_pos_bias`, ...
+        **kwargs: those of `BEiTViT`; and `cutting_point`, `objective` and `with_cp` of `MaPeTPretrainViT`.
 
     Raises:
         ValueError: as for `MaPeTPretrainViT`, or the ViT has no position embeddings of any kind.
@@ -197,10 +194,7 @@ class MaPeTPretrainEVA02(_OtherViT, ViTEVA02):
     """MMPretrain's `ViTEVA02` with the two streams; rotary angles follow each permutation.
 
     Args:
-        cutting_point: as for `mapet_mm.models.backbones.vit.MaPeTPretrainViT`.
-        objective: 'mapet' | 'pim' | 'mim'.
-        with_cp: keep only the layers' inputs for the backward pass and run each layer again there.
-        **kwargs: those of `ViTEVA02`: `arch`, `img_size`, `patch_size`, `sub_ln`, ...
+        **kwargs: those of `ViTEVA02`; and `cutting_point`, `objective` and `with_cp` of `MaPeTPretrainViT`.
 
     Raises:
         ValueError: as for `MaPeTPretrainViT`.

@@ -127,17 +127,13 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
     """MMPretrain's `TIMMBackbone` of a timm ViT, with the two streams.
 
     Takes the models of timm's classes `VisionTransformer` and `Eva` (EVA-02, DINOv3, ...) whose layers are
-    `Block` or `EvaBlock`. Class token and registers are always context; rotary angles follow each
-    permutation.
+    `Block` or `EvaBlock`. Class token and registers are always context; angles follow each permutation.
 
     Args:
         model_name: timm's name of the model.
-        cutting_point: number of tokens of the permuted sequence that are context, including class token and
-            registers.
-        objective: 'mapet' | 'pim' | 'mim'.
         with_cp: keep only the layers' inputs for the backward pass and run each layer again there.
-        **kwargs: those of `TIMMBackbone`: `pretrained`, and the arguments of timm's model, such as
-            `img_size`, `embed_dim`, `depth` and `reg_tokens`.
+        **kwargs: those of `TIMMBackbone` and of timm's model (`pretrained`, `img_size`, `reg_tokens`, ...);
+            and `cutting_point` and `objective` of `MaPeTPretrainViT`.
 
     Raises:
         ValueError: as for `MaPeTPretrainViT`, or a model with a forward pass that is unknown here.

@@ -132,11 +132,19 @@ class TwoStreamViT(nn.Module):
         layout = self.layout.to(product_dtype(tokens))  # once for all layers
         queries_apart = "Q" in self.objective.groups  # MIM's mask tokens, which predict, are keys as well
         if predicted is not None and queries_apart:
-            tokens, layout = self._keep_queries(tokens, layout, predicted)
+            content, queries = tokens.tensor_split([layout.slice_of("Q").start], dim=1)
+            tokens, layout = torch.cat([content, queries[:, predicted]], dim=1), layout.keep(predicted)
         # A slice of a ModuleList would be a new module, which torch.compile refuses.
         *layers, last_layer = self.layers
-        if first := self.query_from_layer:
-            tokens = self._start_queries(tokens, layout, permutation, predicted, layers[:first])
+        if first := self.query_from_layer:  # C, M and T alone; their mask tokens are the queries that follow
+            content = layout.keep(layout.places[:0])
+            positions = self.attention_positions(permutation, content)
+            tokens = tokens[:, : content.num_rows]
+            for layer in layers[:first]:
+                tokens = layer(tokens, content, 0, positions)
+            queries = tokens[:, content.slice_of("M")]
+            queries = queries if predicted is None else queries[:, predicted]
+            tokens = torch.cat([tokens, queries], dim=1)  # B C|M|T|Q D
         positions = self.attention_positions(permutation, layout)
         for layer in layers[first:]:
             tokens = layer(tokens, layout, 0, positions)
@@ -150,35 +158,6 @@ class TwoStreamViT(nn.Module):
     def encode(self, images: Float[Tensor, "batch channel height width"]) -> tuple[Tensor, ...]:
         """Features `(B, N, D)` of whole images, none masked: the library's own forward pass."""
         return super().forward(images)
-
-    def _keep_queries(
-        self,
-        tokens: Float[Tensor, "batch layout dim"],
-        layout: Layout,
-        predicted: Int64[Tensor, " predicted"],
-    ) -> tuple[Float[Tensor, "batch kept dim"], Layout]:
-        """Tokens and layout with only these rows of the query stream."""
-        content, queries = tokens.tensor_split([layout.slice_of("Q").start], dim=1)
-        return torch.cat([content, queries[:, predicted]], dim=1), layout.keep(predicted)
-
-    def _start_queries(
-        self,
-        tokens: Float[Tensor, "batch layout dim"],
-        layout: Layout,
-        permutation: Int64[Tensor, "batch token"],
-        predicted: Int64[Tensor, " predicted"] | None,
-        layers: Sequence[nn.Module],
-    ) -> Float[Tensor, "batch layout dim"]:
-        """Run C, M and T alone through the first layers; their mask tokens are the queries that follow."""
-        content = layout.keep(layout.places[:0])
-        positions = self.attention_positions(permutation, content)
-        tokens = tokens[:, : content.num_rows]
-        for layer in layers:
-            tokens = layer(tokens, content, 0, positions)
-        queries = tokens[:, content.slice_of("M")]
-        if predicted is not None:
-            queries = queries[:, predicted]
-        return torch.cat([tokens, queries], dim=1)  # B C|M|T|Q D
 
     def embed(
         self, images: Float[Tensor, "batch channel height width"], permutation: Int64[Tensor, "batch token"]

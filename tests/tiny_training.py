@@ -84,6 +84,6 @@ def read_checkpoint(work: Path, epoch: int) -> dict:
 
 
 def read_scalars(work: Path) -> list[dict]:
-    """What the last run logged, one dict per line."""
+    """Records that the last run logged, one dict a line."""
     (path, *_) = sorted(work.glob("*/vis_data/scalars.json"), reverse=True)
     return [json.loads(line) for line in path.read_text().splitlines()]

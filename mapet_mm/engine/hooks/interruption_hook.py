@@ -1,4 +1,4 @@
-"""Checkpoints within an epoch: every so many minutes, and when the run is told to end."""
+"""Checkpoints within an epoch: every so many minutes, and at a signal."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class InterruptionHook(Hook):
             loader.worker_init_fn = PatientWorker(loader.worker_init_fn, self.signals)
 
     def after_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
-        """Save if it is time, and end if any process was told to."""
+        """Save if it is time, and end if any process got a signal."""
         due = self.minutes is not None and time.monotonic() - self.saved > 60 * self.minutes
         wish = torch.tensor(STOP if self.told else SAVE if due else NOTHING)
         all_reduce(wish, op="max")
@@ -68,7 +68,7 @@ class InterruptionHook(Hook):
         if wish == STOP:
             barrier()  # until the first process has written
             name = signal.Signals(self.told).name if self.told else "another process's signal"
-            print_log(f"{name}: stopped after step {runner.iter + 1}; the same command goes on", "current")
+            print_log(f"{name}: stopped after step {runner.iter + 1}; the same command resumes", "current")
             self._restore()
             raise SystemExit(STOPPED)
 

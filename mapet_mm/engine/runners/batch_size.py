@@ -37,5 +37,5 @@ def scaling_with_accumulation(cfg: Config) -> ConfigDict | None:
 
 
 def accumulated(cfg: Config) -> int:
-    """How many batches make a step."""
+    """Number of batches that make a step."""
     return (cfg.get("optim_wrapper") or {}).get("accumulative_counts", 1)

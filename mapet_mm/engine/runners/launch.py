@@ -1,4 +1,4 @@
-"""What `tools/train.py` and `tools/test.py` do with a config before and after the run."""
+"""Configs of `tools/train.py` and `tools/test.py` before the run, and their report after it."""
 
 import shlex
 from pathlib import Path

@@ -102,7 +102,7 @@ class Watched:
         self.hook.before_train(self.runner)
 
     def step(self, *losses: float) -> list[bool]:
-        """Whether each weight changes in a step with these factors of the losses."""
+        """True for each weight that changes in a step with these factors of the losses."""
         before, total = [value.detach().clone() for value in self.weights], 0.0
         self.hook.before_train_iter(self.runner, 0, {})
         for one, parts in self.parts:

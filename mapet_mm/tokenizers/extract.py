@@ -153,7 +153,16 @@ def extract_tokens(
 
     total = sum(len(lacking(part)) for part in range(store.parts))
     written, unreadable, start = {}, {}, time.perf_counter()
-    blocks = encode_blocks(loader, tokenizer, store.parts, lacking, total, "extracting tokens", FLUSH_SECONDS)
+    # Results stay on the device until they are written, because copying waits for it.
+    blocks = encode_blocks(
+        loader,
+        lambda group: tokenizer(group.inputs),
+        store.parts,
+        lacking,
+        total,
+        "extracting tokens",
+        FLUSH_SECONDS,
+    )
     for part, results, reasons in blocks:
         first = part * PART_ROWS
         row_of = {
@@ -177,7 +186,7 @@ def extract_tokens(
 
 
 def _grids(results: Mapping[int, Tensor], grid: tuple[int, int]) -> Int64[np.ndarray, "images height width"]:
-    """Results on the host. They stay on the device until here, because copying waits for it."""
+    """Results on the host."""
     if not results:
         return np.empty((0, *grid), np.int64)
     return torch.stack(list(results.values())).cpu().numpy().reshape(-1, *grid)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -26,6 +26,7 @@ from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.shared_work import my_blocks
 
 GROUP_SIZE = 32
+Result = TypeVar("Result")
 
 
 class ImageGroup(NamedTuple):
@@ -107,18 +108,18 @@ def split(places: Sequence[int], size: int) -> list[Sequence[int]]:
 
 def encode_blocks(
     loader: GroupLoader,
-    encode: Callable[[Tensor], Tensor],
+    encode: Callable[[ImageGroup], Iterable[Result]],
     number: int,
     lacking: Callable[[int], Sequence[int]],
     total: int,
     what: str,
     flush_seconds: float = float("inf"),
-) -> Iterator[tuple[int, dict[int, Tensor], dict[int, str]]]:
+) -> Iterator[tuple[int, dict[int, Result], dict[int, str]]]:
     """Encode images in blocks, shared with other processes; yield a block's results and failures by place.
 
     Args:
         loader: loads the images.
-        encode: gives one result per image of a group, on any device.
+        encode: gives a group's results, in order; those of padding are passed over.
         number: of blocks.
         lacking: places of a block's images that have no result yet; asked whenever the block is looked at.
         total: number of images in all blocks, for the progress bar called `what`.
@@ -138,11 +139,11 @@ def encode_blocks(
     start = time.perf_counter()
     with tqdm(total=total, desc=what, unit="image", disable=rank > 0) as bar:
         for block, loaded in groupby(loader.load(groups()), key=lambda group: group.block):
-            results: dict[int, Tensor] = {}
+            results: dict[int, Result] = {}
             reasons: dict[int, str] = {}
             flushed = time.monotonic()
             for group in loaded:
-                results |= zip(group.places, encode(group.inputs), strict=False)
+                results |= zip(group.places, encode(group), strict=False)
                 reasons |= group.unreadable
                 # The other processes are about as fast.
                 images = processes * (len(group.places) + len(group.unreadable))

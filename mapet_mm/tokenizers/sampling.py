@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
-from mapet_mm.tokenizers.image_groups import GroupLoader, encode_blocks
+from mapet_mm.tokenizers.image_groups import GroupLoader, ImageGroup, encode_blocks
 from mapet_mm.tokenizers.images import UnreadableImagesError, check_on_error
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError
@@ -126,19 +126,24 @@ def sample_features(
         done = skipped is not None and not (skipped and on_error == "raise")
         return [] if done else [places[name] for name in blocks.names[number]]
 
+    name_of = {place: name for name, place in places.items()}
+
+    def encode(group: ImageGroup) -> Iterator[Float16[np.ndarray, "positions dim"]]:
+        grids = tokenizer.features(group.inputs).cpu().numpy()
+        for place, grid in zip(group.places, grids, strict=False):
+            positions = sample_positions(name_of[place], grid_size, positions_per_image, seed)
+            with np.errstate(over="ignore"):
+                yield grid[positions].astype(np.float16)
+
     total = sum(len(lacking(number)) for number in range(len(blocks)))
     unreadable: dict[str, str] = {}
-    encoded = encode_blocks(loader, tokenizer.features, len(blocks), lacking, total, "sampling features")
+    encoded = encode_blocks(loader, encode, len(blocks), lacking, total, "sampling features")
     for number, features, reasons in encoded:
         kept, skipped = [], {}
         for name in blocks.names[number]:
-            if (grid := features.get(places[name])) is None:
+            if (rows := features.get(places[name])) is None:
                 skipped[name] = reasons[places[name]]
-                continue
-            positions = sample_positions(name, grid_size, positions_per_image, seed)
-            with np.errstate(over="ignore"):
-                rows = grid.cpu().numpy()[positions].astype(np.float16)
-            if np.isfinite(rows).all():
+            elif np.isfinite(rows).all():
                 kept.append(rows)
             else:
                 skipped[name] = BEYOND_FLOAT16

@@ -99,7 +99,7 @@ def test_features_of_other_preprocessing_are_not_used_again(cfg, read):
 def test_an_existing_codebook_is_not_overwritten_unasked(fitted):
     before = Path(fitted.tokenizer.codebook).read_bytes()
     fitted.codebook.k = 5
-    with pytest.raises(CodebookError, match="exists: add --overwrite"):
+    with pytest.raises(CodebookError, match="made with another k: add --overwrite"):
         run_fit_codebook(fitted)
     assert Path(fitted.tokenizer.codebook).read_bytes() == before
     assert run_fit_codebook(fitted, overwrite=True)[1].k == 5

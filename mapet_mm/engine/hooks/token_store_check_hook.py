@@ -25,6 +25,7 @@ from mapet_mm.models.target_generators.base import Tokenizer
 from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
 from mapet_mm.registry import HOOKS, MODELS
 from mapet_mm.structures import Codebook, CodebookError, MissingTokensError, TokenStoreError
+from mapet_mm.structures.image_names import relative_name
 from mapet_mm.utils.dist import unwrapped
 
 TOKENIZER = "tokenizer"  # in a checkpoint's `meta`: the digest that its token stores have
@@ -87,7 +88,7 @@ class TokenStoreCheckHook(Hook):
     def before_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
         """Check the training set again if a hook has exchanged its pipeline."""
         for leaf in leaf_datasets(runner.train_dataloader.dataset):
-            if not any(pipeline_of(leaf) is pipeline for pipeline in self.pipelines):
+            if not any(getattr(leaf, "pipeline", None) is pipeline for pipeline in self.pipelines):
                 self._check_leaf(unwrapped(runner.model), leaf)
 
     def before_val(self, runner: Runner) -> None:
@@ -106,7 +107,7 @@ class TokenStoreCheckHook(Hook):
             self._check_leaf(model, leaf)
 
     def _check_leaf(self, model: nn.Module, dataset: Dataset) -> None:
-        load = find_step(pipeline_of(dataset), LoadTokenGrid)
+        load = find_step(getattr(dataset, "pipeline", None), LoadTokenGrid)
         generator = getattr(model, "target_generator", None)
         grid = generator.grid if isinstance(generator, Tokenizer) else None
         if load is not None:
@@ -123,7 +124,7 @@ class TokenStoreCheckHook(Hook):
             )
         if self.alignment and grid is not None:
             check_alignment(dataset, grid)
-        self.pipelines.append(pipeline_of(dataset))
+        self.pipelines.append(getattr(dataset, "pipeline", None))
 
     def _check_tokenizer(self, load: LoadTokenGrid) -> None:
         whose = "that of the run's first token store"
@@ -132,11 +133,6 @@ class TokenStoreCheckHook(Hook):
             whose = f"TokenStoreCheckHook's codebook `{self.codebook}`"
         self.tokenizer = self.tokenizer or load.store.tokenizer
         load.store.require_tokenizer(self.tokenizer, whose)
-
-
-def pipeline_of(dataset: Dataset) -> object:
-    """A dataset's pipeline; None if it has none."""
-    return getattr(dataset, "pipeline", None)
 
 
 def check_fits(model: nn.Module, dataset: Dataset, load: LoadTokenGrid) -> None:
@@ -194,29 +190,23 @@ def leave_out_skipped(dataset: Dataset, load: LoadTokenGrid) -> None:
 
 def leave_out_as_in(trained_on: Dataset, dataset: Dataset) -> None:
     """Leave images out of a set without tokens that the token stores of another one skipped."""
-    loads = (find_step(pipeline_of(leaf), LoadTokenGrid) for leaf in leaf_datasets(trained_on))
-    for load in filter(None, loads):
-        if reasons := load.store.skipped:
+    pipelines = (getattr(leaf, "pipeline", None) for leaf in leaf_datasets(trained_on))
+    for load in (find_step(pipeline, LoadTokenGrid) for pipeline in pipelines):
+        if load is not None and (reasons := load.store.skipped):
             for leaf in leaf_datasets(dataset):
-                names = _names(image_paths(leaf), load, elsewhere=True)
+                root = load.data_root or load.store.data_root
+                names = (relative_name(path, root) for path in image_paths(leaf))
                 skipped = [index for index, name in enumerate(names) if name in reasons]
                 _leave_out(leaf, np.asarray(skipped, dtype=int), load)
 
 
-def _names(paths: list[str], load: LoadTokenGrid, elsewhere: bool = False) -> Iterator[str | None]:
-    """Names of images in a store; with `elsewhere`, None for an image outside its data root."""
+def _names(paths: list[str], load: LoadTokenGrid) -> Iterator[str]:
+    """Names of images in a store; a million in half a second where the paths are plain."""
     root = os.path.join(load.data_root or load.store.data_root or "", "")
     for path in paths:
         name = path[len(root) :]
-        if root and path.startswith(root) and "/." not in name and "//" not in name:
-            yield name  # a million of them in half a second
-        else:
-            try:
-                yield load.name_of(path)
-            except MissingTokensError:
-                if not elsewhere:
-                    raise
-                yield None
+        is_plain = root and path.startswith(root) and "/." not in name and "//" not in name
+        yield name if is_plain else load.name_of(path)
 
 
 def _leave_out(dataset: Dataset, skipped: Int[np.ndarray, " image"], load: LoadTokenGrid) -> None:

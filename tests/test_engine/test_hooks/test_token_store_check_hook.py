@@ -121,7 +121,7 @@ REFUSED = [
     (of(NAMES), dict(generator=100), "`model.target_generator.vocab_size` is 100"),
     (of([*NAMES, "train/new.png"]), {}, "1 of 7 images of Images, the first `/copy/train/new.png`"),
     (of(NAMES, ImagesInMemory), {}, "ImagesInMemory have no `img_path`"),
-    (of(NAMES, data_root="/data"), {}, "is not under LoadTokenGrid's data_root"),
+    (of(NAMES, data_root="/data"), {}, "is not under the data root `/data`"),
     (lambda store: Images(NAMES, []), {}, "has no LoadTokenGrid: add"),
     (of(NAMES), dict(val=of(["val/1.png"])), "`/copy/val/1.png`"),
 ]

@@ -19,7 +19,7 @@ from mmengine.config import Config
 
 from mapet_mm.engine.runners.resume import find_checkpoint
 
-SECONDS = (0.02, 0.6)
+SHARES = (0.2, 1.2)  # of the seconds that an undisturbed run takes
 
 
 def train(folder: Path, workers: int) -> None:
@@ -55,10 +55,12 @@ def start(folder: Path, workers: int, seconds: float) -> int:
 
 def main() -> None:
     folder, wanted, rng, results = Path(sys.argv[1]), int(sys.argv[2]), random.Random(0), []
+    began = time.monotonic()
     assert start(folder / "whole", 0, 3600) == 0
+    whole = time.monotonic() - began
     while sum(kills for kills, _ in results) < wanted:
         part, kills = folder / str(len(results)), 0
-        while (code := start(part, kills % 3, rng.uniform(*SECONDS))) != 0:
+        while (code := start(part, kills % 3, whole * rng.uniform(*SHARES))) != 0:
             assert code == -signal.SIGKILL, code
             kills += 1
         results.append((kills, same(final(folder / "whole"), final(part))))

@@ -233,6 +233,15 @@ def test_a_pipeline_that_takes_no_test_image_is_refused_with_the_reason(root, st
         check(root, steps, after)
 
 
+def test_a_broken_first_image_does_not_matter(root):
+    cat = (root / "cat.png").read_bytes()
+    (root / "cat.png").write_bytes(cat[:100])
+    check(root, [LOAD, SQUARE])
+    with pytest.raises(TokenStoreError, match=REFUSED):
+        check(root, [LOAD, SQUARE, FLIP])
+    (root / "cat.png").write_bytes(cat)
+
+
 def test_where_no_grid_arrives_there_is_nothing_to_compare(root):
     check(root, [LOAD, SQUARE, FLIP], pack=dict(type="PackInputs"))
 

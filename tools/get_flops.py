@@ -4,9 +4,9 @@
     python tools/get_flops.py configs/segmentation/*.py --shape 768
 
 FLOPs are for one image of the size that the recipe's backbone is made for, with a multiply-add as one
-operation, as in OpenMMLab's metafiles. They are those of the features (for a segmentor: of the prediction),
-attention included. For MaPeT, PIM, MIM, BEiT and CAE, a second column has the least that a pre-training step
-needs, forward and backward; it has a "-" for other models and where --shape is not the recipe's own size.
+operation, as in OpenMMLab's metafiles. They count the features (for a segmentor: the prediction), attention
+included. For MaPeT, PIM, MIM and BEiT, a second column has the least that a pre-training step needs,
+forward and backward; it has a "-" for other models and where --shape is not the recipe's own size.
 """
 
 import argparse
@@ -19,26 +19,14 @@ from mapet_mm.models.flops import complexity
 from mapet_mm.utils.errors import UserError, one_line_errors
 
 
-def parse_args() -> argparse.Namespace:
+@one_line_errors
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("configs", nargs="+", metavar="CONFIG")
-    parser.add_argument(
-        "--shape",
-        type=int,
-        nargs="+",
-        help="another side, or height and width; a step is counted at the recipe's own size only",
-    )
+    parser.add_argument("--shape", type=int, nargs="+", help="another side, or height and width")
     args = parser.parse_args()
-    if args.shape and (len(args.shape) > 2 or min(args.shape) < 1):
-        parser.error(f"--shape {args.shape}: one side in pixels, or height and width")
-    return args
-
-
-@one_line_errors
-def main() -> None:
-    args = parse_args()
     MMLogger.get_instance("mmengine", log_level="WARNING")  # nothing between the table's rows
     print("| recipe | parameters (M) | FLOPs (G) | FLOPs of a step (G) |")
     print("| --- | ---: | ---: | ---: |")

@@ -146,7 +146,7 @@ def digit_things() -> Things:
 def write_scenes(out: Path, training: int = 400, validation: int = 100, labels: bool = True) -> bool:
     """Write scenes of digits, training ones made of training digits alone; without labels other scenes.
 
-    Arguments and result are those of `write_digits`, and the numbers of scenes.
+    Arguments and result are `write_digits`'s, and the numbers of scenes.
     """
     things = digit_things()
     kept = {"val_per_class": OPTIONS["val_per_class"], "seed": OPTIONS["seed"]}

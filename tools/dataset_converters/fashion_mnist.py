@@ -158,7 +158,7 @@ def write_scenes(
 ) -> bool:
     """Write scenes of garments, training ones made of training garments alone; without labels other scenes.
 
-    Arguments and result are those of `write_garments`, and the numbers of scenes.
+    Arguments and result are `write_garments`'s, and the numbers of scenes.
     """
     things, seed = garment_things(source), SEED + (not labels)
     kept = {"seed": seed, **({} if labels else {"labels": False}), "source": source.digest}

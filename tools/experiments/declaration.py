@@ -64,18 +64,18 @@ class Column:
 
     @property
     def is_cost(self) -> bool:
-        """Whether it says what a row costs, not how good it is."""
+        """True for the cost of a row, false for its quality."""
         return self.metric.startswith(("tokenizer/", "pre-training/"))
 
     @property
     def has_best(self) -> bool:
-        """Whether more is better: false for costs and for counts of tokens in use."""
+        """True if more is better: not for costs, nor for counts of tokens in use."""
         return not self.is_cost and self.metric not in ("tokens/perplexity", "tokens/dead")
 
 
 @dataclass(frozen=True)
 class Runner:
-    """How a table's runs are started, and the resources of each.
+    """The launcher of a table's runs, and the resources of each.
 
     `launcher` is 'local' (here, in parallel, one process each), 'dist' (one after another, on this machine's
     GPUs) or 'slurm' (one job each).

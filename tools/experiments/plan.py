@@ -42,7 +42,7 @@ class Run:
     folder: str = ""  # <folder of all runs>/<name>-<digest>: its claim, its log, a training's work dir
     needs: tuple[str, ...] = ()  # folders of the runs before it
     config: str | None = None  # the config to train or tokenise with
-    data: str | None = None  # the dataset that its config is read for, None if there is none
+    data: str | None = None  # the dataset that its config is read for, None without a config
     processes: int = 1  # the number that the recipe is meant for
 
     @property

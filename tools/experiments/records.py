@@ -29,7 +29,7 @@ class StageError(UserError):
 
 
 def record_of(run: Run) -> dict[str, Any] | None:
-    """The record of a completed run; None if there is none, or one that is not whole."""
+    """The record of a completed run; None if it is missing or not whole."""
     try:
         record = json.loads(_record_file(run).read_text())
     except (FileNotFoundError, json.JSONDecodeError):
@@ -38,7 +38,7 @@ def record_of(run: Run) -> dict[str, Any] | None:
 
 
 def is_done(run: Run) -> bool:
-    """Whether the run was completed and its outputs are unchanged; for evaluations only the record counts.
+    """True if the run was completed and its outputs are unchanged; for evaluations only the record counts.
 
     If a codebook or store was replaced since, its tool runs again and checks it.
     """
@@ -47,7 +47,7 @@ def is_done(run: Run) -> bool:
 
 
 def write_record(run: Run, seconds: float) -> None:
-    """Write the record of a run, which marks it as done; the seconds are those of all its starts."""
+    """Write the record of a run, which marks it as done, with the seconds of all its starts."""
     record = {
         "run": run.name,
         "command": run.command,
@@ -123,7 +123,7 @@ def check_identity(run: Run) -> None:
 
 
 def is_adopted(run: Run) -> bool:
-    """Whether this tokenizer config's codebook exists already, made by hand or for another table.
+    """True if this tokenizer config's codebook exists already, made by hand or for another table.
 
     Raises:
         StageError: the file holds a codebook of another tokenizer config.

@@ -28,7 +28,7 @@ class Measured(NamedTuple):
     seeds: tuple[int, ...]
 
 
-# The measurement, or why there is none, by row name and column heading.
+# The measurement, or the reason for its absence, by row name and column heading.
 Grid = Mapping[tuple[str, str], Measured | str]
 
 

@@ -1,4 +1,4 @@
-"""What a row costs: teraflops counted on garments with tokens, minutes from records, seeds alike."""
+"""Costs of rows: teraflops counted on garments with tokens, minutes from records, seeds alike."""
 
 from dataclasses import replace
 from functools import cache

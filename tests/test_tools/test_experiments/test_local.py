@@ -253,7 +253,7 @@ codebook = dict(dataset=dataset[0], k=2, seed=0)
 
 
 def test_a_codebook_made_by_hand_is_adopted_if_its_recipe_is_the_same():
-    """What it records decides, preprocessing too; a file of another recipe is never taken or replaced."""
+    """Its metadata decide, preprocessing too; a file of another recipe is never taken or replaced."""
     Path("tokenizer.py").write_text(TOKENIZER)
     config = Config.fromfile("tokenizer.py")
     cfg = config.to_dict()

@@ -163,7 +163,7 @@ def test_frozen_columns_are_one_evaluation_of_the_pretrained_weights():
 
 
 def steps(plan: Plan, row: str) -> list[tuple[str, str | None]]:
-    """What is run for a row's first column, in order: the config, or the tool, and the dataset."""
+    """The runs of a row's first column, in order: the config, or the tool, and the dataset."""
     cell = next(cell for cell in plan.cells if cell.row == row)
     return [
         (os.path.basename(run.config or run.command[0]).split("_")[0].removesuffix(".py"), run.data)

@@ -18,7 +18,7 @@ RELATIVE_POSITIONS = ("relative_position_bias_table", "rel_pos_bias.")
 
 
 def adapt_checkpoint(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> None:
-    """Make a state dict one of this backbone, in place: features stay those of the network that it is from.
+    """Make a state dict one of this backbone, in place: it keeps the features of its own network.
 
     Args:
         vit: a `MaPeTViT`.

@@ -109,7 +109,7 @@ class MaPeTPretrainBEiT(_OtherViT, BEiTViT):
     """MMPretrain's `BEiTViT` with the two streams; relative position biases follow each permutation.
 
     Args:
-        **kwargs: those of `BEiTViT`; and `cutting_point`, `objective` and `with_cp` of `MaPeTPretrainViT`.
+        **kwargs: as for `BEiTViT`; and `cutting_point`, `objective` and `with_cp` of `MaPeTPretrainViT`.
 
     Raises:
         ValueError: as for `MaPeTPretrainViT`, or the ViT has no position embeddings of any kind.
@@ -194,7 +194,7 @@ class MaPeTPretrainEVA02(_OtherViT, ViTEVA02):
     """MMPretrain's `ViTEVA02` with the two streams; rotary angles follow each permutation.
 
     Args:
-        **kwargs: those of `ViTEVA02`; and `cutting_point`, `objective` and `with_cp` of `MaPeTPretrainViT`.
+        **kwargs: as for `ViTEVA02`; and `cutting_point`, `objective` and `with_cp` of `MaPeTPretrainViT`.
 
     Raises:
         ValueError: as for `MaPeTPretrainViT`.

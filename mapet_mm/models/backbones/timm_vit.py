@@ -132,7 +132,7 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
     Args:
         model_name: timm's name of the model.
         with_cp: keep only the layers' inputs for the backward pass and run each layer again there.
-        **kwargs: those of `TIMMBackbone` and of timm's model (`pretrained`, `img_size`, `reg_tokens`, ...);
+        **kwargs: as for `TIMMBackbone` and of timm's model (`pretrained`, `img_size`, `reg_tokens`, ...);
             and `cutting_point` and `objective` of `MaPeTPretrainViT`.
 
     Raises:

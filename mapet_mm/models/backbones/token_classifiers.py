@@ -71,7 +71,7 @@ class TokenViT(MaPeTViT):
         vocab_size: number of token ids.
         grid: tokens per side, or (rows, columns).
         arch: as for `MaPeTViT`; the paper's is ViT-T.
-        **kwargs: those of `MaPeTViT`, without `img_size` and `patch_size`.
+        **kwargs: as for `MaPeTViT`, without `img_size` and `patch_size`.
     """
 
     def __init__(

@@ -50,8 +50,8 @@ class ViTLayer(TwoStreamLayer):
 class MaPeTViT(VisionTransformer):
     """Vision Transformer with the method's defaults, for fine-tuning and every downstream task.
 
-    Loads pre-training checkpoints by `init_cfg` or `load_from`: MaPeT's, and those of MMPretrain's BEiT and
-    CAE with absolute positions. The mask token is dropped, the position embeddings are resized to `img_size`,
+    Loads pre-training checkpoints by `init_cfg` or `load_from`: MaPeT's, and MMPretrain's BEiT's and
+    CAE's with absolute positions. The mask token is dropped, positions are resized to `img_size`,
     and where the weights have no LayerScale (MAE's, DeiT's), it becomes one, which keeps the outputs. Where
     only the weights have one, it is multiplied into the layer before it.
 
@@ -71,7 +71,7 @@ class MaPeTViT(VisionTransformer):
             memory for a third more arithmetic (activation checkpointing).
         pretrained_grid: the (rows, columns) of patches that a loaded checkpoint's position embeddings cover,
             if they are neither a square nor the backbone's own.
-        **kwargs: those of MMPretrain's `VisionTransformer`: `drop_path_rate`, `final_norm`,
+        **kwargs: as for MMPretrain's `VisionTransformer`: `drop_path_rate`, `final_norm`,
             `frozen_stages`, `init_cfg`, ...
 
     Raises:

@@ -20,7 +20,7 @@ class LinearProbe(ImageClassifier):
     """MMPretrain's `ImageClassifier` on any backbone, frozen.
 
     The backbone has no gradient and stays in evaluation mode, including its stochastic depth and batch
-    statistics, even when a runner sets the model to training mode. Arguments are those of `ImageClassifier`.
+    statistics, even when a runner sets the model to training mode. Arguments are as for `ImageClassifier`.
 
     Raises:
         ValueError: the head is a `LayerwiseLinearHead`, and the backbone normalises its last layer's tokens,

@@ -122,7 +122,7 @@ class BEiTTokenHead(TokenPredictionHead):
     Args:
         max_masked: the largest number of masked patches of an image; the head computes this many rows per
             image. None computes all patches: the same loss with more arithmetic.
-        **kwargs: those of `TokenPredictionHead`.
+        **kwargs: as for `TokenPredictionHead`.
     """
 
     def __init__(self, *args, max_masked: int | None = None, **kwargs) -> None:

@@ -22,7 +22,7 @@ class ProjectedCAENeck(CAENeck):
         encoder_dims: width of the encoder.
         embed_dims: width of regressor and decoder.
         num_classes: size of the vocabulary.
-        **kwargs: those of `CAENeck`: `num_heads`, `regressor_depth`, `decoder_depth`, `mask_tokens_num`,
+        **kwargs: as for `CAENeck`: `num_heads`, `regressor_depth`, `decoder_depth`, `mask_tokens_num`,
             `layer_scale_init_value`, `drop_path_rate`, ...
     """
 

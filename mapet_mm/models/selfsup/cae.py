@@ -20,7 +20,7 @@ class ProjectedCAE(CAE):
     positions; if both widths are equal, the two are the same.
 
     Args:
-        **kwargs: those of MMPretrain's `CAE`: `backbone`, `neck`, `head`, `target_generator`,
+        **kwargs: as for MMPretrain's `CAE`: `backbone`, `neck`, `head`, `target_generator`,
             `base_momentum`, `data_preprocessor`, `init_cfg`.
     """
 

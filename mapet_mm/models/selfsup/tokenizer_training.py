@@ -35,7 +35,7 @@ class VQKDDistillation(BaseModel):
         grid: (H, W) tokens.
         decoder_layers: transformer layers between codes and features.
         decoder_heads: attention heads of these layers; they have to divide the encoder's width.
-        **kwargs: those of MMEngine's `BaseModel`; the data preprocessor gives the tokenizer's view and the
+        **kwargs: as for MMEngine's `BaseModel`; the data preprocessor gives the tokenizer's view and the
             teacher's.
     """
 
@@ -82,7 +82,7 @@ class DiscreteAutoencoder(BaseModel):
         tokenizer: config of MMPretrain's `DALL-E`.
         temperature: of the Gumbel-softmax.
         spread: weight of the loss that favours an even use of the vocabulary.
-        **kwargs: those of MMEngine's `BaseModel`.
+        **kwargs: as for MMEngine's `BaseModel`.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class CaptionCLIP(BaseModel):
         image_size: side of the images in pixels.
         class_names: names of the classes by label, as they stand in captions.
         stride: of the image tower (see `set_stride`).
-        **kwargs: those of MMEngine's `BaseModel`.
+        **kwargs: as for MMEngine's `BaseModel`.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
     the samples stay in the host's memory. Outside training, a batch without token grids is returned as images
     only, which `extract_feat` takes: MMPretrain's `FeatureExtractor` makes such batches.
 
-    Arguments are those of MMPretrain's `SelfSupDataPreprocessor`.
+    Arguments are as for MMPretrain's `SelfSupDataPreprocessor`.
 
     Raises:
         ValueError: a sample has no token grid.
@@ -71,7 +71,7 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
     """MMPretrain's `TwoNormDataPreprocessor`, extended for extracting features with a pre-trained model.
 
     Outside training, images with one view are normalised and returned as `(B, 3, H, W)`, and two views as a
-    list with the `shape` of the first, which MMPretrain's `FeatureExtractor` reads. Arguments are those of
+    list with the `shape` of the first, which MMPretrain's `FeatureExtractor` reads. Arguments are as for
     `TwoNormDataPreprocessor`.
 
     Raises:

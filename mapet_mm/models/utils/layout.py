@@ -14,7 +14,7 @@ ALIGNMENT = 8
 
 
 class Layout(NamedTuple):
-    """Where the groups of an objective are, and which keys the rows of T and Q see.
+    """Rows of each group of an objective, and the keys that T and Q see.
 
     Args:
         objective: the objective.

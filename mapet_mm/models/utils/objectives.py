@@ -51,8 +51,8 @@ class Objective:
         groups: a subset of `"CMTQ"`, in that order: with the context, and with `M` or `Q` last.
 
     Raises:
-        ValueError: other groups, or the targets' content last, which has seen what it would predict; or dense
-            groups of which `SEES` says that they are none.
+        ValueError: other groups, or the targets' content last, which has seen what it would predict; or
+            groups without a mask that `SEES` does not describe as dense.
     """
 
     name: str
@@ -111,7 +111,7 @@ def group_sizes(groups: str, num_context: int, num_targets: int) -> list[int]:
 
 
 def visibility(objective: Objective, num_context: int, num_targets: int) -> Bool[Tensor, "rows keys"]:
-    """Which rows see which keys, for the whole layout.
+    """Visibility of keys to rows, for the whole layout.
 
     Args:
         objective: the objective.

@@ -20,10 +20,10 @@ class TwoStreamLayer(BaseModule):
     The parts keep their names, so weights load into the library's own layer and back. A subclass for each
     library's layer offers the residual branches, with norms, LayerScale and stochastic depth:
 
-    - `plain_attention(tokens, ...)`: what attention adds to all rows, each of which sees every other;
-    - `attention(tokens, layout, first_row, positions)`: what attention adds to the rows from `first_row` on,
+    - `plain_attention(tokens, ...)`: the update of all rows by attention, all seeing each other;
+    - `attention(tokens, layout, first_row, positions)`: the update of the rows from `first_row` on,
       by way of `project_heads` and `attend_streams`;
-    - `feed_forward(tokens)`: the tokens with what the MLP adds.
+    - `feed_forward(tokens)`: the tokens with the update of the MLP.
 
     Apart from `attend_streams`, the last two have to compute each row by itself. Stochastic depth then acts
     on the whole layout: one draw per image and branch, shared by the streams.
@@ -64,7 +64,7 @@ class TwoStreamLayer(BaseModule):
         """The output for the rows of the layout from `first_row` on; `positions` as the attention takes them.
 
         Raises:
-            ValueError: the tokens are not those of the layout.
+            ValueError: the tokens have another number of rows than the layout.
         """
         if tokens.shape[1] != layout.num_rows:
             raise ValueError(

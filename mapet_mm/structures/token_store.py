@@ -252,7 +252,11 @@ class TokenStore:
         for number in np.unique(every // PART_ROWS).tolist():
             here = rows // PART_ROWS == number
             reasons = {row % PART_ROWS: why for row, why in skipped.items() if row // PART_ROWS == number}
-            self._update(number, rows[here] % PART_ROWS, grids[here], reasons)
+            try:
+                self._update(number, rows[here] % PART_ROWS, grids[here], reasons)
+            except FileNotFoundError:  # the folder is gone
+                self.require_unreplaced()
+                raise
 
     def verify(self) -> None:
         """Compare all files with the digests that were taken when they were written.

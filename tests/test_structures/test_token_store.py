@@ -214,6 +214,18 @@ def test_a_store_that_is_replaced_stops_its_readers_and_writers(tmp_path, remake
     assert remade is None or holds(TokenStore.open(tmp_path / "a"), names)
 
 
+def test_a_store_that_is_removed_in_the_middle_of_a_write_says_so(tmp_path, monkeypatch):
+    store, replace = make(tmp_path / "a", names_of(20)), os.replace
+
+    def removed_before(*paths) -> None:
+        shutil.rmtree(tmp_path / "a")
+        replace(*paths)
+
+    monkeypatch.setattr("mapet_mm.utils.atomic_files.os.replace", removed_before)
+    with pytest.raises(TokenStoreError, match="replaced while it was in use"):
+        fill(store)
+
+
 def zero_the_second_half(file: Path) -> None:
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))

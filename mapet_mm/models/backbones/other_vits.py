@@ -82,11 +82,12 @@ class BEiTLayer(TwoStreamLayer):
     ) -> Float[Tensor, "batch row dim"]:
         """The update of both streams by attention."""
         attention = self.attn
-        joint = attention.qkv(self.ln1(tokens))
+        qkv_bias = None
         if attention.bias == "qv_bias":
             keys = torch.zeros_like(attention.v_bias)
-            joint = joint + torch.cat([attention.q_bias, keys, attention.v_bias])
-        heads = project_heads(joint, attention.num_heads, layout, first_row)
+            qkv_bias = torch.cat([attention.q_bias, keys, attention.v_bias])
+        normed, num_heads = self.ln1(tokens), attention.num_heads
+        heads = project_heads(normed, attention.qkv, num_heads, layout, first_row, qkv_bias)
         bias = None if positions.shared is None else positions.shared[:, :, first_row:]
         if attention.use_rel_pos_bias:
             own = relative_bias(attention.relative_position_bias_table, positions.steps[:, first_row:])
@@ -166,8 +167,9 @@ class EVA02Layer(TwoStreamLayer):
     ) -> Float[Tensor, "batch row dim"]:
         """The update of both streams by attention."""
         attention = self.attn
-        joint = attention.qkv(self.norm1(tokens))
-        queries, keys, values = project_heads(joint, attention.num_heads, layout, first_row)
+        queries, keys, values = project_heads(
+            self.norm1(tokens), attention.qkv, attention.num_heads, layout, first_row
+        )
         queries = rotate(queries, *(x[:, :, first_row:] for x in positions)).type_as(values)
         keys = rotate(keys, *(x[:, :, : layout.num_keys] for x in positions)).type_as(values)
         dropout = attention.attn_drop.p if self.training else 0.0

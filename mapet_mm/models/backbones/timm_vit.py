@@ -52,8 +52,8 @@ class TIMMLayer(TwoStreamLayer):
     ) -> Float[Tensor, "batch row dim"]:
         """The update of both streams; `positions` are sines and cosines of each row's place, or None."""
         attention = self.attn
-        joint = self._queries_keys_values(self.norm1(tokens))
-        queries, keys, values = project_heads(joint, attention.num_heads, layout, first_row)
+        normed, num_heads = self.norm1(tokens), attention.num_heads
+        queries, keys, values = project_heads(normed, self._queries_keys_values, num_heads, layout, first_row)
         queries, keys = attention.q_norm(queries), attention.k_norm(keys)
         if positions is not None:
             from timm.layers import apply_rot_embed_cat

@@ -37,7 +37,7 @@ class ViTLayer(TwoStreamLayer):
     ) -> Float[Tensor, "batch row dim"]:
         """The update of both streams by attention."""
         attention = self.attn
-        heads = project_heads(attention.qkv(self.ln1(tokens)), attention.num_heads, layout, first_row)
+        heads = project_heads(self.ln1(tokens), attention.qkv, attention.num_heads, layout, first_row)
         rows = attend_streams(*heads, layout, first_row, attention.attn_drop if self.training else 0.0)
         return attention.out_drop(attention.gamma1(attention.proj_drop(attention.proj(rows))))
 

@@ -1,12 +1,15 @@
 """One Transformer layer over the layout `C | M | T | Q` (see `mapet_mm.models.utils.objectives`)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from jaxtyping import Float
+from mmcv.cnn import Linear
 from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mapet_mm.models.utils.attention import attend, takes_products
@@ -92,13 +95,36 @@ class TwoStreamLayer(BaseModule):
 
 
 def project_heads(
-    joint: Float[Tensor, "batch layout three_dims"], num_heads: int, layout: Layout, first_row: int
+    normed: Float[Tensor, "batch layout dim"],
+    qkv: Callable[[Tensor], Tensor],
+    num_heads: int,
+    layout: Layout,
+    first_row: int,
+    bias: Float[Tensor, " three_dims"] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries of the rows from `first_row` on, keys and values of C, M and T only."""
-    queries, pairs = joint.tensor_split([joint.shape[-1] // 3], dim=-1)
-    keys, values = pairs[:, : layout.num_keys].chunk(2, dim=-1)
+    """Queries of the rows from `first_row` on, keys and values of C, M and T only; `(B, H, R, d)` each.
+
+    Args:
+        normed: `(B, L, D)`.
+        qkv: the layer of queries, keys and values, side by side. A plain linear layer computes only the rows
+            that are needed; others, such as LoRA's, are called as they are.
+        num_heads: `H`.
+        layout: the layout of the rows.
+        first_row: the first row that asks.
+        bias: added to the results, where a library keeps it apart.
+    """
+    if type(qkv) in (nn.Linear, Linear):
+        parts = [len(qkv.weight) // 3, len(qkv.weight) // 3 * 2]
+        bias = qkv.bias if bias is None else bias
+        biases = (None, None) if bias is None else bias.split(parts)
+        rows = normed[:, first_row:], normed[:, : layout.num_keys].contiguous()
+        queries, pairs = map(F.linear, rows, qkv.weight.split(parts), biases)
+    else:
+        joint = qkv(normed) if bias is None else qkv(normed) + bias
+        queries, pairs = joint.tensor_split([joint.shape[-1] // 3], dim=-1)
+        queries, pairs = queries[:, first_row:], pairs[:, : layout.num_keys]
     # B R (H d) -> B H R d
-    heads = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (queries[:, first_row:], keys, values))
+    heads = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (queries, *pairs.chunk(2, dim=-1)))
     return tuple(heads)
 
 

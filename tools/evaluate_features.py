@@ -64,9 +64,6 @@ def parse_args() -> argparse.Namespace:
         metavar="KEY=VALUE",
         help="override settings of CONFIG",
     )
-    parser.add_argument(
-        "--amp", action=argparse.BooleanOptionalAction, help="mixed precision (default: on CUDA only)"
-    )
     return parser.parse_args()
 
 
@@ -87,7 +84,7 @@ def main() -> None:
             protocols = choose_protocols(cfg, args.data, args.protocols, images)
         name = loaded.name if loaded.name not in results else f"{loaded.name} ({place + 1})"
         loaded = replace(loaded, name=name)  # for the titles of its figures
-        evaluated, rows = evaluate(loaded, images, protocols, args.cache, args.amp)
+        evaluated, rows = evaluate(loaded, images, protocols, args.cache)
         results[name] = [row for some in rows for row in some]
         if args.out and is_first_process():
             for protocol, some in zip(protocols, rows, strict=True):

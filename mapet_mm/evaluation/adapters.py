@@ -11,6 +11,7 @@ from jaxtyping import Float
 from mmpretrain.models import BEiTViT, HuggingFaceClassifier, TimmClassifier, VisionTransformer
 from torch import Tensor, nn
 
+from mapet_mm.utils.dist import choose_dtype
 from mapet_mm.utils.errors import UserError
 
 Images = Float[Tensor, "batch channel height width"]
@@ -22,19 +23,12 @@ class BackboneError(UserError):
 
 
 class LayerTokens(NamedTuple):
-    """A backbone's tokens of one batch.
+    """A backbone's tokens of one batch; only the last layer, "output", has a final norm."""
 
-    Args:
-        names: of the layers, "1", "2", ..., "output". The numbered layers have no final norm.
-        class_token: of each layer `(B, L, D)`; None if the backbone has none.
-        patches: of each layer `(B, N, D)`, in raster order; None if the features are vectors.
-        grid: (H, W) of the patches; (0, 0) without patches.
-    """
-
-    names: list[str]
-    class_token: Float[Tensor, "batch layer dim"] | None
-    patches: Sequence[Float[Tensor, "batch patch dim"]] | None
-    grid: tuple[int, int]
+    names: list[str]  # of the layers: "1", "2", ..., "output"
+    class_token: Float[Tensor, "batch layer dim"] | None  # None if the backbone has none
+    patches: Sequence[Float[Tensor, "batch patch dim"]] | None  # in raster order; None of vectors
+    grid: tuple[int, int]  # (H, W) of the patches; (0, 0) without patches
 
     @property
     def poolings(self) -> list[str]:
@@ -184,9 +178,16 @@ class TokenBackbone:
         mean, std = (getattr(self.preprocessor, name, None) for name in ("mean", "std"))
         return images if mean is None else (images - mean) / std
 
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """The dtype of autocast on CUDA; None elsewhere, where features are taken in float32."""
+        return choose_dtype("cuda") if self.device.type == "cuda" else None
+
+    @torch.no_grad()
     def __call__(self, images: Images) -> LayerTokens:
         """Tokens of each layer, of normalised images."""
-        return self.adapter(self.network, images)
+        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+            return self.adapter(self.network, images)
 
 
 def swaps_channels(preprocessor: nn.Module | None) -> bool:

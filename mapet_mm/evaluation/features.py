@@ -16,17 +16,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from mapet_mm.evaluation.adapters import LayerTokens
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
 from mapet_mm.evaluation.models import Checkpoint
 from mapet_mm.utils.atomic_files import replace_file
-from mapet_mm.utils.dist import choose_dtype, is_first_process, print_once
+from mapet_mm.utils.dist import is_first_process, print_once
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import Marker, digest
 from mapet_mm.utils.shared_work import my_blocks
 
 BLOCK = 256  # images in a file: 10 MB of ViT-B's pooled features, 77 MB of its patch tokens
-POOLINGS = ("class token", "mean", "both")
 DRAWS = 8  # of the first image: a pipeline that flips half of the images is found with probability 0.99
 
 
@@ -82,9 +80,10 @@ class FeatureBank:
         """True if the block's files of all kinds are there."""
         return all(self.path(kind, block).exists() for kind in kinds)
 
-    def read(self, kind: str, block: int) -> Tensor:
-        """A block as it is stored, mapped: only the parts that are used are read from disk."""
-        return torch.from_numpy(np.load(self.path(kind, block), mmap_mode="c"))
+    def read(self, kind: str, block: int, layer: int = -1) -> Tensor:
+        """A block as it is stored: `(b, S D)` of one layer, without reading the others, or `(b, N, D)`."""
+        values = torch.from_numpy(np.load(self.path(kind, block), mmap_mode="c"))
+        return values[layer] if kind == "pooled" else values
 
     def write(self, kind: str, block: int, values: Tensor) -> None:
         """Write a block, whole or not at all."""
@@ -101,8 +100,7 @@ class FeatureBank:
             layer: its place in `layers`.
         """
         for block in range(self.num_blocks):
-            values = self.read(kind, block)
-            yield self.rows(block), (values[layer] if kind == "pooled" else values).float()
+            yield self.rows(block), self.read(kind, block, layer).float()
 
     def columns(self, pooling: str) -> slice:
         """Columns of a pooling in "pooled"."""
@@ -126,14 +124,12 @@ class FeatureBank:
         found = torch.empty(len(images), columns.stop - columns.start)
         for block in (images // BLOCK).unique().tolist():
             mine = images // BLOCK == block
-            values = self.read("pooled", block)[layer][images[mine] - block * BLOCK]
+            values = self.read("pooled", block, layer)[images[mine] - block * BLOCK]
             found[mine] = values[:, columns].float()
         return found
 
-    def tokens(self, images: slice | Sequence[int]) -> Float[Tensor, "image row column dim"]:
+    def tokens(self, images: Sequence[int]) -> Float[Tensor, "image row column dim"]:
         """The last layer's patch tokens of some images."""
-        if isinstance(images, slice):
-            images = range(len(self))[images]
         found = [
             self.read("tokens", block)[[index - block * BLOCK for index in some]].float()
             for block, some in groupby(images, key=lambda index: index // BLOCK)
@@ -158,17 +154,14 @@ class MemoryFeatures(FeatureBank):
         super().__init__(None, poolings=poolings, dim=dim, size=size, **known)
         self.values = {"pooled": pooled, "tokens": tokens}
 
-    def read(self, kind: str, block: int) -> Tensor:
+    def read(self, kind: str, block: int, layer: int = -1) -> Tensor:
+        """A block's part of the values."""
         values = self.values[kind]
-        return values[:, self.rows(block)] if kind == "pooled" else values[self.rows(block)]
+        return (values[layer] if kind == "pooled" else values)[self.rows(block)]
 
 
 def take_features(
-    checkpoint: Checkpoint,
-    images: ImageSet,
-    cache: Path,
-    kinds: Sequence[str] = ("pooled",),
-    amp: bool | None = None,
+    checkpoint: Checkpoint, images: ImageSet, cache: Path, kinds: Sequence[str] = ("pooled",)
 ) -> FeatureBank:
     """The features of an image set, computed unless they are in the cache.
 
@@ -181,32 +174,30 @@ def take_features(
         cache: folder of all features. Those of one checkpoint and image set have a folder in it, named by a
             digest of weights, normalisation, pipeline, images and precision.
         kinds: of 'pooled' and 'tokens' (see `FeatureBank`); a backbone without patches has no tokens.
-        amp: autocast; by default on CUDA only.
 
     Raises:
         UserError: a pipeline that draws at random, or features that are not finite.
     """
-    device = checkpoint.backbone.device.type
-    dtype = choose_dtype(device) if (device == "cuda" if amp is None else amp) else None
-    reader = _Reader(images)
+    backbone, reader = checkpoint.backbone, _Reader(images)
     _, first = reader[0]
     if any(not torch.equal(reader[0][1], first) for _ in range(DRAWS - 1)):
         raise ImageSetError(
             f"the pipeline of the `{images.name}` images draws at random, and features are taken of each "
             "image once: give the set a test pipeline"
         )
-    tokens = _run(checkpoint, first[None], dtype)
+    tokens = backbone(backbone.normalise(first[None]))
     if tokens.patches is None:
         kinds = ["pooled"]
     known = dict(layers=tokens.names, poolings=tokens.poolings, grid=tokens.grid, size=len(images))
     known["dim"] = tokens.pooled().shape[2] // len(tokens.poolings)
-    identity = {"weights": checkpoint.digest, "images": images.digest, "autocast": str(dtype), **known}
+    decisive = {"weights": checkpoint.digest, "images": images.digest, "autocast": str(backbone.autocast)}
+    identity = decisive | known
     folder = cache / f"{images.name}-{digest(identity)[:16]}"
     bank = FeatureBank(folder, images.name, labels=images.labels, **known)
     if missing := sum(not bank.has(kinds, block) for block in range(bank.num_blocks)):
         Marker(folder, "feature cache").require(identity, "remove it")
         print_once(f"{', '.join(kinds)} features of {len(bank)} `{bank.name}` images into {folder}")
-        _fill(bank, checkpoint, reader, kinds, missing, dtype)
+        _fill(bank, checkpoint, reader, kinds, missing)
     return bank
 
 
@@ -221,50 +212,36 @@ class _Reader(Dataset):
 
 
 def _fill(
-    bank: FeatureBank,
-    checkpoint: Checkpoint,
-    reader: _Reader,
-    kinds: Sequence[str],
-    missing: int,
-    dtype: torch.dtype | None,
+    bank: FeatureBank, checkpoint: Checkpoint, reader: _Reader, kinds: Sequence[str], missing: int
 ) -> None:
     """Compute this process's blocks, then those that others have left."""
-    images, seen = reader.images, set()
+    backbone, size, seen = checkpoint.backbone, reader.images.batch_size, set()
 
     def batches() -> Iterator[range]:
         for block in my_blocks(bank.num_blocks, lambda block: bank.has(kinds, block)):
             if block not in seen:  # workers read ahead of what is written
                 seen.add(block)
                 rows = range(len(bank))[bank.rows(block)]
-                yield from (
-                    rows[start : start + images.batch_size]
-                    for start in range(0, len(rows), images.batch_size)
-                )
+                yield from (rows[start : start + size] for start in range(0, len(rows), size))
 
-    loader = DataLoader(reader, batch_sampler=batches(), num_workers=images.num_workers)
+    loader = DataLoader(reader, batch_sampler=batches(), num_workers=reader.images.num_workers)
     bar = tqdm(total=missing, desc=f"features of {bank.name}", unit="block", disable=not is_first_process())
     with bar:
         for block, parts in groupby(loader, key=lambda batch: int(batch[0][0]) // BLOCK):
-            stored = [_stored(_run(checkpoint, batch, dtype), kinds, checkpoint) for _, batch in parts]
-            for kind, values in zip(kinds, zip(*stored, strict=True), strict=True):
-                bank.write(kind, block, torch.cat(values, dim=1 if kind == "pooled" else 0))
+            stored: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
+            for _, batch in parts:
+                tokens = backbone(backbone.normalise(batch))
+                for kind, found in stored.items():
+                    values = tokens.pooled() if kind == "pooled" else tokens.patches[-1]
+                    found.append(values.half().cpu())
+            for kind, found in stored.items():
+                values = torch.cat(found, dim=1 if kind == "pooled" else 0)
+                if not values.isfinite().all():
+                    reason = "its weights are, or they are beyond float16"
+                    if missing := checkpoint.missing:
+                        reason = f"the checkpoint lacks {len(missing)} weights, `{missing[0]}`, ..."
+                    raise UserError(
+                        f"the backbone of {checkpoint.name} gives NaN or infinite features: {reason}"
+                    )
+                bank.write(kind, block, values)
             bar.update()
-
-
-@torch.no_grad()
-def _run(checkpoint: Checkpoint, images: Tensor, dtype: torch.dtype | None) -> LayerTokens:
-    backbone = checkpoint.backbone
-    with torch.autocast(backbone.device.type, dtype, enabled=dtype is not None):
-        return backbone(backbone.normalise(images))
-
-
-def _stored(tokens: LayerTokens, kinds: Sequence[str], checkpoint: Checkpoint) -> list[Tensor]:
-    """A batch's features of each kind as files have them."""
-    found = [tokens.pooled() if kind == "pooled" else tokens.patches[-1].float() for kind in kinds]
-    found = [values.half().cpu() for values in found]
-    if not all(values.isfinite().all() for values in found):
-        reason = "its weights are, or they are beyond float16"
-        if checkpoint.missing:
-            reason = f"the checkpoint lacks {len(checkpoint.missing)} weights, `{checkpoint.missing[0]}`, ..."
-        raise UserError(f"the backbone of {checkpoint.name} gives NaN or infinite features: {reason}")
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -174,23 +174,14 @@ def _folder_loaders(config: Config, folder: Path) -> dict[str, Any]:
             f"config {config.filename} has no pipeline for the images in {folder}: give it a section "
             f"`{SECTION}`, or name a config with one as --data"
         )
+    steps = loaders["val"].dataset.pipeline  # only a pre-training's own images have stored tokens
+    pipeline = [dict(step) for step in steps if "Token" not in type_name(step["type"])]
+    pipeline[-1].pop("algorithm_keys", None)
     made = {}
     for name in ("train", "val"):
         if not (folder / name).is_dir():
             raise ImageSetError(f"{folder} has no folder `{name}`: it takes `train` and `val`")
-        pipeline = without_tokens(loaders["val"].dataset.pipeline)
-        known = dict(type="CustomDataset", data_root=str(folder), data_prefix=name, pipeline=pipeline)
-        if (listing := folder / "meta" / f"{name}.txt").is_file():  # lines `PATH CLASS`, or `PATH`
-            known["ann_file"] = f"meta/{name}.txt"
-            known["with_label"] = listing.read_text().split("\n", 1)[0].strip().rpartition(" ")[2].isdigit()
-        else:  # a folder per class, or no labels
-            known["with_label"] = any(path.is_dir() for path in (folder / name).iterdir())
-        made[name] = ConfigDict(loaders["val"], dataset=known)
+        with_label = any(path.is_dir() for path in (folder / name).iterdir())  # a folder per class
+        known = dict(data_root=str(folder), data_prefix=name, pipeline=pipeline, with_label=with_label)
+        made[name] = ConfigDict(loaders["val"], dataset=dict(type="CustomDataset", **known))
     return made
-
-
-def without_tokens(pipeline: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A pipeline without stored tokens, which only a pre-training's own images have."""
-    steps = [dict(step) for step in pipeline if "Token" not in type_name(step["type"])]
-    steps[-1].pop("algorithm_keys", None)
-    return steps

@@ -43,14 +43,12 @@ class Checkpoint:
 
     Args:
         name: its column in the table.
-        config: the model's config.
         backbone: gives the tokens.
         digest: of the weights, the architecture and the normalisation of images.
         missing: weights that the checkpoint lacks. They are NaN, so features that need them show it.
     """
 
     name: str
-    config: Config
     backbone: TokenBackbone
     digest: str
     missing: tuple[str, ...] = ()
@@ -90,7 +88,7 @@ def load_checkpoint(config: str | Config, checkpoint: str | None) -> Checkpoint:
     preprocessor = MODELS.build({"type": "mmpretrain.ClsDataPreprocessor", **preprocessor}).to(get_device())
     title = Path(cfg.filename or "model").stem + (f", {Path(checkpoint).stem}" if checkpoint else "")
     found = _digest(model, backbone, preprocessor)
-    return Checkpoint(title, cfg, TokenBackbone(model, preprocessor), found, tuple(missing))
+    return Checkpoint(title, TokenBackbone(model, preprocessor), found, tuple(missing))
 
 
 def _named_weights(model: Mapping[str, Any]) -> str | None:
@@ -121,12 +119,8 @@ def load_weights(network: nn.Module, path: str) -> list[str]:
     except (RuntimeError, ValueError) as error:
         raise WeightsError(f"checkpoint {path}: {str(error).splitlines()[-1].strip()}") from error
     # A model that renames weights while loading reports new names: those are float.
-    lost = [
-        name
-        for name in keys.unexpected_keys
-        if (name not in own or own[name].is_floating_point()) and not OTHER_PARTS.match(name)
-    ]
-    if lost:
+    changing = (name for name in keys.unexpected_keys if name not in own or own[name].is_floating_point())
+    if lost := [name for name in changing if not OTHER_PARTS.match(name)]:
         raise WeightsError(
             f"checkpoint {path} has {listed(sorted(lost), most=3)}, which the config's backbone lacks, so "
             "its features would differ: name the config that it was trained with"

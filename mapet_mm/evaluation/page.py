@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import ClassVar
 
 import matplotlib
@@ -55,6 +56,7 @@ Picture = UInt8[np.ndarray, "height width 3"]
 
 
 @PROTOCOLS.register_module()
+@dataclass(eq=False)
 class FeaturePictures(Protocol):
     """Pictures of patch features and of nearest neighbours, without figures in the table.
 
@@ -64,12 +66,13 @@ class FeaturePictures(Protocol):
         images: number of images in each kind of picture.
     """
 
+    images: int = 12
+
     needs: ClassVar = {"val": ["pooled", "tokens"]}
 
-    def __init__(self, images: int = 12) -> None:
-        if images < 2:
-            raise ValueError(f"images={images}: at least 2")
-        self.images = images
+    def __post_init__(self) -> None:
+        if self.images < 2:
+            raise ValueError(f"images={self.images}: at least 2")
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """No figures."""
@@ -103,13 +106,7 @@ class FeaturePictures(Protocol):
 def component_figure(
     images: Sequence[Picture], tokens: Float[Tensor, "image row column dim"], title: str = ""
 ) -> Figure:
-    """Images above their patch features as colours.
-
-    Args:
-        images: to draw; the first of the images that have tokens.
-        tokens: of all images that the components are fitted over.
-        title: of the figure.
-    """
+    """Images above their patch features as colours; the components are fitted over all tokens."""
     colours = component_colours(tokens)
     rows = []
     for start in range(0, len(images), COLUMNS):
@@ -189,44 +186,36 @@ def neighbour_figure(
 
 @dataclass(frozen=True)
 class Cell:
-    """A picture in a grid of pictures.
-
-    Args:
-        picture: `(h, w, 3)` uint8.
-        below: text below it.
-        frame: colour of a frame around it.
-        mark: a patch to mark: row and column, and the grid's rows and columns.
-    """
+    """A picture in a grid of pictures."""
 
     picture: Picture
-    below: str = ""
-    frame: str | None = None
-    mark: tuple[int, int, int, int] | None = None
+    below: str = ""  # text
+    frame: str | None = None  # its colour
+    mark: tuple[int, int, int, int] | None = None  # a patch's row and column, and the grid's (H, W)
 
 
 def picture_grid(rows: Sequence[Sequence[Cell]], title: str = "") -> Figure:
     """Draw pictures in rows, left to right and top to bottom, all of one size, below a title."""
-    columns = max(map(len, rows))
-    wide = (FIGURE_INCHES - (columns - 1) * GAP_INCHES) / columns
-    tall = wide * rows[0][0].picture.shape[0] / rows[0][0].picture.shape[1]
-    heights = [tall + GAP_INCHES + LINE_INCHES * any(cell.below for cell in row) for row in rows]
-    height = sum(heights) + 1.4 * LINE_INCHES
-    figure = Figure(figsize=(FIGURE_INCHES, height))
+    columns, (height, width) = max(map(len, rows)), rows[0][0].picture.shape[:2]
+    with_text = sum(any(cell.below for cell in row) for row in rows)
+    inches = len(rows) * FIGURE_INCHES / columns * height / width + (2 + with_text) * LINE_INCHES
+    figure = Figure(figsize=(FIGURE_INCHES, inches), layout="constrained")
+    figure.get_layout_engine().set(w_pad=GAP_INCHES / 2, h_pad=GAP_INCHES / 2, wspace=0, hspace=0)
     short = title if len(title) <= TITLE else f"{title[: TITLE // 2]} ... {title[-TITLE // 2 :]}"
-    figure.text(0, 1, short, fontsize=TEXT_SIZE + 1, fontweight="bold", va="top")
-    top = height - 1.4 * LINE_INCHES
-    for row, step in zip(rows, heights, strict=True):
-        for number, cell in enumerate(row):
-            left, bottom = number * (wide + GAP_INCHES), top - tall
-            place = (left / FIGURE_INCHES, bottom / height, wide / FIGURE_INCHES, tall / height)
-            _draw(figure.add_axes(place), cell)
-        top -= step
+    figure.suptitle(short, fontsize=TEXT_SIZE + 1, fontweight="bold", x=0, ha="left")
+    places = figure.subplots(len(rows), columns, squeeze=False)
+    for cells, row in zip(rows, places, strict=True):
+        for cell, axes in zip_longest(cells, row):
+            if cell is None:
+                axes.remove()
+            else:
+                _draw(axes, cell)
     return figure
 
 
 def _draw(axes: Axes, cell: Cell) -> None:
     height, width = cell.picture.shape[:2]
-    axes.imshow(cell.picture, interpolation="antialiased" if width > SMOOTH else "nearest", aspect="auto")
+    axes.imshow(cell.picture, interpolation="antialiased" if width > SMOOTH else "nearest")
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(cell.frame is not None)
     axes.spines[:].set(color=cell.frame or "none", linewidth=2)

@@ -23,15 +23,8 @@ def label_cells(
 ) -> UInt8[np.ndarray, "patch pixel"]:
     """The `side` x `side` labels that each patch of the grid covers, taken from the image's own size.
 
-    The grid covers the whole image, whatever its size: a model that takes squares sees it squashed.
-
-    Args:
-        labels: `(h, w)`, class indices and 255, ignored.
-        grid: patches by rows and columns, `(H, W)`.
-        side: labels per side of a patch.
-
-    Returns:
-        `(H W, side side)` uint8, patches in raster order.
+    The grid covers the whole image, whatever its size: a model that takes squares sees it squashed. Labels
+    are class indices and 255, ignored; patches come in raster order.
     """
     height, width = (count * side for count in grid)
     sampled = labels[_centres(height, labels.shape[0])[:, None], _centres(width, labels.shape[1])]

@@ -29,25 +29,15 @@ PROTOCOLS = Registry("evaluation protocol", scope="mapet_mm", locations=["mapet_
 
 @dataclass(frozen=True)
 class Row:
-    """One figure.
+    """One figure."""
 
-    Args:
-        protocol: its name in the table: 'k-NN'.
-        setting: the features: 'class token'.
-        value: the figure.
-        unit: with its meaning: 'top-1, %'.
-        spread: standard deviation over draws.
-        note: the choice made: 'layer 3, rate 0.1'.
-        detail: True for a row of the JSON file only.
-    """
-
-    protocol: str
-    setting: str
+    protocol: str  # its name in the table: 'k-NN'
+    setting: str  # the features: 'class token'
     value: float
     unit: str = "top-1, %"
-    spread: float | None = None
-    note: str = ""
-    detail: bool = False
+    spread: float | None = None  # standard deviation over draws
+    note: str = ""  # the choice made: 'layer 3, rate 0.1'
+    detail: bool = False  # True for a row of the JSON file only
 
     @property
     def name(self) -> str:
@@ -62,19 +52,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A checkpoint with its features, as protocols get them.
+    """A checkpoint with its features and images by the name of the set, as protocols get them."""
 
-    Args:
-        checkpoint: with the backbone; None during a pre-training.
-        features: by the name of the image set.
-        images: the image sets by name.
-        device: where to compute.
-    """
-
-    checkpoint: Checkpoint | None
+    checkpoint: Checkpoint | None  # None during a pre-training
     features: Mapping[str, FeatureBank]
     images: Mapping[str, ImageSet]
-    device: torch.device
+    device: torch.device  # where to compute
 
     def picture(self, name: str, index: int) -> UInt8[np.ndarray, "height width 3"]:
         """An image of a set as the model sees it, in RGB."""
@@ -181,7 +164,6 @@ def evaluate(
     images: Mapping[str, ImageSet],
     protocols: Sequence[Protocol],
     cache: Path,
-    amp: bool | None = None,
 ) -> tuple[Evaluated, list[list[Row]]]:
     """A checkpoint's features and, in the first process, the rows of each protocol.
 
@@ -190,14 +172,13 @@ def evaluate(
         images: the image sets by name.
         protocols: in the order of the table.
         cache: folder of the features.
-        amp: see `take_features`.
     """
     kinds: dict[str, list[str]] = {}
     for protocol in protocols:
         for name, needed in protocol.needs.items():
             kinds[name] = sorted({*kinds.get(name, []), *needed})
     features = {
-        name: take_features(checkpoint, images[name], cache, needed, amp) for name, needed in kinds.items()
+        name: take_features(checkpoint, images[name], cache, needed) for name, needed in kinds.items()
     }
     evaluated = Evaluated(checkpoint, features, images, checkpoint.backbone.device)
     if not is_first_process():  # the first process has the table

@@ -119,15 +119,6 @@ def test_a_folder_of_images_takes_the_place_of_the_configs(config, root):
         read_image_sets(config, str(root / "other"))
 
 
-def test_images_listed_with_or_without_classes_are_taken_as_listed(config, root):
-    (root / "data/meta").mkdir()
-    for text, labels in (("b/0.png 1\na/2.png 0\n", [1, 0]), ("b/0.png\na/2.png\n", None)):
-        (root / "data/meta/val.txt").write_text(text)
-        images = read_image_sets(config, str(root / "data"))["val"]
-        assert (None if images.labels is None else images.labels.tolist()) == labels
-        assert [Path(images.path(index)).name for index in (0, 1)] == ["0.png", "2.png"]
-
-
 def test_stored_tokens_are_left_out_of_a_folders_pipeline(config, root):
     pipeline = config.evaluation.val.dataset.pipeline
     pipeline.insert(1, dict(type="mapet_mm.LoadTokenGrid", store="nowhere"))

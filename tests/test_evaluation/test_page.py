@@ -71,6 +71,7 @@ def test_neighbours_come_by_similarity_and_their_frame_says_whether_the_class_is
 
 def test_a_grid_of_oblong_pictures_keeps_their_shape():
     figure = picture_grid([[Cell(np.zeros((10, 30, 3), np.uint8))] * 2] * 2, "t" * 99)
+    figure.draw_without_rendering()
     width, height = figure.get_size_inches()
     for axes in figure.axes:
         box = axes.get_position()

@@ -54,14 +54,14 @@ def test_without_a_declaration_all_run_that_the_images_suit(config, root, capsys
     found = choose_protocols(
         plain, str(root / "config.py"), None, labelled([0, 1], [1])
     )  # declared elsewhere
-    assert len(found) == 5
+    assert len(found) == len(PROTOCOLS)
     assert len(choose_protocols(config, str(root), ["LowShot"], labelled([0, 1], [1]))) == 1  # a folder
 
 
 REFUSED = [
     (dict(type="Nearest"), "NearestNeighbours"),
     (dict(type="NearestNeighbours", neighbours=3), "neighbours"),
-    (dict(type="LinearProbes", optimizer="LARS"), "LARS"),
+    (dict(type="LinearProbes", rates=[]), "rate"),
 ]
 
 

@@ -25,25 +25,23 @@ from mapet_mm.evaluation.metrics.rank_me import rank_me
 from mapet_mm.evaluation.protocols.knn import COLUMNS, knn_predict
 from mapet_mm.registry import HOOKS
 from mapet_mm.structures.image_names import label_of
-from mapet_mm.utils.dist import choose_dtype, unwrapped
+from mapet_mm.utils.dist import unwrapped
 
 
 @HOOKS.register_module()
 class KNNProbeHook(Hook):
     """Log the top-1 of a k-NN classifier on the backbone's features, as `knn/top1`, and their RankMe.
 
-    Works in one process or several, sharded or not. The training is not affected. With averaged weights
-    (`EMAHook`), the average is probed, as in a validation.
+    The features are the patch means, or the class tokens of a backbone without patches. Works in one process
+    or several, sharded or not. The training is not affected. With averaged weights (`EMAHook`), the average
+    is probed, as in a validation.
 
     Args:
         train_dataloader: as for MMEngine's Runner; images with `gt_label` that vote, each once.
         val_dataloader: images to classify.
-        interval: epochs between two probes; there is always one at the end, and no other in a training that
-            is counted in iterations.
+        interval: epochs between two probes; there is always one at the end, in a training of iterations too.
         k: neighbours that vote.
         temperature: of the votes, above 0.
-        pooling: 'mean' of the patch tokens, or 'class token'.
-        amp: take the features in autocast; by default on CUDA only. They are compared in float32.
     """
 
     priority = "LOW"
@@ -55,14 +53,9 @@ class KNNProbeHook(Hook):
         interval: int = 10,
         k: int = 20,
         temperature: float = 0.07,
-        pooling: str = "mean",
-        amp: bool | None = None,
     ) -> None:
-        if pooling not in ("mean", "class token"):
-            raise ValueError(f"KNNProbeHook's pooling={pooling!r}: mean or class token")
         self.loaders = (train_dataloader, val_dataloader)
         self.interval, self.k, self.temperature = interval, k, temperature
-        self.pooling, self.amp = pooling, amp
 
     def after_train_epoch(self, runner: Runner) -> None:
         """Probe every `interval` epochs and after the last."""
@@ -82,16 +75,16 @@ class KNNProbeHook(Hook):
 
     def figures(self, backbone: TokenBackbone, loaders: Sequence[DataLoader]) -> dict[str, float]:
         """The logged values by name."""
-        train = take_in_memory(backbone, loaders[0], False, self.amp, self.pooling)
-        val = take_in_memory(backbone, loaders[1], True, self.amp, self.pooling)
+        train = take_in_memory(backbone, loaders[0], False, "mean")
+        val = take_in_memory(backbone, loaders[1], True, "mean")
         top1 = self.top1(train, val, train.poolings[0])
         return {"knn/top1": top1, "knn/rank_me": rank_me(val.values["pooled"])}
 
     def build_loaders(self, runner: Runner) -> list[DataLoader]:
-        """Loaders of the voting images and of those to classify, without images that token stores skipped.
+        """Loaders of both sets, without images that token stores skipped, in order; processes take turns.
 
-        Each reads every image once, in order, the processes taking turns. All processes read equally many,
-        because a sharded model computes in step: the first images come again at the end.
+        All processes read equally many, because a sharded model computes in step: the first images come
+        again at the end.
         """
         fixed = dict(sampler=dict(type="DefaultSampler", shuffle=False, round_up=True), drop_last=False)
         fixed["collate_fn"] = dict(type="default_collate")
@@ -125,29 +118,16 @@ def evaluated_model(runner: Runner) -> nn.Module:
 
 
 def take_in_memory(
-    backbone: TokenBackbone,
-    loader: DataLoader,
-    everywhere: bool,
-    amp: bool | None = None,
-    pooling: str | None = None,
+    backbone: TokenBackbone, loader: DataLoader, everywhere: bool, pooling: str | None = None
 ) -> MemoryFeatures:
-    """The last layer's pooled features of a loader's images, on the model's device.
+    """The last layer's features of a loader of `build_loaders`, on the model's device.
 
-    Args:
-        backbone: in evaluation mode.
-        loader: of `KNNProbeHook.build_loaders`.
-        everywhere: give each process the images of all, instead of its own.
-        amp: autocast; by default on CUDA only.
-        pooling: only this one, if the backbone has it.
-
-    Raises:
-        ValueError: an image without a label, or with several.
+    They are of one pooling, if the backbone has it, and of this process's images, or of all `everywhere`.
+    ValueError if an image has no label, or several.
     """
     device, start, values, labels = backbone.device, 0, None, []
-    dtype = choose_dtype(device.type) if (device.type == "cuda" if amp is None else amp) else None
     for batch in loader:
-        with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            tokens = backbone(backbone.normalise(batch["inputs"]))
+        tokens = backbone(backbone.normalise(batch["inputs"]))
         found, poolings = tokens.pooled()[-1], tokens.poolings  # B W
         if pooling in poolings:
             found, poolings = found.chunk(len(poolings), dim=1)[poolings.index(pooling)], [pooling]

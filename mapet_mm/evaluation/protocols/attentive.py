@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -53,24 +54,22 @@ class AttentiveClassifier(nn.Module):
 
 
 @PROTOCOLS.register_module()
+@dataclass(eq=False)
 class AttentiveProbe(TrainedProbe):
     """CAPI's attentive probe of the last layer's patch tokens; the rate that classifies `val` best counts.
 
-    AdamW, with a tenth of the steps to warm up. Arguments: see `TrainedProbe`.
+    AdamW, with a tenth of the steps to warm up.
     """
 
-    kind, needs = "tokens", {"train": ["tokens"], "val": ["tokens"]}
+    rates: Sequence[float] = (1e-4, 5e-4, 2e-3, 1e-2)
+    batch_size: int = 128
+    weight_decay: float = 5e-4
 
-    def __init__(
-        self,
-        rates: Sequence[float] = (1e-4, 5e-4, 2e-3, 1e-2),
-        epochs: int = 10,
-        least_steps: int = 600,
-        batch_size: int = 128,
-        weight_decay: float = 5e-4,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(rates, epochs, least_steps, batch_size, weight_decay, seed)
+    kind, warmup, needs = "tokens", 0.1, {"train": ["tokens"], "val": ["tokens"]}
+
+    def optimizer(self, groups: list[dict]) -> torch.optim.Optimizer:
+        """AdamW."""
+        return torch.optim.AdamW(groups, weight_decay=self.weight_decay)
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """One row; none of a backbone without patch tokens."""
@@ -78,6 +77,5 @@ class AttentiveProbe(TrainedProbe):
         if train.grid == (0, 0):
             return []
         heads = [AttentiveClassifier(train.dim, num_classes) for _ in self.rates]
-        found = self.sweep(evaluated, heads, self.rates, torch.optim.AdamW, warmup=0.1)
-        top1, rate = max(zip(found, self.rates, strict=True))
+        top1, rate = max(zip(self.top1(evaluated, heads, self.rates), self.rates, strict=True))
         return [Row("attentive probe", "patch tokens, last layer", top1, note=f"rate {rate:g}")]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int64
@@ -10,7 +11,6 @@ from mmengine.dist import all_gather
 from torch import Tensor
 from torch.nn import functional as F
 
-from mapet_mm.evaluation.features import FeatureBank
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
 
 # Queries and training images compared at once: 128 MiB of similarities.
@@ -61,10 +61,8 @@ def nearest(
 ) -> tuple[Float[Tensor, "query k"], Int64[Tensor, "query k"]]:
     """The k largest products of each query with some keys, in falling order, and what belongs to these keys.
 
-    Args:
-        queries: `(Q, D)`.
-        known: keys and a number for each (its label, its place), some at a time.
-        k: if there are fewer keys, products of minus infinity with the number 0 fill up.
+    Of keys, with a number for each (its label, its place), some come at a time. If there are fewer than k,
+    products of minus infinity with the number 0 fill up.
     """
     products = queries.new_full((len(queries), k), float("-inf"))
     numbers = torch.zeros(len(queries), k, dtype=torch.int64, device=queries.device)
@@ -87,6 +85,7 @@ def _largest(parts: Iterable[tuple[Tensor, Tensor]], k: int) -> tuple[Tensor, Te
 
 
 @PROTOCOLS.register_module()
+@dataclass(eq=False)
 class NearestNeighbours(Classification):
     """Top-1 of the k most similar training images, which vote with `exp(similarity / temperature)`.
 
@@ -95,8 +94,8 @@ class NearestNeighbours(Classification):
         temperature: of the votes, above 0.
     """
 
-    def __init__(self, k: int = 20, temperature: float = 0.07) -> None:
-        self.k, self.temperature = k, temperature
+    k: int = 20
+    temperature: float = 0.07
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """A row for the last layer's class token, patch mean, and both side by side."""
@@ -104,13 +103,11 @@ class NearestNeighbours(Classification):
         rows = []
         for pooling in train.poolings:
             queries = val.pooled(pooling).to(evaluated.device)
-            predicted = knn_predict(queries, _parts(train, pooling), num_classes, self.k, self.temperature)
+            known = (
+                (train.pooled(pooling, images=images), train.labels[images])
+                for images in torch.arange(len(train)).split(COLUMNS)
+            )
+            predicted = knn_predict(queries, known, num_classes, self.k, self.temperature)
             right = predicted == val.labels.to(evaluated.device)
             rows.append(Row("k-NN", pooling, 100 * right.float().mean().item()))
         return rows
-
-
-def _parts(bank: FeatureBank, pooling: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Features and labels of a set, `COLUMNS` images at a time."""
-    for images in torch.arange(len(bank)).split(COLUMNS):
-        yield bank.pooled(pooling, images=images), bank.labels[images]

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from mapet_mm.evaluation.features import POOLINGS
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
-from mapet_mm.utils.dist import print_once
 
 
 def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None:
-    """Images drawn from each class, in ascending order.
+    """Places of images drawn from each class, in ascending order; None if a class has too few.
 
-    Args:
-        labels: class of each image.
-        share: number of images, or a share of the class's images below 1 (at least one image).
-        seed: of the draw.
-
-    Returns:
-        The images' places; None if a class has too few.
+    They are `share` of each class, or below 1 this share of its images, at least one.
     """
     rng = np.random.default_rng(seed)
     chosen = []
@@ -36,30 +29,26 @@ def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None
 
 
 @PROTOCOLS.register_module()
+@dataclass(eq=False)
 class LowShot(Classification):
     """Logistic regression (scikit-learn's, L2) on a few labelled images, of the last layer's features.
 
-    Features are standardised by mean and deviation of all training images, which takes no labels.
+    The features are class token and patch mean side by side, or the one that there is. They are standardised
+    by mean and deviation of all training images, which takes no labels.
 
     Args:
         shots: images of each class, or a share of the training images below 1.
         draws: how often they are drawn; the row is the mean, with the standard deviation.
         C: inverse strength of the regularisation.
-        pooling: 'class token', 'mean' or 'both'; 'both' by default, where there are both.
     """
 
-    def __init__(
-        self,
-        shots: Sequence[int | float] = (1, 2, 5, 10, 0.01, 0.1),
-        draws: int = 5,
-        C: float = 1.0,
-        pooling: str | None = None,
-    ) -> None:
-        if any(share <= 0 or (share > 1 and share % 1) for share in shots):
-            raise ValueError(f"shots={list(shots)}: whole numbers of images, or shares below 1")
-        if pooling not in (None, *POOLINGS):
-            raise ValueError(f"pooling={pooling!r}: one of {', '.join(POOLINGS)}")
-        self.shots, self.draws, self.C, self.pooling = list(shots), draws, C, pooling
+    shots: Sequence[int | float] = (1, 2, 5, 10, 0.01, 0.1)
+    draws: int = 5
+    C: float = 1.0
+
+    def __post_init__(self) -> None:
+        if any(share <= 0 or (share > 1 and share % 1) for share in self.shots):
+            raise ValueError(f"shots={list(self.shots)}: whole numbers of images, or shares below 1")
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """A row for each number of labels that every class has images enough for."""
@@ -69,10 +58,7 @@ class LowShot(Classification):
         from sklearn.preprocessing import StandardScaler
 
         train, val, _ = self.labelled(evaluated)
-        pooling = self.pooling or train.poolings[-1]
-        if pooling not in train.poolings:
-            print_once(f"no logistic regression on {pooling}: the backbone gives {train.poolings[0]} only")
-            return []
+        pooling = train.poolings[-1]
         scaler = StandardScaler()
         for _, values in train.blocks("pooled"):
             scaler.partial_fit(values[:, train.columns(pooling)].numpy())
@@ -92,6 +78,6 @@ class LowShot(Classification):
             if tops:
                 spread = float(np.std(tops, ddof=1)) if len(tops) > 1 else None
                 shown = f"{share} a class" if share >= 1 else f"{100 * share:g}% of the images"
-                setting = f"{pooling}, {shown}"
-                rows.append(Row("logistic regression", setting, float(np.mean(tops)), spread=spread))
+                top1 = float(np.mean(tops))
+                rows.append(Row("logistic regression", f"{pooling}, {shown}", top1, spread=spread))
         return rows

@@ -13,6 +13,7 @@ import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
@@ -28,9 +29,8 @@ from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, check_class_
 from mapet_mm.evaluation.pixel_labels import IGNORED, Areas, PixelLabels, join_cells, label_cells, majority
 from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, Row
 from mapet_mm.evaluation.protocols.knn import COLUMNS, nearest
-from mapet_mm.utils.dist import is_first_process, print_once
+from mapet_mm.utils.dist import print_once
 
-NEIGHBOURS = (1, 3, 10, 30)
 DISTANCES = ("cosine", "L2")
 STRENGTHS = tuple(float(c) for c in 10 ** np.linspace(-6, 5, 8))
 # Every tenth training image chooses between the settings.
@@ -47,13 +47,7 @@ Segments = dict[str, UInt8[np.ndarray, "patch pixel"]]
 def vote(
     cells: UInt8[np.ndarray, "query k pixel"], num_classes: int, ks: Sequence[int]
 ) -> dict[int, UInt8[np.ndarray, "query pixel"]]:
-    """The most frequent label of the first k neighbours at each pixel, for several k; the lower of equals.
-
-    Args:
-        cells: `(Q, K, P)`, the neighbours' labels, nearest neighbour first.
-        num_classes: number of classes.
-        ks: in ascending order, the last one at most `K`.
-    """
+    """The most frequent label of the k nearest neighbours, the lower of equals, for some ascending k."""
     neighbours = torch.from_numpy(cells).long()
     votes = torch.zeros(len(cells), cells.shape[2], num_classes, dtype=torch.int16)
     voted, one = {}, torch.ones((), dtype=torch.int16)
@@ -68,10 +62,8 @@ class SegmentationTask:
     """Patch tokens and pixel labels of training and test images, prepared for both protocols.
 
     Args:
-        train: features of the training images.
-        train_labels: of each image `(h, w)` at its own size, class indices and 255, ignored.
-        test: features of the test images.
-        test_labels: likewise.
+        train, test: features of the images.
+        train_labels, test_labels: of each image at its own size, class indices and 255, ignored.
         num_classes: number of classes.
         side: labels per side of a training patch.
         device: where neighbours are compared.
@@ -116,14 +108,9 @@ class SegmentationTask:
         self.mean, self.scale = (torch.from_numpy(each).float() for each in (scaler.mean_, scaler.scale_))
 
     def neighbours(self, ks: Sequence[int], distances: Sequence[str]) -> tuple[dict[str, Areas], ...]:
-        """Segment by the votes of the nearest training patches.
+        """Each setting's areas on the held-out training images and on the test images, by neighbours' votes.
 
-        Args:
-            ks: neighbours that vote; at most as many as there are labelled patches to choose a setting with.
-            distances: 'cosine', 'L2'.
-
-        Returns:
-            Each setting's areas on the held-out training images and on the test images.
+        k is at most the number of labelled patches that there are to choose a setting with.
         """
         ks = sorted({min(k, int(self.kept.sum())) for k in ks})
 
@@ -146,21 +133,15 @@ class SegmentationTask:
         return self._measure(True, segmenter(self.kept)), self._measure(False, segmenter(self.labelled))
 
     def regression(self, strengths: Sequence[float]) -> tuple[dict[str, Areas], ...]:
-        """Segment by scikit-learn's logistic regression of the patches' most frequent labels.
+        """Each strength's areas on the held-out training images, and the best one's on the test images.
 
-        Args:
-            strengths: `C`, the inverse of the regularisation.
-
-        Returns:
-            Each setting's areas on the held-out training images, and the best one's on the test images.
+        The model is scikit-learn's logistic regression of the patches' most frequent labels.
         """
         from sklearn.linear_model import LogisticRegression
 
         model, models = LogisticRegression(max_iter=1000, warm_start=True), {}
         rows, labels = self._fitted(self.kept)
-        for strength in tqdm(
-            sorted(strengths), "logistic regression", unit="fit", disable=not is_first_process()
-        ):
+        for strength in tqdm(sorted(strengths), "logistic regression", unit="fit"):
             models[f"C={strength:.3g}"] = copy.deepcopy(model.set_params(C=strength).fit(rows, labels))
 
         def segment(rows: Float[Tensor, "query dim"]) -> Iterator[Segments]:
@@ -178,16 +159,12 @@ class SegmentationTask:
         images = list(self.held_out if held_out else range(len(bank)))
         areas: dict[str, Areas] = defaultdict(lambda: Areas(self.num_classes))
         at_once = max(1, QUERIES // self.patches)
-        with tqdm(
-            total=len(images), desc="segmentation", unit="image", disable=not is_first_process()
-        ) as bar:
-            for start in range(0, len(images), at_once):
-                some = images[start : start + at_once]
-                for index, segments in zip(some, segment(self._rows(bank.tokens(some))), strict=True):
-                    truth = labels[index]
-                    for setting, cells in segments.items():
-                        areas[setting].add(join_cells(cells, bank.grid, truth.shape), truth)
-                    bar.update()
+        for start in tqdm(range(0, len(images), at_once), "segmentation", unit="part"):
+            some = images[start : start + at_once]
+            for index, segments in zip(some, segment(self._rows(bank.tokens(some))), strict=True):
+                truth = labels[index]
+                for setting, cells in segments.items():
+                    areas[setting].add(join_cells(cells, bank.grid, truth.shape), truth)
         return dict(areas)
 
     def _rows(self, tokens: Float[Tensor, "*patch dim"]) -> Float[Tensor, "row dim"]:
@@ -224,11 +201,8 @@ def comparable(rows: Float[Tensor, "row dim"], distance: str, is_key: bool) -> F
     if distance == "cosine":
         return F.normalize(rows, dim=1)
     # |q - t|^2 = |q|^2 - 2 (q t - |t|^2 / 2), and |q|^2 is the same for all keys.
-    return (
-        torch.cat([rows, -rows.square().sum(1, keepdim=True) / 2], 1)
-        if is_key
-        else F.pad(rows, (0, 1), value=1)
-    )
+    last = -rows.square().sum(1, keepdim=True) / 2 if is_key else torch.ones_like(rows[:, :1])
+    return torch.cat([rows, last], 1)
 
 
 def best_setting(held_out: dict[str, Areas]) -> str:
@@ -259,13 +233,11 @@ class Segmentation(Protocol):
         setting = best_setting(chosen_on)
         best = tested[setting]
         row = Row(self.name, "patch tokens", best.miou, "mIoU, %", note=setting)
-        details = [(f"test images: {name}", areas.miou, "mIoU, %") for name, areas in tested.items()]
-        details += [
-            (f"held-out training images: {n}", areas.miou, "mIoU, %") for n, areas in chosen_on.items()
-        ]
-        details += [
-            (f"class: {name}", float(iou), "IoU, %") for name, iou in zip(classes, best.ious, strict=True)
-        ]
+        details = []
+        for where, found in (("test images", tested), ("held-out training images", chosen_on)):
+            details += [(f"{where}: {name}", areas.miou, "mIoU, %") for name, areas in found.items()]
+        ious = zip(classes, best.ious.tolist(), strict=True)
+        details += [(f"class: {name}", iou, "IoU, %") for name, iou in ious]
         return [row, *(Row(self.name, *each, detail=True) for each in details if not math.isnan(each[1]))]
 
     def segment(self, task: SegmentationTask) -> tuple[dict[str, Areas], dict[str, Areas]]:
@@ -274,6 +246,7 @@ class Segmentation(Protocol):
 
 
 @PROTOCOLS.register_module()
+@dataclass(eq=False)
 class SegmentationByNeighbours(Segmentation):
     """k-NN segmentation of patch tokens, as in CAPI.
 
@@ -282,13 +255,16 @@ class SegmentationByNeighbours(Segmentation):
         distances: of 'cosine' and 'L2', likewise.
     """
 
+    ks: Sequence[int] = (1, 3, 10, 30)
+    distances: Sequence[str] = DISTANCES
+
     name = "k-NN segmentation"
 
-    def __init__(self, ks: Sequence[int] = NEIGHBOURS, distances: Sequence[str] = DISTANCES) -> None:
-        self.ks, self.distances = tuple(ks), tuple(distances)
-        if not self.ks or min(self.ks) < 1 or not self.distances or not set(self.distances) <= set(DISTANCES):
+    def __post_init__(self) -> None:
+        known = self.distances and set(self.distances) <= set(DISTANCES)
+        if not self.ks or min(self.ks) < 1 or not known:
             raise ValueError(
-                f"ks={list(ks)}, distances={list(distances)}: ks from 1 on, {' or '.join(DISTANCES)}"
+                f"ks={self.ks}, distances={self.distances}: ks from 1 on, {' or '.join(DISTANCES)}"
             )
 
     def segment(self, task: SegmentationTask) -> tuple[dict[str, Areas], dict[str, Areas]]:
@@ -297,6 +273,7 @@ class SegmentationByNeighbours(Segmentation):
 
 
 @PROTOCOLS.register_module()
+@dataclass(eq=False)
 class SegmentationByRegression(Segmentation):
     """Logistic regression of patch tokens, as in CAPI.
 
@@ -304,19 +281,16 @@ class SegmentationByRegression(Segmentation):
         strengths: scikit-learn's `C`, from which the held-out images choose.
     """
 
-    name = "logistic segmentation"
+    strengths: Sequence[float] = STRENGTHS
 
-    def __init__(self, strengths: Sequence[float] = STRENGTHS) -> None:
-        self.strengths = tuple(strengths)
+    name = "logistic segmentation"
 
     def segment(self, task: SegmentationTask) -> tuple[dict[str, Areas], dict[str, Areas]]:
         """One class per patch."""
         return task.regression(self.strengths)
 
 
-@lru_cache(maxsize=2)
-def _labels(images: ImageSet) -> PixelLabels:
-    return PixelLabels(images)
+_labels = lru_cache(maxsize=2)(PixelLabels)
 
 
 @lru_cache(maxsize=1)

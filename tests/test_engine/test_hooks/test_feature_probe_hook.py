@@ -13,7 +13,7 @@ from mapet_mm.evaluation.protocols.knn import knn_predict
 from mapet_mm.utils.errors import UserError
 
 HOOK = dict(PROBE, type="mapet_mm.FeatureProbeHook")
-LOW_SHOT = [dict(type="LowShot", shots=[2], draws=3, pooling="mean")]
+LOW_SHOT = [dict(type="LowShot", shots=[2], draws=3)]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_training_goes_on_as_if_there_were_no_hook(runner, tmp_path):
     figures = [record for record in logged if "features/k-NN, both" in record]
     assert [record["step"] for record in figures] == [2, 3]
     # Dark and bright images are told apart by any features.
-    assert {record["features/logistic regression, mean, 2 a class"] for record in figures} == {100.0}
+    assert {record["features/logistic regression, both, 2 a class"] for record in figures} == {100.0}
     assert {record["features/k-NN, mean"] for record in figures} == {100.0}
 
 

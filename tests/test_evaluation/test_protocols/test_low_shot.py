@@ -48,18 +48,13 @@ def test_a_draw_takes_as_many_of_each_class():
     assert not np.array_equal(draw(labels, 5, seed=0), draw(labels, 5, seed=1))
 
 
-def test_the_pooling_is_the_widest_that_the_backbone_has(capsys):
+def test_the_pooling_is_the_widest_that_the_backbone_has():
     evaluated = as_evaluated(*(one_pooling(bank, "mean") for bank in evaluated_clusters().features.values()))
     (row,) = LowShot(shots=[2], draws=1).run(evaluated)
     assert (row.setting, row.spread) == ("mean, 2 a class", None)
-    assert LowShot(pooling="both").run(evaluated) == []
-    assert "the backbone gives mean only" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [(dict(shots=[0]), "shots"), (dict(shots=[1.5]), "shots"), (dict(pooling="max"), "mean")],
-)
-def test_impossible_options_are_refused(options, named):
-    with pytest.raises(ValueError, match=named):
-        LowShot(**options)
+@pytest.mark.parametrize("share", [0, 1.5])
+def test_impossible_numbers_of_images_are_refused(share):
+    with pytest.raises(ValueError, match="shots"):
+        LowShot(shots=[share])

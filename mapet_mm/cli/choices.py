@@ -14,7 +14,8 @@ from PIL import Image
 
 from mapet_mm.interop.convert import sizes_of
 from mapet_mm.interop.initial_weights import as_start
-from mapet_mm.models.target_generators.clip_tower import TowerError, weights_file
+from mapet_mm.models.target_generators.base import TokenizerError
+from mapet_mm.models.target_generators.clip_tower import weights_file
 from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import read_weights, write_weights
 
@@ -145,7 +146,7 @@ def choose_tokens(wish: str, arch: str, has_init: bool) -> Tokens:
     if wish == "auto":
         try:
             return clip_tokens()
-        except TowerError as error:
+        except TokenizerError as error:
             # The rest of the message is for those who write a config.
             print(f"no CLIP weights: {str(error).partition(': check the network')[0]}", flush=True)
         return init_tokens(arch) if has_init else random_tokens()

@@ -16,7 +16,7 @@ from mapet_mm.cli.claims import claim
 from mapet_mm.cli.pretrain import main, parse_args, pretrain
 from mapet_mm.cli.stages import Stage
 from mapet_mm.models import MaPeTPretrainViT
-from mapet_mm.models.target_generators.clip_tower import TowerError
+from mapet_mm.models.target_generators.base import TokenizerError
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import read_weights
@@ -35,7 +35,7 @@ def photographs(tmp_path) -> Path:
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch):
     def weights_file(*_, **__):
-        raise TowerError("could not download")
+        raise TokenizerError("could not download")
 
     monkeypatch.setattr(choices, "weights_file", weights_file)
 
@@ -95,7 +95,7 @@ def test_without_clip_weights_the_network_is_a_random_one_and_a_line_says_so(pho
     assert "no CLIP weights: could not download" in capsys.readouterr().out
     assert chosen.tokens.config["pretrained"] == dict(type="random", seed=0)
     assert chosen.words[1].startswith("tokens: clusters of a random network's features, which know colours")
-    with pytest.raises(TowerError, match="could not download"):
+    with pytest.raises(TokenizerError, match="could not download"):
         choices.choose_tokens("clip", "tiny", False)
 
 

@@ -13,7 +13,6 @@ from jaxtyping import Float, Int64
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
-from mapet_mm.utils.config import pretrained_entries
 from mapet_mm.utils.errors import UserError
 
 
@@ -24,36 +23,23 @@ class TokenizerError(UserError, ValueError):
 class Tokenizer(BaseModule):
     """Target generator that maps images to token ids with a frozen network.
 
-    The network is not a submodule, so a model that tokenises on the fly does not put it into its checkpoint,
-    optimizer or gradient buckets, and does not convert it to another precision. It stays in float32 and in
-    evaluation mode, and moves to the device of the images that it gets.
+    The network is not a submodule, so a model that tokenises on the fly neither trains, saves nor converts
+    it. It stays in float32 and in evaluation mode, and moves to the device of the images that it gets.
 
     Args:
-        network: encodes the images.
-        image_size: side of the input images in pixels.
-
-    Raises:
-        TokenizerError: `init_cfg` names weights, which nothing would load.
+        network: encodes images of `image_size` x `image_size` pixels.
     """
 
+    network: nn.Module  # on the device of the last images
     grid: tuple[int, int]  # (H, W) tokens of an image of `image_size`
 
-    def __init__(self, network: nn.Module, image_size: int, init_cfg: dict | None = None) -> None:
-        if any(pretrained_entries(init_cfg)):
-            raise TokenizerError(
-                f"`init_cfg` of {type(self).__name__} loads nothing: give the weights to its network"
-            )
-        super().__init__(init_cfg)
+    def __init__(self, network: nn.Module, image_size: int) -> None:
+        super().__init__()
         self.image_size = image_size
         network.float().requires_grad_(False)
         network.eval()  # not chained: MMPretrain's backbones return None here
-        self._network = (network,)  # nn.Module does not look into a tuple
+        vars(self)["network"] = network  # past nn.Module, which would make it a submodule
         self.eval()
-
-    @property
-    def network(self) -> nn.Module:
-        """The frozen network, on the device of the last images."""
-        return self._network[0]
 
     @property
     @abstractmethod
@@ -72,24 +58,17 @@ class Tokenizer(BaseModule):
         return super().train(False)
 
     def network_for(self, images: Tensor) -> nn.Module:
-        """The frozen network, on the images' device.
-
-        Raises:
-            ValueError: the images are not of the tokenizer's size.
-        """
-        if images.shape[-2:] != (self.image_size, self.image_size):
+        """The frozen network, on the images' device; ValueError if the images have another size."""
+        side = self.image_size
+        if images.shape[-2:] != (side, side):
             raise ValueError(
-                f"{type(self).__name__} takes images of {self.image_size} x {self.image_size} px, got "
-                f"{images.shape[-2]} x {images.shape[-1]}: resize in the pipeline or set `image_size`"
+                f"{type(self).__name__} takes images of {side} x {side} px, got {images.shape[-2]} x "
+                f"{images.shape[-1]}: resize in the pipeline or set `image_size`"
             )
-        if device_of(self.network) != images.device:
+        first = next(chain(self.network.parameters(), self.network.buffers()), images)
+        if first.device != images.device:
             self.network.to(images.device)
         return self.network
-
-
-def device_of(network: nn.Module) -> torch.device:
-    """Device of a network's first parameter or buffer; the CPU if it has neither."""
-    return next(chain(network.parameters(), network.buffers()), torch.empty(0)).device
 
 
 # PyTorch's switches for matrix products and convolutions below float32 precision. The new ones are used where

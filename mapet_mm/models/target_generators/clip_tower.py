@@ -20,64 +20,42 @@ from mapet_mm.weight_files import read_weights
 if TYPE_CHECKING:  # open_clip is imported only where a tower is built
     from open_clip.modified_resnet import ModifiedResNet
 
-# Stem (two strides), then three stages with a stride each.
-STRIDE = 32
+STRIDE = 32  # of the stem (two strides) and three stages
 REMEDY = (
     "give a local weights file (pretrained='/path/to/weights.pt' or .safetensors), or try it with "
     "clip_model=dict(layers=[1, 1, 1, 1], width=8, image_size=448), pretrained=dict(type='random', seed=0)"
 )
 
 
-class TowerError(TokenizerError):
-    """A tower cannot be built or loaded; the message is one line that says what to do."""
-
-
 def tower_config(clip_model: str | Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of open_clip's `ModifiedResNet` for a model name, or for a dict of a small architecture.
 
     Args:
-        clip_model: a CLIP ResNet that open_clip knows ('RN50x64'), or `dict(layers, width, image_size)` with,
-            optionally, `head_width` (64) and `output_dim` (those of the attention pooling, not used here).
-
-    Raises:
-        TowerError: open_clip has no ResNet of this name.
+        clip_model: a CLIP ResNet that open_clip knows ('RN50x64'), or `dict(layers, width, image_size)`.
     """
-    vision = dict(clip_model) if isinstance(clip_model, Mapping) else _resnets().get(clip_model)
-    if vision is None:
-        raise TowerError(
-            f"clip_model '{clip_model}' is no CLIP ResNet of open_clip: choose one of "
-            f"{', '.join(_resnets())}, or give a dict with layers, width and image_size"
+    import open_clip
+
+    config = {"vision_cfg": clip_model}
+    if isinstance(clip_model, str):
+        config = open_clip.get_model_config(clip_model) or {"vision_cfg": {}}
+    vision = config["vision_cfg"]
+    if not isinstance(vision.get("layers"), list | tuple):
+        known = ", ".join(name for name in open_clip.list_models() if name.startswith("RN"))
+        raise TokenizerError(
+            f"clip_model '{clip_model}' is no CLIP ResNet of open_clip: choose one of {known}, give a dict "
+            "with layers, width and image_size, or take a GridKMeans with type='open_clip.create_model'"
         )
     width = vision["width"]
     return {
         "layers": list(vision["layers"]),
         "width": width,
         "image_size": vision["image_size"],
-        "heads": max(1, width * 32 // vision.get("head_width", 64)),
-        "output_dim": vision.get("output_dim", width * 32),
+        "heads": max(1, width // 2),
+        "output_dim": config.get("embed_dim", width * 32),
     }
 
 
 @MODELS.register_module(name="OpenCLIPVisual")
-def build_visual(
-    clip_model: str | Mapping[str, Any], pretrained: str | Mapping[str, Any], stride: int = STRIDE
-) -> nn.Module:
-    """The image tower of any open_clip model: a ResNet from `build_tower`, others as open_clip builds them.
-
-    Args:
-        clip_model: a name that open_clip knows, or a dict for a small ResNet (see `tower_config`).
-        pretrained: a weights tag or a local weights file; for a ResNet see `build_tower`.
-        stride: of a ResNet, see `build_tower`; others have a fixed one.
-    """
-    import open_clip
-
-    if isinstance(clip_model, Mapping) or clip_model in _resnets():
-        return build_tower(clip_model, pretrained, stride)
-    if stride != STRIDE:
-        raise TowerError(f"`stride` is {stride}, but only ResNets take one: leave it out for {clip_model}")
-    return open_clip.create_model(clip_model, pretrained=pretrained).visual
-
-
 def build_tower(
     clip_model: str | Mapping[str, Any], pretrained: str | Mapping[str, Any], stride: int = STRIDE
 ) -> ModifiedResNet:
@@ -91,8 +69,8 @@ def build_tower(
         stride: pixels from one grid position to the next (see `set_stride`).
 
     Raises:
-        TokenizerError: the weights are unknown, cannot be fetched, belong to another architecture or are not
-            finite; or the stride is not supported.
+        TokenizerError: the architecture, weights or stride are unknown, or the weights cannot be fetched or
+            do not fit.
     """
     config = tower_config(clip_model)
     if isinstance(pretrained, Mapping):
@@ -101,7 +79,7 @@ def build_tower(
         with torch.device("meta"):  # no initialisation
             tower = _bare_tower(config)
         file = weights_file(clip_model, pretrained)
-        load_weights("tower", tower.to_empty(device="cpu"), _alone(_read(file), file), file)
+        load_weights(tower.to_empty(device="cpu"), _tower_weights(file), file)
     set_stride(tower, stride)
     return tower.float().eval().requires_grad_(False)
 
@@ -111,12 +89,9 @@ def set_stride(tower: ModifiedResNet, stride: int) -> None:
 
     The dilated filters cover the same area as before, so weights trained at stride 32 still fit (as in
     DeepLab).
-
-    Raises:
-        TowerError: no number of unpooled stages gives this stride.
     """
     if stride not in (4, 8, 16, STRIDE):
-        raise TowerError(f"`stride` is {stride}: 32, the towers' own, or 16, 8 or 4")
+        raise TokenizerError(f"`stride` is {stride}: 32, the towers' own, or 16, 8 or 4")
     dilation = 1
     for stage, own in ((tower.layer2, 8), (tower.layer3, 16), (tower.layer4, 32)):
         for index, block in enumerate(stage):
@@ -127,18 +102,14 @@ def set_stride(tower: ModifiedResNet, stride: int) -> None:
 
 
 def weights_file(clip_model: str | Mapping[str, Any], pretrained: str) -> str:
-    """The local file of a tower's weights, fetched into open_clip's cache if it is not there.
-
-    Raises:
-        TowerError: there are no such weights, or they cannot be fetched.
-    """
+    """The local file of a tower's weights, fetched into open_clip's cache if it is not there."""
     if os.path.isfile(pretrained):
         return pretrained
     from open_clip.pretrained import download_pretrained, get_pretrained_cfg, list_pretrained_tags_by_model
 
     tags = list_pretrained_tags_by_model(clip_model) if isinstance(clip_model, str) else []
     if pretrained not in tags:
-        raise TowerError(
+        raise TokenizerError(
             f"pretrained='{pretrained}' is no file and no tag of {clip_model} in open_clip, which has "
             f"{', '.join(tags) or 'none'}: {REMEDY}"
         )
@@ -150,22 +121,10 @@ def weights_file(clip_model: str | Mapping[str, Any], pretrained: str) -> str:
             # From the publisher's address: open_clip verifies the checksums of these files.
             return download_pretrained(source, prefer_hf_hub=False, cache_dir=cache)
     except Exception as error:  # the remedy is the same for all errors
-        raise TowerError(
+        raise TokenizerError(
             f"could not download the '{pretrained}' weights of {clip_model} ({reason_of(error)[:160]}): "
             f"check the network, {REMEDY}"
         ) from None
-
-
-def _resnets() -> dict[str, dict[str, Any]]:
-    """open_clip's CLIP ResNets: arguments of their visual towers by name."""
-    import open_clip
-
-    configs = {name: open_clip.get_model_config(name) for name in open_clip.list_models()}
-    return {
-        name: {**config["vision_cfg"], "output_dim": config["embed_dim"]}
-        for name, config in configs.items()
-        if isinstance(config["vision_cfg"].get("layers"), list)
-    }
 
 
 def _bare_tower(config: Mapping[str, Any]) -> ModifiedResNet:
@@ -178,36 +137,28 @@ def _bare_tower(config: Mapping[str, Any]) -> ModifiedResNet:
 
 def _random_tower(config: Mapping[str, Any], type: str, seed: int = 0) -> ModifiedResNet:
     if type != "random":
-        raise TowerError("option `pretrained` as a dict is dict(type='random', seed=<int>)")
-    from open_clip.modified_resnet import Bottleneck
-
+        raise TokenizerError("option `pretrained` as a dict is dict(type='random', seed=<int>)")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tower = _bare_tower(config)
-        for module in tower.modules():
+        for name, module in tower.named_modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
-            elif isinstance(module, Bottleneck):
+            elif name.startswith("layer") and name.endswith(".bn3"):
                 # open_clip initialises residual branches to zero for training; a fixed encoder needs them.
-                nn.init.constant_(module.bn3.weight, 0.5)
+                nn.init.constant_(module.weight, 0.5)
     return tower
 
 
-def _read(file: str) -> Mapping[str, Tensor]:
+def _tower_weights(file: str) -> dict[str, Tensor]:
+    """The weights of the tower alone, from a file that has it alone or inside a model."""
+    weights: Mapping[str, Tensor] | None = None
     with contextlib.suppress(Exception):  # OpenAI's own files are TorchScript archives
-        return torch.jit.load(file, map_location="cpu").state_dict()
-    return read_weights(file)
-
-
-def _alone(state_dict: Mapping[str, Tensor], file: str) -> dict[str, Tensor]:
-    """The weights of the tower alone, from a file that has it alone or inside a model.
-
-    Raises:
-        TowerError: the model has several towers, for example one that follows by momentum.
-    """
-    towers = {name.partition("visual.")[0] for name in state_dict if "visual." in name}
-    if len(towers) > 1:
-        names = ", ".join(f"`{prefix}visual.`" for prefix in sorted(towers))
-        raise TowerError(f"weights file `{file}` has {len(towers)} towers ({names}): save one of them alone")
-    prefix = f"{towers.pop()}visual." if towers else ""
-    return {name[len(prefix) :]: value for name, value in state_dict.items() if name.startswith(prefix)}
+        weights = torch.jit.load(file, map_location="cpu").state_dict()
+    weights = weights or read_weights(file)
+    prefixes = {name.partition("visual.")[0] + "visual." for name in weights if "visual." in name}
+    if len(prefixes) > 1:  # for example one that follows by momentum
+        names = ", ".join(f"`{prefix}`" for prefix in sorted(prefixes))
+        raise TokenizerError(f"weights file `{file}` has {len(prefixes)} towers ({names}): save one alone")
+    prefix = "".join(prefixes)
+    return {name[len(prefix) :]: value for name, value in weights.items() if name.startswith(prefix)}

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from mapet_mm.models.target_generators.base import TokenizerError
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.config import nodes, pretrained_entries, type_name
-from mapet_mm.utils.errors import reason_of
 from mapet_mm.utils.identity import digest
 from mapet_mm.weight_files import read_weights
 
@@ -32,20 +31,20 @@ def split_checkpoint(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     return config, next((entry for _, entry in pretrained_entries(config.pop("init_cfg", None))), {})
 
 
-def build_frozen(what: str, config: Mapping[str, Any], random_seed: int | None) -> tuple[nn.Module, str]:
+def build_frozen(config: Mapping[str, Any], random_seed: int | None) -> tuple[nn.Module, str]:
     """Build a network and load its weights; return it and the name of its weights.
 
     Args:
-        what: "tokenizer" or "encoder", the option that has the config.
         config: of the network. Its weights come from `init_cfg=dict(type="Pretrained", checkpoint=...,
             prefix=...)`, which must have all of them, or from its constructor (`pretrained=True`).
         random_seed: for random weights where the config names none; the caller's generator is left alone.
 
     Raises:
-        TokenizerError: no weights and no seed, weights that nothing loads, or a checkpoint that cannot be
-            read, lacks weights, or has weights that are not finite.
+        TokenizerError: no weights and no seed, weights that nothing loads, or a checkpoint that lacks weights
+            or has weights that are not finite.
     """
     config, checkpoint = split_checkpoint(config)
+    kind = type_name(config["type"])
     own = any(isinstance(node, Mapping) and any(map(node.get, OWN_WEIGHTS)) for _, node in nodes(config))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random_seed or 0)
@@ -53,21 +52,22 @@ def build_frozen(what: str, config: Mapping[str, Any], random_seed: int | None) 
     if checkpoint:
         file, prefix = checkpoint["checkpoint"], checkpoint.get("prefix") or ""
         prefix = prefix and prefix.removesuffix(".") + "."
-        weights = _read(what, file).items()
-        load_weights(what, network, {k[len(prefix) :]: v for k, v in weights if k.startswith(prefix)}, file)
+        weights = read_weights(download(file) if "://" in file else file)
+        kept = {name[len(prefix) :]: value for name, value in weights.items() if name.startswith(prefix)}
+        load_weights(network, kept, file)
         return network, os.path.basename(file)
     for name, module in network.named_modules():
         if any(pretrained_entries(getattr(module, "init_cfg", None))):
             raise TokenizerError(
-                f"`init_cfg` of the {what}'s `{name}` names weights that nothing loads: weights of the whole "
-                f"{what} go into its own `init_cfg`"
+                f"`init_cfg` of `{name}` in {kind} names weights that nothing loads: weights of the whole "
+                "network go into its own `init_cfg`"
             )
     if own:
-        return network, f"the {what}'s own"
+        return network, f"{kind}'s own"
     if random_seed is None and any(True for _ in network.parameters()):
         raise TokenizerError(
-            f"{what} {type_name(config['type'])} has no weights: give it init_cfg=dict(type='Pretrained', "
-            "checkpoint=<address or file>), or random_seed=<int> for fixed random weights"
+            f"{kind} has no weights: give it init_cfg=dict(type='Pretrained', checkpoint=<address or file>), "
+            "or random_seed=<int> for fixed random weights"
         )
     return network, f"random, seed {random_seed or 0}"
 
@@ -82,29 +82,19 @@ def weights_digest(network: nn.Module) -> str:
     return sha.hexdigest()
 
 
-def load_weights(what: str, network: nn.Module, weights: Mapping[str, Tensor], file: str) -> None:
+def load_weights(network: nn.Module, weights: Mapping[str, Tensor], file: str) -> None:
     """Load every weight of a network; MMEngine's loading would leave missing ones random.
 
-    Args:
-        what: "tokenizer", "encoder" or "tower", for the messages.
-        network: its own hooks may rename weights and resize position embeddings.
-        weights: others than the network's are ignored.
-        file: origin of the weights, for the messages.
+    The network's own hooks may rename weights and resize position embeddings; others' weights are ignored.
 
     Raises:
-        TokenizerError: weights are missing, of another shape, or not finite.
+        TokenizerError: weights are missing or not finite.
     """
-    try:
-        missing = network.load_state_dict(weights, strict=False).missing_keys
-    except RuntimeError as error:
-        reason = " ".join(str(error).split("\n\t")[1:2])
-        raise TokenizerError(f"checkpoint `{file}` does not fit the {what}: {reason or error}") from None
+    missing = network.load_state_dict(weights, strict=False).missing_keys
     if names := [name for name in missing if not name.endswith(COUNTERS)]:
-        longer = next((name for name in weights if name.endswith(f".{names[0]}")), None)
-        found = f"it has `{longer}`: set `init_cfg.prefix`" if longer else "correct the config or the path"
         raise TokenizerError(
-            f"checkpoint `{file}` lacks {len(names)} of the {what}'s {len(network.state_dict())} tensors, "
-            f"`{names[0]}` first: {found}"
+            f"checkpoint `{file}` lacks {len(names)} of {len(network.state_dict())} tensors, `{names[0]}` "
+            "first: correct the config, its `init_cfg.prefix` or the path"
         )
     parameters = (name for name, value in network.named_parameters() if not value.isfinite().all())
     buffers = (name for name, value in network.named_buffers() if value.isnan().any())  # masks have infinity
@@ -126,13 +116,3 @@ def download(address: str) -> str:
         if not os.path.isfile(file):
             torch.hub.download_url_to_file(address, file)
     return file
-
-
-def _read(what: str, checkpoint: str) -> dict[str, Tensor]:
-    try:
-        return read_weights(download(checkpoint) if "://" in checkpoint else checkpoint)
-    except Exception as error:  # the remedy is the same for all errors
-        raise TokenizerError(
-            f"could not read the {what}'s weights `{checkpoint}` ({reason_of(error)[:160]}): give a local "
-            "file or an address by `init_cfg.checkpoint`"
-        ) from None

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from mapet_mm.models.target_generators.base import Tokenizer, TokenizerError, device_of, full_float32
+from mapet_mm.models.target_generators.base import Tokenizer, TokenizerError, full_float32
 from mapet_mm.models.target_generators.frozen_network import build_frozen, split_checkpoint, weights_digest
 from mapet_mm.models.utils.helpers import token_ids
 from mapet_mm.registry import MODELS
@@ -26,8 +26,7 @@ class FrozenTokenizer(Tokenizer):
 
     Args:
         tokenizer: config of the module, for example `dict(type="VQKD", ..., init_cfg=dict(type="Pretrained",
-            checkpoint=<address or file>))`. The checkpoint must have all of the module's weights; additional
-            entries are ignored.
+            checkpoint=<address or file>))`. The checkpoint must have all of the module's weights.
         image_size: side of the input images in pixels.
         vocab_size: number of token ids.
         random_seed: draw fixed random weights from this seed if there is no checkpoint.
@@ -42,41 +41,33 @@ class FrozenTokenizer(Tokenizer):
         image_size: int,
         vocab_size: int,
         random_seed: int | None = None,
-        init_cfg: dict | None = None,
     ) -> None:
-        network, _ = build_frozen("tokenizer", tokenizer, random_seed)
+        network, _ = build_frozen(tokenizer, random_seed)
         for name, buffer in network.named_buffers():
             if name.endswith("initted") and not bool(buffer.all()):
                 raise TokenizerError(
                     f"the tokenizer's codebook is not initialised (`{name}` is 0): take a checkpoint of a "
                     "trained one, or set quantize_kmeans_init=False"
                 )
-        super().__init__(network, image_size, init_cfg)
+        super().__init__(network, image_size)
         self.vocab_size = vocab_size
-        config = split_checkpoint(tokenizer)[0]
-        self.description = {"tokenizer": config, "image_size": self.image_size, "vocab_size": vocab_size}
+        self._config = split_checkpoint(tokenizer)[0]
 
     @cached_property
     def grid(self) -> tuple[int, int]:
         """(H, W) tokens of an image of `image_size`; the grid is square."""
-        side = self.image_size
-        count = self(torch.zeros(1, 3, side, side, device=device_of(self.network))).shape[1]
-        if math.isqrt(count) ** 2 != count:
-            raise TokenizerError(f"the tokenizer gives {count} tokens an image: no square grid")
-        return math.isqrt(count), math.isqrt(count)
+        side = math.isqrt(self(torch.zeros(1, 3, self.image_size, self.image_size)).shape[1])
+        return side, side
 
     @cached_property
     def digest(self) -> str:
         """Identity of this tokenizer: SHA-256 of its configuration and of the weights that decide tokens."""
-        return digest([self.description, weights_digest(self.network)])
+        options = {"tokenizer": self._config, "image_size": self.image_size, "vocab_size": self.vocab_size}
+        return digest([options, weights_digest(self.network)])
 
     @torch.no_grad()
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Int64[Tensor, "batch grid"]:
-        """Token ids (B, HW), int64, in raster order, of normalised images (B, 3, H, W).
-
-        Raises:
-            ValueError: the images have another size.
-        """
+        """Token ids (B, HW), int64, in raster order, of normalised images (B, 3, H, W)."""
         network = self.network_for(images)
         with full_float32(images.device):
             return token_ids(network(images.float()))

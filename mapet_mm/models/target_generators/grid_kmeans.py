@@ -11,23 +11,21 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from mapet_mm.models.target_generators.base import Tokenizer, TokenizerError, device_of, full_float32
+from mapet_mm.models.target_generators.base import Tokenizer, TokenizerError, full_float32
 from mapet_mm.models.target_generators.frozen_network import build_frozen, split_checkpoint, weights_digest
 from mapet_mm.registry import MODELS
 from mapet_mm.structures.codebook import Codebook, CodebookError
-from mapet_mm.utils.config import type_name
-from mapet_mm.utils.identity import canonical, digest
+from mapet_mm.utils.identity import canonical, digest, explain
 
 
 @MODELS.register_module()
 class GridKMeans(Tokenizer):
     """Target generator: for each of an encoder's grid features, the index of its nearest centroid.
 
-    The encoder is any module that takes normalised images: a backbone or a whole model of MMPretrain, of timm
-    (`TIMMBackbone`), Hugging Face (`HuggingFaceClassifier`, whose hidden states are its outputs) or open_clip
-    (`mapet_mm.OpenCLIPVisual`), or this package's `mapet_mm.MaPeTViT` with a pre-training's checkpoint. Its
-    output is a sequence of tokens (B, N, D), the last of which are a square grid, or a square feature map
-    (B, D, H, W).
+    The encoder is any module that takes normalised images, of MMPretrain, timm (`TIMMBackbone`), Hugging Face
+    (`HuggingFaceClassifier`, whose hidden states are its outputs), open_clip (`open_clip.create_model`) or
+    this package. Its output is a square feature map (B, D, H, W), or a sequence of tokens (B, N, D) that ends
+    with a square grid.
 
     Args:
         encoder: its config, or the module itself; see `build_frozen` for its weights.
@@ -52,45 +50,46 @@ class GridKMeans(Tokenizer):
         layer: int | str = -1,
         num_extra_tokens: int | None = None,
         random_seed: int | None = None,
-        init_cfg: dict | None = None,
     ) -> None:
-        # Looked at first: a wrong option should not cost the minutes of a weights download.
         if codebook is not None and not isinstance(codebook, Codebook):
-            codebook = Codebook.load(codebook)
+            codebook = Codebook.load(codebook)  # before the minutes of a weights download
         network, weights = encoder, "given"
         if not isinstance(encoder, nn.Module):
-            network, weights = build_frozen("encoder", encoder, random_seed)
-        super().__init__(network, image_size, init_cfg)
-        self.layer, self.codebook = layer, codebook
-        self.num_extra_tokens = _extra_tokens(network) if num_extra_tokens is None else num_extra_tokens
-        self.description = self._describe(encoder, weights)
-        self.encoder_digest = weights_digest(network)
+            network, weights = build_frozen(encoder, random_seed)
+        super().__init__(network, image_size)
+        if num_extra_tokens is None:
+            prefix_tokens = getattr(getattr(network, "timm_model", network), "num_prefix_tokens", 0)
+            num_extra_tokens = getattr(network, "num_extra_tokens", None) or prefix_tokens
+        self.layer, self.codebook, self.num_extra_tokens = layer, codebook, num_extra_tokens
         side, self.dim = self._measure()
         self.grid = side, side
-        if codebook is not None:
-            self._check_codebook(codebook)
+        # Description of the encoder, for the metadata of a codebook fitted on these features.
+        self.metadata = {
+            **self._describe(encoder, weights),
+            "encoder_digest": weights_digest(network),
+            "image_size": image_size,
+        }
+        recorded = codebook.metadata if codebook is not None else {}
+        known = {key: value for key, value in self.metadata.items() if key in recorded and key != "weights"}
+        if difference := explain({key: recorded[key] for key in known}, known):
+            raise CodebookError(
+                f"codebook {codebook.digest[:12]} was fitted on another encoder ({difference}; weights "
+                f"{recorded.get('weights')}, now {self.metadata['weights']}): use that one, or fit another "
+                "codebook with tools/fit_codebook.py"
+            )
 
     @property
     def vocab_size(self) -> int:
         """Number of token ids."""
-        return self._need_codebook().k
+        return self._fitted().k
 
     @property
     def digest(self) -> str:
         """Identity: the codebook's digest if it records its encoder, else a digest of both."""
-        codebook = self._need_codebook()
+        codebook = self._fitted()
         if "encoder_digest" in codebook.metadata:  # and it is this one
             return codebook.digest
         return digest([codebook.digest, {k: v for k, v in self.metadata.items() if k != "weights"}])
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """Description of the encoder for the metadata of a codebook fitted on these features."""
-        return {
-            **self.description,
-            "encoder_digest": self.encoder_digest,
-            "image_size": self.image_size,
-        }
 
     @torch.no_grad()
     def features(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch grid dim"]:
@@ -113,58 +112,41 @@ class GridKMeans(Tokenizer):
     @torch.no_grad()
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Int64[Tensor, "batch grid"]:
         """Token ids (B, HW), int64, in raster order, of normalised images (B, 3, H, W)."""
-        codebook = self._need_codebook()
-        features = self.features(images)
+        codebook, features = self._fitted(), self.features(images)
         with full_float32(images.device):
             return codebook.assign(features)
 
+    def _fitted(self) -> Codebook:
+        if self.codebook is None:
+            raise CodebookError(
+                f"{type(self).__name__} has no codebook: set `codebook`, fitted with tools/fit_codebook.py"
+            )
+        return self.codebook
+
     def _describe(self, encoder: Mapping[str, Any] | nn.Module, weights: str) -> dict[str, Any]:
-        """Encoder and weights in words, and the layer, for a codebook's metadata."""
-        words = type(encoder).__name__ if isinstance(encoder, nn.Module) else _words(encoder)
+        """Encoder, weights and layer in words that stay the same when files move."""
+        words = type(encoder).__name__
+        if isinstance(encoder, Mapping):
+            config = canonical(split_checkpoint(encoder)[0])
+            words = config.pop("type")
+            options = {k: "a file" if os.path.isfile(str(v)) else v for k, v in sorted(config.items())}
+            words += f"({', '.join(f'{name}={value!r}' for name, value in options.items())})"
         where = {"layer": self.layer, "num_extra_tokens": self.num_extra_tokens}
         return {"encoder": words, "weights": weights, **where}
 
     def _measure(self) -> tuple[int, int]:
-        """Side of the grid and number of channels, from the features of a black image."""
-        side = self.image_size
-        # two images, because a batch of windows must not look like one image
-        features = self.features(torch.zeros(2, 3, side, side, device=device_of(self.network)))
+        """Side of the grid and number of channels, from the features of black images."""
+        # two, because a batch of windows must not look like one image
+        features = self.features(torch.zeros(2, 3, self.image_size, self.image_size))
         return math.isqrt(features.shape[1]), features.shape[2]
-
-    def _need_codebook(self) -> Codebook:
-        if self.codebook is None:
-            raise CodebookError(
-                f"{type(self).__name__} has no codebook: give `codebook=<path>`, fitted with "
-                "tools/fit_codebook.py"
-            )
-        return self.codebook
-
-    def _check_codebook(self, codebook: Codebook) -> None:
-        for key, found in self.metadata.items():
-            recorded = codebook.metadata.get(key, found)
-            # A weights file may be renamed or replace a tag; its digest says whether it is the same.
-            if key != "weights" and recorded != found:
-                raise CodebookError(
-                    f"codebook {codebook.digest[:12]} was fitted with {key} {recorded!s:.64} "
-                    f"(weights {codebook.metadata.get('weights')}), this {type(self).__name__} has "
-                    f"{found!s:.64} (weights {self.description['weights']}): use that encoder or fit a "
-                    "codebook for this one with tools/fit_codebook.py"
-                )
 
 
 def layer_output(encoder: nn.Module, images: Tensor, layer: int | str) -> Tensor:
-    """Output of an encoder, or of a submodule of it, for images.
-
-    Raises:
-        TokenizerError: the encoder has no such layer.
-    """
+    """Output of an encoder, or of a submodule of it, for images."""
     if isinstance(layer, str) and layer in dict(encoder.named_modules()):
         kept: list[Any] = []
-        hook = encoder.get_submodule(layer).register_forward_hook(lambda *call: kept.append(call[-1]))
-        try:
+        with encoder.get_submodule(layer).register_forward_hook(lambda *call: kept.append(call[-1])):
             encoder(images)
-        finally:
-            hook.remove()
         output = kept[-1] if kept else None
     else:
         if type(encoder).__name__ == "HuggingFaceClassifier":
@@ -178,25 +160,8 @@ def layer_output(encoder: nn.Module, images: Tensor, layer: int | str) -> Tensor
     while isinstance(output, list | tuple) and output:
         output = output[0]  # beside class token or attention
     if not isinstance(output, Tensor):
-        names = ", ".join(name for name, _ in encoder.named_children())
         raise TokenizerError(
             f"encoder {type(encoder).__name__} has no output for layer {layer!r}: give the index of one of "
-            f"its outputs, or the name of a submodule ({names}, or one inside them)"
+            "its outputs, or the name of a submodule"
         )
     return output
-
-
-def _extra_tokens(encoder: nn.Module) -> int:
-    """The number of tokens before the grid's that a network of MMPretrain or timm states; else 0."""
-    stated = getattr(encoder, "num_extra_tokens", None)
-    return stated or getattr(getattr(encoder, "timm_model", encoder), "num_prefix_tokens", 0)
-
-
-def _words(encoder: Mapping[str, Any]) -> str:
-    """An encoder's config as words that stay the same when its files move."""
-    config = canonical(split_checkpoint(encoder)[0])
-    kind = type_name(config.pop("type"))
-    files = (value if not os.path.isfile(str(value)) else "a file" for _, value in sorted(config.items()))
-    return (
-        f"{kind}({', '.join(f'{key}={value!r}' for key, value in zip(sorted(config), files, strict=True))})"
-    )

@@ -56,16 +56,12 @@ class KCLIP(GridKMeans):
         codebook: str | os.PathLike | Codebook | None = None,
         image_size: int | None = None,
         stride: int = STRIDE,
-        init_cfg: dict | None = None,
     ) -> None:
-        # Read the codebook first, as GridKMeans does.
-        if codebook is not None and not isinstance(codebook, Codebook):
-            codebook = Codebook.load(codebook)
         image_size = image_size or tower_config(clip_model)["image_size"]
         if image_size % stride:
             raise ValueError(f"KCLIP's image_size must be a multiple of {stride} px, got {image_size}")
         self.stride, self._tower = stride, (clip_model, pretrained)
-        super().__init__(build_tower(clip_model, pretrained, stride), image_size, codebook, init_cfg=init_cfg)
+        super().__init__(build_tower(clip_model, pretrained, stride), image_size, codebook)
 
     def _describe(self, *_: Any) -> dict[str, Any]:
         encoder, weights = self._tower
@@ -78,5 +74,5 @@ class KCLIP(GridKMeans):
         return {"encoder": encoder, "weights": words}
 
     def _measure(self) -> tuple[int, int]:
-        """Computed from the stride, because a pass through the tower takes seconds."""
+        # not by a pass through the tower, which takes seconds
         return self.image_size // self.stride, self.network.layer4[-1].conv3.out_channels

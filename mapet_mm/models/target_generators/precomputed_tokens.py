@@ -17,17 +17,13 @@ class PrecomputedTokens(BaseModule):
         vocab_size: number of token ids that the head predicts; ids must be below it.
     """
 
-    def __init__(self, vocab_size: int, init_cfg: dict | None = None) -> None:
-        super().__init__(init_cfg)
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
         self.vocab_size = vocab_size
         self._checked = False
 
     def forward(self, token_grids: Int[Tensor, "batch height width"]) -> Int[Tensor, "batch grid"]:
-        """Token ids (B, HW), int64, of token grids (B, H, W).
-
-        Raises:
-            ValueError: ids are outside 0..vocab_size - 1.
-        """
+        """Token ids (B, HW), int64, of token grids (B, H, W); ValueError if one is outside the vocabulary."""
         tokens = token_grids.flatten(1).long()
         # Reading the ids waits for the device, so on a GPU only the first batch is checked.
         if tokens.device.type == "cpu" or not self._checked:

@@ -104,14 +104,6 @@ def test_a_codebook_that_the_first_batch_would_make_is_refused(vqkd):
         FrozenTokenizer(vqkd[1], image_size=24, vocab_size=16)
 
 
-def test_tokens_that_are_no_square_grid_are_refused():
-    oblong = dict(type="torch.nn.Flatten")  # no image has a square number of values
-    tokenizer = FrozenTokenizer(oblong, image_size=4, vocab_size=16)
-    tokenizer.forward = lambda images: tokenizer.network(images).long()
-    with pytest.raises(TokenizerError, match="48 tokens"):
-        _ = tokenizer.grid
-
-
 @pytest.mark.parametrize("config", [VQKD_CONFIG, DALLE_CONFIG], ids=["VQ-KD", "DALL-E"])
 @pytest.mark.parametrize("algorithm", ["BEiT", "mapet_mm.MaPeT"])
 def test_they_train_a_model_on_the_fly(config, algorithm):

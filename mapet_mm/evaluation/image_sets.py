@@ -136,7 +136,7 @@ def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageS
             the model's config is applied.
 
     Raises:
-        ImageSetError: no images, or `dense_train` and `dense_val` that name their classes differently.
+        ImageSetError: no images.
     """
     declared = config
     if data is not None and Path(data).is_dir():
@@ -150,10 +150,7 @@ def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageS
                 "or --data"
             )
     with DefaultScope.overwrite_default_scope(scope_of(declared)):
-        images = {name: ImageSet(name, loader) for name, loader in loaders.items()}
-    if {"dense_train", "dense_val"} <= set(images):
-        check_class_names(images["dense_train"], images["dense_val"])
-    return images
+        return {name: ImageSet(name, loader) for name, loader in loaders.items()}
 
 
 def _declared_loaders(config: Config) -> dict[str, Any]:

@@ -6,12 +6,10 @@ import pytest
 import torch
 from clustered_features import DIM, LAYERS, make_features
 from frozen_features import take
-from mmengine.dataset import BaseDataset
 
 from mapet_mm.evaluation import features as module
 from mapet_mm.evaluation.image_sets import ImageSetError, read_image_sets
 from mapet_mm.evaluation.models import load_checkpoint
-from mapet_mm.registry import DATASETS
 from mapet_mm.utils.errors import UserError
 
 
@@ -127,27 +125,6 @@ def test_features_of_other_weights_images_or_settings_have_another_folder(config
     (root / "data/train/a/0.png").rename(root / "data/train/b/9.png")
     folder()
     assert len(set(folders)) == 6
-
-
-@DATASETS.register_module()
-class ImagesInMemory(BaseDataset):
-    """As CIFAR: the images are in no files of their own."""
-
-    def load_data_list(self) -> list[dict]:
-        images = np.random.default_rng(self.metainfo["seed"]).integers(0, 255, (6, 16, 16, 3), np.uint8)
-        return [dict(img=image, gt_label=index % 2) for index, image in enumerate(images)]
-
-
-def test_images_in_memory_are_known_by_their_datasets_config(config, root):
-    banks = []
-    for seed in (0, 1):
-        pipeline = [dict(type="PackInputs")]
-        config.evaluation.train.dataset = dict(
-            type=ImagesInMemory, metainfo=dict(seed=seed), pipeline=pipeline
-        )
-        banks.append(take(config, root / "cache"))
-    assert (banks[0].pooled("mean") - banks[1].pooled("mean")).abs().amax() > 0.01
-    assert read_image_sets(config)["train"].path(3) == "number 3"
 
 
 def test_a_backbone_without_patches_has_no_tokens(config, root):

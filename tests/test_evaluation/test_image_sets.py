@@ -146,19 +146,3 @@ def test_another_config_declares_the_images(config, root):
     other = Config(dict(model=config.model, data_preprocessor=dict()))
     with DefaultScope.overwrite_default_scope("mmengine"):
         assert len(read_image_sets(other, str(root / "config.py"))["train"]) == 24
-
-
-def test_a_dense_pair_names_its_classes_alike():
-    """The protocols read one set's names and take the other's indices for the same."""
-
-    def sets(*classes: str) -> Config:
-        known = dict(type="mapet_mm.SaidImages", infos=[dict(img_path="a.png")])
-        named = {
-            name: dict(dataset=dict(known, metainfo=dict(classes=list(letters))))
-            for name, letters in zip(("dense_train", "dense_val"), classes, strict=True)
-        }
-        return Config(dict(evaluation=named))
-
-    assert [*read_image_sets(sets("abc", "abc"))] == ["dense_train", "dense_val"]
-    with pytest.raises(ImageSetError, match="class 1 is `b` in the `dense_train`"):
-        read_image_sets(sets("abc", "acb"))

@@ -7,7 +7,6 @@ from mmengine.config import Config
 from safetensors.torch import save_file
 from torch import nn
 
-from mapet_mm.evaluation.image_sets import read_image_sets
 from mapet_mm.evaluation.models import WeightsError, load_checkpoint, load_weights
 from mapet_mm.utils.errors import UserError
 
@@ -122,22 +121,6 @@ def test_a_missing_table_of_places_is_the_models_own(root):
     assert load_weights(network, str(root / "weights.pth")) == ["bias", "relative_position_index"]
     assert network.bias.isnan().all()
     assert network.relative_position_index.tolist() == [0, 1, 2]
-
-
-def test_features_of_a_segmentor_are_its_backbones(config, root):
-    """Its neck, its head and their weights need not be there."""
-    config.model = dict(
-        type="mmseg.EncoderDecoder",
-        backbone=dict(type="ResNet", depth=18, out_indices=(0, 1, 2, 3)),
-        neck=dict(type="mmseg.FPN", in_channels=[64, 128, 256, 512], out_channels=32, num_outs=4),
-        decode_head=dict(type="mmseg.FPNHead", in_channels=[32] * 4, num_classes=3),
-    )
-    config.evaluation.train.dataset.pipeline.insert(1, dict(type="Resize", scale=64))
-    backbone = load_checkpoint(config, None).backbone
-    images = backbone.normalise([read_image_sets(config)["train"].dataset[0]["inputs"]])
-    with torch.no_grad():
-        tokens, expected = backbone(images), backbone.model(images)[-1]
-    assert torch.equal(tokens.patches[-1], expected.flatten(2).mT)
 
 
 def test_a_pre_training_is_loaded_without_its_tokenizer(config, root, weights):

@@ -21,13 +21,6 @@ def test_a_patch_has_the_labels_that_it_covers_at_any_image_size():
         np.testing.assert_array_equal(join_cells(cells, (2, 2), labels.shape), labels)
 
 
-def test_cells_keep_the_places_of_pixels():
-    labels = np.arange(24, dtype=np.uint8).reshape(4, 6)
-    cells = label_cells(labels, (2, 3), 2)
-    assert cells[4].tolist() == [14, 15, 20, 21]
-    np.testing.assert_array_equal(join_cells(cells, (2, 3), (4, 6)), labels)
-
-
 def test_a_patch_is_what_most_of_it_is_and_ignored_where_that_is_ignored():
     cells = np.array([[1, 1, 2, 3], [255, 255, 255, 1], [3, 2, 2, 3]], np.uint8)
     assert majority(cells, 4).tolist() == [1, 255, 2]

@@ -23,14 +23,10 @@ class FeatureProbeHook(KNNProbeHook):
     """Log a pre-training's k-NN on class token, patch mean and both, and other protocols, as `KNNProbeHook`.
 
     Args:
-        *args: as for `KNNProbeHook`.
+        *args, **kwargs: as for `KNNProbeHook`.
         protocols: others that need only pooled features, as for tools/evaluate_features.py:
             `[dict(type="LowShot", shots=[10])]`. The first process runs them, and the others wait; each holds
-            the last layer's features of all images (8 GB of ViT-B's on ImageNet).
-        **kwargs: as for `KNNProbeHook`.
-
-    Raises:
-        UserError: an unknown protocol, or one that cannot be run during a training.
+            all images' features (8 GB of ViT-B's on ImageNet). UserError if a training cannot run one.
     """
 
     def __init__(self, *args: Any, protocols: Sequence[Mapping[str, Any]] = (), **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from mmengine.dist import all_gather, get_dist_info
+from mmengine.dist import all_gather, get_rank, get_world_size
 from mmengine.hooks import EMAHook, Hook
 from mmengine.logging import print_log
 from mmengine.runner import EpochBasedTrainLoop, Runner
@@ -32,9 +32,9 @@ from mapet_mm.utils.dist import unwrapped
 class KNNProbeHook(Hook):
     """Log the top-1 of a k-NN classifier on the backbone's features, as `knn/top1`, and their RankMe.
 
-    The features are the patch means, or the class tokens of a backbone without patches. Works in one process
-    or several, sharded or not. The training is not affected. With averaged weights (`EMAHook`), the average
-    is probed, as in a validation.
+    The features are patch means, or class tokens of a backbone without patches; with averaged weights
+    (`EMAHook`), the average's, as in a validation. Works in one process or several, sharded or not. The
+    training is not affected.
 
     Args:
         train_dataloader: as for MMEngine's Runner; images with `gt_label` that vote, each once.
@@ -81,11 +81,8 @@ class KNNProbeHook(Hook):
         return {"knn/top1": top1, "knn/rank_me": rank_me(val.values["pooled"])}
 
     def build_loaders(self, runner: Runner) -> list[DataLoader]:
-        """Loaders of both sets, without images that token stores skipped, in order; processes take turns.
-
-        All processes read equally many, because a sharded model computes in step: the first images come
-        again at the end.
-        """
+        """Loaders of both sets, without images that token stores skipped, in order; processes take turns."""
+        # A sharded model computes in step: the first images come again until all processes have as many.
         fixed = dict(sampler=dict(type="DefaultSampler", shuffle=False, round_up=True), drop_last=False)
         fixed["collate_fn"] = dict(type="default_collate")
         loaders = [Runner.build_dataloader({**config, **fixed}, seed=runner.seed) for config in self.loaders]
@@ -120,12 +117,8 @@ def evaluated_model(runner: Runner) -> nn.Module:
 def take_in_memory(
     backbone: TokenBackbone, loader: DataLoader, everywhere: bool, pooling: str | None = None
 ) -> MemoryFeatures:
-    """The last layer's features of a loader of `build_loaders`, on the model's device.
-
-    They are of one pooling, if the backbone has it, and of this process's images, or of all `everywhere`.
-    ValueError if an image has no label, or several.
-    """
-    device, start, values, labels = backbone.device, 0, None, []
+    """Last layer's features, of one pooling if the backbone has it: of own images, or of all `everywhere`."""
+    values, labels = None, []
     for batch in loader:
         tokens = backbone(backbone.normalise(batch["inputs"]))
         found, poolings = tokens.pooled()[-1], tokens.poolings  # B W
@@ -133,17 +126,16 @@ def take_in_memory(
             found, poolings = found.chunk(len(poolings), dim=1)[poolings.index(pooling)], [pooling]
         if values is None:  # one allocation, because parts and their whole would take twice the memory
             values = found.new_empty(loader.sampler.num_samples, found.shape[1])
-        values[start : start + len(found)] = found
-        start += len(found)
+        values[len(labels) : len(labels) + len(found)] = found
         labels += [label_of(sample) for sample in batch["data_samples"]]
     if None in labels:
         raise ValueError(f"each image of {type(loader.dataset).__name__} needs one label, `gt_label`")
-    parts, total = (values, torch.tensor(labels, device=device)), len(loader.dataset)
-    rank, world_size = get_dist_info()
+    parts, total = (values, torch.tensor(labels, device=values.device)), len(loader.dataset)
     if everywhere:  # image i is row i // P of process i % P
         values, labels = (torch.stack(all_gather(part), dim=1).flatten(0, 1)[:total] for part in parts)
     else:
-        values, labels = (part[: len(range(rank, total, world_size))] for part in parts)
+        own = len(range(get_rank(), total, get_world_size()))
+        values, labels = (part[:own] for part in parts)
     known = dict(name="images", layers=tokens.names[-1:], poolings=poolings, grid=tokens.grid)
     return MemoryFeatures(values[None], labels=labels, **known)
 
@@ -153,7 +145,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, uncompiled and without gradient; modes and random generators are then as before."""
     modes = {module: module.training for module in model.modules()}
     states = random.getstate(), np.random.get_state()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    devices = range(torch.cuda.device_count())
     try:
         with torch.random.fork_rng(devices), torch.no_grad(), torch.compiler.set_stance("force_eager"):
             model.eval()

@@ -28,12 +28,6 @@ def test_each_validation_is_logged_by_itself():
     assert not [name for name in evaluator.evaluate(size=1) if averaged.match(name)]
 
 
-def test_repeated_images_of_a_padded_last_batch_are_cut_off():
-    evaluator = Evaluator(dict(type="mapet_mm.TokenAccuracy"))
-    evaluator.process([sample(10.0, 3.0), sample(20.0, 1.0), sample(10.0, 3.0)])
-    assert evaluator.evaluate(size=2) == {"token/accuracy": 15.0, "token/cross_entropy": 2.0}
-
-
 def labels(truth: int, **layers: int) -> BaseDataElement:
     layers = {int(name[1:]): label for name, label in layers.items()}
     return BaseDataElement(gt_label=torch.tensor([truth]), layer_labels=layers)

@@ -1,11 +1,9 @@
-"""k-NN: votes by hand and by scikit-learn, in one part or many, in one process or several."""
+"""k-NN: votes by hand and by scikit-learn, in one part or many."""
 
 import numpy as np
 import pytest
 import torch
-from clustered_features import as_evaluated, evaluated_clusters, one_pooling
-from mmengine.dist import get_rank
-from probed_training import in_processes
+from clustered_features import evaluated_clusters
 from sklearn.neighbors import KNeighborsClassifier
 from torch.nn import functional as F
 
@@ -55,23 +53,6 @@ def test_equals_scikit_learns_classifier_with_the_same_weights(part, rows, monke
     assert predict(train, labels, queries, 5, part, k=7) == expected.tolist()
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
-@pytest.mark.parametrize("k", [1, 20])
-def test_neighbours_divided_among_processes_predict_the_same(number, k, tmp_path):
-    """200 training images in ragged shares; the smallest has fewer than k."""
-    generator = torch.Generator().manual_seed(0)
-    train, queries = (torch.randn(size, 8, generator=generator) for size in (200, 90))
-    labels = torch.randint(5, (200,), generator=generator)
-    expected = predict(train, labels, queries, 5, k=k)
-    cuts = {1: [200], 2: [195, 5], 3: [100, 97, 3]}[number]
-
-    def of_this_process() -> list[int]:
-        shares = list(zip(train.split(cuts), labels.split(cuts), strict=True))
-        return predict(*shares[get_rank()], queries, 5, 64, k=k)
-
-    assert in_processes(number, of_this_process, tmp_path) == [expected] * number
-
-
 def test_memory_is_that_of_the_features_and_one_part(monkeypatch):
     """No copy of all training features is made: each part is normalised by itself."""
     largest = []
@@ -98,11 +79,3 @@ def test_rows_equal_scikit_learns_of_each_pooling():
         assert value == pytest.approx(
             100 * model.fit(known, train.labels).score(queries, val.labels), abs=0.2
         )
-
-
-def test_the_size_of_features_changes_no_neighbour():
-    banks = evaluated_clusters().features.values()
-    usual, larger = (
-        as_evaluated(*(one_pooling(bank, "mean", scale) for bank in banks)) for scale in (1, 1e6)
-    )
-    assert NearestNeighbours().run(usual) == NearestNeighbours().run(larger)

@@ -6,8 +6,7 @@ from mapet_mm.models.backbones.token_classifiers import OneHotTokens, TokenMLP, 
 from mapet_mm.models.backbones.vit import MaPeTPretrainViT, MaPeTViT
 from mapet_mm.models.heads.linear_probe import LayerwiseLinearHead, LinearProbe
 from mapet_mm.models.heads.token_prediction_head import BEiTTokenHead, CAETokenHead, TokenPredictionHead
-from mapet_mm.models.necks.feature_pyramid import SimpleFeaturePyramid
-from mapet_mm.models.necks.necks import BatchNormNeck, ProjectedCAENeck
+from mapet_mm.models.necks.necks import BatchNormNeck, ProjectedCAENeck, SimpleFeaturePyramid
 from mapet_mm.models.selfsup.cae import ProjectedCAE
 from mapet_mm.models.selfsup.mapet import MaPeT
 from mapet_mm.models.selfsup.tokenizer_training import CaptionCLIP, DiscreteAutoencoder, VQKDDistillation

@@ -36,18 +36,8 @@ def step_flops(
     """FLOPs of the matrix products in one image's training step; a multiply-add counts as two.
 
     Counts only what the method needs: attention over the keys that a row sees, keys and values of the rows
-    that are keys, and in the last layer only the rows that predict.
-
-    Args:
-        objective: the objective.
-        num_tokens: `N`, patches and class token.
-        cutting_point: `c`.
-        depth: number of layers.
-        dim: `D`.
-        feedforward: width of the MLP.
-        patch_values: number of values in a patch (3 x 16 x 16).
-        vocab_size: `V`.
-        query_from_layer: the first layer that runs the query stream.
+    that are keys, and in the last layer only the rows that predict. `num_tokens` includes the class token,
+    `feedforward` is the MLP's width, `patch_values` the number of values in a patch (3 x 16 x 16).
     """
     num_targets = num_tokens - cutting_point
     sees = visibility(objective, cutting_point, num_targets)
@@ -55,9 +45,8 @@ def step_flops(
     predictions = group_sizes(objective.predicting_group, cutting_point, num_targets)[0]
 
     def layer(queries: int, pairs: int) -> int:
-        """Forward pass of a layer, where `pairs` of a query and a key see each other."""
         # Query and output projections and the MLP for the rows; keys and values for the keys; scores and
-        # weighted sums.
+        # weighted sums of the pairs that see each other.
         return 2 * (dim * (2 * queries * (dim + feedforward) + 2 * keys * dim) + 2 * pairs * dim)
 
     forward = query_from_layer * layer(keys, int(sees[:keys].sum()))
@@ -95,14 +84,11 @@ def model_step_flops(model: nn.Module) -> int | None:
 
 
 def training_flops(cfg: Config, processes: int = 1) -> int:
-    """FLOPs of a whole training of any model: PyTorch's count of a step on the first image, per image.
+    """FLOPs of a recipe's whole training: PyTorch's count of a step on the first image, per image.
 
     Unlike `step_flops`, this includes scores that are computed and masked. It is the same on every machine,
-    and needs the images and, for a pre-training, their tokens. Validation is not counted.
-
-    Args:
-        cfg: a recipe of MMPretrain or MMSegmentation.
-        processes: number of processes that train, for a length in iterations.
+    and needs the images and, for a pre-training, their tokens. Validation is not counted. The number of
+    processes counts for a length in iterations.
     """
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         dataset = DATASETS.build(cfg.train_dataloader.dataset)
@@ -118,26 +104,18 @@ def training_flops(cfg: Config, processes: int = 1) -> int:
 
 
 class Complexity(NamedTuple):
-    """Cost of the model of a recipe. A multiply-add is one operation, as in OpenMMLab's metafiles.
+    """Cost of the model of a recipe. A multiply-add is one operation, as in OpenMMLab's metafiles."""
 
-    Args:
-        parameters: of the whole model, without an online tokenizer.
-        forward: operations for the features of one image; for a segmentor, for its prediction.
-        step: `model_step_flops`; None for images of another size than the recipe's.
-    """
-
-    parameters: int
-    forward: int
-    step: int | None
+    parameters: int  # of the whole model, without an online tokenizer
+    forward: int  # for the features of one image; for a segmentor, for its prediction
+    step: int | None  # `model_step_flops`; None for images of another size than the recipe's
 
 
 @torch.no_grad()
 def complexity(cfg: Config, size: tuple[int, int] | None = None) -> Complexity:
     """Count the operations of the model of a recipe, without running it.
 
-    Args:
-        cfg: a recipe of MMPretrain or MMSegmentation, with a model of images.
-        size: (height, width) of the image in pixels; None for the size that the backbone is made for.
+    The image's (height, width) in pixels is by default the one that the backbone is made for.
     """
     settings = _settings(cfg)
     if settings.get("target_generator"):  # a tokenizer's weights would be downloaded

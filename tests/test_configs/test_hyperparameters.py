@@ -112,7 +112,7 @@ def test_linear_probe_is_beits_on_all_twelve_layers():
     model = build_model(cfg).train()
     assert (model.backbone.out_type, model.backbone.final_norm) == ("raw", False)
     assert (model.backbone.out_indices, model.head.layers) == (list(range(12)), list(range(1, 13)))
-    assert (model.head.pooling, model.head.inference_layer) == ("both", 12)
+    assert model.head.inference_layer == 12
     shapes = {"weight": (1000, 2 * 768), "bias": (1000,)}
     assert trained(model) == {f"head.classifiers.{i}.{k}": s for i in range(12) for k, s in shapes.items()}
     (group,) = optim_wrapper_of(cfg, model).optimizer.param_groups

@@ -1,6 +1,5 @@
 """Weights of other networks, adapted to a ViT while it loads them: names, LayerScale, position embeddings."""
 
-import logging
 import re
 from collections.abc import Iterable, Mapping
 from math import isqrt, prod
@@ -18,12 +17,7 @@ RELATIVE_POSITIONS = ("relative_position_bias_table", "rel_pos_bias.")
 
 
 def adapt_checkpoint(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> None:
-    """Make a state dict one of this backbone, in place: it keeps the features of its own network.
-
-    Args:
-        vit: a `MaPeTViT`.
-        state_dict: the state dict of the backbone, or of a model that has it.
-        prefix: beginning of the backbone's names in it.
+    """Make a state dict one of this `MaPeTViT`, in place: it keeps the features of its own network.
 
     Raises:
         ValueError: none of the backbone's layers is there, or relative positions, or an unknown patch grid.
@@ -42,13 +36,8 @@ def adapt_checkpoint(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str)
     if "mask_token" not in own and state_dict.pop(f"{prefix}mask_token", None) is not None:
         _log(f"Dropped `{prefix}mask_token`: only pre-training masks patches.")
     fill_layer_scales(vit, state_dict, prefix)
-    lacking = [
-        name
-        for name in state_dict
-        if name.startswith(prefix) and name.endswith(tuple(SCALED)) and name.removeprefix(prefix) not in own
-        if f"{_linear_of(name)}.weight".removeprefix(prefix) in own
-    ]
-    if lacking:
+    scales = [name for name in state_dict if name.startswith(prefix) and name.endswith(tuple(SCALED))]
+    if lacking := [name for name in scales if name.removeprefix(prefix) not in own]:
         folded = fold_layer_scale({name: state_dict.pop(name) for name in [*state_dict]}, lacking)
         state_dict.update(folded)
         _log(f"Folded {len(lacking)} LayerScales into the layers before them: the backbone has none.")
@@ -142,20 +131,12 @@ def source_grid(num_patches: int, own: tuple[int, int], told: tuple[int, int] | 
     side = isqrt(num_patches)
     for grid in (own, told, (side, side)):
         if grid is not None and prod(grid) == num_patches:
-            break
-    else:
-        raise ValueError(
-            f"the checkpoint has positions of {num_patches} patches, no square, and the backbone {own}: set "
-            "its `pretrained_grid` to the (rows, columns) of patches that it was trained on"
-        )
-    if grid == (side, side) != own and told is None and own[0] != own[1]:
-        _log(
-            f"Assumed a square of {side} x {side} patches for the checkpoint's position embeddings (here: "
-            f"{own}); if it was another grid, set `pretrained_grid`.",
-            logging.WARNING,
-        )
-    return grid
+            return grid
+    raise ValueError(
+        f"the checkpoint has positions of {num_patches} patches, no square, and the backbone {own}: set its "
+        "`pretrained_grid` to the (rows, columns) of patches that it was trained on"
+    )
 
 
-def _log(message: str, level: int = logging.INFO) -> None:
-    print_log(message, logger="current", level=level)
+def _log(message: str) -> None:
+    print_log(message, logger="current")

@@ -3,7 +3,7 @@
 Their parameters keep the library's names, so pre-trained weights load into the library's own class.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -24,10 +24,10 @@ class _OtherViT(TwoStreamViT):
 
     layer_type: type[TwoStreamLayer]
 
-    def __init__(self, *, with_cp: bool = False, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(out_type="raw", final_norm=True, **kwargs)
         for number, layer in enumerate(self.layers):
-            self.layers[number] = self.layer_type(layer, with_cp)
+            self.layers[number] = self.layer_type(layer)
         self.register_load_state_dict_pre_hook(fill_layer_scales)
 
     def init_weights(self) -> None:
@@ -35,25 +35,6 @@ class _OtherViT(TwoStreamViT):
         if not self.is_init:
             init_truncated_normal(self.mask_token)
         super().init_weights()
-
-
-class RelativePositions(NamedTuple):
-    """The rows' places in each image, as BEiT's attention takes them.
-
-    Args:
-        steps: `(B, L, K)` int64, index of each row and key in a table of biases.
-        shared: `(B, H, L, K)`, the bias that all layers share; None if each has its own or none.
-    """
-
-    steps: Tensor | None = None
-    shared: Tensor | None = None
-
-
-def relative_bias(
-    table: Float[Tensor, "step head"], steps: Int64[Tensor, "batch row key"]
-) -> Float[Tensor, "batch head row key"]:
-    """The relative position biases of each image's rows and keys, looked up in BEiT's table."""
-    return F.embedding(steps, table).permute(0, 3, 1, 2).contiguous()
 
 
 class BEiTLayer(TwoStreamLayer):
@@ -67,10 +48,7 @@ class BEiTLayer(TwoStreamLayer):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.normal_(module.bias, std=1e-6)
 
-    def plain_attention(
-        self, tokens: Float[Tensor, "batch row dim"], rel_pos_bias: Tensor | None = None
-    ) -> Float[Tensor, "batch row dim"]:
-        """The update of whole images by attention."""
+    def plain_attention(self, tokens: Tensor, rel_pos_bias: None = None) -> Tensor:
         return self._branch(self.attn(self.ln1(tokens), rel_pos_bias), 1)
 
     def attention(
@@ -78,26 +56,23 @@ class BEiTLayer(TwoStreamLayer):
         tokens: Float[Tensor, "batch layout dim"],
         layout: Layout,
         first_row: int,
-        positions: RelativePositions,
+        positions: Int64[Tensor, "batch layout key"] | None,
     ) -> Float[Tensor, "batch row dim"]:
-        """The update of both streams by attention."""
-        attention = self.attn
-        qkv_bias = None
+        """The update of both streams; `positions` are places in the table of biases, None without tables."""
+        attention, qkv_bias, bias = self.attn, None, None
         if attention.bias == "qv_bias":
             keys = torch.zeros_like(attention.v_bias)
             qkv_bias = torch.cat([attention.q_bias, keys, attention.v_bias])
         normed, num_heads = self.ln1(tokens), attention.num_heads
         heads = project_heads(normed, attention.qkv, num_heads, layout, first_row, qkv_bias)
-        bias = None if positions.shared is None else positions.shared[:, :, first_row:]
         if attention.use_rel_pos_bias:
-            own = relative_bias(attention.relative_position_bias_table, positions.steps[:, first_row:])
-            bias = own if bias is None else bias + own
+            bias = F.embedding(positions[:, first_row:], attention.relative_position_bias_table)
+            bias = bias.permute(0, 3, 1, 2).contiguous()  # B R K H -> B H R K
         dropout = attention.attn_drop.p if self.training else 0.0
         rows = attend_streams(*heads, layout, first_row, dropout, bias, attention.scale)
         return self._branch(attention.proj_drop(attention.proj(rows)), 1)
 
-    def feed_forward(self, tokens: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
-        """The tokens with the update of the MLP."""
+    def feed_forward(self, tokens: Tensor) -> Tensor:
         return tokens + self._branch(self.ffn(self.ln2(tokens)), 2)
 
     def _branch(self, update: Tensor, number: int) -> Tensor:
@@ -110,52 +85,42 @@ class MaPeTPretrainBEiT(_OtherViT, BEiTViT):
     """MMPretrain's `BEiTViT` with the two streams; relative position biases follow each permutation.
 
     Args:
-        **kwargs: as for `BEiTViT`; and `cutting_point`, `objective` and `with_cp` of `MaPeTPretrainViT`.
+        **kwargs: as for `BEiTViT`, without a bias shared by all layers; and `cutting_point` and `objective`
+            of `MaPeTPretrainViT`.
 
     Raises:
-        ValueError: as for `MaPeTPretrainViT`, or the ViT has no position embeddings of any kind.
+        ValueError: as for `MaPeTPretrainViT`, or no position embeddings but shared ones.
     """
 
     layer_type = BEiTLayer
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if self.pos_embed is None and not self._bias_owners():
+        self.biased = [layer.attn for layer in self.layers if layer.attn.use_rel_pos_bias]
+        if self.rel_pos_bias is not None or (self.pos_embed is None and not self.biased):
             raise ValueError(
-                "a ViT without position embeddings cannot know which patch to predict: set one of "
-                "`use_rel_pos_bias`, `use_shared_rel_pos_bias` and `use_abs_pos_emb`"
+                "the position embeddings of BEiT are `use_rel_pos_bias`, `use_abs_pos_emb` or both here: no "
+                "others let its queries know which patch to predict"
             )
 
-    def enter(self, tokens: Float[Tensor, "batch layout dim"]) -> Float[Tensor, "batch layout dim"]:
-        """Dropout between the embedding and the first layer."""
+    def enter(self, tokens: Tensor) -> Tensor:
         return self.drop_after_pos(tokens)
 
     def attention_positions(
         self, permutation: Int64[Tensor, "batch token"], layout: Layout
-    ) -> RelativePositions:
-        """The steps from each row to each key, and the bias that all layers share."""
-        if not (owners := self._bias_owners()):
-            return RelativePositions()
-        index = owners[0].relative_position_index  # N N
+    ) -> Int64[Tensor, "batch layout key"] | None:
+        """For each row and key, the place of their bias in the layers' tables; None without tables."""
+        if not self.biased:
+            return None
+        index = self.biased[0].relative_position_index  # N N
         tokens = permutation[:, layout.places]
-        steps = index.flatten()[tokens[:, :, None] * len(index) + tokens[:, None, : layout.num_keys]]
-        if self.rel_pos_bias is None:
-            return RelativePositions(steps)
-        return RelativePositions(steps, relative_bias(self.rel_pos_bias.relative_position_bias_table, steps))
-
-    def _bias_owners(self) -> list[nn.Module]:
-        """The modules with a table of relative position biases."""
-        modules = [self.rel_pos_bias, *(layer.attn for layer in self.layers)]
-        return [one for one in modules if getattr(one, "relative_position_bias_table", None) is not None]
+        return index.flatten()[tokens[:, :, None] * len(index) + tokens[:, None, : layout.num_keys]]
 
 
 class EVA02Layer(TwoStreamLayer):
     """EVA-02's layer."""
 
-    def plain_attention(
-        self, tokens: Float[Tensor, "batch row dim"], patch_resolution: tuple[int, int]
-    ) -> Float[Tensor, "batch row dim"]:
-        """The update of whole images by attention."""
+    def plain_attention(self, tokens: Tensor, patch_resolution: tuple[int, int]) -> Tensor:
         return self.drop_path(self.attn(self.norm1(tokens), patch_resolution))
 
     def attention(
@@ -165,7 +130,7 @@ class EVA02Layer(TwoStreamLayer):
         first_row: int,
         positions: tuple[Tensor, Tensor],
     ) -> Float[Tensor, "batch row dim"]:
-        """The update of both streams by attention."""
+        """The update of both streams; `positions` are cosines and sines `(B, 1, L, d)` of each row."""
         attention = self.attn
         queries, keys, values = project_heads(
             self.norm1(tokens), attention.qkv, attention.num_heads, layout, first_row
@@ -176,8 +141,7 @@ class EVA02Layer(TwoStreamLayer):
         rows = attend_streams(queries, keys, values, layout, first_row, dropout, scale=attention.scale)
         return self.drop_path(attention.proj_drop(attention.proj(rows)))
 
-    def feed_forward(self, tokens: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
-        """The tokens with the update of the MLP."""
+    def feed_forward(self, tokens: Tensor) -> Tensor:
         return tokens + self.drop_path(self.mlp(self.norm2(tokens)))
 
 
@@ -196,7 +160,7 @@ class MaPeTPretrainEVA02(_OtherViT, ViTEVA02):
     """MMPretrain's `ViTEVA02` with the two streams; rotary angles follow each permutation.
 
     Args:
-        **kwargs: as for `ViTEVA02`; and `cutting_point`, `objective` and `with_cp` of `MaPeTPretrainViT`.
+        **kwargs: as for `ViTEVA02`; and `cutting_point` and `objective` of `MaPeTPretrainViT`.
 
     Raises:
         ValueError: as for `MaPeTPretrainViT`.

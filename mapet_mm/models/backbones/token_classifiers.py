@@ -1,7 +1,10 @@
-"""Backbones of classifiers that see only an image's visual tokens (paper, Section 5.3, tokenizer study)."""
+"""Backbones of classifiers that see only an image's visual tokens (paper, Section 5.3, tokenizer study).
+
+Grids come as `(B, H, W)` or, as a pipeline packs them, `(B, 1, H, W)`; MMPretrain's data preprocessor hands
+them on as floats.
+"""
 
 from collections.abc import Iterable
-from math import prod
 from typing import SupportsIndex
 
 from jaxtyping import Float, Shaped
@@ -17,8 +20,6 @@ from mapet_mm.registry import MODELS
 class TokenMLP(BaseModule):
     """Embedding -> linear -> ReLU -> mean over the grid; a linear head classifies the mean.
 
-    A backbone for MMPretrain's `ImageClassifier`.
-
     Args:
         vocab_size: number of token ids.
         embed_dims: dimension of embedding and linear layer; the paper's is 192.
@@ -30,14 +31,14 @@ class TokenMLP(BaseModule):
     ) -> None:
         super().__init__(init_cfg)
         self.vocab_size = vocab_size
-        self.embedding = GridEmbedding(vocab_size, embed_dims)
+        self.embedding = nn.Embedding(vocab_size, embed_dims)
         self.linear = nn.Linear(embed_dims, embed_dims)
 
     def forward(
         self, token_grids: Shaped[Tensor, "batch *channel height width"]
     ) -> tuple[Float[Tensor, "batch dim"]]:
-        """Features `(B, D)` of token grids `(B, H, W)` or, as a pipeline packs them, `(B, 1, H, W)`."""
-        return (F.relu(self.linear(self.embedding(token_grids))).mean(1),)
+        """Features `(B, D)` of token grids."""
+        return (F.relu(self.linear(self.embedding(token_grids.flatten(1).long()))).mean(1),)
 
 
 @MODELS.register_module()
@@ -45,7 +46,6 @@ class OneHotTokens(BaseModule):
     """The tokens themselves as features: for each position, its token id as a one-hot vector.
 
     Nothing is learned, so probes of it measure the tokens alone; a pre-training on them adds the difference.
-    Single patches' features would have few different values, so it gives one vector per image.
 
     Args:
         vocab_size: number of token ids.
@@ -59,7 +59,7 @@ class OneHotTokens(BaseModule):
     def forward(
         self, token_grids: Shaped[Tensor, "batch *channel height width"]
     ) -> tuple[Float[Tensor, "batch place_and_token"]]:
-        """Features `(B, HW * vocab_size)` of token grids `(B, H, W)` or `(B, 1, H, W)`."""
+        """Features `(B, HW * vocab_size)` of token grids."""
         return (F.one_hot(token_grids.flatten(1).long(), self.vocab_size).flatten(1).float(),)
 
 
@@ -82,53 +82,18 @@ class TokenViT(MaPeTViT):
         **kwargs,
     ) -> None:
         super().__init__(arch, img_size=grid, patch_size=1, **kwargs)
-        self.patch_embed = TokenEmbedding(vocab_size, self.embed_dims, self.patch_resolution)
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids."""
-        return self.patch_embed.vocab_size
+        self.vocab_size = vocab_size
+        self.patch_embed = TokenEmbedding(vocab_size, self.embed_dims)
 
     def draw_weights(self) -> None:
         super().draw_weights()
-        nn.init.normal_(self.patch_embed.embedding.weight, std=0.02)
+        nn.init.normal_(self.patch_embed.weight, std=0.02)
 
 
-class GridEmbedding(nn.Embedding):
-    """Embeddings `(B, HW, D)` of token grids `(B, H, W)` or `(B, 1, H, W)`, in raster order.
-
-    Whole numbers of any type: MMPretrain's data preprocessor hands everything on as floats.
-
-    Raises:
-        ValueError: not one grid per image.
-    """
-
-    def forward(
-        self, token_grids: Shaped[Tensor, "batch *channel height width"]
-    ) -> Float[Tensor, "batch token dim"]:
-        if prod(token_grids.shape[1:-2]) != 1:
-            raise ValueError(f"one token grid (B, H, W) per image is needed, not {tuple(token_grids.shape)}")
-        return super().forward(token_grids.flatten(1).long())
-
-
-class TokenEmbedding(nn.Module):
-    """Stands where a ViT's patch embedding does.
-
-    Args:
-        vocab_size: number of token ids.
-        embed_dims: dimension of the embeddings.
-        grid: (H, W) tokens.
-    """
-
-    def __init__(self, vocab_size: int, embed_dims: int, grid: tuple[int, int]) -> None:
-        super().__init__()
-        self.vocab_size, self.init_out_size = vocab_size, tuple(grid)
-        self.embedding = GridEmbedding(vocab_size, embed_dims)
+class TokenEmbedding(nn.Embedding):
+    """Stands where a ViT's patch embedding does: embeddings `(B, HW, D)`, and the grid's size."""
 
     def forward(
         self, token_grids: Shaped[Tensor, "batch *channel height width"]
     ) -> tuple[Float[Tensor, "batch token dim"], tuple[int, int]]:
-        """Embeddings `(B, HW, D)` of token grids, and the grid's size."""
-        if tuple(token_grids.shape[-2:]) != self.init_out_size:
-            raise ValueError(f"token grids of {tuple(token_grids.shape[-2:])}, not grid={self.init_out_size}")
-        return self.embedding(token_grids), self.init_out_size
+        return super().forward(token_grids.flatten(1).long()), tuple(token_grids.shape[-2:])

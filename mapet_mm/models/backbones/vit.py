@@ -28,8 +28,7 @@ class ViTLayer(TwoStreamLayer):
     In the two streams `attn` is not called as a whole, so hooks on it do not run; all other modules are.
     """
 
-    def plain_attention(self, tokens: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
-        """The update of whole images by attention."""
+    def plain_attention(self, tokens: Tensor) -> Tensor:
         return self.attn(self.ln1(tokens))
 
     def attention(
@@ -41,8 +40,7 @@ class ViTLayer(TwoStreamLayer):
         rows = attend_streams(*heads, layout, first_row, attention.attn_drop if self.training else 0.0)
         return attention.out_drop(attention.gamma1(attention.proj_drop(attention.proj(rows))))
 
-    def feed_forward(self, tokens: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
-        """The tokens with the update of the MLP."""
+    def feed_forward(self, tokens: Tensor) -> Tensor:
         return self.ffn(self.ln2(tokens), identity=tokens)
 
 
@@ -55,8 +53,8 @@ class MaPeTViT(VisionTransformer):
     and where the weights have no LayerScale (MAE's, DeiT's), it becomes one, which keeps the outputs. Where
     only the weights have one, it is multiplied into the layer before it.
 
-    It differs from MMPretrain's class in its defaults and its initial weights (the authors'), and refuses
-    checkpoints without any of its layers or with an unknown patch grid.
+    Its initial weights are the authors'. Checkpoints without any of its layers or with an unknown patch grid
+    are refused.
 
     Args:
         arch: 'deit-tiny' | 'deit-small' | 'deit-base' | 'large' | a dict, as in MMPretrain.
@@ -75,8 +73,7 @@ class MaPeTViT(VisionTransformer):
             `frozen_stages`, `init_cfg`, ...
 
     Raises:
-        ValueError: a size that is not one or two whole numbers, or an output with the class token of a
-            backbone without it.
+        ValueError: a size that is not one or two whole numbers.
     """
 
     OUT_TYPES = VisionTransformer.OUT_TYPES | {WITH_CLASS_TOKEN}
@@ -103,8 +100,6 @@ class MaPeTViT(VisionTransformer):
             layer_scale_init_value=layer_scale_init_value,
             **kwargs,
         )
-        if out_type == WITH_CLASS_TOKEN and not self.num_extra_tokens:
-            raise ValueError(f"out_type='{out_type}' needs the class token: leave `with_cls_token` out")
         self.pretrained_grid = None if pretrained_grid is None else pair("pretrained_grid", pretrained_grid)
         for number, layer in enumerate(self.layers):
             self.layers[number] = ViTLayer(layer, with_cp)
@@ -169,8 +164,7 @@ class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
             first layer that runs the query stream (an extension: see `TwoStreamViT`), by default 0.
 
     Raises:
-        ValueError: the objective is not known, the cutting point is outside `1 .. N-1`, or the objective or
-            the depth has no place for `query_from_layer`.
+        ValueError: as for `TwoStreamViT`.
     """
 
     def __init__(
@@ -183,19 +177,11 @@ class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
         recompute: bool = True,
         **kwargs,
     ) -> None:
-        super().__init__(
-            arch,
-            img_size,
-            patch_size,
-            out_type="raw",
-            cutting_point=cutting_point,
-            objective=objective,
-            **kwargs,
-        )
+        settled = dict(out_type="raw", cutting_point=cutting_point, objective=objective)
+        super().__init__(arch, img_size, patch_size, **settled, **kwargs)
         for layer in self.layers:
             layer.recompute = recompute
 
     def draw_weights(self) -> None:
-        """The authors' initialisation, the mask token's among it."""
         super().draw_weights()
         init_truncated_normal(self.mask_token)

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from mapet_mm.registry import MODELS
 
-POOLINGS = {"both": 2, "class token": 1, "mean": 1}  # widths of the features, in backbone widths
-
 
 @MODELS.register_module()
 class LinearProbe(ImageClassifier):
@@ -58,14 +56,11 @@ class LayerwiseLinearHead(ClsHead):
         num_classes: number of classes.
         in_channels: width of the backbone, `D`.
         layers: number of layers, or the numbers of the probed ones in ascending order, counted from 1.
-        pooling: 'both' | 'class token' | 'mean'.
         inference_layer: the layer that classifies in `forward` and in `pred_score`; the last one if None.
-        loss: config of the loss, as for MMPretrain's heads.
-        init_cfg: as for any MMEngine module.
+        **kwargs: as for MMPretrain's `ClsHead`: `loss`, `init_cfg`, ...
 
     Raises:
-        ValueError: layers that are not ascending numbers from 1, an inference layer that is not probed, an
-            unknown pooling, or features of another number of layers.
+        ValueError: an inference layer that is not probed, or features of another number of layers.
     """
 
     def __init__(
@@ -73,29 +68,22 @@ class LayerwiseLinearHead(ClsHead):
         num_classes: int,
         in_channels: int,
         layers: int | Sequence[int] = 12,
-        pooling: str = "both",
         inference_layer: int | None = None,
-        loss: dict | nn.Module | None = None,
-        init_cfg: dict | list | None = None,
+        **kwargs,
     ) -> None:
-        super().__init__(loss=loss or dict(type="CrossEntropyLoss"), init_cfg=init_cfg)
+        super().__init__(**{"loss": dict(type="CrossEntropyLoss"), **kwargs})
         self.layers = list(range(1, layers + 1)) if isinstance(layers, int) else list(layers)
-        if not self.layers or self.layers != sorted(set(self.layers)) or self.layers[0] < 1:
-            raise ValueError(f"layers={layers}: give their number, or some of 1, 2, ... in ascending order")
         self.inference_layer = self.layers[-1] if inference_layer is None else inference_layer
-        if self.inference_layer not in self.layers:
-            raise ValueError(f"inference_layer={inference_layer} is not among the layers {self.layers}")
-        if pooling not in POOLINGS:
-            raise ValueError(f"pooling={pooling!r}: choose one of {', '.join(POOLINGS)}")
-        self.num_classes, self.in_channels, self.pooling = num_classes, in_channels, pooling
-        classifier = nn.Linear(POOLINGS[pooling] * in_channels, num_classes)
+        self.num_classes, self.in_channels = num_classes, in_channels
+        self._inference_index = self.layers.index(self.inference_layer)
+        classifier = nn.Linear(2 * in_channels, num_classes)
         nn.init.normal_(classifier.weight, std=0.01)
         nn.init.zeros_(classifier.bias)
         self.classifiers = nn.ModuleList(deepcopy(classifier) for _ in self.layers)
 
     def pre_logits(self, feats: Sequence[Tensor]) -> Float[Tensor, "batch dim"]:
-        """Features of the inference layer, `(B, D)` or, of both poolings, `(B, 2 D)`."""
-        return self._pool(feats[self._inference_index])
+        """Features of the inference layer, `(B, 2 D)`."""
+        return pool(feats[self._inference_index])
 
     def forward(self, feats: Sequence[Tensor]) -> Float[Tensor, "batch class"]:
         """Logits of the inference layer, `(B, C)`, of all layers' tokens, `(B, N, D)` each."""
@@ -108,8 +96,7 @@ class LayerwiseLinearHead(ClsHead):
             raise ValueError(f"features of {len(feats)} layers for `layers`={self.layers}: set `out_indices`")
         with torch.autocast(feats[0].device.type, enabled=False):
             return [
-                classifier(self._pool(tokens))
-                for classifier, tokens in zip(self.classifiers, feats, strict=True)
+                classifier(pool(tokens)) for classifier, tokens in zip(self.classifiers, feats, strict=True)
             ]
 
     def loss(
@@ -130,12 +117,7 @@ class LayerwiseLinearHead(ClsHead):
             sample.set_field(dict(zip(self.layers, row, strict=True)), "layer_labels")
         return data_samples
 
-    @property
-    def _inference_index(self) -> int:
-        return self.layers.index(self.inference_layer)
 
-    def _pool(self, tokens: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch pooled"]:
-        class_token, mean = tokens[:, 0].float(), tokens[:, 1:].float().mean(1)
-        if self.pooling == "both":
-            return torch.cat([class_token, mean], dim=1)
-        return mean if self.pooling == "mean" else class_token
+def pool(tokens: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch two_dims"]:
+    """The class token and the mean of the patch tokens, side by side, in float32."""
+    return torch.cat([tokens[:, 0].float(), tokens[:, 1:].float().mean(1)], dim=1)

@@ -52,15 +52,12 @@ class TokenPredictionHead(BaseModule):
         tokens: Int64[Tensor, "batch target"],
         places: Int64[Tensor, " target"] | None = None,
     ) -> dict[str, Tensor]:
-        """Token prediction loss of latents `(B, n, D)` and their targets' tokens `(B, n)`.
+        """`loss`, the mean cross-entropy in nats, and `token_accuracy`, top-1, in percent (only logged).
 
         Args:
             latents: `(B, n, D)`.
             tokens: `(B, n)`.
             places: `(n,)`, each target's place in the permuted order, if only some are predicted.
-
-        Returns:
-            `loss`, the mean cross-entropy in nats, and `token_accuracy`, top-1, in percent (only logged).
         """
         predictions = None if self.statistics is None else torch.full_like(tokens, -1)
         loss, hits = self.cross_entropy(latents, tokens, predictions=predictions)
@@ -84,14 +81,12 @@ class TokenPredictionHead(BaseModule):
             predictions: `(B, n)`, filled with the token of each target's largest logit.
         """
         targets = [None if one is None else one.reshape(-1) for one in (tokens.clamp(min=0), counted)]
-        flat_predictions = None if predictions is None else predictions.view(-1)
-        projection = self.projection
-        if not self.is_linear:
-            loss, hits = cross_entropy(self(latents).flatten(0, 1), *targets, flat_predictions)
+        targets.append(None if predictions is None else predictions.view(-1))
+        if self.is_linear:
+            layer = self.projection
+            loss, hits = linear_cross_entropy(latents.flatten(0, 1), layer.weight, layer.bias, *targets)
         else:
-            loss, hits = linear_cross_entropy(
-                latents.flatten(0, 1), projection.weight, projection.bias, *targets, flat_predictions
-            )
+            loss, hits = cross_entropy(self(latents).flatten(0, 1), *targets)
         return loss * presence(tokens.flatten()), hits
 
     @property
@@ -136,12 +131,9 @@ class BEiTTokenHead(TokenPredictionHead):
         targets: Int[Tensor, "batch patch"] | Float[Tensor, "batch vocab height width"],
         mask: Int[Tensor, "batch height width"] | Bool[Tensor, "batch height width"],
     ) -> Float[Tensor, ""]:
-        """Cross-entropy over the masked patches, in nats.
+        """Cross-entropy over the patches whose mask is not zero, in nats.
 
-        Args:
-            latents: `(B, N, D)`, the class token first.
-            targets: the target generator's output for all patches, see `token_ids`.
-            mask: `(B, H, W)`, not zero where the patch is masked.
+        The class token's latent comes first; targets are as `token_ids` takes them.
 
         Raises:
             ValueError: more patches are masked than `max_masked` (seen always on CPU, at first elsewhere).
@@ -149,9 +141,7 @@ class BEiTTokenHead(TokenPredictionHead):
         masked = mask.flatten(1).bool()  # B N-1
         if self.max_masked is not None and is_due(self, masked):
             if (most := int(masked.sum(1).max())) > self.max_masked:
-                raise ValueError(
-                    f"{most} patches of an image are masked, more than max_masked={self.max_masked}"
-                )
+                raise ValueError(f"{most} patches of an image are masked, max_masked={self.max_masked}")
             self._checked = True
         # The masked patches first.
         places = masked.byte().argsort(dim=1, descending=True, stable=True)[:, : self.max_masked]  # B m

@@ -1,12 +1,15 @@
-"""Necks: CAE's regressor and decoder at a width of their own, and BatchNorm for linear segmentation."""
+"""Necks: CAE's at a width of its own, BatchNorm for linear segmentation, a feature pyramid of a plain ViT."""
 
 from collections.abc import Sequence
+from math import log2
 
 from jaxtyping import Float
 from mmcv.cnn import build_norm_layer
 from mmengine.model import BaseModule
 from mmpretrain.models.necks import CAENeck
+from mmpretrain.models.utils import LayerNorm2d
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mapet_mm.registry import MODELS
 
@@ -43,10 +46,7 @@ class ProjectedCAENeck(CAENeck):
     ) -> tuple[Float[Tensor, "batch masked vocab"], Float[Tensor, "batch masked width"]]:
         """Predict the masked patches: logits `(B, m, V)` and latents `(B, m, D)`.
 
-        Args:
-            x_unmasked: `(B, v, D)` projected latents of the visible patches, without class token.
-            pos_embed_masked: `(B, m, D)` positions of the masked patches.
-            pos_embed_unmasked: `(B, v, D)` positions of the visible patches.
+        The latents of the visible patches are projected ones, without the class token's.
 
         Raises:
             ValueError: the masks hide another number of patches than the neck was built for.
@@ -85,3 +85,60 @@ class BatchNormNeck(BaseModule):
     ) -> tuple[Float[Tensor, "batch channel row column"]]:
         """The last feature map `(B, C, H, W)`, normalised, as the only one."""
         return (self.norm(self.dropout(feature_maps[-1])),)
+
+
+@MODELS.register_module()
+class SimpleFeaturePyramid(BaseModule):
+    """ViTDet's simple feature pyramid: every map comes from the ViT's last one (Li et al., 2022, Section 3).
+
+    A neck for MMSegmentation and MMDetection. All maps of a ViT have the stride of its patches, so an FPN
+    over several layers would merge maps that are no pyramid. The backbone needs `out_type='featmap'`; if it
+    gives several maps, the last one is used.
+
+    Args:
+        in_channels: width of the ViT.
+        out_channels: width of the maps.
+        scale_factors: powers of two, from the finest map to the coarsest; with patches of 16 pixels the
+            default makes strides 4, 8, 16 and 32.
+        num_outs: number of maps, at least one a factor; the others take every second value of the one before.
+        init_cfg: as for any MMEngine module.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int = 256,
+        scale_factors: Sequence[float | int] = (4, 2, 1, 0.5),
+        num_outs: int = 0,
+        init_cfg: dict | list[dict] | None = None,
+    ) -> None:
+        super().__init__(init_cfg)
+        self.num_outs = num_outs
+        self.levels = nn.ModuleList(_level(in_channels, out_channels, int(log2(x))) for x in scale_factors)
+
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[Float[Tensor, "batch channel _ _"], ...]:
+        """The maps, `(B, out_channels, h, w)` each, from the finest to the coarsest."""
+        maps = [level(inputs[-1]) for level in self.levels]
+        while len(maps) < self.num_outs:
+            maps.append(F.max_pool2d(maps[-1], kernel_size=1, stride=2))
+        return tuple(maps)
+
+
+def _level(in_channels: int, out_channels: int, octaves: int) -> nn.Sequential:
+    """One map: so many times doubled (or, below 0, halved) in size, then brought to its width."""
+    layers: list[nn.Module] = []
+    channels = in_channels
+    for octave in range(octaves):
+        if octave:
+            layers += [LayerNorm2d(channels, eps=1e-6), nn.GELU()]
+        layers.append(nn.ConvTranspose2d(channels, channels // 2, kernel_size=2, stride=2))
+        channels //= 2
+    if octaves < 0:
+        layers.append(nn.MaxPool2d(2**-octaves))
+    layers += [
+        nn.Conv2d(channels, out_channels, kernel_size=1, bias=False),
+        LayerNorm2d(out_channels, eps=1e-6),
+        nn.Conv2d(out_channels, out_channels, kernel_size=3, padding=1, bias=False),
+        LayerNorm2d(out_channels, eps=1e-6),
+    ]
+    return nn.Sequential(*layers)

@@ -6,7 +6,7 @@ from mmengine.registry import DefaultScope
 from torch import nn
 from torch.nn import functional as F
 
-from mapet_mm.models import MaPeTViT, SimpleFeaturePyramid
+from mapet_mm.models import SimpleFeaturePyramid
 from mapet_mm.registry import MODELS
 
 ARCH = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)
@@ -108,20 +108,3 @@ def test_dpt_takes_pairs_of_map_and_class_token(batch):
         assert torch.equal(class_token, tokens[:, 0])
         assert torch.equal(features.flatten(2).mT, tokens[:, 1:])
         assert features.shape == (batch, 32, 4, 6)
-
-
-@pytest.mark.parametrize(
-    ("build", "match"),
-    [
-        (lambda: SimpleFeaturePyramid(32, scale_factors=(1, 2)), "from large to small"),
-        (lambda: SimpleFeaturePyramid(32, scale_factors=(3, 1)), "powers of two"),
-        (lambda: SimpleFeaturePyramid(32, num_outs=2), "num_outs=2 is below"),
-        (
-            lambda: MaPeTViT(ARCH, 64, out_type="featmap_and_cls_token", with_cls_token=False),
-            "needs the class token",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused(build, match):
-    with pytest.raises(ValueError, match=match):
-        build()

@@ -32,8 +32,6 @@ METRICS = _child(root.METRICS, "mapet_mm.evaluation.metrics")
 MODEL_WRAPPERS = _child(root.MODEL_WRAPPERS, "mapet_mm.engine")
 OPTIM_WRAPPERS = _child(root.OPTIM_WRAPPERS, "mapet_mm.engine")
 OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, "mapet_mm.engine")
-# Not in mapet_mm.engine, because few runs need its imports.
-STRATEGIES = _child(root.STRATEGIES, "mapet_mm.engine.runners.sharding")
 
 # Allow the safe types in training checkpoints for everything that reads them with a model of this scope:
 # MMEngine's list lacks most of NumPy's types. It already has `getattr`.

@@ -1,4 +1,4 @@
-"""Test a checkpoint with the config's metrics on its test set; on request, save predictions and drawings.
+"""Test a checkpoint with the config's metrics on its test set; on request, save predictions.
 
     python tools/test.py CONFIG CHECKPOINT --out predictions.pkl
 
@@ -16,9 +16,9 @@ from mmengine.fileio import dump
 
 import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.engine.runners.build_runner import build_runner
-from mapet_mm.engine.runners.launch import configure_drawing, configure_test, load_config
+from mapet_mm.engine.runners.launch import configure_test, load_config
 from mapet_mm.utils.dist import stop_processes
-from mapet_mm.utils.errors import one_line_errors
+from mapet_mm.utils.errors import UserError, one_line_errors
 
 PREDICTIONS, METRICS = (".pkl", ".pickle"), (".json", ".yml", ".yaml")
 
@@ -34,15 +34,10 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument(
         "--out",
-        help="where to save results: a .pkl file for predictions, .json or .yml for metrics; "
-        "for segmentation, also a folder for label maps",
+        help="where to save results: a .pkl file for predictions, .json or .yml for metrics",
     )
     parser.add_argument("--amp", action="store_true", help="mixed precision, on GPU or CPU")
     parser.add_argument("--tta", action="store_true", help="test-time augmentation as in the config")
-    parser.add_argument("--show", action="store_true", help="show predictions in a window")
-    parser.add_argument("--show-dir", help="folder for drawn predictions")
-    parser.add_argument("--wait-time", type=float, default=2, help="seconds that --show waits")
-    parser.add_argument("--interval", type=int, default=1, help="draw one image in this many")
     parser.add_argument(
         "--trust-checkpoint",
         action="store_true",
@@ -52,7 +47,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0)
     args = parser.parse_args()
-    os.environ.setdefault("LOCAL_RANK", str(args.local_rank))  # which older launchers give as an argument
+    number = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", args.local_rank)  # of MPI, or of older launchers
+    os.environ.setdefault("LOCAL_RANK", str(number))
     return args
 
 
@@ -60,11 +56,10 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     kind = Path(args.out).suffix if args.out else ""
-    label_maps = args.out if kind not in PREDICTIONS + METRICS else None
+    if args.out and kind not in PREDICTIONS + METRICS:
+        raise UserError(f"--out {args.out}: a .pkl file for predictions, .json or .yml for metrics")
     cfg = load_config(args.config, args.cfg_options, args.work_dir)
-    configure_test(cfg, args.checkpoint, args.amp, args.tta, label_maps, args.trust_checkpoint)
-    if args.show or args.show_dir:
-        configure_drawing(cfg, args.show, args.show_dir, args.wait_time, args.interval)
+    configure_test(cfg, args.checkpoint, args.amp, args.tta, args.trust_checkpoint)
     runner = build_runner(cfg, args.launcher)
     if kind in PREDICTIONS:
         runner.test_evaluator.metrics.append(DumpResults(args.out))
@@ -72,7 +67,7 @@ def main() -> None:
     if is_main_process():
         if kind in METRICS:
             dump(metrics, args.out)
-        print(f"wrote {', '.join(filter(None, [runner.log_dir, args.out, args.show_dir]))}")
+        print(f"wrote {', '.join(filter(None, [runner.log_dir, args.out]))}")
     del runner
     stop_processes()
 

@@ -56,7 +56,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0)
     args = parser.parse_args()
-    os.environ.setdefault("LOCAL_RANK", str(args.local_rank))  # which older launchers give as an argument
+    number = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", args.local_rank)  # of MPI, or of older launchers
+    os.environ.setdefault("LOCAL_RANK", str(number))
     return args
 
 

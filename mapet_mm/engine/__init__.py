@@ -1,7 +1,4 @@
-"""Hooks, optimizers, metrics and the strategy."""
-
-from importlib import import_module
-from typing import Any
+"""Hooks, optimizers and metrics."""
 
 from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesCheckHook
 from mapet_mm.engine.hooks.compile_hook import CompileHook
@@ -16,7 +13,7 @@ from mapet_mm.engine.hooks.token_usage_hook import TokenUsageHook
 from mapet_mm.engine.hooks.total_batch_hook import TotalBatchHook
 from mapet_mm.engine.optimizers.autocast_optim_wrapper import AutocastOptimWrapper
 from mapet_mm.engine.optimizers.layer_decay import LayerDecayOptimWrapperConstructor
-from mapet_mm.engine.runners.cpu_processes import CPUDistributedDataParallel
+from mapet_mm.engine.runners.build_runner import CPUDistributedDataParallel
 from mapet_mm.evaluation.metrics.token_accuracy import LayerwiseAccuracy, TokenAccuracy
 
 __all__ = [
@@ -39,9 +36,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import these when they are asked for: few runs need what they import."""
-    modules = {"FeatureProbeHook": "hooks.feature_probe_hook", "FullyShardedStrategy": "runners.sharding"}
-    if name not in modules:
+def __getattr__(name: str) -> type:
+    """Import `FeatureProbeHook` when it is asked for: few runs need what it imports."""
+    if name != "FeatureProbeHook":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{modules[name]}"), name)
+    from mapet_mm.engine.hooks.feature_probe_hook import FeatureProbeHook
+
+    return FeatureProbeHook

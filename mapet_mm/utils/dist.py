@@ -98,7 +98,7 @@ def stop_processes() -> None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside MMEngine's data-parallel or sharding wrapper, or the model itself."""
+    """The model inside MMEngine's data-parallel wrapper, or the model itself."""
     return model.module if is_model_wrapper(model) else model
 
 

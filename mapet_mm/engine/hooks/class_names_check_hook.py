@@ -64,13 +64,7 @@ def class_names(dataset: Dataset) -> Sequence[str]:
 
 
 def check_order(learnt: Sequence[str], measured: Sequence[str], learning: str, measuring: str) -> None:
-    """Refuse a class that has one index where it is learnt and another where it is measured.
-
-    Names that only one of the sets has pass: two datasets may spell a class differently.
-
-    Raises:
-        ClassNamesError: a class has two indices.
-    """
+    """Raise ClassNamesError if a class that both sets name has one index here and another there."""
     numbers = {name: number for number, name in enumerate(learnt)}
     for index, name in enumerate(measured):
         if name in numbers and name not in learnt[index : index + 1]:  # a name may be two classes' ("crane")

@@ -19,13 +19,10 @@ from mapet_mm.utils.dist import unwrapped
 class CompileHook(Hook):
     """Compile the model's backbone, in place, before training.
 
-    MMEngine's own `compile` wraps the whole train step, including data preprocessing, logging and optimizer,
-    in which `torch.compile` breaks its graph dozens of times and recompiles for each learning rate. The
-    backbone is one graph. `tools/train.py` adds this hook if a config has `compile=True`.
-
-    Only training is compiled. Validation batches have many shapes (whole images in segmentation and
-    detection, the last batch of each set); each would be compiled for minutes, until PyTorch's limit of eight
-    stops the run.
+    MMEngine's own `compile` wraps the whole train step, in which `torch.compile` breaks its graph dozens of
+    times and recompiles for each learning rate. The backbone is one graph. `tools/train.py` adds this hook if
+    a config has `compile=True`. Only training is compiled: validation batches have many shapes, each would
+    be compiled for minutes, and PyTorch stops at eight.
 
     Args:
         memory_budget: of what the compiler would keep for the backward pass, the share that it may keep; the
@@ -59,8 +56,6 @@ class CompileHook(Hook):
     def compile(self, model: nn.Module) -> None:
         """Have the backbone of `model` compiled when it is first called."""
         if not hasattr(model, "backbone"):
-            raise ValueError(
-                f"compile: model {type(model).__name__} has no `backbone` to compile; leave it out"
-            )
+            raise ValueError(f"compile: {type(model).__name__} has no `backbone` to compile; leave it out")
         functorch_config.activation_memory_budget = self.memory_budget
         model.backbone.compile(**self.options)

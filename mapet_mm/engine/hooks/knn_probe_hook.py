@@ -33,8 +33,8 @@ class KNNProbeHook(Hook):
     """Log the top-1 of a k-NN classifier on the backbone's features, as `knn/top1`, and their RankMe.
 
     The features are patch means, or class tokens of a backbone without patches; with averaged weights
-    (`EMAHook`), the average's, as in a validation. Works in one process or several, sharded or not. The
-    training is not affected.
+    (`EMAHook`), the average's, as in a validation. Works in one process or several. The training
+    is not affected.
 
     Args:
         train_dataloader: as for MMEngine's Runner; images with `gt_label` that vote, each once.
@@ -82,7 +82,7 @@ class KNNProbeHook(Hook):
 
     def build_loaders(self, runner: Runner) -> list[DataLoader]:
         """Loaders of both sets, without images that token stores skipped, in order; processes take turns."""
-        # A sharded model computes in step: the first images come again until all processes have as many.
+        # The first images come again until all processes have as many.
         fixed = dict(sampler=dict(type="DefaultSampler", shuffle=False, round_up=True), drop_last=False)
         fixed["collate_fn"] = dict(type="default_collate")
         loaders = [Runner.build_dataloader({**config, **fixed}, seed=runner.seed) for config in self.loaders]

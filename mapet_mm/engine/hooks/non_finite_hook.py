@@ -81,7 +81,6 @@ class NonFiniteHook(Hook):
     def _look(self, optimizer: Optimizer, *_: Any) -> None:
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         norm = get_total_norm([one.grad for one in parameters if one.grad is not None])
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a sharded model
         self.stepped = True
         if not norm.isfinite():
             self.bad = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from mmengine.dist import master_only
 from mmengine.hooks import Hook
-from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch.utils.data import Dataset
 
@@ -29,11 +28,7 @@ class TokenUsageHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Refuse a training without tokens before its time is spent."""
-        import mapet_mm.visualization.token_statistics  # noqa: F401, needs matplotlib
-
-        dataset, _ = tokens_of(runner)
-        if label_of(dataset.get_data_info(0)) is None:
-            print_log("images without one label each: no tokens/purity is logged", logger="current")
+        tokens_of(runner)
 
     @master_only
     def after_train(self, runner: Runner) -> None:

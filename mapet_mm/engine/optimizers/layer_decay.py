@@ -10,13 +10,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from mapet_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
-NORMS = (
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.GroupNorm, nn.LayerNorm),
-)
-OPTIONS = ("layer_decay_rate", "norm_decay_mult", "bias_decay_mult", "flat_decay_mult", "custom_keys")
-# Not decayed though they have more than one dimension; the mask token is decayed.
-UNDECAYED = ("cls_token", "pos_embed")
+OPTIONS = ("layer_decay_rate", "custom_keys")
+# Not decayed, however many dimensions they have; the mask token is decayed.
+UNDECAYED = ("cls_token", "pos_embed", "bias")
 # Path components that data parallel, `torch.compile` and activation checkpointing add.
 WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
 BACKBONE = "backbone."
@@ -28,17 +24,15 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     The backbone has D depths: the patch embedding is 0, layer i is i + 1, and all after the layers is D - 1.
     The learning rate at depth d is multiplied by `layer_decay_rate ** (D - 1 - d)`; everything outside the
-    backbone has the full rate. Without a decay rate only the weight decay differs between parameters, as
-    pre-training needs it. The backbone may be anywhere in the model and, like its parts, inside wrappers.
-    (MMPretrain's constructor needs `model.get_layer_depth`, MMSegmentation's a backbone of certain names.)
+    backbone has the full rate. Norm layers, biases and all parameters of one dimension are not decayed. The
+    backbone may be anywhere in the model and, like its parts, inside wrappers. (MMPretrain's constructor
+    needs `model.get_layer_depth`, MMSegmentation's a backbone of certain names.)
 
     Args:
         optim_wrapper_cfg: as for MMEngine's constructor; `optimizer` has to give `lr` and `weight_decay`.
         paramwise_cfg: the options, all optional:
 
             - `layer_decay_rate`: in (0, 1], default 1.
-            - `norm_decay_mult`, `bias_decay_mult`, `flat_decay_mult`: factor on the weight decay of norm
-              layers, of biases and of other parameters of one dimension, default 0.
             - `custom_keys`: {part of a parameter's name: dict(lr_mult=..., decay_mult=...)}. The longest key
               that fits is used and changes only what it names; `lr_mult` multiplies the depth's factor.
 
@@ -61,22 +55,25 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     def __call__(self, model: nn.Module) -> OptimWrapper:
         """Build the optimizer and its wrapper."""
         if any(isinstance(one, FullyShardedDataParallel) for one in model.modules()):
-            raise ValueError("FullyShardedDataParallel hides shapes: use mapet_mm.FullyShardedStrategy")
+            raise ValueError("FullyShardedDataParallel hides shapes: use `fully_shard`")
         return super().__call__(model)
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = "", **kwargs: Any) -> None:
         """Append the model's parameter groups to `params`: one per depth, weight decay and rate."""
-        depth_of = self._depth_function(module)
+        depth_of, custom_keys = self._depth_function(module), self.paramwise_cfg.get("custom_keys", {})
         groups: dict[tuple, dict] = {}
         for path, param in module.named_parameters():
             if not param.requires_grad:
                 continue
             name = plain_name(path)
             depth, depths = depth_of(name)
-            custom = self._custom_options(name)
+            fitting = [key for key in sorted(custom_keys) if key in name]
+            custom = custom_keys[max(fitting, key=len)] if fitting else {}
             scale = self.rate ** (depths - 1 - depth)
             lr = self.base_lr * scale * custom.get("lr_mult", 1.0)
-            decay = self.base_wd * custom.get("decay_mult", self._decay_mult(module, path, param))
+            own_name = name.rpartition(".")[2]
+            decayed = param.ndim != 1 and own_name not in UNDECAYED
+            decay = self.base_wd * custom.get("decay_mult", float(decayed))
             group = groups.setdefault(
                 (depth, lr, decay),
                 dict(params=[], lr=lr, weight_decay=decay, lr_scale=scale, layer_depth=depth, names=[]),
@@ -111,21 +108,6 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                     "below the top, so all would learn at the full rate: what renames its layers?"
                 )
         return depth_of
-
-    def _custom_options(self, name: str) -> dict:
-        custom_keys = self.paramwise_cfg.get("custom_keys", {})
-        fitting = [key for key in sorted(custom_keys) if key in name]
-        return custom_keys[max(fitting, key=len)] if fitting else {}
-
-    def _decay_mult(self, model: nn.Module, path: str, param: nn.Parameter) -> float:
-        owner, _, own_name = path.rpartition(".")
-        if own_name in UNDECAYED:
-            return 0.0
-        if isinstance(model.get_submodule(owner), NORMS):
-            return self.paramwise_cfg.get("norm_decay_mult", 0.0)
-        if own_name == "bias":
-            return self.paramwise_cfg.get("bias_decay_mult", 0.0)
-        return self.paramwise_cfg.get("flat_decay_mult", 0.0) if param.ndim == 1 else 1.0
 
 
 def plain_name(path: str) -> str:

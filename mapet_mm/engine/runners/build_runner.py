@@ -3,19 +3,42 @@
 from pathlib import Path
 from typing import Any
 
-from mmengine.config import Config, ConfigDict
+from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.logging import MMLogger
-from mmengine.registry import RUNNERS
+from mmengine.model import MMDistributedDataParallel, revert_sync_batchnorm
 from mmengine.runner import Runner
+from torch import nn
 
-from mapet_mm.engine.runners.batch_size import accumulated, scaling_with_accumulation
+from mapet_mm.engine.runners.batch_size import scaling_with_accumulation
 from mapet_mm.engine.runners.freed_memory import keep_freed_memory
+from mapet_mm.registry import MODEL_WRAPPERS
 from mapet_mm.utils.dist import TIMEOUT_SECONDS, check_gpus, start_processes
 from mapet_mm.utils.logging import quieten
 
 # MMEngine has them without being asked, and leaves them out for None; of other hooks it refuses None.
 OWN_HOOKS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")
+
+
+@MODEL_WRAPPERS.register_module()
+class CPUDistributedDataParallel(MMDistributedDataParallel):
+    """MMEngine's data parallel without device ids, and with BatchNorm instead of SyncBN, which needs CUDA.
+
+    Each process normalises with the statistics of its own images, and the log says so.
+
+    Args:
+        module: the model.
+        **kwargs: as for MMEngine's `MMDistributedDataParallel`.
+    """
+
+    def __init__(self, module: nn.Module, **kwargs: Any) -> None:
+        if any(isinstance(one, nn.SyncBatchNorm) for one in module.modules()):
+            module = revert_sync_batchnorm(module)
+            MMLogger.get_current_instance().warning(
+                "SyncBN needs CUDA devices and is BatchNorm in this run: each process normalises with the "
+                "statistics of its own images"
+            )
+        super().__init__(module, **{**kwargs, "device_ids": None})
 
 
 class QuietRunner(Runner):
@@ -37,22 +60,8 @@ def build_runner(cfg: Config, launcher: str) -> Runner:
     hooks = cfg.get("default_hooks") or {}
     for name in [name for name, hook in hooks.items() if hook is None and name not in OWN_HOOKS]:
         del hooks[name]
-    scaling = scaling_with_accumulation(cfg)
-    if "runner_type" in cfg:
-        if scaling:
-            default = dict(type="SingleDeviceStrategy" if launcher == "none" else "DDPStrategy")
-            cfg.strategy = ConfigDict(cfg.get("strategy") or default, auto_scale_lr=scaling)
-        runner = RUNNERS.build(cfg)
-    else:
-        runner = QuietRunner.from_cfg(cfg)
-        runner.auto_scale_lr = scaling
-    if scaling and scaling.get("enable") and cfg.get("train_dataloader"):
-        batch, base = cfg.train_dataloader.batch_size, cfg.auto_scale_lr.base_batch_size
-        total = runner.world_size * batch * accumulated(cfg)
-        runner.logger.info(
-            f"learning rate x {total / base:g}: a step takes {total} images ({runner.world_size} processes x "
-            f"batch {batch} x {accumulated(cfg)} accumulated), the config's rate is meant for {base}"
-        )
+    runner = QuietRunner.from_cfg(cfg)
+    runner.auto_scale_lr = scaling_with_accumulation(cfg)
     return runner
 
 

@@ -135,7 +135,6 @@ def configure_test(
     checkpoint: str,
     amp: bool = False,
     tta: bool = False,
-    label_maps: str | None = None,
     trust_checkpoint: bool = False,
 ) -> None:
     """Apply the options of `tools/test.py` to a config and check what it needs.
@@ -145,7 +144,6 @@ def configure_test(
         checkpoint: the weights to test.
         amp: autocast the forward pass.
         tta: test-time augmentation with the config's `tta_model` and `tta_pipeline`.
-        label_maps: folder for predicted label maps (segmentation).
         trust_checkpoint: load it whatever it holds, which can run code of its own.
 
     Raises:
@@ -164,10 +162,6 @@ def configure_test(
         _require(cfg, "tta_model", "tta_pipeline")
         cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
         cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
-    if label_maps:
-        if cfg.get("default_scope") != "mmseg" or not isinstance(cfg.test_evaluator, dict):
-            raise LaunchError(f"--out {label_maps}: a .pkl file for predictions, .json or .yml for metrics")
-        cfg.test_evaluator.output_dir = label_maps
 
 
 def _require(cfg: Config, *keys: str) -> None:
@@ -177,21 +171,6 @@ def _require(cfg: Config, *keys: str) -> None:
                 f"config {cfg.filename} has no `{key}`, which this needs; of a pre-training without a test, "
                 "tools/evaluate_features.py evaluates the features"
             )
-
-
-def configure_drawing(cfg: Config, show: bool, show_dir: str | None, wait_time: float, interval: int) -> None:
-    """Let the config's visualization hook draw predictions, in a window or into a folder."""
-    hook = (cfg.get("default_hooks") or {}).get("visualization")
-    if hook is None:
-        raise LaunchError("--show, --show-dir: the config has no `default_hooks.visualization`")
-    hook.update(show=show, wait_time=wait_time, interval=interval)
-    if cfg.get("default_scope") == "mmseg":
-        hook.draw = True
-        cfg.visualizer.save_dir = show_dir
-    elif cfg.get("default_scope") in ("mmdet", "mmrotate"):
-        hook.update(draw=True, test_out_dir=show_dir)  # inside the work dir
-    else:
-        hook.update(enable=True, out_dir=show_dir)
 
 
 def training_report(cfg: Config, config_path: str) -> str:

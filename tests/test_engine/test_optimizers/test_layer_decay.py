@@ -244,12 +244,6 @@ def test_custom_keys_change_only_what_they_name(classifier):
     assert options["head.fc.weight"] == pytest.approx((LR * 10, DECAY))
 
 
-def test_decay_multipliers_of_norms_and_biases_are_apart(classifier):
-    options = options_by_name(classifier, dict(norm_decay_mult=0.5, bias_decay_mult=1.0))
-    assert options["backbone.layers.0.ln1.bias"][1] == DECAY * 0.5
-    assert options["backbone.layers.0.attn.proj.bias"][1] == DECAY
-
-
 REFUSED = [
     (nn.Linear(2, 2), dict(layer_decay=0.5), None, "layer_decay_rate"),
     (nn.Linear(2, 2), dict(layer_decay_rate=1.5), None, "1.5"),

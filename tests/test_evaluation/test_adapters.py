@@ -59,8 +59,7 @@ def build(config: dict) -> TokenBackbone:
 def test_layers_class_token_and_grid(case):
     config, (height, width), layers, has_class_token, grid = CASES[case]
     images = torch.rand(2, 1 if case == "token ids" else 3, height, width).round()
-    with torch.no_grad():
-        tokens = build(config)(images)
+    tokens = build(config)(images)
     assert (tokens.names, tokens.grid) == (layers, grid)
     assert [one.shape[:2] for one in tokens.patches] == [(2, grid[0] * grid[1])] * len(layers)
     assert tokens.poolings == ["class token"] * has_class_token + ["mean"]
@@ -118,9 +117,8 @@ def test_tokens_of_hugging_faces_vit_are_its_own(tmp_path):
 
 def test_hugging_faces_stages_are_refused(tmp_path):
     transformers = pytest.importorskip("transformers")
-    config = transformers.Swinv2Config(
-        image_size=64, patch_size=4, embed_dim=24, depths=[1, 1], num_heads=[2, 2], window_size=4
-    )
+    options = dict(embed_dim=24, depths=[1, 1], num_heads=[2, 2], window_size=4)
+    config = transformers.Swinv2Config(image_size=64, patch_size=4, **options)
     with pytest.raises(BackboneError, match="stages"):
         hugging_face(tmp_path, config)(torch.randn(2, 3, 64, 64))
 

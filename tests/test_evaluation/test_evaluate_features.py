@@ -1,4 +1,4 @@
-"""The tool: one table, again from the cache, for several models and on another device."""
+"""The tool: one table, again from the cache, for several models."""
 
 import json
 

@@ -101,11 +101,8 @@ def test_a_missing_weight_is_not_a_number_and_refused_if_features_need_it(config
         take(config, root / "cache")
     config.model.backbone.update(out_type="avg_featmap", final_norm=False)  # whose `ln2` no layer needs
     save(weights, root)
-    bank = take(config, root / "cache")
-    assert (bank.layers, load_checkpoint(config, str(root / "weights.pth")).missing) == (
-        ["1", "2"],
-        ("ln2.weight", "ln2.bias"),
-    )
+    assert take(config, root / "cache").layers == ["1", "2"]
+    assert load_checkpoint(config, str(root / "weights.pth")).missing == ("ln2.weight", "ln2.bias")
 
 
 def test_weights_at_an_address_are_loaded_by_mmengine(config, root, weights, monkeypatch):

@@ -66,14 +66,16 @@ def test_neighbours_come_by_similarity_and_their_frame_says_whether_the_class_is
 
 
 def test_a_grid_of_oblong_pictures_keeps_their_shape():
-    figure = picture_grid([[Cell(np.zeros((10, 30, 3), np.uint8))] * 2] * 2, "t" * 99)
+    cell = Cell(np.zeros((10, 30, 3), np.uint8))
+    figure = picture_grid([[cell] * 2, [cell]], "t" * 99)
+    assert len(figure.axes) == 3
     figure.draw_without_rendering()
     width, height = figure.get_size_inches()
     for axes in figure.axes:
         box = axes.get_position()
         assert box.height * height / (box.width * width) == pytest.approx(1 / 3)
         assert 0 <= box.y0 < box.y1 <= 1
-    assert len(figure.texts[0].get_text()) < 60
+    assert len(figure.get_suptitle()) < 60
 
 
 def test_enlarging_repeats_patches_and_images_are_drawn_evenly():

@@ -47,25 +47,18 @@ def images(tmp_path):
         Image.fromarray(60 * labels).convert("RGB").save(tmp_path / f"images/{index}.png")
 
     def make(*pipeline, **options) -> ImageSet:
-        dataset = dict(
-            type="mmseg.BaseSegDataset",
-            data_root=str(tmp_path),
-            data_prefix=dict(img_path="images", seg_map_path="annotations"),
-            img_suffix=".png",
-            seg_map_suffix=".png",
-            metainfo=dict(classes=("a", "b", "c")),
-            reduce_zero_label=True,
-            pipeline=list(pipeline),
-        )
+        folders = dict(img_path="images", seg_map_path="annotations")
+        known = dict(data_root=str(tmp_path), data_prefix=folders, img_suffix=".png", seg_map_suffix=".png")
+        known |= dict(metainfo=dict(classes=("a", "b", "c")), pipeline=list(pipeline))
+        dataset = dict(type="mmseg.BaseSegDataset", reduce_zero_label=True, **known)
         return ImageSet("dense_train", dict(dataset=dataset | options))
 
     return make
 
 
 def test_labels_are_read_at_their_own_size_and_unlabelled_pixels_are_ignored(images):
-    labels = PixelLabels(
-        images(LOAD, dict(type="mmseg.Resize", scale=(16, 16), keep_ratio=False), LABELS, PACK)
-    )
+    resize = dict(type="mmseg.Resize", scale=(16, 16), keep_ratio=False)
+    labels = PixelLabels(images(LOAD, resize, LABELS, PACK))
     assert [each.shape for each in labels] == [*SIZES]
     assert [labels[1][y, x] for y in (0, -1) for x in (0, -1)] == [0, 1, 255, 2]
     assert [each.shape for each in PixelLabels(images(LOAD, LABELS, CROP, PACK))] == [(16, 16)] * 2

@@ -49,12 +49,12 @@ def test_without_a_declaration_all_run_that_the_images_suit(config, root, capsys
     assert not {"NearestNeighbours", "LowShot"} & {*names(choose_protocols(plain, None, None, unlabelled))}
     assert "no NearestNeighbours: the `train` images have no labels" in capsys.readouterr().out
     assert "LowShot" in names(choose_protocols(plain, None, None, labelled([0, 1], [1])))
+    with pytest.raises(UserError, match="--protocols Nearest"):
+        choose_protocols(config, None, ["Nearest"], labelled([0, 1], [1]))
     with pytest.raises(UserError, match="no labels"):  # asked for
         choose_protocols(plain, None, ["LowShot"], unlabelled)
-    found = choose_protocols(
-        plain, str(root / "config.py"), None, labelled([0, 1], [1])
-    )  # declared elsewhere
-    assert len(found) == len(PROTOCOLS)
+    elsewhere = str(root / "config.py")
+    assert len(choose_protocols(plain, elsewhere, None, labelled([0, 1], [1]))) == len(PROTOCOLS)
     assert len(choose_protocols(config, str(root), ["LowShot"], labelled([0, 1], [1]))) == 1  # a folder
 
 
@@ -71,11 +71,6 @@ def test_unknown_protocols_and_options_are_refused(config, named):
         build_protocols([config])
 
 
-def test_an_unknown_name_on_the_command_line_is_refused(config):
-    with pytest.raises(UserError, match="--protocols Nearest"):
-        choose_protocols(config, None, ["Nearest"], labelled([0, 1], [1]))
-
-
 def test_two_rows_of_one_name_are_refused():
     """A table's column would show one of them."""
     rows = [[Row("k-NN", "mean", 1.0)], [Row("k-NN", "both", 2.0)], []]
@@ -85,11 +80,8 @@ def test_two_rows_of_one_name_are_refused():
 
 
 def test_the_table_has_a_column_per_checkpoint_and_a_line_per_figure():
-    first = [
-        Row("k-NN", "mean", 81.25),
-        Row("RankMe", "mean", 0.5, "rank"),
-        Row("k-NN", "layer 1", 1, detail=True),
-    ]
+    first = [Row("k-NN", "mean", 81.25), Row("RankMe", "mean", 0.5, "rank")]
+    first.append(Row("k-NN", "layer 1", 1, detail=True))
     second = [Row("k-NN", "mean", 79.0, spread=1.25, note="rate 1")]
     table = results_table({"one": first, "two": second})
     assert [column.heading for column in table.columns] == ["protocol", "on", "figure", "one", "two"]
@@ -111,9 +103,7 @@ def test_only_the_features_that_are_needed_are_taken(config, root):
     assert not list((root / "cache").glob("*/tokens"))
 
 
-def test_of_several_processes_only_the_first_has_rows_and_says_what_it_does(
-    config, root, monkeypatch, capsys
-):
+def test_of_several_processes_only_the_first_has_rows_and_words(config, root, monkeypatch, capsys):
     checkpoint, images = load_checkpoint(config, None), read_image_sets(config)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mapet_mm.models.utils.attention import attend, takes_products
+from mapet_mm.models.utils.helpers import product_dtype
 from mapet_mm.models.utils.layout import Layout
 from mapet_mm.models.utils.recomputation import recomputing
 
@@ -117,6 +118,7 @@ def project_heads(
         parts = [len(qkv.weight) // 3, len(qkv.weight) // 3 * 2]
         bias = qkv.bias if bias is None else bias
         biases = (None, None) if bias is None else bias.split(parts)
+        normed = normed.to(product_dtype(normed))  # once, not for each product
         rows = normed[:, first_row:], normed[:, : layout.num_keys].contiguous()
         queries, pairs = map(F.linear, rows, qkv.weight.split(parts), biases)
     else:

@@ -300,12 +300,13 @@ def test_computing_again_changes_no_gradient(objective, autocast, options):
 
 @pytest.mark.parametrize(("recompute", "autocast"), [(False, False), (True, False), (True, True)])
 def test_what_is_computed_again_is_not_kept(recompute, autocast):
-    """After a layer's forward pass the inputs of qkv and of the MLP's two linear layers are gone."""
+    """After a layer's forward pass the normed rows and the inputs of the MLP's two layers are gone."""
     vit = MaPeTPretrainViT(ARCH, 20, 4, 8, recompute=recompute)
     vit.init_weights()
     tokens = vit.embed(torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu"))
     inputs, layer = [], vit.layers[0]
-    for linear in (layer.attn.qkv, layer.ffn.layers[0][0], layer.ffn.layers[1]):
+    layer.ln1.register_forward_hook(lambda _, __, normed: inputs.append(weakref.ref(normed)))
+    for linear in (layer.ffn.layers[0][0], layer.ffn.layers[1]):
         linear.register_forward_pre_hook(lambda _, given: inputs.append(weakref.ref(given[0])))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         output = layer(tokens, vit.layout)
@@ -326,7 +327,9 @@ def test_each_layer_norm_runs_at_most_twice(recompute):
     with torch.autocast("cpu", torch.bfloat16):
         latents, _ = vit(torch.randn(2, 3, 20, 20))
     latents.sum().backward()
-    assert set(runs.values()) == {2 if recompute else 1}
+    # The last layer asks with some rows only, which are kept.
+    again = {key for key in runs if key != (len(vit.layers) - 1, "ln1")}
+    assert {runs[key] for key in again} == {2 if recompute else 1}
     assert len(runs) == 2 * len(vit.layers)
 
 
@@ -349,7 +352,7 @@ def test_a_linear_layer_with_lora_is_called(training, objective):
     assert all(p.grad.abs().max() > 0 for p in adapters.values())
 
 
-@pytest.mark.parametrize("part", ["attn.qkv", "attn.gamma1", "ffn", "ffn.layers.0.0", "ffn.gamma2"])
+@pytest.mark.parametrize("part", ["attn.proj", "attn.gamma1", "ffn", "ffn.layers.0.0", "ffn.gamma2"])
 def test_each_part_of_a_layer_is_called_once(part):
     """So that adapters and hooks of other libraries work."""
     vit, calls = MaPeTPretrainViT(ARCH, 20, 4, 8), Counter()

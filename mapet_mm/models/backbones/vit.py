@@ -25,7 +25,7 @@ WITH_CLASS_TOKEN = "featmap_and_cls_token"
 class ViTLayer(TwoStreamLayer):
     """MMPretrain's Transformer layer.
 
-    In the two streams neither `attn` nor a plain `attn.qkv` is called as a whole, so hooks on them do not run.
+    The two streams call neither `attn` nor a plain `attn.qkv` as a whole: hooks on these do not run.
     """
 
     def plain_attention(self, tokens: Tensor) -> Tensor:

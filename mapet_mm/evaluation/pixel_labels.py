@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
-from mapet_mm.utils.dist import is_first_process
 
 IGNORED = 255
 
@@ -98,7 +97,7 @@ class PixelLabels(Sequence):
 
     def __init__(self, images: ImageSet) -> None:
         reader = DataLoader(_LabelReader(images), batch_size=None, num_workers=images.num_workers)
-        bar = tqdm(reader, desc=f"labels of {images.name}", unit="image", disable=not is_first_process())
+        bar = tqdm(reader, desc=f"labels of {images.name}", unit="image")
         self._maps = [(labels.shape, zlib.compress(labels.numpy().tobytes(), 1)) for labels in bar]
 
     def __len__(self) -> int:

@@ -290,7 +290,7 @@ class SegmentationByRegression(Segmentation):
         return task.regression(self.strengths)
 
 
-_labels = lru_cache(maxsize=2)(PixelLabels)
+_labels = lru_cache(maxsize=2)(PixelLabels)  # read once for all checkpoints
 
 
 @lru_cache(maxsize=1)

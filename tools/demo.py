@@ -147,7 +147,7 @@ def masks_section() -> Section:
         "Rows attend to columns; a coloured cell is one that is seen. Drawn from the function that builds "
         f"the masks of the model, with 3 context tokens and 4 targets. {names}; nobody attends to Q."
     )
-    return Section("Who sees whom", caption, [attention_mask_figure([one]) for one in OBJECTIVES.values()])
+    return Section("Who sees whom", caption, [attention_mask_figure(one) for one in OBJECTIVES.values()])
 
 
 def segmentation_section(filler: TableFiller, count: int = 5) -> Section:

@@ -19,6 +19,7 @@ from mapet_mm.tokenizers.run import build_images, build_tokenizer
 from mapet_mm.utils.config import read_config
 from mapet_mm.utils.errors import UserError, one_line_errors
 from mapet_mm.visualization.codebook_sheet import (
+    Patch,
     SheetRow,
     choose_members,
     draw_codebook_sheet,
@@ -73,18 +74,15 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def choose_tokens(args: argparse.Namespace, usage: TokenUsage) -> list[int]:
-    if args.tokens:
-        return list(dict.fromkeys(args.tokens))
-    return usage.most_used(args.count) if args.choose == "most-used" else usage.random(args.count, args.seed)
-
-
 def choose_patches(
     args: argparse.Namespace, cfg: Config, images: NamedImages, store: TokenStore, usage: TokenUsage
 ) -> dict[int, list[SheetRow]]:
     """The rows to show of each token: first the patches nearest to its centroid, then random ones."""
-    members = find_members(store, choose_tokens(args, usage), args.candidates, args.seed)
-    rows: dict[int, list[SheetRow]] = {token: [] for token in members}
+    tokens = args.tokens or usage.most_used(args.count)
+    if args.choose == "random" and not args.tokens:
+        tokens = usage.random(args.count, args.seed)
+    members = find_members(store, tokens, args.candidates, args.seed)
+    nearest: dict[int, list[Patch]] = {}
     if args.nearest:
         tokenizer, preprocessor = build_tokenizer(cfg)
         if not isinstance(tokenizer, GridKMeans):
@@ -92,30 +90,25 @@ def choose_patches(
         store.require_tokenizer(tokenizer.digest, "the config's tokenizer")
         workers = cfg.get("dataloader", {}).get("num_workers", 2)
         nearest = nearest_members(tokenizer, preprocessor, images, members, args.nearest, workers)
-        for token, patches in nearest.items():
-            among = "" if len(members[token]) < args.candidates else f" of {args.candidates} random"
-            rows[token].append(SheetRow(f"nearest{among}", patches))
-    if args.random:
-        for token, patches in members.items():
-            rows[token].append(SheetRow("random", choose_members(patches, args.random, args.seed)))
-    return {
-        token: [
-            SheetRow(f"token {token}: {row.title} of {usage.counts[token]:,} patches", row.patches)
-            for row in of
-        ]
-        for token, of in rows.items()
-    }
+    rows: dict[int, list[SheetRow]] = {}
+    for token, patches in members.items():
+        among = "" if len(patches) < args.candidates else f" of {args.candidates} random"
+        shown = {f"nearest{among}": nearest[token]} if nearest else {}
+        if args.random:
+            shown["random"] = choose_members(patches, args.random, args.seed)
+        of = f"of {usage.counts[token]:,} patches"
+        rows[token] = [SheetRow(f"token {token}: {how} {of}", chosen) for how, chosen in shown.items()]
+    return rows
 
 
 def token_caption(token: int, usage: TokenUsage, class_names: list[str] | None) -> str:
-    caption = (
-        f"{usage.counts[token]:,} patches, {100 * usage.counts[token] / usage.counts.sum():.2f} % of all."
-    )
-    if usage.class_counts is None or not usage.counts[token]:
+    count = usage.counts[token]
+    caption = f"{count:,} patches, {100 * count / usage.counts.sum():.2f} % of all."
+    if usage.class_counts is None or not count:
         return caption
-    main = int(usage.class_counts[token].argmax())
-    name = class_names[main] if class_names else main
-    return f"{caption} Class purity {100 * usage.purity()[token]:.1f} % (class {name})."
+    in_class = usage.class_counts[token]
+    name = class_names[in_class.argmax()] if class_names else in_class.argmax()
+    return f"{caption} Class purity {100 * in_class.max() / count:.1f} % (class {name})."
 
 
 def make_report(

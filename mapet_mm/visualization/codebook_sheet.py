@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +12,6 @@ import mmcv
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import nn
@@ -26,12 +24,10 @@ from mapet_mm.utils.errors import UserError
 
 CELL_INCHES, GAP_INCHES, TITLE_INCHES = 0.72, 0.06, 0.26
 FRAME_COLOUR = "#e6252f"
-# Smoothing would hide the patch's content in crops narrower than this many pixels.
-SMALL_CROP = 96
 
 
 class Patch(NamedTuple):
-    """A patch of an image: the image's name in the token store and the patch's position in the grid."""
+    """A patch: its image's name in the token store, and its position in the grid."""
 
     name: str
     row: int
@@ -55,39 +51,32 @@ def find_members(
         tokens: token ids.
         limit: keep a random sample, in random order, of at most this many patches per token.
         seed: for that sample.
-
-    Raises:
-        UserError: an id is outside the store's vocabulary.
     """
-    members: dict[int, list[Patch]] = {int(token): [] for token in tokens}
-    if outside := [token for token in members if not 0 <= token < store.vocab_size]:
-        raise UserError(
-            f"token {outside[0]}: the vocabulary of token store `{store.path}` is 0 to {store.vocab_size - 1}"
-        )
-    seen: Counter[int] = Counter()
-    draw = random.Random(seed)
+    found: dict[int, list[np.ndarray]] = {int(token): [np.empty((0, 3), np.int64)] for token in tokens}
+    if outside := [token for token in found if not 0 <= token < store.vocab_size]:
+        raise UserError(f"token {outside[0]}: token store `{store.path}` has 0 to {store.vocab_size - 1}")
     for rows, grids in store.chunks():
-        for image, row, col in np.argwhere(np.isin(grids, list(members))).tolist():
-            token = int(grids[image, row, col])
-            patch, kept = Patch(store.names[int(rows[image])], row, col), members[token]
-            seen[token] += 1
-            if limit is None or len(kept) < limit:
-                kept.append(patch)
-            # Reservoir sampling: every patch seen so far is kept with the same probability.
-            elif (place := draw.randrange(seen[token])) < limit:
-                kept[place] = patch
+        for token, places in found.items():
+            images, *cells = np.nonzero(grids == token)
+            places.append(np.stack([rows[images], *cells], axis=1))
+    draw = np.random.default_rng(seed)
+    members = {}
+    for token, parts in found.items():
+        places = np.concatenate(parts)
+        if limit is not None and len(places) > limit:
+            places = draw.choice(places, limit, replace=False)
+        members[token] = [Patch(store.names[image], row, col) for image, row, col in places.tolist()]
     return members
 
 
 def choose_members(patches: Sequence[Patch], count: int, seed: int) -> list[Patch]:
     """Choose at most `count` patches at random, from as many different images as possible."""
     shuffled = [patches[place] for place in np.random.default_rng(seed).permutation(len(patches))]
-    earlier: Counter[str] = Counter()
-    rounds = []  # number of earlier patches of the same image
+    of_image: dict[str, list[Patch]] = defaultdict(list)
     for patch in shuffled:
-        rounds.append(earlier[patch.name])
-        earlier[patch.name] += 1
-    return [shuffled[place] for place in np.argsort(rounds, kind="stable")[:count]]
+        of_image[patch.name].append(patch)
+    # the first patch of each image, then the second, ...
+    return sorted(shuffled, key=lambda patch: of_image[patch.name].index(patch))[:count]
 
 
 @torch.no_grad()
@@ -101,15 +90,8 @@ def nearest_members(
 ) -> dict[int, list[Patch]]:
     """Find each token's `count` candidates nearest to its centroid (L2), nearest first.
 
-    The store has no features, so the candidates' images are encoded again; undecodable ones are left out.
-
-    Args:
-        tokenizer: k-CLIP or another k-means tokenizer, with the codebook of the tokens.
-        preprocessor: the tokenizer's data preprocessor.
-        images: the images of all candidates.
-        candidates: patches of each token.
-        count: number to keep.
-        num_workers: processes that decode images.
+    The store has no features, so `images`, which has those of all candidates, are encoded again by the
+    tokenizer of the tokens and its data preprocessor; undecodable ones are left out.
     """
     wanted: dict[str, list[tuple[int, Patch]]] = defaultdict(list)
     for token, patches in candidates.items():
@@ -123,11 +105,10 @@ def nearest_members(
         if not decoded:
             continue
         data = {"inputs": torch.stack([pixels for _, pixels in decoded]), "data_samples": None}
-        grids = tokenizer.features(preprocessor(data)["inputs"]).cpu()
+        grids = tokenizer.features(preprocessor(data)["inputs"]).cpu().unflatten(1, tokenizer.grid)
         for (place, _), features in zip(decoded, grids, strict=True):
             for token, patch in wanted[name_of[place]]:
-                feature = features[patch.row * tokenizer.grid[1] + patch.col]
-                distance = torch.dist(feature, tokenizer.codebook.centroids[token])
+                distance = torch.dist(features[patch.row, patch.col], tokenizer.codebook.centroids[token])
                 found[token].append((float(distance), patch))
     return {token: [patch for _, patch in sorted(pairs)[:count]] for token, pairs in found.items()}
 
@@ -135,16 +116,10 @@ def nearest_members(
 def crop_around(
     image: UInt8[np.ndarray, "height width 3"], patch: Patch, grid: tuple[int, int], context: int
 ) -> tuple[UInt8[np.ndarray, "rows cols 3"], tuple[float, float, float, float]]:
-    """Cut a patch out of its image together with its surroundings.
+    """Cut a patch out of its image together with `context` patches on each side, inside the grid.
 
-    Args:
-        image: the whole image; the grid covers its largest centred part of the grid's shape.
-        patch: the patch.
-        grid: `(H, W)` patches of an image.
-        context: patches to show on each side; the window stays inside the grid, so it shifts at the border.
-
-    Returns:
-        The crop and the patch's frame in it: left, top, width, height in pixels of the crop.
+    The grid of `(H, W)` patches covers the image's largest centred part of its shape. The second result is
+    the patch's frame in the crop: left, top, width, height in pixels.
     """
     height, width = image.shape[:2]
     side = min(height / grid[0], width / grid[1])  # pixels of a patch
@@ -165,7 +140,7 @@ def draw_codebook_sheet(
     Args:
         rows: the patches.
         image_root: the folder that the patches' image names are relative to.
-        grid: `(H, W)` patches of an image; `crop_around` says which part of the image they cover.
+        grid: `(H, W)` patches of an image.
         context: patches shown around the framed one, on each side.
     """
     columns = max(1, *(len(row.patches) for row in rows))
@@ -182,12 +157,9 @@ def draw_codebook_sheet(
             axes.set_axis_off()
         for axes, patch in zip(line, row.patches, strict=False):
             image = mmcv.imread(Path(image_root, patch.name), channel_order="rgb")  # upright, 8 bits
-            _draw_patch(axes, *crop_around(image, patch, grid, context))
+            crop, (x, y, *size) = crop_around(image, patch, grid, context)
+            # smoothing would hide the patch's content in a small crop
+            axes.imshow(crop, interpolation="antialiased" if crop.shape[1] > 96 else "nearest")
+            frame = Rectangle((x - 0.5, y - 0.5), *size, fill=False, color=FRAME_COLOUR, linewidth=1.5)
+            axes.add_patch(frame)
     return figure
-
-
-def _draw_patch(axes: Axes, crop: np.ndarray, frame: tuple[float, float, float, float]) -> None:
-    x, y, width, height = frame
-    axes.imshow(crop, interpolation="antialiased" if crop.shape[1] > SMALL_CROP else "nearest")
-    outline = Rectangle((x - 0.5, y - 0.5), width, height, fill=False, color=FRAME_COLOUR, linewidth=1.5)
-    axes.add_patch(outline)

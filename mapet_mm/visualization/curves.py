@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,11 +13,9 @@ from matplotlib.ticker import MaxNLocator
 from mapet_mm.visualization.training_log import Record, places_of
 
 TRAIN_COLOUR, VAL_COLOUR, REFERENCE_COLOUR = "#2f6fb0", "#d9722a", "#b8b8c0"
-SIZE_INCHES = 4.4, 3.0
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """Contents of one plot: the axis label with its unit, and the logged keys."""
 
     title: str
@@ -33,12 +31,7 @@ PRETRAINING_PANELS = (
 
 
 def curve(records: Sequence[Record], key: str) -> dict[float, float]:
-    """One value over training: the mean of each epoch's logs or, without epochs, of each iteration's.
-
-    Args:
-        records: as `read_scalars` returns them.
-        key: the logged name, such as 'loss' or 'accuracy/top1'.
-    """
+    """One logged value over training: its mean by epoch or, without epochs, by iteration."""
     logged: dict[float, list[float]] = defaultdict(list)
     for record in records:
         if key in record:
@@ -46,67 +39,51 @@ def curve(records: Sequence[Record], key: str) -> dict[float, float]:
     return {step: sum(logged[step]) / len(logged[step]) for step in sorted(logged)}
 
 
-def curve_figure(
-    panel: Panel, records: Sequence[Record], reference: Sequence[Record] | None = None
-) -> Figure:
-    """Draw one panel: training and validation curves, with a reference run behind them.
-
-    Args:
-        panel: the labels and the logged keys.
-        records: the run's records.
-        reference: records of a committed run to compare with.
-    """
-    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
-    axes = figure.subplots()
-    behind = reference or []
+def curve_figure(panel: Panel, records: Sequence[Record], reference: Sequence[Record] = ()) -> Figure:
+    """Draw one panel: training and validation curves, with those of a reference run behind them."""
+    unit = "epochs" if any("epoch" in record for record in records) else "iterations"
+    axes = _axes(panel.title, unit, panel.label)
     for source, key, label, colour, style, width in (
-        (behind, panel.train_key, "reference, training", REFERENCE_COLOUR, "-", 4),
-        (behind, panel.val_key, "reference, validation", REFERENCE_COLOUR, ":", 4),
+        (reference, panel.train_key, "reference, training", REFERENCE_COLOUR, "-", 4),
+        (reference, panel.val_key, "reference, validation", REFERENCE_COLOUR, ":", 4),
         (records, panel.train_key, "training", TRAIN_COLOUR, "-", 1.6),
         (records, panel.val_key, "validation", VAL_COLOUR, "--", 1.6),
     ):
         if drawn := curve(source, key):
-            marker = "o" if len(drawn) == 1 else None
-            line = {"color": colour, "linestyle": style, "linewidth": width, "marker": marker}
-            axes.plot(list(drawn), list(drawn.values()), label=label, **line)
+            marker = "o" if len(drawn) == 1 else ""
+            axes.plot(
+                list(drawn), list(drawn.values()), style + marker, color=colour, linewidth=width, label=label
+            )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    unit = "epochs" if any("epoch" in record for record in records) else "iterations"
-    _finish(axes, panel.title, unit, panel.label)
-    return figure
+    axes.legend(fontsize=8, frameon=False)
+    return axes.figure
 
 
 def place_figure(records: Sequence[Record]) -> Figure | None:
-    """Draw token accuracy by place in the permuted order (early, middle and late steps); None if not logged.
-
-    Args:
-        records: as `read_scalars` returns them, of a run with `HealthHook`.
-    """
+    """Draw token accuracy by place in the permuted order, early, middle and late; None if not logged."""
     logged = [(record["step"], places) for record in records if (places := places_of(record))]
     if not logged:
         return None
+    axes = _axes(
+        "Token accuracy by place", "place among the targets (0 first, 1 last)", "targets predicted right (%)"
+    )
     number = max(max(values) for _, values in logged)
-    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
-    axes = figure.subplots()
     chosen = sorted({0, len(logged) // 2, len(logged) - 1})
     for index, shade in zip(chosen, ("0.8", "0.55", TRAIN_COLOUR), strict=False):
         step, values = logged[index]
         places = [(place - 0.5) / number for place in values]
         label = f"iteration {step:.0f}"
         axes.plot(places, list(values.values()), "-o", color=shade, markersize=3, label=label)
-    _finish(
-        axes,
-        "Token accuracy by place",
-        "place among the targets (0 first, 1 last)",
-        "targets predicted right (%)",
-    )
-    return figure
+    axes.legend(fontsize=8, frameon=False)
+    return axes.figure
 
 
-def _finish(axes: Axes, title: str, x_label: str, y_label: str) -> None:
+def _axes(title: str, x_label: str, y_label: str) -> Axes:
+    axes = Figure(figsize=(4.4, 3.0), layout="constrained").subplots()
     axes.set_title(title, fontsize=11, fontweight="bold")
     axes.set_xlabel(x_label, fontsize=9)
     axes.set_ylabel(y_label, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.grid(color="#e8e8ec")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
+    return axes

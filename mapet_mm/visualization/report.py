@@ -6,16 +6,15 @@ import base64
 import io
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
 from mapet_mm.utils.atomic_files import replace_file
 
 DOTS_PER_INCH = 200
-NO_VALUE = "–"
 
 STYLE = """
 body { box-sizing: border-box; margin: 0 auto; max-width: 60rem; padding: 1.5rem 1rem 4rem;
@@ -44,20 +43,14 @@ PAGE = """<!doctype html>
 """
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """A table's column: its heading with the unit and, for numbers, their format ('.1f', '+.1f')."""
 
     heading: str
     format: str = ""
 
-    def text(self, cell: str | float | None) -> str:
-        """The displayed text of a cell; None, a missing figure, is a dash."""
-        return NO_VALUE if cell is None else format(cell, self.format)
 
-
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Columns, rows with one cell per column, and notes below."""
 
     columns: Sequence[Column]
@@ -65,14 +58,15 @@ class Table:
     notes: Sequence[str] = ()
 
     def texts(self) -> list[list[str]]:
-        """The displayed text of the rows."""
+        """The displayed text of the rows; None, a missing figure, is a dash."""
+        formats = [column.format for column in self.columns]
         return [
-            [column.text(cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows
+            ["–" if cell is None else format(cell, one) for cell, one in zip(row, formats, strict=True)]
+            for row in self.rows
         ]
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """Pictures with captions under one heading; they wrap on a narrow page."""
 
     title: str
@@ -80,51 +74,33 @@ class Section:
     figures: Sequence[Figure]
 
 
-@dataclass(frozen=True)
-class Report:
-    """Contents of a report, in the order in which `write_report` shows them.
-
-    Args:
-        title: the page's title.
-        summary: a sentence or two about the run and the machine.
-        results: the results.
-        sections: pictures.
-        stages: the stages with their durations.
-        facts: name and value of all that the figures depend on: versions, machine, seeds.
-        commands: the exact command lines, in order.
-    """
+class Report(NamedTuple):
+    """Contents of a report, in the order in which `write_report` shows them."""
 
     title: str
-    summary: str
+    summary: str  # a sentence or two
     results: Table
     sections: Sequence[Section] = ()
-    stages: Table | None = None
-    facts: Sequence[tuple[str, str]] = ()
-    commands: Sequence[str] = ()
+    stages: Table | None = None  # of a run, with their durations
+    facts: Sequence[tuple[str, str]] = ()  # that the figures depend on: versions, machine, seeds
+    commands: Sequence[str] = ()  # exact, in order
 
 
 def format_table(table: Table) -> str:
     """A table as plain text for the terminal, numbers aligned right, notes below."""
     lines = [[column.heading for column in table.columns], *table.texts()]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    sides = [">" if column.format else "<" for column in table.columns]
-    aligned = [
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True))
-        for line in lines
-    ]
-    rule = "-" * len(aligned[0])
-    return "\n".join(
-        [aligned[0].rstrip(), rule, *map(str.rstrip, aligned[1:]), *(f"({note})" for note in table.notes)]
+    layout = "  ".join(
+        f"{{:{'>' if column.format else '<'}{width}}}"
+        for column, width in zip(table.columns, widths, strict=True)
     )
+    head, *rows = [layout.format(*line).rstrip() for line in lines]
+    rule = "-" * len(layout.format(*lines[0]))
+    return "\n".join([head, rule, *rows, *(f"({note})" for note in table.notes)])
 
 
 def write_report(path: str | os.PathLike, report: Report) -> Path:
-    """Write the report as one HTML file that loads nothing from anywhere.
-
-    Args:
-        path: the file to write; it appears complete or not at all.
-        report: its contents.
-    """
+    """Write the report as one HTML file that loads nothing; it appears complete or not at all."""
     parts = [f"<h1>{escape(report.title)}</h1>", f"<p>{escape(report.summary)}</p>"]
     parts += ["<h2>Results</h2>", _table(report.results), *map(_section, report.sections)]
     if report.stages is not None:
@@ -142,8 +118,9 @@ def write_report(path: str | os.PathLike, report: Report) -> Path:
 
 
 def _table(table: Table) -> str:
+    kinds = [' class="number"' if column.format else "" for column in table.columns]
+
     def line(tag: str, cells: Iterable[str]) -> str:
-        kinds = [' class="number"' if column.format else "" for column in table.columns]
         pairs = zip(kinds, cells, strict=True)
         return f"<tr>{''.join(f'<{tag}{kind}>{escape(cell)}</{tag}>' for kind, cell in pairs)}</tr>"
 
@@ -155,16 +132,13 @@ def _table(table: Table) -> str:
 
 
 def _section(section: Section) -> str:
-    title = escape(section.title)
-    pictures = "\n".join(_image(figure, title) for figure in section.figures)
-    caption = f"<figcaption>{escape(section.caption)}</figcaption>"
-    return f'<h2>{title}</h2>\n<figure><div class="pictures">{pictures}</div>\n{caption}</figure>'
-
-
-def _image(figure: Figure, alternative: str) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, facecolor="white")
-    data = base64.b64encode(buffer.getvalue()).decode("ascii")
-    # A CSS pixel is 1/96 inch: the picture's text is as large as the page's.
-    width = round(96 * figure.get_figwidth())
-    return f'<img alt="{alternative}" width="{width}" src="data:image/png;base64,{data}">'
+    title, pictures = escape(section.title), []
+    for figure in section.figures:
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, facecolor="white")
+        data = base64.b64encode(buffer.getvalue()).decode("ascii")
+        # A CSS pixel is 1/96 inch: the picture's text is as large as the page's.
+        width = round(96 * figure.get_figwidth())
+        pictures.append(f'<img alt="{title}" width="{width}" src="data:image/png;base64,{data}">')
+    shown = '<div class="pictures">' + "\n".join(pictures) + "</div>"
+    return f"<h2>{title}</h2>\n<figure>{shown}\n<figcaption>{escape(section.caption)}</figcaption></figure>"

@@ -18,12 +18,12 @@ CELL_INCHES = 1.3
 
 
 def segmentation_figure(
-    config: str | os.PathLike, checkpoint: str | os.PathLike, count: int, title: str = "prediction"
+    config: str | os.PathLike, checkpoint: str | os.PathLike, count: int, title: str
 ) -> Figure:
     """Segment the first validation images of an MMSegmentation config on the CPU, and draw one row per image.
 
     Args:
-        config: a config with `val_dataloader` and `test_pipeline`; class 0 is the background.
+        config: has `val_dataloader` and `test_pipeline`; class 0 is the background.
         checkpoint: trained weights.
         count: number of images.
         title: heading of the predictions.
@@ -45,7 +45,7 @@ def segmentation_figure(
     visualizer.dataset_meta = {"classes": classes, "palette": palette}
     count = min(count, len(dataset))
     figure = Figure(figsize=(3 * CELL_INCHES + 0.2, count * CELL_INCHES + 1.0), layout="constrained")
-    cells, seen = figure.subplots(count, 3, squeeze=False), set()
+    cells = figure.subplots(count, 3, squeeze=False)
     for index, line in enumerate(cells):
         path = dataset.get_data_info(index)["img_path"]
         image = mmcv.imread(path, channel_order="rgb")
@@ -53,20 +53,15 @@ def segmentation_figure(
         # As the metric sees it: the files may count the background as 0, or have other numbers.
         sample.gt_sem_seg = dataset[index]["data_samples"].gt_sem_seg
         pictures = [image]
-        for shown in (True, False):
-            visualizer.add_datasample(
-                "", image, sample, draw_gt=shown, draw_pred=not shown, with_labels=False
-            )
+        for shown in (dict(draw_pred=False), dict(draw_gt=False)):
+            visualizer.add_datasample("", image, sample, with_labels=False, **shown)
             pictures.append(visualizer.get_image())
         for axes, picture in zip(line, pictures, strict=True):
             axes.imshow(picture, interpolation="nearest")
             axes.set_axis_off()
-        seen |= {
-            int(label) for each in (sample.gt_sem_seg, sample.pred_sem_seg) for label in each.data.unique()
-        }
     for axes, text in zip(cells[0], ("image", "ground truth", title), strict=True):
         axes.set_title(text, fontsize=10)
-    shown = sorted(label for label in seen if 0 < label < len(classes))
-    handles = [Patch(color=np.array(palette[label]) / 255, label=classes[label]) for label in shown]
+    foreground = list(zip(palette, classes, strict=True))[1:]
+    handles = [Patch(color=np.array(colour) / 255, label=name) for colour, name in foreground]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return figure

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 from tqdm import tqdm
@@ -18,14 +18,8 @@ from mapet_mm.visualization.report import Column, Table
 BAR_COLOUR = "#2f6fb0"
 
 
-@dataclass(frozen=True)
-class TokenUsage:
-    """Numbers of patches per token and, if the images have labels, per token and class.
-
-    Args:
-        counts: (V,) number of patches per token.
-        class_counts: (V, classes) number of patches per token in images of each class, or None.
-    """
+class TokenUsage(NamedTuple):
+    """Numbers of patches per token (V,) and, if the images have labels, per token and class (V, classes)."""
 
     counts: Int[np.ndarray, " vocab"]
     class_counts: Int[np.ndarray, "vocab classes"] | None = None
@@ -41,21 +35,6 @@ class TokenUsage:
         shares = self.counts[self.counts > 0] / self.counts.sum()
         return float(np.exp(-(shares * np.log(shares)).sum()))
 
-    def purity(self) -> Float[np.ndarray, " vocab"]:
-        """Share (0 to 1) of each token's patches in images of its most frequent class; NaN if unused."""
-        with np.errstate(invalid="ignore"):
-            return self.class_counts.max(axis=1) / self.counts
-
-    @property
-    def mean_purity(self) -> float:
-        """Mean over patches of their token's purity (0 to 1)."""
-        return float(self.class_counts.max(axis=1).sum() / self.counts.sum())
-
-    @property
-    def chance_purity(self) -> float:
-        """`mean_purity` of tokens that are independent of the class: the share of the most frequent class."""
-        return float(self.class_counts.sum(axis=0).max() / self.counts.sum())
-
     def most_used(self, count: int) -> list[int]:
         """At most `count` tokens in use, most patches first."""
         order = np.argsort(-self.counts, kind="stable")[:count]
@@ -69,14 +48,9 @@ class TokenUsage:
 
 
 def measure_usage(store: TokenStore, labels: Mapping[str, int] | None = None) -> TokenUsage:
-    """Count the patches of a token store, leaving out images without tokens.
+    """Count the patches of a token store, by class, too, if `labels` gives each image's, by name.
 
-    Args:
-        store: the token store.
-        labels: class of each image by name; if given, only these images count.
-
-    Raises:
-        UserError: no counted image has tokens.
+    Images without tokens do not count, nor do images without a label if there are labels.
     """
     classes = 1 + max(labels.values()) if labels else 1
     label_of_row = np.zeros(len(store), dtype=np.int64)
@@ -84,9 +58,8 @@ def measure_usage(store: TokenStore, labels: Mapping[str, int] | None = None) ->
         label_of_row = np.array([labels.get(name, -1) for name in store.names])
     counts = np.zeros(store.vocab_size * classes, dtype=np.int64)
     for rows, grids in tqdm(store.chunks(), desc="counting tokens", unit="chunk", delay=2):
-        of_image = label_of_row[rows]
-        counted = of_image >= 0
-        keys = grids[counted].reshape(counted.sum(), -1) * np.int64(classes) + of_image[counted, None]
+        counted = label_of_row[rows] >= 0
+        keys = grids[counted] * np.int64(classes) + label_of_row[rows][counted, None, None]
         counts += np.bincount(keys.ravel(), minlength=len(counts))
     counts = counts.reshape(store.vocab_size, classes)
     if not counts.any():
@@ -106,8 +79,9 @@ def usage_table(usage: TokenUsage) -> Table:
     ]
     notes = ["Perplexity: the number of evenly used tokens that would be as hard to guess."]
     if usage.class_counts is not None:
-        rows.append(["class purity (%)", f"{100 * usage.mean_purity:.1f}"])
-        rows.append(["class purity by chance (%)", f"{100 * usage.chance_purity:.1f}"])
+        largest, chance = usage.class_counts.max(axis=1).sum(), usage.class_counts.sum(axis=0).max()
+        rows.append(["class purity (%)", f"{100 * largest / usage.counts.sum():.1f}"])
+        rows.append(["class purity by chance (%)", f"{100 * chance / usage.counts.sum():.1f}"])
         notes.append(
             "Class purity: share of a token's patches in images of its most frequent class, mean over "
             "patches; by chance: the same for tokens that know nothing of classes."
@@ -127,9 +101,7 @@ def draw_usage(usage: TokenUsage) -> Figure:
     ranks.set(xlabel="tokens, most used first", ylabel="patches", yscale="log")
     histogram.hist(used, bins=np.geomspace(used[-1], used[0] + 1, 30), color=BAR_COLOUR)
     histogram.set(xlabel="patches", ylabel="tokens", xscale="log")
-    # Labels between powers of ten would overlap.
-    ranks.yaxis.set_minor_formatter(NullFormatter())
-    histogram.xaxis.set_minor_formatter(NullFormatter())
-    for axes in (ranks, histogram):
+    for axes, scale in ((ranks, ranks.yaxis), (histogram, histogram.xaxis)):
+        scale.set_minor_formatter(NullFormatter())  # labels between powers of ten would overlap
         axes.spines[["top", "right"]].set_visible(False)
     return figure

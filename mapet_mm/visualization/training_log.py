@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,6 @@ def read_scalars(source: str | os.PathLike) -> list[Record]:
 
     A work dir has one file per start of the training; steps that a resumed training repeated replace those
     of the interrupted one. A last line that a killed training cut short is left out.
-
-    Raises:
-        FileNotFoundError: nothing was logged there.
-        ValueError: a line is not JSON.
     """
     source = Path(source)
     files = [source]
@@ -36,7 +33,9 @@ def read_scalars(source: str | os.PathLike) -> list[Record]:
         if source.is_dir() and lines and not lines[-1].endswith("}"):
             lines.pop()
         later = [json.loads(line) for line in lines if line.strip()]
-        restart = {kind: min(_steps(later, kind), default=float("inf")) for kind in (True, False)}
+        restart = {True: math.inf, False: math.inf}
+        for record in later:
+            restart[_is_train(record)] = min(restart[_is_train(record)], record.get("step", 0))
         records = [record for record in records if record.get("step", 0) < restart[_is_train(record)]] + later
     return records
 
@@ -51,10 +50,6 @@ def places_of(record: Record) -> dict[int, float]:
     """Accuracies by their number in the permuted order, from 1 on; some may be missing."""
     names = sorted(name for name in record if name.startswith(PLACES))
     return {int(name.removeprefix(PLACES)): record[name] for name in names}
-
-
-def _steps(records: list[Record], is_train: bool) -> list[float]:
-    return [record.get("step", 0) for record in records if _is_train(record) == is_train]
 
 
 def _is_train(record: Record) -> bool:

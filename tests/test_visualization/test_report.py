@@ -3,7 +3,7 @@
 import base64
 import io
 import re
-from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import pytest
 from matplotlib.figure import Figure
@@ -21,22 +21,6 @@ TABLE = Table(
     rows=[["linear probe, 100 labels", 63.24, 71.46, 8.22], ["UperNet", None, 40.0, None]],
     notes=["one seed"],
 )
-
-
-class Loads(HTMLParser):
-    """Collects every attribute that makes a browser load something, and checks that tags are balanced."""
-
-    def __init__(self):
-        super().__init__()
-        self.addresses, self.open = [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.addresses += [v for k, v in attrs if k in ("src", "href", "srcset", "data", "action", "poster")]
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +54,10 @@ def test_report_shows_every_number_name_and_command(page):
 
 
 def test_report_loads_nothing_and_its_tags_are_balanced(page):
-    parser = Loads()
-    parser.feed(page)
-    assert parser.open == []
-    assert len(parser.addresses) == 2
-    assert all(address.startswith("data:image/png;base64,") for address in parser.addresses)
-    assert not re.search(r"https?://|url\(|@import|<script|<link", page)
+    assert not re.search(r"https?://|url\(|@import|<script|<link|href", page)
+    assert all(source.startswith("data:image/png;base64,") for source in re.findall(r' src="([^"]*)', page))
+    body = re.sub(r"<meta [^>]*>|<img [^>]*>", "", page.partition("\n")[2])
+    ElementTree.fromstring(body)
 
 
 def test_all_pictures_decode_at_the_size_of_their_figure(page):
@@ -91,9 +73,3 @@ def test_terminal_table_is_aligned_and_has_the_same_numbers():
         "UperNet                                     –       40.0     –",
         "(one seed)",
     ]
-
-
-def test_a_page_without_commands_has_no_heading_for_them(tmp_path):
-    report = Report("t", "s", TABLE, [])
-    write_report(tmp_path / "index.html", report)
-    assert "Commands" not in (tmp_path / "index.html").read_text()

@@ -18,19 +18,16 @@ def store(tmp_path):
     return made
 
 
-def test_counts_leave_out_images_without_tokens(store):
+def test_counts_leave_out_images_without_tokens_or_labels(store):
     assert measure_usage(store).counts.tolist() == [1, 0, 4, 0, 0, 0, 0, 4, 0, 3]
     assert measure_usage(store).used == 4
+    assert measure_usage(store, {"b.png": 3}).counts.tolist() == [0, 0, 2, 0, 0, 0, 0, 1, 0, 3]
 
 
-def test_most_used_tokens_come_first_and_unused_ones_never(store):
+def test_chosen_tokens_are_in_use(store):
     usage = measure_usage(store)
     assert usage.most_used(3) == [2, 7, 9]
     assert usage.most_used(10) == [2, 7, 9, 0]
-
-
-def test_random_tokens_are_in_use_and_follow_the_seed(store):
-    usage = measure_usage(store)
     assert usage.random(3, seed=0) == usage.random(3, seed=0)
     assert set(usage.random(4, seed=1)) == {0, 2, 7, 9}
 
@@ -45,15 +42,10 @@ def test_perplexity_counts_evenly_used_tokens(counts, perplexity):
 
 def test_purity_is_the_share_of_the_most_frequent_class(store):
     usage = measure_usage(store, {"a.png": 0, "b.png": 1, "c.png": 1})
-    purity = usage.purity()
-    assert purity[[0, 2, 7, 9]].tolist() == [1.0, 0.5, 0.75, 1.0]
-    assert np.isnan(purity[1])
-    assert usage.mean_purity == pytest.approx((1 + 2 + 3 + 3) / 12)
-    assert usage.chance_purity == pytest.approx(0.5)
-
-
-def test_only_labelled_images_count(store):
-    assert measure_usage(store, {"b.png": 3}).counts.tolist() == [0, 0, 2, 0, 0, 0, 0, 1, 0, 3]
+    assert usage.class_counts[[0, 2, 7, 9]].tolist() == [[1, 0], [2, 2], [3, 1], [0, 3]]
+    table = dict(usage_table(usage).rows)
+    assert table["class purity (%)"] == "75.0"  # (1 + 2 + 3 + 3) / 12
+    assert table["class purity by chance (%)"] == "50.0"
 
 
 def test_empty_store_says_what_to_run(tmp_path):

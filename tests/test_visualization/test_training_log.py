@@ -33,12 +33,6 @@ def test_curves_are_the_logged_numbers_by_epoch(tmp_path):
     assert curve(records, "token/accuracy") == {1: 12.5, 2: 25.0}
 
 
-def test_training_by_iterations_counts_iterations(tmp_path):
-    file = log(tmp_path, "1", {"lr": 1.0, "loss": 2.0, "iter": 50, "step": 50}, {"mIoU": 12.0, "step": 100})
-    assert curve(read_scalars(file), "loss") == {50: 2.0}
-    assert curve(read_scalars(file), "mIoU") == {100: 12.0}
-
-
 def test_resumed_run_replaces_what_it_did_again(tmp_path):
     """Killed in epoch 2 and resumed from epoch 1: epoch 2 counts once, with the resumed run's numbers."""
     log(tmp_path, "20260101_000000", *RUN)
@@ -53,11 +47,6 @@ def test_a_shorter_training_in_the_same_folder_leaves_nothing_of_the_longer_one(
     log(tmp_path, "20260101_000100", train(1, 10, 9.0), val(1, 5.0))
     assert last_values(tmp_path)["token/accuracy"] == 5.0
     assert len(read_scalars(tmp_path)) == 2
-
-
-def test_last_values_are_the_final_ones_of_everything_logged(tmp_path):
-    log(tmp_path, "1", {"loss": 3.0, "step": 1}, {"mIoU": 9.5, "step": 1}, {"loss": 2.0, "step": 2})
-    assert last_values(tmp_path) == {"loss": 2.0, "mIoU": 9.5, "step": 2.0}
 
 
 def test_a_line_that_a_killed_training_cut_short_costs_only_itself(tmp_path):

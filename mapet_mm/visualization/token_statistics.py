@@ -35,6 +35,11 @@ class TokenUsage(NamedTuple):
         shares = self.counts[self.counts > 0] / self.counts.sum()
         return float(np.exp(-(shares * np.log(shares)).sum()))
 
+    @property
+    def mean_purity(self) -> float:
+        """Mean over patches of the share (0 to 1) of their token's most frequent class."""
+        return float(self.class_counts.max(axis=1).sum() / self.counts.sum())
+
     def most_used(self, count: int) -> list[int]:
         """At most `count` tokens in use, most patches first."""
         order = np.argsort(-self.counts, kind="stable")[:count]
@@ -79,9 +84,9 @@ def usage_table(usage: TokenUsage) -> Table:
     ]
     notes = ["Perplexity: the number of evenly used tokens that would be as hard to guess."]
     if usage.class_counts is not None:
-        largest, chance = usage.class_counts.max(axis=1).sum(), usage.class_counts.sum(axis=0).max()
-        rows.append(["class purity (%)", f"{100 * largest / usage.counts.sum():.1f}"])
-        rows.append(["class purity by chance (%)", f"{100 * chance / usage.counts.sum():.1f}"])
+        chance = usage.class_counts.sum(axis=0).max() / usage.counts.sum()
+        rows.append(["class purity (%)", f"{100 * usage.mean_purity:.1f}"])
+        rows.append(["class purity by chance (%)", f"{100 * chance:.1f}"])
         notes.append(
             "Class purity: share of a token's patches in images of its most frequent class, mean over "
             "patches; by chance: the same for tokens that know nothing of classes."

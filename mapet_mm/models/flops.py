@@ -130,12 +130,9 @@ def complexity(cfg: Config, size: tuple[int, int] | None = None) -> Complexity:
     images = torch.empty(1, 3, *(size or own), device="meta")
     with FlopCounterMode(display=False) as counter:
         model(images, mode="tensor") if hasattr(model, "decode_head") else model.extract_feat(images)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     step = model_step_flops(model) if size in (None, own) else None
-    return Complexity(
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        forward=counter.get_total_flops() // 2,
-        step=None if step is None else step // 2,
-    )
+    return Complexity(parameters, counter.get_total_flops() // 2, None if step is None else step // 2)
 
 
 def _settings(cfg: Config) -> ConfigDict:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from mapet_mm.models.utils.pixel_range import check_images_of
+from mapet_mm.models.utils.data_preprocessor import check_pixel_range
 from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.utils.dist import process_number
 from mapet_mm.utils.errors import UserError
@@ -95,7 +95,7 @@ class GroupLoader:
                 return
             places, padded, unreadable = batch
             if places and not self._range_checked:  # the first images stand for all
-                check_images_of(self.preprocessor, padded[: len(places)])
+                check_pixel_range(self.preprocessor, padded[: len(places)])
                 self._range_checked = True
             inputs = self.preprocessor({"inputs": padded, "data_samples": None})["inputs"]
             yield ImageGroup(order.popleft(), places, inputs, unreadable)

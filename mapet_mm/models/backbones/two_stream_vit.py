@@ -59,16 +59,12 @@ class TwoStreamViT(nn.Module):
         if not 0 <= self.query_from_layer < len(self.layers):
             raise ValueError(f"query_from_layer={query_from_layer} is outside 0..{len(self.layers) - 1}")
         if self.query_from_layer and not {"M", "Q"} <= set(self.objective.groups):
-            raise ValueError(
-                f"query_from_layer={query_from_layer}: the query stream starts as mask tokens, and "
-                f"objective={objective!r} lacks one of them"
-            )
+            raise ValueError(f"query_from_layer={query_from_layer} needs mask tokens and a query stream")
         self.num_tokens = self.num_extra_tokens + prod(self.patch_resolution)
         self.cutting_point = operator.index(cutting_point)
         if not self.num_extra_tokens <= self.cutting_point < self.num_tokens:
             raise ValueError(
-                f"cutting_point={cutting_point} is outside {self.num_extra_tokens}..{self.num_tokens - 1}: "
-                f"class token and registers are always context, and at least one patch is a target"
+                f"cutting_point={cutting_point} is outside {self.num_extra_tokens}..{self.num_tokens - 1}"
             )
         self.num_targets = self.num_tokens - self.cutting_point
 
@@ -90,13 +86,7 @@ class TwoStreamViT(nn.Module):
     ) -> Int64[Tensor, "batch token"]:
         """Draw one uniform random order of the patches per image; the extra tokens always come first.
 
-        Args:
-            batch_size: number of images, `B`.
-            device: where to draw.
-            generator: source of randomness, on that device; the global one if None.
-
-        Returns:
-            `(B, N)` int64: `permutation[b, t]` is the token at place `t`; 0 is the class token.
+        Of the result, `(B, N)`, `permutation[b, t]` is the token at place `t`; 0 is the class token.
         """
         extra = self.num_extra_tokens
         keys = torch.rand(batch_size, self.num_tokens - extra, device=device, generator=generator)
@@ -125,9 +115,19 @@ class TwoStreamViT(nn.Module):
             ValueError: images or permutation have another size than the model's; or a row is no order of all
                 tokens with the extra ones first (seen always on CPU, in the first batch elsewhere).
         """
-        self._check_inputs(images, permutation)
+        if tuple(images.shape[-2:]) != tuple(self.img_size):
+            raise ValueError(
+                f"images of {tuple(images.shape[-2:])} pixels, but the backbone's img_size is {self.img_size}"
+            )
         if permutation is None:
             permutation = self.sample_permutation(images.shape[0], images.device)
+        elif permutation.shape != (len(images), self.num_tokens):
+            raise ValueError(
+                f"permutation has shape {tuple(permutation.shape)}, not {(len(images), self.num_tokens)}"
+            )
+        elif is_due(self, permutation):
+            check_order(permutation, self.num_extra_tokens)
+            self._checked = True
         tokens = self.embed(images, permutation)  # B C|M|T|Q D
         layout = self.layout.to(product_dtype(tokens))  # once for all layers
         queries_apart = "Q" in self.objective.groups  # MIM's mask tokens, which predict, are keys as well
@@ -184,7 +184,7 @@ class TwoStreamViT(nn.Module):
         class_token = self.cls_token.expand(images.shape[0], -1, -1)  # B 1 D
         return torch.cat([class_token, patches], dim=1), self.pos_embed
 
-    def enter(self, tokens: Float[Tensor, "batch layout dim"]) -> Float[Tensor, "batch layout dim"]:
+    def enter(self, tokens: Tensor) -> Tensor:
         """Dropout and norm between the embedding and the first layer."""
         return self.pre_norm(self.drop_after_pos(tokens))
 
@@ -195,21 +195,6 @@ class TwoStreamViT(nn.Module):
         """
         return None
 
-    def leave(self, latents: Float[Tensor, "batch row dim"]) -> Float[Tensor, "batch row dim"]:
+    def leave(self, latents: Tensor) -> Tensor:
         """The final norm."""
         return self.ln1(latents)
-
-    def _check_inputs(self, images: Tensor, permutation: Tensor | None) -> None:
-        if tuple(images.shape[-2:]) != tuple(self.img_size):
-            raise ValueError(
-                f"images of {tuple(images.shape[-2:])} pixels, but the backbone's img_size is {self.img_size}"
-            )
-        if permutation is None:
-            return
-        if permutation.shape != (len(images), self.num_tokens):
-            raise ValueError(
-                f"permutation has shape {tuple(permutation.shape)}, not {(len(images), self.num_tokens)}"
-            )
-        if is_due(self, permutation):
-            check_order(permutation, self.num_extra_tokens)
-            self._checked = True

@@ -158,10 +158,8 @@ class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
             in `1 .. N-1`, with `N` the number of patches plus one. The paper's: 50 for ViT-T and S, 60 for B.
         objective: 'mapet' | 'pim' | 'mim'.
         recompute: compute GELU and LayerNorm again in the backward pass instead of keeping their results: a
-            quarter less memory, a little slower (docs/performance.md). Without effect in evaluation and where
-            `with_cp`, a compiler or a trace decides what is kept.
-        **kwargs: as for `MaPeTViT`, `with_cp` and `drop_path_rate` among them; and `query_from_layer`, the
-            first layer that runs the query stream (an extension: see `TwoStreamViT`), by default 0.
+            quarter less memory, a little slower (docs/performance.md). `with_cp` overrides it.
+        **kwargs: as for `MaPeTViT`; and `query_from_layer`, an extension: see `TwoStreamViT`.
 
     Raises:
         ValueError: as for `TwoStreamViT`.

@@ -76,16 +76,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         device = latents.device.type
         dtype = product_dtype(latents)
+        operands = (operand.to(dtype) for operand in (latents, weight, bias))
         with torch.autocast(device, enabled=False):
-            loss, hits, gradients = _by_blocks(
-                latents.to(dtype),
-                weight.to(dtype),
-                bias.to(dtype),
-                targets,
-                counted,
-                predictions,
-                with_gradients,
-            )
+            loss, hits, gradients = _by_blocks(*operands, targets, counted, predictions, with_gradients)
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(hits)
         ctx.num_targets = len(targets) if counted is None else counted.sum()

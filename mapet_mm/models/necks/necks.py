@@ -16,7 +16,7 @@ from mapet_mm.registry import MODELS
 
 @MODELS.register_module()
 class ProjectedCAENeck(CAENeck):
-    """MMPretrain's `CAENeck` at a width of its own, for `mapet_mm.models.selfsup.cae.ProjectedCAE`.
+    """MMPretrain's `CAENeck` at a width of its own, for `ProjectedCAE`.
 
     `encoder_to_neck` takes latents of the encoder to the neck's width: a linear layer and a LayerNorm, as in
     the code of CAE's authors, or nothing where the widths are the same.
@@ -37,25 +37,6 @@ class ProjectedCAENeck(CAENeck):
             self.encoder_to_neck = nn.Sequential(
                 nn.Linear(encoder_dims, embed_dims), nn.LayerNorm(embed_dims, eps=1e-6)
             )
-
-    def forward(
-        self,
-        x_unmasked: Float[Tensor, "batch visible width"],
-        pos_embed_masked: Float[Tensor, "batch masked width"],
-        pos_embed_unmasked: Float[Tensor, "batch visible width"],
-    ) -> tuple[Float[Tensor, "batch masked vocab"], Float[Tensor, "batch masked width"]]:
-        """Predict the masked patches: logits `(B, m, V)` and latents `(B, m, D)`.
-
-        The latents of the visible patches are projected ones, without the class token's.
-
-        Raises:
-            ValueError: the masks hide another number of patches than the neck was built for.
-        """
-        if pos_embed_masked.shape[1] != self.mask_token_num:
-            raise ValueError(
-                f"masks of {pos_embed_masked.shape[1]} patches, mask_tokens_num={self.mask_token_num}"
-            )
-        return super().forward(x_unmasked, pos_embed_masked, pos_embed_unmasked)
 
 
 @MODELS.register_module()

@@ -1,7 +1,7 @@
 """CAE with a regressor and decoder of another width than the encoder's."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from mmpretrain.models.selfsup import CAE
 from mmpretrain.models.utils import build_2d_sincos_position_embedding
 from mmpretrain.structures import DataSample
@@ -30,15 +30,10 @@ class ProjectedCAE(CAE):
         self.register_buffer("neck_positions", positions, persistent=False)  # 1 N-1 D
 
     def loss(self, inputs: list[Tensor], data_samples: list[DataSample], **kwargs) -> dict[str, Tensor]:
-        """Losses of one batch.
+        """Losses of images and what the target generator takes, whose samples have a `mask` `(H, W)`.
 
-        Args:
-            inputs: images `(B, 3, H, W)` and what the target generator takes.
-            data_samples: each with its `mask`, `(H, W)`, not zero where the patch is masked.
-
-        Returns:
-            `loss`, the sum of `main`, the cross-entropy of the masked patches' tokens, and `align`, the
-            weighted squared error of their latents.
+        `loss` is the sum of `main`, the cross-entropy of the masked patches' tokens, and `align`, the
+        weighted squared error of their latents.
         """
         images, targets = inputs
         masked = torch.stack([sample.mask for sample in data_samples]).flatten(1).bool()  # B N-1
@@ -47,7 +42,9 @@ class ProjectedCAE(CAE):
             true_latents = self._project(self.teacher(images, ~masked))
             self.momentum_update()
         positions = self.neck_positions.expand(len(images), -1, -1)
-        logits, latents = self.neck(visible, _select(positions, masked), _select(positions, ~masked))
+        # Positions of as many masked, and visible, patches in each image.
+        parts = (positions[where].view(len(images), -1, positions.shape[-1]) for where in (masked, ~masked))
+        logits, latents = self.neck(visible, *parts)
         tokens = self.target_generator(targets)
         main, align = self.head.loss(logits.flatten(0, 1), tokens, latents, true_latents, masked)
         return {"loss": main + align, "main": main, "align": align}
@@ -55,10 +52,3 @@ class ProjectedCAE(CAE):
     def _project(self, latents: Float[Tensor, "batch token encoder_dim"]) -> Float[Tensor, "batch patch dim"]:
         """The patches' latents at the neck's width, without the class token's."""
         return self.neck.encoder_to_neck(latents[:, 1:])
-
-
-def _select(
-    positions: Float[Tensor, "batch patch dim"], where: Bool[Tensor, "batch patch"]
-) -> Float[Tensor, "batch selected dim"]:
-    """Positions of as many patches in each image."""
-    return positions[where].view(len(positions), -1, positions.shape[-1])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
 from mapet_mm.models.utils.helpers import token_ids
-from mapet_mm.models.utils.permutation import seeded_permutations, seeds_of
+from mapet_mm.models.utils.permutation import seeded_permutations
 from mapet_mm.registry import MODELS
 
 # Of the coefficients that turn an image into the seed of its permutation in validation.
@@ -23,9 +23,8 @@ class MaPeT(BaseSelfSupervisor):
     With the backbone's objectives 'pim' and 'mim' it trains Permuted and Masked Image Modeling.
 
     Args:
-        backbone: a `MaPeTPretrainViT`, or another library's ViT with a two-stream
-            forward: `MaPeTPretrainBEiT`, `MaPeTPretrainEVA02`, `MaPeTPretrainTIMM`. Also as the `module` of
-            MMPretrain's `LoRAModel`.
+        backbone: a `MaPeTPretrainViT`, `MaPeTPretrainBEiT`, `MaPeTPretrainEVA02` or `MaPeTPretrainTIMM`; also
+            as the `module` of MMPretrain's `LoRAModel`.
         head: a `mapet_mm.models.heads.token_prediction_head.TokenPredictionHead`.
         target_generator: gives the tokens: `PrecomputedTokens`, `KCLIP`, or MMPretrain's `VQKD` or
             `DALL-E`; always in evaluation mode. None for a model that only gives features.
@@ -34,7 +33,7 @@ class MaPeT(BaseSelfSupervisor):
         prediction_ratio: share of the targets that a training step predicts, in (0, 1]. Each step draws them
             anew, at the same places of the permuted sequence for all its images. All targets stay in the
             sequence, and the expected gradient is the same; the query stream is smaller and the step noisier.
-        init_cfg: as for any MMEngine module.
+        **kwargs: as for MMPretrain's algorithms: `init_cfg`.
 
     Raises:
         ValueError: a backbone without a two-stream forward, a target generator with a larger vocabulary than
@@ -48,30 +47,20 @@ class MaPeT(BaseSelfSupervisor):
         target_generator: dict | None,
         data_preprocessor: dict | None = None,
         prediction_ratio: float = 1.0,
-        init_cfg: dict | list[dict] | None = None,
+        **kwargs,
     ) -> None:
-        super().__init__(
-            backbone=backbone,
-            head=head,
-            target_generator=target_generator,
-            data_preprocessor=data_preprocessor,
-            init_cfg=init_cfg,
-        )
+        parts = dict(head=head, target_generator=target_generator, data_preprocessor=data_preprocessor)
+        super().__init__(backbone=backbone, **parts, **kwargs)
         # MMPretrain's LoRAModel has it as `module`, and passes all on to it.
         vit = getattr(self.backbone, "module", self.backbone)
         if not isinstance(vit, TwoStreamViT):
-            raise ValueError(
-                f"{type(vit).__name__} has no two-stream forward: take a mapet_mm.MaPeTPretrain..."
-            )
+            raise ValueError(f"{type(vit).__name__} has no two-stream forward: take a MaPeTPretrain...")
         if not 0 < prediction_ratio <= 1:
             raise ValueError(f"prediction_ratio={prediction_ratio} is outside (0, 1]: 1 predicts all targets")
         self.prediction_ratio = prediction_ratio
         vocab_size = getattr(self.target_generator, "vocab_size", 0)
         if vocab_size > self.head.vocab_size:
-            raise ValueError(
-                f"the target generator's vocab_size={vocab_size} is larger than the head's, "
-                f"{self.head.vocab_size}: set `model.head.vocab_size`"
-            )
+            raise ValueError(f"the target generator's vocab_size={vocab_size} is larger than the head's")
 
     def train(self, mode: bool = True) -> "MaPeT":
         """Set the mode; the target generator stays in evaluation mode, or VQ-KD would keep learning."""
@@ -91,8 +80,7 @@ class MaPeT(BaseSelfSupervisor):
             return self.backbone(images_of(inputs))
         if isinstance(inputs, Tensor) or not self.with_target_generator:
             raise ValueError(
-                f"mode '{mode}' needs tokens: a `target_generator`, and LoadTokenGrid in the pipeline with "
-                "algorithm_keys=['token_grid'] in its PackInputs, or a tokenizer's view"
+                f"mode '{mode}' needs tokens: a `target_generator`, and LoadTokenGrid or MultiView"
             )
         if mode == "predict":
             return self.predict(inputs, data_samples)
@@ -107,31 +95,17 @@ class MaPeT(BaseSelfSupervisor):
 
         Where the loader seeds each image (`EpochSeedHook`), its permutation comes from that seed.
         """
-        images = images_of(inputs)
+        images, permutation = images_of(inputs), None
         predicted = self.sample_predicted(images.device)
-        permutation = self.training_permutation(images.device, data_samples)
+        seeds = [sample.get("draw_seed") for sample in data_samples or ()]
+        if seeds and None not in seeds:
+            seeds = torch.tensor(seeds).to(images.device, non_blocking=True)
+            permutation = seeded_permutations(seeds, self.backbone.num_tokens, self.backbone.num_extra_tokens)
         latents, permutation = self.backbone(images, permutation, predicted)
         tokens = self.target_tokens(inputs[1], permutation)
         if predicted is None:
             return self.head.loss(latents, tokens)
         return self.head.loss(latents, tokens[:, predicted], predicted)
-
-    def training_permutation(
-        self, device: torch.device | str, data_samples: list[DataSample] | None
-    ) -> Int64[Tensor, "batch token"] | None:
-        """The permutation `(B, N)` of each image by its seed; None where the images have none.
-
-        A backbone with a `sample_permutation` of its own draws each image's by that.
-        """
-        seeds = seeds_of(data_samples)
-        if seeds is None:
-            return None
-        if type(self.backbone).sample_permutation is not TwoStreamViT.sample_permutation:
-            generators = (torch.Generator().manual_seed(seed) for seed in seeds.tolist())
-            rows = [self.backbone.sample_permutation(1, "cpu", generator) for generator in generators]
-            return torch.cat(rows).to(device)
-        seeds = seeds.to(device, non_blocking=True)
-        return seeded_permutations(seeds, self.backbone.num_tokens, self.backbone.num_extra_tokens)
 
     def sample_predicted(self, device: torch.device | str) -> Int64[Tensor, " predicted"] | None:
         """Draw the targets that a step predicts, `(m,)` in ascending order; None for all."""
@@ -180,10 +154,7 @@ class MaPeT(BaseSelfSupervisor):
         extra = self.backbone.num_extra_tokens
         num_patches = self.backbone.num_tokens - extra
         if tokens.shape != (len(permutation), num_patches):
-            raise ValueError(
-                f"tokens of shape {tuple(tokens.shape)} for {num_patches} patches per image: both must cover "
-                "the same grid"
-            )
+            raise ValueError(f"tokens of shape {tuple(tokens.shape)} for {num_patches} patches per image")
         # Place c + i of the permutation holds token p, which is patch p - 1 behind one class token.
         return tokens.gather(1, permutation[:, self.backbone.cutting_point :] - extra)
 

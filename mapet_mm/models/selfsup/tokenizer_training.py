@@ -33,8 +33,6 @@ class VQKDDistillation(BaseModel):
         teacher: config of a `KCLIP` or `GridKMeans` without codebook, whose features are the targets; it has
             the tokenizer's grid.
         grid: (H, W) tokens.
-        decoder_layers: transformer layers between codes and features.
-        decoder_heads: attention heads of these layers; they have to divide the encoder's width.
         **kwargs: as for MMEngine's `BaseModel`; the data preprocessor gives the tokenizer's view and the
             teacher's.
     """
@@ -44,8 +42,6 @@ class VQKDDistillation(BaseModel):
         tokenizer: Mapping[str, Any],
         teacher: Mapping[str, Any],
         grid: tuple[int, int],
-        decoder_layers: int = 1,
-        decoder_heads: int = 3,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -53,10 +49,10 @@ class VQKDDistillation(BaseModel):
         width, code_dim = self.tokenizer.encoder.embed_dims, self.tokenizer.quantize.codebook_dim
         self.position = nn.Parameter(torch.zeros(1, grid[0] * grid[1], width))
         layer = nn.TransformerEncoderLayer(
-            width, decoder_heads, 4 * width, dropout=0, activation="gelu", batch_first=True, norm_first=True
+            width, 3, 4 * width, dropout=0, activation="gelu", batch_first=True, norm_first=True
         )
         self.decoder_in, self.decoder_out = nn.Linear(code_dim, width), nn.Linear(width, self.teacher.dim)
-        self.decoder = nn.TransformerEncoder(layer, decoder_layers, enable_nested_tensor=False)
+        self.decoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
 
     def forward(
         self, inputs: list[Tensor], data_samples: list | None = None, mode: str = "tensor"
@@ -80,17 +76,13 @@ class DiscreteAutoencoder(BaseModel):
 
     Args:
         tokenizer: config of MMPretrain's `DALL-E`.
-        temperature: of the Gumbel-softmax.
-        spread: weight of the loss that favours an even use of the vocabulary.
         **kwargs: as for MMEngine's `BaseModel`.
     """
 
-    def __init__(
-        self, tokenizer: Mapping[str, Any], temperature: float = 1.0, spread: float = 0.01, **kwargs: Any
-    ) -> None:
+    def __init__(self, tokenizer: Mapping[str, Any], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.tokenizer = MODELS.build(tokenizer).requires_grad_(True)
-        self.temperature, self.spread, self.vocab_size = temperature, spread, tokenizer["vocab_size"]
+        self.tokenizer, self.vocab_size = MODELS.build(tokenizer), tokenizer["vocab_size"]
+        self.tokenizer.requires_grad_(True)
         layers: list[nn.Module] = [nn.Conv2d(self.vocab_size, 256, 1)]
         for width in (256, 128, 64):  # the encoder halves the image three times
             layers += [nn.ReLU(), nn.ConvTranspose2d(width, width // 2, 4, stride=2, padding=1)]
@@ -106,10 +98,11 @@ class DiscreteAutoencoder(BaseModel):
         logits = self.tokenizer(inputs)
         if mode != "loss":
             return logits
-        drawn = F.gumbel_softmax(logits, self.temperature, dim=1)
+        drawn = F.gumbel_softmax(logits, dim=1)
         shares = logits.softmax(1).mean((0, 2, 3))
+        # A small loss that favours an even use of the vocabulary.
         uneven = (shares * (shares * self.vocab_size).clamp_min(1e-9).log()).sum()
-        return {"loss_pixels": F.mse_loss(self.decoder(drawn), inputs), "loss_spread": self.spread * uneven}
+        return {"loss_pixels": F.mse_loss(self.decoder(drawn), inputs), "loss_spread": 0.01 * uneven}
 
 
 @MODELS.register_module()
@@ -117,7 +110,7 @@ class CaptionCLIP(BaseModel):
     """open_clip's CLIP with a ResNet tower; its checkpoints are weights for `KCLIP`.
 
     A caption is a template, drawn anew each time, with the name of the image's class in it, so the CLIP
-    learns from labels. To show progress, images are classified by the mean of the captions (zero-shot).
+    learns from labels. Images are classified by the mean of each class's captions.
 
     Args:
         vision: the image tower: `layers` (four numbers of blocks), `width`.
@@ -160,7 +153,7 @@ class CaptionCLIP(BaseModel):
         data_samples: list[DataSample] | None = None,
         mode: str = "tensor",
     ) -> Tensor | dict[str, Tensor] | list[DataSample]:
-        """Losses, predictions, or the images' embeddings (B, D), normalised."""
+        """Losses, predictions (zero-shot), or the images' embeddings (B, D), normalised."""
         images = self.clip.encode_image(inputs, normalize=True)
         if mode == "tensor":
             return images
@@ -173,8 +166,7 @@ class CaptionCLIP(BaseModel):
         texts = self.clip.encode_text(self.captions.flatten(0, 1), normalize=True)
         classes = F.normalize(texts.unflatten(0, self.captions.shape[:2]).mean(1), dim=1)
         scores = (self.clip.logit_scale.exp() * images @ classes.T).softmax(dim=1)
-        samples = data_samples or [DataSample() for _ in images]
         return [
             sample.set_pred_score(score).set_pred_label(score.argmax())
-            for sample, score in zip(samples, scores, strict=True)
+            for sample, score in zip(data_samples, scores, strict=True)
         ]

@@ -14,16 +14,7 @@ def attend(
     dropout: float = 0.0,
     scale: float | None = None,
 ) -> Float[Tensor, "batch head row channel"]:
-    """Scaled dot-product attention with an additive mask.
-
-    Args:
-        queries: `(B, H, R, d)`.
-        keys: `(B, H, K, d)`.
-        values: `(B, H, K, d)`.
-        bias: 0 (or another number to be added) where a row sees a key, minus infinity elsewhere; None for 0.
-        dropout: probability of dropping an attention weight.
-        scale: factor of the scores; by default `d ** -0.5`.
-    """
+    """Scaled dot-product attention with an additive mask; arguments are as for PyTorch's."""
     if takes_products(queries):
         return attend_by_products(queries, keys, values, bias, dropout, scale)
     bias = None if bias is None else bias.to(queries.dtype)

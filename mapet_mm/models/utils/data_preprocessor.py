@@ -8,10 +8,36 @@ from typing import Any
 import numpy as np
 import torch
 from mmpretrain.models import SelfSupDataPreprocessor, TwoNormDataPreprocessor
-from torch import Tensor
+from torch import Tensor, nn
 
-from mapet_mm.models.utils.pixel_range import check_images_of
 from mapet_mm.registry import MODELS
+from mapet_mm.utils.errors import UserError
+
+
+class PixelRangeError(UserError, ValueError):
+    """Images and the numbers that normalise them have different ranges."""
+
+
+def check_pixel_range(preprocessor: nn.Module, images: Tensor, prefix: str = "") -> None:
+    """Refuse images from 0 to 1 with a `mean` for 0 to 255, and the other way round.
+
+    Either runs, and learns badly: all pixels look nearly the same, or are hundreds of deviations off. Mean
+    and `std` are the preprocessor's; `prefix` is "second_" for the second view's.
+    """
+    mean, std = (getattr(preprocessor, prefix + name, None) for name in ("mean", "std"))
+    if mean is None or std is None or not images.numel():
+        return
+    low, high = images.min().item(), images.max().item()
+    if images.is_floating_point() and low >= 0 and 0 < high <= 1 and mean.max() > 2:
+        raise PixelRangeError(
+            "the images have values from 0 to 1, and the data preprocessor's `mean` is for 0 to 255: leave "
+            "out the pipeline's step that divides by 255 (ToTensor), or divide `mean` and `std` by 255"
+        )
+    if high > 2 and std.max() < 1:
+        raise PixelRangeError(
+            f"the images have values up to {high:g}, and the data preprocessor's `std` is for 0 to 1: "
+            "multiply `mean` and `std` by 255"
+        )
 
 
 @MODELS.register_module()
@@ -19,16 +45,14 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
     """Normalise images and return `[images (B, 3, H, W), token_grids (B, h, w) int64]`.
 
     MaPeT, and MMPretrain's BEiT and CAE, pass the second item to the target generator. Images, grids and, if
-    samples have them, masks go to the model's device in one asynchronous copy each. Labels and other data of
-    the samples stay in the host's memory. Outside training, a batch without token grids is returned as images
-    only, which `extract_feat` takes: MMPretrain's `FeatureExtractor` makes such batches.
+    samples have them, masks go to the model's device in one asynchronous copy each. Outside training, a batch
+    without token grids becomes images only, as MMPretrain's `FeatureExtractor` needs them.
 
     Arguments are as for MMPretrain's `SelfSupDataPreprocessor`.
 
     Raises:
         ValueError: a sample has no token grid.
-        PixelRangeError: the first images' values are from 0 to 1, and `mean` and `std` for 0 to 255, or the
-            other way round.
+        PixelRangeError: the first images do not have the range of `mean` and `std`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -40,7 +64,7 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
         samples = data.get("data_samples") or ()
         images = self._send(data["inputs"])
         if not self._range_checked:  # the first images stand for all
-            check_images_of(self, images)
+            check_pixel_range(self, images)
             self._range_checked = True
         if samples and "mask" in samples[0]:
             masks = self._send([torch.as_tensor(sample.mask) for sample in samples])
@@ -76,8 +100,7 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
 
     Raises:
         ValueError: the images of a training batch have one view only.
-        PixelRangeError: the first images' values are from 0 to 1, and the means and deviations for 0 to 255,
-            or the other way round.
+        PixelRangeError: the first images do not have the range of the means and deviations.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -94,7 +117,7 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
         views = [_stacked(view) for view in inputs]
         if not self._range_checked:  # the first images stand for all
             for view, prefix in zip(views, ("", "second_"), strict=True):
-                check_images_of(self, view, prefix)
+                check_pixel_range(self, view, prefix)
             self._range_checked = True
         data = super().forward({**data, "inputs": views}, training)
         return data if training else {**data, "inputs": _Views(data["inputs"])}

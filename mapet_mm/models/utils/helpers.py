@@ -17,17 +17,10 @@ def init_truncated_normal(tensor: Tensor) -> None:
 
 
 def token_ids(outputs: Tensor) -> Int64[Tensor, "batch grid"]:
-    """Token ids in raster order from the output of any target generator.
+    """Token ids `(B, HW)` in raster order from the output of any target generator; -1 where it is not finite.
 
-    Args:
-        outputs: `(B, HW)` integers, the ids themselves (`KCLIP`, `PrecomputedTokens`, MMPretrain's `VQKD`),
-            or `(B, V, H, W)` floats, logits over the vocabulary (MMPretrain's `DALL-E`).
-
-    Returns:
-        `(B, HW)` int64; -1 where the outputs are not finite.
-
-    Raises:
-        ValueError: the outputs are neither.
+    The outputs are the ids themselves (`KCLIP`, `PrecomputedTokens`, MMPretrain's `VQKD`), or floats
+    `(B, V, H, W)`, logits over the vocabulary (MMPretrain's `DALL-E`); others are a ValueError.
     """
     if outputs.ndim == 4 and outputs.is_floating_point():
         tokens = outputs.argmax(1, keepdim=True)  # of a NaN, where there is one

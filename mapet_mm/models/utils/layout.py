@@ -72,13 +72,7 @@ class Layout(NamedTuple):
 
 
 def lay_out(objective: Objective, num_context: int, num_targets: int) -> Layout:
-    """The layout of whole sequences.
-
-    Args:
-        objective: the objective.
-        num_context: the cutting point `c`; counts the class token.
-        num_targets: number of targets, `n = N - c`.
-    """
+    """The layout of whole sequences; arguments are as for `visibility`."""
     sizes = tuple(group_sizes(objective.groups, num_context, num_targets))
     context, targets = torch.arange(num_context + num_targets).split([num_context, num_targets])
     places = torch.cat([context if group == "C" else targets for group in objective.groups])

@@ -95,11 +95,7 @@ OBJECTIVES = {objective.name: objective for objective in (MAPET, PIM, MIM)}
 
 
 def get_objective(name: str) -> Objective:
-    """Look an objective up by its name.
-
-    Raises:
-        ValueError: the name is none of `OBJECTIVES`.
-    """
+    """The objective of a name, or a ValueError that lists `OBJECTIVES`."""
     if name not in OBJECTIVES:
         raise ValueError(f"objective={name!r} is not known; choose one of {', '.join(OBJECTIVES)}")
     return OBJECTIVES[name]
@@ -122,15 +118,10 @@ def visibility(objective: Objective, num_context: int, num_targets: int) -> Bool
         `(rows, keys)`, True where the row may attend to the key. Rows are the objective's groups in layout
         order, keys its key groups in the same order.
     """
-    blocks = [
-        torch.cat([_block(row, key, num_context, num_targets) for key in objective.key_groups], dim=1)
-        for row in objective.groups
-    ]
-    return torch.cat(blocks)
 
+    def block(row: str, key: str) -> Tensor:
+        t, j = (torch.arange(size) for size in group_sizes(row + key, num_context, num_targets))
+        return SEES[row][key](t[:, None], j[None, :])
 
-def _block(row: str, key: str, num_context: int, num_targets: int) -> Bool[Tensor, "row key"]:
-    rows, keys = group_sizes(row + key, num_context, num_targets)
-    t = torch.arange(rows)[:, None]
-    j = torch.arange(keys)[None, :]
-    return SEES[row][key](t, j)
+    rows = [torch.cat([block(row, key) for key in objective.key_groups], 1) for row in objective.groups]
+    return torch.cat(rows)

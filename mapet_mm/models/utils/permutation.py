@@ -1,10 +1,7 @@
 """Permutations of an image's patches by its seed alone, and the check of permutations from elsewhere."""
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Int, Int64
-from mmengine.structures import BaseDataElement
 from torch import Tensor
 
 # SplitMix64's, as the signed numbers that a tensor holds.
@@ -18,15 +15,8 @@ def seeded_permutations(
 ) -> Int64[Tensor, "batch token"]:
     """A uniform random order of the patches for each seed, behind the class token (0) and any registers.
 
-    Integer arithmetic alone: the same on every device, in whatever batch a seed comes.
-
-    Args:
-        seeds: `(B,)`.
-        num_tokens: `N`, with the class token and registers.
-        num_extra_tokens: number of tokens that are no patches; they keep their order.
-
-    Returns:
-        `(B, N)` int64: `permutation[b, t]` is the token at place `t`.
+    Integer arithmetic alone: the same on every device, in whatever batch a seed comes. `num_tokens` includes
+    the extra ones, which keep their order. `permutation[b, t]` is the token at place `t`.
     """
     places = torch.arange(1, num_tokens - num_extra_tokens + 1, device=seeds.device)
     keys = seeds[:, None] + places * STEP  # B patches, modulo 2^64
@@ -53,12 +43,6 @@ def check_order(permutation: Int[Tensor, "batch token"], num_extra_tokens: int =
         f"permutation[{row}] does not have each of the tokens 0..{len(tokens) - 1} once, the first "
         f"{num_extra_tokens} (class token, registers) in front"
     )
-
-
-def seeds_of(data_samples: Sequence[BaseDataElement] | None) -> Int64[Tensor, " batch"] | None:
-    """Seeds of a batch's images from the loader, in the host's memory; None without seeds."""
-    seeds = [sample.get("draw_seed") for sample in data_samples or ()]
-    return torch.tensor(seeds) if seeds and None not in seeds else None
 
 
 def _shift_right(values: Tensor, bits: int) -> Tensor:

@@ -24,7 +24,7 @@ class PredictionStatistics:
 
     def reset(self) -> None:
         """Forget what was added."""
-        self._places = self._counts = self._gram = None
+        self._places = self._counts = self.gram = None
 
     @torch.no_grad()
     def add(
@@ -39,7 +39,8 @@ class PredictionStatistics:
         if self._places is None or self._places.shape[1] != num_places:
             self._places = tokens.new_zeros(2, num_places)  # hits, and how many could be
             self._counts = tokens.new_zeros(2, self.vocab_size)
-            self._gram = latents.new_zeros(latents.shape[-1], latents.shape[-1], dtype=torch.float32)
+            # `X^T X` of the images' mean latents, for their effective rank.
+            self.gram = latents.new_zeros(latents.shape[-1], latents.shape[-1], dtype=torch.float32)
         means = latents.mean(1).float()  # B D
         finite = means.isfinite().all(1, keepdim=True)  # B 1
         counted = finite.expand_as(tokens)
@@ -52,12 +53,12 @@ class PredictionStatistics:
         self._counts.scatter_add_(1, both, counted.flatten().to(both).expand_as(both))
         means = means.where(finite, 0)
         with torch.autocast(means.device.type, enabled=False):  # whose rounding would add directions
-            self._gram += means.T @ means
+            self.gram += means.T @ means
 
     def reduce(self) -> None:
         """Add up what all processes have added; each of them has to call it."""
         if self._places is not None:
-            for sums in (self._places, self._counts, self._gram):
+            for sums in (self._places, self._counts, self.gram):
                 all_reduce(sums)
 
     @property
@@ -76,8 +77,3 @@ class PredictionStatistics:
         shares = self._counts / self._counts.sum(1, keepdim=True)
         predicted, targets = torch.special.entr(shares).sum(1).exp().tolist()
         return predicted, targets
-
-    @property
-    def gram(self) -> Float[Tensor, "dim dim"]:
-        """`X^T X` of the images' mean latents, for their effective rank."""
-        return self._gram

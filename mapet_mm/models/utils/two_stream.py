@@ -1,6 +1,7 @@
 """One Transformer layer over the layout `C | M | T | Q` (see `mapet_mm.models.utils.objectives`)."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -71,28 +72,15 @@ class TwoStreamLayer(BaseModule):
             ValueError: the tokens have another number of rows than the layout.
         """
         if tokens.shape[1] != layout.num_rows:
-            raise ValueError(
-                f"{tokens.shape[1]} rows of tokens, but the layout has {layout.num_rows}: "
-                f"{dict(zip(layout.objective.groups, layout.sizes, strict=True))}"
-            )
-        if not self._recomputes:
-            return self._run(tokens, layout, first_row, positions)
-        with recomputing(self):
-            return self._run(tokens, layout, first_row, positions)
-
-    @property
-    def _recomputes(self) -> bool:
+            raise ValueError(f"{tokens.shape[1]} rows of tokens, but the layout has {layout.num_rows}")
         # Checkpointing and compilers settle by themselves what to compute again; a trace is kept as a file.
         settled = self.with_cp or torch.compiler.is_compiling() or torch.jit.is_tracing()
-        return self.recompute and self.training and torch.is_grad_enabled() and not settled
-
-    def _run(
-        self, tokens: Float[Tensor, "batch layout dim"], layout: Layout, first_row: int, positions: Any
-    ) -> Float[Tensor, "batch row dim"]:
-        update = self.attention(tokens, layout, first_row, positions)
-        if first_row:  # the gradient of a slice is a copy, even of all rows
-            tokens = tokens[:, first_row:]
-        return self.feed_forward(tokens + update)
+        recomputes = self.recompute and self.training and torch.is_grad_enabled() and not settled
+        with recomputing(self) if recomputes else nullcontext():
+            update = self.attention(tokens, layout, first_row, positions)
+            if first_row:  # the gradient of a slice is a copy, even of all rows
+                tokens = tokens[:, first_row:]
+            return self.feed_forward(tokens + update)
 
 
 def project_heads(
@@ -105,14 +93,8 @@ def project_heads(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries of the rows from `first_row` on, keys and values of C, M and T only; `(B, H, R, d)` each.
 
-    Args:
-        normed: `(B, L, D)`.
-        qkv: the layer of queries, keys and values, side by side. A plain linear layer computes only the rows
-            that are needed; others, such as LoRA's, are called as they are.
-        num_heads: `H`.
-        layout: the layout of the rows.
-        first_row: the first row that asks.
-        bias: added to the results, where a library keeps it apart.
+    A plain linear layer `qkv` computes only the rows that are needed; others, such as LoRA's, are called as
+    they are. The bias is one that a library keeps apart.
     """
     if type(qkv) in (nn.Linear, Linear):
         parts = [len(qkv.weight) // 3, len(qkv.weight) // 3 * 2]

@@ -9,7 +9,7 @@ from mmpretrain.models import TwoNormDataPreprocessor
 from mmpretrain.structures import DataSample
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mapet_mm.models.utils.pixel_range import PixelRangeError, check_pixel_range
+from mapet_mm.models.utils.data_preprocessor import PixelRangeError, check_pixel_range
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.run import run_fit_codebook
 
@@ -160,7 +160,9 @@ DIVIDED = PIXELS / 255
 
 
 def check(images: torch.Tensor, mean: list[float], std: list[float]) -> None:
-    check_pixel_range(images, torch.tensor(mean), torch.tensor(std))
+    preprocessor = torch.nn.Module()
+    preprocessor.mean, preprocessor.std = torch.tensor(mean), torch.tensor(std)
+    check_pixel_range(preprocessor, images)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,7 @@ def check(images: torch.Tensor, mean: list[float], std: list[float]) -> None:
 )
 def test_images_of_the_range_that_is_meant_are_taken(images, numbers):
     check(images, **numbers)
-    check_pixel_range(images, None, None)
+    check_pixel_range(torch.nn.Identity(), images)
 
 
 @pytest.mark.parametrize(

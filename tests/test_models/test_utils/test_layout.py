@@ -55,7 +55,7 @@ def test_a_layer_refuses_tokens_without_one_of_the_groups(left_out):
     tokens = vit.embed(torch.randn(1, 3, 20, 20), vit.sample_permutation(1, "cpu"))
     kept = [tokens[:, vit.layout.slice_of(group)] for group in "CMTQ" if group != left_out]
     rows = sum(group.shape[1] for group in kept)
-    with pytest.raises(ValueError, match=rf"{rows} rows of tokens, but the layout has 60: .*'Q': 17"):
+    with pytest.raises(ValueError, match=rf"{rows} rows of tokens, but the layout has 60"):
         vit.layers[0](torch.cat(kept, 1), vit.layout)
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from experiments.declaration import LAUNCHERS, Runner, load_table, positive
 from experiments.fill import TableFiller, describe
-from experiments.local import LocalRunner, run_job
+from experiments.local import LocalRunner, launch_words, run_job
 from experiments.plan import Run
 from experiments.records import StageError
-from experiments.slurm import dist_lines, print_submission, submit
+from experiments.slurm import submit
 
 import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.utils.errors import one_line_errors
@@ -96,7 +96,7 @@ def run(filler: TableFiller, runs: list[Run], jobs: int) -> None:
     if largest and largest.processes > max(runner.gpus_per_node, 1):
         raise StageError(
             f"{largest.name} is meant for {largest.processes} GPUs, here are {runner.gpus_per_node}: "
-            "--launcher slurm submits jobs, --launcher dist --dry-run prints commands for several machines"
+            "--launcher slurm submits jobs for several machines, --dry-run prints the commands"
         )
     jobs = jobs if runner.launcher == "local" else 1
     LocalRunner(runs, jobs, runner.launcher, runner.cpus_per_process, on_done=filler.write).run()
@@ -104,11 +104,9 @@ def run(filler: TableFiller, runs: list[Run], jobs: int) -> None:
 
 def print_commands(runs: list[Run], runner: Runner) -> None:
     """Print the commands of all missing runs, in order."""
-    if runner.launcher == "slurm":
-        print_submission(runs, runner)
-    else:
-        for one in runs:
-            print("\n".join(dist_lines(one, runner)))
+    for one in runs:
+        words = launch_words(one, runner.launcher, runner.cpus_per_process)
+        print(one.typed(["python" if word == sys.executable else word for word in words]))
     print(f"\n{len(runs)} runs: {describe(runs)}")
 
 

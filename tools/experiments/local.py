@@ -20,7 +20,6 @@ from experiments.records import (
     StageError,
     check_identity,
     claim,
-    is_adopted,
     is_done,
     note_seconds,
     seconds_of,
@@ -133,9 +132,6 @@ class LocalRunner:
             check_identity(run)
             if is_done(run):
                 self._done(run, "done by another runner")
-            elif is_adopted(run):
-                write_record(run, 0)
-                self._done(run, f"{run.outputs[0]} was made with this recipe: it is kept")
             else:
                 self._say(run, run.line)
                 started = time.monotonic()

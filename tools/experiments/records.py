@@ -120,18 +120,3 @@ def check_identity(run: Run) -> None:
     config = read_config(run.config, run.data) if run.config else None
     if not run.folder.endswith(identity(run.command, run.needs, run.folder, config)):
         raise StageError(f"{run.config} was changed after this run was planned: run the same command again")
-
-
-def is_adopted(run: Run) -> bool:
-    """True if this tokenizer config's codebook exists already, made by hand or for another table.
-
-    Raises:
-        StageError: the file holds a codebook of another tokenizer config.
-    """
-    if run.command[0] != "tools/fit_codebook.py" or not os.path.exists(run.outputs[0]):
-        return False
-    from mapet_mm.tokenizers.run import other_settings  # only tokenizer runs need it
-
-    if other := other_settings(read_config(run.config, run.data), run.outputs[0]):
-        raise StageError(f"codebook {run.outputs[0]} was made with another `{other[0]}`: remove it")
-    return True

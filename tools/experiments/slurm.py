@@ -1,4 +1,4 @@
-"""Submit a plan as Slurm jobs with dependencies, or print the commands for several machines."""
+"""Submit a plan as Slurm jobs with dependencies."""
 
 from __future__ import annotations
 
@@ -8,20 +8,15 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from experiments.declaration import Runner
-from experiments.local import launch_words
 from experiments.plan import Run
 from experiments.records import StageError, claim, is_done
 
 from mapet_mm.utils.atomic_files import replace_file
-
-# Takes the sbatch command and the script for its standard input; returns the job's number.
-Send = Callable[[Sequence[str], str], str]
-DEPENDENCY = "--dependency=afterok:"
 
 
 def sbatch_words(run: Run, runner: Runner, after: Sequence[str] = ()) -> list[str]:
@@ -34,7 +29,7 @@ def sbatch_words(run: Run, runner: Runner, after: Sequence[str] = ()) -> list[st
     if runner.gpus_per_node and run.kind != "data":
         words += [f"--gres=gpu:{per_node}"]
     if after:
-        words += [f"{DEPENDENCY}{':'.join(after)}", "--kill-on-invalid-dep=yes"]
+        words += [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"]
     return [*words, *runner.sbatch]
 
 
@@ -45,41 +40,29 @@ def job_script(run: Run, runner: Runner) -> str:
     return f"#!/bin/bash\nexec {shlex.join(words)}\n"
 
 
-def submit(runs: Sequence[Run], runner: Runner, send: Send | None = None) -> int:
+def submit(runs: Sequence[Run], runner: Runner) -> int:
     """Submit the runs that are neither done nor submitted, each depending on its needs; returns how many.
 
-    If `send` is given, it is called instead of sbatch, and nothing is written. Raises StageError if there is
-    no Slurm here, or if it rejects a job.
+    Raises:
+        StageError: there is no Slurm here, or it rejects a job.
     """
-    if send is not None:
-        return len(_submit(runs, runner, send, {}))
     if not runs:
         return 0
+    new: set[str] = set()
     # Two people who submit at the same time must not submit the same run.
     with claim(os.path.dirname(runs[0].folder), wait=True):
-        return len(_submit(runs, runner, _sbatch, {run: job for run, (job, _) in live_jobs(runs).items()}))
-
-
-def _submit(runs: Sequence[Run], runner: Runner, send: Send, jobs: dict[str, str]) -> set[str]:
-    """Submit, and note each run's job in its folder; `jobs` are those already waiting or running."""
-    new: set[str] = set()
-    for run in runs:
-        # If a need is submitted again, the run's old job depends on a failed one, and Slurm removes it.
-        if is_done(run) or (run.folder in jobs and not new.intersection(run.needs)):
-            continue
-        after = [jobs[need] for need in run.needs if need in jobs]
-        jobs[run.folder] = send(sbatch_words(run, runner, after), job_script(run, runner))
-        new.add(run.folder)
-        if send is _sbatch:
+        jobs = {folder: job for folder, (job, _) in live_jobs(runs).items()}
+        for run in runs:
+            # If a need is submitted again, the run's old job depends on a failed one, and Slurm removes it.
+            if is_done(run) or (run.folder in jobs and not new.intersection(run.needs)):
+                continue
+            os.makedirs(run.folder, exist_ok=True)  # Slurm does not create the folder of a log
+            after = [jobs[need] for need in run.needs if need in jobs]
+            number = _slurm(sbatch_words(run, runner, after), job_script(run, runner))
+            jobs[run.folder] = number.split(";")[0].strip()  # in a federation, it is `number;cluster`
+            new.add(run.folder)
             replace_file(Path(run.folder, "job"), jobs[run.folder].encode())
-    return new
-
-
-def _sbatch(words: Sequence[str], script: str) -> str:
-    # Slurm does not create the folder of a log.
-    log = next(word for word in words if word.startswith("--output="))
-    os.makedirs(os.path.dirname(log.removeprefix("--output=")), exist_ok=True)
-    return _slurm(words, script).split(";")[0].strip()
+    return len(new)
 
 
 def live_jobs(runs: Sequence[Run]) -> dict[str, tuple[str, str]]:
@@ -101,32 +84,3 @@ def _slurm(words: Sequence[str], script: str | None = None) -> str:
     if done.returncode:
         raise StageError(f"`{shlex.join(words)}` failed: {done.stderr.strip()}")
     return done.stdout
-
-
-def print_submission(runs: Sequence[Run], runner: Runner) -> None:
-    """Print the submission of runs as a shell script, which keeps each job's number in a variable."""
-    jobs: list[str] = []
-
-    def send(words: Sequence[str], script: str) -> str:
-        # Only the numbers of other jobs are the shell's to replace.
-        quoted = [f'"{word}"' if word.startswith(DEPENDENCY) else shlex.quote(word) for word in words]
-        jobs.append(f"job_{len(jobs) + 1}")
-        print(f"{jobs[-1]}=$({' '.join(quoted)} <<'END'\n{script}END\n)")
-        return f"${{{jobs[-1]}%%;*}}"  # in a federation, sbatch prints `number;cluster`
-
-    submit(runs, runner, send)
-
-
-def dist_lines(run: Run, runner: Runner) -> list[str]:
-    """The command of a run without Slurm, for several machines if one has too few GPUs."""
-    per_node = runner.gpus_per_node or run.processes
-    here = replace(run, processes=min(run.processes, per_node))
-    words = launch_words(here, "dist", runner.cpus_per_process)
-    line = run.typed(["python" if word == sys.executable else word for word in words])
-    if run.processes <= per_node:
-        return [line]
-    nodes = math.ceil(run.processes / per_node)
-    return [
-        f"# {run.processes} GPUs: on {nodes} machines, NODE_RANK 0 to {nodes - 1}, MASTER_ADDR the first",
-        f"NNODES={nodes} NODE_RANK=$NODE_RANK MASTER_ADDR=$MASTER_ADDR {line}",
-    ]

@@ -215,7 +215,6 @@ def test_sizes_of_a_crop_come_in_any_form(size):
 
 
 REFUSED = [
-    (lambda: RandomCropTokenGrid(48.0, 8), "crop_size=48.0"),
     (lambda: RandomCropTokenGrid(0, 8), "crop_size=0"),
     (lambda: RandomCropTokenGrid(48, (8, 8, 8)), "patch_size"),
     (lambda: RandomCropTokenGrid(10, PATCH), "no multiple of patch_size"),

@@ -1,9 +1,7 @@
 """tools/train.py and tools/test.py, and what they make of a config, on a tiny classifier of MMPretrain."""
 
 import json
-import os
 import pickle
-import runpy
 
 import pytest
 import torch
@@ -183,17 +181,3 @@ def test_the_next_command_is_the_recipes_entry(config, monkeypatch):
         "MAPET_MM_DATA=digits_inverted python tools/train.py configs/micro/vit-micro_1xb64-coslr.py "
         "--cfg-options model.backbone.init_cfg.checkpoint=last.pth"
     )
-
-
-@pytest.mark.parametrize("tool", ["train", "test"])
-def test_a_process_of_mpi_has_one_gpu_for_all(tool, monkeypatch):
-    """MMEngine puts it on the GPU of MPI's number, and wraps the model on that of LOCAL_RANK."""
-    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "3")
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    last = ["last.pth"] * (tool == "test")
-    monkeypatch.setattr("sys.argv", [tool, "config.py", "--launcher", "mpi", *last])
-    try:
-        runpy.run_path(str(TOOLS / f"{tool}.py"))["parse_args"]()
-        assert os.environ["LOCAL_RANK"] == "3"
-    finally:
-        os.environ.pop("LOCAL_RANK", None)

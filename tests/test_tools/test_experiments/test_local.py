@@ -9,7 +9,6 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from experiments.local import LocalRunner, run_job
 from experiments.plan import Run, identity
@@ -22,9 +21,6 @@ from experiments.records import (
     seconds_of,
     write_record,
 )
-from mmengine.config import Config
-
-from mapet_mm.structures.codebook import Codebook
 
 SCRIPT = """
 import os, sys, time
@@ -242,33 +238,4 @@ def test_a_job_whose_time_is_over_ends_its_tool_and_is_requeued(name, code, queu
     assert Path("scontrol.txt").is_file() == queued
     assert not queued or Path("scontrol.txt").read_text() == "requeue 17\n"
     assert not is_done(run)
-    assert not Path(run.folder, "failed").exists()
-
-
-TOKENIZER = """
-data_preprocessor = dict(mean=[1.0], std=[2.0])
-dataset = [dict(pipeline=[dict(type="Resize", scale=(4, 4))]), dict(pipeline=[])]
-codebook = dict(dataset=dataset[0], k=2, seed=0)
-"""
-
-
-def test_a_codebook_made_by_hand_is_adopted_if_its_recipe_is_the_same():
-    """Its metadata decide, preprocessing too; a file of another recipe is never taken or replaced."""
-    Path("tokenizer.py").write_text(TOKENIZER)
-    config = Config.fromfile("tokenizer.py")
-    cfg = config.to_dict()
-    preprocessing = {"pipeline": cfg["dataset"][0]["pipeline"], "data_preprocessor": cfg["data_preprocessor"]}
-    command = ("tools/fit_codebook.py", "tokenizer.py")
-    folder = f"out/runs/codebook-{identity(command, (), 'out/runs/{run}', config)}"
-    run = Run("codebook", "tokenizer", command, ("codebook.safetensors",), folder, config="tokenizer.py")
-    metadata = {"k": 2, "seed": 0, "preprocessing": {**preprocessing, "data_preprocessor": {"mean": [9.0]}}}
-    Codebook(np.eye(2, 3), metadata).save("codebook.safetensors")
-    before = Path("codebook.safetensors").read_bytes()
-    with pytest.raises(StageError, match=r"codebook\.safetensors was made with another `preprocessing`"):
-        LocalRunner([run]).run()
-    assert Path("codebook.safetensors").read_bytes() == before
-    assert Path(run.folder, "failed").is_file()
-    Codebook(np.eye(2, 3), {**metadata, "preprocessing": preprocessing}).save("codebook.safetensors")
-    LocalRunner([run]).run()
-    assert is_done(run)
     assert not Path(run.folder, "failed").exists()

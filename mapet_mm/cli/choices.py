@@ -12,8 +12,7 @@ from mmengine.fileio import list_dir_or_file
 from mmpretrain.models.backbones import VisionTransformer
 from PIL import Image
 
-from mapet_mm.interop.convert import sizes_of
-from mapet_mm.interop.initial_weights import as_start
+from mapet_mm.interop.convert import as_start, sizes_of
 from mapet_mm.models.target_generators.base import TokenizerError
 from mapet_mm.models.target_generators.clip_tower import weights_file
 from mapet_mm.utils.errors import UserError

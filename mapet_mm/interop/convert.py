@@ -34,6 +34,8 @@ from mapet_mm.interop.names import (
 )
 from mapet_mm.models.backbones.checkpoint_hooks import SCALED, beit_to_vit, fold_layer_scale
 
+# Parts of pre-trained models besides the encoder, and heads of classifiers.
+DECODERS = ("decoder", "mask_token", "head.", "fc.", "classifier.", "pooler.")
 CLASS_TOKEN, POSITIONS, FINAL_NORM = "backbone.cls_token", "backbone.pos_embed", "backbone.ln1.weight"
 # The linear layers and norms of a layer; each has a weight and may have a bias.
 LAYER = ("ln1", "attn.qkv", "attn.proj", "ln2", "ffn.layers.0.0", "ffn.layers.1")
@@ -41,9 +43,6 @@ LAYER = ("ln1", "attn.qkv", "attn.proj", "ln2", "ffn.layers.0.0", "ffn.layers.1"
 
 def reference_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
     """Names of this package for the authors' weights, pre-trained or fine-tuned.
-
-    Args:
-        state_dict: the authors' (their checkpoint's `state_dict`); names may start with `module.`.
 
     Raises:
         ValueError: `MaPeTViT` has nothing of one of the names, or one of its weights is missing.
@@ -144,6 +143,33 @@ FROM_MM: dict[str, Callable[[Mapping[str, Tensor]], StateDict]] = {
     "hf": mm_to_hf,
     "torchvision": mm_to_torchvision,
 }
+
+
+def as_start(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
+    """The backbone's weights under this package's names, and a line that says what was done.
+
+    Args:
+        weights: a plain ViT's, under the names of this package, timm (MAE's, DeiT's and DINO's files have
+            these), Hugging Face or the authors; heads and decoders are left out.
+
+    Raises:
+        ValueError: the weights fit none of these; the message gives the reason for each.
+    """
+    weights = {name.removeprefix("module."): value for name, value in weights.items()}
+    reasons = []
+    for origin in ("mm", "timm", "hf", "reference"):
+        left_out = DECODERS if origin in ("timm", "hf") else ()
+        kept = {name: value for name, value in weights.items() if not name.startswith(left_out)}
+        try:
+            ours = TO_MM[origin](kept)
+        except ValueError as error:
+            reasons.append(f"{origin}: {error}")
+            continue
+        backbone = {name: value for name, value in ours.items() if name.startswith("backbone.")}
+        if "backbone.layers.0.ln1.weight" in backbone:
+            left = sorted({name.split(".")[0] for name in weights.keys() - kept.keys()})
+            return backbone, f"names of {origin}" + (f", without {', '.join(left)}" if left else "")
+    raise ValueError(f"these are no weights of a plain ViT ({'; '.join(reasons)})")
 
 
 def network(state_dict: Mapping[str, Tensor], *without: str) -> StateDict:

@@ -28,32 +28,18 @@ FIXED = {"norm_cfg": dict(type="LN", eps=1e-6), "layer_cfgs": {}, "patch_cfg": {
 
 @dataclass(frozen=True)
 class Description:
-    """Description of a plain ViT and its images.
+    """Description of a plain ViT and its images."""
 
-    Args:
-        img_size: height and width of the images in pixels.
-        patch_size: side of a patch in pixels.
-        num_heads: number of attention heads.
-        embed_dims: width of the tokens, to recognise the weights.
-        feature: 'cls_token' | 'avg_featmap' | ..., of the last layer, that a classifier reads.
-        mean: of the red, green and blue values between 0 and 1.
-        std: standard deviation of these values.
-        resize: length of the image's short side before the central crop of `img_size`; None: the image is
-            squashed to `img_size`.
-        interpolation: 'bicubic' | ..., of this resizing.
-        others: steps of the pipeline that no library is told about.
-    """
-
-    img_size: tuple[int, int]
+    img_size: tuple[int, int]  # height and width in pixels
     patch_size: int
     num_heads: int
-    embed_dims: int
-    feature: str
-    mean: tuple[float, ...]
+    embed_dims: int  # to recognise the weights
+    feature: str  # that a classifier reads: 'cls_token' | 'avg_featmap' | ..., of the last layer
+    mean: tuple[float, ...]  # of the red, green and blue values between 0 and 1
     std: tuple[float, ...]
-    resize: int | None
-    interpolation: str
-    others: tuple[str, ...] = ()
+    resize: int | None  # of the short side before the central crop; None: the image is squashed
+    interpolation: str  # of this resizing
+    others: tuple[str, ...] = ()  # steps of the pipeline that no library is told about
 
     @property
     def num_patches(self) -> int:
@@ -117,7 +103,7 @@ def description_of(cfg: Mapping[str, Any]) -> Description:
     """
     try:
         return _described(cfg)
-    except (KeyError, TypeError, AttributeError) as error:  # a config can have any form
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the config has another form than a ViT's: {error!r}") from error
 
 

@@ -50,24 +50,36 @@ def write_export(
         kept = {name: meta[name] for name in ("cfg", "dataset_meta", ENTRY) if name in meta}
         write_weights(output, state_dict, kept)
         return ""
-    weights = fold_layer_scale(network(state_dict)) if fold else network(state_dict)
+    weights = network(state_dict)
+    weights = fold_layer_scale(weights) if fold else weights
+    named = {} if target == "onnx" else FROM_MM[target](weights)
+    if fold:  # FROM_MM fills in a LayerScale of ones
+        named = {name: v for name, v in named.items() if not name.endswith((".ls1.gamma", ".ls2.gamma"))}
     try:
         description = read_description(meta)
         description.check(weights)
     except ValueError as error:
         if to_folder or target == "onnx":
             raise
-        write_weights(output, _named(target, weights))
+        write_weights(output, named)
         return str(error)
     if target == "onnx":
         _write_onnx(output, weights, description)
         outputs = "class_token (B, D), patch_features (B, D, h, w)"
         return f"inputs: images (B, 3, H, W); outputs: {outputs}\n{description}"
-    call = _call(output, to_folder, target, weights, description)
-    configs = _folder_files(target, weights, description) if to_folder else {}
+    configs, call = {}, ""
+    if target == "timm":
+        configs["config.json"] = _timm_config(weights, description)
+        arguments = configs["config.json"]["model_args"] | {"num_classes": _num_classes(weights)}
+        call = f"timm.models.VisionTransformer({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
+        call = f'timm.create_model("local-dir:{output}", pretrained=True)' if to_folder else call
+    elif to_folder:
+        configs["config.json"] = _hf_config(weights, description)
+        configs["preprocessor_config.json"] = _hf_preprocessor(description)
+        call = f'transformers.AutoModel.from_pretrained("{output}")'
     file = output / "model.safetensors" if to_folder else output
-    write_weights(file, _named(target, weights), {ENTRY: asdict(description)})
-    for name, content in configs.items():
+    write_weights(file, named, {ENTRY: asdict(description)})
+    for name, content in configs.items() if to_folder else ():
         replace_file(output / name, (json.dumps(content, indent=2) + "\n").encode())
     return f"{call}\n{description}".strip()
 
@@ -110,16 +122,6 @@ def timm_arguments(weights: Mapping[str, Tensor], description: Description) -> d
         fc_norm=pooled,
     )
     return arguments if final or pooled else arguments | {"final_norm": False}
-
-
-def _folder_files(target: str, weights: Mapping[str, Tensor], description: Description) -> dict[str, Any]:
-    """The files, beside the weights, from which a library makes the network and prepares images."""
-    if target == "timm":
-        return {"config.json": _timm_config(weights, description)}
-    return {
-        "config.json": _hf_config(weights, description),
-        "preprocessor_config.json": _hf_preprocessor(description),
-    }
 
 
 def _timm_config(weights: Mapping[str, Tensor], description: Description) -> dict[str, Any]:
@@ -199,27 +201,6 @@ def _hf_preprocessor(description: Description) -> dict[str, Any]:
         "image_mean": description.mean,
         "image_std": description.std,
     }
-
-
-def _named(target: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights under the target's names; folded weights do not get a LayerScale of ones."""
-    named = FROM_MM[target](weights)
-    if target == "timm" and not any(name.endswith(tuple(SCALED)) for name in weights):
-        named = {name: v for name, v in named.items() if not name.endswith((".ls1.gamma", ".ls2.gamma"))}
-    return named
-
-
-def _call(
-    output: Path, to_folder: bool, target: str, weights: Mapping[str, Tensor], description: Description
-) -> str:
-    """The call that makes the network for these weights."""
-    if target == "timm":
-        arguments = timm_arguments(weights, description) | {"num_classes": _num_classes(weights)}
-        told = f"timm.models.VisionTransformer({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
-        return f'timm.create_model("local-dir:{output}", pretrained=True)' if to_folder else told
-    if target == "hf" and to_folder:
-        return f'transformers.AutoModel.from_pretrained("{output}")'
-    return ""
 
 
 def _num_classes(weights: Mapping[str, Tensor]) -> int:

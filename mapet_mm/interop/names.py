@@ -17,37 +17,21 @@ MASK_TOKEN, TOKEN_HEAD = "backbone.mask_token", "head.projection."
 
 @dataclass(frozen=True)
 class Naming:
-    """Names in another library's plain ViT.
+    """Names in another library's plain ViT."""
 
-    Args:
-        network: names that network in messages.
-        outer: prefixes of names.
-        layer: prefixes of what follows the number of a layer (`backbone.layers.3.REST`).
-        attention: their prefix within a layer of queries, keys and values, if these are stored apart.
-        parts: the names of what is stored apart, and how many of the three each holds.
-    """
-
-    network: str
-    outer: Names
-    layer: Names
-    attention: str = ""
-    parts: tuple[tuple[str, int], ...] = ()
+    network: str  # for messages
+    outer: Names  # prefixes of names
+    layer: Names  # prefixes of what follows the number of a layer (`backbone.layers.3.REST`)
+    attention: str = ""  # prefix of queries, keys and values, if their library stores them apart
+    parts: tuple[tuple[str, int], ...] = ()  # their names, and how many of the three each holds
 
     def from_mm(self, weights: Mapping[str, Tensor]) -> StateDict:
-        """Their names for weights of this package.
-
-        Raises:
-            ValueError: their network has nothing of one of the names.
-        """
+        """Their names for weights of this package; ValueError where they have none."""
         renamed = _rename(weights, self.outer, self.layer, self.network)
         return self._cut(renamed) if self.parts else renamed
 
     def to_mm(self, weights: Mapping[str, Tensor]) -> StateDict:
-        """Names of this package for their weights.
-
-        Raises:
-            ValueError: `MaPeTViT` has nothing of one of the names, or a part of an attention is missing.
-        """
+        """Names of this package for their weights; ValueError for unknown names and incomplete attention."""
         joined = self._join(weights) if self.parts else weights
         outer, layer = ([(theirs, ours) for ours, theirs in names] for names in (self.outer, self.layer))
         return _rename(joined, outer, layer, "MaPeTViT")

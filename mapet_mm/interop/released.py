@@ -31,10 +31,7 @@ class ReleasedWeightsError(UserError):
 
 
 def released_weights(name: str) -> Path:
-    """The released weights under this package's names, downloaded and converted if not there yet.
-
-    Args:
-        name: for example 'vit-base-kclip', with or without 'mapet://'.
+    """The file of released weights, such as 'vit-base-kclip', fetched and converted if not there yet.
 
     Raises:
         ReleasedWeightsError: no such weights, they cannot be fetched, or the file is not the authors'.
@@ -47,8 +44,16 @@ def released_weights(name: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / f"{name}.lock"):  # only one process downloads
         if not converted.is_file():
-            if not original.is_file():
-                _fetch(ADDRESS + FILES[name], original)
+            address = ADDRESS + FILES[name]
+            try:  # the file appears when it is whole
+                if not original.is_file():
+                    first = os.environ.get("RANK", "0") == "0"
+                    torch.hub.download_url_to_file(address, str(original), progress=first)
+            except Exception as error:  # the remedy is the same for all errors
+                raise ReleasedWeightsError(
+                    f"could not fetch {address} ({reason_of(error)[:160]}): check the network, or put the "
+                    f"file at {original}"
+                ) from None
             try:
                 write_weights(converted, reference_to_mm(read_weights(original)))
             except (WeightFileError, ValueError) as error:  # for example a proxy's error page
@@ -62,13 +67,3 @@ def load(filename: str, map_location: str | torch.device | Callable | None = Non
     if isinstance(map_location, (str, torch.device)):
         weights = {name: value.to(map_location) for name, value in weights.items()}
     return {"state_dict": weights, "meta": meta}
-
-
-def _fetch(address: str, file: Path) -> None:
-    try:  # the file appears when it is whole
-        torch.hub.download_url_to_file(address, str(file), progress=os.environ.get("RANK", "0") == "0")
-    except Exception as error:  # the remedy is the same for all errors
-        raise ReleasedWeightsError(
-            f"could not fetch {address} ({reason_of(error)[:160]}): check the network, or put the "
-            f"file at {file}"
-        ) from None

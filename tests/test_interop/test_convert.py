@@ -18,7 +18,7 @@ from mapet_mm.convert import (
     reference_to_mm,
     timm_to_mm,
 )
-from mapet_mm.interop.initial_weights import as_start
+from mapet_mm.interop.convert import as_start
 from mapet_mm.models import MaPeT, MaPeTPretrainViT, MaPeTViT
 from mapet_mm.models.backbones.checkpoint_hooks import fold_layer_scale
 from mapet_mm.weight_files import read_weights, write_weights

@@ -5,11 +5,8 @@ import re
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 from config_building import ROOT, load
-from timm.scheduler import CosineLRScheduler
-from torch import nn, optim
 
 PAGE = (ROOT / "docs/fidelity.md").read_text()
 SIZES = {"T": "vit-tiny", "S": "vit-small", "B": "vit-base"}
@@ -77,32 +74,3 @@ def test_the_page_covers_every_experiment():
         "BEiT": (6, 5),
         "CAE": (6, 12),
     }
-
-
-def timm_rates(peak: float, low: float, warm_up: int, epochs: int) -> np.ndarray:
-    """Rates that timm's scheduler gives in each epoch, with ten epochs of cooldown."""
-    optimizer = optim.SGD([nn.Parameter()], lr=peak)
-    scheduler = CosineLRScheduler(
-        optimizer, epochs, lr_min=low, warmup_t=warm_up, warmup_lr_init=1e-6, warmup_prefix=False
-    )
-    rates = []
-    for epoch in range(epochs + 10):
-        rates.append(optimizer.param_groups[0]["lr"])
-        scheduler.step(epoch + 1)
-    return np.array(rates)
-
-
-def test_timms_schedule_is_as_the_page_says():
-    """Highest rates of 95.0 % and 99.7 % of the peak, and ten epochs at the lowest."""
-    fine_tuning, pretraining = timm_rates(5e-4, 1e-6, 20, 100), timm_rates(1.5e-3, 1e-5, 10, 300)
-    shares = [100 * rates.max() / peak for rates, peak in ((fine_tuning, 5e-4), (pretraining, 1.5e-3))]
-    assert f"{shares[0]:.1f} % of the peak in ViT-B's fine-tuning, {shares[1]:.1f} % in pre-training" in PAGE
-    assert (fine_tuning[-10:] == 1e-6).all()
-    assert (fine_tuning[:-10] > 1e-6 * (1 - 1e-9)).all()
-    assert fine_tuning[20] < fine_tuning[19] == fine_tuning.max()  # the cosine has begun at epoch 0
-    assert f"({len(pretraining)} of pre-training)" in PAGE
-
-
-def test_readme_and_catalogue_lead_to_the_page():
-    for file, link in (("README.md", "(docs/fidelity.md)"), ("configs/README.md", "(../docs/fidelity.md)")):
-        assert link in (ROOT / file).read_text()

@@ -20,7 +20,7 @@ from mapet_mm.evaluation.protocol import build_protocols, evaluate
 from mapet_mm.evaluation.protocols.label_free import LabelFree
 from mapet_mm.models.target_generators.frozen_tokenizer import split_checkpoint
 from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
-from mapet_mm.utils.config import PACKAGE, read_config, scope_of
+from mapet_mm.utils.config import read_config, scope_of
 
 CONFIGS = Path(__file__).parents[1] / "python_configs"
 # Not imported with `mapet_mm.engine`: few runs need what it imports.
@@ -103,14 +103,6 @@ def test_fine_tuning_starts_from_the_pre_trained_weights(project, pretrained):
     assert torch.equal(
         tuned["backbone.layers.0.attn.qkv.weight"], pretrained["backbone.layers.0.attn.qkv.weight"]
     )
-
-
-def test_a_project_inherits_recipes_by_a_link(tmp_path):
-    (tmp_path / "mapet_mm_configs").symlink_to(PACKAGE / "configs")
-    recipe = "mapet_mm_configs/mapet/mapet_vit-small-p16_kclip_32xb64-amp-coslr-300e_in1k.py"
-    (tmp_path / "mine.py").write_text(f"_base_ = {recipe!r}\ntrain_dataloader = dict(batch_size=3)\n")
-    cfg = read_config(tmp_path / "mine.py")
-    assert (cfg.train_dataloader.batch_size, cfg.model.backbone.arch) == (3, "deit-small")
 
 
 def test_each_registered_class_can_be_imported_from_its_package():

@@ -42,19 +42,6 @@ def test_a_part_that_fails_or_is_late_costs_no_other(run, monkeypatch):
     assert ["Not complete" in body for body in bodies] == [False, True, True, False]
 
 
-def test_a_killed_page_keeps_the_parts_that_were_done(run, monkeypatch):
-    def killed(part: gpu.Part, small: bool) -> tuple[str, bool]:
-        if part.title == "Broken":
-            raise SystemExit(137)
-        return f"## {part.title}\n", True
-
-    monkeypatch.setattr(gpu, "PARTS", PARTS)
-    monkeypatch.setattr(gpu, "run_part", killed)
-    code, page = run("--small")
-    assert code == 137
-    assert page.endswith("## Good\n")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_nothing_is_measured(run):
     code, page = run()

@@ -95,12 +95,3 @@ def test_the_round_before_is_part_of_a_rows_cost_and_missing_images_leave_a_gap(
 
     monkeypatch.setattr(fill, "teraflops_of", no_images)
     assert one.cells()[place] == f"no `{TERAFLOPS}`"
-
-
-@pytest.mark.parametrize(
-    ("seeds", "words"),
-    [([0], "Seed 0 only"), ([0, 1], "Mean ± sample standard deviation over the seeds 0, 1")],
-)
-def test_a_table_of_one_seed_names_no_mean(seeds, words):
-    facts = TableFiller(load_table("objectives", DATA), seeds, "out").facts()
-    assert facts[0] == f"{words}; the last validation of each training, no selection; the best in bold."

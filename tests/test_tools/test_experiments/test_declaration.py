@@ -59,15 +59,6 @@ def test_the_papers_numbers_are_the_papers(name):
     assert declared == PAPER[name]
 
 
-def test_digits_numbers_beside_ours_are_those_of_the_papers_smallest_model():
-    paper = {column.name: column.paper for column in load_table("objectives", "digits").columns}
-    names = [row.name for row in load_table("comparison", "imagenet").rows]
-    vit_tiny = dict(zip(names, PAPER["comparison"][0], strict=True))
-    for name in ("CAE", "BEiT", "MaPeT"):
-        assert paper["fine-tuning, all labels"][name] == vit_tiny[f"{name}, k-CLIP"]
-    assert paper["k-NN"] == {}
-
-
 REFUSED = [
     (dict(more="del title"), "title"),
     (dict(rows="dict(name='a'), dict(name='a')"), "two rows named 'a'"),

@@ -215,18 +215,6 @@ def test_none_at_a_time_and_no_seeds_are_refused_in_one_line(option, project, mo
     assert f"argument {option}: 0: one or more" in capsys.readouterr().err
 
 
-def test_rows_run_their_part_and_keep_the_rest_of_the_table(project):
-    fill(rows=["scratch"])
-    assert not any("--one" in name or "--two" in name for name in starts())
-    scratch = cells()["scratch", "probe"]
-    write_config(project, "two", "rate = 3\n")
-    fill(rows=["two"])
-    rows = cells()
-    assert rows["scratch", "probe"] == scratch
-    assert rows["two", "probe"]["mean"]
-    assert rows["one", "probe"]["missing"] == "not run"
-
-
 def test_columns_leave_out_the_runs_of_the_others(project):
     of_column = filler().needed_runs(rows=["one"], columns=["tuned"])
     assert [run.name for run in of_column] == ["data", "one_seed-0", "tuned--one_seed-0"]

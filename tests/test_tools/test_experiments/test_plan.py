@@ -43,33 +43,6 @@ def test_every_cell_resolves_to_existing_configs(name, dataset):
             assert run.processes == (int(re.search(r"_(\d+)xb\d+", run.config)[1]) if trains else 1)
 
 
-def test_two_tables_share_their_pretrainings_and_evaluations():
-    one, two = (plan_table(load_table(name, "imagenet"), [0], "out") for name in ("objectives", "comparison"))
-    shared = {run.name for run in one.runs} & {run.name for run in two.runs}
-    trainings = [name for name in shared if name.startswith("mapet_")]
-    evaluations = [name for name in shared if "--mapet_" in name]
-    assert (len(trainings), len(evaluations)) == (6, 12)
-
-
-def test_no_pretraining_is_trained_as_deit_and_not_probed():
-    """73.7, 79.8 and 81.8 beside a recipe of its own; the paper has no linear probe in that row."""
-    plan = plan_table(load_table("comparison", "imagenet"), [0], "out")
-    cells = [cell for cell in plan.cells if cell.row == "ViT, no pre-training"]
-    assert [cell.column for cell in cells] == [f"ViT-{size}, fine-tuning (top-1, %)" for size in "TSB"]
-    assert [cell.run.config for cell in cells] == [
-        f"configs/scratch/vit-{name}-scratch-amp-coslr-300e_in1k.py"
-        for name in ("tiny-p16_4xb256", "small-p16_4xb256", "base-p16_16xb64")
-    ]
-    assert all(cell.run.line.endswith("--cfg-options randomness.seed=0") for cell in cells)
-    assert all(cell.run.needs == () for cell in cells)
-
-
-def test_numbers_of_the_literature_are_not_run():
-    table = load_table("sota", "imagenet")
-    assert {cell.row for cell in plan_table(table, [0], "out").cells} == {"MaPeT, k-CLIP", "MaPeT, VQ-KD"}
-    assert len([row for row in table.rows if "(literature)" in row.name and row.columns == []]) == 11
-
-
 def test_the_objectives_table_on_digits_is_the_one_that_is_asked_for():
     """Six rows of four evaluations, the tokens alone in one, three seeds; a pre-training per seed."""
     plan = plan_table(load_table("objectives", "digits"), range(3), "out")
@@ -82,16 +55,6 @@ def test_the_objectives_table_on_digits_is_the_one_that_is_asked_for():
     )
     assert [a == b for a, b in zip(scratch, mapet, strict=True)] == [True] * 5 + [False, True]
     assert scratch[5] == "configs/micro/vit-micro_1xb64-scratch-coslr.py"
-
-
-def test_overrides_are_part_of_a_runs_name_and_command():
-    plan = plan_table(load_table("cutting_point", "imagenet"), [3], "out")
-    runs = {run.name: run for run in plan.runs if run.kind == "pre-training"}
-    stem = "mapet_vit-base-p16_vqkd_64xb32-amp-coslr-300e_in1k"
-    names = [f"{stem}_cutting_point-{c}_seed-3" for c in (30, 40, 50, 98)]
-    assert list(runs) == [*names[:3], f"{stem}_seed-3", names[3]]
-    options = ("--cfg-options", "model.backbone.cutting_point=30", "randomness.seed=3")
-    assert runs[names[0]].command[-3:] == options
 
 
 def test_a_recipe_that_does_not_say_how_long_has_no_last_checkpoint():

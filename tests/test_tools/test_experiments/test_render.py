@@ -85,12 +85,6 @@ def test_without_anything_to_compare_nothing_is_added(of_row):
     assert render_differences(replace(TABLE, baseline=None), cells(old=[1.0], new=[2.0])) == ""
 
 
-def test_a_difference_of_a_missing_cell_is_empty():
-    grid = cells(old=[60.0, 61.0], new=[62.0, 64.0])
-    grid["new", COLUMNS[1].heading] = "not run"
-    assert render_differences(TABLE, grid).splitlines()[3].endswith("|  |")
-
-
 def test_a_cell_of_fewer_seeds_than_the_table_says_so_and_the_largest_cost_is_not_the_best():
     text = render_markdown(TABLE, cells(old=[60.0, 61.0, 63.0], new=[62.0, None, 66.0], other=[1.0]), [])
     assert "| old | 61.3 ± 1.5 |" in text
@@ -148,16 +142,6 @@ def test_a_row_without_compute_is_a_dashed_line():
     assert [text.get_text() for text in band.legends[0].get_texts()] == ["old", "new"]
 
 
-def test_nothing_measured_is_a_picture_too_and_five_panels_leave_the_sixth_place_empty():
-    columns = [replace(COLUMNS[0], name=f"probe {number}") for number in range(5)]
-    grid = {(row.name, column.heading): "not run" for row in ROWS for column in columns}
-    figure = draw_tables([(replace(TABLE, title="$5 and $6", columns=columns), grid)])
-    (band,) = figure.subfigs
-    assert [axes.get_visible() for axes in band.axes] == [True] * 5 + [False]
-    title = next(text for text in band.texts if text.get_text() == "$5 and $6")
-    assert not title.get_parse_math()
-
-
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     write_project(tmp_path)
@@ -177,8 +161,3 @@ def test_one_command_draws_the_chosen_rows_of_tables(project, monkeypatch, capsy
     with pytest.raises(SystemExit, match="row 'scratched'"):
         run_tool(monkeypatch, *words, "--rows", "scratched", tool="draw_tables")
     assert TABLE.only([], ["elsewhere"]) == TABLE, "a table without these columns has all of its own"
-
-
-def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_read(monkeypatch):
-    with pytest.raises(SystemExit, match=r"picture\.doc"):
-        run_tool(monkeypatch, "nothing", "--picture", "picture.doc", tool="draw_tables")

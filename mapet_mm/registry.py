@@ -29,7 +29,6 @@ DATA_SAMPLERS = _child(root.DATA_SAMPLERS, "mapet_mm.datasets")
 TRANSFORMS = _child(root.TRANSFORMS, "mapet_mm.datasets")
 HOOKS = _child(root.HOOKS, "mapet_mm.engine", "mapet_mm.engine.hooks.feature_probe_hook")
 METRICS = _child(root.METRICS, "mapet_mm.evaluation.metrics")
-MODEL_WRAPPERS = _child(root.MODEL_WRAPPERS, "mapet_mm.engine")
 OPTIM_WRAPPERS = _child(root.OPTIM_WRAPPERS, "mapet_mm.engine")
 OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, "mapet_mm.engine")
 

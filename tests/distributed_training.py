@@ -1,8 +1,7 @@
 """A process of a training in several, under torchrun: `distributed_training.py FOLDER KEY=VALUE...`.
 
 It trains the nine steps of `jittered_training` with 4 images a step in all, and notes loss and validation of
-each step. `fault` goes wrong in the second process at its fourth image; `until` tells the last process to
-end after a step.
+each step. `until` tells the last process to end after a step.
 """
 
 import json
@@ -16,13 +15,6 @@ from mmengine.dist import all_reduce, get_rank, get_world_size
 from mmengine.hooks import Hook
 
 from mapet_mm.utils.dist import start_processes, stop_processes
-from mapet_mm.utils.errors import one_line_errors
-
-FAULTS = {
-    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "exception": lambda: 1 / 0,
-    "user": lambda: (_ for _ in ()).throw(OSError("the disk is gone")),
-}
 
 
 class Watch(Hook):
@@ -43,21 +35,6 @@ class Watch(Hook):
         self.said["metrics"].append(dict(metrics))
 
 
-class Fault(jittered_training.JitteredNoise):
-    """Goes wrong in the process that loads it."""
-
-    def __init__(self, fault: str) -> None:
-        super().__init__()
-        self.fault, self.loaded = fault, 0
-
-    def __getitem__(self, index: int) -> dict:
-        self.loaded += 1
-        if self.loaded == 4 and get_rank() == 1:
-            FAULTS[self.fault]()
-        return super().__getitem__(index)
-
-
-@one_line_errors
 def main() -> None:
     folder, options = Path(sys.argv[1]), dict(argument.split("=") for argument in sys.argv[2:])
     jittered_training.IMAGES = 12
@@ -67,10 +44,9 @@ def main() -> None:
         resume="resume" in options,
         batch=4 // get_world_size(),
         hooks={**jittered_training.HOOKS, "interruption": dict(type="mapet_mm.InterruptionHook")},
-        dataset=dict(type=Fault, fault=options["fault"]) if "fault" in options else None,
         drop_path_rate=0.0,
         launcher="pytorch",
-        model_wrapper_cfg=dict(type="mapet_mm.CPUDistributedDataParallel", broadcast_buffers=False),
+        model_wrapper_cfg=dict(type="MMDistributedDataParallel", broadcast_buffers=False, device_ids=None),
         val_images=int(options["val"]) if "val" in options else None,
     )
     runner.register_hook(watch := Watch(int(options.get("until", 0))))

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.multiprocessing as mp
+from forked_processes import start_together
+from jittered_training import build
 from mmengine.runner import Runner
 from mmpretrain.structures import DataSample
 from torch.utils.data import Dataset
 
 from mapet_mm.registry import DATASETS
-
-ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
 
 
 @DATASETS.register_module()
@@ -49,29 +48,10 @@ PROBE = dict(
 
 def train(work_dir: Path, hooks: list[dict], **train_cfg) -> Runner:
     """Three epochs of MaPeT, or another loop."""
-    backbone = dict(type="mapet_mm.MaPeTPretrainViT", arch=ARCH, img_size=16, patch_size=4, cutting_point=5)
-    runner = Runner(
-        model=dict(
-            type="mapet_mm.MaPeT",
-            backbone=dict(drop_path_rate=0.2, **backbone),
-            head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=8),
-            target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=8),
-            data_preprocessor=dict(type="mapet_mm.TokenGridDataPreprocessor", mean=[128.0], std=[64.0]),
-        ),
-        work_dir=str(work_dir),
-        train_dataloader=dict(
-            loader(8),
-            sampler=dict(type="DefaultSampler", shuffle=True),
-            collate_fn=dict(type="default_collate"),
-        ),
-        train_cfg=train_cfg or dict(by_epoch=True, max_epochs=3),
-        optim_wrapper=dict(optimizer=dict(type="AdamW", lr=1e-3)),
-        default_hooks=dict(checkpoint=None, sampler_seed=None),
-        custom_hooks=hooks,
-        randomness=dict(seed=3),
-        default_scope="mmpretrain",
-        experiment_name=str(work_dir),
-    )
+    options = dict(train_cfg=train_cfg) if train_cfg else {}
+    dataset = dict(type="mapet_mm.TwoColours")
+    plain = dict(checkpoint=None, sampler_seed=None)
+    runner = build(work_dir, batch=8, hooks=plain, dataset=dataset, custom_hooks=hooks, **options)
     runner.train()
     return runner
 
@@ -79,11 +59,10 @@ def train(work_dir: Path, hooks: list[dict], **train_cfg) -> Runner:
 def in_processes(number: int, function: Callable, folder: Path) -> list:
     """Results of `function` in the processes of a group, forked: nothing of it takes a gradient."""
 
-    def run(rank: int) -> None:
+    def work(rank: int) -> None:
         torch.set_num_threads(1)
-        meeting = f"file://{folder}/meeting of {number}"
-        torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=number)
+        torch.distributed.init_process_group("gloo")
         torch.save(function(), folder / f"result_{rank}.pt")
 
-    mp.start_processes(run, nprocs=number, start_method="fork")
+    start_together(number, work)
     return [torch.load(folder / f"result_{rank}.pt") for rank in range(number)]

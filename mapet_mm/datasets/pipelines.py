@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
-from mmengine.dataset import BaseDataset
 from torch.utils.data import Dataset
 
 from mapet_mm.structures.image_names import path_of
@@ -40,18 +38,12 @@ def find_step(pipeline: Any, kind: type) -> Any:
 
 
 def image_paths(dataset: Dataset) -> list[str]:
-    """Paths of a dataset's images in its order; a million of them in two seconds.
+    """Paths of a dataset's images in its order.
 
     Raises:
         UserError: the images have no paths.
     """
-    if getattr(type(dataset), "get_data_info", None) is BaseDataset.get_data_info and dataset.serialize_data:
-        dataset.full_init()
-        ends, stored = dataset.data_address.tolist(), memoryview(dataset.data_bytes)
-        infos = (pickle.loads(stored[start:end]) for start, end in zip([0, *ends], ends, strict=False))
-    else:
-        infos = (dataset.get_data_info(index) for index in range(len(dataset)))
-    paths = [info.get("img_path") for info in infos]
+    paths = [dataset.get_data_info(index).get("img_path") for index in range(len(dataset))]
     if paths and not paths[0]:
         path_of({}, dataset)
     return paths

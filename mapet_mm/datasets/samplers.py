@@ -70,8 +70,7 @@ class SeededSampler(Sampler):
     """The order of another sampler, in which each index carries a seed, and which starts at any image.
 
     An image's seed depends on the run's seed, the epoch and the image's place in the epoch's order over all
-    processes, so it does not depend on the number of workers, or of processes with the same total batch. With
-    repeated augmentation, each copy of an image gets a different seed.
+    processes, so not on the number of workers, nor of processes with the same total batch.
 
     Args:
         dataset: the dataset.
@@ -136,8 +135,7 @@ def draw_seed(state: int, place: int) -> int:
 class SeededDataset(Dataset):
     """A dataset that seeds Python, NumPy and PyTorch from each index; it has the inner one's attributes.
 
-    A sample's seed is kept in the metainfo of its data sample, as `draw_seed`: MaPeT draws the image's
-    permutation with it.
+    A data sample keeps its seed as `draw_seed`, with which MaPeT draws the image's permutation.
 
     Args:
         dataset: the dataset, or its config.
@@ -149,8 +147,6 @@ class SeededDataset(Dataset):
     """
 
     def __init__(self, dataset: Dataset | Mapping[str, Any], on_error: str = "raise") -> None:
-        if on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error is {on_error!r}: raise or skip")
         inner = ALL_DATASETS.build(dataset) if isinstance(dataset, Mapping) else dataset
         self.__dict__.update(dataset=inner, on_error=on_error)
 

@@ -13,12 +13,10 @@ from mapet_mm.engine.hooks.token_usage_hook import TokenUsageHook
 from mapet_mm.engine.hooks.total_batch_hook import TotalBatchHook
 from mapet_mm.engine.optimizers.autocast_optim_wrapper import AutocastOptimWrapper
 from mapet_mm.engine.optimizers.layer_decay import LayerDecayOptimWrapperConstructor
-from mapet_mm.engine.runners.build_runner import CPUDistributedDataParallel
 from mapet_mm.evaluation.metrics.token_accuracy import LayerwiseAccuracy, TokenAccuracy
 
 __all__ = [
     "AutocastOptimWrapper",
-    "CPUDistributedDataParallel",
     "ClassNamesCheckHook",
     "CompileHook",
     "EpochSeedHook",

@@ -14,8 +14,8 @@ ATTEMPTS = 200
 class BlockwiseMask(BEiTMaskGenerator):
     """Mask blocks until a number of patches is masked; adds `mask`, `(H, W)` int64 (BEiT, Algorithm 1).
 
-    MMPretrain's `BEiTMaskGenerator` draws a block's corner from a range that is one too short, so it never
-    masks the grid's last row and last column. BEiT's authors use the full range, and so does this class.
+    MMPretrain's `BEiTMaskGenerator` never masks the grid's last row and last column, because it draws a
+    block's corner from a range that is one too short.
 
     Args:
         input_size: patches per side, or (height, width).

@@ -10,7 +10,6 @@ from mmcv.transforms import BaseTransform
 
 from mapet_mm.registry import TRANSFORMS
 from mapet_mm.structures import MissingTokensError, TokenStore
-from mapet_mm.structures.codebook import Codebook
 from mapet_mm.structures.image_names import relative_name
 from mapet_mm.utils.config import pair
 
@@ -26,29 +25,16 @@ class LoadTokenGrid(BaseTransform):
         store: directory of the token store; opened when first used.
         data_root: folder that the names in the store are relative to; by default the one recorded in the
             store. Set it if the dataset has moved since.
-        codebook: path of the codebook whose tokens the store must hold; checked on construction.
         optional: pass on images without `img_path`, without tokens: MMPretrain's inferencers give only
             pixels, which is enough for `FeatureExtractor`.
 
     Raises:
-        TokenStoreError: the store is missing or damaged, or was made by another tokenizer than `codebook`.
+        TokenStoreError: the store is missing or damaged.
         MissingTokensError: the store has no tokens for an image, or an image has no `img_path`.
     """
 
-    def __init__(
-        self,
-        store: str,
-        data_root: str | None = None,
-        codebook: str | None = None,
-        optional: bool = False,
-    ) -> None:
-        self.path = store
-        self.data_root = data_root
-        self.optional = optional
-        if codebook is not None:
-            self.store.require_tokenizer(
-                Codebook.load(codebook).digest, f"the config's codebook `{codebook}`"
-            )
+    def __init__(self, store: str, data_root: str | None = None, optional: bool = False) -> None:
+        self.path, self.data_root, self.optional = store, data_root, optional
 
     @cached_property
     def store(self) -> TokenStore:
@@ -84,9 +70,6 @@ class LoadTokenGrid(BaseTransform):
         results["token_grid"] = self.store[self.name_of(results["img_path"])].astype(np.int64)
         return results
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(store={self.path!r}, data_root={self.data_root!r})"
-
 
 @TRANSFORMS.register_module()
 class RandomFlipTokenGrid(BaseTransform):
@@ -96,26 +79,21 @@ class RandomFlipTokenGrid(BaseTransform):
         prob: probability of a flip.
 
     Raises:
-        ValueError: there is no token grid to flip.
+        KeyError: there is no token grid to flip.
     """
 
     def __init__(self, prob: float = 0.5) -> None:
-        if not 0 <= prob <= 1:
-            raise ValueError(f"RandomFlipTokenGrid's prob must be in 0..1, got {prob}")
         self.prob = prob
 
     def transform(self, results: dict) -> dict:
         """Flip `img` and `token_grid`, or neither."""
-        grid = _token_grid(results, self)
+        grid = results["token_grid"]
         results["flip"] = bool(np.random.rand() < self.prob)
         results["flip_direction"] = "horizontal" if results["flip"] else None
         if results["flip"]:
             results["img"] = mmcv.imflip(results["img"], direction="horizontal")
             results["token_grid"] = np.ascontiguousarray(grid[:, ::-1])
         return results
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(prob={self.prob})"
 
 
 @TRANSFORMS.register_module()
@@ -127,9 +105,9 @@ class RandomCropTokenGrid(BaseTransform):
         patch_size: side in pixels of the patch that a token describes, or (height, width).
 
     Raises:
-        ValueError: a size that is not one or two whole numbers, the crop size is not a multiple of the patch
-            size or is larger than the image, the image's size is not its grid times the patch size, or there
-            is no token grid.
+        ValueError: the crop size is not a multiple of the patch size or is larger than the image, or the
+            image's size is not its grid times the patch size.
+        KeyError: there is no token grid to crop.
     """
 
     def __init__(self, crop_size: int | tuple[int, int], patch_size: int | tuple[int, int]) -> None:
@@ -149,15 +127,13 @@ class RandomCropTokenGrid(BaseTransform):
 
     def transform(self, results: dict) -> dict:
         """Crop `img` and `token_grid` to a uniformly drawn window."""
-        tokens, (patch_height, patch_width) = _token_grid(results, self), self.patch_size
+        tokens, (patch_height, patch_width) = results["token_grid"], self.patch_size
         if results["img"].shape[:2] != (tokens.shape[0] * patch_height, tokens.shape[1] * patch_width):
             raise ValueError(
                 f"RandomCropTokenGrid: image of {results['img'].shape[:2]} px and token grid {tokens.shape} "
                 f"do not match at patch_size {self.patch_size}"
             )
         (height, width), (rows, columns) = self.grid, tokens.shape
-        if height > rows or width > columns:
-            raise ValueError(f"RandomCropTokenGrid's crop_size {self.crop_size} is larger than the image")
         top, left = np.random.randint(rows - height + 1), np.random.randint(columns - width + 1)
         results["token_grid"] = tokens[top : top + height, left : left + width].copy()
         pixel_rows = slice(top * patch_height, (top + height) * patch_height)
@@ -165,12 +141,3 @@ class RandomCropTokenGrid(BaseTransform):
         results["img"] = np.ascontiguousarray(results["img"][pixel_rows, pixel_columns])
         results["img_shape"] = self.crop_size
         return results
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(crop_size={self.crop_size}, patch_size={self.patch_size})"
-
-
-def _token_grid(results: dict, transform: BaseTransform) -> np.ndarray:
-    if "token_grid" not in results:
-        raise ValueError(f"{type(transform).__name__} finds no token_grid: put LoadTokenGrid before it")
-    return results["token_grid"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
@@ -46,8 +46,8 @@ def check_alignment(dataset: Dataset, grid: tuple[int, int]) -> None:
 
     A test image is a pattern of two grey levels, or its negative. Both pass the pipeline with the same random
     draws, so the sign of their difference shows where each pixel came from, whatever became of its colour.
-    The tokenizer's view of them is made by the pipeline that the token store records (without one, it is the
-    largest centred part of the grid's shape), or it is the second of two views of an online tokenizer.
+    The tokenizer's view is made by the pipeline that the token store records (without one, it is the largest
+    centred part of the grid's shape), or it is the second of two views of an online tokenizer.
 
     Args:
         dataset: with a `pipeline` that loads images from files.
@@ -73,14 +73,13 @@ def check_alignment(dataset: Dataset, grid: tuple[int, int]) -> None:
             if wrong is not None and wrong > TOLERANCE:
                 raise TokenStoreError(
                     f"the pipeline of {type(dataset).__name__} moves pixels and not their tokens: {wrong:.0%}"
-                    " of a test image is not what its tokens stand for. Use RandomFlipTokenGrid or "
-                    "RandomCropTokenGrid after LoadTokenGrid, and cut what the tokenizer saw (the largest "
-                    "centred square: EfficientNetCenterCrop with crop_padding=0)"
+                    " of a test image is not what its tokens stand for. Use RandomFlipTokenGrid and "
+                    "RandomCropTokenGrid, and cut what the tokenizer saw"
                 )
     if not read:
         raise TokenStoreError(
-            f"no test image passes the pipeline of {type(dataset).__name__} ({reason}), so images and tokens "
-            "may not match: correct the pipeline, or set TokenStoreCheckHook's alignment=False"
+            f"no test image passes the pipeline of {type(dataset).__name__} ({reason}): correct it, or set "
+            "TokenStoreCheckHook's alignment=False"
         )
 
 
@@ -138,12 +137,7 @@ def _test_images(dataset: Dataset, grid: tuple[int, int], folder: Path) -> Itera
 
 
 def _wrong_share(
-    pipeline: Compose,
-    view: Compose | None,
-    grid: tuple[int, int],
-    info: Mapping[str, Any],
-    files: tuple[str, str],
-    seed: int,
+    pipeline: Compose, view: Compose | None, grid: tuple[int, int], info: dict, files: tuple, seed: int
 ) -> float | None:
     """Share of the samples that are not what their tokens stand for; None if too few can be read."""
     (arrived, *others), ids = _differences(pipeline, info, files, seed)
@@ -168,7 +162,7 @@ def _wrong_share(
 
 
 def _differences(
-    pipeline: Compose, info: Mapping[str, Any], files: tuple[str, str], seed: int
+    pipeline: Compose, info: dict, files: tuple, seed: int
 ) -> tuple[list[np.ndarray], np.ndarray | None]:
     """Grey differences between two files in each view that a pipeline makes, and the ids that arrive."""
     samples = []
@@ -195,9 +189,7 @@ def _samples(difference: np.ndarray, grid: tuple[int, int]) -> Float[np.ndarray,
 
 def _grey(image: Any) -> Float[np.ndarray, "height width"]:
     values = np.asarray(image, dtype=np.float32)
-    if values.ndim == 3:
-        values = values.mean(axis=0 if isinstance(image, Tensor) else 2)
-    return values
+    return values.mean(axis=0 if isinstance(image, Tensor) else 2) if values.ndim == 3 else values
 
 
 @contextmanager

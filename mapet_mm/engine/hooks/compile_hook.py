@@ -27,17 +27,13 @@ class CompileHook(Hook):
     Args:
         memory_budget: of what the compiler would keep for the backward pass, the share that it may keep; the
             rest, the cheapest, is computed again. Applies to everything that the process compiles.
-        fullgraph: refuse a backbone that cannot be one graph, instead of breaking it silently.
-        dynamic: False compiles once for each shape of a training batch, up to eight; None switches to one
-            graph for all shapes at the second one, for training with many image sizes.
-        **options: other arguments of `torch.compile` (`backend`, `mode`, `options`).
+        **options: arguments of `torch.compile`; by default `fullgraph=True`, which refuses a backbone that is
+            not one graph, and `dynamic=False` (None for training with many image sizes).
     """
 
-    def __init__(
-        self, memory_budget: float = 0.9, fullgraph: bool = True, dynamic: bool | None = False, **options: Any
-    ) -> None:
+    def __init__(self, memory_budget: float = 0.9, **options: Any) -> None:
         self.memory_budget = memory_budget
-        self.options = dict(fullgraph=fullgraph, dynamic=dynamic, **options)
+        self.options = dict(fullgraph=True, dynamic=False) | options
         self._eager = ExitStack()
 
     def before_val(self, runner: Runner) -> None:

@@ -25,17 +25,13 @@ class EpochSeedHook(Hook):
     """Seed the random draws of each image and each step, and resume within an epoch.
 
     `mapet_mm.datasets.seed_dataloaders`, which `tools/train.py` calls before it builds the Runner, gives each
-    image a seed made of the run's seed, the epoch and the image's place in the epoch's order; a `seed` of the
-    config's `train_dataloader.sampler` orders the images in place of the run's. What the model draws in a
-    step, for example stochastic depth, comes from the seed, the step and the process. A run that was killed
-    and resumed from a checkpoint, also from the middle of an epoch, therefore ends with the same weights as
-    an undisturbed one, bit for bit on one machine type, with any number of workers. The exceptions: gradients
+    image a seed made of the run's seed, the epoch and the image's place in the epoch's order. What the model
+    draws in a step, for example stochastic depth, comes from the seed, the step and the process. A run that
+    was killed and resumed, also in the middle of an epoch, therefore ends with the same weights as an
+    undisturbed one, bit for bit on one machine type, with any number of workers. The exceptions: gradients
     that were being accumulated at the checkpoint are lost, and a batch sampler of the config's own (as
-    MMDetection's by aspect ratio) groups the rest of the epoch anew.
-
-    Another number of processes sees the same images in each step with the same draws if `processes x
-    batch_size` is the same. Where the number of images is no multiple of the processes, an epoch's last step
-    differs: MMEngine's sampler repeats up to `processes - 1` images there.
+    MMDetection's by aspect ratio) groups the rest of the epoch anew. Another number of processes draws the
+    same if `processes x batch_size` is the same, but for images that MMEngine repeats at an epoch's end.
 
     Args:
         on_error: of `mapet_mm.datasets.SeededDataset`, for training images that cannot be read.

@@ -23,6 +23,8 @@ RISEN, RISEN_BY = 1.3, 0.1
 COLLAPSED, FEW_OF_TARGETS, BEGUN = 0.1, 0.02, 0.1
 # Warn of targets that use fewer effective tokens than this share of the vocabulary, and at least this many.
 USED, USED_AT_LEAST = 0.01, 2
+# Warn if more than this share of the time goes by waiting for images.
+WAITING = 0.2
 
 
 @HOOKS.register_module()
@@ -33,22 +35,19 @@ class HealthHook(Hook):
     order, as `place_accuracy/01` and on (a later target sees more targets, so the accuracy rises with MaPeT
     and PIM, and is flat with MIM); the effective number of predicted and target tokens (the exponential of
     their entropy); and the effective rank (RankMe) of the images' mean latents. They cover the images of
-    all processes since the last interval; MMEngine's own (`loss`, `token_accuracy`, `time`) cover the first
-    process alone.
+    all processes since the last interval.
 
     It warns of a loss that has risen, of predictions and codebooks that use few tokens, and of a loader that
-    does not keep up. Images and steps that are not finite (see `NonFiniteHook`) do not count. It waits for
-    the device, and for the other processes, only once per interval.
+    does not keep up. Images and steps that are not finite (see `NonFiniteHook`) do not count.
 
     Args:
         interval: steps between two checks.
         bins: consecutive parts of the permuted order, at most as many as it has places. A part of which
             nothing was predicted (`MaPeT.prediction_ratio`) is not logged.
-        waiting: share of the time that may pass waiting for images.
     """
 
-    def __init__(self, interval: int = 100, bins: int = 10, waiting: float = 0.2) -> None:
-        self.interval, self.bins, self.waiting = interval, bins, waiting
+    def __init__(self, interval: int = 100, bins: int = 10) -> None:
+        self.interval, self.bins = interval, bins
         self.warned: set[str] = set()
         self.lowest_loss, self.most_predicted = float("inf"), 0.0
         self.slow_looks = 0
@@ -97,8 +96,7 @@ class HealthHook(Hook):
             self._warn(
                 "loss",
                 f"the loss has risen from {self.lowest_loss:.3g} to {loss:.3g} (means of {self.interval} "
-                "steps): if it stays there, go back to an earlier checkpoint (`--resume`) with a lower rate "
-                "(`optim_wrapper.optimizer.lr`) or a longer warm-up",
+                "steps): if it stays there, start anew with a lower rate or a longer warm-up",
             )
 
     def _check_loader(self, runner: Runner) -> None:
@@ -106,14 +104,13 @@ class HealthHook(Hook):
         if not took:
             return
         # Once may be a start of the workers, or a pause of the disk.
-        self.slow_looks = self.slow_looks + 1 if waited > self.waiting * took else 0
+        self.slow_looks = self.slow_looks + 1 if waited > WAITING * took else 0
         if self.slow_looks > 1:
             loader = runner.train_dataloader
             self._warn(
                 "loader",
                 f"{waited / took:.0%} of the time goes by waiting for images: raise "
-                f"`train_dataloader.num_workers` ({loader.num_workers} now, {os.cpu_count()} cores here), or "
-                "bring the images to a faster disk or a smaller size",
+                f"`train_dataloader.num_workers` ({loader.num_workers} now, {os.cpu_count()} cores here)",
             )
 
     def _check_predictions(self, runner: Runner, statistics: PredictionStatistics) -> None:
@@ -132,15 +129,13 @@ class HealthHook(Hook):
             self._warn(
                 "predictions",
                 f"the predictions have collapsed: {predicted:.1f} tokens (the exponential of their entropy), "
-                f"{self.most_predicted:.1f} before, {targets:.1f} of the targets: lower the rate, and look "
-                "at whether images and tokens belong together (`TokenStoreCheckHook`)",
+                f"{self.most_predicted:.1f} before, {targets:.1f} of the targets: lower the rate",
             )
         if targets < max(USED_AT_LEAST, USED * statistics.vocab_size):
             self._warn(
                 "codebook",
                 f"the targets use {targets:.1f} of {statistics.vocab_size} tokens (the exponential of their "
-                "entropy): the codebook has collapsed; fit it to this dataset (tools/fit_codebook.py), and "
-                "look at tools/visualize_codebook.py",
+                "entropy): the codebook has collapsed; fit it to this dataset (tools/fit_codebook.py)",
             )
 
     def _warn(self, what: str, text: str) -> None:

@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -22,7 +23,7 @@ from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import STOPPED
 
 LATEST = "latest.pth"
-SIGNALS = ("SIGUSR1", "SIGTERM", "SIGINT")
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 NOTHING, SAVE, STOP = range(3)
 
 
@@ -32,19 +33,16 @@ class InterruptionHook(Hook):
 
     The same command then resumes with the next batch. Slurm sends SIGUSR1 before a job's time limit
     (`--signal`) and SIGTERM when it takes the machine away; Ctrl-C sends SIGINT, and a second one ends the
-    run at once. All processes save after the same step, whichever of them got the signal; a signal during
-    validation takes effect after the next step.
+    run at once. All processes save after the same step, whichever of them got the signal.
 
     Args:
         minutes: between two checkpoints; None writes one only at a signal.
-        signals: names of the signals.
     """
 
     priority = "LOWEST"  # after CheckpointHook, whose checkpoint may be of the same step
 
-    def __init__(self, minutes: float | None = 30, signals: Sequence[str] = SIGNALS) -> None:
+    def __init__(self, minutes: float | None = 30) -> None:
         self.minutes = minutes
-        self.signals = [getattr(signal, name) for name in signals]
         self.told: int | None = None
         self._before: dict[int, object] = {}
 
@@ -52,10 +50,10 @@ class InterruptionHook(Hook):
         """Listen to the signals, which Python takes in the main thread alone."""
         self.process, self.saved, self.told = os.getpid(), time.monotonic(), None
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._tell) for number in self.signals}
+            self._before = {number: signal.signal(number, self._tell) for number in SIGNALS}
         loader = runner.train_dataloader
         if loader.num_workers:
-            loader.worker_init_fn = PatientWorker(loader.worker_init_fn, self.signals)
+            loader.worker_init_fn = partial(start_patient_worker, loader.worker_init_fn)
 
     def after_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
         """Save if it is time, and end if any process got a signal."""
@@ -103,20 +101,15 @@ class InterruptionHook(Hook):
             replace_file(Path(runner.work_dir, "last_checkpoint"), os.path.join(folder, LATEST).encode())
 
 
-class PatientWorker:
-    """Starts a loader's worker that outlives the first signal, which goes to all processes of a job.
+def start_patient_worker(start: Callable[[int], None] | None, worker: int) -> None:
+    """Start a loader's worker that outlives the first signal, which goes to all processes of a job.
 
     PyTorch's workers end at SIGTERM, and the run with them before it has saved. A second signal ends them.
     """
-
-    def __init__(self, start: Callable[[int], None] | None, signals: Sequence[int]) -> None:
-        self.start, self.signals = start, signals
-
-    def __call__(self, worker: int) -> None:
-        if self.start is not None:
-            self.start(worker)
-        for number in self.signals:
-            signal.signal(number, lambda number, frame: signal.signal(number, signal.SIG_DFL))
+    if start is not None:
+        start(worker)
+    for number in SIGNALS:
+        signal.signal(number, lambda number, frame: signal.signal(number, signal.SIG_DFL))
 
 
 def _folder(runner: Runner) -> str:

@@ -37,9 +37,8 @@ class PortableCheckpointHook(Hook):
     """Write whole checkpoints of tensors and plain values, and refuse weights that fit no layer.
 
     On a local disk, a checkpoint appears when it is complete, and the only one stays until the next exists.
-    NumPy's numbers become Python's, and MMEngine's log buffers, which grow with each step, are left out:
-    after a resume, the log's running means begin anew. A run resumed in a copied folder uses the copy's best
-    checkpoint, where MMEngine would replace the original's.
+    NumPy's numbers become Python's, and MMEngine's log buffers, which grow with each step, are left out. A
+    run resumed in a copied folder uses the copy's best checkpoint.
 
     Args:
         recipe: the run's settings, kept in each checkpoint; tools/train.py passes them.
@@ -63,9 +62,8 @@ class PortableCheckpointHook(Hook):
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Add a description for exports; leave tensors and plain values, in the checkpoint alone."""
         if "meta" in checkpoint:
-            checkpoint["meta"].update(description_entry(runner.cfg))
-        if self.recipe and "meta" in checkpoint:
-            checkpoint["meta"]["recipe"] = self.recipe
+            recipe = {"recipe": self.recipe} if self.recipe else {}
+            checkpoint["meta"].update(description_entry(runner.cfg), **recipe)
         if "message_hub" in checkpoint:
             checkpoint["message_hub"] = {**checkpoint["message_hub"], "log_scalars": {}}
         checkpoint.update({name: _plain(checkpoint[name]) for name in DESCRIBING if name in checkpoint})

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from jaxtyping import Int
-from mmengine.dataset import BaseDataset
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger, print_log
@@ -35,13 +33,10 @@ TOKENIZER = "tokenizer"  # in a checkpoint's `meta`: the digest that its token s
 class TokenStoreCheckHook(Hook):
     """Stop before the first iteration if tokens do not fit the model, or images lack tokens.
 
-    Looks at every `LoadTokenGrid` in the pipelines of the training and validation sets, also inside dataset
-    wrappers, and sends test images through the pipelines (see `check_alignment`). A tokenizer inside the
-    model has to see images normalised as those that its codebook was fitted on, and the patches that the
-    model sees. A pipeline that another hook sets during training is checked before its first step.
-
-    Images that the store skipped because they could not be decoded are left out: the next image takes the
-    place of each. No length changes, so samplers, schedules and resumed trainings are not affected.
+    Looks at every `LoadTokenGrid` of the training and validation sets, also inside dataset wrappers, and
+    sends test images through the pipelines (see `check_alignment`). A tokenizer inside the model has to see
+    images normalised as those of its codebook. A pipeline that another hook sets is checked before its first
+    step. The next image takes the place of each that the store skipped, so no length changes.
 
     Args:
         codebook: path of the codebook whose tokens the stores must hold; None only requires that all stores
@@ -50,8 +45,7 @@ class TokenStoreCheckHook(Hook):
 
     Raises:
         TokenStoreError: another grid than the backbone's, ids outside the head's vocabulary, another
-            tokenizer, in a resumed training also than before, no token grids although the target generator
-            needs them, a damaged file, or images that are not aligned with them.
+            tokenizer, no tokens although the model needs them, a damaged file, or images not aligned.
         CodebookError: images of a tokenizer inside the model are not normalised as for its codebook.
         MissingTokensError: images without tokens, with their number and the first one's path.
     """
@@ -113,7 +107,12 @@ class TokenStoreCheckHook(Hook):
         if load is not None:
             grid = load.store.grid
             check_fits(model, dataset, load)
-            self._check_tokenizer(load)
+            whose = "that of the run's first token store"
+            if self.codebook is not None:
+                self.tokenizer = Codebook.load(self.codebook).digest
+                whose = f"TokenStoreCheckHook's codebook `{self.codebook}`"
+            self.tokenizer = self.tokenizer or load.store.tokenizer
+            load.store.require_tokenizer(self.tokenizer, whose)
             if is_main_process():
                 load.store.verify()  # against damage since it was written: a second for ImageNet's
             leave_out_skipped(dataset, load)
@@ -126,21 +125,9 @@ class TokenStoreCheckHook(Hook):
             check_alignment(dataset, grid)
         self.pipelines.append(getattr(dataset, "pipeline", None))
 
-    def _check_tokenizer(self, load: LoadTokenGrid) -> None:
-        whose = "that of the run's first token store"
-        if self.codebook is not None:
-            self.tokenizer = Codebook.load(self.codebook).digest
-            whose = f"TokenStoreCheckHook's codebook `{self.codebook}`"
-        self.tokenizer = self.tokenizer or load.store.tokenizer
-        load.store.require_tokenizer(self.tokenizer, whose)
-
 
 def check_fits(model: nn.Module, dataset: Dataset, load: LoadTokenGrid) -> None:
-    """Compare a store's grid and vocabulary with the model's.
-
-    Raises:
-        TokenStoreError: they differ.
-    """
+    """Raise TokenStoreError if a store's grid or vocabulary is not the model's."""
     store = load.store
     crops = [step for step in pipeline_steps(dataset.pipeline) if isinstance(step, RandomCropTokenGrid)]
     grid = crops[-1].grid if crops else store.grid
@@ -161,11 +148,7 @@ def check_fits(model: nn.Module, dataset: Dataset, load: LoadTokenGrid) -> None:
 
 
 def leave_out_skipped(dataset: Dataset, load: LoadTokenGrid) -> None:
-    """Put the next image in the place of each that the store skipped.
-
-    Raises:
-        MissingTokensError: other images have no tokens.
-    """
+    """Put the next image in the place of each that the store skipped; others have to have tokens."""
     store, paths = load.store, image_paths(dataset)
     names = list(_names(paths, load))
     rows = store.rows(names)
@@ -180,11 +163,11 @@ def leave_out_skipped(dataset: Dataset, load: LoadTokenGrid) -> None:
     if not skipped:
         print_log(f"token store `{load.path}` has tokens for all {len(dataset)} images", logger="current")
         return
-    _leave_out(dataset, np.asarray(skipped), load)
+    _leave_out(dataset, skipped, load)
     MMLogger.get_current_instance().warning(
         f"token store `{load.path}` skipped {len(skipped)} of {len(dataset)} images of "
         f"{type(dataset).__name__}, which could not be decoded: the next image takes the place of each; the "
-        f"first is `{paths[skipped[0]]}`, and TokenStore.open(...).skipped has all with their reasons"
+        f"first is `{paths[skipped[0]]}`"
     )
 
 
@@ -197,7 +180,7 @@ def leave_out_as_in(trained_on: Dataset, dataset: Dataset) -> None:
                 root = load.data_root or load.store.data_root
                 names = (relative_name(path, root) for path in image_paths(leaf))
                 skipped = [index for index, name in enumerate(names) if name in reasons]
-                _leave_out(leaf, np.asarray(skipped, dtype=int), load)
+                _leave_out(leaf, skipped, load)
 
 
 def _names(paths: list[str], load: LoadTokenGrid) -> Iterator[str]:
@@ -209,9 +192,9 @@ def _names(paths: list[str], load: LoadTokenGrid) -> Iterator[str]:
         yield name if is_plain else load.name_of(path)
 
 
-def _leave_out(dataset: Dataset, skipped: Int[np.ndarray, " image"], load: LoadTokenGrid) -> None:
+def _leave_out(dataset: Dataset, skipped: list[int], load: LoadTokenGrid) -> None:
     """Put the image behind each of these in its place."""
-    if not skipped.size:
+    if not skipped:
         return
     shown = np.arange(len(dataset))
     kept = np.delete(shown, skipped)
@@ -221,30 +204,14 @@ def _leave_out(dataset: Dataset, skipped: Int[np.ndarray, " image"], load: LoadT
             "and run tools/extract_tokens.py --retry-skipped"
         )
     shown[skipped] = kept[np.searchsorted(kept, skipped) % len(kept)]
-    if not (isinstance(dataset, BaseDataset) and dataset.serialize_data):
-        dataset.get_subset_(shown.tolist())
-        return
-    # As `get_subset_`, which takes ten seconds for a million images, by the runs between the skipped ones.
-    ends = dataset.data_address
-    starts = np.concatenate([[0], ends[:-1]])
-    runs = np.split(shown, np.flatnonzero(np.diff(shown) != 1) + 1)
-    dataset.data_bytes = np.concatenate([dataset.data_bytes[starts[run[0]] : ends[run[-1]]] for run in runs])
-    dataset.data_address = np.cumsum((ends - starts)[shown])
+    dataset.get_subset_(shown.tolist())
 
 
 def check_normalisation(model: nn.Module) -> None:
-    """Compare how a tokenizer's view is normalised in the model with how it was for its codebook.
-
-    Args:
-        model: with a tokenizer as `target_generator`; all others pass, and codebooks that record nothing.
-
-    Raises:
-        CodebookError: they differ.
-    """
+    """Raise CodebookError if a tokenizer in the model sees images normalised otherwise than its codebook."""
     codebook = getattr(getattr(model, "target_generator", None), "codebook", None)
-    if not isinstance(codebook, Codebook):
-        return
-    recorded = (codebook.metadata.get("preprocessing") or {}).get("data_preprocessor")
+    metadata = codebook.metadata if isinstance(codebook, Codebook) else {}
+    recorded = (metadata.get("preprocessing") or {}).get("data_preprocessor")
     if recorded is None:
         return
     pixels = torch.arange(0, 240, 5, dtype=torch.uint8).reshape(1, 3, 4, 4)

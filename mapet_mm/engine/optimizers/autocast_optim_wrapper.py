@@ -18,8 +18,7 @@ from mapet_mm.utils.dist import choose_dtype
 class AutocastOptimWrapper(OptimWrapper):
     """Optimizer wrapper with autocast: bfloat16 on CPU and on CUDA devices that support it, else float16.
 
-    float16 comes with loss scaling. MMEngine's `AmpOptimWrapper` works only on CUDA, in float16 unless told
-    otherwise.
+    float16 comes with loss scaling. MMEngine's `AmpOptimWrapper` works only on CUDA.
 
     Args:
         optimizer: the optimizer.
@@ -66,9 +65,7 @@ class AutocastOptimWrapper(OptimWrapper):
         if self.clip_grad_kwargs:
             self.loss_scaler.unscale_(self.optimizer)
             parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
-            norm = self.clip_func(
-                [one for one in parameters if one.grad is not None], **self.clip_grad_kwargs
-            )
+            norm = self.clip_func([p for p in parameters if p.grad is not None], **self.clip_grad_kwargs)
             if norm is not None:  # clipped by norm, not by value
                 self.message_hub.update_scalar(f"train/{self.grad_name}", float(norm))
         self.loss_scaler.step(self.optimizer, **kwargs)

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mmengine.logging import print_log
-from mmengine.optim import DefaultOptimWrapperConstructor, OptimWrapper
+from mmengine.optim import DefaultOptimWrapperConstructor
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 
 from mapet_mm.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
@@ -37,8 +36,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
               that fits is used and changes only what it names; `lr_mult` multiplies the depth's factor.
 
     Raises:
-        ValueError: an option that is unknown, out of range or missing; flattened parameters, whose dimensions
-            do not tell biases; or, for a rate below 1, a backbone that places no parameter below the top.
+        ValueError: an option that is unknown, out of range or missing; or, for a rate below 1, a backbone
+            that places no parameter below the top.
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
@@ -51,12 +50,6 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             raise ValueError("optim_wrapper.optimizer has to give `lr` and `weight_decay`")
         if not 0 < self.rate <= 1:
             raise ValueError(f"paramwise_cfg.layer_decay_rate is {self.rate}: more than 0, at most 1")
-
-    def __call__(self, model: nn.Module) -> OptimWrapper:
-        """Build the optimizer and its wrapper."""
-        if any(isinstance(one, FullyShardedDataParallel) for one in model.modules()):
-            raise ValueError("FullyShardedDataParallel hides shapes: use `fully_shard`")
-        return super().__call__(model)
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = "", **kwargs: Any) -> None:
         """Append the model's parameter groups to `params`: one per depth, weight decay and rate."""
@@ -81,7 +74,12 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             group["params"].append(param)
             group["names"].append(name)
         params.extend(groups[key] for key in sorted(groups))
-        _log_groups(params, self.rate)
+        rates = [group["lr"] for group in params]
+        print_log(
+            f"{len(params)} parameter groups, layer decay {self.rate:g}: "
+            f"learning rates {min(rates, default=0):.3g} to {max(rates, default=0):.3g}",
+            logger="current",
+        )
 
     def _depth_function(self, model: nn.Module) -> Callable[[str], tuple[int, int]]:
         """Depth and number of depths of a parameter, by its plain name."""
@@ -124,15 +122,3 @@ def _find_backbones(model: nn.Module) -> dict[str, nn.Module]:
         if inside and hasattr(module, "get_layer_depth"):
             found[name] = module
     return found
-
-
-def _log_groups(groups: list[dict], rate: float) -> None:
-    sizes = [sum(param.numel() for param in group["params"]) for group in groups]
-    decayed = sum(size for size, group in zip(sizes, groups, strict=True) if group["weight_decay"])
-    rates = [group["lr"] for group in groups]
-    print_log(
-        f"{len(groups)} parameter groups, layer decay {rate:g}: "
-        f"learning rates {min(rates, default=0):.3g} to {max(rates, default=0):.3g}; "
-        f"weight decay on {decayed:,} of {sum(sizes):,} parameters",
-        logger="current",
-    )

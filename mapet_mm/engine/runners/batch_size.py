@@ -6,11 +6,7 @@ from mapet_mm.engine.runners.resume import LaunchError, say
 
 
 def check_accumulation(cfg: Config) -> None:
-    """Say what accumulated gradients make of a loop of iterations, which counts batches, not updates.
-
-    Raises:
-        LaunchError: `auto_scale_lr` would scale the rate of such a loop, or has no batch to scale from.
-    """
+    """Say, or refuse with `auto_scale_lr`, that a loop of iterations counts batches, not updates."""
     scaling, number = cfg.get("auto_scale_lr") or {}, accumulated(cfg)
     if number > 1 and (batches := cfg.train_cfg.get("max_iters")):
         line = (
@@ -26,10 +22,7 @@ def check_accumulation(cfg: Config) -> None:
 
 
 def scaling_with_accumulation(cfg: Config) -> ConfigDict | None:
-    """`auto_scale_lr` for MMEngine, which scales to processes x batch size alone.
-
-    The base is divided by the number of accumulated batches, which is as if a batch were so much larger.
-    """
+    """`auto_scale_lr` with the base per accumulated batch: MMEngine scales to processes x batch size."""
     scaling = cfg.get("auto_scale_lr")
     if not scaling or not scaling.get("enable"):
         return scaling

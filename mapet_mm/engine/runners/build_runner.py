@@ -6,39 +6,15 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.logging import MMLogger
-from mmengine.model import MMDistributedDataParallel, revert_sync_batchnorm
 from mmengine.runner import Runner
-from torch import nn
 
 from mapet_mm.engine.runners.batch_size import scaling_with_accumulation
 from mapet_mm.engine.runners.freed_memory import keep_freed_memory
-from mapet_mm.registry import MODEL_WRAPPERS
 from mapet_mm.utils.dist import TIMEOUT_SECONDS, check_gpus, start_processes
 from mapet_mm.utils.logging import quieten
 
 # MMEngine has them without being asked, and leaves them out for None; of other hooks it refuses None.
 OWN_HOOKS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")
-
-
-@MODEL_WRAPPERS.register_module()
-class CPUDistributedDataParallel(MMDistributedDataParallel):
-    """MMEngine's data parallel without device ids, and with BatchNorm instead of SyncBN, which needs CUDA.
-
-    Each process normalises with the statistics of its own images, and the log says so.
-
-    Args:
-        module: the model.
-        **kwargs: as for MMEngine's `MMDistributedDataParallel`.
-    """
-
-    def __init__(self, module: nn.Module, **kwargs: Any) -> None:
-        if any(isinstance(one, nn.SyncBatchNorm) for one in module.modules()):
-            module = revert_sync_batchnorm(module)
-            MMLogger.get_current_instance().warning(
-                "SyncBN needs CUDA devices and is BatchNorm in this run: each process normalises with the "
-                "statistics of its own images"
-            )
-        super().__init__(module, **{**kwargs, "device_ids": None})
 
 
 class QuietRunner(Runner):
@@ -74,6 +50,6 @@ def _start(cfg: Config, launcher: str) -> None:
     if get_device() == "cpu":
         start_processes(launcher, timeout)
         unused = cfg.get("find_unused_parameters", False)
-        wrapper = dict(broadcast_buffers=False, find_unused_parameters=unused)
-        wrapper["type"] = "mapet_mm.CPUDistributedDataParallel"
+        wrapper = dict(type="MMDistributedDataParallel", broadcast_buffers=False)
+        wrapper["find_unused_parameters"] = unused
         cfg.model_wrapper_cfg = {**wrapper, **(cfg.get("model_wrapper_cfg") or {}), "device_ids": None}

@@ -21,6 +21,7 @@ from mapet_mm.utils import config as config_files
 from mapet_mm.utils.logging import import_quietly
 
 CLASS_NAMES = dict(type="mapet_mm.ClassNamesCheckHook")
+PORTABLE_CHECKPOINT = dict(type="mapet_mm.PortableCheckpointHook")
 DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 # Seconds that a batch of a loader's workers may take: less than processes wait for each other.
 LOADER_TIMEOUT = 1200
@@ -46,22 +47,17 @@ def load_config(path: str, cfg_options: dict | None = None, work_dir: str | None
     name = Path(cfg.get("work_root", "work_dirs")) / Path(path).stem
     cfg.work_dir = work_dir or cfg.get("work_dir") or str(name)
     for loader in (cfg[name] for name in DATALOADERS if cfg.get(name)):
-        _complete_loader(loader, cfg.get("default_scope"))
+        if cfg.get("default_scope") == "mmpretrain":  # its batches are stacked in the workers
+            loader.setdefault("collate_fn", dict(type="default_collate"))
+        workers = loader.get("num_workers", 0) > 0
+        loader.persistent_workers = workers and loader.get("persistent_workers", True)
+        loader.pin_memory = torch.cuda.is_available() and loader.get("pin_memory", True)
+        loader.timeout = loader.get("timeout", LOADER_TIMEOUT) if workers else 0
     visualizer = cfg.get("visualizer") or {}
     if isinstance(backends := visualizer.get("vis_backends"), (list, tuple)):
         # `--cfg-options` cannot give a list of dicts.
         visualizer.vis_backends = [dict(type=b) if isinstance(b, str) else b for b in backends]
     return cfg
-
-
-def _complete_loader(loader: ConfigDict, scope: str | None) -> None:
-    """Stack MMPretrain's batches in the workers, keep those, and end a run whose worker hangs."""
-    if scope == "mmpretrain":
-        loader.setdefault("collate_fn", dict(type="default_collate"))
-    workers = loader.get("num_workers", 0) > 0
-    loader.persistent_workers = workers and loader.get("persistent_workers", True)
-    loader.pin_memory = torch.cuda.is_available() and loader.get("pin_memory", True)
-    loader.timeout = loader.get("timeout", LOADER_TIMEOUT) if workers else 0
 
 
 def configure_training(
@@ -98,7 +94,7 @@ def configure_training(
         hook = dict(type="mapet_mm.CompileHook", **({} if options is True else options))
         cfg.custom_hooks = [*(cfg.get("custom_hooks") or []), hook]
     digests = recipe(cfg)
-    own = dict(portable_checkpoint=dict(type="mapet_mm.PortableCheckpointHook", recipe=digests))
+    own = dict(portable_checkpoint=dict(PORTABLE_CHECKPOINT, recipe=digests))
     hooks = {"class_names_check": CLASS_NAMES, **(cfg.get("default_hooks") or {}), **own}
     cfg.default_hooks = ConfigDict(hooks)
     _configure_start(cfg, digests, resume, trust_checkpoint)
@@ -131,11 +127,7 @@ def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, t
 
 
 def configure_test(
-    cfg: Config,
-    checkpoint: str,
-    amp: bool = False,
-    tta: bool = False,
-    trust_checkpoint: bool = False,
+    cfg: Config, checkpoint: str, amp: bool = False, tta: bool = False, trust_checkpoint: bool = False
 ) -> None:
     """Apply the options of `tools/test.py` to a config and check what it needs.
 
@@ -145,15 +137,10 @@ def configure_test(
         amp: autocast the forward pass.
         tta: test-time augmentation with the config's `tta_model` and `tta_pipeline`.
         trust_checkpoint: load it whatever it holds, which can run code of its own.
-
-    Raises:
-        LaunchError: the test cannot start like this.
     """
     require_checkpoint("checkpoint", checkpoint, trust_checkpoint)
     cfg.load_from, cfg.resume = checkpoint, False
-    own = dict(
-        portable_checkpoint=dict(type="mapet_mm.PortableCheckpointHook"), class_names_check=CLASS_NAMES
-    )
+    own = dict(portable_checkpoint=PORTABLE_CHECKPOINT, class_names_check=CLASS_NAMES)
     cfg.default_hooks = ConfigDict({**own, **(cfg.get("default_hooks") or {})})
     _require(cfg, "test_dataloader", "test_evaluator")
     if amp:
@@ -167,10 +154,7 @@ def configure_test(
 def _require(cfg: Config, *keys: str) -> None:
     for key in keys:
         if not cfg.get(key):
-            raise LaunchError(
-                f"config {cfg.filename} has no `{key}`, which this needs; of a pre-training without a test, "
-                "tools/evaluate_features.py evaluates the features"
-            )
+            raise LaunchError(f"config {cfg.filename} has no `{key}`, which this needs")
 
 
 def training_report(cfg: Config, config_path: str) -> str:
@@ -184,10 +168,10 @@ def training_report(cfg: Config, config_path: str) -> str:
 
 def next_command(cfg: Config, config_path: str, checkpoint: str) -> str:
     """The command after a training: the recipe that `next_config` names, the test or the features."""
-    tool = "test" if cfg.get("test_evaluator") else "evaluate_features"
     if following := cfg.get("next_config"):
         option = f"model.backbone.init_cfg.checkpoint={checkpoint}"
         words = ["tools/train.py", following, "--cfg-options", option]
     else:
+        tool = "test" if cfg.get("test_evaluator") else "evaluate_features"
         words = [f"tools/{tool}.py", config_path, checkpoint]
     return config_files.typed(cfg, shlex.join(["python", *words]))

@@ -5,7 +5,6 @@ import pickle
 import re
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,30 +41,25 @@ def require_checkpoint(what: str, path: str, trust: bool = False) -> None:
 
     Args:
         what: names the file in the message.
-        path: a file; a folder (DeepSpeed's) or an address is left to what loads it.
+        path: a file; an address is left to what loads it.
         trust: read it whatever it holds.
     """
-    file = Path(path).expanduser()
     if path.startswith(SCHEME):
         released_weights(path)
-    elif (file / "last_checkpoint").is_file():
-        raise LaunchError(f"{what} {path} is a work dir: name a file in it, or --work-dir {path} --resume")
     elif "://" not in path:
         try:
-            read(file, trust)
+            read(Path(path).expanduser(), trust)
         except LaunchError as error:
             raise type(error)(f"{what} {error}") from None
 
 
 def read(path: Path, trust: bool = False) -> Any:
-    """A checkpoint's content, its tensors still in the file; nothing of a folder.
+    """A checkpoint's content, its tensors still in the file.
 
     Raises:
         BrokenCheckpointError: it cannot be read.
         LaunchError: it holds Python objects, and is not trusted.
     """
-    if path.is_dir():
-        return {}
     if not path.exists():
         raise BrokenCheckpointError(f"{path} does not exist")
     zipped = zipfile.is_zipfile(path)
@@ -75,14 +69,13 @@ def read(path: Path, trust: bool = False) -> Any:
             content = None if unsafe else torch.load(path, "cpu", weights_only=not trust, mmap=zipped)
         except (RuntimeError, EOFError, ValueError, KeyError, OSError, pickle.UnpicklingError) as error:
             raise BrokenCheckpointError(
-                f"{path} is truncated, or no checkpoint of PyTorch ({type(error).__name__}); of safetensors "
-                f"and older formats `python tools/convert.py mm mm {path} weights.pth` makes one"
+                f"{path} is truncated, or no checkpoint of PyTorch ({type(error).__name__}); "
+                f"`python tools/convert.py mm mm {path} weights.pth` makes one of safetensors"
             ) from error
     if unsafe:
         raise LaunchError(
             f"{path} holds Python objects ({listed(sorted(unsafe), most=3)}), which can run code when it is "
-            "read: if you trust it, save its weights alone by torch.save(model.state_dict(), FILE), or add "
-            "--trust-checkpoint"
+            "read: if you trust it, add --trust-checkpoint"
         )
     return content
 
@@ -114,7 +107,16 @@ def find_checkpoint(cfg: Config, trust: bool = False) -> str | None:
     Raises:
         LaunchError: there are checkpoints, but none is whole; or the last one needs `trust`.
     """
-    found = list(_candidates(cfg))
+    work = Path(cfg.work_dir)
+    out = ((cfg.get("default_hooks") or {}).get("checkpoint") or {}).get("out_dir")
+    folder = Path(out, work.name) if out else work  # as MMEngine's CheckpointHook has it
+    record = work / "last_checkpoint"
+    last = Path(record.read_text().strip()).name if record.is_file() else ""
+    numbered = map(NUMBERED.fullmatch, os.listdir(folder) if folder.is_dir() else ())
+    steps = {int(match[1]): folder / match[0] for match in numbered if match}
+    if match := NUMBERED.fullmatch(last):  # later ones are of another run
+        steps = {step: path for step, path in steps.items() if step < int(match[1])}
+    found = [folder / last] * bool(last) + [steps[step] for step in sorted(steps, reverse=True)]
     for path in found:
         try:
             read(path, trust)
@@ -153,19 +155,3 @@ def say(text: str) -> None:
     """Tell the user something before there is a log, once for all processes."""
     if is_first_process():
         print(text, file=sys.stderr)
-
-
-def _candidates(cfg: Config) -> Iterator[Path]:
-    """The last checkpoint that the run has written down, then the numbered ones before it, newest first."""
-    work = Path(cfg.work_dir)
-    out = ((cfg.get("default_hooks") or {}).get("checkpoint") or {}).get("out_dir")
-    folder = Path(out, work.name) if out else work  # as MMEngine's CheckpointHook has it
-    record = work / "last_checkpoint"
-    last = Path(record.read_text().strip()).name if record.is_file() else ""
-    found = map(NUMBERED.fullmatch, os.listdir(folder) if folder.is_dir() else ())
-    steps = {int(match[1]): folder / match[0] for match in found if match}
-    if last:
-        yield folder / last
-    if match := NUMBERED.fullmatch(last):  # later ones are of another run
-        steps = {step: path for step, path in steps.items() if step < int(match[1])}
-    yield from (steps[step] for step in sorted(steps, reverse=True))

@@ -63,18 +63,7 @@ def test_the_last_row_and_column_are_masked_as_often_as_the_first():
     assert min(edges) > 0.1
 
 
-def test_same_seed_same_masks():
-    one, two = (masks(5, input_size=14, num_masking_patches=75) for _ in range(2))
-    np.testing.assert_array_equal(one, two)
-
-
 @pytest.mark.parametrize("budget", [0, 36])
 def test_a_budget_that_leaves_nothing_to_see_or_to_predict_is_refused(budget):
     with pytest.raises(ValueError, match=rf"num_masking_patches={budget} is outside 1..35"):
         BlockwiseMask(6, num_masking_patches=budget)
-
-
-def test_a_grids_size_comes_in_any_form():
-    assert BlockwiseMask(np.int64(6), num_masking_patches=9).num_patches == 36
-    with pytest.raises(ValueError, match=r"^BlockwiseMask's input_size=6.5: one whole number above 0"):
-        BlockwiseMask(6.5, num_masking_patches=9)

@@ -97,10 +97,6 @@ def test_steps_since_the_last_checkpoint_are_done_again_and_no_image_is_loaded_t
     assert len(SEEN) == 4 + 4 + 2 + 10 + 10  # two batches, then the rest
 
 
-def test_without_the_hook_a_resumed_run_draws_otherwise(undisturbed, tmp_path):
-    assert not same(stop_and_resume(tmp_path / "parts", 5, hooks={}), undisturbed("plain"))
-
-
 def test_a_checkpoint_whose_epochs_had_another_length_is_refused(tmp_path):
     stop(tmp_path, 4)
     with pytest.raises(ResumeError, match="3 steps, this run's have 2"):

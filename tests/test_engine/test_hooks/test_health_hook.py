@@ -15,7 +15,6 @@ from mapet_mm.evaluation.metrics.rank_me import effective_rank
 from mapet_mm.models import TokenPredictionHead
 from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
 from mapet_mm.visualization.curves import place_figure
-from mapet_mm.visualization.training_log import last_values
 
 
 def statistics(predictions, tokens, vocab_size=8) -> PredictionStatistics:
@@ -24,7 +23,7 @@ def statistics(predictions, tokens, vocab_size=8) -> PredictionStatistics:
     return found
 
 
-def test_accuracy_by_place_is_the_mean_over_images():
+def test_effective_tokens_and_accuracies_by_place_are_means_over_images():
     tokens = torch.zeros(2, 4, dtype=torch.int64)
     predictions = torch.tensor([[0, 1, 1, 0], [0, 0, 1, 1]])
     found = statistics(predictions, tokens)
@@ -32,9 +31,7 @@ def test_accuracy_by_place_is_the_mean_over_images():
     assert found.accuracy_by_place(2) == {1: 75.0, 2: 25.0}
     found.add(torch.randn(1, 4, 4), tokens[:1], tokens[:1])
     assert found.accuracy_by_place(1) == {1: pytest.approx(100 * 8 / 12)}
-
-
-def test_effective_tokens_are_the_exponential_of_the_entropy():
+    assert found.accuracy_by_place(10).keys() == {1, 2, 3, 4}  # no more parts than places
     found = statistics(torch.tensor([[0, 1, 2, 3]]), torch.tensor([[5, 5, 5, 5]]))
     assert found.effective_tokens() == (pytest.approx(4.0), pytest.approx(1.0))
 
@@ -66,11 +63,6 @@ def test_a_head_that_is_watched_counts_what_it_predicts_and_learns_the_same():
     assert head.statistics._counts[0].tolist() == torch.bincount(predictions.flatten(), minlength=5).tolist()
     assert head.statistics._counts[1].tolist() == torch.bincount(tokens.flatten(), minlength=5).tolist()
     assert head.statistics._places[1].tolist() == [3] * 4
-
-
-def test_there_are_no_more_parts_than_places():
-    tokens = torch.zeros(1, 3, dtype=torch.int64)
-    assert statistics(tokens, tokens).accuracy_by_place(10) == {1: 100.0, 2: 100.0, 3: 100.0}
 
 
 def test_sampled_targets_count_at_their_place_in_the_whole_order():
@@ -203,24 +195,3 @@ def test_places_are_logged_and_drawn(watched):
     (line,) = figure.axes[0].lines
     assert line.get_xydata().tolist() == [[0.25, 100.0], [0.75, 50.0]]
     assert place_figure([{"lr": 1.0, "step": 1}]) is None
-
-
-def test_a_place_without_a_figure_leaves_the_others_where_they_are():
-    records = [{"place_accuracy/02": 10.0, "step": 1}, {"place_accuracy/01": 5.0, "place_accuracy/04": 9.0}]
-    figure = place_figure([records[0], {**records[1], "step": 2}])
-    lines = [line.get_xydata().tolist() for line in figure.axes[0].lines]
-    assert lines == [[[0.375, 10.0]], [[0.125, 5.0], [0.875, 9.0]]]
-
-
-def test_a_resumed_run_keeps_the_places_of_before(tmp_path):
-    """They count iterations, validations count epochs."""
-    for stamp, step in (("1", 500), ("2", 900)):
-        folder = tmp_path / stamp / "vis_data"
-        folder.mkdir(parents=True)
-        (folder / "scalars.json").write_text(
-            f'{{"place_accuracy/01": {step}, "step": {step}}}\n{{"knn/top1": 1, "step": {step // 100}}}\n'
-        )
-    from mapet_mm.visualization.training_log import read_scalars
-
-    assert [one["step"] for one in read_scalars(tmp_path) if "place_accuracy/01" in one] == [500, 900]
-    assert last_values(tmp_path)["place_accuracy/01"] == 900

@@ -12,7 +12,7 @@ from jittered_training import EPOCHS, HOOKS, StopAfter, build, same
 from mmengine.config import Config
 from mmengine.hooks import Hook
 
-from mapet_mm.engine.hooks.interruption_hook import InterruptionHook, PatientWorker
+from mapet_mm.engine.hooks.interruption_hook import InterruptionHook
 from mapet_mm.engine.runners.resume import find_checkpoint
 from mapet_mm.utils.errors import STOPPED
 
@@ -82,17 +82,6 @@ def test_workers_of_a_loader_outlive_a_signal_to_all_processes(tmp_path):
     with pytest.raises(SystemExit):
         told.train()
     assert told.iter + 1 == 5
-
-
-@pytest.mark.parametrize(("signals", "code"), [(1, 0), (2, -signal.SIGTERM)])
-def test_a_second_signal_ends_a_worker(signals, code):
-    """PyTorch and multiprocessing tell workers to end when the run does."""
-    if (child := os.fork()) == 0:
-        PatientWorker(None, [signal.SIGTERM])(0)
-        for _ in range(signals):
-            os.kill(os.getpid(), signal.SIGTERM)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
 
 
 class Late(InterruptionHook):

@@ -193,13 +193,6 @@ def test_a_set_without_tokens_leaves_out_what_the_training_set_does(holed):
     assert shown(probed) == [1, 1, 2] * 2
 
 
-def test_a_set_that_shows_none_of_the_skipped_images_stays_whole(holed):
-    train = Images(NAMES, [LoadTokenGrid(holed.path)])
-    probed = Images([name for name in NAMES if name not in holed.skipped], [])
-    leave_out_as_in(train, probed)
-    assert shown(probed) == [0, 1, 4]
-
-
 def test_an_image_that_is_missing_stays_an_error_beside_skipped_ones(holed):
     with pytest.raises(MissingTokensError, match=r"no tokens for 1 of 7 images of Images, .*train/new.png"):
         check(Images([*NAMES, "train/new.png"], [LoadTokenGrid(holed.path)]))

@@ -42,13 +42,6 @@ def test_cpu_computes_in_bfloat16_and_keeps_float32_weights():
     assert not wrapper.loss_scaler.is_enabled()
 
 
-def test_autocast_ends_with_the_context():
-    model = linear()
-    with make(model).optim_context(model):
-        pass
-    assert model(torch.ones(1, 1)).dtype is torch.float32
-
-
 def test_float16_scales_the_loss_and_unscales_the_gradient():
     model = linear()
     wrapper = make(model, dtype="float16", loss_scale=1024.0)

@@ -11,7 +11,7 @@ from mmpretrain.models import ImageClassifier, VisionTransformer
 from mmseg.models import EncoderDecoder, SegTTAModel
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import mapet_mm.registry  # noqa: F401
@@ -179,13 +179,6 @@ def test_depths_that_do_not_fit_the_names_are_refused(classifier):
         build(renamed, dict(layer_decay_rate=RATE))
 
 
-def test_flattened_parameters_are_refused(gloo, classifier):
-    """The first FSDP's have one dimension, so that none would be decayed."""
-    model = FullyShardedDataParallel(copy.deepcopy(classifier), use_orig_params=True, device_id="cpu")
-    with pytest.raises(ValueError, match="FullyShardedDataParallel"):
-        build(model, None)
-
-
 def test_resnets_depths_which_know_only_one_prefix():
     """MMPretrain's ResNet tells depths by names that start with `backbone.`, wherever it is."""
     resnet = MODELS.build(dict(type="mmpretrain.ResNet", depth=50, base_channels=4))
@@ -209,21 +202,11 @@ def test_depths_are_found_behind_lora():
 def test_only_matrices_are_decayed_and_no_class_token_or_position_embedding(name, paramwise_cfg, request):
     model = request.getfixturevalue(name)
     options = options_by_name(model, paramwise_cfg)
+    if paramwise_cfg is None:
+        assert {lr for lr, _ in options.values()} == {LR}
     for parameter, tensor in model.named_parameters():
         spared = tensor.ndim == 1 or parameter in ("backbone.cls_token", "backbone.pos_embed")
         assert options[parameter][1] == (0 if spared else DECAY), parameter
-
-
-def test_mask_token_is_decayed_at_full_rate_in_pre_training():
-    model = nn.Module()
-    model.backbone = nn.Module()
-    model.backbone.mask_token = nn.Parameter(torch.zeros(1, 1, 4))
-    assert options_by_name(model, None) == {"backbone.mask_token": (LR, DECAY)}
-
-
-def test_without_rate_every_parameter_learns_at_the_full_one_in_two_groups(classifier):
-    groups = build(classifier, None).optimizer.param_groups
-    assert [(group["lr"], group["weight_decay"]) for group in groups] == [(LR, 0), (LR, DECAY)]
 
 
 def test_frozen_parameters_are_left_out(classifier):
@@ -263,9 +246,5 @@ def test_options_that_cannot_be_followed_are_refused(model, paramwise_cfg, optim
 def test_log_has_one_line_with_the_groups(classifier, capture_log):
     build(classifier, dict(layer_decay_rate=RATE))
     lines = [line for line in capture_log().splitlines() if "parameter groups" in line]
-    total = sum(p.numel() for p in classifier.parameters())
-    decayed = sum(p.numel() for p in classifier.parameters() if p.ndim > 1)
-    decayed -= classifier.backbone.cls_token.numel() + classifier.backbone.pos_embed.numel()
     assert len(lines) == 1
     assert "10 parameter groups, layer decay 0.5: learning rates 0.00625 to 0.1" in lines[0]
-    assert f"weight decay on {decayed:,} of {total:,} parameters" in lines[0]

@@ -93,7 +93,7 @@ ELSEWHERE = dict(checkpoint="https://x/y.pth")
 TEST_REFUSED = [
     ({}, dict(checkpoint="gone.pth"), "gone.pth does not exist"),
     (dict(test_dataloader=None), ELSEWHERE, "test_dataloader"),
-    (dict(test_evaluator=[]), ELSEWHERE, "evaluate_features"),
+    (dict(test_evaluator=[]), ELSEWHERE, "test_evaluator"),
     ({}, dict(ELSEWHERE, tta=True), "tta_model"),
 ]
 

@@ -1,0 +1,32 @@
+"""Processes find each other, and the GPU of their number."""
+
+import pytest
+import torch
+
+from mapet_mm.utils.dist import choose_device, start_processes
+
+
+@pytest.mark.parametrize(
+    ("environment", "number"), [({"LOCAL_RANK": "5"}, 1), ({"SLURM_LOCALID": "2"}, 2), ({}, 0)]
+)
+def test_a_process_takes_the_gpu_of_its_number_on_its_machine(environment, number, monkeypatch):
+    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    choose_device()
+    assert taken == [number]
+
+
+def test_processes_with_gpus_talk_over_nccl(monkeypatch):
+    started = []
+    monkeypatch.setattr("mapet_mm.utils.dist.get_device", lambda: "cuda")
+    monkeypatch.setattr(
+        "mapet_mm.utils.dist.init_dist", lambda *args, **kwargs: started.append((args, kwargs))
+    )
+    start_processes("slurm", 60)
+    assert started == [(("slurm",), dict(backend="nccl", timeout=60))]

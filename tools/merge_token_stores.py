@@ -6,23 +6,14 @@ from mapet_mm.tokenizers import TokenStore, merge_stores
 from mapet_mm.utils.errors import one_line_errors
 
 
-def parse_args() -> argparse.Namespace:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stores", nargs="+", help="token stores to merge; no image may be in two of them")
-    parser.add_argument("--out", required=True, help="token store to write")
-    parser.add_argument(
-        "--data-root",
-        help="the merged store's folder of images, for parts whose images lay in different folders",
-    )
-    return parser.parse_args()
-
-
 @one_line_errors
 def main() -> None:
     """Merge, and print what is left to do."""
-    args = parse_args()
-    merged = merge_stores(args.out, [TokenStore.open(path) for path in args.stores], args.data_root)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("stores", nargs="+", help="token stores to merge; no image may be in two of them")
+    parser.add_argument("--out", required=True, help="token store to write")
+    args = parser.parse_args()
+    merged = merge_stores(args.out, [TokenStore.open(path) for path in args.stores])
     print(f"wrote {merged.path}: {len(merged)} images of {len(args.stores)} token stores")
     if missing := merged.missing().size:
         print(f"{missing} images have no tokens yet")

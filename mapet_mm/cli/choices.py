@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from mmengine.fileio import list_dir_or_file
 from mmpretrain.models.backbones import VisionTransformer
-from PIL import Image
 
 from mapet_mm.interop.convert import as_start, sizes_of
 from mapet_mm.models.target_generators.base import TokenizerError
@@ -19,12 +18,11 @@ from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import read_weights, write_weights
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
+ARCHS = ("tiny", "small", "base")
 INIT = "init.pth"
 GRID = 14  # tokens per side: 224 pixels in patches of 16
-LOOKED_AT = 500  # number of images whose headers are read
 ROWS_A_CENTROID = 39  # the minimum that faiss advises
 LARGEST_K = 8192  # the paper's
-WIDTHS = {192: "tiny", 384: "small", 768: "base"}
 CLIP_STATISTICS = ([122.7709383, 116.7460125, 104.09373615], [68.5005327, 66.6321579, 70.32316305])
 IMAGENET_STATISTICS = ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
 
@@ -51,13 +49,16 @@ class Choices:
 
 
 def choose(args: argparse.Namespace) -> Choices:
-    """Look at the images and decide; weights to start from become RUN/init.pth.
+    """Count the images and decide; weights to start from become RUN/init.pth.
 
     Raises:
         UserError: no images, or unsuitable weights.
     """
-    count, told = look_at(args.images)
-    words, arch = [told], args.arch or "small"
+    names = list_dir_or_file(args.images, list_dir=False, recursive=True)
+    count = sum(name.lower().endswith(EXTENSIONS) for name in names)
+    if not count:
+        raise UserError(f"{args.images} holds no images ({', '.join(EXTENSIONS)})")
+    words, arch = [f"images: {count}"], args.arch or "small"
     if args.init:
         arch, told = take_weights(args.init, args.out / INIT, args.arch)
         words.append(told)
@@ -66,35 +67,6 @@ def choose(args: argparse.Namespace) -> Choices:
     words.append(f"tokens: {tokens.words}; {k} centroids, from {positions} of {GRID**2} positions per image")
     words.append(f"model: ViT-{arch}, {args.epochs} epochs of {count} images, {args.batch_size} per step")
     return Choices(arch, tokens, k, positions, words)
-
-
-def look_at(folder: Path) -> tuple[int, str]:
-    """Number of images that a dataset of MMPretrain finds in a folder, and a line about them.
-
-    Raises:
-        UserError: there are none, or none can be opened.
-    """
-    names = list_dir_or_file(folder, list_dir=False, recursive=True)
-    files = [folder / name for name in names if name.lower().endswith(EXTENSIONS)]
-    if not files:
-        raise UserError(f"{folder} holds no images ({', '.join(EXTENSIONS)})")
-    looked = files[:: -(-len(files) // LOOKED_AT)]
-    sides = sorted(filter(None, map(short_side, looked)))
-    if not sides:
-        raise UserError(f"{folder}: none of {len(looked)} images can be opened")
-    told = f"images: {len(files)}, median short side {sides[len(sides) // 2]} pixels"
-    if unreadable := len(looked) - len(sides):
-        told += f"; {unreadable} of {len(looked)} cannot be opened and will be left out"
-    return len(files), told
-
-
-def short_side(path: Path) -> int | None:
-    """An image's shorter side in pixels, from its header; None if it cannot be opened."""
-    try:
-        with Image.open(path) as image:
-            return min(image.size)
-    except Exception:  # Pillow raises many types of error
-        return None
 
 
 def vocabulary(images: int) -> tuple[int, int]:
@@ -118,21 +90,17 @@ def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str
     except ValueError as error:
         raise UserError(f"--init {source}: {error}") from error
     sizes, patch = sizes_of(weights), weights["backbone.patch_embed.projection.weight"].shape[-1]
-    found = WIDTHS.get(sizes["embed_dims"])
-    if found is None or patch != 16:
+    known = {
+        arch: {key: VisionTransformer.arch_zoo[f"deit-{arch}"][key] for key in sizes}
+        for arch in ([arch] if arch else ARCHS)
+    }
+    if sizes not in known.values() or patch != 16 or "backbone.cls_token" not in weights:
         raise UserError(
-            f"--init {source}: a ViT of width {sizes['embed_dims']} with patches of {patch}; known "
-            f"are {WIDTHS}, 16"
+            f"--init {source}: a ViT with {sizes} and patches of {patch}; the pre-training needs a class "
+            f"token, patches of 16, and one of {known}"
         )
-    if "backbone.cls_token" not in weights:
-        raise UserError(f"--init {source}: a ViT without class token, which the pre-training needs")
-    if arch and arch != found:
-        raise UserError(f"--init {source} is a ViT-{found}, --arch says {arch}")
-    known = VisionTransformer.arch_zoo[f"deit-{found}"]
-    if other := [name for name, size in sizes.items() if size != known[name]]:
-        name = other[0]
-        raise UserError(f"--init {source}: {name} is {sizes[name]}, in a ViT-{found} it is {known[name]}")
     write_weights(target, weights)
+    (found,) = (arch for arch in known if known[arch] == sizes)
     return found, f"start: {source}, {told}"
 
 
@@ -151,11 +119,11 @@ def choose_tokens(wish: str, arch: str, has_init: bool) -> Tokens:
         return init_tokens(arch) if has_init else random_tokens()
     if wish.startswith("timm:"):
         return timm_tokens(wish.removeprefix("timm:"))
-    if wish == "init" and not has_init:
-        raise UserError("--tokenizer init: --init names the weights")
-    makers = {"clip": clip_tokens, "random": random_tokens, "init": lambda: init_tokens(arch)}
+    makers = {"clip": clip_tokens, "random": random_tokens}
+    if has_init:
+        makers["init"] = lambda: init_tokens(arch)
     if wish not in makers:
-        raise UserError(f"--tokenizer {wish}: auto, clip, init, random or timm:NAME")
+        raise UserError(f"--tokenizer {wish}: auto, clip, init (with --init WEIGHTS), random or timm:NAME")
     return makers[wish]()
 
 

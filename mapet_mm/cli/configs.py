@@ -23,13 +23,10 @@ PAPERS_RATE, PAPERS_BATCH = 1.5e-3, 2048
 
 def write_configs(args: argparse.Namespace, choices: Choices) -> None:
     """Write the two configs into RUN; files that exist are kept."""
-    for name, cfg in (
-        (TOKENIZER, tokenizer_config(args, choices)),
-        (PRETRAINING, pretraining_config(args, choices)),
-    ):
+    for name, make in ((TOKENIZER, tokenizer_config), (PRETRAINING, pretraining_config)):
         if not (args.out / name).exists():
             head = "# Written by `mapet-mm pretrain`, yours to edit; its paths are relative to this folder.\n"
-            replace_file(args.out / name, (head + cfg.pretty_text).encode())
+            replace_file(args.out / name, (head + make(args, choices).pretty_text).encode())
 
 
 def process_count(args: argparse.Namespace) -> int:
@@ -48,15 +45,10 @@ def tokenizer_config(args: argparse.Namespace, choices: Choices) -> Config:
     tokens = choices.tokens
     mean, std = tokens.statistics
     resize = dict(type="ResizeEdge", edge="short", backend="pillow", interpolation="bicubic")
-    images = images_config(
-        args,
-        [
-            dict(type="LoadImageFromFile"),
-            dict(resize, scale=tokens.image_size),
-            dict(type="CenterCrop", crop_size=tokens.image_size),
-            dict(type="PackInputs"),
-        ],
-    )
+    resize["scale"] = tokens.image_size
+    crop = dict(type="CenterCrop", crop_size=tokens.image_size)
+    pipeline = [dict(type="LoadImageFromFile"), resize, crop, dict(type="PackInputs")]
+    images = images_config(args, pipeline)
     return Config(
         dict(
             data_root=images["data_root"],
@@ -83,6 +75,7 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
     pipeline = [*cfg.load_square, cfg.color_jitter, load_tokens, cfg.pack]
     cfg.train_dataloader.dataset = images_config(args, pipeline)
     warming, cooling = cfg.param_scheduler
+    warming.end, cooling.begin, cooling.end = warm_up, warm_up, args.epochs
     init = dict(type="Pretrained", checkpoint=INIT, prefix="backbone.") if args.init else None
     cfg.merge_from_dict(
         {
@@ -94,10 +87,6 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
             "train_dataloader.num_workers": args.workers,
             "train_dataloader.persistent_workers": args.workers > 0,
             "train_cfg.max_epochs": args.epochs,
-            "param_scheduler": [
-                {**warming, "end": warm_up},
-                {**cooling, "begin": warm_up, "end": args.epochs},
-            ],
             # The recipe's rate is meant for 2048 images a step: Adam's goes with the square root.
             "optim_wrapper.optimizer.lr": float(f"{PAPERS_RATE * math.sqrt(total / PAPERS_BATCH):.3g}"),
             "auto_scale_lr": dict(base_batch_size=total),

@@ -14,10 +14,7 @@ TOOLS = {
     "merge-tokens": ("merge_token_stores.py", "several token stores -> one"),
     "visualize-codebook": ("visualize_codebook.py", "show what the tokens stand for: sheets and a page"),
     "evaluate": ("evaluate_features.py", "evaluate frozen features: k-NN, probes, few labels, segmentation"),
-    "convert": (
-        "convert.py",
-        "convert weights to timm, Hugging Face, torchvision or ONNX, or to this package",
-    ),
+    "convert": ("convert.py", "convert weights to and from timm, Hugging Face, torchvision and ONNX"),
     "table": ("run_table.py", "fill a table of the paper"),
     "digits": ("dataset_converters/digits.py", "write the digits, the small dataset of the examples"),
 }
@@ -33,17 +30,11 @@ A config `configs/...` that is not in this folder is taken from the package: {pa
 
 @one_line_errors
 def main(arguments: list[str] | None = None) -> None:
-    """Replace this process with the command's tool.
-
-    Args:
-        arguments: the command line without the program's name; None for this process's own.
-    """
+    """Replace this process with the command's tool; `arguments` stand for the command line's."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     processes = None
     if words[:1] == ["--processes"]:
         processes, words = "".join(words[1:2]), words[2:]
-        if not (processes.isdecimal() and int(processes)):
-            sys.exit(f"error: mapet-mm --processes {processes}: give a number of processes, 1 or more")
     name = words[0] if words else "--help"
     if name == "pretrain" and processes is None:
         from mapet_mm.cli.pretrain import main as pretrain
@@ -65,13 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def tool_command(name: str, arguments: list[str], processes: str | int | None = None) -> list[str]:
-    """The complete command line of a tool.
-
-    Args:
-        name: one of `TOOLS`.
-        arguments: of the tool.
-        processes: number to start with torchrun; None or 1 for one process without torchrun.
-    """
+    """The complete command line of a tool of `TOOLS`, for so many processes; several need torchrun."""
     tools = PACKAGE / "tools"
     tool = [str(tools / TOOLS[name][0]), *arguments]
     if processes in (None, "1", 1):

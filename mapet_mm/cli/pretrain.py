@@ -14,9 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mapet_mm.cli.claims import claim
 from mapet_mm.cli.main import tool_command
-from mapet_mm.cli.stages import Stage, run_stages
+from mapet_mm.cli.stages import Stage, claim, run_stages
 from mapet_mm.utils.errors import UserError, one_line_errors
 from mapet_mm.utils.identity import Marker
 
@@ -30,37 +29,26 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="mapet-mm pretrain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("images", type=Path, metavar="DIR", help="folder of images, searched recursively")
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="RUN", help="folder for everything that is made"
+    add, workers = parser.add_argument, min(4, os.cpu_count() or 1)
+    add("images", type=Path, metavar="DIR", help="folder of images, searched recursively")
+    add("--out", type=Path, required=True, metavar="RUN", help="folder for everything that is made")
+    add("--arch", choices=ARCHS, help="size of the ViT (default: small, or that of --init)")
+    told = "start from these: a checkpoint of MAE, DeiT, DINOv2, timm, Hugging Face or this package"
+    add("--init", type=Path, metavar="WEIGHTS", help=told)
+    told = (
+        "whose features are clustered into tokens: `clip`, a CLIP ResNet's; `timm:NAME`, a pre-trained timm "
+        "ViT's; `init`, those of --init; `random`, a network's with random weights. auto (default): clip if "
+        "its weights are there or can be downloaded, else init, else random"
     )
-    parser.add_argument("--arch", choices=ARCHS, help="size of the ViT (default: small, or that of --init)")
-    parser.add_argument(
-        "--init",
-        type=Path,
-        metavar="WEIGHTS",
-        help="start from these: a checkpoint of MAE, DeiT, DINOv2, timm, Hugging Face or this package",
-    )
-    parser.add_argument(
-        "--tokenizer",
-        default="auto",
-        metavar="WHAT",
-        help="whose features are clustered into tokens: `clip`, a CLIP ResNet's; `timm:NAME`, a pre-trained "
-        "timm ViT's; `init`, those of --init; `random`, a network's with random weights. auto (default): "
-        "clip if its weights are there or can be downloaded, else init, else random",
-    )
-    parser.add_argument("--epochs", type=int, default=300, help="passes over the images (default 300)")
-    parser.add_argument("--batch-size", type=int, default=64, help="images per step and process (default 64)")
-    workers = min(4, os.cpu_count() or 1)
-    parser.add_argument(
-        "--workers", type=int, default=workers, help=f"processes that load images (default {workers})"
-    )
-    parser.add_argument("--processes", type=int, help="processes to train in (default: one for each GPU)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default 0)")
+    add("--tokenizer", default="auto", metavar="WHAT", help=told)
+    add("--epochs", type=int, default=300, help="passes over the images (default 300)")
+    add("--batch-size", type=int, default=64, help="images per step and process (default 64)")
+    add("--workers", type=int, default=workers, help=f"processes that load images (default {workers})")
+    add("--processes", type=int, help="processes to train in (default: one for each GPU)")
+    add("--seed", type=int, default=0, help="seed of all random numbers (default 0)")
     args = parser.parse_args(arguments)
-    for name, least in (("epochs", 2), ("batch_size", 1), ("processes", 1)):
-        if (value := getattr(args, name)) is not None and value < least:
-            parser.error(f"--{name.replace('_', '-')} is {value}: {least} or more")
+    if args.epochs < 2 or args.batch_size < 1:
+        parser.error("--epochs must be 2 or more, --batch-size 1 or more")
     return args
 
 
@@ -85,7 +73,7 @@ def pretrain(args: argparse.Namespace) -> None:
     from mapet_mm.cli.choices import choose
     from mapet_mm.cli.configs import PRETRAINING, TOKENIZER, write_configs
 
-    held = claim(str(args.out))  # until this process and those that it starts have ended
+    held = claim(args.out)  # until this process and those that it starts have ended
     if held is None:
         raise UserError(f"{args.out}: another `mapet-mm pretrain` is at work there")
     marker, configs = Marker(args.out, "run"), [args.out / TOKENIZER, args.out / PRETRAINING]

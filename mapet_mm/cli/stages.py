@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -12,18 +13,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import IO, TextIO
 
-from mapet_mm.cli.claims import end_with_runner
 from mapet_mm.utils.errors import UserError
 
-ETA = re.compile(r"eta: ((?:\d+ days?, )?\d+:\d\d:\d\d)")  # MMEngine's format
 REDRAW_SECONDS = 0.2
-
-
-class Terminated(SystemExit):
-    """The process was told to end, by SIGTERM."""
 
 
 @dataclass
@@ -41,17 +37,29 @@ class Stage:
     shown: str
 
 
-def run_stages(stages: Sequence[Stage], folder: Path, claim: TextIO) -> None:
+def claim(folder: Path) -> TextIO | None:
+    """Open a file that claims a folder for this process until it ends; None if another has claimed it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = open(folder / "claim", "a")  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
+
+
+def run_stages(stages: Sequence[Stage], folder: Path, held: TextIO) -> None:
     """Run the stages in a folder; a stage's output goes to `logs/<number>-<title>.log` there.
 
     Args:
         stages: in order.
         folder: where they run.
-        claim: file that the stages' processes keep open.
+        held: the folder's claim, which the stages' processes keep open.
 
     Raises:
         UserError: a stage failed; the message has its last line and the path of its log.
-        Terminated: SIGTERM came; the stage has ended, too.
+        SystemExit: SIGTERM came; the stage has ended, too.
     """
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     width = max(len(stage.title) for stage in stages)
@@ -60,26 +68,21 @@ def run_stages(stages: Sequence[Stage], folder: Path, claim: TextIO) -> None:
             head = f"[{number}/{len(stages)}] {stage.title:{width}}"
             print(f"{head}  {stage.shown}", flush=True)
             start = time.monotonic()
-            log = folder / "logs" / f"{number}-{stage.title.replace(' ', '-')}.log"
-            _run(stage, head, folder, log, claim)
-            print(f"{head}  done in {_clock(time.monotonic() - start)}", flush=True)
+            _run(stage, head, folder, folder / "logs" / f"{number}-{stage.title.replace(' ', '-')}.log", held)
+            print(f"{head}  done in {timedelta(seconds=round(time.monotonic() - start))}", flush=True)
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Raise Terminated where SIGTERM comes."""
-
-    def end(number: int, frame: object) -> None:
-        raise Terminated(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
+    """SIGTERM raises SystemExit where it comes."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run(stage: Stage, head: str, folder: Path, log: Path, claim: TextIO) -> None:
+def _run(stage: Stage, head: str, folder: Path, log: Path, held: TextIO) -> None:
     with open(log, "ab") as file:
         process = subprocess.Popen(
             stage.command,
@@ -87,11 +90,14 @@ def _run(stage: Stage, head: str, folder: Path, log: Path, claim: TextIO) -> Non
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},  # lines at once, and an error behind them
-            pass_fds=[claim.fileno()],
-            preexec_fn=end_with_runner,
+            pass_fds=[held.fileno()],
         )
+        last, drawn = "", 0.0
         try:
-            last = _watch(_lines(process.stdout, file), head)
+            for last in _lines(process.stdout, file):
+                if sys.stdout.isatty() and time.monotonic() - drawn > REDRAW_SECONDS:
+                    drawn, columns = time.monotonic(), shutil.get_terminal_size().columns - 1
+                    print(f"\r{f'{head}  {last}'[:columns]:{columns}}", end="\r", flush=True)
         except BaseException:
             process.terminate()
             said = list(_lines(process.stdout, file))  # a training saves where it stands
@@ -106,22 +112,6 @@ def _run(stage: Stage, head: str, folder: Path, log: Path, claim: TextIO) -> Non
             )
 
 
-def _watch(lines: Iterator[str], head: str) -> str:
-    """Show a stage's lines as its progress until it ends; the last one is returned."""
-    last, drawn, told = "", 0.0, False
-    is_terminal = sys.stdout.isatty()
-    for last in lines:
-        if not told and (match := ETA.search(last)):
-            told = True
-            print(f"{head}  about {match[1]} left", flush=True)
-        if is_terminal and time.monotonic() - drawn > REDRAW_SECONDS:
-            drawn, columns = time.monotonic(), shutil.get_terminal_size().columns - 1
-            print(f"\r{f'{head}  {last}'[:columns]:{columns}}", end="\r", flush=True)
-    if is_terminal:
-        print(f"\r{'':{shutil.get_terminal_size().columns - 1}}", end="\r")
-    return last
-
-
 def _lines(output: IO[bytes], copy: IO[bytes]) -> Iterator[str]:
     """Lines of a process's output as they arrive, including progress bars; all output is copied."""
     rest = b""
@@ -133,11 +123,3 @@ def _lines(output: IO[bytes], copy: IO[bytes]) -> Iterator[str]:
         yield from (text for line in whole if (text := line.decode(errors="replace").strip()))
     if text := rest.decode(errors="replace").strip():
         yield text
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

@@ -22,6 +22,7 @@ from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError
 
 FORMAT = "mapet_mm.codebook"
+REMEDY = "fit one with tools/fit_codebook.py or correct the path in the config"
 # Rows times centroids of one distance block: 64 MiB in float32, small beside any encoder.
 BLOCK_ELEMENTS = 2**24
 # Points whose mean is further from the origin than this, squared and in units of their variance, are centred
@@ -44,9 +45,6 @@ class KMeansOptions:
         nredo: random starts, of which the one with the lowest inertia is kept.
         max_points_per_centroid: if there are more than k times this many rows, that many are sampled.
         seed: for that sample, the starts and the splits.
-
-    Raises:
-        CodebookError: one of them, other than the seed, is below 1.
     """
 
     k: int
@@ -54,11 +52,6 @@ class KMeansOptions:
     nredo: int = 5
     max_points_per_centroid: int = 512
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("k", "niter", "nredo", "max_points_per_centroid"):
-            if (value := getattr(self, name)) < 1:
-                raise CodebookError(f"k-means with {name}={value}: 1 is the least")
 
 
 class Codebook:
@@ -117,8 +110,7 @@ class Codebook:
             options: of `KMeansOptions`: `niter`, `nredo`, `max_points_per_centroid`, `seed`.
 
         Raises:
-            CodebookError: fewer rows than centroids, features that are not a finite matrix, or a setting
-                below 1.
+            CodebookError: fewer rows than centroids, or features that are not a finite matrix.
         """
         from mapet_mm.tokenizers.kmeans import BLOCK_ROWS, cluster  # only this needs faiss
 
@@ -139,24 +131,13 @@ class Codebook:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Codebook:
-        """Read what `save` wrote.
-
-        Raises:
-            CodebookError: the file is missing, damaged, or not a codebook.
-        """
-        remedy = "fit one with tools/fit_codebook.py or correct the path in the config"
-        if not os.path.isfile(path):
-            raise CodebookError(f"codebook `{path}` does not exist: {remedy}")
+        """Read what `save` wrote; CodebookError if the file is missing, damaged, or not a codebook."""
         try:
             with safe_open(path, framework="pt") as file:
-                header = file.metadata() or {}
-                if header.pop("format", None) != FORMAT:
-                    raise CodebookError(
-                        f"`{path}` is a safetensors file but not a mapet_mm codebook: {remedy}"
-                    )
+                header = {key: value for key, value in file.metadata().items() if key != "format"}
                 return cls(file.get_tensor("centroids"), {key: json.loads(header[key]) for key in header})
-        except SafetensorError as error:
-            raise CodebookError(f"codebook `{path}` is damaged ({error}): {remedy}") from error
+        except (OSError, SafetensorError, AttributeError) as error:
+            raise CodebookError(f"codebook `{path}` cannot be read ({error}): {REMEDY}") from error
 
     @torch.no_grad()
     def assign(self, features: Float[Tensor, "*rows dim"]) -> Int[Tensor, "*rows"]:
@@ -167,9 +148,6 @@ class Codebook:
 
         Returns:
             (...) int64, on the features' device; -1 where a feature is not finite.
-
-        Raises:
-            CodebookError: the features have another number of channels than the centroids.
         """
         if features.shape[-1] != self.dim:
             raise CodebookError(

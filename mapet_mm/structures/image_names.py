@@ -14,11 +14,7 @@ from mapet_mm.utils.errors import UserError
 
 
 def path_of(info: Mapping[str, Any], dataset: object) -> str:
-    """Path of an image of a dataset, from what its `get_data_info` says.
-
-    Raises:
-        UserError: the dataset holds its images itself, as CIFAR's.
-    """
+    """Path of a dataset's image, from its `get_data_info`; UserError if the dataset holds images itself."""
     if path := info.get("img_path"):
         return path
     raise UserError(
@@ -48,7 +44,6 @@ def relative_name(img_path: str | os.PathLike, root: str | os.PathLike) -> str |
 
 @cache
 def _folder(root: str, working_folder: str) -> str:
-    """A folder's absolute path with a separator at its end."""
     return os.path.join(_absolute(os.path.join(root, ""), working_folder), "")
 
 

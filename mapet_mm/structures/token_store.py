@@ -8,13 +8,13 @@ of the new one.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,18 @@ import numpy as np
 from jaxtyping import Bool, Int, Int64, UInt8
 from safetensors import safe_open
 
-from mapet_mm.structures.store_names import StoredNames, name_hashes, names_file
-from mapet_mm.structures.store_parts import (
+from mapet_mm.structures.store_files import (
     MISSING,
     PART_ROWS,
     RESTORE,
     SKIPPED,
     WRITTEN,
     Part,
+    StoredNames,
     TokenStoreError,
     damaged,
-    empty_part,
+    name_hashes,
+    names_file,
     opened,
     read_part,
     skipped_of,
@@ -41,7 +42,8 @@ from mapet_mm.structures.store_parts import (
 from mapet_mm.utils.atomic_files import new_folder, replace_file, replace_json
 from mapet_mm.utils.config import pair
 
-FORMAT, VERSION = "mapet_mm.token_store", 4
+FORMAT = {"format": "mapet_mm.token_store", "version": 4}
+IDENTITY = ("grid", "vocab_size", "tokenizer", "data_root", "preprocessing")
 MANIFEST = "manifest.json"
 REMEDY = "run tools/extract_tokens.py with the tokenizer's config"
 
@@ -63,15 +65,13 @@ class TokenStore:
         vocab_size: all ids are below this.
         tokenizer: digest of the tokenizer that made the ids.
         data_root: folder that the names are relative to, as given when the store was made.
-        preprocessing: how images were prepared for the tokenizer (`pipeline`, `data_preprocessor`), if
-            recorded.
+        preprocessing: how images were prepared (`pipeline`, `data_preprocessor`), if recorded.
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
         self.path = Path(path)
-        if not self.path.is_dir():
-            raise TokenStoreError(f"token store `{self.path}` does not exist: {REMEDY} or correct the path")
         self.manifest = manifest = read_manifest(self.path)
+        self.identity = {key: manifest[key] for key in IDENTITY}
         self.id, self.tokenizer = manifest["id"], manifest["tokenizer"]
         self.grid, self.vocab_size = tuple(manifest["grid"]), manifest["vocab_size"]
         self.data_root, self.preprocessing = manifest["data_root"], manifest["preprocessing"]
@@ -79,11 +79,7 @@ class TokenStore:
 
     @classmethod
     def open(cls, path: str | os.PathLike) -> TokenStore:
-        """Open an existing token store.
-
-        Raises:
-            TokenStoreError: it is missing or not a token store.
-        """
+        """Open an existing token store; TokenStoreError if it is missing or not a token store."""
         return cls(path)
 
     @classmethod
@@ -113,14 +109,9 @@ class TokenStore:
             TokenStoreError: something is at `path` already, or a name is given twice.
             ValueError: `grid` is not one or two whole numbers above 0.
         """
-        identity = {
-            "grid": pair("grid", grid),
-            "vocab_size": int(vocab_size),
-            "tokenizer": tokenizer,
-            "data_root": None if data_root is None else str(data_root),
-            "preprocessing": preprocessing,
-        }
-        with new_store(Path(path), list(names), identity):
+        root = None if data_root is None else str(data_root)
+        identity = (pair("grid", grid), int(vocab_size), tokenizer, root, preprocessing)
+        with new_store(Path(path), list(names), dict(zip(IDENTITY, identity, strict=True))):
             pass
         return cls(path)
 
@@ -149,14 +140,11 @@ class TokenStore:
         return self.names.find_all(names)
 
     def require_tokenizer(self, digest: str, whose: str) -> None:
-        """Raise an error if another tokenizer made the ids.
+        """Raise TokenStoreError if another tokenizer made the ids.
 
         Args:
             digest: of the expected tokenizer.
             whose: what has this digest, for the message ("the config's codebook `...`").
-
-        Raises:
-            TokenStoreError: another tokenizer made the store.
         """
         if self.tokenizer != digest:
             raise TokenStoreError(
@@ -181,11 +169,10 @@ class TokenStore:
             if state != MISSING and file.get_slice("names")[place] != name_hashes([name])[0]:
                 raise damaged(self._file(number), f"row {row} has the tokens of another image than `{name}`")
             if state == WRITTEN:
-                return self._grids(file, number)[place]
-            why = f" ({skipped_of(file)[name]}, --retry-skipped)" if state else ""
-        lacking = "that it skipped" if state == SKIPPED else "yet"
+                return file.get_slice("grids")[place]
+            lacking = f"that it skipped ({skipped_of(file)[name]}, --retry-skipped)" if state else "yet"
         raise MissingTokensError(
-            f"token store `{self.path}` has no tokens for image `{name}` {lacking}{why}: {REMEDY}"
+            f"token store `{self.path}` has no tokens for image `{name}` {lacking}: {REMEDY}"
         )
 
     @property
@@ -207,14 +194,9 @@ class TokenStore:
         """For every row, True if its tokens are stored."""
         return np.concatenate([self.states(part) for part in range(self.parts)]) == WRITTEN
 
-    def missing(self, with_skipped: bool = False) -> Int64[np.ndarray, " rows"]:
-        """Rows (int64, ascending) whose tokens are not written yet.
-
-        Args:
-            with_skipped: whether images that were skipped count as missing.
-        """
-        states = np.concatenate([self.states(part) for part in range(self.parts)])
-        return np.flatnonzero(states != WRITTEN if with_skipped else states == MISSING)
+    def missing(self) -> Int64[np.ndarray, " rows"]:
+        """Rows (int64, ascending) whose tokens are not written yet; images that were skipped do not count."""
+        return np.flatnonzero(np.concatenate([self.states(part) for part in range(self.parts)]) == MISSING)
 
     def chunks(self) -> Iterator[tuple[Int64[np.ndarray, " rows"], Int[np.ndarray, "rows height width"]]]:
         """Rows whose tokens are stored, ascending, with their grids, part by part."""
@@ -246,17 +228,21 @@ class TokenStore:
         """
         rows, grids, skipped = np.asarray(rows, dtype=np.int64), np.asarray(grids), dict(skipped or {})
         every = np.append(rows, np.fromiter(skipped, dtype=np.int64))
-        if problem := self._misfit(rows, grids, every):
+        problem = None
+        if grids.shape != (*rows.shape, *self.grid) or not np.issubdtype(grids.dtype, np.integer):
+            shape = (rows.size, *self.grid)
+            problem = f"takes integer ids of shape {shape}, got {grids.dtype} of {grids.shape}"
+        elif grids.size and not (grids.min() >= 0 and grids.max() < self.vocab_size):
+            problem = f"takes ids from 0 to {self.vocab_size - 1}, got {grids.min()} to {grids.max()}"
+        elif every.size and not (every.min() >= 0 and every.max() < len(self)):
+            problem = f"has rows 0 to {len(self) - 1}, got {every.min()} to {every.max()}"
+        if problem:
             raise TokenStoreError(f"token store `{self.path}` {problem}")
         self.require_unreplaced()
         for number in np.unique(every // PART_ROWS).tolist():
             here = rows // PART_ROWS == number
             reasons = {row % PART_ROWS: why for row, why in skipped.items() if row // PART_ROWS == number}
-            try:
-                self._update(number, rows[here] % PART_ROWS, grids[here], reasons)
-            except FileNotFoundError:  # the folder is gone
-                self.require_unreplaced()
-                raise
+            self._update(number, rows[here] % PART_ROWS, grids[here], reasons)
 
     def verify(self) -> None:
         """Compare all files with the digests that were taken when they were written.
@@ -265,7 +251,7 @@ class TokenStore:
             TokenStoreError: a file has changed since.
         """
         names = self.path / self.manifest["names"]
-        if hashlib.sha256(names.read_bytes()).hexdigest() != self.manifest["names_sha256"]:
+        if sha256(names.read_bytes()).hexdigest() != self.manifest["names_sha256"]:
             raise TokenStoreError(f"token store file `{names}` has changed since it was written: {RESTORE}")
         for number in range(self.parts):
             self._read(number)
@@ -278,16 +264,6 @@ class TokenStore:
                 f"token store `{self.path}` was replaced while it was in use (id {self.id}, now {now}): "
                 "start this command again"
             )
-
-    def _misfit(self, rows: np.ndarray, grids: np.ndarray, every: np.ndarray) -> str | None:
-        """Why these grids, or any of these rows, cannot be stored."""
-        if grids.shape != (*rows.shape, *self.grid) or not np.issubdtype(grids.dtype, np.integer):
-            return f"takes integer ids of shape {(rows.size, *self.grid)}, got {grids.dtype} of {grids.shape}"
-        if grids.size and not (grids.min() >= 0 and grids.max() < self.vocab_size):
-            return f"takes ids from 0 to {self.vocab_size - 1}, got {grids.min()} to {grids.max()}"
-        if every.size and not (every.min() >= 0 and every.max() < len(self)):
-            return f"has rows 0 to {len(self) - 1}, got {every.min()} to {every.max()}"
-        return "takes each row once, got one twice" if len(np.unique(every)) != len(every) else None
 
     def _update(self, number: int, places: np.ndarray, grids: np.ndarray, reasons: Mapping[int, str]) -> None:
         """Replace a part by itself with some rows changed."""
@@ -305,19 +281,13 @@ class TokenStore:
         """A whole part, checked against its digest and its images' names; an empty one if it is not there."""
         with self._opened(self._file(number)) as file:
             if file is None:
-                return empty_part(self.grid, self.dtype)
-            self._grids(file, number)
+                grids = np.zeros((PART_ROWS, *self.grid), self.dtype)
+                return Part(np.zeros(PART_ROWS, np.uint64), np.zeros(PART_ROWS, np.uint8), grids, {})
             part = read_part(file, self._file(number))
         names = name_hashes(self.names[number * PART_ROWS : (number + 1) * PART_ROWS])
         if ((part.names[: len(names)] != names) & (part.states[: len(names)] != MISSING)).any():
             raise damaged(self._file(number), "it has the tokens of other images")
         return part
-
-    def _grids(self, file: safe_open, number: int) -> Any:
-        grids = file.get_slice("grids")
-        if grids.get_shape() != [PART_ROWS, *self.grid]:
-            raise damaged(self._file(number), f"it has grids of shape {grids.get_shape()}")
-        return grids
 
     def _file(self, number: int) -> Path:
         return self.path / "parts" / f"{number:05d}-{self.id}.safetensors"
@@ -336,11 +306,12 @@ class TokenStore:
 def read_manifest(store: Path) -> dict[str, Any]:
     path = store / MANIFEST
     if not path.exists():
-        raise TokenStoreError(f"`{store}` is not a token store (it has no {MANIFEST}): correct the path")
+        how = f"is not a token store (it has no {MANIFEST})" if store.is_dir() else "does not exist"
+        raise TokenStoreError(f"token store `{store}` {how}: {REMEDY} or correct the path")
     manifest = json.loads(path.read_text())
-    if (manifest["format"], manifest["version"]) != (FORMAT, VERSION):
+    if not FORMAT.items() <= manifest.items():
         raise TokenStoreError(
-            f"`{store}` is not a token store of version {VERSION}: {REMEDY} at another path"
+            f"`{store}` is not a token store of version {FORMAT['version']}: {REMEDY} at another path"
         )
     return manifest
 
@@ -355,8 +326,7 @@ def new_store(path: Path, names: Sequence[str], identity: Mapping[str, Any]) -> 
     try:
         with new_folder(path) as folder:
             (folder / "parts").mkdir()
-            head = {"format": FORMAT, "version": VERSION, "id": uuid.uuid4().hex[:12]}
-            write_names(folder, {**head, **identity}, names)
+            write_names(folder, {**FORMAT, "id": uuid.uuid4().hex[:12], **identity}, names)
             yield TokenStore(folder)
     except FileExistsError:
         raise TokenStoreError(
@@ -367,7 +337,7 @@ def new_store(path: Path, names: Sequence[str], identity: Mapping[str, Any]) -> 
 def write_names(store: Path, manifest: Mapping[str, Any], names: Sequence[str]) -> None:
     """Write a file of names, and the manifest that counts it."""
     content = names_file(names)
-    sha256 = hashlib.sha256(content).hexdigest()
-    file = f"names-{manifest['id']}-{sha256[:12]}.safetensors"
+    digest = sha256(content).hexdigest()
+    file = f"names-{manifest['id']}-{digest[:12]}.safetensors"
     replace_file(store / file, content)
-    replace_json(store / MANIFEST, {**manifest, "names": file, "names_sha256": sha256, "rows": len(names)})
+    replace_json(store / MANIFEST, {**manifest, "names": file, "names_sha256": digest, "rows": len(names)})

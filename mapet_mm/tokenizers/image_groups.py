@@ -30,19 +30,12 @@ Result = TypeVar("Result")
 
 
 class ImageGroup(NamedTuple):
-    """Images for one pass of the encoder.
-
-    Args:
-        block: number of the block that the group is part of.
-        places: indices in the dataset of the first inputs' images; the other inputs are padding.
-        inputs: `(group, 3, H, W)`, normalised, on the preprocessor's device.
-        unreadable: index of each image that could not be decoded, with the reason.
-    """
+    """Images of a block for one pass of the encoder, on its device; inputs beyond `places` are padding."""
 
     block: int
     places: list[int]
     inputs: Float[Tensor, "group 3 height width"]
-    unreadable: dict[int, str]
+    unreadable: dict[int, str]  # reason by place
 
 
 class GroupLoader:
@@ -71,11 +64,7 @@ class GroupLoader:
         self.waited = 0.0  # seconds spent waiting for decoded images
 
     def load(self, groups: Iterable[tuple[int, Sequence[int]]]) -> Iterator[ImageGroup]:
-        """Load groups; the iterable is consumed as the workers need it.
-
-        Args:
-            groups: pairs of a block's number and the indices of at most `group_size` of its images.
-        """
+        """Load groups: pairs of a block's number and the indices of at most `group_size` of its images."""
         order: deque[int] = deque()
 
         def batches() -> Iterator[list[int]]:
@@ -83,22 +72,16 @@ class GroupLoader:
                 order.append(block)
                 yield [int(place) for place in places]
 
-        loader = DataLoader(
-            self.images, batch_sampler=batches(), num_workers=self.num_workers, collate_fn=self._collate
-        )
-        loaded = iter(loader)
-        while True:
-            start = time.perf_counter()
-            batch = next(loaded, None)
+        options = dict(batch_sampler=batches(), num_workers=self.num_workers, collate_fn=self._collate)
+        start = time.perf_counter()
+        for places, padded, unreadable in DataLoader(self.images, **options):
             self.waited += time.perf_counter() - start
-            if batch is None:
-                return
-            places, padded, unreadable = batch
             if places and not self._range_checked:  # the first images stand for all
                 check_pixel_range(self.preprocessor, padded[: len(places)])
                 self._range_checked = True
             inputs = self.preprocessor({"inputs": padded, "data_samples": None})["inputs"]
             yield ImageGroup(order.popleft(), places, inputs, unreadable)
+            start = time.perf_counter()
 
 
 def split(places: Sequence[int], size: int) -> list[Sequence[int]]:
@@ -111,7 +94,6 @@ def encode_blocks(
     encode: Callable[[ImageGroup], Iterable[Result]],
     number: int,
     lacking: Callable[[int], Sequence[int]],
-    total: int,
     what: str,
     flush_seconds: float = float("inf"),
 ) -> Iterator[tuple[int, dict[int, Result], dict[int, str]]]:
@@ -122,7 +104,7 @@ def encode_blocks(
         encode: gives a group's results, in order; those of padding are passed over.
         number: of blocks.
         lacking: places of a block's images that have no result yet; asked whenever the block is looked at.
-        total: number of images in all blocks, for the progress bar called `what`.
+        what: text of the progress bar.
         flush_seconds: also yield what there is of a block when this time has passed.
     """
     taken: set[int] = set()
@@ -136,7 +118,7 @@ def encode_blocks(
                 yield block, places
 
     rank, processes = process_number()
-    start = time.perf_counter()
+    total, start = sum(len(lacking(block)) for block in range(number)), time.perf_counter()
     with tqdm(total=total, desc=what, unit="image", disable=rank > 0) as bar:
         for block, loaded in groupby(loader.load(groups()), key=lambda group: group.block):
             results: dict[int, Result] = {}

@@ -19,7 +19,6 @@ from mapet_mm.structures.image_names import label_of, path_of, relative_name
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError, listed, reason_of
 
-ON_ERROR = ("raise", "skip")
 # Seconds to wait before an image is read again that the storage did not give.
 RETRIES = (0.5, 2.0, 8.0)
 # Passes over the first image that have to agree.
@@ -36,12 +35,6 @@ class UnreadableImagesError(UserError, RuntimeError):
             f"image `{path}` could not be decoded or encoded ({reason}){more}: repair or remove it, or leave "
             f"such images out with --on-error skip, and run the same command again; {kept}"
         )
-
-
-def check_on_error(on_error: str) -> None:
-    """Raise UserError unless `on_error` is one of the options for images that cannot be decoded."""
-    if on_error not in ON_ERROR:
-        raise UserError(f"on_error is {on_error!r}: one of {', '.join(ON_ERROR)}")
 
 
 def note_left_out(left_out: Mapping[str, str], total: int, listing: Path, most: float) -> str:
@@ -91,7 +84,13 @@ class NamedImages(Dataset):
         configs = [configs] if isinstance(configs, Mapping) else configs
         self._datasets = [DATASETS.build(config) for config in configs]
         self._ends = list(accumulate(map(len, self._datasets)))
-        self.data_root = data_root or self._common_root()
+        roots = {str(getattr(dataset, "data_root", "") or "") for dataset in self._datasets}
+        self.data_root = data_root or (roots.pop() if len(roots) == 1 else "")
+        if not self.data_root:
+            raise UserError(
+                f"the datasets have data roots {sorted(roots)}: set `data_root` in the config to the one "
+                "folder that image names shall be relative to"
+            )
         for dataset in self._datasets:
             if not all(hasattr(dataset, part) for part in ("pipeline", "get_data_info", "prepare_data")):
                 raise UserError(
@@ -101,15 +100,6 @@ class NamedImages(Dataset):
             steps = dataset.pipeline.transforms
             steps[:1] = map(_Reader, steps[:1])
 
-    def _common_root(self) -> str:
-        roots = sorted({str(getattr(dataset, "data_root", "") or "") for dataset in self._datasets})
-        if len(roots) != 1 or not roots[0]:
-            raise UserError(
-                f"the datasets have data roots {roots}: set `data_root` in the config to the one folder that "
-                "image names shall be relative to"
-            )
-        return roots[0]
-
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
@@ -118,22 +108,27 @@ class NamedImages(Dataset):
         dataset, place = self._at(index)
         return path_of(dataset.get_data_info(place), dataset)
 
-    def names(self, what: str = "reading names") -> list[str]:
-        """Names of all images by index; shows a progress bar called `what` if this takes long."""
-        bar = tqdm(range(len(self)), desc=what, unit="image", delay=2)
-        return [self._name(self.path(index)) for index in bar]
+    def names(self) -> list[str]:
+        """Names of all images by index; shows a progress bar if this takes long."""
+        names = []
+        for index in tqdm(range(len(self)), desc="reading names", unit="image", delay=2):
+            names.append(relative_name(path := self.path(index), self.data_root))
+            if names[-1] is None:
+                root = self.data_root
+                raise UserError(f"image `{path}` is not under data_root `{root}`: correct `data_root`")
+        return names
 
-    def places(self, what: str = "reading names") -> dict[str, int]:
+    def places(self) -> dict[str, int]:
         """Index of the first image with each name, sorted by name."""
         found: dict[str, int] = {}
-        for index, name in enumerate(self.names(what)):
+        for index, name in enumerate(self.names()):
             found.setdefault(name, index)
         return dict(sorted(found.items()))
 
     def labels(self) -> dict[str, int] | None:
         """Class index of each image by its name, or None where images have no label, or several."""
         labels: dict[str, int | None] = {}
-        for name, index in self.places("labels").items():
+        for name, index in self.places().items():
             dataset, place = self._at(index)
             labels[name] = label_of(dataset.get_data_info(place))
         return None if None in labels.values() else labels
@@ -147,8 +142,7 @@ class NamedImages(Dataset):
         """Index and pipeline output `inputs` (3, H, W), or the reason why the image could not be decoded.
 
         Raises:
-            UserError: the storage gives an error, a step after the first one fails, or there is no tensor
-                `inputs`.
+            UserError: the storage gives an error, a step after the first one fails, or there is no tensor.
         """
         dataset, place = self._at(index)
         try:
@@ -172,26 +166,20 @@ class NamedImages(Dataset):
 
     def require_repeatable(self) -> None:
         """Raise UserError if the first image that can be decoded does not always come out alike."""
-        for index in range(len(self)):
-            image = self[index][1]
-            if isinstance(image, Tensor):
-                if not all(torch.equal(image, self[index][1]) for _ in range(1, REPEATS)):
-                    raise UserError(
-                        f"the pipeline draws random numbers: it gives image `{self.path(index)}` differently "
-                        "each time, so its tokens would be other ones; remove the random step"
-                    )
-                return
+        decoded = (index for index in range(len(self)) if isinstance(self[index][1], Tensor))
+        if (index := next(decoded, None)) is None:
+            return
+        first, *others = (self[index][1] for _ in range(REPEATS))
+        if not all(torch.equal(first, other) for other in others):
+            raise UserError(
+                f"the pipeline draws random numbers: it gives image `{self.path(index)}` differently "
+                "each time, so its tokens would be other ones; remove the random step"
+            )
 
     def _at(self, index: int) -> tuple[Dataset, int]:
         """The dataset of an image, and the image's index in it."""
         which = bisect_right(self._ends, index)
         return self._datasets[which], index - (self._ends[which - 1] if which else 0)
-
-    def _name(self, path: str) -> str:
-        name = relative_name(path, self.data_root)
-        if name is None:
-            raise UserError(f"image `{path}` is not under data_root `{self.data_root}`: correct `data_root`")
-        return name
 
 
 class _UndecodableError(Exception):
@@ -207,9 +195,13 @@ class _Reader:
     def __call__(self, results: dict) -> dict:
         for wait in (*RETRIES, None):
             try:
-                read = self.step(results)
-            except Exception as error:
-                if not _is_of_storage(error):
+                return self.step(results)
+            except FileNotFoundError as error:
+                raise _UndecodableError(reason_of(error)) from error
+            except OSError as error:
+                if error.errno is None and not isinstance(
+                    error, ConnectionError | TimeoutError
+                ):  # a decoder's
                     raise _UndecodableError(reason_of(error)) from error
                 if wait is None:
                     raise UserError(
@@ -217,15 +209,6 @@ class _Reader:
                         f"{len(RETRIES) + 1} tries: look at the storage, then run the same command again"
                     ) from error
                 time.sleep(wait)
-            else:
-                if read is None:
-                    raise _UndecodableError("the pipeline's first step returned nothing")
-                return read
+            except Exception as error:
+                raise _UndecodableError(reason_of(error)) from error
         raise AssertionError
-
-
-def _is_of_storage(error: Exception) -> bool:
-    """Whether an error says nothing about the image: a decoder's OSError has no number."""
-    if isinstance(error, FileNotFoundError) or not isinstance(error, OSError):
-        return False
-    return error.errno is not None or isinstance(error, ConnectionError | TimeoutError)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -22,27 +22,16 @@ from jaxtyping import Float, Float32, Float64, Int64
 from mmengine.device import get_device
 from mmengine.dist import all_reduce, broadcast_object_list, get_rank, get_world_size, is_main_process
 from mmengine.logging import print_log
-from torch import Tensor
 from tqdm import tqdm
 
 from mapet_mm.models.target_generators.base import full_float32
 from mapet_mm.structures.codebook import Codebook, CodebookError, KMeansOptions, far_centre
 from mapet_mm.utils.atomic_files import replace_file
-from mapet_mm.utils.identity import digest
 
 # Rows assigned at a time: 64 MiB of float32 at 4096 channels. Fixed, because the last bits of a matrix
 # product may depend on its shape, and the codebook must not depend on the number of processes.
 BLOCK_ROWS = 4096
 NEXT_START = 15486557  # from the seed of one start to that of the next, in faiss
-
-
-@dataclass
-class Progress:
-    """State of a fit between two starts: how many are done, and the best one's centroids and inertias."""
-
-    starts: int = 0
-    centroids: Float32[Tensor, "k dim"] | None = None
-    inertias: Sequence[float] = ()
 
 
 def cluster(
@@ -68,46 +57,36 @@ def cluster(
     """
     check_rows(sum(sizes), options.k)
     rows = _Rows(blocks, sizes, options)
-    progress = [Progress()]
+    # Starts that are done, and the best one's centroids and inertias.
+    progress = [(0, torch.empty(0), [float("inf")])]
     if checkpoint is not None and is_main_process() and checkpoint.exists():
-        progress = [Progress(**torch.load(checkpoint, weights_only=True))]
+        progress = [torch.load(checkpoint, weights_only=True)]
     broadcast_object_list(progress)
-    (progress,) = progress
-    with tqdm(
-        total=options.nredo * options.niter,
-        initial=progress.starts * options.niter,
-        desc="k-means",
-        disable=not is_main_process(),
-    ) as bar:
-        while progress.starts < options.nredo:
-            centroids, inertias = _one_start(rows, options, progress.starts, bar)
-            if not progress.inertias or inertias[-1] < progress.inertias[-1]:
-                progress.centroids, progress.inertias = torch.from_numpy(centroids), inertias
-            progress.starts += 1
-            bar.update(progress.starts * options.niter - bar.n)
+    begin, best, curve = progress[0]
+    total, first = options.nredo * options.niter, begin * options.niter
+    with tqdm(total=total, initial=first, desc="k-means", disable=not is_main_process()) as bar:
+        for start in range(begin, options.nredo):
+            centroids, inertias = _one_start(rows, options, start, bar)
+            if inertias[-1] < curve[-1]:
+                best, curve = torch.from_numpy(centroids), inertias
+            bar.update((start + 1) * options.niter - bar.n)
             if checkpoint is not None and is_main_process():
                 content = io.BytesIO()
-                torch.save(vars(progress), content)
+                torch.save((start + 1, best, curve), content)
                 replace_file(checkpoint, content.getvalue())
     fitted = {
         **asdict(options),
-        "dim": progress.centroids.shape[1],
+        "dim": best.shape[1],
         "rows": rows.total,
         "rows_clustered": len(rows.chosen),
-        "inertia": progress.inertias[-1],
-        "inertia_per_iteration": list(progress.inertias),
+        "inertia": curve[-1],
+        "inertia_per_iteration": curve,
         "versions": {"faiss": faiss.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
     }
-    return progress.centroids.numpy(), fitted
-
-
-def checkpoint_of(folder: Path, options: KMeansOptions, features: str) -> Path:
-    """File of an interrupted fit with these options, of the features with this digest."""
-    return folder / f"kmeans-{digest([asdict(options), features])[:12]}.pt"
+    return best.numpy(), fitted
 
 
 def check_rows(rows: int, k: int) -> None:
-    """Raise CodebookError if there are fewer feature rows than centroids."""
     if rows < k:
         raise CodebookError(
             f"k-means needs at least as many feature rows as centroids: {rows} rows, k = {k}; "
@@ -116,13 +95,7 @@ def check_rows(rows: int, k: int) -> None:
 
 
 class _Rows:
-    """The rows to cluster; each process assigns its share of the blocks on its device.
-
-    Args:
-        blocks: features.
-        sizes: number of rows of each block.
-        options: settings of k-means.
-    """
+    """The rows to cluster; each process assigns its share of the blocks on its device."""
 
     def __init__(
         self, blocks: Sequence[Float[np.ndarray, "rows dim"]], sizes: Sequence[int], options: KMeansOptions
@@ -179,7 +152,7 @@ class _Rows:
 def _one_start(
     rows: _Rows, options: KMeansOptions, start: int, bar: tqdm
 ) -> tuple[Float32[np.ndarray, "k dim"], list[float]]:
-    """Centroids, and the inertia of each iteration, from one random start; fewer where nothing changes."""
+    """Centroids, and the inertia of each iteration, from one random start; it ends where nothing changes."""
     centroids, inertias, splits = rows.first_centroids(start), [], 0
     for iteration in range(options.niter):
         sums, counts, inertia = rows.assign(centroids)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,18 @@ from mapet_mm.structures.codebook import KMeansOptions
 from mapet_mm.tokenizers.extract import (
     LARGEST_SKIPPED,
     Extraction,
-    Verification,
     extract_tokens,
     open_or_create,
     verify_store,
 )
 from mapet_mm.tokenizers.image_groups import GroupLoader
 from mapet_mm.tokenizers.images import NamedImages, note_left_out
-from mapet_mm.utils.config import class_of, plain, scope_of, type_name
+from mapet_mm.utils.config import scope_of, type_name
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.identity import canonical, explain
+from mapet_mm.utils.identity import canonical, digest, explain
 
-REQUIRED = ("tokenizer", "data_preprocessor", "dataset", "token_store")
+REQUIRED = {"tokenizer", "data_preprocessor", "dataset", "token_store"}
+CODEBOOK = {"dataset", "positions_per_image", *(field.name for field in fields(KMeansOptions))}
 
 
 def run_fit_codebook(
@@ -61,41 +62,43 @@ def run_fit_codebook(
         UnreadableImagesError: some images cannot be decoded; the features of the others are kept.
     """
     # Imported here because they need faiss.
-    from mapet_mm.tokenizers.kmeans import check_rows, checkpoint_of, cluster
+    from mapet_mm.tokenizers.kmeans import check_rows, cluster
     from mapet_mm.tokenizers.sampling import sample_features
 
     _check_config(cfg)
-    path, settings = _codebook_settings(cfg, out, overwrite)
+    if "codebook" not in cfg or "codebook" not in cfg.tokenizer:
+        raise CodebookError(
+            f"tokenizer {type_name(cfg.tokenizer.type)} of `{cfg.filename}` brings its own codebook, there "
+            "is none to fit: go on with tools/extract_tokens.py"
+        )
+    settings, path = dict(cfg.codebook), Path(out or cfg.tokenizer.codebook)
+    if "k" not in settings or not settings.keys() <= CODEBOOK:
+        raise CodebookError(f"the config's `codebook` needs k, and takes {', '.join(sorted(CODEBOOK))}")
     if path.exists() and not overwrite:
+        if other := other_settings(cfg, path):
+            raise CodebookError(
+                f"codebook `{path}` exists, made with another {', '.join(other)}: add --overwrite to replace "
+                "it (token stores made by it then need a new extraction), or give another --out"
+            )
         return path, Codebook.load(path)
     dataset, positions = settings.pop("dataset", cfg.dataset), settings.pop("positions_per_image", 4)
     options = KMeansOptions(**settings)
-    init_default_scope(scope_of(cfg))
-    images = NamedImages(dataset, cfg.get("data_root"))
+    images = build_images(cfg, dataset)
     places = images.places()
     check_rows(len(places) * positions, options.k)  # before downloading weights and sampling features
     tokenizer, loader = _load(cfg, images, {"codebook": None})
     preprocessing = preprocessing_of(cfg, dataset)
-    blocks = sample_features(
-        tokenizer,
-        loader,
-        places,
-        features_folder(path),
-        preprocessing,
-        positions,
-        options.seed,
-        cfg.get("on_error", "raise"),
-    )
+    on_error, most = cfg.get("on_error", "raise"), cfg.get("max_skipped", LARGEST_SKIPPED)
+    folder, seed = features_folder(path), options.seed
+    blocks = sample_features(tokenizer, loader, places, folder, preprocessing, positions, seed, on_error)
     if join_processes is not None:
         join_processes()
-    skipped = {images.path(places[name]): why for name, why in blocks.left_out().items()}
-    most = cfg.get("max_skipped", LARGEST_SKIPPED)
-    left_out = note_left_out(skipped, len(places), blocks.folder / "skipped.txt", most)
-    sizes = blocks.sizes()
-    print_log(
-        f"clustering {sum(sizes)} rows of {tokenizer.dim} channels into {options.k}{left_out}", "current"
-    )
-    checkpoint = checkpoint_of(blocks.folder, options, str(sizes))
+    sizes, skipped = blocks.left_out()
+    reasons = {images.path(places[name]): why for name, why in skipped.items()}
+    left_out = note_left_out(reasons, len(places), blocks.folder / "skipped.txt", most)
+    told = f"clustering {sum(sizes)} rows of {tokenizer.dim} channels into {options.k}{left_out}"
+    print_log(told, "current")
+    checkpoint = blocks.folder / f"kmeans-{digest([asdict(options), sizes])[:12]}.pt"
     centroids, fitted = cluster(blocks, sizes, options, checkpoint)
     metadata = {
         **tokenizer.metadata,
@@ -123,31 +126,25 @@ def run_extract_tokens(cfg: Config, retry_skipped: bool = False) -> tuple[TokenS
         TokenStoreError: the store is of another tokenizer, or of images prepared in another way.
         UnreadableImagesError: some images cannot be decoded; the tokens of all others are written.
     """
-    tokenizer, loader = _load(cfg)
-    store, places = open_or_create(
-        cfg.token_store, tokenizer, loader.images, preprocessing_of(cfg, cfg.dataset)
-    )
+    tokenizer, loader = _load(cfg, build_images(cfg))
+    preprocessing = preprocessing_of(cfg, cfg.dataset)
+    store, places = open_or_create(cfg.token_store, tokenizer, loader.images, preprocessing)
     on_error, most = cfg.get("on_error", "raise"), cfg.get("max_skipped", LARGEST_SKIPPED)
     return store, extract_tokens(tokenizer, loader, store, places, on_error, retry_skipped, most)
 
 
-def run_verify_tokens(cfg: Config, count: int) -> tuple[TokenStore, Verification]:
-    """Check the config's token store, and `count` of its images against newly computed tokens.
-
-    Raises:
-        CodebookError: the codebook was fitted on images normalised in another way.
-        TokenStoreError: see `verify_store`.
-    """
-    tokenizer, loader = _load(cfg)
+def run_verify_tokens(cfg: Config, count: int) -> tuple[TokenStore, str]:
+    """Check the config's token store, and `count` of its images; see `verify_store`."""
+    tokenizer, loader = _load(cfg, build_images(cfg))
     store = TokenStore.open(cfg.token_store)
     return store, verify_store(tokenizer, loader, store, count)
 
 
-def build_images(cfg: Config) -> NamedImages:
-    """The images of a tokenizer config."""
+def build_images(cfg: Config, dataset: Any = None) -> NamedImages:
+    """The images of a tokenizer config, or of another dataset in its place."""
     _check_config(cfg)
     init_default_scope(scope_of(cfg))
-    return NamedImages(cfg.dataset, cfg.get("data_root"))
+    return NamedImages(dataset or cfg.dataset, cfg.get("data_root"))
 
 
 def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tuple[Tokenizer, nn.Module]:
@@ -159,7 +156,8 @@ def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tu
     """
     _check_config(cfg)
     init_default_scope(scope_of(cfg))
-    kind, name = class_of(cfg.tokenizer.type, MODELS), type_name(cfg.tokenizer.type)
+    kind, name = cfg.tokenizer.type, type_name(cfg.tokenizer.type)
+    kind = MODELS.get(kind) if isinstance(kind, str) else kind
     if kind is None or not issubclass(kind, Tokenizer):
         raise UserError(
             f"tokenizer type {name} of `{cfg.filename}` is not mapet_mm.KCLIP, GridKMeans or "
@@ -168,10 +166,9 @@ def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tu
         )
     device = torch.device(get_device())
     tokenizer = MODELS.build({**cfg.tokenizer, **(changes or {})}).to(device)
-    recorded = getattr(getattr(tokenizer, "codebook", None), "metadata", {}).get("preprocessing") or {}
-    found = {"data_preprocessor": _plain(cfg.data_preprocessor)}
-    before = {"data_preprocessor": recorded.get("data_preprocessor", found["data_preprocessor"])}
-    if changed := explain(before, found):
+    codebook, found = getattr(tokenizer, "codebook", None), _plain(cfg.data_preprocessor)
+    recorded = (codebook.metadata.get("preprocessing") or {}) if codebook else {}
+    if changed := explain(recorded.get("data_preprocessor", found), found, "data_preprocessor"):
         raise CodebookError(
             f"codebook `{cfg.tokenizer.codebook}` was fitted on images prepared in another way "
             f"({changed}): restore `data_preprocessor` of `{cfg.filename}`, or fit a codebook for this one "
@@ -192,18 +189,11 @@ def preprocessing_of(cfg: Config, dataset: Any) -> dict[str, Any]:
         raise UserError(
             f"the datasets of `{cfg.filename}` have different pipelines, or none: give all the same"
         )
-    return {
-        "pipeline": pipelines[0],
-        "data_preprocessor": _plain(cfg.data_preprocessor),
-    }
+    return {"pipeline": pipelines[0], "data_preprocessor": _plain(cfg.data_preprocessor)}
 
 
 def other_settings(cfg: Config, codebook: str | Path) -> list[str]:
-    """Names of the settings of a tokenizer config that an existing codebook was not made with.
-
-    Raises:
-        CodebookError: the codebook cannot be read.
-    """
+    """Names of the settings of a tokenizer config that an existing codebook was not made with."""
     settings = dict(cfg.codebook)
     settings["preprocessing"] = preprocessing_of(cfg, settings.pop("dataset", cfg.dataset))
     recorded = canonical(Codebook.load(codebook).metadata)
@@ -217,46 +207,23 @@ def features_folder(codebook: Path) -> Path:
 
 def _plain(part: Any) -> Any:
     """A part of a config as JSON has it, independent of the config file's format."""
-    return plain(Config(dict(part=part)).to_dict()["part"])
+    part = Config(dict(part=part)).to_dict()["part"]
+    return json.loads(json.dumps(part, default=lambda value: getattr(value, "__qualname__", str(value))))
 
 
 def _load(
-    cfg: Config, images: NamedImages | None = None, changes: Mapping[str, Any] | None = None
+    cfg: Config, images: NamedImages, changes: Mapping[str, Any] | None = None
 ) -> tuple[Tokenizer, GroupLoader]:
-    """Build the tokenizer, with these changes to its config, and a loader of the images or the config's."""
     tokenizer, preprocessor = build_tokenizer(cfg, changes)
-    images = build_images(cfg) if images is None else images
     images.require_repeatable()
     return tokenizer, GroupLoader(images, tokenizer.image_size, preprocessor, **cfg.get("dataloader", {}))
 
 
 def _check_config(cfg: Config) -> None:
-    if missing := [key for key in REQUIRED if key not in cfg]:
+    if missing := sorted(REQUIRED - cfg.keys()):
         raise UserError(
             f"config `{cfg.filename}` is no tokenizer config, it lacks {', '.join(missing)}: see "
             "configs/tokenizers"
         )
-    if unknown := sorted(set(cfg.get("dataloader", {})) - {"num_workers", "group_size"}):
-        raise UserError(
-            f"the config's `dataloader` has {', '.join(unknown)}: it takes num_workers and group_size "
-            "(images of one pass of the encoder)"
-        )
-
-
-def _codebook_settings(cfg: Config, out: str | None, overwrite: bool) -> tuple[Path, dict[str, Any]]:
-    """The path of the codebook, and the config's `codebook`."""
-    if "codebook" not in cfg or "codebook" not in cfg.tokenizer:
-        raise CodebookError(
-            f"tokenizer {type_name(cfg.tokenizer.type)} of `{cfg.filename}` brings its own codebook, there "
-            "is none to fit: go on with tools/extract_tokens.py"
-        )
-    known = {"dataset", "positions_per_image", *(field.name for field in fields(KMeansOptions))}
-    if "k" not in cfg.codebook or not known.issuperset(cfg.codebook):
-        raise CodebookError(f"the config's `codebook` needs k, and takes {', '.join(sorted(known))}")
-    path = Path(out or cfg.tokenizer.codebook)
-    if path.exists() and not overwrite and (other := other_settings(cfg, path)):
-        raise CodebookError(
-            f"codebook `{path}` exists, made with another {', '.join(other)}: add --overwrite to replace it "
-            "(token stores made by it then need a new extraction), or give another --out"
-        )
-    return path, dict(cfg.codebook)
+    if cfg.get("on_error", "raise") not in ("raise", "skip"):
+        raise UserError(f"on_error is {cfg.on_error!r}: raise or skip")

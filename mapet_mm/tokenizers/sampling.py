@@ -14,8 +14,9 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
+from mapet_mm.structures.store_files import encoded
 from mapet_mm.tokenizers.image_groups import GroupLoader, ImageGroup, encode_blocks
-from mapet_mm.tokenizers.images import UnreadableImagesError, check_on_error
+from mapet_mm.tokenizers.images import UnreadableImagesError
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import digest
@@ -37,7 +38,7 @@ class FeatureBlocks(Sequence):
         self.folder, self.per_image = folder, per_image
         self.names: list[list[str]] = [[] for _ in range(-(-len(names) // IMAGES_PER_BLOCK))]
         for name in sorted(names):
-            self.names[zlib.crc32(_encoded(name)) % len(self.names)].append(name)
+            self.names[zlib.crc32(encoded(name)) % len(self.names)].append(name)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -57,20 +58,17 @@ class FeatureBlocks(Sequence):
         with safe_open(self.file(number), "numpy") as file:
             return json.loads(file.metadata()["skipped"])
 
-    def sizes(self) -> list[int]:
-        """Number of rows of each block."""
-        images = (len(names) - len(self.skipped(number) or {}) for number, names in enumerate(self.names))
-        return [self.per_image * count for count in images]
-
-    def left_out(self) -> dict[str, str]:
-        """All images that have no features, with the reason."""
-        found = (self.skipped(number) or {} for number in range(len(self)))
-        return {name: reason for skipped in found for name, reason in skipped.items()}
+    def left_out(self) -> tuple[list[int], dict[str, str]]:
+        """Number of rows of each block, once all are written, and the reason by image without features."""
+        skipped = [self.skipped(number) for number in range(len(self))]
+        pairs = zip(self.names, skipped, strict=True)
+        sizes = [self.per_image * (len(names) - len(out)) for names, out in pairs]
+        return sizes, {name: reason for out in skipped for name, reason in out.items()}
 
 
 def sample_positions(name: str, grid_size: int, count: int, seed: int) -> np.ndarray:
     """Distinct grid positions of an image, (count,), ascending; they depend only on its name and the seed."""
-    rng = np.random.default_rng([seed, zlib.crc32(_encoded(name))])
+    rng = np.random.default_rng([seed, zlib.crc32(encoded(name))])
     return np.sort(rng.choice(grid_size, size=count, replace=False))
 
 
@@ -104,8 +102,8 @@ def sample_features(
         UnreadableImagesError: after the features of all other blocks are written.
         UserError: more positions than the grid has.
     """
-    check_on_error(on_error)
-    if not 1 <= positions_per_image <= (grid_size := tokenizer.grid[0] * tokenizer.grid[1]):
+    grid_size = tokenizer.grid[0] * tokenizer.grid[1]
+    if not 1 <= positions_per_image <= grid_size:
         raise UserError(
             f"codebook.positions_per_image is {positions_per_image}, an image has {grid_size} grid positions"
         )
@@ -120,13 +118,12 @@ def sample_features(
     }
     blocks = FeatureBlocks(folder / digest(identity)[:12], list(places), positions_per_image)
     blocks.folder.mkdir(parents=True, exist_ok=True)
+    name_of = {place: name for name, place in places.items()}
 
     def lacking(number: int) -> list[int]:
         skipped = blocks.skipped(number)
         done = skipped is not None and not (skipped and on_error == "raise")
         return [] if done else [places[name] for name in blocks.names[number]]
-
-    name_of = {place: name for name, place in places.items()}
 
     def encode(group: ImageGroup) -> Iterator[Float16[np.ndarray, "positions dim"]]:
         grids = tokenizer.features(group.inputs).cpu().numpy()
@@ -135,10 +132,8 @@ def sample_features(
             with np.errstate(over="ignore"):
                 yield grid[positions].astype(np.float16)
 
-    total = sum(len(lacking(number)) for number in range(len(blocks)))
     unreadable: dict[str, str] = {}
-    encoded = encode_blocks(loader, encode, len(blocks), lacking, total, "sampling features")
-    for number, features, reasons in encoded:
+    for number, features, reasons in encode_blocks(loader, encode, len(blocks), lacking, "sampling features"):
         kept, skipped = [], {}
         for name in blocks.names[number]:
             if (rows := features.get(places[name])) is None:
@@ -155,7 +150,3 @@ def sample_features(
         paths = {loader.images.path(places[name]): reason for name, reason in unreadable.items()}
         raise UnreadableImagesError(paths, f"the features of the others are kept in `{blocks.folder}`")
     return blocks
-
-
-def _encoded(name: str) -> bytes:
-    return name.encode("utf-8", "surrogateescape")

@@ -105,17 +105,6 @@ def class_of(kind: str | Callable, registry: Registry) -> Callable | None:
     return registry.get(kind) if isinstance(kind, str) else kind
 
 
-def plain(value: Any) -> Any:
-    """A config's value as JSON has it."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    if isinstance(value, str | int | float | None):
-        return value
-    return getattr(value, "__qualname__", str(value))
-
-
 def nodes(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Each dict, list and leaf in a part of a config, with its key: `model.backbone.init_cfg`."""
     yield key, config

@@ -97,7 +97,7 @@ def nearest_members(
     for token, patches in candidates.items():
         for patch in patches:
             wanted[patch.name].append((token, patch))
-    name_of = {place: name for name, place in images.places("reading names").items() if name in wanted}
+    name_of = {place: name for name, place in images.places().items() if name in wanted}
     found: dict[int, list[tuple[float, Patch]]] = {token: [] for token in candidates}
     loader = DataLoader(Subset(images, sorted(name_of)), 32, num_workers=num_workers, collate_fn=list)
     for batch in tqdm(loader, desc="nearest members", unit="batch"):

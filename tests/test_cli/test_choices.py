@@ -11,10 +11,9 @@ from mmpretrain.datasets import CustomDataset
 from PIL import Image
 
 from mapet_mm.cli import choices
-from mapet_mm.cli.choices import choose, look_at, take_weights, vocabulary
-from mapet_mm.cli.claims import claim
+from mapet_mm.cli.choices import choose, take_weights, vocabulary
 from mapet_mm.cli.pretrain import main, parse_args, pretrain
-from mapet_mm.cli.stages import Stage
+from mapet_mm.cli.stages import Stage, claim
 from mapet_mm.models import MaPeTPretrainViT
 from mapet_mm.models.target_generators.base import TokenizerError
 from mapet_mm.registry import MODELS
@@ -71,23 +70,11 @@ def test_the_vocabulary_is_what_the_images_can_carry(images, positions, k):
 
 
 def test_images_of_all_kinds_are_found_in_all_folders_as_the_dataset_finds_them(photographs, tmp_path):
-    (photographs / "broken.jpg").write_bytes(b"\xff\xd8")
     (photographs / "._a.jpg").write_bytes(b"what macOS leaves beside a.jpg")
     (tmp_path / "linked").symlink_to(photographs)
-    count, told = look_at(tmp_path / "linked")
-    assert told == "images: 4, median short side 31 pixels; 1 of 4 cannot be opened and will be left out"
-    options = dict(with_label=False, extensions=choices.EXTENSIONS, pipeline=[])
-    assert count == len(CustomDataset(data_prefix=str(tmp_path / "linked"), **options)) == 4
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [({}, "holds no images"), ({"a.jpg": b"no"}, "none of 1 images can be opened")]
-)
-def test_a_folder_without_images_is_refused(tmp_path, content, message):
-    for name, data in content.items():
-        (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match=message):
-        look_at(tmp_path)
+    assert choose(options(tmp_path / "linked")).words[0] == "images: 3"
+    settings = dict(with_label=False, extensions=choices.EXTENSIONS, pipeline=[])
+    assert len(CustomDataset(data_prefix=str(tmp_path / "linked"), **settings)) == 3
 
 
 def test_without_clip_weights_the_network_is_a_random_one_and_a_line_says_so(photographs, capsys):
@@ -133,7 +120,7 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
 
 def test_a_folder_has_one_process_at_work(photographs, planned):
     args = options(photographs)
-    with claim(str(args.out)), pytest.raises(UserError, match="run: another `mapet-mm pretrain` is at work"):
+    with claim(args.out), pytest.raises(UserError, match="run: another `mapet-mm pretrain` is at work"):
         pretrain(args)
     pretrain(args)
 
@@ -177,23 +164,11 @@ def test_weights_to_start_from_become_the_backbones(tmp_path):
     assert (missing, unexpected) == (["mask_token"], [])
 
 
-def test_a_decoder_stays_behind(tmp_path):
-    """As in MAE's own files."""
-    weights = {name: value for name, value in deit().state_dict().items() if not name.startswith("head.")}
-    weights |= {"mask_token": torch.zeros(1, 1, 8), "decoder_blocks.0.norm1.weight": torch.ones(8)}
-    torch.save({"model": weights}, tmp_path / "mae.pth")
-    _, told = take_weights(tmp_path / "mae.pth", tmp_path / "init.pth", "tiny")
-    assert told.endswith("names of timm, without decoder_blocks, mask_token")
-
-
 OTHER_WEIGHTS = [
     (lambda: deit().state_dict() | dict(reg_token=torch.zeros(1, 4, 192)), "tiny", "reg_token"),
-    (lambda: deit().state_dict() | {"blocks.0.mlp.w12.weight": torch.zeros(4, 192)}, "tiny", "w12"),
-    (lambda: deit().state_dict(), "base", "is a ViT-tiny, --arch says base"),
-    (lambda: deit(embed_dim=96).state_dict(), None, "width 96"),
-    (lambda: deit(depth=6).state_dict(), "tiny", "num_layers is 6, in a ViT-tiny it is 12"),
-    (lambda: deit(mlp_ratio=3).state_dict(), "tiny", "feedforward_channels is 576"),
-    (lambda: deit(class_token=False, global_pool="avg").state_dict(), "tiny", "without class token"),
+    (lambda: deit().state_dict(), "base", "'embed_dims': 192"),
+    (lambda: deit(depth=6).state_dict(), None, "'num_layers': 6"),
+    (lambda: deit(class_token=False, global_pool="avg").state_dict(), "tiny", "class token"),
 ]
 
 
@@ -232,27 +207,19 @@ def test_the_configs_are_ordinary_ones_with_paths_inside_the_folder(photographs,
     ]
     with torch.device("meta"):
         backbone = MODELS.build(training.model.backbone)
-    assert choices.WIDTHS[backbone.embed_dims] == arch
+    assert backbone.embed_dims == {"tiny": 192, "small": 384, "base": 768}[arch]
 
 
-@pytest.mark.parametrize(("option", "value", "least"), [("epochs", 1, 2), ("batch-size", 0, 1)])
-def test_numbers_that_train_nothing_are_refused(photographs, option, value, least, capsys):
+@pytest.mark.parametrize("option", ["--epochs=1", "--batch-size=0"])
+def test_numbers_that_train_nothing_are_refused(photographs, option, capsys):
     with pytest.raises(SystemExit):
-        options(photographs, f"--{option}", str(value))
-    assert capsys.readouterr().err.endswith(f"error: --{option} is {value}: {least} or more\n")
+        options(photographs, option)
+    assert f"{option.partition('=')[0]} " in capsys.readouterr().err
 
 
 def test_a_folder_that_there_is_not_is_one_line(photographs):
     with pytest.raises(UserError, match=r"nowhere is no folder of images"):
         pretrain(options(photographs.parent / "nowhere"))
-
-
-def test_configs_that_were_edited_stay(photographs, planned):
-    pretrain(options(photographs))
-    file = photographs.parent / "run/pretrain.py"
-    file.write_text(file.read_text().replace("max_epochs=300", "max_epochs=20"))
-    pretrain(options(photographs))
-    assert "training/epoch_20.pth" in planned[1][3].shown
 
 
 def test_tokens_of_the_weights_to_start_from():
@@ -274,8 +241,8 @@ def test_tokens_of_a_vit_of_timm_have_the_grid_of_the_patches():
     [
         ("timm:nothing", "no ViT"),
         ("timm:resnet18", "no ViT"),
-        ("init", "--init names the weights"),
-        ("dalle", "--tokenizer dalle: auto, clip, init, random or timm:NAME"),
+        ("init", "init .with --init WEIGHTS"),
+        ("dalle", "--tokenizer dalle: auto, clip"),
     ],
 )
 def test_tokenizers_that_cannot_be_had_are_refused(wish, message):

@@ -55,8 +55,7 @@ def test_a_folder_of_photographs_becomes_features_in_timm_and_hugging_face(photo
     command = [str(photographs), "--arch", "tiny", "--epochs", "2", "--workers", "0", "--batch-size", "4"]
     pretrain([*command, "--tokenizer", "random", "--out", str(run)])
     printed = capsys.readouterr().out
-    assert "images: 29, median short side" in printed
-    assert "1 of 29 cannot be opened and will be left out" in printed
+    assert "images: 29\n" in printed
 
     ours = MaPeTViT("deit-tiny", out_type="raw").eval()
     weights = read_weights(run / "training/epoch_2.pth")

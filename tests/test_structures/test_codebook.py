@@ -92,18 +92,6 @@ def test_fit_finds_separate_clusters_and_records_how():
     assert "faiss" in recorded["versions"]
 
 
-def test_inertia_is_that_of_the_centroids_kept(rows):
-    codebook = Codebook.fit(rows, k=8, niter=60, nredo=3)
-    features = torch.from_numpy(rows)
-    nearest = codebook.centroids[codebook.assign(features)]
-    assert codebook.metadata["inertia"] == pytest.approx(((features - nearest) ** 2).sum().item(), rel=1e-4)
-
-
-def test_the_seed_decides_the_codebook(rows):
-    first, again, other = (Codebook.fit(rows, k=16, seed=seed) for seed in (0, 0, 1))
-    assert first.digest == again.digest != other.digest
-
-
 def test_what_is_saved_is_what_is_loaded(tmp_path, rows):
     codebook = Codebook(
         rows[:10], {"encoder": "RN50x64", "rows": 5, "versions": {"faiss": "1"}, "scale": 0.5}
@@ -115,21 +103,6 @@ def test_what_is_saved_is_what_is_loaded(tmp_path, rows):
     assert loaded.digest == codebook.digest
     assert (loaded.k, loaded.dim) == (10, 12)
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["codebook.safetensors"]
-
-
-def test_a_failed_save_leaves_the_old_codebook(tmp_path, rows, monkeypatch):
-    path = tmp_path / "codebook.safetensors"
-    Codebook(rows[:10]).save(path)
-    before = path.read_bytes()
-
-    def killed(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("mapet_mm.utils.atomic_files.os.replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        Codebook(rows[:20]).save(path)
-    assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 def test_digest_depends_on_values_and_shape_only(rows):
@@ -148,10 +121,6 @@ REFUSED = [
     (lambda rows: Codebook.fit(rows, k=601), "600 rows, k = 601"),
     (lambda rows: Codebook.fit(NAN, k=2), "finite"),
     (lambda rows: Codebook.fit(torch.zeros(2, 3, 4), k=2), "matrix"),
-    *[
-        (lambda rows, name=name: Codebook.fit(rows, **{"k": 3, name: 0}), f"{name}=0")
-        for name in ("k", "niter", "nredo", "max_points_per_centroid")
-    ],
 ]
 
 
@@ -165,17 +134,13 @@ def _truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-DAMAGED = [
-    (lambda path: path.unlink(), "does not exist"),
-    (_truncate, "damaged"),
-    (lambda path: path.write_bytes(save({"centroids": torch.zeros(2, 2)})), "not a mapet_mm codebook"),
-]
+DAMAGED = [Path.unlink, _truncate, lambda path: path.write_bytes(save({"weight": torch.zeros(2, 2)}))]
 
 
-@pytest.mark.parametrize(("damage", "noun"), DAMAGED)
-def test_a_file_that_is_no_whole_codebook_is_refused_by_name(tmp_path, rows, damage, noun):
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_file_that_is_no_whole_codebook_is_refused_by_name(tmp_path, rows, damage):
     path = tmp_path / "codebook.safetensors"
     Codebook(rows[:10]).save(path)
     damage(path)
-    with pytest.raises(CodebookError, match=f"codebook.safetensors.*{noun}"):
+    with pytest.raises(CodebookError, match=r"codebook.safetensors. cannot be read"):
         Codebook.load(path)

@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 
 from mapet_mm.structures.codebook import CodebookError, KMeansOptions
 from mapet_mm.tokenizers import kmeans
-from mapet_mm.tokenizers.kmeans import checkpoint_of, cluster
+from mapet_mm.tokenizers.kmeans import cluster
 
 DIM = 24
 
@@ -61,13 +61,6 @@ def test_killed_after_any_start_the_codebook_is_the_same(tmp_path, monkeypatch):
     assert again == fitted
 
 
-def test_a_checkpoint_belongs_to_its_options_and_features(tmp_path):
-    options = KMeansOptions(30), KMeansOptions(31), KMeansOptions(30, seed=1)
-    files = {checkpoint_of(tmp_path, *one) for one in [(options[0], "x"), (options[0], "y")]}
-    files |= {checkpoint_of(tmp_path, one, "x") for one in options}
-    assert len(files) == 4
-
-
 def test_empty_clusters_are_split():
     """Four distinct rows and eight starts."""
     rows = np.random.default_rng(0).normal(size=(4, DIM)).astype(np.float16)
@@ -107,8 +100,7 @@ def _fit(rank: int, processes: int, folder: str) -> None:
     # The first process alone sees a checkpoint, of a run that was killed after its first start.
     checkpoint = Path(folder) / f"state_{processes}_{rank}.pt"
     if rank == 0:
-        progress = kmeans.Progress(1, torch.zeros(50, DIM), [float("inf")])
-        torch.save(vars(progress), checkpoint)
+        torch.save((1, torch.zeros(50, DIM), [float("inf")]), checkpoint)
     centroids, fitted = fit(make_blocks(), 50, 6, 2, checkpoint=checkpoint)
     if rank == processes - 1:
         np.save(Path(folder) / f"centroids_{processes}.npy", centroids)

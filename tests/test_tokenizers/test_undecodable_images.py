@@ -59,7 +59,7 @@ def test_an_undecodable_image_is_left_out_if_asked_and_tried_again_if_asked(fitt
     listing = store.path / "skipped.txt"
     assert f"left 1 of 17 images out that could not be decoded or encoded, see {listing}" in str(extraction)
     assert listing.read_text().startswith(f"{broken}\t")
-    assert run_verify_tokens(fitted, 17)[1].images == 16
+    assert "of 16 images" in run_verify_tokens(fitted, 17)[1]
     repair(broken)
     assert run_extract_tokens(fitted)[1].images == 0
     store, extraction = run_extract_tokens(fitted, retry_skipped=True)

@@ -1,0 +1,174 @@
+"""The files of a token store: its names, and parts with the ids of 1,024 rows, each with a digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int, Int64, UInt8, UInt64
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.errors import UserError
+
+PART_ROWS = 1024
+# States of a row.
+MISSING, WRITTEN, SKIPPED = 0, 1, 2
+RESTORE = "restore it from a copy, or remove it and run tools/extract_tokens.py again"
+# Hashes between two that stay in memory: 160 KB for 1.3 M names.
+STEP = 64
+# Names read at once by a loop over all of them.
+CHUNK = 2**16
+
+
+class TokenStoreError(UserError, ValueError):
+    """A token store cannot be made, read or written; the message is one line that says what to do."""
+
+
+class Part(NamedTuple):
+    """`PART_ROWS` rows: the hash of each image's name, its state and its ids; why images were skipped."""
+
+    names: UInt64[np.ndarray, " rows"]
+    states: UInt8[np.ndarray, " rows"]
+    grids: Int[np.ndarray, "rows height width"]
+    skipped: dict[str, str]
+
+    def digest(self) -> str:
+        """SHA-256 (hexadecimal) of all of it."""
+        sha = hashlib.sha256(json.dumps(self.skipped).encode())
+        for tensor in self[:3]:
+            sha.update(np.ascontiguousarray(tensor).data)
+        return sha.hexdigest()
+
+
+def write_part(path: Path, part: Part) -> None:
+    """Write a part in one step, with its digest."""
+    about = json.dumps({"skipped": part.skipped, "sha256": part.digest()})
+    tensors = {"names": part.names, "states": part.states, "grids": part.grids}
+    replace_file(path, save(tensors, {"about": about}))  # of two entries, the order would vary
+
+
+def read_part(file: safe_open, path: Path) -> Part:
+    """Read a whole part; TokenStoreError if it is not as it was written."""
+    part = Part(*map(file.get_tensor, ("names", "states", "grids")), skipped_of(file))
+    if part.digest() != json.loads(file.metadata()["about"])["sha256"]:
+        raise damaged(path, "it has changed since it was written")
+    return part
+
+
+def skipped_of(file: safe_open) -> dict[str, str]:
+    """Images of a part that have no tokens, with the reason."""
+    return json.loads(file.metadata()["about"])["skipped"]
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[safe_open]:
+    """A file of a store; TokenStoreError if it is truncated."""
+    try:
+        with safe_open(path, "numpy") as file:
+            yield file
+    except SafetensorError as error:
+        raise damaged(path, str(error)) from None
+
+
+def damaged(path: Path, how: str) -> TokenStoreError:
+    """The error of a file of a store that cannot be used."""
+    return TokenStoreError(f"token store file `{path}` is damaged ({how}): {RESTORE}")
+
+
+def name_hashes(names: Iterable[str]) -> UInt64[np.ndarray, " names"]:
+    """A 64-bit hash of each name; of 1.3 M names two are alike once in 20 million stores."""
+    digests = (hashlib.blake2b(encoded(name), digest_size=8).digest() for name in names)
+    return np.frombuffer(b"".join(digests), "<u8")
+
+
+def encoded(name: str) -> bytes:
+    """UTF-8, with the bytes of a file system that are none."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+def names_file(names: Sequence[str]) -> bytes:
+    """A safetensors file with names by row: their text and its ends, and their sorted hashes with the rows.
+
+    Raises:
+        TokenStoreError: there are no names, or a name is given twice.
+    """
+    if not names:
+        raise TokenStoreError("no image names given: check the dataset's data_root and annotation file")
+    hashes, texts = name_hashes(names), [encoded(name) for name in names]
+    rows = np.argsort(hashes, kind="stable")
+    ordered = hashes[rows]
+    if (same := np.flatnonzero(ordered[1:] == ordered[:-1])).size:
+        raise TokenStoreError(f"image name {names[rows[same[0] + 1]]!r} is given twice")
+    return save(
+        {
+            "text": np.frombuffer(b"".join(texts), "u1"),
+            "ends": np.cumsum([0, *map(len, texts)], dtype="<u8"),
+            "hashes": ordered,
+            "rows": rows.astype("<u4"),
+            "steps": ordered[::STEP].copy(),
+        }
+    )
+
+
+class StoredNames(Sequence):
+    """The names of a store by row, read from disk when they are needed and never as a whole.
+
+    Args:
+        path: what `names_file` gave, as a file.
+        count: number of names.
+        opened: opens a safetensors file.
+    """
+
+    def __init__(self, path: Path, count: int, opened: Callable[[Path], AbstractContextManager[Any]]) -> None:
+        self._path, self._count, self._opened = path, count, opened
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if not isinstance(row, slice):
+            place = range(self._count)[row]
+            return self[place : place + 1][0]
+        rows = range(self._count)[row]
+        with self._opened(self._path) as file:
+            ends = file.get_slice("ends")[rows.start : rows.stop + 1].tolist()
+            text = file.get_slice("text")[ends[0] : ends[-1]].tobytes()
+        places = pairwise(end - ends[0] for end in ends)
+        return [text[first:last].decode("utf-8", "surrogateescape") for first, last in places]
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, self._count, CHUNK):
+            yield from self[start : start + CHUNK]
+
+    def find(self, name: str) -> int | None:
+        """Row of a name, or None if it is not among them."""
+        key = name_hashes([name])[0]
+        place = int(np.searchsorted(self._steps, key, side="right")) - 1
+        if place < 0:
+            return None
+        near = slice(place * STEP, min((place + 1) * STEP, self._count))
+        with self._opened(self._path) as file:
+            found = np.flatnonzero(file.get_slice("hashes")[near] == key)
+            return int(file.get_slice("rows")[near][found[0]]) if found.size else None
+
+    def find_all(self, names: Iterable[str]) -> Int64[np.ndarray, " names"]:
+        """Rows of many names, -1 where a name is not among them."""
+        keys = name_hashes(names)
+        with self._opened(self._path) as file:
+            hashes, rows = file.get_tensor("hashes"), file.get_tensor("rows").astype(np.int64)
+        places = np.searchsorted(hashes, keys).clip(max=self._count - 1)
+        return np.where(hashes[places] == keys, rows[places], -1)
+
+    @cached_property
+    def _steps(self) -> UInt64[np.ndarray, " steps"]:
+        with self._opened(self._path) as file:
+            return file.get_tensor("steps")

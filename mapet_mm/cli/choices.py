@@ -80,11 +80,7 @@ def vocabulary(images: int) -> tuple[int, int]:
 
 
 def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str]:
-    """Convert weights to start from; returns their ViT size and a line about them.
-
-    Raises:
-        UserError: the weights are not a plain ViT's, or have another size.
-    """
+    """Convert weights to start from; returns their ViT size and a line about them."""
     try:
         weights, told = as_start(read_weights(source))
     except ValueError as error:
@@ -105,26 +101,17 @@ def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str
 
 
 def choose_tokens(wish: str, arch: str, has_init: bool) -> Tokens:
-    """The tokenizer for a wish: 'auto' | 'clip' | 'init' | 'random' | 'timm:NAME'.
-
-    Raises:
-        UserError: the tokenizer is not available.
-    """
+    """The tokenizer for a wish: 'auto', 'clip', 'init' or 'random'; TowerError without CLIP's weights."""
     if wish == "auto":
         try:
             return clip_tokens()
         except TokenizerError as error:
             # The rest of the message is for those who write a config.
             print(f"no CLIP weights: {str(error).partition(': check the network')[0]}", flush=True)
-        return init_tokens(arch) if has_init else random_tokens()
-    if wish.startswith("timm:"):
-        return timm_tokens(wish.removeprefix("timm:"))
-    makers = {"clip": clip_tokens, "random": random_tokens}
-    if has_init:
-        makers["init"] = lambda: init_tokens(arch)
-    if wish not in makers:
-        raise UserError(f"--tokenizer {wish}: auto, clip, init (with --init WEIGHTS), random or timm:NAME")
-    return makers[wish]()
+        wish = "init" if has_init else "random"
+    if wish == "clip":
+        return clip_tokens()
+    return init_tokens(arch) if wish == "init" else random_tokens()
 
 
 def clip_tokens() -> Tokens:
@@ -143,26 +130,12 @@ def init_tokens(arch: str) -> Tokens:
     return Tokens("clusters of the features of --init", config, 16 * GRID, IMAGENET_STATISTICS)
 
 
-def timm_tokens(name: str) -> Tokens:
-    """Clusters of the features of a pre-trained ViT of timm."""
-    import timm
-
-    model = timm.create_model(name, pretrained=False) if timm.is_model(name) else None
-    if not hasattr(model, "patch_embed"):
-        raise UserError(f"--tokenizer timm:{name}: timm has no ViT of this name")
-    side = GRID * model.patch_embed.patch_size[0]
-    statistics = tuple([255 * value for value in model.pretrained_cfg[each]] for each in ("mean", "std"))
-    encoder = dict(type="TIMMBackbone", model_name=name, pretrained=True, img_size=side)
-    config = dict(type="mapet_mm.GridKMeans", encoder=encoder, image_size=side)
-    return Tokens(f"clusters of the features of timm's {name}", config, side, statistics)
-
-
 def random_tokens() -> Tokens:
     """Clusters of the features of a small random CLIP ResNet, which capture colours and textures only."""
     tower = dict(layers=[1, 1, 1, 1], width=16, image_size=16 * GRID)
     config = dict(type="mapet_mm.KCLIP", clip_model=tower, pretrained=dict(type="random", seed=0), stride=16)
     told = (
         "clusters of a random network's features, which know colours and textures only (better ones: "
-        "--tokenizer clip, timm:NAME or init)"
+        "--tokenizer clip or init)"
     )
     return Tokens(told, config, 16 * GRID, CLIP_STATISTICS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.config import PACKAGE
 
 TOKENIZER, PRETRAINING = "tokenizer.py", "pretrain.py"
-CODEBOOK, STORE, TRAINING = "codebook.safetensors", "tokens", "training"
+STORE = "tokens"
 PAPERS_RATE, PAPERS_BATCH = 1.5e-3, 2048
 
 
@@ -53,7 +52,7 @@ def tokenizer_config(args: argparse.Namespace, choices: Choices) -> Config:
         dict(
             data_root=images["data_root"],
             token_store=STORE,
-            tokenizer=dict(tokens.config, codebook=CODEBOOK),
+            tokenizer=dict(tokens.config, codebook="codebook.safetensors"),
             data_preprocessor=dict(type="SelfSupDataPreprocessor", mean=mean, std=std, to_rgb=True),
             dataset=[images],
             codebook=dict(dataset=images, positions_per_image=choices.positions, k=choices.k, seed=args.seed),
@@ -79,7 +78,7 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
     init = dict(type="Pretrained", checkpoint=INIT, prefix="backbone.") if args.init else None
     cfg.merge_from_dict(
         {
-            "work_dir": TRAINING,
+            "work_dir": "training",
             "model.backbone.init_cfg": init,
             "model.head.vocab_size": choices.k,
             "model.target_generator.vocab_size": choices.k,
@@ -100,9 +99,3 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
         cfg[f"{name}_cfg"] = cfg[f"{name}_dataloader"] = cfg[f"{name}_evaluator"] = None
     kept = {*signature(Runner).parameters, "custom_hooks"}
     return Config({name: value for name, value in cfg.items() if name in kept})
-
-
-def last_checkpoint(out: Path) -> Path:
-    """The checkpoint, relative to RUN, that a training by RUN's config ends with."""
-    cfg = Config.fromfile(out / PRETRAINING)
-    return Path(cfg.work_dir) / f"epoch_{cfg.train_cfg.max_epochs}.pth"

@@ -36,23 +36,19 @@ def main(arguments: list[str] | None = None) -> None:
     if words[:1] == ["--processes"]:
         processes, words = "".join(words[1:2]), words[2:]
     name = words[0] if words else "--help"
-    if name == "pretrain" and processes is None:
+    if name == "pretrain":
         from mapet_mm.cli.pretrain import main as pretrain
 
-        pretrain(words[1:])
+        pretrain([*words[1:], *(["--processes", processes] if processes else [])])
     elif name in TOOLS:
         command = tool_command(name, words[1:], processes)
         os.execv(command[0], command)
     else:
         told = {"pretrain": PRETRAIN, **{each: what for each, (_, what) in TOOLS.items()}}
         known = [f"  {each:20}{what}" for each, what in told.items()]
-        usage = USAGE.format(commands="\n".join(known), package=PACKAGE)
-        if name in ("-h", "--help"):
-            print(usage)
-        elif name == "pretrain":
-            sys.exit("error: mapet-mm pretrain starts the processes itself: --processes after `pretrain`")
-        else:
+        if name not in ("-h", "--help"):
             sys.exit(f"error: mapet-mm has no command {name!r}: {', '.join(told)}")
+        print(USAGE.format(commands="\n".join(known), package=PACKAGE))
 
 
 def tool_command(name: str, arguments: list[str], processes: str | int | None = None) -> list[str]:

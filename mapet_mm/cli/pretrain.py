@@ -21,7 +21,6 @@ from mapet_mm.utils.identity import Marker
 
 ARCHS = ("tiny", "small", "base")
 BESIDES = ("out", "workers", "processes")  # options that do not decide the results
-INTERRUPTED = 130  # exit code of what Ctrl-C has ended, as shells have it
 
 
 def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
@@ -36,11 +35,11 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
     told = "start from these: a checkpoint of MAE, DeiT, DINOv2, timm, Hugging Face or this package"
     add("--init", type=Path, metavar="WEIGHTS", help=told)
     told = (
-        "whose features are clustered into tokens: `clip`, a CLIP ResNet's; `timm:NAME`, a pre-trained timm "
-        "ViT's; `init`, those of --init; `random`, a network's with random weights. auto (default): clip if "
-        "its weights are there or can be downloaded, else init, else random"
+        "whose features are clustered into tokens: `clip`, a CLIP ResNet's; `init`, those of --init; "
+        "`random`, a network's with random weights. auto (default): clip if its weights are there or can be "
+        "downloaded, else init, else random"
     )
-    add("--tokenizer", default="auto", metavar="WHAT", help=told)
+    add("--tokenizer", default="auto", choices=("auto", "clip", "init", "random"), help=told)
     add("--epochs", type=int, default=300, help="passes over the images (default 300)")
     add("--batch-size", type=int, default=64, help="images per step and process (default 64)")
     add("--workers", type=int, default=workers, help=f"processes that load images (default {workers})")
@@ -49,6 +48,8 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.epochs < 2 or args.batch_size < 1:
         parser.error("--epochs must be 2 or more, --batch-size 1 or more")
+    if args.tokenizer == "init" and not args.init:
+        parser.error("--tokenizer init needs --init WEIGHTS")
     return args
 
 
@@ -58,15 +59,11 @@ def main(arguments: Sequence[str]) -> None:
         one_line_errors(lambda: pretrain(parse_args(arguments)))()
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(130)  # as shells have it
 
 
 def pretrain(args: argparse.Namespace) -> None:
-    """The whole job.
-
-    Raises:
-        UserError: no images, weights that do not fit, another process at work in RUN, or a stage that failed.
-    """
+    """The whole job."""
     if not args.images.is_dir():
         raise UserError(f"{args.images} is no folder of images")
     import mapet_mm.utils.logging  # noqa: F401
@@ -96,9 +93,10 @@ def pretrain(args: argparse.Namespace) -> None:
 
 def stages(args: argparse.Namespace) -> list[Stage]:
     """The commands that run the configs in RUN, from there; each finds what it has done before."""
-    from mapet_mm.cli.configs import PRETRAINING, TOKENIZER, last_checkpoint, process_count
+    from mapet_mm.cli.configs import PRETRAINING, TOKENIZER, Config, process_count
 
-    checkpoint = str(last_checkpoint(args.out))
+    cfg = Config.fromfile(args.out / PRETRAINING)
+    checkpoint = f"{cfg.work_dir}/epoch_{cfg.train_cfg.max_epochs}.pth"
     commands = [
         ("codebook", "fit-codebook", TOKENIZER),
         ("tokens", "extract-tokens", TOKENIZER),

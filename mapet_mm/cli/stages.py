@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -62,24 +61,14 @@ def run_stages(stages: Sequence[Stage], folder: Path, held: TextIO) -> None:
         SystemExit: SIGTERM came; the stage has ended, too.
     """
     (folder / "logs").mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     width = max(len(stage.title) for stage in stages)
-    with _terminable():
-        for number, stage in enumerate(stages, 1):
-            head = f"[{number}/{len(stages)}] {stage.title:{width}}"
-            print(f"{head}  {stage.shown}", flush=True)
-            start = time.monotonic()
-            _run(stage, head, folder, folder / "logs" / f"{number}-{stage.title.replace(' ', '-')}.log", held)
-            print(f"{head}  done in {timedelta(seconds=round(time.monotonic() - start))}", flush=True)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM raises SystemExit where it comes."""
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    for number, stage in enumerate(stages, 1):
+        head = f"[{number}/{len(stages)}] {stage.title:{width}}"
+        print(f"{head}  {stage.shown}", flush=True)
+        start = time.monotonic()
+        _run(stage, head, folder, folder / "logs" / f"{number}-{stage.title.replace(' ', '-')}.log", held)
+        print(f"{head}  done in {timedelta(seconds=round(time.monotonic() - start))}", flush=True)
 
 
 def _run(stage: Stage, head: str, folder: Path, log: Path, held: TextIO) -> None:

@@ -22,23 +22,8 @@ import numpy as np
 from jaxtyping import Bool, Int, Int64, UInt8
 from safetensors import safe_open
 
-from mapet_mm.structures.store_files import (
-    MISSING,
-    PART_ROWS,
-    RESTORE,
-    SKIPPED,
-    WRITTEN,
-    Part,
-    StoredNames,
-    TokenStoreError,
-    damaged,
-    name_hashes,
-    names_file,
-    opened,
-    read_part,
-    skipped_of,
-    write_part,
-)
+from mapet_mm.structures import store_files as files
+from mapet_mm.structures.store_files import MISSING, PART_ROWS, SKIPPED, WRITTEN, TokenStoreError
 from mapet_mm.utils.atomic_files import new_folder, replace_file, replace_json
 from mapet_mm.utils.config import pair
 
@@ -116,9 +101,9 @@ class TokenStore:
         return cls(path)
 
     @cached_property
-    def names(self) -> StoredNames:
+    def names(self) -> files.StoredNames:
         """The image names by row, in a sequence that reads them from disk when accessed."""
-        return StoredNames(self.path / self.manifest["names"], len(self), self._opened)
+        return files.StoredNames(self.path / self.manifest["names"], len(self), self._opened)
 
     @property
     def parts(self) -> int:
@@ -166,11 +151,13 @@ class TokenStore:
         number, place = divmod(row, PART_ROWS)
         with self._opened(self._file(number)) as file:
             state = MISSING if file is None else int(file.get_slice("states")[place])
-            if state != MISSING and file.get_slice("names")[place] != name_hashes([name])[0]:
-                raise damaged(self._file(number), f"row {row} has the tokens of another image than `{name}`")
+            if state != MISSING and file.get_slice("names")[place] != files.name_hashes([name])[0]:
+                raise files.damaged(
+                    self._file(number), f"row {row} has the tokens of another image than `{name}`"
+                )
             if state == WRITTEN:
                 return file.get_slice("grids")[place]
-            lacking = f"that it skipped ({skipped_of(file)[name]}, --retry-skipped)" if state else "yet"
+            lacking = f"that it skipped ({files.skipped_of(file)[name]}, --retry-skipped)" if state else "yet"
         raise MissingTokensError(
             f"token store `{self.path}` has no tokens for image `{name}` {lacking}: {REMEDY}"
         )
@@ -181,7 +168,7 @@ class TokenStore:
         found: dict[str, str] = {}
         for number in range(self.parts):
             with self._opened(self._file(number)) as file:
-                found |= skipped_of(file) if file else {}
+                found |= files.skipped_of(file) if file else {}
         return found
 
     def states(self, part: int) -> UInt8[np.ndarray, " rows"]:
@@ -252,7 +239,9 @@ class TokenStore:
         """
         names = self.path / self.manifest["names"]
         if sha256(names.read_bytes()).hexdigest() != self.manifest["names_sha256"]:
-            raise TokenStoreError(f"token store file `{names}` has changed since it was written: {RESTORE}")
+            raise TokenStoreError(
+                f"token store file `{names}` has changed since it was written: {files.RESTORE}"
+            )
         for number in range(self.parts):
             self._read(number)
 
@@ -269,24 +258,24 @@ class TokenStore:
         """Replace a part by itself with some rows changed."""
         part = self._read(number)
         names = self.names[number * PART_ROWS : (number + 1) * PART_ROWS]
-        part.names[: len(names)] = name_hashes(names)
+        part.names[: len(names)] = files.name_hashes(names)
         part.grids[places], part.states[places] = grids, WRITTEN
         part.states[list(reasons)] = SKIPPED
         for place in places.tolist():
             part.skipped.pop(names[place], None)
         skipped = part.skipped | {names[place]: why for place, why in reasons.items()}
-        write_part(self._file(number), part._replace(skipped=dict(sorted(skipped.items()))))
+        files.write_part(self._file(number), part._replace(skipped=dict(sorted(skipped.items()))))
 
-    def _read(self, number: int) -> Part:
+    def _read(self, number: int) -> files.Part:
         """A whole part, checked against its digest and its images' names; an empty one if it is not there."""
         with self._opened(self._file(number)) as file:
             if file is None:
                 grids = np.zeros((PART_ROWS, *self.grid), self.dtype)
-                return Part(np.zeros(PART_ROWS, np.uint64), np.zeros(PART_ROWS, np.uint8), grids, {})
-            part = read_part(file, self._file(number))
-        names = name_hashes(self.names[number * PART_ROWS : (number + 1) * PART_ROWS])
+                return files.Part(np.zeros(PART_ROWS, np.uint64), np.zeros(PART_ROWS, np.uint8), grids, {})
+            part = files.read_part(file, self._file(number))
+        names = files.name_hashes(self.names[number * PART_ROWS : (number + 1) * PART_ROWS])
         if ((part.names[: len(names)] != names) & (part.states[: len(names)] != MISSING)).any():
-            raise damaged(self._file(number), "it has the tokens of other images")
+            raise files.damaged(self._file(number), "it has the tokens of other images")
         return part
 
     def _file(self, number: int) -> Path:
@@ -299,7 +288,7 @@ class TokenStore:
             self.require_unreplaced()
             yield None
         else:
-            with opened(path) as file:
+            with files.opened(path) as file:
                 yield file
 
 
@@ -336,7 +325,7 @@ def new_store(path: Path, names: Sequence[str], identity: Mapping[str, Any]) -> 
 
 def write_names(store: Path, manifest: Mapping[str, Any], names: Sequence[str]) -> None:
     """Write a file of names, and the manifest that counts it."""
-    content = names_file(names)
+    content = files.names_file(names)
     digest = sha256(content).hexdigest()
     file = f"names-{manifest['id']}-{digest[:12]}.safetensors"
     replace_file(store / file, content)

@@ -126,7 +126,7 @@ def run_extract_tokens(cfg: Config, retry_skipped: bool = False) -> tuple[TokenS
         TokenStoreError: the store is of another tokenizer, or of images prepared in another way.
         UnreadableImagesError: some images cannot be decoded; the tokens of all others are written.
     """
-    tokenizer, loader = _load(cfg, build_images(cfg))
+    tokenizer, loader = _load(cfg)
     preprocessing = preprocessing_of(cfg, cfg.dataset)
     store, places = open_or_create(cfg.token_store, tokenizer, loader.images, preprocessing)
     on_error, most = cfg.get("on_error", "raise"), cfg.get("max_skipped", LARGEST_SKIPPED)
@@ -135,7 +135,7 @@ def run_extract_tokens(cfg: Config, retry_skipped: bool = False) -> tuple[TokenS
 
 def run_verify_tokens(cfg: Config, count: int) -> tuple[TokenStore, str]:
     """Check the config's token store, and `count` of its images; see `verify_store`."""
-    tokenizer, loader = _load(cfg, build_images(cfg))
+    tokenizer, loader = _load(cfg)
     store = TokenStore.open(cfg.token_store)
     return store, verify_store(tokenizer, loader, store, count)
 
@@ -212,9 +212,10 @@ def _plain(part: Any) -> Any:
 
 
 def _load(
-    cfg: Config, images: NamedImages, changes: Mapping[str, Any] | None = None
+    cfg: Config, images: NamedImages | None = None, changes: Mapping[str, Any] | None = None
 ) -> tuple[Tokenizer, GroupLoader]:
     tokenizer, preprocessor = build_tokenizer(cfg, changes)
+    images = build_images(cfg) if images is None else images
     images.require_repeatable()
     return tokenizer, GroupLoader(images, tokenizer.image_size, preprocessor, **cfg.get("dataloader", {}))
 

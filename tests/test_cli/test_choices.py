@@ -95,13 +95,13 @@ def test_other_options_for_the_same_folder_are_refused(photographs, planned, mon
 
 
 def test_options_that_decided_nothing_bind_to_nothing(photographs, planned):
-    """A mistyped tokenizer, then a folder without images; the folder of the run is still free."""
+    """Weights that are not there, then a folder without images; the folder of the run is still free."""
     (photographs.parent / "empty").mkdir()
     for wrong in (
-        options(photographs, "--tokenizer", "timm:typo"),
+        options(photographs, "--init", "nowhere.pth"),
         options(photographs.parent / "empty"),
     ):
-        with pytest.raises(UserError, match=r"timm has no ViT|holds no images"):
+        with pytest.raises(UserError, match=r"nowhere.pth|holds no images"):
             pretrain(wrong)
     pretrain(options(photographs, "--tokenizer", "random"))
     assert len(planned) == 1
@@ -210,7 +210,7 @@ def test_the_configs_are_ordinary_ones_with_paths_inside_the_folder(photographs,
     assert backbone.embed_dims == {"tiny": 192, "small": 384, "base": 768}[arch]
 
 
-@pytest.mark.parametrize("option", ["--epochs=1", "--batch-size=0"])
+@pytest.mark.parametrize("option", ["--epochs=1", "--batch-size=0", "--tokenizer=init"])
 def test_numbers_that_train_nothing_are_refused(photographs, option, capsys):
     with pytest.raises(SystemExit):
         options(photographs, option)
@@ -226,25 +226,3 @@ def test_tokens_of_the_weights_to_start_from():
     tokens = choices.choose_tokens("auto", "base", True)
     assert tokens.config["encoder"]["arch"] == "deit-base"
     assert tokens.config["encoder"]["init_cfg"]["checkpoint"] == "init.pth"
-
-
-def test_tokens_of_a_vit_of_timm_have_the_grid_of_the_patches():
-    tokens = choices.choose_tokens("timm:vit_small_patch14_dinov2", "tiny", False)
-    assert tokens.image_size == 196
-    assert tokens.config["encoder"] == dict(
-        type="TIMMBackbone", model_name="vit_small_patch14_dinov2", pretrained=True, img_size=196
-    )
-
-
-@pytest.mark.parametrize(
-    ("wish", "message"),
-    [
-        ("timm:nothing", "no ViT"),
-        ("timm:resnet18", "no ViT"),
-        ("init", "init .with --init WEIGHTS"),
-        ("dalle", "--tokenizer dalle: auto, clip"),
-    ],
-)
-def test_tokenizers_that_cannot_be_had_are_refused(wish, message):
-    with pytest.raises(UserError, match=message):
-        choices.choose_tokens(wish, "tiny", False)

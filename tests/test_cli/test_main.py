@@ -24,18 +24,13 @@ def started(monkeypatch) -> list[list[str]]:
 def test_a_command_becomes_its_tool(started):
     main(["train", "CONFIG", "--amp"])
     main(["--processes", "2", "train", "CONFIG"])
-    main(["--processes", "1", "extract-tokens", "CONFIG"])
+    main(["--processes", "2", "extract-tokens", "CONFIG"])
     torchrun = [str(PACKAGE / "tools/torchrun.py"), "--standalone", "--nproc_per_node=2"]
     assert started == [
         [sys.executable, TOOL, "CONFIG", "--amp"],
         [sys.executable, *torchrun, TOOL, "CONFIG", "--launcher", "pytorch"],
-        [sys.executable, str(PACKAGE / "tools/extract_tokens.py"), "CONFIG"],
+        [sys.executable, *torchrun, str(PACKAGE / "tools/extract_tokens.py"), "CONFIG"],
     ]
-
-
-def test_extraction_in_several_processes_takes_no_launcher():
-    """Its processes share the store's folder."""
-    assert tool_command("extract-tokens", ["CONFIG"], 2)[-1] == "CONFIG"
 
 
 @pytest.mark.parametrize("name", sorted(set(TOOLS) - {"evaluate"}))
@@ -47,8 +42,8 @@ def test_every_tool_is_there(name):
 def test_pretrain_runs_in_this_process(started, monkeypatch):
     given = []
     monkeypatch.setattr("mapet_mm.cli.pretrain.main", given.append)
-    main(["pretrain", "DIR", "--epochs", "3"])
-    assert given == [["DIR", "--epochs", "3"]]
+    main(["--processes", "2", "pretrain", "DIR", "--epochs", "3"])
+    assert given == [["DIR", "--epochs", "3", "--processes", "2"]]
     assert not started
 
 
@@ -63,7 +58,6 @@ def test_help_lists_the_commands(started, capsys):
     ("words", "message"),
     [
         (["pretrian"], "error: mapet-mm has no command 'pretrian': pretrain, train, test"),
-        (["--processes", "2", "pretrain", "DIR"], "error: mapet-mm pretrain starts the processes itself"),
     ],
 )
 def test_a_mistyped_command_is_refused_in_one_line(words, message):

@@ -19,6 +19,13 @@ def stage(title: str, code: str) -> Stage:
     return Stage(title, [sys.executable, "-c", code], f"tool {title}")
 
 
+@pytest.fixture(autouse=True)
+def _own_signals():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 def run(folder: Path, *made: Stage) -> None:
     with claim(folder) as held:
         run_stages(made, folder, held)

@@ -54,14 +54,6 @@ def test_codebooks_of_features_far_from_the_origin_are_as_good_as_of_centred_one
     assert far.metadata["inertia"] == pytest.approx(inertia, rel=1e-2)
 
 
-def test_assign_gives_the_same_tokens_in_blocks(monkeypatch, rows):
-    codebook = Codebook(rows[:40])
-    whole = codebook.assign(torch.from_numpy(rows))
-    monkeypatch.setattr("mapet_mm.structures.codebook.BLOCK_ELEMENTS", 40 * 7)
-    assert torch.equal(codebook.assign(torch.from_numpy(rows)), whole)
-    assert torch.equal(whole[:40], torch.arange(40))
-
-
 def test_autocast_does_not_blur_the_distances(rows):
     # Two centroids closer than bfloat16 resolves: 1 and 1 + 2^-12.
     codebook = Codebook(np.array([[1.0, 64.0], [1.0 + 2**-12, 64.0]]))

@@ -250,7 +250,7 @@ def test_extensions_at_the_same_moment_give_no_image_anothers_tokens(tmp_path):
     manifest.write_text(before)  # as the other process has read it
     extended = extend_store(tmp_path / "a", ["x"])
     for use in (lambda: extended["x"], lambda: fill(extended, [1]), extended.verify):
-        with pytest.raises(TokenStoreError, match=r"of (an)?other image"):
+        with pytest.raises(TokenStoreError, match=r"other image"):
             use()
 
 

@@ -94,22 +94,6 @@ def test_an_interrupted_extraction_reads_only_what_is_left(fitted, flushed, read
     assert parts_of(whole.token_store) == parts_of(fitted.token_store)
 
 
-def test_tokens_that_another_process_writes_meanwhile_are_not_made_again(fitted, flushed, read, monkeypatch):
-    whole, _ = run_extract_tokens(Config({**fitted, "token_store": f"{fitted.token_store}_whole"}))
-    read.clear()
-    store = store_without_tokens(fitted, whole)
-    write = TokenStore.write
-
-    def with_the_other(self, rows, grids, skipped):
-        write(store, range(17), np.array([whole[name] for name in whole.names]))
-        write(self, rows, grids, skipped)
-
-    monkeypatch.setattr(TokenStore, "write", with_the_other)
-    run_extract_tokens(fitted)
-    assert read == list(whole.names)[:4]
-    assert parts_of(fitted.token_store) == parts_of(whole.path)
-
-
 def test_an_extraction_whose_store_is_replaced_stops(fitted, flushed, monkeypatch):
     """As one that was suspended, while another one with another codebook began at the same path."""
     write, replaced = TokenStore.write, []
@@ -254,17 +238,6 @@ def test_a_store_is_not_completed_with_other_tokens(fitted, change, error, noun)
     with pytest.raises(error, match=noun):
         run_extract_tokens(fitted)
     assert parts_of(fitted.token_store) == before
-
-
-def test_another_spelling_of_the_same_settings_and_a_link_to_the_folder_are_the_same(fitted, tmp_path):
-    run_extract_tokens(fitted)
-    fitted.data_preprocessor = dict(
-        type="mmpretrain.SelfSupDataPreprocessor", mean=(120, 120, 120), std=[70] * 3, to_rgb=True
-    )
-    os.symlink(tmp_path / "data", tmp_path / "link")
-    for dataset in fitted.dataset:
-        dataset.data_root = str(tmp_path / "link")
-    assert run_extract_tokens(fitted)[1].images == 0
 
 
 def test_a_good_store_is_verified_and_tokens_of_other_images_are_found(fitted, tmp_path):

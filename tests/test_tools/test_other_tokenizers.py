@@ -15,7 +15,6 @@ from PIL import Image
 
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
-from mapet_mm.utils.errors import UserError
 
 CONFIGS = ROOT / "configs/micro"
 
@@ -53,33 +52,9 @@ def test_stored_grids_are_the_tokenizers_own_tokens(name, size, data, tmp_path):
     assert run_extract_tokens(cfg)[1].images == 0
 
 
-def test_tokens_are_not_degenerate(data, tmp_path):
-    """The fixed random tokenizers tell patches apart: a study of them is not one of constants."""
-    for name, least in (("vqkd", 25), ("dalle", 10)):
-        cfg = config(name, data, tmp_path / name)
-        for dataset in cfg.dataset:
-            dataset.indices = 100
-        store, _ = run_extract_tokens(cfg)
-        used = np.unique(np.stack([store[image] for image in store.names]))
-        assert len(used) >= least, name
-
-
-def test_a_store_of_another_tokenizer_is_refused(data, tmp_path):
-    run_extract_tokens(config("vqkd", data, tmp_path / "tokens"))
-    with pytest.raises(ValueError, match="but the config's tokenizer is"):
-        run_extract_tokens(config("dalle", data, tmp_path / "tokens"))
-
-
 def test_there_is_no_codebook_to_fit(data, tmp_path):
     with pytest.raises(ValueError, match="brings its own codebook, there is none to fit: go on"):
         run_fit_codebook(config("vqkd", data, tmp_path / "tokens"))
-
-
-def test_a_bare_tokenizer_says_how_to_wrap_it(data, tmp_path):
-    cfg = config("vqkd", data, tmp_path / "tokens")
-    cfg.tokenizer = cfg.tokenizer.tokenizer
-    with pytest.raises(UserError, match=r"put it into dict\(type='mapet_mm.FrozenTokenizer', tokenizer="):
-        run_extract_tokens(cfg)
 
 
 def test_published_weights_without_a_network_are_one_line(monkeypatch, tmp_path):

@@ -98,12 +98,6 @@ def test_your_own_images_lead_to_a_checkpoint_by_the_page_alone(clone, monkeypat
     assert "is meant for a total batch" not in said
 
 
-def test_a_codebook_too_large_for_the_images_is_refused_before_anything_is_sampled(clone, monkeypatch):
-    with pytest.raises(SystemExit, match=r"as centroids: 32 rows, k = 1024; sample more images"):
-        run(monkeypatch, blocks("bash")[0].splitlines()[0], ["dataloader.num_workers=0"])
-    assert [path.name for path in (clone / "data/mine").iterdir()] == ["images"]
-
-
 def test_a_recipe_of_another_store_is_not_named_as_the_next(clone):
     next_step = runpy.run_path(str(ROOT / "tools" / "extract_tokens.py"))["next_step"]
     store = TokenStore.create("data/mine/others", ["a.png"], (14, 14), 16, "test")

@@ -55,12 +55,11 @@ class KMeansOptions:
 
 
 class Codebook:
-    """Centroids in feature space; a token is the index of the nearest one.
+    """`k` centroids of `dim` channels; a token is the index of the nearest one.
 
     Args:
         centroids: (k, D) array or tensor, kept as float32.
-        metadata: what the centroids were made from (encoder, weights, preprocessing, rows used, seed, ...),
-            as JSON values.
+        metadata: what the centroids were made from (encoder, weights, preprocessing, ...), as JSON values.
 
     Raises:
         CodebookError: the centroids are not a (k, D) matrix of finite numbers.
@@ -73,18 +72,9 @@ class Codebook:
         if not torch.isfinite(centroids).all():
             raise CodebookError("centroids hold NaN or infinity: check the features they were fitted on")
         self.centroids = centroids
+        self.k, self.dim = centroids.shape
         self.metadata = dict(metadata or {})
         self._operands: dict[torch.device, tuple[Tensor, Tensor, Tensor | None]] = {}
-
-    @property
-    def k(self) -> int:
-        """Number of centroids: the size of the visual vocabulary."""
-        return self.centroids.shape[0]
-
-    @property
-    def dim(self) -> int:
-        """Number of feature channels."""
-        return self.centroids.shape[1]
 
     @cached_property
     def digest(self) -> str:
@@ -95,11 +85,7 @@ class Codebook:
 
     @classmethod
     def fit(
-        cls,
-        features: np.ndarray | Tensor,
-        k: int,
-        metadata: Mapping[str, Any] | None = None,
-        **options: int,
+        cls, features: np.ndarray | Tensor, k: int, metadata: Mapping[str, Any] | None = None, **options: int
     ) -> Codebook:
         """Find k centroids by k-means: L2 distance, features not normalised (paper Section 3.3).
 
@@ -150,10 +136,7 @@ class Codebook:
             (...) int64, on the features' device; -1 where a feature is not finite.
         """
         if features.shape[-1] != self.dim:
-            raise CodebookError(
-                f"features have {features.shape[-1]} channels, the codebook {self.dim}: "
-                "it was fitted on another encoder"
-            )
+            raise CodebookError(f"features have {features.shape[-1]} channels, the codebook {self.dim}")
         rows = features.reshape(-1, self.dim)
         blocks = rows.split(max(1, BLOCK_ELEMENTS // self.k))
         nearest = [self.nearest(block.float()) for block in blocks]

@@ -16,14 +16,7 @@ def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
     """Append rows for further images, whose tokens are not written yet; the store changes in one step.
 
     Readers that have the store open keep the images that they know. If two processes add different images at
-    the same moment, those of one of them count.
-
-    Args:
-        path: the token store.
-        names: image names that it does not have.
-
-    Raises:
-        TokenStoreError: a name is there already or is given twice.
+    the same moment, those of one of them count. TokenStoreError if a name is there already or given twice.
     """
     store = TokenStore.open(path)
     write_names(store.path, store.manifest, [*store.names, *names])
@@ -31,11 +24,9 @@ def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
 
 
 def merge_stores(path: str | os.PathLike, stores: Sequence[TokenStore]) -> TokenStore:
-    """Merge stores of one tokenizer into a new store, which appears complete or not at all.
+    """Merge stores without common images into a new store, which appears complete or not at all.
 
-    Args:
-        path: directory to make.
-        stores: the stores to merge, without common images. Rows missing in them are missing in the new store.
+    Rows missing in them are missing in the new store.
 
     Raises:
         TokenStoreError: something is at `path` already, the stores do not fit together, or one is damaged.

@@ -96,11 +96,7 @@ def encoded(name: str) -> bytes:
 
 
 def names_file(names: Sequence[str]) -> bytes:
-    """A safetensors file with names by row: their text and its ends, and their sorted hashes with the rows.
-
-    Raises:
-        TokenStoreError: there are no names, or a name is given twice.
-    """
+    """A safetensors file with names by row: their text, its ends, and their sorted hashes with the rows."""
     if not names:
         raise TokenStoreError("no image names given: check the dataset's data_root and annotation file")
     hashes, texts = name_hashes(names), [encoded(name) for name in names]
@@ -108,25 +104,13 @@ def names_file(names: Sequence[str]) -> bytes:
     ordered = hashes[rows]
     if (same := np.flatnonzero(ordered[1:] == ordered[:-1])).size:
         raise TokenStoreError(f"image name {names[rows[same[0] + 1]]!r} is given twice")
-    return save(
-        {
-            "text": np.frombuffer(b"".join(texts), "u1"),
-            "ends": np.cumsum([0, *map(len, texts)], dtype="<u8"),
-            "hashes": ordered,
-            "rows": rows.astype("<u4"),
-            "steps": ordered[::STEP].copy(),
-        }
-    )
+    ends = np.cumsum([0, *map(len, texts)], dtype="<u8")
+    tensors = {"text": np.frombuffer(b"".join(texts), "u1"), "ends": ends}
+    return save(tensors | {"hashes": ordered, "rows": rows.astype("<u4"), "steps": ordered[::STEP].copy()})
 
 
 class StoredNames(Sequence):
-    """The names of a store by row, read from disk when they are needed and never as a whole.
-
-    Args:
-        path: what `names_file` gave, as a file.
-        count: number of names.
-        opened: opens a safetensors file.
-    """
+    """The names of a store by row, read from a `names_file` when they are needed and never as a whole."""
 
     def __init__(self, path: Path, count: int, opened: Callable[[Path], AbstractContextManager[Any]]) -> None:
         self._path, self._count, self._opened = path, count, opened

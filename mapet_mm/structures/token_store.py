@@ -125,12 +125,7 @@ class TokenStore:
         return self.names.find_all(names)
 
     def require_tokenizer(self, digest: str, whose: str) -> None:
-        """Raise TokenStoreError if another tokenizer made the ids.
-
-        Args:
-            digest: of the expected tokenizer.
-            whose: what has this digest, for the message ("the config's codebook `...`").
-        """
+        """Raise TokenStoreError if another tokenizer made the ids; `whose` names this one in the message."""
         if self.tokenizer != digest:
             raise TokenStoreError(
                 f"token store `{self.path}` was made by tokenizer {self.tokenizer[:12]}, but {whose} is "
@@ -141,8 +136,7 @@ class TokenStore:
         """Token grid (H, W) of an image, a copy, as uint16 (uint32 past 65,536 ids).
 
         Raises:
-            MissingTokensError: the store does not have the name, its tokens are not written yet, or the image
-                was skipped.
+            MissingTokensError: there are no tokens of this name (yet), or the image was skipped.
             TokenStoreError: the store was replaced, or its file is damaged.
         """
         row = self.row(name)
@@ -210,8 +204,7 @@ class TokenStore:
             skipped: rows of images that cannot be decoded, with the reason.
 
         Raises:
-            TokenStoreError: wrong shape, ids outside 0..vocab_size - 1, rows outside the store, a damaged
-                part, or the store was replaced since it was opened.
+            TokenStoreError: wrong shape, ids or rows, a damaged part, or the store was replaced.
         """
         rows, grids, skipped = np.asarray(rows, dtype=np.int64), np.asarray(grids), dict(skipped or {})
         every = np.append(rows, np.fromiter(skipped, dtype=np.int64))
@@ -232,11 +225,7 @@ class TokenStore:
             self._update(number, rows[here] % PART_ROWS, grids[here], reasons)
 
     def verify(self) -> None:
-        """Compare all files with the digests that were taken when they were written.
-
-        Raises:
-            TokenStoreError: a file has changed since.
-        """
+        """Raise TokenStoreError if a file has changed since it was written, by their digests."""
         names = self.path / self.manifest["names"]
         if sha256(names.read_bytes()).hexdigest() != self.manifest["names_sha256"]:
             raise TokenStoreError(
@@ -307,11 +296,7 @@ def read_manifest(store: Path) -> dict[str, Any]:
 
 @contextmanager
 def new_store(path: Path, names: Sequence[str], identity: Mapping[str, Any]) -> Iterator[TokenStore]:
-    """A store with names and no tokens, which appears at `path` when the block ends.
-
-    Raises:
-        TokenStoreError: something is at `path` by then.
-    """
+    """A store with names and no tokens, which appears at `path` when the block ends."""
     try:
         with new_folder(path) as folder:
             (folder / "parts").mkdir()

@@ -15,13 +15,12 @@ from mapet_mm.models.target_generators.base import Tokenizer
 from mapet_mm.structures import TokenStore, TokenStoreError, extend_store
 from mapet_mm.structures.store_files import MISSING, PART_ROWS, WRITTEN
 from mapet_mm.tokenizers.image_groups import GroupLoader, encode_blocks, split
-from mapet_mm.tokenizers.images import NamedImages, UnreadableImagesError, note_left_out
+from mapet_mm.tokenizers.images import LARGEST_SKIPPED, NamedImages, UnreadableImagesError, note_left_out
 from mapet_mm.utils.identity import explain
 
 # A kill costs the tokens of this time at most.
 FLUSH_SECONDS = 60.0
 NOT_FINITE = "the network gives NaN or infinity for it"
-LARGEST_SKIPPED = 0.05
 # A feature between two centroids may be assigned differently on another device; a wrong image, weights file
 # or pipeline changes most of an image's tokens.
 LARGEST_DIFFERENCE = 0.05
@@ -48,14 +47,11 @@ def open_or_create(
 ) -> tuple[TokenStore, Int64[np.ndarray, " rows"]]:
     """Open the token store at a path; create it if absent, extend it if images are new; locate its images.
 
-    Any number of processes may do this at once.
-
-    Returns:
-        The store, and for each of its rows the index of the image in `images`, -1 if it is not there.
+    Any number of processes may do this at once. Returns the store, and for each of its rows the index of the
+    image in `images`, -1 if it is not there.
 
     Raises:
-        TokenStoreError: the store was made by another tokenizer, for another grid, with other preprocessing
-            or from images in another folder.
+        TokenStoreError: the store is of another tokenizer, grid, preprocessing or folder of images.
     """
     names = images.names()
     identity = (tokenizer.grid, tokenizer.vocab_size, tokenizer.digest, images.data_root, preprocessing)
@@ -125,14 +121,8 @@ def extract_tokens(
         return places[untried & (places >= 0)]
 
     written, unreadable = {}, {}
-    for part, results, reasons in encode_blocks(
-        loader,
-        lambda group: tokenizer(group.inputs),
-        store.parts,
-        lacking,
-        "extracting tokens",
-        FLUSH_SECONDS,
-    ):
+    what = (store.parts, lacking, "extracting tokens", FLUSH_SECONDS)
+    for part, results, reasons in encode_blocks(loader, lambda group: tokenizer(group.inputs), *what):
         first = part * PART_ROWS
         places = place_of_row[first : first + PART_ROWS].tolist()
         row_of = {place: first + row for row, place in enumerate(places)}
@@ -155,10 +145,7 @@ def extract_tokens(
 
 
 def verify_store(tokenizer: Tokenizer, loader: GroupLoader, store: TokenStore, count: int = 256) -> str:
-    """Check a store's files against their digests, and `count` random images against newly computed tokens.
-
-    Returns:
-        How many tokens differ.
+    """Check a store's files, and `count` random images against newly computed tokens; says how many differ.
 
     Raises:
         TokenStoreError: another tokenizer made the store, a file has changed, or more than 5 % of an image's

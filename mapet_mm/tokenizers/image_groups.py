@@ -85,7 +85,6 @@ class GroupLoader:
 
 
 def split(places: Sequence[int], size: int) -> list[Sequence[int]]:
-    """Consecutive pieces of at most `size`."""
     return [places[start : start + size] for start in range(0, len(places), size)]
 
 

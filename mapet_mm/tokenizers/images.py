@@ -23,6 +23,7 @@ from mapet_mm.utils.errors import UserError, listed, reason_of
 RETRIES = (0.5, 2.0, 8.0)
 # Passes over the first image that have to agree.
 REPEATS = 8
+LARGEST_SKIPPED = 0.05
 
 
 class UnreadableImagesError(UserError, RuntimeError):
@@ -38,16 +39,10 @@ class UnreadableImagesError(UserError, RuntimeError):
 
 
 def note_left_out(left_out: Mapping[str, str], total: int, listing: Path, most: float) -> str:
-    """List the images that were left out in a file; the end of a message, empty if there are none.
-
-    Args:
-        left_out: reason by path.
-        total: number of all images.
-        listing: the file, a line for each image.
-        most: largest share of the images that may be left out.
+    """List the images that were left out, with reasons, in a file; returns the end of a message about them.
 
     Raises:
-        UserError: more were left out.
+        UserError: a larger share of the images than `most` was left out.
     """
     if not left_out:
         listing.unlink(missing_ok=True)
@@ -64,18 +59,14 @@ def note_left_out(left_out: Mapping[str, str], total: int, listing: Path, most: 
 
 
 class NamedImages(Dataset):
-    """The images of several datasets, concatenated and accessed by index.
-
-    An image's name is its path relative to the data root, '/'-separated. The same image may be in several
-    datasets.
+    """The images of datasets, concatenated; an image's name is its path relative to the data root.
 
     Args:
         configs: a dataset config of MMPretrain, or a list of them.
         data_root: folder that names are relative to; None for the one that all datasets have.
 
     Raises:
-        UserError: a dataset has no pipeline of its own, there is no data root or there are several, or (on
-            naming it) an image is outside the root.
+        UserError: a dataset has no pipeline of its own, or there is no data root or several.
     """
 
     def __init__(
@@ -139,11 +130,7 @@ class NamedImages(Dataset):
         return None if classes is None else list(classes)
 
     def __getitem__(self, index: int) -> tuple[int, Tensor | str]:
-        """Index and pipeline output `inputs` (3, H, W), or the reason why the image could not be decoded.
-
-        Raises:
-            UserError: the storage gives an error, a step after the first one fails, or there is no tensor.
-        """
+        """Index and pipeline output `inputs` (3, H, W), or the reason why the image could not be decoded."""
         dataset, place = self._at(index)
         try:
             results = dataset.prepare_data(place)

@@ -40,10 +40,7 @@ def cluster(
     options: KMeansOptions,
     checkpoint: Path | None = None,
 ) -> tuple[Float32[np.ndarray, "k dim"], dict[str, Any]]:
-    """Centroids of all rows, and metadata about the fit: inertia (sum of squared L2 distances), versions.
-
-    Each process assigns its share of the blocks. For features in float16, the result is bit-identical for any
-    number of processes.
+    """Centroids of all rows, and metadata about the fit; float16 rows give the same bits in any processes.
 
     Args:
         blocks: features, read block by block in every iteration.

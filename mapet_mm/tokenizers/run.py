@@ -20,15 +20,9 @@ from mapet_mm.models.target_generators.base import Tokenizer
 from mapet_mm.registry import MODELS
 from mapet_mm.structures import Codebook, CodebookError, TokenStore
 from mapet_mm.structures.codebook import KMeansOptions
-from mapet_mm.tokenizers.extract import (
-    LARGEST_SKIPPED,
-    Extraction,
-    extract_tokens,
-    open_or_create,
-    verify_store,
-)
+from mapet_mm.tokenizers.extract import Extraction, extract_tokens, open_or_create, verify_store
 from mapet_mm.tokenizers.image_groups import GroupLoader
-from mapet_mm.tokenizers.images import NamedImages, note_left_out
+from mapet_mm.tokenizers.images import LARGEST_SKIPPED, NamedImages, note_left_out
 from mapet_mm.utils.config import scope_of, type_name
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import canonical, digest, explain
@@ -57,8 +51,7 @@ def run_fit_codebook(
         join_processes: called once the features are written. Only clustering needs a process group.
 
     Raises:
-        CodebookError: the tokenizer has no codebook to fit, one of other settings exists, or there are too
-            few rows.
+        CodebookError: there is no codebook to fit, one of other settings exists, or there are too few rows.
         UnreadableImagesError: some images cannot be decoded; the features of the others are kept.
     """
     # Imported here because they need faiss.
@@ -96,8 +89,7 @@ def run_fit_codebook(
     sizes, skipped = blocks.left_out()
     reasons = {images.path(places[name]): why for name, why in skipped.items()}
     left_out = note_left_out(reasons, len(places), blocks.folder / "skipped.txt", most)
-    told = f"clustering {sum(sizes)} rows of {tokenizer.dim} channels into {options.k}{left_out}"
-    print_log(told, "current")
+    print_log(f"clustering {sum(sizes)} rows of {tokenizer.dim} channels{left_out}", "current")
     checkpoint = blocks.folder / f"kmeans-{digest([asdict(options), sizes])[:12]}.pt"
     centroids, fitted = cluster(blocks, sizes, options, checkpoint)
     metadata = {
@@ -117,14 +109,8 @@ def run_fit_codebook(
 def run_extract_tokens(cfg: Config, retry_skipped: bool = False) -> tuple[TokenStore, Extraction]:
     """Tokenise the config's images into its token store; returns the store and what this run did.
 
-    Args:
-        cfg: a tokenizer config.
-        retry_skipped: try again to decode the images that an earlier run skipped.
-
-    Raises:
-        CodebookError: the codebook was fitted on images normalised in another way.
-        TokenStoreError: the store is of another tokenizer, or of images prepared in another way.
-        UnreadableImagesError: some images cannot be decoded; the tokens of all others are written.
+    With `retry_skipped`, the images that an earlier run skipped are tried again. Raises as `build_tokenizer`,
+    `open_or_create` and `extract_tokens`.
     """
     tokenizer, loader = _load(cfg)
     preprocessing = preprocessing_of(cfg, cfg.dataset)
@@ -178,11 +164,7 @@ def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tu
 
 
 def preprocessing_of(cfg: Config, dataset: Any) -> dict[str, Any]:
-    """How images are prepared for the tokenizer: the datasets' pipeline and the data preprocessor.
-
-    Raises:
-        UserError: a dataset has no pipeline, or they have different ones, so that tokens cannot be compared.
-    """
+    """How images are prepared for the tokenizer; UserError if the datasets' pipelines are not all alike."""
     datasets = [dataset] if isinstance(dataset, Mapping) else list(dataset)
     pipelines = [_plain(one.get("pipeline")) for one in datasets]
     if None in pipelines or any(pipeline != pipelines[0] for pipeline in pipelines):

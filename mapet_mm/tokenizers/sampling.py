@@ -26,12 +26,9 @@ BEYOND_FLOAT16 = "the network gives it NaN, infinity, or features above 65504, t
 
 
 class FeatureBlocks(Sequence):
-    """Sampled features on disk: blocks of float16 rows, each in a file that is written once.
+    """Sampled features on disk: blocks of float16 rows, `per_image` of each image, each in a file.
 
-    Args:
-        folder: of the files.
-        names: the images; a checksum of its name says which block an image is in.
-        per_image: rows of an image.
+    A checksum of its name says which block an image is in.
     """
 
     def __init__(self, folder: Path, names: Sequence[str], per_image: int) -> None:
@@ -88,7 +85,7 @@ def sample_features(
     processes and workers.
 
     Args:
-        tokenizer: computes the features, on its tower's device.
+        tokenizer: computes the features.
         loader: loads the images.
         places: the images to sample: index in the loader's dataset by name.
         folder: receives the features; all processes must see it.

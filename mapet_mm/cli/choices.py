@@ -49,11 +49,7 @@ class Choices:
 
 
 def choose(args: argparse.Namespace) -> Choices:
-    """Count the images and decide; weights to start from become RUN/init.pth.
-
-    Raises:
-        UserError: no images, or unsuitable weights.
-    """
+    """Count the images and decide; weights to start from become RUN/init.pth."""
     names = list_dir_or_file(args.images, list_dir=False, recursive=True)
     count = sum(name.lower().endswith(EXTENSIONS) for name in names)
     if not count:

@@ -23,17 +23,11 @@ REDRAW_SECONDS = 0.2
 
 @dataclass
 class Stage:
-    """One stage of a job.
-
-    Args:
-        title: one or two words.
-        command: to run in the job's folder; must resume by itself, and be quick once all is done.
-        shown: the command as a user would type it there.
-    """
+    """One stage of a job: a command to run in the job's folder, which resumes by itself."""
 
     title: str
     command: Sequence[str]
-    shown: str
+    shown: str  # as a user would type it there
 
 
 def claim(folder: Path) -> TextIO | None:
@@ -51,10 +45,7 @@ def claim(folder: Path) -> TextIO | None:
 def run_stages(stages: Sequence[Stage], folder: Path, held: TextIO) -> None:
     """Run the stages in a folder; a stage's output goes to `logs/<number>-<title>.log` there.
 
-    Args:
-        stages: in order.
-        folder: where they run.
-        held: the folder's claim, which the stages' processes keep open.
+    The stages' processes keep the folder's claim, too.
 
     Raises:
         UserError: a stage failed; the message has its last line and the path of its log.

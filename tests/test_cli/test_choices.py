@@ -97,11 +97,12 @@ def test_other_options_for_the_same_folder_are_refused(photographs, planned, mon
 def test_options_that_decided_nothing_bind_to_nothing(photographs, planned):
     """Weights that are not there, then a folder without images; the folder of the run is still free."""
     (photographs.parent / "empty").mkdir()
-    for wrong in (
-        options(photographs, "--init", "nowhere.pth"),
-        options(photographs.parent / "empty"),
+    for wrong, said in (
+        (options(photographs, "--init", "nowhere.pth", "--tokenizer", "init"), "nowhere.pth"),
+        (options(photographs.parent / "empty"), "holds no images"),
+        (options(photographs.parent / "gone"), "is no folder"),
     ):
-        with pytest.raises(UserError, match=r"nowhere.pth|holds no images"):
+        with pytest.raises(UserError, match=said):
             pretrain(wrong)
     pretrain(options(photographs, "--tokenizer", "random"))
     assert len(planned) == 1
@@ -215,14 +216,3 @@ def test_numbers_that_train_nothing_are_refused(photographs, option, capsys):
     with pytest.raises(SystemExit):
         options(photographs, option)
     assert f"{option.partition('=')[0]} " in capsys.readouterr().err
-
-
-def test_a_folder_that_there_is_not_is_one_line(photographs):
-    with pytest.raises(UserError, match=r"nowhere is no folder of images"):
-        pretrain(options(photographs.parent / "nowhere"))
-
-
-def test_tokens_of_the_weights_to_start_from():
-    tokens = choices.choose_tokens("auto", "base", True)
-    assert tokens.config["encoder"]["arch"] == "deit-base"
-    assert tokens.config["encoder"]["init_cfg"]["checkpoint"] == "init.pth"

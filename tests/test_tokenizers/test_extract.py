@@ -94,6 +94,22 @@ def test_an_interrupted_extraction_reads_only_what_is_left(fitted, flushed, read
     assert parts_of(whole.token_store) == parts_of(fitted.token_store)
 
 
+def test_tokens_that_another_process_writes_meanwhile_are_not_made_again(fitted, flushed, read, monkeypatch):
+    whole, _ = run_extract_tokens(Config({**fitted, "token_store": f"{fitted.token_store}_whole"}))
+    read.clear()
+    store = store_without_tokens(fitted, whole)
+    write = TokenStore.write
+
+    def with_the_other(self, rows, grids, skipped):
+        write(store, range(17), np.array([whole[name] for name in whole.names]))
+        write(self, rows, grids, skipped)
+
+    monkeypatch.setattr(TokenStore, "write", with_the_other)
+    run_extract_tokens(fitted)
+    assert read == list(whole.names)[:4]
+    assert parts_of(fitted.token_store) == parts_of(whole.path)
+
+
 def test_an_extraction_whose_store_is_replaced_stops(fitted, flushed, monkeypatch):
     """As one that was suspended, while another one with another codebook began at the same path."""
     write, replaced = TokenStore.write, []

@@ -69,12 +69,6 @@ def test_empty_clusters_are_split():
     assert fitted["inertia"] < 0.01
 
 
-def test_an_iteration_that_changes_nothing_ends_the_start():
-    curve = fit(make_blocks(400), 3, 200, 1)[1]["inertia_per_iteration"]
-    assert len(curve) < 200
-    assert curve[-1] == curve[-2] < curve[-3]
-
-
 def test_the_start_of_lowest_inertia_is_kept():
     blocks = make_blocks()
     # A start draws its rows by the seed and its number.

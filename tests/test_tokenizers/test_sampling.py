@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from few_images import SIZE
 
@@ -10,7 +9,6 @@ from mapet_mm.structures import Codebook, CodebookError
 from mapet_mm.tokenizers import kmeans, sampling
 from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.tokenizers.run import features_folder, run_fit_codebook
-from mapet_mm.tokenizers.sampling import sample_positions
 from mapet_mm.utils.errors import UserError
 
 
@@ -30,17 +28,6 @@ def test_the_codebook_depends_on_neither_workers_nor_the_images_order(fitted, tm
     (tmp_path / "data" / "train.txt").write_text("\n".join(reversed(lines)))
     _, again = run_fit_codebook(fitted, out=str(tmp_path / "other" / "codebook.safetensors"))
     assert again.digest == Codebook.load(fitted.tokenizer.codebook).digest
-
-
-def test_sampled_positions_are_distinct_seeded_and_spread_over_the_grid():
-    names = [f"{index}.png" for index in range(400)]
-    drawn = np.array([sample_positions(name, 16, 4, seed=0) for name in names])
-    assert all(len(set(row)) == 4 for row in drawn.tolist())
-    assert (drawn == [sample_positions(name, 16, 4, seed=0) for name in names]).all()
-    assert (drawn != [sample_positions(name, 16, 4, seed=1) for name in names]).any()
-    counts = np.bincount(drawn.ravel(), minlength=16)
-    assert counts.min() > 60  # 100 expected everywhere
-    assert counts.max() < 140
 
 
 @pytest.fixture

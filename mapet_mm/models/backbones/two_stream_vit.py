@@ -22,9 +22,9 @@ class TwoStreamViT(nn.Module):
     `mapet_mm.models.utils.objectives`). From there on every mask is one constant, for all images, layers and
     heads, and every layer runs once on the whole layout: the streams share all weights.
 
-    The ViT has `layers` (each a `mapet_mm.models.utils.two_stream.TwoStreamLayer`), `img_size`,
-    `patch_resolution`, `num_extra_tokens`, `embed_dims`, a class token and a final norm. The methods `stem`,
-    `enter`, `attention_positions` and `leave` suit MMPretrain's ViTs; other libraries' override them.
+    The ViT has `layers` (each a `TwoStreamLayer`), `img_size`, `patch_resolution`, `num_extra_tokens`,
+    `embed_dims`, a class token and a final norm. The methods `stem`, `enter`, `attention_positions` and
+    `leave` suit MMPretrain's ViTs; other libraries' override them.
 
     Args:
         *args: as for the library's ViT.
@@ -32,8 +32,7 @@ class TwoStreamViT(nn.Module):
             (class token, registers); below `N`, the number of patches plus extra tokens.
         objective: 'mapet' | 'pim' | 'mim'.
         query_from_layer: the first layer that runs the query stream, which starts there as a copy of the mask
-            tokens from the layer before. The earlier layers then have fewer rows. This is an extension; 0 is
-            the paper's method. Only for objectives with mask tokens and a query stream.
+            tokens from the layer before. This is an extension; 0 is the paper's method.
         **kwargs: as for the library's ViT.
 
     Raises:
@@ -41,6 +40,7 @@ class TwoStreamViT(nn.Module):
             layer or no mask token for the query stream to start from.
     """
 
+    _checked = False
     num_extra_tokens: int
     patch_resolution: Sequence[int]
     layers: Sequence[nn.Module]
@@ -69,7 +69,6 @@ class TwoStreamViT(nn.Module):
         self.num_targets = self.num_tokens - self.cutting_point
 
         self.mask_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
-        self._checked = False
         layout = lay_out(self.objective, self.cutting_point, self.num_targets)
         self.group_sizes = layout.sizes
         # The only mask there is: of the rows T and Q over the keys C | M | T. No checkpoint has it.
@@ -115,16 +114,12 @@ class TwoStreamViT(nn.Module):
             ValueError: images or permutation have another size than the model's; or a row is no order of all
                 tokens with the extra ones first (seen always on CPU, in the first batch elsewhere).
         """
-        if tuple(images.shape[-2:]) != tuple(self.img_size):
-            raise ValueError(
-                f"images of {tuple(images.shape[-2:])} pixels, but the backbone's img_size is {self.img_size}"
-            )
+        if (size := tuple(images.shape[-2:])) != tuple(self.img_size):
+            raise ValueError(f"images of {size} pixels, but the backbone's img_size is {self.img_size}")
         if permutation is None:
             permutation = self.sample_permutation(images.shape[0], images.device)
         elif permutation.shape != (len(images), self.num_tokens):
-            raise ValueError(
-                f"permutation has shape {tuple(permutation.shape)}, not {(len(images), self.num_tokens)}"
-            )
+            raise ValueError(f"permutation has shape {tuple(permutation.shape)} for {self.num_tokens} tokens")
         elif is_due(self, permutation):
             check_order(permutation, self.num_extra_tokens)
             self._checked = True

@@ -65,8 +65,7 @@ class MaPeTViT(VisionTransformer):
             both for each layer, as MMSegmentation's DPT head takes it).
         out_indices: the layers whose output is returned, in ascending order; negative from the end.
         layer_scale_init_value: initial LayerScale (paper, hyper-parameters for pre-training).
-        with_cp: keep only the layers' inputs for the backward pass and run each layer again there: less
-            memory for a third more arithmetic (activation checkpointing).
+        with_cp: activation checkpointing: less memory for a third more arithmetic.
         pretrained_grid: the (rows, columns) of patches that a loaded checkpoint's position embeddings cover,
             if they are neither a square nor the backbone's own.
         **kwargs: as for MMPretrain's `VisionTransformer`: `drop_path_rate`, `final_norm`,
@@ -155,7 +154,7 @@ class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
         img_size: as for `MaPeTViT`; the images must have this size.
         patch_size: as for `MaPeTViT`.
         cutting_point: number of tokens of the permuted sequence that are context, including the class token;
-            in `1 .. N-1`, with `N` the number of patches plus one. The paper's: 50 for ViT-T and S, 60 for B.
+            the paper's: 50 for ViT-T and S, 60 for B.
         objective: 'mapet' | 'pim' | 'mim'.
         recompute: compute GELU and LayerNorm again in the backward pass instead of keeping their results: a
             quarter less memory, a little slower (docs/performance.md). `with_cp` overrides it.
@@ -175,8 +174,8 @@ class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
         recompute: bool = True,
         **kwargs,
     ) -> None:
-        settled = dict(out_type="raw", cutting_point=cutting_point, objective=objective)
-        super().__init__(arch, img_size, patch_size, **settled, **kwargs)
+        kwargs |= dict(cutting_point=cutting_point, objective=objective)
+        super().__init__(arch, img_size, patch_size, out_type="raw", **kwargs)
         for layer in self.layers:
             layer.recompute = recompute
 

@@ -17,9 +17,8 @@ from mapet_mm.registry import MODELS
 class TokenPredictionHead(BaseModule):
     """Linear layer to the vocabulary, with cross-entropy against the targets' tokens (paper, Eq. 2).
 
-    A subclass with a `forward` of its own (an MLP before the projection) is trained through it; the logits of
-    the whole batch are then in memory. Another loss goes into `cross_entropy`, which `loss` calls; validation
-    (`evaluate`) reports the plain one.
+    A subclass with a `forward` of its own is trained through it; the logits of the whole batch are then in
+    memory. Another loss goes into `cross_entropy`; validation (`evaluate`) reports the plain one.
 
     Args:
         embed_dims: dimension `D` of the latents.
@@ -54,10 +53,7 @@ class TokenPredictionHead(BaseModule):
     ) -> dict[str, Tensor]:
         """`loss`, the mean cross-entropy in nats, and `token_accuracy`, top-1, in percent (only logged).
 
-        Args:
-            latents: `(B, n, D)`.
-            tokens: `(B, n)`.
-            places: `(n,)`, each target's place in the permuted order, if only some are predicted.
+        `places` are the targets' in the permuted order, if only some are predicted.
         """
         predictions = None if self.statistics is None else torch.full_like(tokens, -1)
         loss, hits = self.cross_entropy(latents, tokens, predictions=predictions)
@@ -74,11 +70,7 @@ class TokenPredictionHead(BaseModule):
     ) -> tuple[Float[Tensor, ""], Int64[Tensor, ""]]:
         """Mean cross-entropy (nats) of the logits, NaN with a token of -1; and the number of hits.
 
-        Args:
-            latents: `(B, n, D)`.
-            tokens: `(B, n)`, -1 for an image without tokens.
-            counted: `(B, n)`, True for targets that count; all if None.
-            predictions: `(B, n)`, filled with the token of each target's largest logit.
+        All targets count if `counted` is None; `predictions` are filled with the most likely tokens.
         """
         targets = [None if one is None else one.reshape(-1) for one in (tokens.clamp(min=0), counted)]
         targets.append(None if predictions is None else predictions.view(-1))
@@ -120,10 +112,11 @@ class BEiTTokenHead(TokenPredictionHead):
         **kwargs: as for `TokenPredictionHead`.
     """
 
+    _checked = False
+
     def __init__(self, *args, max_masked: int | None = None, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.max_masked = max_masked
-        self._checked = False
 
     def loss(
         self,

@@ -30,15 +30,8 @@ def linear_cross_entropy(
     """Mean cross-entropy (nats) of `latents @ weight.T + bias`, and the number of hits (largest logits).
 
     The logits are made block by block, and with them the gradients, which are exact; under autocast the
-    products run in its precision, and softmax and sums in float32 (`sum_dtype`), as PyTorch's own would.
-
-    Args:
-        latents: `(R, D)`.
-        weight: `(V, D)`.
-        bias: `(V,)`.
-        targets: `(R,)` classes.
-        counted: `(R,)`, True for targets that count; all if None.
-        predictions: `(R,)`, filled with the class of each row's largest logit.
+    products run in its precision, and softmax and sums in float32 (`sum_dtype`), as PyTorch's own would. All
+    targets count if `counted` is None; `predictions` are filled with the classes of the largest logits.
     """
     # Inside, gradients are always off.
     with_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (latents, weight, bias))
@@ -64,16 +57,8 @@ def cross_entropy(
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        latents: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        targets: Tensor,
-        counted: Tensor | None,
-        predictions: Tensor | None,
-        with_gradients: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        latents, weight, bias, targets, counted, predictions, with_gradients = arguments
         device = latents.device.type
         dtype = product_dtype(latents)
         operands = (operand.to(dtype) for operand in (latents, weight, bias))

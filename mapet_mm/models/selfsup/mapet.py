@@ -28,11 +28,11 @@ class MaPeT(BaseSelfSupervisor):
         head: a `mapet_mm.models.heads.token_prediction_head.TokenPredictionHead`.
         target_generator: gives the tokens: `PrecomputedTokens`, `KCLIP`, or MMPretrain's `VQKD` or
             `DALL-E`; always in evaluation mode. None for a model that only gives features.
-        data_preprocessor: gives `inputs` as a list: `inputs[0]` the images `(B, 3, H, W)`, `inputs[1]` what
-            the target generator takes (stored token grids, or a second view of the images).
+        data_preprocessor: gives a list of the images `(B, 3, H, W)` and what the target generator takes
+            (stored token grids, or a second view of the images).
         prediction_ratio: share of the targets that a training step predicts, in (0, 1]. Each step draws them
             anew, at the same places of the permuted sequence for all its images. All targets stay in the
-            sequence, and the expected gradient is the same; the query stream is smaller and the step noisier.
+            sequence, and the expected gradient is the same.
         **kwargs: as for MMPretrain's algorithms: `init_cfg`.
 
     Raises:
@@ -79,9 +79,7 @@ class MaPeT(BaseSelfSupervisor):
         if mode == "tensor":
             return self.backbone(images_of(inputs))
         if isinstance(inputs, Tensor) or not self.with_target_generator:
-            raise ValueError(
-                f"mode '{mode}' needs tokens: a `target_generator`, and LoadTokenGrid or MultiView"
-            )
+            raise ValueError(f"mode '{mode}' needs tokens: a `target_generator`, LoadTokenGrid or MultiView")
         if mode == "predict":
             return self.predict(inputs, data_samples)
         return super().forward(inputs, data_samples, mode)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,15 +28,9 @@ def check_pixel_range(preprocessor: nn.Module, images: Tensor, prefix: str = "")
         return
     low, high = images.min().item(), images.max().item()
     if images.is_floating_point() and low >= 0 and 0 < high <= 1 and mean.max() > 2:
-        raise PixelRangeError(
-            "the images have values from 0 to 1, and the data preprocessor's `mean` is for 0 to 255: leave "
-            "out the pipeline's step that divides by 255 (ToTensor), or divide `mean` and `std` by 255"
-        )
+        raise PixelRangeError("the images have values from 0 to 1, and the `mean` is for 0 to 255")
     if high > 2 and std.max() < 1:
-        raise PixelRangeError(
-            f"the images have values up to {high:g}, and the data preprocessor's `std` is for 0 to 1: "
-            "multiply `mean` and `std` by 255"
-        )
+        raise PixelRangeError(f"the images have values up to {high:g}, and the `std` is for 0 to 1")
 
 
 @MODELS.register_module()
@@ -55,9 +48,7 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
         PixelRangeError: the first images do not have the range of `mean` and `std`.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._range_checked = False
+    _range_checked = False
 
     def forward(self, data: dict, training: bool = False) -> dict:
         """Preprocess a batch `dict(inputs=images, data_samples=[...])`, collated in any way."""
@@ -94,18 +85,15 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
 class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
     """MMPretrain's `TwoNormDataPreprocessor`, extended for extracting features with a pre-trained model.
 
-    Outside training, images with one view are normalised and returned as `(B, 3, H, W)`, and two views as a
-    list with the `shape` of the first, which MMPretrain's `FeatureExtractor` reads. Arguments are as for
-    `TwoNormDataPreprocessor`.
+    Outside training, images with one view become `(B, 3, H, W)`, and two views a list with the `shape` of the
+    first, which MMPretrain's `FeatureExtractor` reads.
 
     Raises:
         ValueError: the images of a training batch have one view only.
         PixelRangeError: the first images do not have the range of the means and deviations.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._range_checked = False
+    _range_checked = False
 
     def forward(self, data: dict, training: bool = False) -> dict:
         """Preprocess `dict(inputs=[view, view] or images, data_samples=[...])`, collated in any way."""

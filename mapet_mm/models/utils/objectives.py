@@ -107,16 +107,10 @@ def group_sizes(groups: str, num_context: int, num_targets: int) -> list[int]:
 
 
 def visibility(objective: Objective, num_context: int, num_targets: int) -> Bool[Tensor, "rows keys"]:
-    """Visibility of keys to rows, for the whole layout.
+    """True where a row of the whole layout, `(rows, keys)`, may attend to a key.
 
-    Args:
-        objective: the objective.
-        num_context: the cutting point `c`; counts the class token.
-        num_targets: number of targets, `n = N - c`.
-
-    Returns:
-        `(rows, keys)`, True where the row may attend to the key. Rows are the objective's groups in layout
-        order, keys its key groups in the same order.
+    Rows are the objective's groups in layout order, keys its key groups in the same order. The context is the
+    cutting point `c`, which counts the class token; the number of targets is `N - c`.
     """
 
     def block(row: str, key: str) -> Tensor:

@@ -125,9 +125,9 @@ def attend_streams(
     """Two-stream attention (paper, Eq. 3): C and M among themselves, T and Q behind one mask.
 
     Args:
-        queries: `(B, H, R, d)`, of the rows from `first_row` on.
-        keys: `(B, H, K, d)`, of C, M and T.
-        values: `(B, H, K, d)`.
+        queries: of the rows from `first_row` on.
+        keys: of C, M and T.
+        values: of C, M and T.
         layout: the layout of the rows.
         first_row: the first row that asks.
         dropout: probability of dropping an attention weight.

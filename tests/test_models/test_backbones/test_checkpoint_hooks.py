@@ -7,11 +7,10 @@ from mmpretrain.models.backbones import VisionTransformer
 from mmpretrain.models.selfsup import BEiTPretrainViT, CAEPretrainViT
 from small_vit import ARCH, GEOMETRY, pretrain_vit
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import functional as F
 
 from mapet_mm.models import MaPeTPretrainViT, MaPeTViT, TokenViT
-from mapet_mm.models.backbones.checkpoint_hooks import beit_to_vit, source_grid
+from mapet_mm.models.backbones.checkpoint_hooks import source_grid
 
 IMAGES = torch.randn(2, 3, 20, 20)
 PLAIN = dict(use_abs_pos_emb=True, use_rel_pos_bias=False, use_shared_rel_pos_bias=False)
@@ -99,15 +98,6 @@ def test_some_weights_by_themselves_are_taken():
     nn.ModuleDict({"backbone": vit}).load_state_dict({"head.weight": ones}, strict=False)
 
 
-def test_a_backbone_whose_layers_are_wrapped_takes_a_checkpoint():
-    source, vit = pretrain_vit(), MaPeTViT(**GEOMETRY)
-    for i, layer in enumerate(vit.layers):
-        vit.layers[i] = checkpoint_wrapper(layer)
-    vit.load_state_dict(source.state_dict(), strict=True)
-    for own, value in zip(vit.layers.state_dict().values(), source.layers.state_dict().values(), strict=True):
-        assert torch.equal(own, value)
-
-
 def test_a_pre_training_checkpoint_goes_downstream_by_init_cfg(tmp_path, capture_log):
     """Positions are resized, mask token and head dropped, and MMEngine reports what it did not find."""
     source = pretrain_vit()
@@ -138,17 +128,6 @@ def test_a_plain_vit_computes_what_beit_and_cae_computed(family, scale, bias, ca
     with torch.no_grad():
         torch.testing.assert_close(vit(IMAGES)[0], beit(IMAGES, mask=None)[0], rtol=1e-5, atol=1e-5)
     assert ("Renamed the parameters of 3 BEiT layers" in capture_log()) == (bool(scale) or bias == "qv_bias")
-
-
-def test_only_the_backbones_own_names_are_changed():
-    names = ["backbone.layers.0.gamma_1", "teacher.layers.0.gamma_1", "backbone.ln1.weight"]
-    state_dict = {name: torch.ones(2) for name in names}
-    assert beit_to_vit(state_dict, "backbone.") == 1
-    assert sorted(state_dict) == sorted(["backbone.layers.0.attn.gamma1.weight", *names[1:]])
-    weights = MaPeTViT(**GEOMETRY).state_dict()
-    before = list(weights)
-    assert beit_to_vit(weights) == 0
-    assert list(weights) == before
 
 
 @pytest.mark.parametrize("positions", ["use_rel_pos_bias", "use_shared_rel_pos_bias"])
@@ -213,13 +192,3 @@ def test_weights_without_positions_and_token_classifiers_load():
     source, target = (randomise(TokenViT(5, grid, ARCH, pretrained_grid=(2, 4))) for grid in ((2, 4), [6, 2]))
     target.load_state_dict(source.state_dict())
     assert_resized(target, source)
-
-
-@pytest.mark.parametrize("with_cls_token", [True, False])
-def test_images_of_another_size_get_resized_positions(with_cls_token):
-    """A backbone of 4 x 4 patches sees them as one that was built for them, with resized positions, does."""
-    source, other = build((4, 4), with_cls_token), build((4, 8), with_cls_token)
-    other.load_state_dict(source.state_dict())
-    images = torch.randn(1, 3, 64, 128)
-    with torch.no_grad():
-        torch.testing.assert_close(source(images)[0], other(images)[0])

@@ -59,21 +59,6 @@ def test_an_init_cfg_of_ones_own_is_the_last_word(kind):
         assert module.pos_embed.std().item() == pytest.approx(0.02, rel=0.2)
 
 
-def test_override_and_a_layers_own_init_cfg_are_honoured():
-    vit = MaPeTViT(
-        ARCH,
-        20,
-        4,
-        init_cfg=dict(**CONSTANT, override=dict(type="Constant", name="patch_embed", val=7.0)),
-        layer_cfgs=[{}, dict(init_cfg=dict(type="Constant", layer="Linear", val=5.0))],
-    )
-    vit.init_weights()
-    assert vit.patch_embed.projection.weight.eq(7).all()
-    for layer, value in zip(vit.layers, (3, 5), strict=True):
-        assert layer.attn.qkv.weight.eq(value).all()
-        assert layer.ffn.layers[1].weight.eq(value).all()
-
-
 @pytest.mark.parametrize("kind", BUILDERS)
 def test_weights_are_drawn_once(kind):
     """MMEngine's modules leave weights alone that have been initialised, or are said to be."""
@@ -88,14 +73,6 @@ def test_weights_are_drawn_once(kind):
     before = {name: value.clone() for name, value in module.state_dict().items()}
     module.init_weights()
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-
-
-def test_a_backbone_without_class_token_or_biases_is_initialised():
-    vit = MaPeTViT(ARCH, 20, 4, out_type="featmap", with_cls_token=False, qkv_bias=False)
-    vit.init_weights()
-    assert vit.cls_token is None
-    assert vit.layers[0].attn.qkv.bias is None
-    assert vit.pos_embed.std().item() == pytest.approx(0.02, rel=0.2)
 
 
 @pytest.mark.parametrize("outside", [True, False])

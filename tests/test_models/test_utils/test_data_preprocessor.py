@@ -38,12 +38,6 @@ def test_a_batch_becomes_normalised_images_and_their_grids(preprocessor, collate
     assert [int(each.token_grid[0, 0]) for each in batch["data_samples"]] == [40, 7]
 
 
-def test_samples_without_a_grid_are_refused(preprocessor):
-    batch = [{"inputs": torch.zeros(3, 8, 8), "data_samples": DataSample()}]
-    with pytest.raises(ValueError, match="without token_grid"):
-        preprocessor(default_collate(batch), training=True)
-
-
 @pytest.mark.parametrize("collate", [default_collate, pseudo_collate])
 def test_outside_of_training_a_batch_without_grids_is_its_images(preprocessor, collate):
     """What MMPretrain's FeatureExtractor hands over; one grid missing among others is still refused."""
@@ -53,6 +47,8 @@ def test_outside_of_training_a_batch_without_grids_is_its_images(preprocessor, c
     assert images[0, :, 0, 0].tolist() == [15.0, 5.0, 1.25]
     with pytest.raises(ValueError, match="without token_grid"):
         preprocessor(collate([without, sample(7)]))
+    with pytest.raises(ValueError, match="without token_grid"):
+        preprocessor(collate([without]), training=True)
 
 
 class CopiesToDevice(TorchDispatchMode):
@@ -125,21 +121,6 @@ def test_two_views_are_normalised_as_by_mmpretrain(of_two_views, views, training
     assert all(torch.equal(*pair) for pair in zip(mine, theirs, strict=True))
     if not training:
         assert mine.shape == (2, 3, 8, 8)  # the ViT's view: FeatureExtractor asks
-
-
-def test_batches_are_collated_in_any_way(of_two_views, views):
-    """`Runner.from_cfg` leaves images in lists where a config does not say otherwise."""
-    one, two = ([view[image] for image in range(2)] for view in views)
-    samples = [dict(inputs=list(pair), data_samples=DataSample()) for pair in zip(one, two, strict=True)]
-    stacked, listed = (
-        of_two_views(collate(samples), True)["inputs"] for collate in (default_collate, pseudo_collate)
-    )
-    assert all(torch.equal(*pair) for pair in zip(stacked, listed, strict=True))
-    single = [dict(inputs=image, data_samples=DataSample()) for image in one]
-    stacked, listed = (
-        of_two_views(collate(single))["inputs"] for collate in (default_collate, pseudo_collate)
-    )
-    assert torch.equal(stacked, listed)
 
 
 def test_one_view_is_normalised_by_the_first_mean_and_refused_in_training(of_two_views, views):

@@ -32,23 +32,23 @@ def adapt_checkpoint(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str)
             "a `prefix`, or convert the weights with tools/convert.py"
         )
     if renamed := beit_to_vit(state_dict, prefix):
-        _log(f"Renamed the parameters of {renamed} BEiT layers to a plain ViT's.")
+        print_log(f"Renamed the parameters of {renamed} BEiT layers to a plain ViT's.", "current")
     if "mask_token" not in own and state_dict.pop(f"{prefix}mask_token", None) is not None:
-        _log(f"Dropped `{prefix}mask_token`: only pre-training masks patches.")
+        print_log(f"Dropped `{prefix}mask_token`: only pre-training masks patches.", "current")
     fill_layer_scales(vit, state_dict, prefix)
     scales = [name for name in state_dict if name.startswith(prefix) and name.endswith(tuple(SCALED))]
     if lacking := [name for name in scales if name.removeprefix(prefix) not in own]:
         folded = fold_layer_scale({name: state_dict.pop(name) for name in [*state_dict]}, lacking)
         state_dict.update(folded)
-        _log(f"Folded {len(lacking)} LayerScales into the layers before them: the backbone has none.")
+        print_log(f"Folded {len(lacking)} LayerScales: the backbone has none.", "current")
     fit_positions(vit, state_dict, prefix)
 
 
 def beit_to_vit(state_dict: dict[str, Tensor], prefix: str = "") -> int:
     """Rename a BEiT backbone's parameters in place, and return the number of layers renamed (0: a plain ViT).
 
-    With absolute position embeddings the two are the same network: LayerScale has other names, and BEiT may
-    keep the bias of queries and values apart, with none for the keys.
+    With absolute position embeddings the two are the same network under other names; BEiT may keep the bias
+    of queries and values apart, with none for the keys.
 
     Raises:
         ValueError: the weights have relative position biases, which a plain ViT lacks.
@@ -81,18 +81,11 @@ def fill_layer_scales(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str
             state_dict[prefix + name] = projection.new_ones(value.shape)
             filled.append(name)
     if filled:
-        _log(
-            f"Filled {len(filled)} LayerScales with one: the checkpoint has none, and outputs stay the same."
-        )
+        print_log(f"Filled {len(filled)} LayerScales with one: the checkpoint has none.", "current")
 
 
 def fold_layer_scale(weights: Mapping[str, Tensor], scales: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """The same network with fewer LayerScales: each multiplies, in float32, the linear layer before it.
-
-    Args:
-        weights: a plain ViT's, under this package's names.
-        scales: names of the LayerScales to fold; all if None.
-    """
+    """A plain ViT's weights with these LayerScales, or all, multiplied in float32 into the layers before."""
     folded = dict(weights)
     for scale in [name for name in weights if name.endswith(tuple(SCALED))] if scales is None else scales:
         linear, factor = _linear_of(scale), folded.pop(scale).float()
@@ -115,7 +108,7 @@ def fit_positions(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str) ->
     of_class, of_patches = state_dict[name].tensor_split([int(f"{prefix}cls_token" in state_dict)], dim=1)
     grid = source_grid(of_patches.shape[1], own, vit.pretrained_grid)
     if grid != own:
-        _log(f"Resized `{name}` from {grid} to {own} patches.")
+        print_log(f"Resized `{name}` from {grid} to {own} patches.", "current")
         of_patches = resize_pos_embed(of_patches, grid, own, vit.interpolate_mode, num_extra_tokens=0)
     if of_class.shape[1] != vit.num_extra_tokens:
         of_class = vit.pos_embed[:, : vit.num_extra_tokens].detach().to(of_patches)
@@ -136,7 +129,3 @@ def source_grid(num_patches: int, own: tuple[int, int], told: tuple[int, int] | 
         f"the checkpoint has positions of {num_patches} patches, no square, and the backbone {own}: set its "
         "`pretrained_grid` to the (rows, columns) of patches that it was trained on"
     )
-
-
-def _log(message: str) -> None:
-    print_log(message, logger="current")

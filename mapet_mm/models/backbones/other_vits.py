@@ -6,7 +6,6 @@ Their parameters keep the library's names, so pre-trained weights load into the 
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
 from mmpretrain.models.backbones import BEiTViT, ViTEVA02
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -51,13 +50,7 @@ class BEiTLayer(TwoStreamLayer):
     def plain_attention(self, tokens: Tensor, rel_pos_bias: None = None) -> Tensor:
         return self._branch(self.attn(self.ln1(tokens), rel_pos_bias), 1)
 
-    def attention(
-        self,
-        tokens: Float[Tensor, "batch layout dim"],
-        layout: Layout,
-        first_row: int,
-        positions: Int64[Tensor, "batch layout key"] | None,
-    ) -> Float[Tensor, "batch row dim"]:
+    def attention(self, tokens: Tensor, layout: Layout, first_row: int, positions: Tensor | None) -> Tensor:
         """The update of both streams; `positions` are places in the table of biases, None without tables."""
         attention, qkv_bias, bias = self.attn, None, None
         if attention.bias == "qv_bias":
@@ -106,9 +99,7 @@ class MaPeTPretrainBEiT(_OtherViT, BEiTViT):
     def enter(self, tokens: Tensor) -> Tensor:
         return self.drop_after_pos(tokens)
 
-    def attention_positions(
-        self, permutation: Int64[Tensor, "batch token"], layout: Layout
-    ) -> Int64[Tensor, "batch layout key"] | None:
+    def attention_positions(self, permutation: Tensor, layout: Layout) -> Tensor | None:
         """For each row and key, the place of their bias in the layers' tables; None without tables."""
         if not self.biased:
             return None
@@ -123,13 +114,7 @@ class EVA02Layer(TwoStreamLayer):
     def plain_attention(self, tokens: Tensor, patch_resolution: tuple[int, int]) -> Tensor:
         return self.drop_path(self.attn(self.norm1(tokens), patch_resolution))
 
-    def attention(
-        self,
-        tokens: Float[Tensor, "batch layout dim"],
-        layout: Layout,
-        first_row: int,
-        positions: tuple[Tensor, Tensor],
-    ) -> Float[Tensor, "batch row dim"]:
+    def attention(self, tokens: Tensor, layout: Layout, first_row: int, positions: tuple) -> Tensor:
         """The update of both streams; `positions` are cosines and sines `(B, 1, L, d)` of each row."""
         attention = self.attn
         queries, keys, values = project_heads(
@@ -145,12 +130,8 @@ class EVA02Layer(TwoStreamLayer):
         return tokens + self.drop_path(self.mlp(self.norm2(tokens)))
 
 
-def rotate(
-    heads: Float[Tensor, "batch head row channel"],
-    cosines: Float[Tensor, "batch 1 row channel"],
-    sines: Float[Tensor, "batch 1 row channel"],
-) -> Float[Tensor, "batch head row channel"]:
-    """Turn each pair of neighbouring channels by the angle of the row's place."""
+def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Turn each pair of neighbouring channels `(B, H, R, d)` by the angle of the row's place."""
     even, odd = heads.unflatten(-1, (-1, 2)).unbind(-1)
     return heads * cosines + torch.stack([-odd, even], dim=-1).flatten(-2) * sines
 
@@ -176,9 +157,7 @@ class MaPeTPretrainEVA02(_OtherViT, ViTEVA02):
         self.register_buffer("cosines", F.pad(cosines, (0, 0, 1, 0), value=1.0), persistent=False)
         self.register_buffer("sines", F.pad(sines, (0, 0, 1, 0)), persistent=False)
 
-    def attention_positions(
-        self, permutation: Int64[Tensor, "batch token"], layout: Layout
-    ) -> tuple[Tensor, Tensor]:
+    def attention_positions(self, permutation: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """Cosines and sines `(B, 1, L, d)` of each row's angles."""
         tokens = permutation[:, layout.places]
         return self.cosines[tokens][:, None], self.sines[tokens][:, None]

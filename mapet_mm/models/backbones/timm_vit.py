@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from mmpretrain.models.backbones import TIMMBackbone
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,13 +23,7 @@ class TIMMLayer(TwoStreamLayer):
     def plain_attention(self, tokens: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return self.drop_path1(self._scaled(self.attn(self.norm1(tokens), *args, **kwargs), 1))
 
-    def attention(
-        self,
-        tokens: Float[Tensor, "batch layout dim"],
-        layout: Layout,
-        first_row: int,
-        positions: Float[Tensor, "batch 1 layout two_channels"] | None,
-    ) -> Float[Tensor, "batch row dim"]:
+    def attention(self, tokens: Tensor, layout: Layout, first_row: int, positions: Tensor | None) -> Tensor:
         """The update of both streams; `positions` are sines and cosines of each row's place, or None."""
         attention = self.attn
         normed, num_heads = self.norm1(tokens), attention.num_heads
@@ -136,7 +130,7 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
     def enter(self, tokens: Tensor) -> Tensor:
         return self.timm_model.norm_pre(self.timm_model.pos_drop(tokens))
 
-    def attention_positions(self, permutation: Int64[Tensor, "batch token"], layout: Layout) -> Tensor | None:
+    def attention_positions(self, permutation: Tensor, layout: Layout) -> Tensor | None:
         """Sines and cosines `(B, 1, L, 2 d)` of each row's angles; the extra tokens are not turned."""
         if getattr(self.timm_model, "rope", None) is None:
             return None

@@ -171,9 +171,7 @@ class TwoStreamViT(nn.Module):
         tokens = torch.cat([start[group] for group in self.objective.groups], dim=1)  # B L D
         return self.enter(tokens)
 
-    def stem(
-        self, images: Float[Tensor, "batch channel height width"]
-    ) -> tuple[Float[Tensor, "batch token dim"], Float[Tensor, "one token dim"] | None]:
+    def stem(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """Extra tokens and patches `(B, N, D)`, and the position embeddings `(1, N, D)` to add to them."""
         patches, _ = self.patch_embed(images)  # B N-1 D
         class_token = self.cls_token.expand(images.shape[0], -1, -1)  # B 1 D
@@ -183,7 +181,7 @@ class TwoStreamViT(nn.Module):
         """Dropout and norm between the embedding and the first layer."""
         return self.pre_norm(self.drop_after_pos(tokens))
 
-    def attention_positions(self, permutation: Int64[Tensor, "batch token"], layout: Layout) -> Any:
+    def attention_positions(self, permutation: Tensor, layout: Layout) -> Any:
         """The rows' places in each image, as the layers' attention takes them; None if it takes none.
 
         Row `r` of the layout holds token `permutation[:, layout.places[r]]`, its mask or its query.

@@ -6,7 +6,6 @@ Both are MMPretrain's `VisionTransformer` and share its parameter names, so weig
 from collections.abc import Iterable, Sequence
 from typing import SupportsIndex
 
-from jaxtyping import Float
 from mmengine.model import BaseModule
 from mmpretrain.models.backbones import VisionTransformer
 from torch import Tensor, nn
@@ -31,9 +30,7 @@ class ViTLayer(TwoStreamLayer):
     def plain_attention(self, tokens: Tensor) -> Tensor:
         return self.attn(self.ln1(tokens))
 
-    def attention(
-        self, tokens: Float[Tensor, "batch layout dim"], layout: Layout, first_row: int, positions: None
-    ) -> Float[Tensor, "batch row dim"]:
+    def attention(self, tokens: Tensor, layout: Layout, first_row: int, positions: None) -> Tensor:
         """The update of both streams by attention."""
         attention = self.attn
         heads = project_heads(self.ln1(tokens), attention.qkv, attention.num_heads, layout, first_row)

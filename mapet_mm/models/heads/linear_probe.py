@@ -49,14 +49,15 @@ class LayerwiseLinearHead(ClsHead):
     tokens, side by side, without a norm. Weights start normal with standard deviation 0.01, biases at 0. The
     losses are summed, all in float32; the classifiers share nothing, so each learns as if it were alone.
 
-    The backbone needs `out_type="raw"`, `final_norm=False` and one of `out_indices` for each of `layers`.
-    `LinearProbe` freezes it.
+    The backbone needs `out_type="raw"`, `final_norm=False` and all layers in `out_indices`. `LinearProbe`
+    freezes it.
 
     Args:
         num_classes: number of classes.
         in_channels: width of the backbone, `D`.
-        layers: number of layers, or the numbers of the probed ones in ascending order, counted from 1.
-        inference_layer: the layer that classifies in `forward` and in `pred_score`; the last one if None.
+        layers: number of layers.
+        inference_layer: the layer, from 1, that classifies in `forward` and in `pred_score`; by default the
+            last.
         **kwargs: as for MMPretrain's `ClsHead`: `loss`, `init_cfg`, ...
 
     Raises:
@@ -67,12 +68,12 @@ class LayerwiseLinearHead(ClsHead):
         self,
         num_classes: int,
         in_channels: int,
-        layers: int | Sequence[int] = 12,
+        layers: int = 12,
         inference_layer: int | None = None,
         **kwargs,
     ) -> None:
         super().__init__(**{"loss": dict(type="CrossEntropyLoss"), **kwargs})
-        self.layers = list(range(1, layers + 1)) if isinstance(layers, int) else list(layers)
+        self.layers = list(range(1, layers + 1))
         self.inference_layer = self.layers[-1] if inference_layer is None else inference_layer
         self.num_classes, self.in_channels = num_classes, in_channels
         self._inference_index = self.layers.index(self.inference_layer)
@@ -93,7 +94,7 @@ class LayerwiseLinearHead(ClsHead):
     def layer_logits(self, feats: Sequence[Tensor]) -> list[Float[Tensor, "batch class"]]:
         """Logits of each layer, `(B, C)` each, of all layers' tokens, `(B, N, D)` each."""
         if len(feats) != len(self.layers):
-            raise ValueError(f"features of {len(feats)} layers for `layers`={self.layers}: set `out_indices`")
+            raise ValueError(f"features of {len(feats)} layers, not {len(self.layers)}: set `out_indices`")
         with torch.autocast(feats[0].device.type, enabled=False):
             return [
                 classifier(pool(tokens)) for classifier, tokens in zip(self.classifiers, feats, strict=True)

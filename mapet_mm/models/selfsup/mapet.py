@@ -115,10 +115,7 @@ class MaPeT(BaseSelfSupervisor):
 
     @torch.no_grad()
     def predict(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> list[DataSample]:
-        """Evaluate a batch: `token_loss` (nats) and `token_accuracy` (percent) in each data sample.
-
-        An image's permutation depends only on the image, and so do its results.
-        """
+        """Evaluate a batch: `token_loss` (nats) and `token_accuracy` (percent) in each data sample."""
         images = images_of(inputs)
         permutation = self.validation_permutation(images)
         latents, _ = self.backbone(images, permutation)
@@ -129,9 +126,7 @@ class MaPeT(BaseSelfSupervisor):
             sample.set_field(accuracy, "token_accuracy")
         return data_samples
 
-    def validation_permutation(
-        self, images: Shaped[Tensor, "batch channel height width"]
-    ) -> Int64[Tensor, "batch token"]:
+    def validation_permutation(self, images: Tensor) -> Int64[Tensor, "batch token"]:
         """The permutation `(B, N)` that each image has in every validation, in whichever batch it comes."""
         rows = [
             self.backbone.sample_permutation(1, "cpu", torch.Generator().manual_seed(seed))
@@ -140,14 +135,8 @@ class MaPeT(BaseSelfSupervisor):
         return torch.cat(rows).to(images.device)
 
     @torch.no_grad()
-    def target_tokens(
-        self, target_inputs: Tensor, permutation: Int64[Tensor, "batch token"]
-    ) -> Int64[Tensor, "batch target"]:
-        """The token of each target in permuted order, `(B, N-c)`.
-
-        Raises:
-            ValueError: the target generator gives another number of tokens than the backbone has patches.
-        """
+    def target_tokens(self, target_inputs: Tensor, permutation: Tensor) -> Int64[Tensor, "batch target"]:
+        """The token of each target in permuted order, `(B, N-c)`; the grids have to agree."""
         tokens = token_ids(self.target_generator(target_inputs))
         extra = self.backbone.num_extra_tokens
         num_patches = self.backbone.num_tokens - extra

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from mmengine.dist import get_dist_info
 from mmengine.model import BaseModel
 from mmpretrain.structures import DataSample
@@ -30,27 +29,20 @@ class VQKDDistillation(BaseModel):
 
     Args:
         tokenizer: config of MMPretrain's `VQKD`.
-        teacher: config of a `KCLIP` or `GridKMeans` without codebook, whose features are the targets; it has
-            the tokenizer's grid.
+        teacher: config of a `KCLIP` or `GridKMeans` without codebook, of the tokenizer's grid.
         grid: (H, W) tokens.
-        **kwargs: as for MMEngine's `BaseModel`; the data preprocessor gives the tokenizer's view and the
-            teacher's.
+        **kwargs: as for MMEngine's `BaseModel`.
     """
 
     def __init__(
-        self,
-        tokenizer: Mapping[str, Any],
-        teacher: Mapping[str, Any],
-        grid: tuple[int, int],
-        **kwargs: Any,
+        self, tokenizer: Mapping[str, Any], teacher: Mapping[str, Any], grid: tuple[int, int], **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.tokenizer, self.teacher = MODELS.build(tokenizer), MODELS.build(teacher)
         width, code_dim = self.tokenizer.encoder.embed_dims, self.tokenizer.quantize.codebook_dim
         self.position = nn.Parameter(torch.zeros(1, grid[0] * grid[1], width))
-        layer = nn.TransformerEncoderLayer(
-            width, 3, 4 * width, dropout=0, activation="gelu", batch_first=True, norm_first=True
-        )
+        options = dict(dropout=0, activation="gelu", batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(width, 3, 4 * width, **options)
         self.decoder_in, self.decoder_out = nn.Linear(code_dim, width), nn.Linear(width, self.teacher.dim)
         self.decoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
 
@@ -89,12 +81,9 @@ class DiscreteAutoencoder(BaseModel):
         self.decoder = nn.Sequential(*layers, nn.ReLU(), nn.Conv2d(32, 3, 3, padding=1))
 
     def forward(
-        self,
-        inputs: Float[Tensor, "batch 3 height width"],
-        data_samples: list | None = None,
-        mode: str = "tensor",
+        self, inputs: Tensor, data_samples: list | None = None, mode: str = "tensor"
     ) -> dict[str, Tensor] | Tensor:
-        """Losses of images, or the logits of their tokens (B, V, H, W)."""
+        """Losses of images (B, 3, H, W), or the logits of their tokens (B, V, H, W)."""
         logits = self.tokenizer(inputs)
         if mode != "loss":
             return logits
@@ -144,14 +133,10 @@ class CaptionCLIP(BaseModel):
         self.contrast = ClipLoss(gather_with_grad=True, rank=rank, world_size=world_size)
         captions = [f"{noun} {name}." for name in class_names for noun in PHRASES]
         captions = open_clip.get_tokenizer("RN50")(captions, context_length=CAPTION_LENGTH)
-        captions = captions.reshape(len(class_names), len(PHRASES), CAPTION_LENGTH)
-        self.register_buffer("captions", captions, persistent=False)
+        self.register_buffer("captions", captions.unflatten(0, (-1, len(PHRASES))), persistent=False)
 
     def forward(
-        self,
-        inputs: Float[Tensor, "batch 3 height width"],
-        data_samples: list[DataSample] | None = None,
-        mode: str = "tensor",
+        self, inputs: Tensor, data_samples: list[DataSample] | None = None, mode: str = "tensor"
     ) -> Tensor | dict[str, Tensor] | list[DataSample]:
         """Losses, predictions (zero-shot), or the images' embeddings (B, D), normalised."""
         images = self.clip.encode_image(inputs, normalize=True)

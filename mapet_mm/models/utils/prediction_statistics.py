@@ -12,10 +12,7 @@ class PredictionStatistics:
     """Hits by place, and how often each token was predicted and a target; nothing waits for the device.
 
     Images whose latents are not finite are left out: one of them would make the sums of all not finite.
-
-    Args:
-        vocab_size: number of visual tokens `V`.
-        num_places: places of the permuted order, for batches in which only some of them are predicted.
+    `num_places` are those of the permuted order, for batches in which only some of them are predicted.
     """
 
     def __init__(self, vocab_size: int, num_places: int | None = None) -> None:

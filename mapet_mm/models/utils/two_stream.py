@@ -60,11 +60,7 @@ class TwoStreamLayer(BaseModule):
         return self.feed_forward(tokens + self.plain_attention(tokens, *args, **kwargs))
 
     def two_streams(
-        self,
-        tokens: Float[Tensor, "batch layout dim"],
-        layout: Layout,
-        first_row: int = 0,
-        positions: Any = None,
+        self, tokens: Tensor, layout: Layout, first_row: int = 0, positions: Any = None
     ) -> Float[Tensor, "batch row dim"]:
         """The output for the rows of the layout from `first_row` on; `positions` as the attention takes them.
 

@@ -99,17 +99,6 @@ def test_a_layer_learns_what_it_learns_alone(kind, layer):
     torch.testing.assert_close(learnt.bias, alone.fc.bias, rtol=0, atol=1e-6)
 
 
-def test_a_layer_probed_alone_from_the_same_seed_learns_the_same_to_the_bit():
-    """What is probed beside a layer, does not count: not in the weights that it starts from either."""
-    weights = []
-    for layers in ([1, 2, 3], [2]):
-        torch.manual_seed(3)
-        model = probe(head=dict(layers=layers), layers=[layer - 1 for layer in layers])
-        train(model, batches())
-        weights.append(model.head.classifiers[layers.index(2)].weight)
-    assert torch.equal(*weights)
-
-
 def test_classifiers_start_normal_at_a_hundredth_and_from_the_same_weights():
     """BEiT's initialisation; `init_weights` leaves it alone, an `init_cfg` changes it."""
     head = LayerwiseLinearHead(num_classes=1000, in_channels=64)

@@ -17,7 +17,6 @@ import pytest
 import torch
 from mmengine.logging import HistoryBuffer
 from safetensors.torch import save
-from torch import nn
 
 from mapet_mm.weight_files import (
     SAFE_GLOBALS,
@@ -126,19 +125,6 @@ def test_the_authors_and_mmengines_checkpoints_are_read_beside_their_other_objec
         assert [(type(a), a.dtype) for a in read["numbers"]] == [
             (type(b), b.dtype) for b in others["numbers"]
         ]
-    with zipfile.ZipFile(tmp_path / "numpy1.pth", "w") as file:
-        number = pickle.dumps(np.float64(0.5), protocol=2).replace(b"numpy._core.", b"numpy.core.")
-        file.writestr("archive/data.pkl", number)
-        file.writestr("archive/version", "3")
-    with only_safe_globals():
-        assert torch.load(tmp_path / "numpy1.pth", weights_only=True) == 0.5
-
-
-def test_an_attribute_of_another_object_is_not_read(tmp_path):
-    path = tmp_path / "file.pth"
-    path.write_bytes(saved({"a": torch.ones(1), "b": Calls(getattr, HistoryBuffer, "update")}))
-    with pytest.raises(WeightFileError, match="attribute 'update'"):
-        read_weights(path)
 
 
 @pytest.mark.parametrize("name", ["file.pth", "file.safetensors", "model.tar", "file"])
@@ -148,19 +134,13 @@ def test_the_content_decides_the_format_not_the_name(name, tmp_path):
         torch.testing.assert_close(read_weights(str(tmp_path / name)), WEIGHTS)
 
 
-@pytest.mark.parametrize("key", ["state_dict_ema", "model_ema"])
-def test_averaged_weights_beside_the_others_are_chosen_by_name(key, tmp_path):
+def test_averaged_weights_beside_the_others_are_chosen_by_name(tmp_path):
     averaged = {name: value + 1 for name, value in WEIGHTS.items()}
-    torch.save({"model": WEIGHTS, key: averaged}, tmp_path / "file.pth")
-    with pytest.raises(WeightFileError, match=f"`model` and `{key}`"):
+    torch.save({"model": WEIGHTS, "model_ema": averaged}, tmp_path / "file.pth")
+    with pytest.raises(WeightFileError, match="`model` and `model_ema`"):
         read_weights(tmp_path / "file.pth")
-    torch.testing.assert_close(read_weights(tmp_path / "file.pth", key), averaged)
+    torch.testing.assert_close(read_weights(tmp_path / "file.pth", "model_ema"), averaged)
     torch.testing.assert_close(read_weights(tmp_path / "file.pth", "model"), WEIGHTS)
-
-
-def torch_script() -> bytes:
-    torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)), buffer := io.BytesIO())
-    return buffer.getvalue()
 
 
 REFUSED = [
@@ -170,7 +150,7 @@ REFUSED = [
     (b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}', "no checkpoint"),
     (save(WEIGHTS)[:-1], "no checkpoint"),
     (saved(WEIGHTS)[:-1], "no checkpoint"),
-    (torch_script(), "TorchScript"),
+    (saved({"a": torch.ones(1), "b": Calls(getattr, HistoryBuffer, "update")}), "attribute 'update'"),
     (saved([1, 2]), "no tensors"),
     (saved({"teacher": WEIGHTS, "epoch": 3}), "`teacher`, `epoch`"),
 ]

@@ -25,12 +25,6 @@ def test_drawn_lines_are_the_curves_with_the_reference_behind():
     assert axes.get_ylabel() == "cross-entropy per target (nats)"
 
 
-def test_without_a_reference_or_a_validation_there_is_no_line_of_it():
-    axes = curve_figure(PRETRAINING_PANELS[0], [{"loss": 2.0, "lr": 1.0, "step": 50}]).axes[0]
-    assert [line.get_label() for line in axes.lines] == ["training"]
-    assert axes.get_xlabel() == "iterations"
-
-
 def test_accuracy_by_place_is_drawn_early_in_the_middle_and_late():
     records = [
         {"place_accuracy/01": 10.0 + n, "place_accuracy/04": 20.0 + n, "step": 100 * n} for n in range(7)

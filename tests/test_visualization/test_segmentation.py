@@ -41,14 +41,8 @@ def trained(tmp_path):
         decode_head=dict(head, num_classes=3, norm_cfg=dict(type="BN"), align_corners=False),
         test_cfg=dict(mode="whole"),
     )
-    config = Config(
-        dict(
-            default_scope="mmseg",
-            model=model,
-            val_dataloader=dict(dataset=dataset),
-            test_pipeline=[*load, dict(type="PackSegInputs")],
-        )
-    )
+    config = Config(dict(default_scope="mmseg", model=model, val_dataloader=dict(dataset=dataset)))
+    config.test_pipeline = [*load, dict(type="PackSegInputs")]
     config.dump(tmp_path / "config.py")
     config.model.backbone.init_cfg = None
     model = init_model(config, device="cpu")

@@ -62,11 +62,5 @@ def test_figure_plots_every_used_token_and_counts_it_once(store):
 
 def test_images_without_labels_have_no_purity():
     table = usage_table(TokenUsage(np.array([3, 0, 1])))
-    assert dict(table.rows) == {
-        "tokens": "3",
-        "tokens in use": "2 (1 dead)",
-        "patches": "4",
-        "perplexity": "1.8",
-        "share of the most used token (%)": "75.00",
-    }
+    assert [value for _, value in table.rows] == ["3", "2 (1 dead)", "4", "1.8", "75.00"]
     assert len(table.notes) == 1

@@ -5,7 +5,6 @@ from pathlib import Path
 import filelock
 import pytest
 import torch
-from torch import nn
 
 from mapet_mm.models.target_generators import clip_tower
 from mapet_mm.models.target_generators.frozen_network import build_frozen, download, weights_digest
@@ -55,15 +54,6 @@ def test_a_network_without_parameters_needs_no_weights():
     build_frozen(dict(type="torch.nn.PixelUnshuffle", downscale_factor=4), None)
 
 
-class Segmentor(nn.Module):
-    """A model of a library whose option `pretrained` becomes an `init_cfg`, which MMEngine loads later."""
-
-    def __init__(self, pretrained: str) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-        self.init_cfg = dict(type="Pretrained", checkpoint=pretrained)
-
-
 PRETRAINED = dict(type="Pretrained", checkpoint="a.pth")
 NESTED = dict(type="ImageClassifier", backbone=dict(VIT, init_cfg=PRETRAINED))
 REFUSED = [
@@ -71,7 +61,6 @@ REFUSED = [
     (TIMM, None, "no weights"),
     (NESTED, None, "`backbone` in ImageClassifier names weights"),
     (NESTED, 0, "nothing loads"),
-    (dict(type=Segmentor, pretrained="a.pth"), None, "nothing loads"),
 ]
 
 

@@ -57,20 +57,10 @@ def test_features_of_a_vit_of_hugging_face_are_its_hidden_states(layer, tmp_path
     assert "a file" not in ours.metadata["encoder"]
 
 
-def test_features_of_a_swin_transformer_are_its_feature_map():
-    config = dict(type="SwinTransformer", arch="tiny", img_size=64, window_size=2)
-    ours = GridKMeans(config, 64, random_seed=0)
-    images = torch.randn(1, 3, 64, 64)
-    assert torch.equal(ours.features(images), ours.network(images)[0].flatten(2).transpose(1, 2))
-    assert (ours.grid, ours.dim) == ((2, 2), 768)
-
-
 def test_features_of_an_own_pre_training_are_the_backbones(tmp_path):
     """Of a checkpoint as the runner writes it, with mask token and head."""
-    pretrained = nn.ModuleDict(
-        {"backbone": MaPeTPretrainViT(cutting_point=10, **OWN), "head": nn.Linear(2, 2)}
-    )
-    pretrained["backbone"].init_weights()
+    vit = MaPeTPretrainViT(cutting_point=10, **OWN)
+    pretrained = nn.ModuleDict({"backbone": vit, "head": nn.Linear(2, 2)})
     save_checkpoint({"state_dict": pretrained.state_dict()}, str(tmp_path / "epoch_1.pth"))
     start = dict(type="Pretrained", checkpoint=str(tmp_path / "epoch_1.pth"), prefix="backbone.")
     theirs = MaPeTViT(out_type="featmap", init_cfg=start, **OWN)

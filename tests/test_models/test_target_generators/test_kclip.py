@@ -1,6 +1,5 @@
 """k-CLIP: the reference's features and tokens, and a tower with the weights that were asked for."""
 
-import io
 import urllib.request
 
 import numpy as np
@@ -17,7 +16,6 @@ from mapet_mm.models.target_generators.frozen_network import weights_digest
 from mapet_mm.registry import MODELS
 from mapet_mm.structures.codebook import Codebook, CodebookError
 from mapet_mm.tokenizers import KCLIP, GridKMeans, TokenizerError, grid_features
-from mapet_mm.utils.errors import UserError
 
 SMALL = {"layers": [1, 1, 1, 1], "width": 8, "image_size": 64}
 RANDOM = {"type": "random", "seed": 0}
@@ -80,18 +78,17 @@ def test_grid_features_are_those_that_attention_pooling_gets(reference, weights)
     assert (features >= 0).all()
 
 
-@pytest.mark.parametrize("form", ["safetensors", "checkpoint", "torchscript", "half", "no counters"])
+@pytest.mark.parametrize("form", ["safetensors", "torchscript", "half", "no counters"])
 def test_weights_files_of_towers_and_of_whole_clip_models_load(reference, weights, tmp_path, form):
     whole = {**{f"visual.{k}": v for k, v in weights.items()}, "text_projection": torch.zeros(3, 3)}
     path = str(tmp_path / "weights.pt")
     if form == "safetensors":
         save_file(whole, path)
-    elif form == "checkpoint":
-        torch.save({"state_dict": {f"module.{name}": value for name, value in whole.items()}}, path)
     elif form == "half":
         torch.save({name: v.half() if v.is_floating_point() else v for name, v in weights.items()}, path)
     elif form == "no counters":
-        torch.save({name: v for name, v in weights.items() if "num_batches" not in name}, path)
+        kept = {f"module.{name}": value for name, value in whole.items() if "num_batches" not in name}
+        torch.save({"state_dict": kept}, path)
     else:
         holder = nn.Module()
         holder.visual = ModifiedResNet([1, 1, 1, 1], output_dim=32, heads=4, image_size=128, width=8).eval()
@@ -120,8 +117,6 @@ def test_paper_geometry_gives_14_x_14_x_4096_on_a_photograph():
     features = kclip.features(image)
     assert features.shape == (1, 196, 4096)
     assert (kclip.grid, kclip.dim, kclip.image_size) == ((14, 14), 4096, 448)
-    assert torch.isfinite(features).all()
-    assert features.std(dim=1).mean() > 0
     assert torch.equal(Codebook(features[0, ::2]).assign(features)[0, ::2], torch.arange(98))
 
 
@@ -148,7 +143,9 @@ def test_a_tower_of_another_stride_sees_the_same_on_a_finer_grid(stride):
     assert kclip.metadata["encoder"].endswith("" if stride == 32 else f" with stride {stride}")
 
 
-def test_a_codebook_of_another_encoder_is_refused(codebook):
+def test_no_codebook_and_one_of_another_encoder_are_refused(codebook):
+    with pytest.raises(CodebookError, match="no codebook"):
+        KCLIP(SMALL, RANDOM)(torch.zeros(1, 3, 64, 64))
     kclip = KCLIP(SMALL, RANDOM, codebook)
     fitted = Codebook(codebook.centroids, kclip.metadata)
     assert KCLIP(SMALL, RANDOM, fitted).digest == fitted.digest
@@ -159,13 +156,6 @@ def test_a_codebook_of_another_encoder_is_refused(codebook):
     ):
         with pytest.raises(CodebookError, match=noun):
             KCLIP(**{**dict(clip_model=SMALL, pretrained=RANDOM, codebook=fitted), **change})
-
-
-def test_tokens_without_a_codebook_are_refused():
-    kclip = KCLIP(SMALL, RANDOM)
-    assert kclip.features(torch.zeros(1, 3, 64, 64)).shape == (1, 4, 256)
-    with pytest.raises(CodebookError, match="no codebook"):
-        kclip(torch.zeros(1, 3, 64, 64))
 
 
 def test_without_network_one_line_names_the_options(monkeypatch, tmp_path):
@@ -204,12 +194,6 @@ def test_weights_that_do_not_fit_are_refused(weights, tmp_path):
     torch.save({**weights, "layer4.0.bn1.running_var": torch.full((64,), torch.nan)}, path)
     with pytest.raises(TokenizerError, match=r"`layer4\.0\.bn1\.running_var`"):
         build_tower(REFERENCE, str(path))
-    buffer = io.BytesIO()
-    torch.save(weights, buffer)
-    path.write_bytes(buffer.getvalue()[: buffer.tell() // 2])
-    with pytest.raises(UserError, match=r"tower\.pt") as error:
-        build_tower(SMALL, str(path))
-    assert "\n" not in str(error.value)
 
 
 def test_a_vit_of_open_clip_is_clustered_without_a_tower_of_ours(tmp_path):

@@ -24,10 +24,8 @@ from mapet_mm.registry import DATA_SAMPLERS, DATASETS
 from mapet_mm.utils.config import type_name
 from mapet_mm.utils.errors import UserError, reason_of
 
-# Name of an image's seed in its data sample.
-DRAW_SEED = "draw_seed"
-# This many unreadable images in a row point to another cause than the images.
-ATTEMPTS = 10
+DRAW_SEED = "draw_seed"  # in an image's data sample
+ATTEMPTS = 10  # so many unreadable images in a row point to another cause than the images
 MASK = 2**64 - 1
 
 
@@ -36,18 +34,12 @@ class UnreadableImageError(UserError):
 
 
 def seed_dataloaders(cfg: Config) -> None:
-    """Let the training images of a config draw by seed, image and epoch, before its Runner is built.
-
-    A run without `default_hooks.epoch_seed` is left as it is. The hook's `on_error` is the dataset's.
-    """
-    hook = (cfg.get("default_hooks") or {}).get("epoch_seed")
-    loader = cfg.get("train_dataloader")
+    """Let images draw by seed, image and epoch if the config has `default_hooks.epoch_seed`."""
+    hook, loader = (cfg.get("default_hooks") or {}).get("epoch_seed"), cfg.get("train_dataloader")
     if hook is None or not loader or type_name(loader.sampler.type) == "SeededSampler":
         return
-    seed = (cfg.get("randomness") or {}).get("seed")
-    seeded = {} if seed is None else dict(seed=seed)
-    loader.sampler = dict(type="mapet_mm.SeededSampler", sampler=loader.sampler, **seeded)
-    on_error = hook.get("on_error", "raise")
+    seed, on_error = (cfg.get("randomness") or {}).get("seed"), hook.get("on_error", "raise")
+    loader.sampler = dict(type="mapet_mm.SeededSampler", sampler=loader.sampler, seed=seed)
     loader.dataset = dict(type="mapet_mm.SeededDataset", dataset=loader.dataset, on_error=on_error)
 
 

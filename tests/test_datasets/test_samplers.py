@@ -108,7 +108,7 @@ def test_a_config_is_seeded_once():
     assert cfg.train_dataloader.sampler == sampler
     unseeded = config(randomness={})
     seed_dataloaders(unseeded)
-    assert "seed" not in unseeded.train_dataloader.sampler
+    assert unseeded.train_dataloader.sampler.seed is None
 
 
 @pytest.mark.parametrize("changes", [dict(default_hooks=dict(epoch_seed=None)), dict(train_dataloader=None)])

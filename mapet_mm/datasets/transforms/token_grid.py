@@ -19,14 +19,12 @@ class LoadTokenGrid(BaseTransform):
     """Add `token_grid`, (H, W) int64: the stored tokens of the image at `img_path`.
 
     Pass it on with `PackInputs(algorithm_keys=["token_grid"])`. The image's name in the store is its path
-    relative to `data_root`; an image outside that folder has no tokens.
+    relative to `data_root`.
 
     Args:
         store: directory of the token store; opened when first used.
-        data_root: folder that the names in the store are relative to; by default the one recorded in the
-            store. Set it if the dataset has moved since.
-        optional: pass on images without `img_path`, without tokens: MMPretrain's inferencers give only
-            pixels, which is enough for `FeatureExtractor`.
+        data_root: folder of the names in the store, if the dataset has moved since they were recorded.
+        optional: pass on images without `img_path`, as MMPretrain's inferencers give them, without tokens.
 
     Raises:
         TokenStoreError: the store is missing or damaged.
@@ -42,22 +40,18 @@ class LoadTokenGrid(BaseTransform):
         return TokenStore.open(self.path)
 
     def name_of(self, img_path: str) -> str:
-        """Name in the store of the image at this path.
-
-        Raises:
-            MissingTokensError: the path is not under the data root, or there is none.
-        """
+        """Name in the store of the image at this path, or MissingTokensError."""
         root = self.data_root or self.store.data_root
         if not root:
             raise MissingTokensError(
-                f"token store `{self.path}` records no data root: set LoadTokenGrid's data_root to the "
-                f"folder that its names are relative to (the first is `{self.store.names[0]}`)"
+                f"token store `{self.path}` records no data root: set LoadTokenGrid's data_root to the folder"
+                f" of its names (the first is `{self.store.names[0]}`)"
             )
         name = relative_name(img_path, root)
         if name is None:
             raise MissingTokensError(
                 f"image `{img_path}` is not under the data root `{root}` of token store `{self.path}`: set "
-                "LoadTokenGrid's data_root if the dataset has moved, else extract its own tokens"
+                "LoadTokenGrid's data_root if the dataset has moved"
             )
         return name
 

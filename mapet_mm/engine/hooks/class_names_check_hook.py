@@ -70,6 +70,5 @@ def check_order(learnt: Sequence[str], measured: Sequence[str], learning: str, m
         if name in numbers and name not in learnt[index : index + 1]:  # a name may be two classes' ("crane")
             raise ClassNamesError(
                 f"class `{name}` is number {index} in the {measuring} images and number {numbers[name]} in "
-                f"the {learning} images: add the class folder that is missing, or give both datasets one "
-                "`metainfo=dict(classes=[...])`"
+                f"the {learning} images: add the class folder that is missing"
             )

@@ -61,8 +61,8 @@ class EpochSeedHook(Hook):
         sampler = getattr(loader.batch_sampler, "sampler", None)
         if not isinstance(sampler, SeededSampler):
             MMLogger.get_current_instance().warning(
-                "EpochSeedHook: images draw without seeds of their own, so a resumed run will differ from an "
-                "undisturbed one: mapet_mm.datasets.seed_dataloaders(cfg) before the Runner is built"
+                "EpochSeedHook: images draw without seeds of their own, and a resumed run will differ: call "
+                "mapet_mm.datasets.seed_dataloaders(cfg) before the Runner is built"
             )
             return
         sampler.reseed(self.seed)

@@ -29,8 +29,7 @@ class NonFiniteHook(Hook):
     """Leave out steps whose gradients are not finite, and end the run after many bad steps in a row.
 
     A step that is left out changes no weights and no moments; schedules go on. A loss that is not finite
-    counts as a bad step, too, because a float16 run's GradScaler leaves such steps out itself. The hook keeps
-    the paths of the last bad steps' images, and no tensors of the loader's.
+    counts as a bad step, too, because a float16 run's GradScaler leaves such steps out itself.
 
     Args:
         patience: how many bad steps in a row end the run.

@@ -49,7 +49,7 @@ class TokenUsageHook(Hook):
 
 
 def tokens_of(runner: Runner) -> tuple[Dataset, LoadTokenGrid]:
-    """The first dataset of the training, and the step that loads its tokens."""
+    """The first dataset of a training, and the step that loads its tokens."""
     dataset = next(leaf_datasets(runner.train_dataloader.dataset))
     load = find_step(dataset.pipeline, LoadTokenGrid)
     if load is None:

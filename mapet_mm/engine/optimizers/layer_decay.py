@@ -85,7 +85,12 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         """Depth and number of depths of a parameter, by its plain name."""
         if self.rate == 1:
             return lambda name: (0, 1)
-        backbones = _find_backbones(model)
+        backbones: dict[str, nn.Module] = {}  # the outermost with depths, by their plain names with a dot
+        for path, module in model.named_modules():
+            name = f"{plain_name(path)}."
+            inside = "backbone" in name.split(".") and not name.startswith(tuple(backbones))
+            if inside and hasattr(module, "get_layer_depth"):
+                backbones[name] = module
         if not backbones:
             name = type(model).__name__
             raise ValueError(f"{name} has no `backbone.get_layer_depth`: leave `layer_decay_rate` out")
@@ -111,14 +116,3 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 def plain_name(path: str) -> str:
     """A parameter's name without the path components of wrappers around the model's parts."""
     return ".".join(part for part in path.split(".") if part not in WRAPPERS)
-
-
-def _find_backbones(model: nn.Module) -> dict[str, nn.Module]:
-    """The outermost modules with `get_layer_depth` in a `backbone`, by their plain names with a dot."""
-    found: dict[str, nn.Module] = {}
-    for path, module in model.named_modules():
-        name = f"{plain_name(path)}."
-        inside = "backbone" in name.split(".") and not name.startswith(tuple(found))
-        if inside and hasattr(module, "get_layer_depth"):
-            found[name] = module
-    return found

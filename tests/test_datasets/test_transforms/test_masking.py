@@ -39,22 +39,6 @@ def test_each_block_is_a_full_rectangle_within_the_budget():
         assert 0.2 < aspect < 5
 
 
-def test_masked_patches_hang_together():
-    """Nine of ten masked patches have a masked neighbour on three sides or four; scattered ones have not."""
-    drawn = masks(200, input_size=14, num_masking_patches=75)
-    rng = np.random.default_rng(0)
-    scattered = np.stack([rng.permutation(mask.ravel()).reshape(14, 14) for mask in drawn])
-
-    def neighbours(batch: np.ndarray) -> np.ndarray:
-        padded = np.pad(batch, ((0, 0), (1, 1), (1, 1)), mode="edge")
-        around = padded[:, :-2, 1:-1] + padded[:, 2:, 1:-1] + padded[:, 1:-1, :-2] + padded[:, 1:-1, 2:]
-        return around[batch == 1]
-
-    assert (neighbours(drawn) >= 2).mean() > 0.97
-    assert neighbours(drawn).mean() > 3.2
-    assert neighbours(scattered).mean() < 1.8
-
-
 def test_the_last_row_and_column_are_masked_as_often_as_the_first():
     """MMPretrain's generator never masks them."""
     share = masks(2000, input_size=14, num_masking_patches=75).mean(0)

@@ -209,15 +209,6 @@ def test_only_matrices_are_decayed_and_no_class_token_or_position_embedding(name
         assert options[parameter][1] == (0 if spared else DECAY), parameter
 
 
-def test_frozen_parameters_are_left_out(classifier):
-    head = classifier.head.fc
-    head.requires_grad_(False)
-    try:
-        assert not any(name.startswith("head.") for name in options_by_name(classifier, None))
-    finally:
-        head.requires_grad_(True)
-
-
 def test_custom_keys_change_only_what_they_name(classifier):
     keys = {"layers.1": dict(lr_mult=0.1), "layers.1.ffn": dict(decay_mult=2.0), "head": dict(lr_mult=10)}
     options = options_by_name(classifier, dict(layer_decay_rate=RATE, custom_keys=keys))

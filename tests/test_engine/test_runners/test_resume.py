@@ -106,7 +106,8 @@ def test_safetensors_and_work_dirs_are_refused_with_what_to_give_instead(trained
 # --- which one -------------------------------------------------------------------------------------------
 
 
-def test_a_copied_run_resumes_from_its_own_checkpoint(copy):
+def test_a_copied_run_resumes_from_its_own_checkpoint_and_not_from_a_later_one_of_another_run(copy):
+    shutil.copy(copy / "epoch_2.pth", copy / "epoch_10.pth")
     assert find(copy) == str(copy / "epoch_2.pth")
 
 

@@ -88,15 +88,11 @@ def fold_layer_scale(weights: Mapping[str, Tensor], scales: Iterable[str] | None
     """A plain ViT's weights with these LayerScales, or all, multiplied in float32 into the layers before."""
     folded = dict(weights)
     for scale in [name for name in weights if name.endswith(tuple(SCALED))] if scales is None else scales:
-        linear, factor = _linear_of(scale), folded.pop(scale).float()
+        linear = next(scale.removesuffix(end) + SCALED[end] for end in SCALED if scale.endswith(end))
+        factor = folded.pop(scale).float()
         folded[f"{linear}.weight"] = folded[f"{linear}.weight"].float() * factor[:, None]
         folded[f"{linear}.bias"] = folded[f"{linear}.bias"].float() * factor
     return folded
-
-
-def _linear_of(scale: str) -> str:
-    """Name of the linear layer before a LayerScale."""
-    return next(scale.removesuffix(end) + linear for end, linear in SCALED.items() if scale.endswith(end))
 
 
 def fit_positions(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> None:

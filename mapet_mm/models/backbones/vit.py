@@ -146,19 +146,13 @@ class MaPeTViT(VisionTransformer):
 class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
     """Two-stream Vision Transformer that embeds targets for token prediction (paper, Section 4.1).
 
+    Arguments are as for `MaPeTViT` and `TwoStreamViT`; the images must have the size `img_size`.
+
     Args:
-        arch: as for `MaPeTViT`.
-        img_size: as for `MaPeTViT`; the images must have this size.
-        patch_size: as for `MaPeTViT`.
-        cutting_point: number of tokens of the permuted sequence that are context, including the class token;
-            the paper's: 50 for ViT-T and S, 60 for B.
-        objective: 'mapet' | 'pim' | 'mim'.
+        cutting_point: number of tokens that are context, the class token among them; the paper's: 50 for
+            ViT-T and S, 60 for B.
         recompute: compute GELU and LayerNorm again in the backward pass instead of keeping their results: a
             quarter less memory, a little slower (docs/performance.md). `with_cp` overrides it.
-        **kwargs: as for `MaPeTViT`; and `query_from_layer`, an extension: see `TwoStreamViT`.
-
-    Raises:
-        ValueError: as for `TwoStreamViT`.
     """
 
     def __init__(

@@ -29,13 +29,13 @@ def takes_products(queries: Tensor) -> bool:
 
 
 def attend_by_products(
-    queries: Float[Tensor, "batch head row channel"],
-    keys: Float[Tensor, "batch head key channel"],
-    values: Float[Tensor, "batch head key channel"],
-    bias: Float[Tensor, "*#batch_head row key"] | None = None,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor | None = None,
     dropout: float = 0.0,
     scale: float | None = None,
-) -> Float[Tensor, "batch head row channel"]:
+) -> Tensor:
     """`attend` by two matrix products and a softmax; keeps the weights (B, H, R, K) for the backward pass."""
     batch_and_head = queries.shape[:2]
     scale = queries.shape[-1] ** -0.5 if scale is None else scale

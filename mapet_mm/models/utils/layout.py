@@ -14,19 +14,12 @@ ALIGNMENT = 8
 
 
 class Layout(NamedTuple):
-    """Rows of each group of an objective, and the keys that T and Q see.
-
-    Args:
-        objective: the objective.
-        sizes: rows of each of its groups.
-        padded_bias: `(stream, num_keys)` with the keys filled up to a multiple of 8; see `bias`.
-        places: `(L,)` int64, which place of the permuted sequence stands in each row.
-    """
+    """Rows of each group of an objective, and the keys that T and Q see."""
 
     objective: Objective
-    sizes: tuple[int, ...]
-    padded_bias: Tensor
-    places: Tensor
+    sizes: tuple[int, ...]  # rows of each group
+    padded_bias: Tensor  # `bias` with the keys filled up to a multiple of 8
+    places: Tensor  # L, the place of the permuted sequence that stands in each row
 
     @property
     def num_rows(self) -> int:

@@ -44,11 +44,7 @@ SEES: dict[str, dict[str, _Relation]] = {
 
 @dataclass(frozen=True)
 class Objective:
-    """A pre-training objective: its token groups, the last of which predicts.
-
-    Args:
-        name: what configs call it.
-        groups: a subset of `"CMTQ"`, in that order: with the context, and with `M` or `Q` last.
+    """A pre-training objective: its token groups, a subset of `"CMTQ"` in that order; the last one predicts.
 
     Raises:
         ValueError: other groups, or the targets' content last, which has seen what it would predict; or

@@ -120,15 +120,8 @@ def attend_streams(
 ) -> Float[Tensor, "batch row dim"]:
     """Two-stream attention (paper, Eq. 3): C and M among themselves, T and Q behind one mask.
 
-    Args:
-        queries: of the rows from `first_row` on.
-        keys: of C, M and T.
-        values: of C, M and T.
-        layout: the layout of the rows.
-        first_row: the first row that asks.
-        dropout: probability of dropping an attention weight.
-        bias: added to the scores of each image and head, for relative positions.
-        scale: factor of the scores; by default `d ** -0.5`.
+    Queries are of the rows from `first_row` on, keys and values of C, M and T. The bias is added to each
+    image's and head's scores; `dropout` and `scale` are as for PyTorch's attention.
     """
     mask = layout.bias[max(first_row - layout.num_dense, 0) :]
     num_dense_rows = max(layout.num_dense - first_row, 0)

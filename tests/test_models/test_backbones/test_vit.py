@@ -145,20 +145,6 @@ def test_defaults_are_those_of_the_papers_largest_model():
     assert not any(layer.with_cp for layer in plain.layers)
 
 
-@pytest.mark.parametrize(
-    ("indices", "layers"),
-    [(-1, [2]), (1, [1]), ((-3, -1), [0, 2]), ([0, 1, 2], [0, 1, 2])],
-)
-def test_output_layers_are_returned_in_order(indices, layers):
-    vit = MaPeTViT(out_indices=indices, out_type="raw", final_norm=False, **GEOMETRY).eval()
-    seen = []
-    for layer in vit.layers:
-        layer.register_forward_hook(lambda _, __, result: seen.append(result))
-    outputs = vit(torch.randn(1, 3, 20, 20))
-    assert len(outputs) == len(layers)
-    assert all(torch.equal(output, seen[i]) for output, i in zip(outputs, layers, strict=True))
-
-
 @pytest.mark.parametrize("build", [MaPeTViT, MaPeTPretrainViT])
 @pytest.mark.parametrize("with_cp", [False, True])
 def test_activation_checkpointing_runs_each_layer_again(build, with_cp):

@@ -8,12 +8,12 @@ from mmpretrain.models.peft.lora import LoRALinear
 from torch import nn
 from torch.nn import functional as F
 
-from mapet_mm.models import BEiTTokenHead, TokenPredictionHead
+from mapet_mm.models import TokenPredictionHead
 from mapet_mm.models.utils.helpers import presence
 from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
 
 
-class MLPBefore:
+class MLPTokenHead(TokenPredictionHead):
     """An MLP before the projection."""
 
     def __init__(self, *args, **kwargs):
@@ -22,14 +22,6 @@ class MLPBefore:
 
     def forward(self, latents):
         return self.projection(self.mlp(latents))
-
-
-class MLPTokenHead(MLPBefore, TokenPredictionHead):
-    pass
-
-
-class MLPBEiTHead(MLPBefore, BEiTTokenHead):
-    pass
 
 
 def with_lora(*args) -> TokenPredictionHead:
@@ -64,19 +56,6 @@ def test_training_goes_through_the_heads_own_forward_pass(build):
     for ours, theirs in zip(gradients, torch.autograd.grad(expected, parameters), strict=True):
         assert ours.abs().max() > 0
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("max_masked", [None, 6])
-def test_beits_head_goes_through_its_own_forward_pass(max_masked):
-    head, latents = MLPBEiTHead(24, 11, max_masked=max_masked), torch.randn(2, 10, 24)
-    tokens, mask = torch.randint(11, (2, 9)), torch.zeros(2, 3, 3, dtype=torch.int64)
-    mask[0, :2], mask[1, 2, 1:] = 1, 1
-    masked = mask.flatten(1).bool()
-    expected = F.cross_entropy(head(latents)[:, 1:][masked], tokens[masked])
-    loss = head.loss(latents, tokens, mask)
-    torch.testing.assert_close(loss, expected)
-    loss.backward()
-    assert head.mlp[0].weight.grad.abs().max() > 0
 
 
 @pytest.mark.parametrize("build", [TokenPredictionHead, without_bias])

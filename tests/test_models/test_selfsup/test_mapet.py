@@ -236,15 +236,9 @@ def test_features_come_from_whatever_the_preprocessor_hands_on():
     model = build().eval()
     images, grids = torch.randn(2, 3, 20, 20), torch.randint(11, (2, 5, 5))
     (alone,) = model.extract_feat(images)
-    (first,) = model.extract_feat([images, grids])
-    assert alone.shape == (2, 26, 24)
-    assert torch.equal(alone, first)
+    assert torch.equal(alone, model.extract_feat([images, grids])[0])
     model.target_generator = None
     assert torch.equal(model.train().eval().extract_feat(images)[0], alone)
-    torch.manual_seed(1)
-    latents, _ = model(images)
-    torch.manual_seed(1)
-    assert torch.equal(latents, model([images, grids])[0])
 
 
 @pytest.mark.parametrize("mode", ["loss", "predict"])

@@ -1,4 +1,7 @@
-"""Hooks, optimizers and metrics."""
+"""Hooks, optimizers, metrics and the strategy."""
+
+from importlib import import_module
+from typing import Any
 
 from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesCheckHook
 from mapet_mm.engine.hooks.compile_hook import CompileHook
@@ -34,10 +37,9 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> type:
-    """Import `FeatureProbeHook` when it is asked for: few runs need what it imports."""
-    if name != "FeatureProbeHook":
+def __getattr__(name: str) -> Any:
+    """Import these when they are asked for: few runs need what they import."""
+    modules = {"FeatureProbeHook": "hooks.feature_probe_hook", "FullyShardedStrategy": "runners.sharding"}
+    if name not in modules:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mapet_mm.engine.hooks.feature_probe_hook import FeatureProbeHook
-
-    return FeatureProbeHook
+    return getattr(import_module(f"{__name__}.{modules[name]}"), name)

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
 from mmengine.logging import MMLogger
+from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from mapet_mm.engine.runners.batch_size import scaling_with_accumulation
@@ -36,8 +37,14 @@ def build_runner(cfg: Config, launcher: str) -> Runner:
     hooks = cfg.get("default_hooks") or {}
     for name in [name for name, hook in hooks.items() if hook is None and name not in OWN_HOOKS]:
         del hooks[name]
+    scaling = scaling_with_accumulation(cfg)
+    if "runner_type" in cfg:  # FlexibleRunner, whose strategy scales the rate
+        if scaling:
+            default = dict(type="SingleDeviceStrategy" if launcher == "none" else "DDPStrategy")
+            cfg.strategy = ConfigDict(cfg.get("strategy") or default, auto_scale_lr=scaling)
+        return RUNNERS.build(cfg)
     runner = QuietRunner.from_cfg(cfg)
-    runner.auto_scale_lr = scaling_with_accumulation(cfg)
+    runner.auto_scale_lr = scaling
     return runner
 
 

@@ -4,6 +4,7 @@ _base_ = [
     "../_base_/datasets/imagenet_tokens_kclip.py",
     "../_base_/schedules/pretrain_adamw_coslr-300e.py",
     "../_base_/default_runtime.py",
+    "../_base_/sharded.py",
 ]
 
 model = dict(backbone=dict(arch="large", with_cp=True), head=dict(embed_dims=1024))

@@ -7,6 +7,7 @@ Draws the results so far and says what is missing; `tools/run_table.py` fills th
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from experiments.declaration import load_table, positive, require_names
@@ -14,9 +15,7 @@ from experiments.fill import TableFiller
 from experiments.picture import draw_tables
 
 import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.utils.errors import UserError, one_line_errors
-
-KINDS = (".png", ".svg", ".pdf")
+from mapet_mm.utils.errors import one_line_errors
 
 
 @one_line_errors
@@ -33,13 +32,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("work_dirs/tables"), help="folder of all tables")
     parser.add_argument("--picture", type=Path, required=True, help="the file to write: .png, .svg or .pdf")
     args = parser.parse_args()
-    if args.picture.suffix not in KINDS:
-        raise UserError(f"--picture {args.picture}: the name has to end in one of {', '.join(KINDS)}")
     tables = [load_table(name, args.dataset) for name in args.tables]
     require_names(args.rows, [row.name for table in tables for row in table.rows], "row")
     require_names(args.columns, [column.name for table in tables for column in table.columns], "column")
     fillers = [TableFiller(table, range(args.seeds), args.out) for table in tables]
-    filled = [(filler.table.only(args.rows, args.columns), filler.cells()) for filler in fillers]
+    filled = []
+    for filler in fillers:
+        rows = [row for row in filler.table.rows if row.name in args.rows] or filler.table.rows
+        columns = [one for one in filler.table.columns if one.name in args.columns] or filler.table.columns
+        filled.append((replace(filler.table, rows=rows, columns=columns), filler.cells()))
     args.picture.parent.mkdir(parents=True, exist_ok=True)
     draw_tables(filled).savefig(args.picture, dpi=150)
     print("\n".join([f"wrote {args.picture}", *(filler.status() for filler in fillers)]))

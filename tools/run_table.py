@@ -9,6 +9,7 @@ several people may fill one table.
 """
 
 import argparse
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -86,7 +87,8 @@ def choose_runner(runner: Runner, args: argparse.Namespace) -> Runner:
 
 def run(filler: TableFiller, runs: list[Run], jobs: int) -> None:
     """Start the missing runs with the launcher of the table or of `--launcher`."""
-    filler.table.require_folders()
+    if missing := [folder for folder in filler.table.data.get("folders", ()) if not os.path.isdir(folder)]:
+        raise StageError(f"folder {missing[0]} is missing: put the data of this table there")
     runner = filler.table.runner
     print(f"{filler.status()}\n{len(runs)} runs are needed: {describe(runs) or 'none'}")
     if runner.launcher == "slurm":

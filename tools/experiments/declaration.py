@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +75,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Runner:
-    """The launcher of a table's runs, and the resources of each.
+    """The launcher of a table's runs, and the resources of each."""
 
-    `launcher` is 'local' (here, in parallel, one process each), 'dist' (one after another, on this machine's
-    GPUs) or 'slurm' (one job each).
-    """
-
+    # 'local': here, in parallel, one process each; 'dist': one after another, on this machine's GPUs;
+    # 'slurm': one job each.
     launcher: str = "local"
     gpus_per_node: int = 0  # of the machines to use; 0 for runs on the CPU
     cpus_per_process: int = 1  # threads of a process, and CPUs that a job asks for
@@ -102,24 +100,6 @@ class TableDeclaration:
     # dict(folders=[...]).
     data: Mapping[str, Sequence[str]] = field(default_factory=dict)
     runner: Runner = field(default_factory=Runner)
-
-    def require(self, rows: Sequence[str], columns: Sequence[str]) -> None:
-        """Raise DeclarationError unless all of these names are rows and columns of the table."""
-        require_names(rows, [row.name for row in self.rows], f"table `{self.name}`: row")
-        require_names(columns, [column.name for column in self.columns], f"table `{self.name}`: column")
-
-    def only(self, rows: Sequence[str], columns: Sequence[str]) -> TableDeclaration:
-        """The table with the rows and columns of these names; with all rows, or columns, if it has none."""
-        return replace(
-            self,
-            rows=[row for row in self.rows if row.name in rows] or self.rows,
-            columns=[column for column in self.columns if column.name in columns] or self.columns,
-        )
-
-    def require_folders(self) -> None:
-        """Raise DeclarationError if a data folder that no command makes is missing."""
-        if missing := [folder for folder in self.data.get("folders", ()) if not os.path.isdir(folder)]:
-            raise DeclarationError(f"folder {missing[0]} is missing: put the data of this table there")
 
 
 def list_datasets(root: str | os.PathLike = TABLES) -> list[str]:

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from experiments.declaration import TableDeclaration
+from experiments.declaration import TableDeclaration, require_names
 from experiments.plan import Cell, Run, plan_table
 from experiments.records import StageError, is_done, record_of
 from experiments.render import Grid, Measured, render_csv, render_differences, render_markdown, summarise
@@ -29,11 +29,7 @@ TERAFLOPS = "pre-training/teraflops"
 class TableFiller:
     """One table: its plan, the state of its runs, and its files below `<out>/<dataset>`.
 
-    Args:
-        table: the declaration.
-        seeds: every cell is trained once per seed.
-        out: folder of all tables.
-        command: the command line, shown below the table.
+    Every cell is trained once per seed; `command` is shown below the table.
     """
 
     def __init__(
@@ -50,17 +46,17 @@ class TableFiller:
 
         Only for some rows and columns, if they are named; raises DeclarationError for unknown names.
         """
-        self.table.require(rows or (), columns or ())
+        require_names(rows or (), [row.name for row in self.table.rows], f"{self.table.name}: row")
+        require_names(columns or (), [one.name for one in self.table.columns], f"{self.table.name}: column")
         headings = [one.heading for one in self.table.columns if columns is None or one.name in columns]
         cells = [cell for cell in self.plan.cells if rows is None or cell.row in rows]
         return self.plan.closure(c.run for c in cells if c.column in headings and not is_done(c.run))
 
     def states(self) -> dict[str, str]:
         """State of each run by its folder: done, failed, not run, or the state of its Slurm job."""
-        jobs: dict[str, tuple[str, str]] = {}
+        states: dict[str, str] = {}
         with contextlib.suppress(StageError):  # no Slurm here
-            jobs = live_jobs(self.plan.runs)
-        states = {folder: state.lower() for folder, (_, state) in jobs.items()}
+            states |= {folder: state.lower() for folder, (_, state) in live_jobs(self.plan.runs).items()}
         for run in self.plan.runs:
             failed = os.path.exists(f"{run.folder}/failed")
             states.setdefault(run.folder, "done" if record_of(run) else "failed" if failed else "not run")

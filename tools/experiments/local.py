@@ -45,12 +45,11 @@ class _Running(NamedTuple):
     run: Run
     process: subprocess.Popen
     claim: TextIO
-    started: float
-    before: float  # seconds of earlier starts
+    started: float  # this far in the past, had there been one start only
 
     def note(self) -> float:
         """Note and return the seconds that all starts of the run have taken."""
-        seconds = self.before + time.monotonic() - self.started
+        seconds = time.monotonic() - self.started
         note_seconds(self.run, seconds)
         return seconds
 
@@ -62,12 +61,10 @@ class LocalRunner:
     process is killed, its runs end; a new runner continues them.
 
     Args:
-        runs: in an order in which each follows those that it needs.
-        jobs: number of runs at once.
+        runs: each after those that it needs; `jobs` of them run at once.
         launcher: 'local', 'dist', or 'slurm' inside a job.
         cpus: threads of each process, a fixed number, so that results do not depend on the number of cores.
-        tell: called with each line of progress.
-        on_done: called after each run that is done.
+        tell: called with each line of progress; `on_done` after each run that is done.
     """
 
     def __init__(
@@ -134,8 +131,8 @@ class LocalRunner:
                 self._done(run, "done by another runner")
             else:
                 self._say(run, run.line)
-                started = time.monotonic()
-                self.running.append(_Running(run, self._process(run, held), held, started, seconds_of(run)))
+                started = time.monotonic() - seconds_of(run)
+                self.running.append(_Running(run, self._process(run, held), held, started))
                 return
         except UserError as error:
             self._fail(run, str(error))
@@ -166,11 +163,11 @@ class LocalRunner:
                 raise StoppedError(f"{run.command[0]} was told to end: the same command resumes")
             if code or missing:
                 what = f"ended with code {code}" if code else f"did not write {missing[0]}"
-                tail = "\n".join(f"  | {line}" for line in _tail(run, TAIL_LINES))
-                todo = (
-                    f"The whole log is {run.folder}/{LOG}: correct the cause and run the same command again"
+                lines = [f"{what}; the end of its log:", *(f"  | {line}" for line in _tail(run, TAIL_LINES))]
+                lines.append(
+                    f"The whole log is {run.folder}/{LOG}: correct the cause and run the command again"
                 )
-                self._fail(run, f"{what}; the end of its log:\n{tail}\n{todo}")
+                self._fail(run, "\n".join(lines))
             else:
                 write_record(run, seconds)
                 shutil.rmtree(Path(run.folder, FEATURES), ignore_errors=True)  # measured, and large
@@ -241,12 +238,7 @@ def _tail(run: Run, count: int) -> list[str]:
 
 
 def run_job(cpus: str, run: str) -> None:
-    """Do one run as a job of Slurm, which requeues a job at its time limit.
-
-    Args:
-        cpus: threads of each process.
-        run: the run as JSON.
-    """
+    """Do one run, given as JSON, as a job of Slurm, which requeues a job at its time limit."""
     runner = LocalRunner([Run(**json.loads(run))], 1, "slurm", int(cpus))
     for number in (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, runner.pass_on)

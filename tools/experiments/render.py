@@ -14,16 +14,18 @@ from experiments.declaration import Column, TableDeclaration
 # Largest spread of seeds that all differ by the same, as a share of the values: the rounding of accuracies
 # that come out of float32.
 ROUNDING = 1e-6
+ONE_SEED = "One seed: a difference may be chance."
+SEVERAL_SEEDS = (
+    "Differences seed by seed: mean ± sample standard deviation; p of a paired t-test, two-sided, "
+    "not corrected for the number of comparisons."
+)
 
 
 class Measured(NamedTuple):
-    """A cell over its seeds: mean, sample standard deviation (None for one seed), the values, their seeds.
-
-    Mean and deviation are NaN if one of the values is.
-    """
+    """A cell over its seeds; mean and deviation are NaN if one of the values is."""
 
     mean: float
-    spread: float | None
+    spread: float | None  # sample standard deviation, None for one seed
     values: tuple[float, ...]
     seeds: tuple[int, ...]
 
@@ -97,20 +99,12 @@ def render_csv(table: TableDeclaration, cells: Grid) -> str:
 
 
 class Difference(NamedTuple):
-    """One cell less another over the seeds that both have.
-
-    Args:
-        mean: of the seeds' differences.
-        spread: their sample standard deviation, None for one seed; 0 where it is within rounding.
-        seeds: the number of seeds.
-        chance: two-sided p of a paired t-test: how often chance alone would make a mean at least as far from
-            0; None for one seed, or if all seeds differ by the same.
-    """
+    """One cell less another over the seeds that both have."""
 
     mean: float
-    spread: float | None
+    spread: float | None  # sample standard deviation, None for one seed; 0 where it is within rounding
     seeds: int
-    chance: float | None
+    chance: float | None  # two-sided p of a paired t-test; None for one seed, or if all differ by the same
 
     def __str__(self) -> str:
         if self.spread is None:
@@ -150,16 +144,9 @@ def render_differences(table: TableDeclaration, cells: Grid) -> str:
                 most = max(most, *(one.seeds for one in differences if one))
     if not lines:
         return ""
-    note = "One seed: a difference may be chance."
-    if most > 1:
-        note = (
-            "Differences seed by seed: mean ± sample standard deviation; p of a paired t-test, two-sided, "
-            "not corrected for the number of comparisons."
-        )
-    rule = table_line(["---", *["---:"] * len(columns)])
-    return "\n".join(
-        ["", table_line([f"less {table.baseline}", *columns]), rule, *lines, "", f"- {note}", ""]
-    )
+    note = SEVERAL_SEEDS if most > 1 else ONE_SEED
+    head = [table_line([f"less {table.baseline}", *columns]), table_line(["---", *["---:"] * len(columns)])]
+    return "\n".join(["", *head, *lines, "", f"- {note}", ""])
 
 
 def table_line(cells: Sequence[str]) -> str:

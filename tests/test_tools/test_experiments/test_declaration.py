@@ -2,6 +2,7 @@
 
 import pytest
 from experiments.declaration import DeclarationError, list_datasets, list_tables, load_table
+from experiments.fill import TableFiller
 from experiments.plan import plan_table
 from fake_project import PRETRAIN, PROBE, declare_mine
 
@@ -90,6 +91,6 @@ def test_unknown_names_are_answered_with_those_that_are_there():
     with pytest.raises(DeclarationError, match=r"dataset 'mnist'.*there are: digits, .*imagenet"):
         load_table("objectives", "mnist")
     with pytest.raises(DeclarationError, match=r"row 'DINO'.*there are: tokens alone, no pre-training, MIM"):
-        load_table("objectives", "digits").require(["MIM", "DINO"], [])
+        TableFiller(load_table("objectives", "digits"), [0], "out").needed_runs(["MIM", "DINO"])
     with pytest.raises(DeclarationError, match="column 'knn'"):
-        load_table("objectives", "digits").require([], ["k-NN", "knn"])
+        TableFiller(load_table("objectives", "digits"), [0], "out").needed_runs(None, ["k-NN", "knn"])

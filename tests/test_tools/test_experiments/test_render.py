@@ -160,4 +160,3 @@ def test_one_command_draws_the_chosen_rows_of_tables(project, monkeypatch, capsy
     assert "A small table: 2 of 12 results are there" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="row 'scratched'"):
         run_tool(monkeypatch, *words, "--rows", "scratched", tool="draw_tables")
-    assert TABLE.only([], ["elsewhere"]) == TABLE, "a table without these columns has all of its own"

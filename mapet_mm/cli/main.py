@@ -3,21 +3,10 @@
 import os
 import sys
 
+from mapet_mm.cli.tools import TOOLS, tool_command
 from mapet_mm.utils.config import PACKAGE
 from mapet_mm.utils.errors import one_line_errors
 
-TOOLS = {
-    "train": ("train.py", "train the model of a config: pre-training, fine-tuning or a probe"),
-    "test": ("test.py", "evaluate a checkpoint"),
-    "fit-codebook": ("fit_codebook.py", "images -> codebook, as a tokenizer config says"),
-    "extract-tokens": ("extract_tokens.py", "images + codebook -> token store, as a tokenizer config says"),
-    "merge-tokens": ("merge_token_stores.py", "several token stores -> one"),
-    "visualize-codebook": ("visualize_codebook.py", "show what the tokens stand for: sheets and a page"),
-    "evaluate": ("evaluate_features.py", "evaluate frozen features: k-NN, probes, few labels, segmentation"),
-    "convert": ("convert.py", "convert weights to and from timm, Hugging Face, torchvision and ONNX"),
-    "table": ("run_table.py", "fill a table of the paper"),
-    "digits": ("dataset_converters/digits.py", "write the digits, the small dataset of the examples"),
-}
 PRETRAIN = "a folder of images -> a pre-trained ViT, in one command"
 USAGE = """usage: mapet-mm COMMAND [arguments]     (mapet-mm COMMAND --help lists them)
 
@@ -49,17 +38,6 @@ def main(arguments: list[str] | None = None) -> None:
         if name not in ("-h", "--help"):
             sys.exit(f"error: mapet-mm has no command {name!r}: {', '.join(told)}")
         print(USAGE.format(commands="\n".join(known), package=PACKAGE))
-
-
-def tool_command(name: str, arguments: list[str], processes: str | int | None = None) -> list[str]:
-    """The complete command line of a tool of `TOOLS`, for so many processes; several need torchrun."""
-    tools = PACKAGE / "tools"
-    tool = [str(tools / TOOLS[name][0]), *arguments]
-    if processes in (None, "1", 1):
-        return [sys.executable, *tool]
-    launch = [str(tools / "torchrun.py"), "--standalone", f"--nproc_per_node={processes}"]
-    launcher = ["--launcher", "pytorch"] if name in ("train", "test", "fit-codebook") else []
-    return [sys.executable, *launch, *tool, *launcher]
 
 
 if __name__ == "__main__":

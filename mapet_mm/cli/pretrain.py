@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mapet_mm.cli.main import tool_command
 from mapet_mm.cli.stages import Stage, claim, run_stages
+from mapet_mm.cli.tools import tool_command
 from mapet_mm.utils.errors import UserError, one_line_errors
 from mapet_mm.utils.identity import Marker
 

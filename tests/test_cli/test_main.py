@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from config_building import ROOT
 
-from mapet_mm.cli.main import PACKAGE, TOOLS, main, tool_command
+from mapet_mm.cli.main import PACKAGE, main
+from mapet_mm.cli.tools import TOOLS, tool_command
 from mapet_mm.engine.runners.launch import load_config
 from mapet_mm.utils.errors import UserError
 

@@ -18,8 +18,8 @@ import pytest
 from config_building import ROOT, load
 from experiments.declaration import load_table
 
-from mapet_mm.cli.main import tool_command
 from mapet_mm.cli.pretrain import main as pretrain
+from mapet_mm.cli.tools import tool_command
 
 PAGES = [
     page

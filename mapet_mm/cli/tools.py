@@ -1,0 +1,29 @@
+"""The tools behind the commands, and the command line of each."""
+
+import sys
+
+from mapet_mm.utils.config import PACKAGE
+
+TOOLS = {
+    "train": ("train.py", "train the model of a config: pre-training, fine-tuning or a probe"),
+    "test": ("test.py", "evaluate a checkpoint"),
+    "fit-codebook": ("fit_codebook.py", "images -> codebook, as a tokenizer config says"),
+    "extract-tokens": ("extract_tokens.py", "images + codebook -> token store, as a tokenizer config says"),
+    "merge-tokens": ("merge_token_stores.py", "several token stores -> one"),
+    "visualize-codebook": ("visualize_codebook.py", "show what the tokens stand for: sheets and a page"),
+    "evaluate": ("evaluate_features.py", "evaluate frozen features: k-NN, probes, few labels, segmentation"),
+    "convert": ("convert.py", "convert weights to and from timm, Hugging Face, torchvision and ONNX"),
+    "table": ("run_table.py", "fill a table of the paper"),
+    "digits": ("dataset_converters/digits.py", "write the digits, the small dataset of the examples"),
+}
+
+
+def tool_command(name: str, arguments: list[str], processes: str | int | None = None) -> list[str]:
+    """The complete command line of a tool of `TOOLS`, for so many processes; several need torchrun."""
+    tools = PACKAGE / "tools"
+    tool = [str(tools / TOOLS[name][0]), *arguments]
+    if processes in (None, "1", 1):
+        return [sys.executable, *tool]
+    launch = [str(tools / "torchrun.py"), "--standalone", f"--nproc_per_node={processes}"]
+    launcher = ["--launcher", "pytorch"] if name in ("train", "test", "fit-codebook") else []
+    return [sys.executable, *launch, *tool, *launcher]

@@ -39,7 +39,7 @@ class Tokens:
 
 @dataclass
 class Choices:
-    """What goes into the two configs besides the command line, and lines about it."""
+    """Decisions for the two configs, and the lines that tell the user about them."""
 
     arch: str
     tokens: Tokens

@@ -35,7 +35,7 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
     told = "start from these: a checkpoint of MAE, DeiT, DINOv2, timm, Hugging Face or this package"
     add("--init", type=Path, metavar="WEIGHTS", help=told)
     told = (
-        "whose features are clustered into tokens: `clip`, a CLIP ResNet's; `init`, those of --init; "
+        "whose features are clustered into tokens: `clip`, a CLIP ResNet's; `init`, the weights of --init; "
         "`random`, a network's with random weights. auto (default): clip if its weights are there or can be "
         "downloaded, else init, else random"
     )

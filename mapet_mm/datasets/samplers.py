@@ -111,7 +111,7 @@ class SeededSampler(Sampler):
 
 
 def epoch_state(seed: int, epoch: int) -> int:
-    """Where an epoch's seeds begin."""
+    """First of an epoch's seeds."""
     return int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0])
 
 

@@ -66,7 +66,7 @@ def split_tokens(
 
 
 def mmpretrain_tokens(vit: VisionTransformer | BEiTViT, images: Images) -> LayerTokens:
-    """Of MMPretrain's VisionTransformer and BEiTViT, and of their subclasses there and here."""
+    """Layers of MMPretrain's VisionTransformer, BEiTViT and their subclasses."""
     # A two-stream ViT permutes in `forward`; one of a masked pre-training masks unless `mask` is None.
     forward = getattr(vit, "encode", vit)
     masks = forward is vit and "mask" in inspect.signature(vit.forward).parameters
@@ -84,7 +84,7 @@ def mmpretrain_tokens(vit: VisionTransformer | BEiTViT, images: Images) -> Layer
 
 
 def timm_tokens(model: nn.Module, images: Images) -> LayerTokens:
-    """Of timm's models with `forward_intermediates`: every layer of a ViT, the last stage of others."""
+    """Layers of timm's models with `forward_intermediates`: all of a ViT, the last stage of others."""
     if "return_prefix_tokens" not in inspect.signature(model.forward_intermediates).parameters:
         options = dict(indices=1, norm=True, intermediates_only=True)
         return map_tokens(model.forward_intermediates(images, output_fmt="NCHW", **options)[-1])
@@ -99,7 +99,7 @@ def timm_tokens(model: nn.Module, images: Images) -> LayerTokens:
 
 
 def hugging_face_tokens(model: nn.Module, images: Images) -> LayerTokens:
-    """Of Hugging Face's ViTs with the extra tokens in front: ViT, DeiT, BEiT, DINOv2, CLIP, SigLIP, ..."""
+    """Layers of Hugging Face's ViTs with extra tokens in front: ViT, DeiT, BEiT, DINOv2, CLIP, SigLIP, ..."""
     output = model(images, output_hidden_states=True)
     _, *tokens = output.hidden_states  # the first are the embeddings
     if any(one.shape != tokens[0].shape for one in output.hidden_states) or tokens[0].ndim != 3:
@@ -114,7 +114,7 @@ def hugging_face_tokens(model: nn.Module, images: Images) -> LayerTokens:
 
 
 def last_output(backbone: nn.Module, images: Images) -> LayerTokens:
-    """Of any backbone whose last output is a feature map `(B, D, H, W)` or a vector `(B, D)`."""
+    """The one layer of a backbone whose last output is a feature map `(B, D, H, W)` or a vector `(B, D)`."""
     output = backbone(images)
     while isinstance(output, list | tuple) and output:  # of several stages
         output = output[-1]

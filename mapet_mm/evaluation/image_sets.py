@@ -65,7 +65,7 @@ class ImageSet:
 
     @cached_property
     def digest(self) -> str:
-        """Of the dataset's config, and of each image's path, label, file size and time of change."""
+        """Digest of the dataset's config and each image's path, label, file size and mtime."""
         known = hashlib.sha256(digest(self.config).encode())
         for path, label in self._images:
             known.update(f"{path}|{label}|{_size_and_time(path)}\n".encode())
@@ -83,7 +83,7 @@ class ImageSet:
 
 
 def _size_and_time(path: str) -> tuple[int, int] | None:
-    """Of a file; None for images elsewhere."""
+    """Size and mtime of a file; None for images elsewhere."""
     try:
         found = os.stat(path)
     except OSError:
@@ -110,7 +110,7 @@ def check_labels(train: ImageSet, val: ImageSet) -> int:
         raise ImageSetError(f"`train` contains only class {classes.pop()}: classification needs two")
     wanted = {*val.labels.tolist(), *range(len(train.class_names or ()))}
     if missing := sorted(wanted - classes):
-        raise ImageSetError(f"the `train` images have none of class {missing[0]}: add some, or leave it out")
+        raise ImageSetError(f"`train` has no image of class {missing[0]}: add some, or leave the class out")
     return max(classes) + 1
 
 

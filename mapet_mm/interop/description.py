@@ -135,7 +135,7 @@ def _described(cfg: Mapping[str, Any]) -> Description:
 
 
 def _resizing(cfg: Mapping[str, Any], img_size: tuple[int, int]) -> dict[str, Any]:
-    """How images get their size, and what else is done to them."""
+    """Resizing of a pipeline, and its other steps."""
     images, others = dict(resize=min(img_size), interpolation="bicubic"), []
     for step in _pipeline(cfg):
         kind = type_name(step["type"])

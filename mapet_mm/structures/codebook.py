@@ -42,7 +42,7 @@ class KMeansOptions:
     Args:
         k: number of centroids.
         niter: iterations of each redo; fewer if an iteration changes nothing.
-        nredo: random starts, of which the one with the lowest inertia is kept.
+        nredo: random starts; the one with the lowest inertia is kept.
         max_points_per_centroid: if there are more than k times this many rows, that many are sampled.
         seed: for that sample, the starts and the splits.
     """

@@ -16,7 +16,7 @@ def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
     """Append rows for further images, whose tokens are not written yet; the store changes in one step.
 
     Readers that have the store open keep the images that they know. If two processes add different images at
-    the same moment, those of one of them count. TokenStoreError if a name is there already or given twice.
+    the same moment, only one's names count. TokenStoreError if a name is there already or given twice.
     """
     store = TokenStore.open(path)
     write_names(store.path, store.manifest, [*store.names, *names])

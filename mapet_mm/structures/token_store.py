@@ -272,7 +272,7 @@ class TokenStore:
 
     @contextmanager
     def _opened(self, path: Path) -> Iterator[safe_open | None]:
-        """A file of the store; None if it is not there yet, which those of a replaced store never are."""
+        """A file of the store; None if it is not there yet; a replaced store is an error."""
         if not path.exists():
             self.require_unreplaced()
             yield None

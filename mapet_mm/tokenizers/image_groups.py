@@ -100,7 +100,7 @@ def encode_blocks(
 
     Args:
         loader: loads the images.
-        encode: gives a group's results, in order; those of padding are passed over.
+        encode: gives a group's results, in order; results of padding are dropped.
         number: of blocks.
         lacking: places of a block's images that have no result yet; asked whenever the block is looked at.
         what: text of the progress bar.

@@ -164,7 +164,7 @@ def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tu
 
 
 def preprocessing_of(cfg: Config, dataset: Any) -> dict[str, Any]:
-    """How images are prepared for the tokenizer; UserError if the datasets' pipelines are not all alike."""
+    """Preparation of images for the tokenizer; UserError if the datasets' pipelines are not all alike."""
     datasets = [dataset] if isinstance(dataset, Mapping) else list(dataset)
     pipelines = [_plain(one.get("pipeline")) for one in datasets]
     if None in pipelines or any(pipeline != pipelines[0] for pipeline in pipelines):

@@ -101,7 +101,7 @@ def type_name(kind: str | Callable) -> str:
 
 
 def class_of(kind: str | Callable, registry: Registry) -> Callable | None:
-    """The class that a config's `type` stands for; None if there is none of this name."""
+    """The class that a config's `type` stands for; None if the registry lacks it."""
     return registry.get(kind) if isinstance(kind, str) else kind
 
 

@@ -28,7 +28,7 @@ def process_number() -> tuple[int, int]:
 
 
 def is_first_process() -> bool:
-    """Whether this is the run's first process, known before the processes have joined."""
+    """True in the run's first process, also before the processes have joined."""
     return process_number()[0] == 0
 
 

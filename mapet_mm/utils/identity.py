@@ -73,7 +73,7 @@ class Marker:
         self.path = self.folder / "identity.json"
 
     def require(self, settings: Any, remedy: str) -> None:
-        """Write the settings into a new folder, or compare them with those of an old one.
+        """Write the settings into a new folder, or compare them with an old one's.
 
         Args:
             settings: whatever decides the folder's content.

@@ -90,7 +90,7 @@ def nearest_members(
 ) -> dict[int, list[Patch]]:
     """Find each token's `count` candidates nearest to its centroid (L2), nearest first.
 
-    The store has no features, so `images`, which has those of all candidates, are encoded again by the
+    The store has no features, so the candidates among `images` are encoded again by the
     tokenizer of the tokens and its data preprocessor; undecodable ones are left out.
     """
     wanted: dict[str, list[tuple[int, Patch]]] = defaultdict(list)

@@ -40,7 +40,7 @@ def curve(records: Sequence[Record], key: str) -> dict[float, float]:
 
 
 def curve_figure(panel: Panel, records: Sequence[Record], reference: Sequence[Record] = ()) -> Figure:
-    """Draw one panel: training and validation curves, with those of a reference run behind them."""
+    """Draw one panel: training and validation curves, a reference run's behind them."""
     unit = "epochs" if any("epoch" in record for record in records) else "iterations"
     axes = _axes(panel.title, unit, panel.label)
     for source, key, label, colour, style, width in (

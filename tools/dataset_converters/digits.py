@@ -113,7 +113,7 @@ def write_digits(out: Path, domain: str = "plain") -> bool:
 
 
 def write_pixel_labels(out: Path) -> bool:
-    """Write the plain digits with pixel labels, in folders like those of `write_scenes`.
+    """Write the plain digits with pixel labels, in folders as `write_scenes` makes them.
 
     The short list's digits come first in training. Result and errors are `write_digits`'s.
     """

@@ -35,7 +35,7 @@ class TokenStoreCheckHook(Hook):
 
     Looks at every `LoadTokenGrid` of the training and validation sets, also inside dataset wrappers, and
     sends test images through the pipelines (see `check_alignment`). A tokenizer inside the model has to see
-    images normalised as those of its codebook. A pipeline that another hook sets is checked before its first
+    images normalised as its codebook's were. A pipeline that another hook sets is checked before its first
     step. The next image takes the place of each that the store skipped, so no length changes.
 
     Args:

@@ -32,7 +32,7 @@ class FullyShardedStrategy(DDPStrategy):
     """Data parallel with parameters, gradients and optimizer state sharded (PyTorch's `fully_shard`, FSDP2).
 
     For `runner_type="FlexibleRunner"`. Each process keeps its share of every parameter and gathers a layer
-    only while it runs. Losses and gradients are those of plain data parallel training, and checkpoints hold
+    only while it runs. Losses and gradients equal plain data parallel training's, and checkpoints hold
     the whole model under its usual names. The first process keeps an unsharded copy in the host's memory:
     checkpoints are loaded into it, as into any model, and then shared out. (MMEngine's own `FSDPStrategy`
     flattens parameters, so weight decay goes wrong, and clips gradients by the norm of each process's share.)

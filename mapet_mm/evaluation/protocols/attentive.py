@@ -72,7 +72,7 @@ class AttentiveProbe(TrainedProbe):
         return torch.optim.AdamW(groups, weight_decay=self.weight_decay)
 
     def run(self, evaluated: Evaluated) -> list[Row]:
-        """One row; none of a backbone without patch tokens."""
+        """One row; no row for a backbone without patch tokens."""
         train, _, num_classes = self.labelled(evaluated)
         if train.grid == (0, 0):
             return []

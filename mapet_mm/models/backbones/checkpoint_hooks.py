@@ -20,7 +20,7 @@ def adapt_checkpoint(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str)
     """Make a state dict one of this `MaPeTViT`, in place: it keeps the features of its own network.
 
     Raises:
-        ValueError: none of the backbone's layers is there, or relative positions, or an unknown patch grid.
+        ValueError: no layer of the backbone is there, or relative positions, or an unknown patch grid.
     """
     own = vit.state_dict()
     layers = {name for name in own if name.startswith("layers.")}
@@ -115,7 +115,7 @@ def source_grid(num_patches: int, own: tuple[int, int], told: tuple[int, int] | 
     """The (rows, columns) of a checkpoint's position embeddings: the backbone's own, told, or a square.
 
     Raises:
-        ValueError: the number is that of none of them.
+        ValueError: the number fits no such grid.
     """
     side = isqrt(num_patches)
     for grid in (own, told, (side, side)):

@@ -1,4 +1,4 @@
-"""Who may see whom: the pre-training objectives MIM, PIM and MaPeT as three values of one type.
+"""The rule who may see whom: the pre-training objectives MIM, PIM and MaPeT as three values of one type.
 
 A permuted sequence is laid out in up to four groups, always in this order:
 

@@ -112,7 +112,7 @@ def test_classifiers_of_tokens_say_that_an_inferencer_has_none(files):
     config, weights, *images = files
     classify = ImageClassificationInferencer(config, pretrained=weights, device="cpu")
     for image in images:
-        with pytest.raises(MissingTokensError, match="without `img_path`, as inferencers hand them over"):
+        with pytest.raises(MissingTokensError, match="img_path"):
             classify(image)
 
 

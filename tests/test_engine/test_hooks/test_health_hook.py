@@ -85,7 +85,7 @@ def test_an_image_that_is_not_finite_does_not_count():
     good.add(latents[1:], predictions[1:], tokens[1:])
     latents[0, 2, 1] = float("nan")
     found.add(latents, predictions, tokens)
-    for name in ("_places", "_counts", "_gram"):
+    for name in ("_places", "_counts", "gram"):
         assert torch.equal(getattr(found, name), getattr(good, name))
     found.reset()
     found.add(latents[:1], predictions[:1], tokens[:1])

@@ -54,8 +54,8 @@ REFUSED = [
     ([0, 1], (), [0, None], (), "`val` images have no labels"),
     ([0, -1], (), [0, 1], (), "no labels"),
     ([3, 3], (), [3], (), "only class 3"),
-    ([0, 1], (), [2], (), "none of class 2"),
-    ([0, 1], ("a", "b", "c"), [0], (), "none of class 2"),
+    ([0, 1], (), [2], (), "no image of class 2"),
+    ([0, 1], ("a", "b", "c"), [0], (), "no image of class 2"),
     ([0, 1, 2], ("a", "b", "c"), [0, 1], ("a", "c"), "class 1 is `b`"),
 ]
 

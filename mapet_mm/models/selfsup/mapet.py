@@ -97,13 +97,23 @@ class MaPeT(BaseSelfSupervisor):
         predicted = self.sample_predicted(images.device)
         seeds = [sample.get("draw_seed") for sample in data_samples or ()]
         if seeds and None not in seeds:
-            seeds = torch.tensor(seeds).to(images.device, non_blocking=True)
-            permutation = seeded_permutations(seeds, self.backbone.num_tokens, self.backbone.num_extra_tokens)
+            permutation = self.training_permutation(seeds, images.device)
         latents, permutation = self.backbone(images, permutation, predicted)
         tokens = self.target_tokens(inputs[1], permutation)
         if predicted is None:
             return self.head.loss(latents, tokens)
         return self.head.loss(latents, tokens[:, predicted], predicted)
+
+    def training_permutation(
+        self, seeds: list[int], device: torch.device | str
+    ) -> Int64[Tensor, "batch token"]:
+        """The permutation `(B, N)` of each image by its seed; a subclass of the backbone may draw its own."""
+        vit = getattr(self.backbone, "module", self.backbone)
+        if type(vit).sample_permutation is TwoStreamViT.sample_permutation:
+            seeds = torch.tensor(seeds).to(device, non_blocking=True)
+            return seeded_permutations(seeds, vit.num_tokens, vit.num_extra_tokens)
+        generators = (torch.Generator().manual_seed(seed) for seed in seeds)
+        return torch.cat([vit.sample_permutation(1, "cpu", one) for one in generators]).to(device)
 
     def sample_predicted(self, device: torch.device | str) -> Int64[Tensor, " predicted"] | None:
         """Draw the targets that a step predicts, `(m,)` in ascending order; None for all."""

@@ -7,7 +7,9 @@ from mmpretrain.structures import DataSample
 from torch.nn import functional as F
 
 from mapet_mm.models import MaPeT, MaPeTViT
+from mapet_mm.models.backbones.vit import MaPeTPretrainViT
 from mapet_mm.models.selfsup.mapet import image_seeds
+from mapet_mm.models.utils.permutation import seeded_permutations
 from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
 from mapet_mm.registry import MODELS
 
@@ -249,3 +251,17 @@ def test_images_without_tokens_are_refused_where_tokens_are_needed(mode):
     model.target_generator = None
     with pytest.raises(ValueError, match=f"mode '{mode}' needs tokens"):
         model([images, torch.zeros(2, 5, 5, dtype=torch.int64)], mode=mode)
+
+
+def test_a_backbones_own_order_of_tokens_is_the_one_of_training():
+    class RasterOrder(MaPeTPretrainViT):
+        def sample_permutation(self, batch_size, device, generator=None):
+            return torch.arange(self.num_tokens, device=device).expand(batch_size, -1)
+
+    arch = dict(embed_dims=12, num_layers=1, num_heads=2, feedforward_channels=12)
+    head = dict(type="mapet_mm.TokenPredictionHead", embed_dims=12, vocab_size=8)
+    vit = dict(type=RasterOrder, arch=arch, img_size=16, patch_size=4, cutting_point=6)
+    orders = MaPeT(vit, head, None).training_permutation([3, 5], "cpu")
+    assert torch.equal(orders, torch.arange(17).expand(2, -1))
+    drawn = MaPeT(dict(vit, type=MaPeTPretrainViT), head, None).training_permutation([3, 5], "cpu")
+    assert torch.equal(drawn, seeded_permutations(torch.tensor([3, 5]), 17))

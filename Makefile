@@ -11,9 +11,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_WARN_SCRIPT_LOCATION=1 PYTHONWARNINGS=ignore $(BIN)/python -m pip
-# An interpreter fits if it is 3.10-3.12 and can make a virtual environment with pip in it.
-FITS := import sys, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))
-PYTHON ?= $(shell for p in python3.12 python3.11 python3.10 python3 python; do \
+# An interpreter fits if it is 3.10 or newer and can make a virtual environment with pip in it.
+FITS := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3 python; do \
 	$$p -c '$(FITS)' >/dev/null 2>&1 && echo $$p && break; done)
 START := $(shell date +%s)
 # Sees the packages of $(VENV) behind its own, among which is the MMCV with operators.
@@ -42,7 +42,7 @@ setup: $(STAMP)
 
 $(STAMP): requirements.lock pyproject.toml
 	@"$(or $(PYTHON),false)" -c '$(FITS)' >/dev/null 2>&1 || { \
-		echo "error: $(if $(PYTHON),$(PYTHON) is not,found no) Python 3.10, 3.11 or 3.12 with venv and pip:" \
+		echo "error: $(if $(PYTHON),$(PYTHON) is not,found no) Python 3.10 or newer with venv and pip:" \
 			"install one (Debian, Ubuntu: also its -venv package) or name it, make setup PYTHON=/path/to/python3.11" >&2; \
 		exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \

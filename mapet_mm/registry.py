@@ -35,10 +35,8 @@ OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, "mapet_mm.e
 STRATEGIES = _child(root.STRATEGIES, "mapet_mm.engine.runners.sharding")
 
 # Allow the safe types in training checkpoints for everything that reads them with a model of this scope:
-# MMEngine's list lacks most of NumPy's types. It already has `getattr`.
-add_safe_globals(
-    [one for one in SAFE_GLOBALS if not (isinstance(one, tuple) and one[1] == "builtins.getattr")]
-)
+# MMEngine's list lacks most of NumPy's types, and MMEngine 0.10.7 has none.
+add_safe_globals(SAFE_GLOBALS)
 
 
 @CheckpointLoader.register_scheme(prefixes="mapet://")

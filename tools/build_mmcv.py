@@ -1,9 +1,10 @@
 """Build a wheel of MMCV with its compiled operators for the CPU, which MMDetection and MMRotate import.
 
-    python tools/build_mmcv.py OUT_FOLDER
+    python tools/build_mmcv.py OUT_FOLDER [mmcv==2.1.0]
 
-builds the installed version of MMCV against the installed PyTorch. Three quarters of the time for each of the
-78 files goes into PyTorch's headers, so these are precompiled once. Needs g++ and, to use all cores, ninja.
+builds this MMCV, or the installed onedl-mmcv, against the installed PyTorch. Three quarters of the time for
+each of the 78 files goes into PyTorch's headers, so these are precompiled once. Needs g++, setuptools below
+82, wheel and, to use all cores, ninja; of this package nothing.
 """
 
 import argparse
@@ -15,13 +16,18 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
 from torch.utils.cpp_extension import include_paths
 
-import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.utils.errors import one_line_errors
-
 # All flags of a file: a header that was compiled with others is silently read as text.
-FLAGS = ["-O1", "-g0", "-w", "-fPIC", "-DNDEBUG"]
+FLAGS = [
+    "-O1",
+    "-g0",
+    "-w",
+    "-fPIC",
+    "-DNDEBUG",
+    f"-D_GLIBCXX_USE_CXX11_ABI={+torch.compiled_with_cxx11_abi()}",
+]
 EXTENSION = ["-std=c++17", "-DTORCH_API_INCLUDE_EXTENSION_H", "-DTORCH_EXTENSION_NAME=_ext"]
 
 
@@ -35,7 +41,7 @@ def precompile_header(folder: Path) -> Path:
     return header
 
 
-def build_wheel(out: Path, header: Path) -> None:
+def build_wheel(requirement: str, out: Path, header: Path) -> None:
     """Build without pip's cache: a wheel in it would be installed in place of the one without operators."""
     environment = dict(
         os.environ,
@@ -45,19 +51,21 @@ def build_wheel(out: Path, header: Path) -> None:
         PATH=os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]]),
     )
     options = ["--quiet", "--no-cache-dir", "--no-build-isolation", "--no-deps", "--no-binary", ":all:"]
-    requirement = f"onedl-mmcv=={version('onedl-mmcv')}"
     command = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(out), requirement]
     subprocess.run(command, env=environment, check=True)
 
 
-@one_line_errors
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("out", type=Path, help="folder for the wheel")
-    out = parser.parse_args().out
+    parser.add_argument(
+        "requirement", nargs="?", help="for example mmcv==2.1.0; without, the MMCV that is installed"
+    )
+    args = parser.parse_args()
+    requirement = args.requirement or f"onedl-mmcv=={version('onedl-mmcv')}"
     with tempfile.TemporaryDirectory() as folder:
-        build_wheel(out, precompile_header(Path(folder)))
-    print(f"{out}: {', '.join(path.name for path in out.glob('onedl_mmcv-*.whl'))}")
+        build_wheel(requirement, args.out, precompile_header(Path(folder)))
+    print(f"{args.out}: {', '.join(path.name for path in args.out.glob('*mmcv-*.whl'))}")
 
 
 if __name__ == "__main__":

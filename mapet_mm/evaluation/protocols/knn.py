@@ -51,7 +51,8 @@ def knn_predict(
     # Relative to the largest, because exp(1 / temperature) overflows float32 for temperatures up to 0.011.
     relative = similarity - similarity[:, :1]
     votes = torch.zeros(len(queries), num_classes, device=queries.device)
-    return votes.scatter_add_(1, voters, (relative / temperature).exp()).argmax(1)
+    weights = (relative / temperature).exp().to(votes.dtype)  # PyTorch 2.6 adds no float16 to float32
+    return votes.scatter_add_(1, voters, weights).argmax(1)
 
 
 def nearest(

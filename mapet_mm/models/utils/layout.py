@@ -53,11 +53,11 @@ class Layout(NamedTuple):
         bias = torch.cat([stream, asking[queries]])
         content, targets = self.places.tensor_split([-self.sizes[-1]])
         places = torch.cat([content, targets[queries]])
-        return self._replace(sizes=(*self.sizes[:-1], len(queries)), padded_bias=bias, places=places)
+        return Layout(self.objective, (*self.sizes[:-1], len(queries)), bias, places)
 
     def to(self, dtype: torch.dtype) -> "Layout":
         """The layout with its bias in the precision of the attention."""
-        return self._replace(padded_bias=self.padded_bias.to(dtype))
+        return Layout(self.objective, self.sizes, self.padded_bias.to(dtype), self.places)
 
     def _rows_of(self, groups: str) -> int:
         sizes = zip(self.objective.groups, self.sizes, strict=True)

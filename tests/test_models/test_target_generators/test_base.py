@@ -56,13 +56,24 @@ def test_images_of_another_size_are_refused(tokenizer):
         tokenizer(torch.zeros(1, 3, 96, 64))
 
 
-BACKENDS = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.mkldnn.matmul)
+NEW_SWITCHES = hasattr(torch.backends.cudnn, "conv")  # not in PyTorch 2.6
+if NEW_SWITCHES:
+    BACKENDS = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.mkldnn.matmul)
 
 
 def switches() -> list[str]:
     return [torch.backends.fp32_precision, *(backend.fp32_precision for backend in BACKENDS)]
 
 
+@pytest.mark.skipif(NEW_SWITCHES, reason="PyTorch has the new switches")
+def test_full_float32_puts_the_old_switches_back(monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    with full_float32(torch.device("cpu")):
+        assert not torch.backends.cuda.matmul.allow_tf32
+    assert torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.skipif(not NEW_SWITCHES, reason="PyTorch has the old switches only")
 @pytest.mark.parametrize("setting", ["old", "matmul", "new"])
 def test_full_float32_works_beside_either_interface_and_puts_all_switches_back(setting):
     """PyTorch refuses to read its old switches once one of the new is set."""

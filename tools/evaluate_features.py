@@ -1,13 +1,13 @@
 """Evaluate a backbone's frozen features: nearest neighbours, probes, few labels, segmentation.
 
-    python tools/evaluate_features.py CONFIG CHECKPOINT --data data/digits
-    python tools/evaluate_features.py CONFIG CHECKPOINT --compare OTHER_CONFIG OTHER_CHECKPOINT
+    python tools/evaluate_features.py MODEL --data FOLDER --out OUT
+    python tools/evaluate_features.py MODEL CHECKPOINT --compare OTHER_MODEL OTHER_CHECKPOINT
 
-CONFIG describes a pre-training, a classifier or a bare backbone, of MMPretrain, timm (TIMMBackbone) or
-Hugging Face (HuggingFaceClassifier). Without CHECKPOINT the weights are those that the config names, or
-random. Features are computed once and kept in --cache. After a kill, the same command resumes. Any number of
-processes on any number of machines share the work: start the same command any number of times, under
-torchrun, under srun or by hand.
+MODEL is a config of a pre-training, a classifier or a bare backbone; timm:NAME, hf:NAME_OR_FOLDER or
+torchvision:NAME; a folder or file that tools/convert.py wrote; or mapet://NAME. Without CHECKPOINT the
+weights are the library's; a config's are those that it names, or random. Features are computed once and kept
+in --cache. After a kill, the same command resumes. Any number of processes on any number of machines share
+the work: start the same command any number of times, under torchrun, under srun or by hand.
 """
 
 import argparse
@@ -20,9 +20,8 @@ from mmengine.config import DictAction
 from mmengine.logging import MMLogger
 
 import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.engine.runners.launch import read_config
 from mapet_mm.evaluation.image_sets import SECTION, read_image_sets
-from mapet_mm.evaluation.models import load_checkpoint
+from mapet_mm.evaluation.named import load_model
 from mapet_mm.evaluation.protocol import choose_protocols, evaluate, results_table, side_by_side
 from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.dist import choose_device, is_first_process
@@ -34,21 +33,30 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("config", help="config of a model")
+    parser.add_argument("model", help="config or name of a model")
     parser.add_argument("checkpoint", nargs="?", help="its weights")
     parser.add_argument(
         "--compare",
         nargs="+",
         action="append",
         default=[],
-        metavar=("CONFIG", "CHECKPOINT"),
-        help="another backbone to compare with; can be given several times",
+        metavar=("MODEL", "CHECKPOINT"),
+        help="another model to compare with; can be given several times",
     )
     parser.add_argument(
         "--data",
-        help=f"folder with `train` and `val`, or a config whose section `{SECTION}` names image sets and "
-        "protocols; by default CONFIG's own section",
+        help="folder of images (`train` and `val`, a folder per class, ADE20K, Pascal VOC, Cityscapes), or a "
+        f"config whose section `{SECTION}` names image sets and protocols; by default MODEL's own section",
     )
+    for name, what in (("mean", "mean"), ("std", "standard deviation")):
+        parser.add_argument(
+            f"--{name}",
+            nargs=3,
+            type=float,
+            metavar=("R", "G", "B"),
+            help=f"{what} of MODEL's images, of values between 0 and 1, in place of its own",
+        )
+    parser.add_argument("--size", type=int, help="side of MODEL's images in pixels, in place of its own")
     parser.add_argument("--protocols", nargs="+", metavar="NAME", help="run only these protocols")
     parser.add_argument(
         "--cache",
@@ -62,7 +70,7 @@ def parse_args() -> argparse.Namespace:
         nargs="+",
         action=DictAction,
         metavar="KEY=VALUE",
-        help="override settings of CONFIG",
+        help="override settings of MODEL's config",
     )
     return parser.parse_args()
 
@@ -73,14 +81,15 @@ def main() -> None:
     choose_device()
     MMLogger.get_instance("evaluate_features", log_level="WARNING")  # MMEngine logs initialisations
     results, sections, images, protocols = {}, [], {}, []
-    first = [args.config, *filter(None, [args.checkpoint])]
-    for place, (config, *checkpoint) in enumerate([first, *args.compare]):
+    first = [args.model, *filter(None, [args.checkpoint])]
+    changes = dict(options=args.cfg_options, mean=args.mean, std=args.std, size=args.size)
+    for place, (model, *checkpoint) in enumerate([first, *args.compare]):
         if len(checkpoint) > 1:
-            raise UserError(f"--compare {config} {' '.join(checkpoint)}: one config and one checkpoint")
-        cfg = read_config(config, args.cfg_options if place == 0 else None)
-        loaded = load_checkpoint(cfg, *(checkpoint or [None]))
-        if place == 0:
+            raise UserError(f"--compare {model} {' '.join(checkpoint)}: one model and one checkpoint")
+        cfg, loaded = load_model(model, *checkpoint, **(changes if place == 0 else {}))
+        if place == 0 or args.data:  # without --data all take the first one's
             images = read_image_sets(cfg, args.data)
+        if place == 0:
             protocols = choose_protocols(cfg, args.data, args.protocols, images)
         name = loaded.name if loaded.name not in results else f"{loaded.name} ({place + 1})"
         loaded = replace(loaded, name=name)  # for the titles of its figures

@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+import torchvision
 from jaxtyping import Float
 from mmpretrain.models import BEiTViT, HuggingFaceClassifier, TimmClassifier, VisionTransformer
 from torch import Tensor, nn
+from torch.fx import GraphModule
+from torchvision.models.feature_extraction import create_feature_extractor
 
 from mapet_mm.utils.dist import choose_dtype
 from mapet_mm.utils.errors import UserError
@@ -100,7 +103,9 @@ def timm_tokens(model: nn.Module, images: Images) -> LayerTokens:
 
 def hugging_face_tokens(model: nn.Module, images: Images) -> LayerTokens:
     """Layers of Hugging Face's ViTs with extra tokens in front: ViT, DeiT, BEiT, DINOv2, CLIP, SigLIP, ..."""
-    output = model(images, output_hidden_states=True)
+    known = inspect.signature(model.forward).parameters  # ViT takes one size without this option
+    options = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in known else {}
+    output = model(images, output_hidden_states=True, **options)
     _, *tokens = output.hidden_states  # the first are the embeddings
     if any(one.shape != tokens[0].shape for one in output.hidden_states) or tokens[0].ndim != 3:
         raise BackboneError(f"{type(model).__name__} has stages: only Hugging Face's plain ViTs are known")
@@ -111,6 +116,27 @@ def hugging_face_tokens(model: nn.Module, images: Images) -> LayerTokens:
     grid = [size // side for size, side in zip(images.shape[-2:], sides, strict=True)]
     extra = tokens[0].shape[1] - grid[0] * grid[1]
     return split_tokens(tokens, extra, grid, extra > 0, has_norm)
+
+
+def torchvision_layers(model: nn.Module) -> nn.Module:
+    """A model of torchvision with the layers of a ViT, or the last feature map, as its outputs."""
+    if isinstance(model, torchvision.models.VisionTransformer):
+        names = [f"encoder.layers.encoder_layer_{place}" for place in range(len(model.encoder.layers))]
+        return create_feature_extractor(model, [*names, "encoder.ln"])
+    names = ("layer4", "trunk_output", "permute", "features")  # ResNets, RegNets, Swin, the others
+    found = [name for name in names if hasattr(model, name)]
+    if not found:
+        raise BackboneError(f"the last feature map of torchvision's {type(model).__name__} is not known")
+    return create_feature_extractor(model, found[:1])
+
+
+def torchvision_tokens(model: nn.Module, images: Images) -> LayerTokens:
+    """Layers of a model of `torchvision_layers`: all of a ViT, the last map of others."""
+    *tokens, last = model(images).values()
+    if last.ndim == 4:
+        return map_tokens(last)
+    grid = [size // side for size, side in zip(images.shape[-2:], model.conv_proj.kernel_size, strict=True)]
+    return split_tokens([*tokens, last], 1, grid, has_class_token=True, has_norm=True)
 
 
 def last_output(backbone: nn.Module, images: Images) -> LayerTokens:
@@ -147,6 +173,8 @@ def adapter_of(network: nn.Module) -> Callable[[nn.Module, Images], LayerTokens]
         return mmpretrain_tokens
     if hasattr(network, "forward_intermediates"):
         return timm_tokens
+    if isinstance(network, GraphModule):
+        return torchvision_tokens
     return hugging_face_tokens if hasattr(network, "config") else last_output
 
 

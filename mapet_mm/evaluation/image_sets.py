@@ -9,9 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int64
-from mmengine.config import Config, ConfigDict
+from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -19,11 +20,14 @@ from tqdm import tqdm
 
 from mapet_mm.registry import DATASETS
 from mapet_mm.structures.image_names import label_of
-from mapet_mm.utils.config import read_config, scope_of, type_name
+from mapet_mm.utils.config import pair, read_config, scope_of, type_name
+from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import digest
+from mapet_mm.utils.logging import import_quietly
 
 SECTION = "evaluation"  # of a config
+FIFTH = 5
 
 
 class ImageSetError(UserError):
@@ -130,55 +134,150 @@ def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageS
     """The image sets of a config, or of `data` instead.
 
     Args:
-        config: the model's config. Its section `evaluation` names the sets, each as a data loader; without
-            one, the sets of `knn_probe` are 'train' and 'val'.
-        data: another config with such a section; or a folder with `train` and `val`, to which the pipeline of
-            the model's config is applied.
+        config: the model's. Its section `evaluation` names the sets, each as a data loader, or their
+            `folder`; without one, the sets of `knn_probe` are 'train' and 'val'. Sets without a pipeline take
+            the model's: the one of `val`, or of the test.
+        data: another config with such a section, or a folder of `folder_loaders`.
 
     Raises:
         ImageSetError: no images.
     """
-    declared = config
-    if data is not None and Path(data).is_dir():
-        loaders = _folder_loaders(config, Path(data))
-    else:
-        declared = config if data is None else read_config(data)
-        loaders = _declared_loaders(declared)
-        if not loaders:
-            raise ImageSetError(
-                f"config {declared.filename} names no images to evaluate on: give it a section `{SECTION}`, "
-                "or --data"
-            )
+    declared = config if data is None or Path(data).is_dir() else read_config(data)
+    loaders = folder_loaders(Path(data)) if declared is config and data else _declared_loaders(declared)
+    if not loaders:
+        raise ImageSetError(
+            f"config {declared.filename} names no images to evaluate on: give it a section `{SECTION}`, "
+            "or --data"
+        )
+    own = None
+    for name, loader in loaders.items():
+        if _plain(loader).get("pipeline") is None:
+            own = own or _model_loader(config, str(data or declared.filename))
+            loader["dataset"] = dict(loader["dataset"])
+            _plain(loader)["pipeline"] = _pipeline_of(own, name.startswith("dense"))
+            loaders[name] = {**own, **loader}
     with DefaultScope.overwrite_default_scope(scope_of(declared)):
         return {name: ImageSet(name, loader) for name, loader in loaders.items()}
 
 
+def _plain(loader: Mapping[str, Any]) -> dict[str, Any]:
+    """A loader's dataset, without wrappers."""
+    dataset = loader["dataset"]
+    while "dataset" in dataset:
+        dataset = dataset["dataset"]
+    return dataset
+
+
 def _declared_loaders(config: Config) -> dict[str, Any]:
     """The image sets that a config names."""
-    section = {name: loader for name, loader in (config.get(SECTION) or {}).items() if name != "protocols"}
+    section = dict(config.get(SECTION) or {})
+    folder = section.get("folder")
+    loaders = folder_loaders(Path(folder)) if folder else {}
+    loaders |= {name: one for name, one in section.items() if name not in ("folder", "protocols")}
     probe = config.get("knn_probe") or {}
-    return section or {
+    return loaders or {
         name: probe[f"{name}_dataloader"] for name in ("train", "val") if f"{name}_dataloader" in probe
     }
 
 
-def _folder_loaders(config: Config, folder: Path) -> dict[str, Any]:
-    loaders = _declared_loaders(config)
-    if not loaders and scope_of(config) == "mmpretrain":  # other libraries' images have pixel labels or boxes
-        loaders = {"val": config.get("test_dataloader")}
-    if not loaders.get("val"):
+def _model_loader(config: Config, data: str) -> Mapping[str, Any]:
+    """A loader with the model's own pipeline for a test."""
+    loader = _declared_loaders(config).get("val") if config.get(SECTION) or config.get("knn_probe") else None
+    if loader is None and scope_of(config) == "mmpretrain":  # others' images have pixel labels or boxes
+        loader = config.get("test_dataloader")
+    if not loader or not _plain(loader).get("pipeline"):
         raise ImageSetError(
-            f"config {config.filename} has no pipeline for the images in {folder}: give it a section "
+            f"config {config.filename} has no pipeline for the images of {data}: give it a section "
             f"`{SECTION}`, or name a config with one as --data"
         )
-    steps = loaders["val"].dataset.pipeline  # only a pre-training's own images have stored tokens
-    pipeline = [dict(step) for step in steps if "Token" not in type_name(step["type"])]
-    pipeline[-1].pop("algorithm_keys", None)
+    return loader
+
+
+def _pipeline_of(loader: Mapping[str, Any], dense: bool) -> list[dict[str, Any]]:
+    """A model's pipeline; for `dense` images with pixel labels, squashed to the model's size."""
+    # Only a pre-training's own images have stored tokens.
+    steps = [dict(step) for step in _plain(loader)["pipeline"] if "Token" not in type_name(step["type"])]
+    steps[-1].pop("algorithm_keys", None)
+    if not dense:
+        return steps
+    sizes = [step.get("crop_size") or step.get("scale") for step in reversed(steps)]
+    size = next((pair("size", one) for one in sizes if one), None)
+    if size is None:
+        raise ImageSetError("the model's pipeline has no size, to which images with pixel labels are resized")
+    known = next((step for step in steps if "interpolation" in step), {})
+    resize = {key: known[key] for key in ("backend", "interpolation") if key in known}
+    return [
+        dict(type="LoadImageFromFile"),
+        dict(type="mmseg.Resize", scale=size, keep_ratio=False, **resize),
+        dict(type="mmseg.LoadAnnotations"),
+        dict(type="mmseg.PackSegInputs"),
+    ]
+
+
+def folder_loaders(folder: Path) -> dict[str, Any]:
+    """Image sets of a folder, by its layout, without pipelines.
+
+    Known are ImageNet's and any other `train` and `val` with a folder per class, or `val` flat with its
+    classes in `meta/val.txt`; `train` and `val` without classes; folders per class alone, where every fifth
+    image of each class is tested on; and ADE20K's, Pascal VOC's and Cityscapes' with pixel labels.
+
+    Raises:
+        ImageSetError: another layout.
+    """
+    if (folder / "VOC2012").is_dir():
+        folder /= "VOC2012"
+    for kind, (images, labels, parts) in DENSE.items():
+        if (folder / images).is_dir() and (folder / labels).is_dir():
+            return {
+                f"dense_{name}": _dense(kind, folder, images, labels, part) for name, part in parts.items()
+            }
+    if not (folder / "train").is_dir():
+        return _one_folder(folder)
     made = {}
     for name in ("train", "val"):
         if not (folder / name).is_dir():
             raise ImageSetError(f"{folder} has no folder `{name}`: it takes `train` and `val`")
         with_label = any(path.is_dir() for path in (folder / name).iterdir())  # a folder per class
-        known = dict(data_root=str(folder), data_prefix=name, pipeline=pipeline, with_label=with_label)
-        made[name] = ConfigDict(loaders["val"], dataset=dict(type="CustomDataset", **known))
+        known = dict(data_prefix=name, with_label=with_label)
+        if not with_label and (folder / f"meta/{name}.txt").is_file():
+            known.update(ann_file=f"meta/{name}.txt", with_label=True)
+        made[name] = dict(dataset=dict(type="CustomDataset", data_root=str(folder), **known))
     return made
+
+
+# MMSegmentation's datasets: folders of images and of labels, and the two parts of each.
+DENSE = {
+    "ADE20KDataset": ("images", "annotations", {"train": "training", "val": "validation"}),
+    "PascalVOCDataset": ("JPEGImages", "SegmentationClass", {"train": "train", "val": "val"}),
+    "CityscapesDataset": ("leftImg8bit", "gtFine", {"train": "train", "val": "val"}),
+}
+
+
+def _dense(kind: str, folder: Path, images: str, labels: str, part: str) -> dict[str, Any]:
+    """A loader of images with pixel labels; Pascal VOC's parts are lists, the others' are folders."""
+    import_quietly("mmseg.datasets")
+    known = dict(type=f"mmseg.{kind}", data_root=str(folder))
+    if kind == "PascalVOCDataset":
+        prefix = dict(img_path=images, seg_map_path=labels)
+        known.update(data_prefix=prefix, ann_file=f"ImageSets/Segmentation/{part}.txt")
+    else:
+        known["data_prefix"] = dict(img_path=f"{images}/{part}", seg_map_path=f"{labels}/{part}")
+    return dict(dataset=known)
+
+
+def _one_folder(folder: Path) -> dict[str, Any]:
+    """Two loaders of one folder per class; every fifth image of each class is in `val`."""
+    from mmpretrain.datasets import CustomDataset
+
+    if not any(path.is_dir() for path in folder.iterdir()):
+        raise ImageSetError(f"{folder} has no folder `train`, and no folder per class")
+    known = dict(type="CustomDataset", data_prefix=str(folder), with_label=True)
+    labels = CustomDataset(data_prefix=str(folder), with_label=True).get_gt_labels()
+    places: dict[str, list[int]] = {"train": [], "val": []}
+    for label in np.unique(labels):
+        for count, place in enumerate(np.flatnonzero(labels == label).tolist()):
+            places["val" if count % FIFTH == FIFTH - 1 else "train"].append(place)
+    print_once(
+        f"{folder}: every fifth image of each class is tested on, {len(places['val'])} of {len(labels)}"
+    )
+    return {name: dict(dataset=dict(indices=own, **known)) for name, own in places.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,11 +83,30 @@ def load_checkpoint(config: str | Config, checkpoint: str | None) -> Checkpoint:
         missing = load_weights(network_of(model), weights)
     elif hasattr(model, "init_weights"):
         model.init_weights()
+    title = Path(cfg.filename or "model").stem + (f", {Path(checkpoint).stem}" if checkpoint else "")
+    return checkpoint_of(title, model, preprocessor, {**backbone, "init_cfg": None}, missing)
+
+
+def checkpoint_of(
+    title: str,
+    model: nn.Module,
+    preprocessor: Mapping[str, Any],
+    architecture: Mapping[str, Any],
+    missing: Sequence[str] = (),
+) -> Checkpoint:
+    """A model with its weights, on the device.
+
+    Args:
+        title: its name in tables.
+        model: as for `TokenBackbone`.
+        preprocessor: config with mean and standard deviation.
+        architecture: all else that its features depend on, for the digest.
+        missing: names of weights that are NaN.
+    """
     model.eval()  # MMPretrain's backbones return None
     model.to(get_device())
     preprocessor = MODELS.build({"type": "mmpretrain.ClsDataPreprocessor", **preprocessor}).to(get_device())
-    title = Path(cfg.filename or "model").stem + (f", {Path(checkpoint).stem}" if checkpoint else "")
-    found = _digest(model, backbone, preprocessor)
+    found = _digest(model, architecture, preprocessor)
     return Checkpoint(title, TokenBackbone(model, preprocessor), found, tuple(missing))
 
 
@@ -111,7 +130,7 @@ def load_weights(network: nn.Module, path: str) -> list[str]:
         WeightsError: none of the network's weights are there, or they are there twice; another shape; or
             weights that change features, and the network lacks.
     """
-    weights = _read(path)
+    weights = _as_built(network, _read(path), path)
     prefix = _prefix(list(network.state_dict()), weights, path)
     own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
     try:
@@ -138,6 +157,29 @@ def _read(path: str) -> dict[str, Tensor]:
         return read_weights(Path(path).expanduser())
     content = CheckpointLoader.load_checkpoint(path, map_location="cpu")
     return content.get("state_dict", content)
+
+
+def _as_built(network: nn.Module, weights: dict[str, Tensor], path: str) -> dict[str, Tensor]:
+    """Weights under the names of a network of Hugging Face, whose modules may differ from those in its files.
+
+    transformers 5 renames modules while its own class loads a file, so that class loads these weights. Under
+    the prefix of a training none are found, and they are returned as they are.
+    """
+    if not hasattr(network, "from_pretrained"):
+        return weights
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # a report of missing weights
+    try:
+        loaded, found = type(network).from_pretrained(
+            None, config=network.config, state_dict=dict(weights), output_loading_info=True
+        )
+    except RuntimeError as error:
+        raise WeightsError(f"checkpoint {path}: {str(error).splitlines()[-1].strip()}") from error
+    own = {name: value for name, value in loaded.state_dict().items() if name not in found["missing_keys"]}
+    others = {name: weights.get(name, torch.zeros(())) for name in found["unexpected_keys"]}
+    return {**own, **others} if own else weights
 
 
 def _prefix(own: list[str], weights: Mapping[str, Tensor], path: str) -> str:
@@ -169,4 +211,4 @@ def _digest(model: nn.Module, config: Mapping[str, Any], preprocessor: nn.Module
         found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     scale = {name: getattr(preprocessor, name, None) for name in ("mean", "std")}
     scale = {name: None if one is None else one.flatten().tolist() for name, one in scale.items()}
-    return digest([found.hexdigest(), {**config, "init_cfg": None}, scale, swaps_channels(preprocessor)])
+    return digest([found.hexdigest(), config, scale, swaps_channels(preprocessor)])

@@ -45,9 +45,9 @@ class Row:
         return f"{self.protocol}, {self.setting}"
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> tuple[str, str]:
         """The same for the figures of several checkpoints."""
-        return self.protocol, self.setting, self.unit
+        return self.name, self.unit
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def results_table(results: Mapping[str, Sequence[Row]]) -> Table:
         results: the rows by the checkpoint's name.
     """
     keys = {row.key: None for rows in results.values() for row in rows if not row.detail}
-    columns = [Column("protocol"), Column("on"), Column("figure"), *(Column(name) for name in results)]
+    columns = [Column("result"), Column("figure"), *(Column(name) for name in results)]
     found = {name: {row.key: row for row in rows} for name, rows in results.items()}
     lines = [[*key, *(_cell(found[name].get(key)) for name in results)] for key in keys]
     return Table(columns, lines)

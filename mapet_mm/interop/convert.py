@@ -109,12 +109,15 @@ def mm_to_hf(state_dict: Mapping[str, Tensor]) -> StateDict:
 
 
 def hf_to_mm(state_dict: Mapping[str, Tensor]) -> StateDict:
-    """Names of this package for a `Dinov2Model`: the inverse of `mm_to_hf`.
+    """Names of this package for a `Dinov2Model`, the inverse of `mm_to_hf`, or for a `ViTModel`.
+
+    A `ViTModel`'s pooler is left out. Its norms add 1e-12 to the variance, `MaPeTViT`'s 1e-6.
 
     Raises:
         ValueError: a name is unknown, or one of `MaPeTViT`'s is missing.
     """
-    renamed = HUGGING_FACE.to_mm(_unwrapped(state_dict))
+    kept = {name: value for name, value in _unwrapped(state_dict).items() if not name.startswith("pooler.")}
+    renamed = HUGGING_FACE.to_mm(kept)
     if MASK_TOKEN in renamed:
         renamed[MASK_TOKEN] = renamed[MASK_TOKEN][None]  # 1 D -> 1 1 D
     return complete(renamed)

@@ -125,6 +125,11 @@ HUGGING_FACE = Naming(
         ("ffn.layers.0.0.", "mlp.fc1."),
         ("ffn.layers.1.", "mlp.fc2."),
         ("ffn.gamma2.weight", "layer_scale2.lambda1"),
+        # ViTModel's, read only: the first of two names is written.
+        ("ln1.", "layernorm_before."),
+        ("ln2.", "layernorm_after."),
+        ("ffn.layers.0.0.", "intermediate.dense."),
+        ("ffn.layers.1.", "output.dense."),
     ],
     "attention.attention.",
     (("query", 1), ("key", 1), ("value", 1)),

@@ -7,7 +7,7 @@ from tiny_training import run_tool
 
 
 def table(printed: str) -> str:
-    return printed[printed.index("protocol ") :]
+    return printed[printed.index("result ") :]
 
 
 def test_the_tool_gives_the_same_table_again_from_the_cache(config, root, monkeypatch, capsys):
@@ -28,5 +28,5 @@ def test_the_tool_gives_the_same_table_again_from_the_cache(config, root, monkey
 
 def test_two_checkpoints_for_one_config_are_refused(config, root, monkeypatch):
     arguments = [root / "config.py", "--compare", root / "config.py", root / "weights.pth", "more.pth"]
-    with pytest.raises(SystemExit, match="one config and one checkpoint"):
+    with pytest.raises(SystemExit, match="one model and one checkpoint"):
         run_tool(monkeypatch, "evaluate_features", *arguments, "--cache", root / "cache")

@@ -5,11 +5,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from dense_folders import write_dense
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DefaultScope
 
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, check_labels, read_image_sets
+from mapet_mm.evaluation.pixel_labels import PixelLabels
 from mapet_mm.registry import DATASETS
 
 
@@ -114,3 +116,37 @@ def test_another_config_declares_the_images(config, root):
     other = Config(dict(model=config.model, data_preprocessor=dict()))
     with DefaultScope.overwrite_default_scope("mmengine"):
         assert len(read_image_sets(other, str(root / "config.py"))["train"]) == 24
+
+
+@pytest.mark.parametrize(("kind", "classes"), [("ade20k", 150), ("voc", 21), ("cityscapes", 19)])
+def test_a_folder_with_pixel_labels_is_known_by_its_layout(config, root, kind, classes):
+    """Images are squashed to the model's size, labels keep their own."""
+    config.evaluation.val.dataset.pipeline.insert(1, dict(type="CenterCrop", crop_size=16))
+    images = read_image_sets(config, str(write_dense(root / kind, kind)))
+    assert {name: len(one) for name, one in images.items()} == {"dense_train": 10, "dense_val": 3}
+    train = images["dense_train"]
+    assert len(train.class_names) == classes
+    assert train.dataset[0]["inputs"].shape == (3, 16, 16)
+    assert PixelLabels(train)[0].shape == (24, 32)
+    assert (PixelLabels(train)[0] == 255).any() == (kind == "ade20k")  # whose 0 means unlabelled
+
+
+def test_a_folder_per_class_is_divided(config, root, capsys):
+    images = read_image_sets(config, str(root / "data/train"))
+    assert images["train"].labels.tolist() == [0] * 7 + [1] * 7 + [2] * 7
+    assert images["val"].labels.tolist() == [0, 1, 2]
+    assert not {images["train"].path(index) for index in range(21)} & {images["val"].path(0)}
+    assert "every fifth image" in capsys.readouterr().out
+    with pytest.raises(ImageSetError, match="folder per class"):
+        read_image_sets(config, str(root / "data/train/a"))
+
+
+def test_a_list_names_the_classes_of_a_flat_folder(config, root):
+    """As ImageNet's `val` comes."""
+    for index, file in enumerate(sorted((root / "data/val").glob("*/*.png"))):
+        file.rename(root / f"data/val/{index}.png")
+    for name in "abc":
+        (root / "data/val" / name).rmdir()
+    (root / "data/meta").mkdir()
+    (root / "data/meta/val.txt").write_text("".join(f"{index}.png {index // 3}\n" for index in range(9)))
+    assert read_image_sets(config, str(root / "data"))["val"].labels.tolist() == [0] * 3 + [1] * 3 + [2] * 3

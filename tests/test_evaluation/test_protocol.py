@@ -84,10 +84,10 @@ def test_the_table_has_a_column_per_checkpoint_and_a_line_per_figure():
     first.append(Row("k-NN", "layer 1", 1, detail=True))
     second = [Row("k-NN", "mean", 79.0, spread=1.25, note="rate 1")]
     table = results_table({"one": first, "two": second})
-    assert [column.heading for column in table.columns] == ["protocol", "on", "figure", "one", "two"]
+    assert [column.heading for column in table.columns] == ["result", "figure", "one", "two"]
     assert table.rows == [
-        ["k-NN", "mean", "top-1, %", "81.2", "79.0 ± 1.2 (rate 1)"],
-        ["RankMe", "mean", "rank", "0.500", None],
+        ["k-NN, mean", "top-1, %", "81.2", "79.0 ± 1.2 (rate 1)"],
+        ["RankMe, mean", "rank", "0.500", None],
     ]
 
 

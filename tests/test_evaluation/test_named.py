@@ -1,0 +1,180 @@
+"""Models by name: their own weights and preparation of images, offline, as their libraries give them."""
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+import transformers
+from foreign_models import save_hugging_face, save_timm, save_torchvision
+from mmcv.transforms import Compose
+from mmengine.registry import DefaultScope
+from mmpretrain.registry import TRANSFORMS
+from PIL import Image
+
+from mapet_mm.evaluation.models import load_checkpoint
+from mapet_mm.evaluation.named import load_model
+from mapet_mm.interop.convert import hf_to_mm, mm_to_timm
+from mapet_mm.interop.description import Description
+from mapet_mm.interop.export import write_export
+from mapet_mm.models import MaPeTViT
+from mapet_mm.utils.errors import UserError
+from mapet_mm.weight_files import read_weights
+
+CLOSE = dict(atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture
+def picture(tmp_path) -> str:
+    rough = np.random.default_rng(0).integers(0, 256, (7, 9, 3)).astype(np.uint8)
+    Image.fromarray(rough).resize((57, 43), Image.BICUBIC).save(tmp_path / "picture.png")
+    return str(tmp_path / "picture.png")
+
+
+def prepared(config, loaded, picture: str) -> torch.Tensor:
+    """The image as the evaluation hands it to the network."""
+    with DefaultScope.overwrite_default_scope("mmpretrain"):
+        steps = [TRANSFORMS.build(step) for step in config.test_dataloader.dataset.pipeline]
+    return loaded.backbone.normalise(Compose(steps)(dict(img_path=picture))["inputs"][None])
+
+
+@pytest.mark.parametrize("name", ["timm:local-dir:{}", "{}"])
+def test_a_vit_of_timm_with_registers(tmp_path, picture, name):
+    """By timm's name of a folder, or by the folder alone."""
+    save_timm(tmp_path / "vit")
+    network = timm.create_model(f"local-dir:{tmp_path / 'vit'}", pretrained=True).eval()
+    config, loaded = load_model(name.format(tmp_path / "vit"))
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(network))
+    images = prepared(config, loaded, picture)
+    torch.testing.assert_close(images[0], transform(Image.open(picture)))
+    with torch.no_grad():
+        expected, tokens = network.forward_features(images), loaded.backbone(images)
+    assert (tokens.grid, tokens.names) == ((4, 4), ["1", "2", "output"])
+    torch.testing.assert_close(tokens.class_token[:, -1], expected[:, 0], **CLOSE)
+    torch.testing.assert_close(tokens.patches[-1], expected[:, 3:], **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["vit", "dinov2", "registers"])
+def test_a_vit_of_hugging_face(tmp_path, picture, kind):
+    """From its folder; and its file, in which modules have other names, as the checkpoint of a config."""
+    network = save_hugging_face(kind, tmp_path / kind)
+    config, loaded = load_model(f"hf:{tmp_path / kind}")
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / kind)
+    images = prepared(config, loaded, picture)
+    expected = processor(Image.open(picture), return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(images, expected, atol=0.03, rtol=0)  # it rounds otherwise, by 1 of 255
+    assert (images - expected).abs().mean() < 5e-4
+    with torch.no_grad():
+        expected, tokens = network(images).last_hidden_state, loaded.backbone(images)
+    assert tokens.grid == (4, 4)
+    torch.testing.assert_close(tokens.class_token[:, -1], expected[:, 0], **CLOSE)
+    torch.testing.assert_close(tokens.patches[-1], expected[:, -16:], **CLOSE)
+    config["model"] = dict(type="HuggingFaceClassifier", model_name=str(tmp_path / kind))
+    for checkpoint in (tmp_path / kind, tmp_path / kind / "model.safetensors"):
+        for again in (
+            load_checkpoint(config, str(checkpoint)),
+            load_model(f"hf:{tmp_path / kind}", str(checkpoint))[1],
+        ):
+            assert all("pooler" in name for name in again.missing)
+            with torch.no_grad():
+                torch.testing.assert_close(again.backbone(images).patches[-1], tokens.patches[-1], **CLOSE)
+
+
+def test_weights_of_another_network_of_hugging_face_are_refused(tmp_path):
+    for kind in ("dinov2", "registers"):
+        save_hugging_face(kind, tmp_path / kind)
+    with pytest.raises(UserError, match="register_tokens"):
+        load_model(f"hf:{tmp_path / 'dinov2'}", str(tmp_path / "registers"))
+    transformers.Dinov2Model(
+        transformers.Dinov2Config(
+            hidden_size=12, num_hidden_layers=1, patch_size=7, image_size=28, num_attention_heads=2
+        )
+    ).save_pretrained(tmp_path / "other")
+    with pytest.raises(UserError, match="other"):
+        load_model(f"hf:{tmp_path / 'dinov2'}", str(tmp_path / "other"))
+
+
+def test_a_vit_of_hugging_face_converts(tmp_path):
+    """A ViT's own names; the outputs are those of a MaPeTViT with its epsilon."""
+    network = save_hugging_face("vit", tmp_path)
+    weights = hf_to_mm(read_weights(tmp_path))
+    arch = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
+    vit = MaPeTViT(arch, img_size=28, patch_size=7, out_type="raw", norm_cfg=dict(type="LN", eps=1e-12))
+    vit.load_state_dict({name.removeprefix("backbone."): value for name, value in weights.items()})
+    vit.eval()
+    images = torch.randn(2, 3, 28, 28)
+    with torch.no_grad():
+        torch.testing.assert_close(vit(images)[-1], network(images).last_hidden_state, **CLOSE)
+
+
+@pytest.mark.parametrize(("name", "side"), [("resnet50", 64), ("vit_b_32", 64)])
+def test_a_model_of_torchvision(tmp_path, picture, name, side):
+    network = save_torchvision(tmp_path / "w.pth", name, **(dict(image_size=side) if "vit" in name else {}))
+    config, loaded = load_model(f"torchvision:{name}:IMAGENET1K_V1", str(tmp_path / "w.pth"), size=side)
+    images = prepared(config, loaded, picture)
+    known = torchvision.models.get_model_weights(name).IMAGENET1K_V1.transforms
+    transform = known(crop_size=side, resize_size=round(256 * side / 224))
+    torch.testing.assert_close(images[0], transform(Image.open(picture)))
+    with torch.no_grad():
+        tokens, logits = loaded.backbone(images), network(images)
+        if name == "resnet50":
+            expected = network.fc(tokens.patches[-1].mean(1))
+        else:
+            expected = network.heads(tokens.class_token[:, -1])
+    torch.testing.assert_close(expected, logits, **CLOSE)
+    assert tokens.grid == (2, 2)
+
+
+def test_what_convert_wrote(tmp_path, capsys):
+    """A file with a description; the folder of timm has the same features."""
+    arch = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=96)
+    vit = MaPeTViT(arch, img_size=28, patch_size=7, out_type="raw")
+    vit.eval()
+    weights = {f"backbone.{name}": value for name, value in vit.state_dict().items()}
+    known = Description((28, 28), 7, 3, 24, "cls_token", (0.5,) * 3, (0.25,) * 3, 32, "bicubic")
+    meta = dict(description=asdict(known))
+    for target, name in (("mm", "vit.pth"), ("timm", "vit.safetensors"), ("timm", "folder"), ("hf", "hf")):
+        write_export(tmp_path / name, target, weights, meta)
+        _, loaded = load_model(str(tmp_path / name))
+        told = capsys.readouterr().out.splitlines()[-1]
+        assert told.startswith("images of ")
+        images = torch.randn(1, 3, 28, 28)
+        with torch.no_grad():
+            expected = vit(images)[-1]
+            torch.testing.assert_close(loaded.backbone(images).patches[-1], expected[:, 1:], **CLOSE)
+    torch.save(mm_to_timm(weights), tmp_path / "bare.pth")
+    with pytest.raises(UserError, match="name its config first"):
+        load_model(str(tmp_path / "bare.pth"))
+
+
+def test_normalisation_and_size_can_be_given(tmp_path, picture, capsys):
+    save_timm(tmp_path / "vit")
+    given = dict(mean=(0.1, 0.2, 0.3), std=(1.0, 1.0, 1.0), size=42)
+    config, loaded = load_model(str(tmp_path / "vit"), **given)
+    assert "short side 46 bicubic, central 42 x 42, mean (0.1, 0.2, 0.3)" in capsys.readouterr().out
+    assert loaded.backbone(prepared(config, loaded, picture)).grid == (6, 6)
+    with pytest.raises(UserError, match="--size"):
+        load_model("configs/evaluation/vit-micro_frozen.py", size=42)
+
+
+def test_another_normalisation_than_the_configs(config, root):
+    _, loaded = load_model(str(root / "config.py"), str(root / "weights.pth"), mean=(0.5,) * 3)
+    assert loaded.backbone.preprocessor.mean.flatten().tolist() == [127.5] * 3
+
+
+REFUSED = [
+    ("nowhere", "no such config"),
+    ("timm:nothing_of_this_name", "nothing_of_this_name"),
+    ("hf:nothing/of-this-name", "no weights are fetched"),
+    ("torchvision:resnet50:V9", "V9"),
+    ("mapet://vit-huge", "mapet://vit-base-kclip"),
+]
+
+
+@pytest.mark.parametrize(("name", "noun"), REFUSED)
+def test_names_that_nothing_has_are_refused(name, noun, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match=noun):
+        load_model(name)

@@ -17,7 +17,7 @@ from pathlib import Path
 from mapet_mm.cli.stages import Stage, claim, run_stages
 from mapet_mm.cli.tools import tool_command
 from mapet_mm.utils.errors import UserError, one_line_errors
-from mapet_mm.utils.identity import Marker
+from mapet_mm.utils.identity import require_settings
 
 ARCHS = ("tiny", "small", "base")
 BESIDES = ("out", "workers", "processes")  # options that do not decide the results
@@ -73,16 +73,16 @@ def pretrain(args: argparse.Namespace) -> None:
     held = claim(args.out)  # until this process and those that it starts have ended
     if held is None:
         raise UserError(f"{args.out}: another `mapet-mm pretrain` is at work there")
-    marker, configs = Marker(args.out, "run"), [args.out / TOKENIZER, args.out / PRETRAINING]
+    configs = [args.out / TOKENIZER, args.out / PRETRAINING]
     options = {name: value for name, value in vars(args).items() if name not in BESIDES}
     options["images"] = str(args.images.resolve())
     if all(config.exists() for config in configs):
-        marker.require(options, "take another --out")
+        require_settings(args.out, options, "run", "take another --out")
         print(f"going on with {' and '.join(map(str, configs))}", flush=True)
     else:
         choices = choose(args)
         print("\n".join(choices.words), flush=True)
-        marker.require(options, "take another --out")
+        require_settings(args.out, options, "run", "take another --out")
         write_configs(args, choices)
     run_stages(stages(args), args.out, held)
     print(

@@ -3,13 +3,3 @@
 from mapet_mm.datasets.samplers import SeededDataset, SeededSampler, seed_dataloaders
 from mapet_mm.datasets.transforms.masking import BlockwiseMask
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid, RandomCropTokenGrid, RandomFlipTokenGrid
-
-__all__ = [
-    "BlockwiseMask",
-    "LoadTokenGrid",
-    "RandomCropTokenGrid",
-    "RandomFlipTokenGrid",
-    "SeededDataset",
-    "SeededSampler",
-    "seed_dataloaders",
-]

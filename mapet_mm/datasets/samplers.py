@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Iterator, Mapping
 from itertools import count, islice
@@ -13,7 +12,6 @@ import torch
 from mmcv.transforms import LoadImageFromFile
 from mmengine.config import Config
 from mmengine.dist import get_dist_info, sync_random_seed
-from mmengine.logging import print_log
 from mmengine.registry import DATA_SAMPLERS as ALL_SAMPLERS
 from mmengine.registry import DATASETS as ALL_DATASETS
 from mmengine.structures import BaseDataElement
@@ -25,7 +23,6 @@ from mapet_mm.utils.config import type_name
 from mapet_mm.utils.errors import UserError, reason_of
 
 DRAW_SEED = "draw_seed"  # in an image's data sample
-ATTEMPTS = 10  # so many unreadable images in a row point to another cause than the images
 MASK = 2**64 - 1
 
 
@@ -38,9 +35,9 @@ def seed_dataloaders(cfg: Config) -> None:
     hook, loader = (cfg.get("default_hooks") or {}).get("epoch_seed"), cfg.get("train_dataloader")
     if hook is None or not loader or type_name(loader.sampler.type) == "SeededSampler":
         return
-    seed, on_error = (cfg.get("randomness") or {}).get("seed"), hook.get("on_error", "raise")
+    seed = (cfg.get("randomness") or {}).get("seed")
     loader.sampler = dict(type="mapet_mm.SeededSampler", sampler=loader.sampler, seed=seed)
-    loader.dataset = dict(type="mapet_mm.SeededDataset", dataset=loader.dataset, on_error=on_error)
+    loader.dataset = dict(type="mapet_mm.SeededDataset", dataset=loader.dataset)
 
 
 class SeededIndex(int):
@@ -131,16 +128,13 @@ class SeededDataset(Dataset):
 
     Args:
         dataset: the dataset, or its config.
-        on_error: for images that cannot be read: 'raise', or 'skip' to take the dataset's next image with a
-            warning. Other errors in the pipeline are raised unchanged.
 
     Raises:
-        UnreadableImageError: an image cannot be read, or with 'skip' many images in a row.
+        UnreadableImageError: an image cannot be read; other errors in the pipeline are raised unchanged.
     """
 
-    def __init__(self, dataset: Dataset | Mapping[str, Any], on_error: str = "raise") -> None:
-        inner = ALL_DATASETS.build(dataset) if isinstance(dataset, Mapping) else dataset
-        self.__dict__.update(dataset=inner, on_error=on_error)
+    def __init__(self, dataset: Dataset | Mapping[str, Any]) -> None:
+        self.__dict__["dataset"] = ALL_DATASETS.build(dataset) if isinstance(dataset, Mapping) else dataset
 
     def __getattr__(self, name: str) -> Any:
         if name == "dataset" or name.startswith("__"):  # during unpickling, or looked up by a loader
@@ -154,20 +148,15 @@ class SeededDataset(Dataset):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        seed, place = getattr(index, "seed", None), int(index)
-        for attempt in range(ATTEMPTS if self.on_error == "skip" else 1):
-            try:
-                return self._load((place + attempt) % len(self), seed)
-            except Exception as error:
-                path = self._unreadable((place + attempt) % len(self))
-                if path is None:
-                    raise
-                reason = reason_of(error)
-                print_log(f"image `{path}` cannot be read ({reason})", "current", logging.WARNING)
-        raise UnreadableImageError(
-            f"image `{path}` cannot be read ({reason}): repair it, or have the next one taken in its place "
-            "with --cfg-options default_hooks.epoch_seed.on_error=skip"
-        )
+        try:
+            return self._load(int(index), getattr(index, "seed", None))
+        except Exception as error:
+            if (path := self._unreadable(int(index))) is None:
+                raise
+            raise UnreadableImageError(
+                f"image `{path}` cannot be read ({reason_of(error)}): repair it, or leave such images "
+                "out by ignore_empty=True in the pipeline's LoadImageFromFile"
+            ) from error
 
     def _load(self, index: int, seed: int | None) -> Any:
         if seed is None:

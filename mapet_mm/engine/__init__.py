@@ -18,24 +18,6 @@ from mapet_mm.engine.optimizers.autocast_optim_wrapper import AutocastOptimWrapp
 from mapet_mm.engine.optimizers.layer_decay import LayerDecayOptimWrapperConstructor
 from mapet_mm.evaluation.metrics.token_accuracy import LayerwiseAccuracy, TokenAccuracy
 
-__all__ = [
-    "AutocastOptimWrapper",
-    "ClassNamesCheckHook",
-    "CompileHook",
-    "EpochSeedHook",
-    "HealthHook",
-    "InterruptionHook",
-    "KNNProbeHook",
-    "LayerDecayOptimWrapperConstructor",
-    "LayerwiseAccuracy",
-    "NonFiniteHook",
-    "PortableCheckpointHook",
-    "TokenAccuracy",
-    "TokenStoreCheckHook",
-    "TokenUsageHook",
-    "TotalBatchHook",
-]
-
 
 def __getattr__(name: str) -> Any:
     """Import these when they are asked for: few runs need what they import."""

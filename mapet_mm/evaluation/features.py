@@ -21,7 +21,7 @@ from mapet_mm.evaluation.models import Checkpoint
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.dist import is_first_process, print_once
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.identity import Marker, digest
+from mapet_mm.utils.identity import digest, require_settings
 from mapet_mm.utils.shared_work import my_blocks
 
 BLOCK = 256  # images in a file: 10 MB of ViT-B's pooled features, 77 MB of its patch tokens
@@ -195,7 +195,7 @@ def take_features(
     folder = cache / f"{images.name}-{digest(identity)[:16]}"
     bank = FeatureBank(folder, images.name, labels=images.labels, **known)
     if missing := sum(not bank.has(kinds, block) for block in range(bank.num_blocks)):
-        Marker(folder, "feature cache").require(identity, "remove it")
+        require_settings(folder, identity, "feature cache", "remove it")
         print_once(f"{', '.join(kinds)} features of {len(bank)} `{bank.name}` images into {folder}")
         _fill(bank, checkpoint, reader, kinds, missing)
     return bank

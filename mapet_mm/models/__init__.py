@@ -16,36 +16,3 @@ from mapet_mm.models.target_generators.kclip import KCLIP
 from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
 from mapet_mm.models.utils.data_preprocessor import TokenGridDataPreprocessor, TwoViewDataPreprocessor
 from mapet_mm.models.utils.objectives import OBJECTIVES, Objective, visibility
-
-__all__ = [
-    "KCLIP",
-    "OBJECTIVES",
-    "BEiTTokenHead",
-    "BatchNormNeck",
-    "CAETokenHead",
-    "CaptionCLIP",
-    "DiscreteAutoencoder",
-    "FrozenTokenizer",
-    "GridKMeans",
-    "LayerwiseLinearHead",
-    "LinearProbe",
-    "MaPeT",
-    "MaPeTPretrainBEiT",
-    "MaPeTPretrainEVA02",
-    "MaPeTPretrainTIMM",
-    "MaPeTPretrainViT",
-    "MaPeTViT",
-    "Objective",
-    "OneHotTokens",
-    "PrecomputedTokens",
-    "ProjectedCAE",
-    "ProjectedCAENeck",
-    "SimpleFeaturePyramid",
-    "TokenGridDataPreprocessor",
-    "TokenMLP",
-    "TokenPredictionHead",
-    "TokenViT",
-    "TwoViewDataPreprocessor",
-    "VQKDDistillation",
-    "visibility",
-]

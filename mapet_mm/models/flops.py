@@ -16,51 +16,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mapet_mm.models.backbones.vit import MaPeTPretrainViT
-from mapet_mm.models.utils.objectives import MIM, Objective, group_sizes, visibility
+from mapet_mm.models.utils.objectives import MIM, group_sizes, visibility
 
 # One matrix product forward, two backward: for the gradients of the inputs and of the weights.
 PASSES = 3
 
 
-def step_flops(
-    objective: Objective,
-    num_tokens: int,
-    cutting_point: int,
-    depth: int,
-    dim: int,
-    feedforward: int,
-    patch_values: int,
-    vocab_size: int,
-    query_from_layer: int = 0,
-) -> int:
+def model_step_flops(model: nn.Module) -> int | None:
     """FLOPs of the matrix products in one image's training step; a multiply-add counts as two.
 
-    Counts only what the method needs: attention over the keys that a row sees, keys and values of the rows
-    that are keys, and in the last layer only the rows that predict. `num_tokens` includes the class token,
-    `feedforward` is the MLP's width, `patch_values` the number of values in a patch (3 x 16 x 16).
-    """
-    num_targets = num_tokens - cutting_point
-    sees = visibility(objective, cutting_point, num_targets)
-    rows, keys = sees.shape
-    predictions = group_sizes(objective.predicting_group, cutting_point, num_targets)[0]
-
-    def layer(queries: int, pairs: int) -> int:
-        # Query and output projections and the MLP for the rows; keys and values for the keys; scores and
-        # weighted sums of the pairs that see each other.
-        return 2 * (dim * (2 * queries * (dim + feedforward) + 2 * keys * dim) + 2 * pairs * dim)
-
-    forward = query_from_layer * layer(keys, int(sees[:keys].sum()))
-    forward += (depth - 1 - query_from_layer) * layer(rows, int(sees.sum()))
-    forward += layer(predictions, int(sees[-predictions:].sum()))
-    forward += 2 * predictions * dim * vocab_size
-    # Images need no gradient, so the patch embedding has one product less.
-    return PASSES * forward + (PASSES - 1) * 2 * (num_tokens - 1) * patch_values * dim
-
-
-def model_step_flops(model: nn.Module) -> int | None:
-    """`step_flops` of MaPeT, PIM, MIM or BEiT at the size of its images; None for other models.
-
-    BEiT is MIM's arithmetic: a plain ViT over all tokens that predicts the masked ones.
+    Of MaPeT, PIM, MIM and BEiT at the size of their images; None for other models. BEiT is MIM's arithmetic:
+    a plain ViT over all tokens that predicts the masked ones. Counts only what the method needs: attention
+    over the keys that a row sees, keys and values of the rows that are keys, and in the last layer only the
+    rows that predict.
     """
     backbone = getattr(model, "backbone", None)
     if isinstance(backbone, MaPeTPretrainViT):
@@ -70,25 +38,32 @@ def model_step_flops(model: nn.Module) -> int | None:
         context = num_tokens - (model.head.max_masked or num_tokens - 1)
     else:
         return None
-    return step_flops(
-        objective,
-        num_tokens,
-        context,
-        depth=len(backbone.layers),
-        dim=backbone.embed_dims,
-        feedforward=backbone.arch_settings["feedforward_channels"],
-        patch_values=backbone.patch_embed.projection.weight[0].numel(),
-        vocab_size=model.head.vocab_size,
-        query_from_layer=getattr(backbone, "query_from_layer", 0),
-    )
+    sees = visibility(objective, context, num_tokens - context)
+    rows, keys = sees.shape
+    predictions = group_sizes(objective.predicting_group, context, num_tokens - context)[0]
+    dim, feedforward = backbone.embed_dims, backbone.arch_settings["feedforward_channels"]
+
+    def layer(queries: int, pairs: int) -> int:
+        # Query and output projections and the MLP for the rows; keys and values for the keys; scores and
+        # weighted sums of the pairs that see each other.
+        return 2 * (dim * (2 * queries * (dim + feedforward) + 2 * keys * dim) + 2 * pairs * dim)
+
+    without_queries = getattr(backbone, "query_from_layer", 0)
+    forward = without_queries * layer(keys, int(sees[:keys].sum()))
+    forward += (len(backbone.layers) - 1 - without_queries) * layer(rows, int(sees.sum()))
+    forward += layer(predictions, int(sees[-predictions:].sum()))
+    forward += 2 * predictions * dim * model.head.vocab_size
+    # Images need no gradient, so the patch embedding has one product less.
+    patch_values = backbone.patch_embed.projection.weight[0].numel()
+    return PASSES * forward + (PASSES - 1) * 2 * (num_tokens - 1) * patch_values * dim
 
 
 def training_flops(cfg: Config, processes: int = 1) -> int:
     """FLOPs of a recipe's whole training: PyTorch's count of a step on the first image, per image.
 
-    Unlike `step_flops`, this includes scores that are computed and masked. It is the same on every machine,
-    and needs the images and, for a pre-training, their tokens. Validation is not counted. The number of
-    processes counts for a length in iterations.
+    Unlike `model_step_flops`, this includes scores that are computed and masked. It is the same on every
+    machine, and needs the images and, for a pre-training, their tokens. Validation is not counted. The number
+    of processes counts for a length in iterations.
     """
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         dataset = DATASETS.build(cfg.train_dataloader.dataset)
@@ -121,11 +96,7 @@ def complexity(cfg: Config, size: tuple[int, int] | None = None) -> Complexity:
     if settings.get("target_generator"):  # a tokenizer's weights would be downloaded
         settings.target_generator = None
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        try:
-            with torch.device("meta"):
-                model = MODELS.build(settings).eval()
-        except RuntimeError:  # MMPretrain's CAE reads numbers from tensors while it is built
-            model = MODELS.build(settings).to("meta").eval()
+        model = MODELS.build(settings).to("meta").eval()
     own = tuple(to_2tuple(getattr(model.backbone, "img_size", 224)))
     images = torch.empty(1, 3, *(size or own), device="meta")
     with FlopCounterMode(display=False) as counter:

@@ -3,13 +3,3 @@
 from mapet_mm.structures.codebook import Codebook, CodebookError
 from mapet_mm.structures.store_changes import extend_store, merge_stores
 from mapet_mm.structures.token_store import MissingTokensError, TokenStore, TokenStoreError
-
-__all__ = [
-    "Codebook",
-    "CodebookError",
-    "MissingTokensError",
-    "TokenStore",
-    "TokenStoreError",
-    "extend_store",
-    "merge_stores",
-]

@@ -136,7 +136,7 @@ def extract_tokens(
         skipped = {row_of[place]: why for place, why in reasons.items()} if on_error == "skip" else {}
         store.write(rows[finite], grids[finite], skipped)
         written[part] = int(finite.sum())
-    if unreadable and on_error == "raise":
+    if unreadable and on_error != "skip":
         paths = {loader.images.path(place): reason for place, reason in unreadable.items()}
         raise UnreadableImagesError(paths, f"the tokens of all others are in `{store.path}`")
     skipped = {os.path.join(store.data_root or "", name): why for name, why in store.skipped.items()}

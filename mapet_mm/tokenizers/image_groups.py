@@ -61,7 +61,6 @@ class GroupLoader:
         self.group_size, self.num_workers = group_size, num_workers
         self._collate = partial(_collate, size=group_size, side=image_size, path=images.path)
         self._range_checked = False
-        self.waited = 0.0  # seconds spent waiting for decoded images
 
     def load(self, groups: Iterable[tuple[int, Sequence[int]]]) -> Iterator[ImageGroup]:
         """Load groups: pairs of a block's number and the indices of at most `group_size` of its images."""
@@ -73,15 +72,12 @@ class GroupLoader:
                 yield [int(place) for place in places]
 
         options = dict(batch_sampler=batches(), num_workers=self.num_workers, collate_fn=self._collate)
-        start = time.perf_counter()
         for places, padded, unreadable in DataLoader(self.images, **options):
-            self.waited += time.perf_counter() - start
             if places and not self._range_checked:  # the first images stand for all
                 check_pixel_range(self.preprocessor, padded[: len(places)])
                 self._range_checked = True
             inputs = self.preprocessor({"inputs": padded, "data_samples": None})["inputs"]
             yield ImageGroup(order.popleft(), places, inputs, unreadable)
-            start = time.perf_counter()
 
 
 def split(places: Sequence[int], size: int) -> list[Sequence[int]]:
@@ -117,7 +113,7 @@ def encode_blocks(
                 yield block, places
 
     rank, processes = process_number()
-    total, start = sum(len(lacking(block)) for block in range(number)), time.perf_counter()
+    total = sum(len(lacking(block)) for block in range(number))
     with tqdm(total=total, desc=what, unit="image", disable=rank > 0) as bar:
         for block, loaded in groupby(loader.load(groups()), key=lambda group: group.block):
             results: dict[int, Result] = {}
@@ -129,8 +125,6 @@ def encode_blocks(
                 # The other processes are about as fast.
                 images = processes * (len(group.places) + len(group.unreadable))
                 bar.update(min(images, total - bar.n))
-                waiting = loader.waited / (time.perf_counter() - start)
-                bar.set_postfix_str(f"{waiting:.0%} of the time waiting for data", refresh=False)
                 if time.monotonic() > flushed + flush_seconds:
                     yield block, results, reasons
                     flushed = time.monotonic()

@@ -66,7 +66,7 @@ class NamedImages(Dataset):
         data_root: folder that names are relative to; None for the one that all datasets have.
 
     Raises:
-        UserError: a dataset has no pipeline of its own, or there is no data root or several.
+        UserError: there is no data root, or several.
     """
 
     def __init__(
@@ -83,11 +83,6 @@ class NamedImages(Dataset):
                 "folder that image names shall be relative to"
             )
         for dataset in self._datasets:
-            if not all(hasattr(dataset, part) for part in ("pipeline", "get_data_info", "prepare_data")):
-                raise UserError(
-                    f"dataset {type(dataset).__name__} has no pipeline of its own, or no `get_data_info`: "
-                    "list the datasets that it wraps in its place, derived from MMEngine's BaseDataset"
-                )
             steps = dataset.pipeline.transforms
             steps[:1] = map(_Reader, steps[:1])
 
@@ -133,17 +128,9 @@ class NamedImages(Dataset):
         """Index and pipeline output `inputs` (3, H, W), or the reason why the image could not be decoded."""
         dataset, place = self._at(index)
         try:
-            results = dataset.prepare_data(place)
-            inputs = results["inputs"] if isinstance(results, Mapping) else results
+            inputs = dataset.prepare_data(place)["inputs"]
         except _UndecodableError as error:
             return index, str(error)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"the pipeline fails on image `{self.path(index)}` ({reason_of(error)}): correct the "
-                "pipeline in the config's `dataset`, or remove the image"
-            ) from error
         if not isinstance(inputs, Tensor):
             raise UserError(
                 f"the pipeline gives image `{self.path(index)}` as {type(inputs).__name__}, not as a tensor "
@@ -180,22 +167,20 @@ class _Reader:
         self.step = step
 
     def __call__(self, results: dict) -> dict:
-        for wait in (*RETRIES, None):
+        waits = iter(RETRIES)
+        while True:
             try:
                 return self.step(results)
-            except FileNotFoundError as error:
-                raise _UndecodableError(reason_of(error)) from error
-            except OSError as error:
-                if error.errno is None and not isinstance(
+            except Exception as error:
+                # Errors of decoders have no number.
+                of_storage = getattr(error, "errno", None) or isinstance(
                     error, ConnectionError | TimeoutError
-                ):  # a decoder's
+                )
+                if not of_storage or isinstance(error, FileNotFoundError):
                     raise _UndecodableError(reason_of(error)) from error
-                if wait is None:
+                if (wait := next(waits, None)) is None:
                     raise UserError(
                         f"image `{results.get('img_path')}` cannot be read ({reason_of(error)}), in "
                         f"{len(RETRIES) + 1} tries: look at the storage, then run the same command again"
                     ) from error
                 time.sleep(wait)
-            except Exception as error:
-                raise _UndecodableError(reason_of(error)) from error
-        raise AssertionError

@@ -1,4 +1,4 @@
-"""k-means on blocks of features, in any number of processes; a killed one goes on after its last start.
+"""k-means on blocks of features, in any number of processes.
 
 Nearest centroids are found by a matrix product on the device, as in `Codebook.assign`. Rows and starts are
 drawn as `faiss.Kmeans` draws them for the same seed, and faiss splits empty clusters. faiss's own loops are
@@ -7,11 +7,9 @@ not used: `faiss.Kmeans` holds all rows in memory, `faiss.contrib.clustering.kme
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any
 
 import faiss
@@ -20,13 +18,12 @@ import torch
 from faiss.contrib.clustering import reassign_centroids
 from jaxtyping import Float, Float32, Float64, Int64
 from mmengine.device import get_device
-from mmengine.dist import all_reduce, broadcast_object_list, get_rank, get_world_size, is_main_process
+from mmengine.dist import all_reduce, get_rank, get_world_size, is_main_process
 from mmengine.logging import print_log
 from tqdm import tqdm
 
 from mapet_mm.models.target_generators.base import full_float32
 from mapet_mm.structures.codebook import Codebook, CodebookError, KMeansOptions, far_centre
-from mapet_mm.utils.atomic_files import replace_file
 
 # Rows assigned at a time: 64 MiB of float32 at 4096 channels. Fixed, because the last bits of a matrix
 # product may depend on its shape, and the codebook must not depend on the number of processes.
@@ -38,7 +35,6 @@ def cluster(
     blocks: Sequence[Float[np.ndarray, "rows dim"]],
     sizes: Sequence[int],
     options: KMeansOptions,
-    checkpoint: Path | None = None,
 ) -> tuple[Float32[np.ndarray, "k dim"], dict[str, Any]]:
     """Centroids of all rows, and metadata about the fit; float16 rows give the same bits in any processes.
 
@@ -46,31 +42,16 @@ def cluster(
         blocks: features, read block by block in every iteration.
         sizes: number of rows of each block.
         options: settings of k-means.
-        checkpoint: written by the first process after every start, which a killed run goes on from. Remove it
-            once the result is saved.
 
     Raises:
         CodebookError: fewer rows than centroids.
     """
     check_rows(sum(sizes), options.k)
     rows = _Rows(blocks, sizes, options)
-    # Starts that are done, and the best one's centroids and inertias.
-    progress = [(0, torch.empty(0), [float("inf")])]
-    if checkpoint is not None and is_main_process() and checkpoint.exists():
-        progress = [torch.load(checkpoint, weights_only=True)]
-    broadcast_object_list(progress)
-    begin, best, curve = progress[0]
-    total, first = options.nredo * options.niter, begin * options.niter
-    with tqdm(total=total, initial=first, desc="k-means", disable=not is_main_process()) as bar:
-        for start in range(begin, options.nredo):
-            centroids, inertias = _one_start(rows, options, start, bar)
-            if inertias[-1] < curve[-1]:
-                best, curve = torch.from_numpy(centroids), inertias
-            bar.update((start + 1) * options.niter - bar.n)
-            if checkpoint is not None and is_main_process():
-                content = io.BytesIO()
-                torch.save((start + 1, best, curve), content)
-                replace_file(checkpoint, content.getvalue())
+    total = options.nredo * options.niter
+    with tqdm(total=total, desc="k-means", disable=not is_main_process()) as bar:
+        starts = (_one_start(rows, options, start, bar) for start in range(options.nredo))
+        best, curve = min(starts, key=lambda start: start[1][-1])
     fitted = {
         **asdict(options),
         "dim": best.shape[1],
@@ -80,7 +61,7 @@ def cluster(
         "inertia_per_iteration": curve,
         "versions": {"faiss": faiss.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
     }
-    return best.numpy(), fitted
+    return best, fitted
 
 
 def check_rows(rows: int, k: int) -> None:
@@ -165,6 +146,7 @@ def _one_start(
         inertias.append(inertia)
         bar.update()
         if not split and inertias[-2:-1] == [inertia]:
+            bar.update(options.niter - len(inertias))
             break
     print_log(
         f"k-means start {start + 1}/{options.nredo}: inertia {inertias[0]:.6g} after iteration 1, "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,7 @@ from mapet_mm.tokenizers.image_groups import GroupLoader
 from mapet_mm.tokenizers.images import LARGEST_SKIPPED, NamedImages, note_left_out
 from mapet_mm.utils.config import scope_of, type_name
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.identity import canonical, digest, explain
-
-REQUIRED = {"tokenizer", "data_preprocessor", "dataset", "token_store"}
-CODEBOOK = {"dataset", "positions_per_image", *(field.name for field in fields(KMeansOptions))}
+from mapet_mm.utils.identity import canonical, explain
 
 
 def run_fit_codebook(
@@ -58,15 +54,12 @@ def run_fit_codebook(
     from mapet_mm.tokenizers.kmeans import check_rows, cluster
     from mapet_mm.tokenizers.sampling import sample_features
 
-    _check_config(cfg)
     if "codebook" not in cfg or "codebook" not in cfg.tokenizer:
         raise CodebookError(
             f"tokenizer {type_name(cfg.tokenizer.type)} of `{cfg.filename}` brings its own codebook, there "
             "is none to fit: go on with tools/extract_tokens.py"
         )
     settings, path = dict(cfg.codebook), Path(out or cfg.tokenizer.codebook)
-    if "k" not in settings or not settings.keys() <= CODEBOOK:
-        raise CodebookError(f"the config's `codebook` needs k, and takes {', '.join(sorted(CODEBOOK))}")
     if path.exists() and not overwrite:
         if other := other_settings(cfg, path):
             raise CodebookError(
@@ -90,8 +83,7 @@ def run_fit_codebook(
     reasons = {images.path(places[name]): why for name, why in skipped.items()}
     left_out = note_left_out(reasons, len(places), blocks.folder / "skipped.txt", most)
     print_log(f"clustering {sum(sizes)} rows of {tokenizer.dim} channels{left_out}", "current")
-    checkpoint = blocks.folder / f"kmeans-{digest([asdict(options), sizes])[:12]}.pt"
-    centroids, fitted = cluster(blocks, sizes, options, checkpoint)
+    centroids, fitted = cluster(blocks, sizes, options)
     metadata = {
         **tokenizer.metadata,
         "preprocessing": preprocessing,
@@ -101,7 +93,6 @@ def run_fit_codebook(
     codebook = Codebook(centroids, {**metadata, **fitted})
     if is_main_process():
         codebook.save(path)
-        checkpoint.unlink(missing_ok=True)
     barrier()
     return path, codebook
 
@@ -128,7 +119,6 @@ def run_verify_tokens(cfg: Config, count: int) -> tuple[TokenStore, str]:
 
 def build_images(cfg: Config, dataset: Any = None) -> NamedImages:
     """The images of a tokenizer config, or of another dataset in its place."""
-    _check_config(cfg)
     init_default_scope(scope_of(cfg))
     return NamedImages(dataset or cfg.dataset, cfg.get("data_root"))
 
@@ -137,19 +127,9 @@ def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tu
     """Build the tokenizer, with these changes to its config, and the data preprocessor, on the device.
 
     Raises:
-        UserError: the tokenizer is not one of ours.
         CodebookError: its codebook was fitted on images normalised in another way.
     """
-    _check_config(cfg)
     init_default_scope(scope_of(cfg))
-    kind, name = cfg.tokenizer.type, type_name(cfg.tokenizer.type)
-    kind = MODELS.get(kind) if isinstance(kind, str) else kind
-    if kind is None or not issubclass(kind, Tokenizer):
-        raise UserError(
-            f"tokenizer type {name} of `{cfg.filename}` is not mapet_mm.KCLIP, GridKMeans or "
-            "mapet_mm.FrozenTokenizer: put it into dict(type='mapet_mm.FrozenTokenizer', "
-            f"tokenizer=dict(type='{name}', ...), image_size=<pixels>, vocab_size=<ids>)"
-        )
     device = torch.device(get_device())
     tokenizer = MODELS.build({**cfg.tokenizer, **(changes or {})}).to(device)
     codebook, found = getattr(tokenizer, "codebook", None), _plain(cfg.data_preprocessor)
@@ -166,11 +146,9 @@ def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tu
 def preprocessing_of(cfg: Config, dataset: Any) -> dict[str, Any]:
     """Preparation of images for the tokenizer; UserError if the datasets' pipelines are not all alike."""
     datasets = [dataset] if isinstance(dataset, Mapping) else list(dataset)
-    pipelines = [_plain(one.get("pipeline")) for one in datasets]
-    if None in pipelines or any(pipeline != pipelines[0] for pipeline in pipelines):
-        raise UserError(
-            f"the datasets of `{cfg.filename}` have different pipelines, or none: give all the same"
-        )
+    pipelines = [_plain(one.pipeline) for one in datasets]
+    if any(pipeline != pipelines[0] for pipeline in pipelines):
+        raise UserError(f"the datasets of `{cfg.filename}` have different pipelines: give all the same")
     return {"pipeline": pipelines[0], "data_preprocessor": _plain(cfg.data_preprocessor)}
 
 
@@ -200,13 +178,3 @@ def _load(
     images = build_images(cfg) if images is None else images
     images.require_repeatable()
     return tokenizer, GroupLoader(images, tokenizer.image_size, preprocessor, **cfg.get("dataloader", {}))
-
-
-def _check_config(cfg: Config) -> None:
-    if missing := sorted(REQUIRED - cfg.keys()):
-        raise UserError(
-            f"config `{cfg.filename}` is no tokenizer config, it lacks {', '.join(missing)}: see "
-            "configs/tokenizers"
-        )
-    if cfg.get("on_error", "raise") not in ("raise", "skip"):
-        raise UserError(f"on_error is {cfg.on_error!r}: raise or skip")

@@ -18,7 +18,6 @@ from mapet_mm.structures.store_files import encoded
 from mapet_mm.tokenizers.image_groups import GroupLoader, ImageGroup, encode_blocks
 from mapet_mm.tokenizers.images import UnreadableImagesError
 from mapet_mm.utils.atomic_files import replace_file
-from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import digest
 
 IMAGES_PER_BLOCK = 256
@@ -97,13 +96,9 @@ def sample_features(
 
     Raises:
         UnreadableImagesError: after the features of all other blocks are written.
-        UserError: more positions than the grid has.
+        ValueError: more positions than the grid has.
     """
     grid_size = tokenizer.grid[0] * tokenizer.grid[1]
-    if not 1 <= positions_per_image <= grid_size:
-        raise UserError(
-            f"codebook.positions_per_image is {positions_per_image}, an image has {grid_size} grid positions"
-        )
     identity = {
         **{key: value for key, value in tokenizer.metadata.items() if key != "weights"},  # in the digest
         "preprocessing": preprocessing,
@@ -119,7 +114,7 @@ def sample_features(
 
     def lacking(number: int) -> list[int]:
         skipped = blocks.skipped(number)
-        done = skipped is not None and not (skipped and on_error == "raise")
+        done = skipped is not None and (not skipped or on_error == "skip")
         return [] if done else [places[name] for name in blocks.names[number]]
 
     def encode(group: ImageGroup) -> Iterator[Float16[np.ndarray, "positions dim"]]:
@@ -140,10 +135,10 @@ def sample_features(
             else:
                 skipped[name] = BEYOND_FLOAT16
         unreadable |= skipped
-        if not (skipped and on_error == "raise"):
+        if not skipped or on_error == "skip":
             rows = np.concatenate([*kept, np.empty((0, tokenizer.dim), np.float16)])
             replace_file(blocks.file(number), save({"features": rows}, {"skipped": json.dumps(skipped)}))
-    if unreadable and on_error == "raise":
+    if unreadable and on_error != "skip":
         paths = {loader.images.path(places[name]): reason for name, reason in unreadable.items()}
         raise UnreadableImagesError(paths, f"the features of the others are kept in `{blocks.folder}`")
     return blocks

@@ -8,23 +8,20 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 
-def replace_file(path: Path, content: bytes | Iterable[bytes]) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Write a file in one step; it is on disk when this returns. A killed run leaves the old or the new file.
 
-    Args:
-        path: the file; its folder must exist.
-        content: the bytes, or consecutive parts of them.
+    Its folder must exist.
     """
     partial = partial_path(path)
     try:
         with open(partial, "wb") as file:
-            for part in (content,) if isinstance(content, bytes) else content:
-                file.write(part)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)

@@ -14,16 +14,10 @@ from mmengine.config import Config
 from mmengine.model import PretrainedInit
 from mmengine.registry import MODELS, WEIGHT_INITIALIZERS, Registry
 
-from mapet_mm.utils.errors import UserError
-
 VARIABLE = "MAPET_MM_DATA"
 LIBRARIES = ("mmpretrain", "mmseg", "mmdet", "mmrotate", "mmpose")
 # configs/ and tools/, in a wheel or a clone, where `mim` looks for them.
 PACKAGE = Path(__file__).parents[1] / ".mim"
-
-
-class ConfigError(UserError, ValueError):
-    """A config cannot be read; the message is one line."""
 
 
 @contextmanager
@@ -56,30 +50,15 @@ def read_config(
         options: entries to change, with dotted keys.
 
     Raises:
-        ConfigError: there is no such file or dataset, the file raises an error, or the options do not fit.
+        FileNotFoundError: there is no such file or dataset.
     """
-    path = in_package(os.fspath(path))
     with data_set(data):
-        chosen = os.environ.get(VARIABLE)
         logging.disable(logging.INFO)  # MMEngine logs each use of the variable
         try:
-            cfg = Config.fromfile(path)
-        except Exception as error:  # a config is Python, so it can raise anything
-            missing = Path(getattr(error, "filename", None) or "")
-            if chosen and missing.match(f"{chosen}.py"):
-                known = ", ".join(sorted(file.stem for file in missing.parent.glob("*.py"))) or "none"
-                where = os.path.relpath(missing.parent)
-                raise ConfigError(
-                    f"{VARIABLE}: there is no dataset `{chosen}` in {where}; there are: {known}"
-                ) from error
-            where = f"config {path}" if chosen is None else f"config {path}, {VARIABLE}={chosen}"
-            raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
+            cfg = Config.fromfile(in_package(os.fspath(path)))
         finally:
             logging.disable(logging.NOTSET)
-    try:
-        cfg.merge_from_dict(dict(options or {}))
-    except (KeyError, TypeError, AssertionError, AttributeError) as error:
-        raise ConfigError(f"--cfg-options: {error}") from error
+    cfg.merge_from_dict(dict(options or {}))
     if "default_scope" in cfg and cfg.default_scope is None:  # as configs in MMEngine's Python style say
         cfg.default_scope = scope_of(cfg)
     return cfg

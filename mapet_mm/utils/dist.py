@@ -46,12 +46,12 @@ def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS)
         timeout: seconds that processes wait for each other.
 
     Raises:
-        UserError: a launcher that needs GPUs, without them, or more processes than GPUs.
+        UserError: a launcher that needs GPUs, without them.
     """
     launcher = launcher or ("pytorch" if torch.distributed.is_torchelastic_launched() else "none")
     if launcher == "none" or is_distributed():
         return
-    check_gpus(launcher)
+    number_slurm_task()
     if get_device() != "cpu":
         init_dist(launcher, backend="nccl", timeout=timeout)
     elif launcher == "pytorch":
@@ -61,22 +61,13 @@ def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS)
         raise UserError(f"launcher {launcher} needs CUDA devices: without them use launcher pytorch")
 
 
-def check_gpus(launcher: str) -> None:
-    """See that this process has a GPU of its own, where the machine has any, before MMEngine takes one.
+def number_slurm_task() -> None:
+    """Number a Slurm task among the GPUs that it sees; `--gpus-per-task` shows each task its own only.
 
-    Slurm may show each task its own GPU only (`--gpus-per-task`), where MMEngine would look for the GPU of
-    the task's number: the number becomes that among the GPUs that are seen.
-
-    Raises:
-        UserError: torchrun has started more processes than there are GPUs.
+    MMEngine looks for the GPU of the task's number on the machine.
     """
-    if not (gpus := torch.cuda.device_count()):
-        return
-    if launcher == "slurm" and "SLURM_LOCALID" in os.environ:
+    if "SLURM_LOCALID" in os.environ and (gpus := torch.cuda.device_count()):
         os.environ["SLURM_LOCALID"] = str(int(os.environ["SLURM_LOCALID"]) % gpus)
-    elif launcher == "pytorch" and int(os.environ.get("LOCAL_RANK", 0)) >= gpus:
-        processes = os.environ.get("LOCAL_WORLD_SIZE", "several")
-        raise UserError(f"{processes} processes for the {gpus} GPUs of this machine: start one for each GPU")
 
 
 def choose_device() -> None:

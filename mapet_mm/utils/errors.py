@@ -7,14 +7,11 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import ParamSpec
 
 from mapet_mm.dependencies import EXTRAS
 
 # Exit code of a run that was told to end and continues when it is started again (`EX_TEMPFAIL`).
 STOPPED = 75
-
-Arguments = ParamSpec("Arguments")
 
 
 class UserError(Exception):
@@ -34,11 +31,11 @@ def listed(names: Sequence[str], most: int) -> str:
     return ", ".join(f"`{name}`" for name in names[:most]) + (", ..." if len(names) > most else "")
 
 
-def one_line_errors(main: Callable[Arguments, None]) -> Callable[Arguments, None]:
+def one_line_errors(main: Callable[..., None]) -> Callable[..., None]:
     """Decorate a tool's `main`: an error that the user can fix ends it with one line and exit code 1."""
 
     @functools.wraps(main)
-    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+    def run(*args: object, **kwargs: object) -> None:
         try:
             main(*args, **kwargs)
         except (UserError, OSError, ImportError) as error:

@@ -60,30 +60,21 @@ def explain(before: Any, now: Any, key: str = "") -> str | None:
     return next(filter(None, found), None)
 
 
-class Marker:
-    """The settings that a folder's files were made with, in `identity.json` beside them.
+def require_settings(folder: Path, settings: Any, noun: str, remedy: str) -> None:
+    """Write the settings of a new folder's files into `identity.json` beside them, or compare an old one's.
 
     Args:
         folder: made if it is absent.
-        noun: names the folder in messages: "token store".
+        settings: whatever decides the folder's content.
+        noun: names the folder in the message: "feature cache".
+        remedy: what the user can do, for the message.
+
+    Raises:
+        UserError: the folder was made with other settings.
     """
-
-    def __init__(self, folder: str | os.PathLike, noun: str) -> None:
-        self.folder, self.noun = Path(folder), noun
-        self.path = self.folder / "identity.json"
-
-    def require(self, settings: Any, remedy: str) -> None:
-        """Write the settings into a new folder, or compare them with an old one's.
-
-        Args:
-            settings: whatever decides the folder's content.
-            remedy: what the user can do, for the message.
-
-        Raises:
-            UserError: the folder was made with other settings.
-        """
-        if not self.path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            replace_json(self.path, canonical(settings))
-        elif changed := explain(json.loads(self.path.read_text()), settings):
-            raise UserError(f"{self.noun} `{self.folder}` was made with other settings ({changed}): {remedy}")
+    path = folder / "identity.json"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_json(path, canonical(settings))
+    elif changed := explain(json.loads(path.read_text()), settings):
+        raise UserError(f"{noun} `{folder}` was made with other settings ({changed}): {remedy}")

@@ -9,7 +9,6 @@ from config_building import ROOT
 from mapet_mm.cli.main import PACKAGE, main
 from mapet_mm.cli.tools import TOOLS, tool_command
 from mapet_mm.engine.runners.launch import load_config
-from mapet_mm.utils.errors import UserError
 
 TOOL = str(PACKAGE / "tools/train.py")
 
@@ -76,5 +75,5 @@ def test_recipes_are_found_without_a_clone(monkeypatch, tmp_path):
     (tmp_path / recipe).parent.mkdir(parents=True)
     (tmp_path / recipe).write_text("model = dict(mine=True)")
     assert load_config(recipe).model == dict(mine=True)
-    with pytest.raises(UserError, match=r"config configs/mapet/none\.py"):
+    with pytest.raises(FileNotFoundError, match=r"mapet/none\.py"):
         load_config("configs/mapet/none.py")

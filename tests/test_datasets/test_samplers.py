@@ -92,16 +92,14 @@ def test_a_seed_of_the_sampler_alone_orders_the_images(own):
 
 def config(**changes) -> Config:
     loader = dict(sampler=dict(ORDERED), dataset=dict(type="mapet_mm.JitteredNoise"), batch_size=2)
-    hooks = dict(epoch_seed=dict(type="mapet_mm.EpochSeedHook", on_error="skip"))
+    hooks = dict(epoch_seed=dict(type="mapet_mm.EpochSeedHook"))
     return Config(dict(train_dataloader=loader, default_hooks=hooks, randomness=dict(seed=4)) | changes)
 
 
 def test_a_config_is_seeded_once():
     cfg = config()
     seed_dataloaders(cfg)
-    dataset = dict(
-        type="mapet_mm.SeededDataset", dataset=dict(type="mapet_mm.JitteredNoise"), on_error="skip"
-    )
+    dataset = dict(type="mapet_mm.SeededDataset", dataset=dict(type="mapet_mm.JitteredNoise"))
     sampler = dict(type="mapet_mm.SeededSampler", sampler=ORDERED, seed=4)
     assert cfg.train_dataloader == dict(sampler=sampler, dataset=dataset, batch_size=2)
     seed_dataloaders(cfg)

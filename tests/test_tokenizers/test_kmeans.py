@@ -1,4 +1,4 @@
-"""k-means in blocks against faiss in memory; killed, resumed, and shared between processes."""
+"""k-means in blocks against faiss in memory, and shared between processes."""
 
 from pathlib import Path
 
@@ -9,7 +9,6 @@ import torch
 import torch.multiprocessing as mp
 
 from mapet_mm.structures.codebook import CodebookError, KMeansOptions
-from mapet_mm.tokenizers import kmeans
 from mapet_mm.tokenizers.kmeans import cluster
 
 DIM = 24
@@ -23,8 +22,8 @@ def make_blocks(rows: int = 6000, clusters: int = 40) -> list[np.ndarray]:
     return np.array_split(features, np.sort(rng.choice(rows, 11, replace=False)))
 
 
-def fit(blocks: list[np.ndarray], *options, checkpoint: Path | None = None, **more) -> tuple:
-    return cluster(blocks, list(map(len, blocks)), KMeansOptions(*options, **more), checkpoint)
+def fit(blocks: list[np.ndarray], *options, **more) -> tuple:
+    return cluster(blocks, list(map(len, blocks)), KMeansOptions(*options, **more))
 
 
 @pytest.mark.parametrize("options", [dict(k=50, niter=5, seed=0), dict(k=16, niter=8, seed=3)])
@@ -38,27 +37,6 @@ def test_rows_starts_and_centroids_are_those_of_faiss_in_memory(options, most):
     assert fitted["inertia_per_iteration"] == pytest.approx(reference.obj.tolist(), rel=1e-4)
     assert np.allclose(np.sort(centroids, axis=0), np.sort(reference.centroids, axis=0), atol=1e-2)
     assert fitted["rows_clustered"] == min(6000, most * options["k"])
-
-
-def test_killed_after_any_start_the_codebook_is_the_same(tmp_path, monkeypatch):
-    blocks = make_blocks()
-    undisturbed, fitted = fit(blocks, 30, 6, 3)
-    begun, one_start = [], kmeans._one_start
-
-    def killed(rows, options, start, bar):
-        begun.append(start)
-        if len(begun) % 2 == 0:
-            raise KeyboardInterrupt
-        return one_start(rows, options, start, bar)
-
-    monkeypatch.setattr(kmeans, "_one_start", killed)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            fit(blocks, 30, 6, 3, checkpoint=tmp_path / "kmeans.pt")
-    resumed, again = fit(blocks, 30, 6, 3, checkpoint=tmp_path / "kmeans.pt")
-    assert begun == [0, 1, 1, 2, 2]
-    assert (resumed == undisturbed).all()
-    assert again == fitted
 
 
 def test_empty_clusters_are_split():
@@ -91,17 +69,13 @@ def _fit(rank: int, processes: int, folder: str) -> None:
     if processes > 1:
         meeting = f"file://{folder}/meeting_{processes}"
         torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=processes)
-    # The first process alone sees a checkpoint, of a run that was killed after its first start.
-    checkpoint = Path(folder) / f"state_{processes}_{rank}.pt"
-    if rank == 0:
-        torch.save((1, torch.zeros(50, DIM), [float("inf")]), checkpoint)
-    centroids, fitted = fit(make_blocks(), 50, 6, 2, checkpoint=checkpoint)
+    centroids, fitted = fit(make_blocks(), 50, 6, 2)
     if rank == processes - 1:
         np.save(Path(folder) / f"centroids_{processes}.npy", centroids)
         assert len(fitted["inertia_per_iteration"]) == 6
 
 
-def test_any_number_of_processes_go_on_and_give_the_same_bits(tmp_path):
+def test_any_number_of_processes_gives_the_same_bits(tmp_path):
     for processes in (1, 2, 3):
         mp.start_processes(_fit, (processes, str(tmp_path)), nprocs=processes, start_method="fork")
     alone, *others = (np.load(tmp_path / f"centroids_{processes}.npy") for processes in (1, 2, 3))

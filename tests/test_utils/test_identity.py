@@ -9,7 +9,7 @@ from mmengine.config import ConfigDict
 from mmpretrain.models import VQKD
 
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.identity import Marker, canonical, digest, digest_of_file, explain
+from mapet_mm.utils.identity import canonical, digest, digest_of_file, explain, require_settings
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,11 @@ def test_the_first_difference_is_named(before, now, said):
 
 
 def test_a_folder_keeps_to_its_settings(tmp_path):
-    marker = Marker(tmp_path / "features", "feature folder")
-    marker.require(dict(layer=3, size=(2, 2)), "choose another folder")
-    marker.require(dict(size=[2, 2], layer=3), "choose another folder")
-    with pytest.raises(UserError, match=r"layer: 3, now 4.*choose another"):
-        marker.require(dict(layer=4, size=(2, 2)), "choose another folder")
+    folder, words = tmp_path / "features", ("feature folder", "choose another")
+    require_settings(folder, dict(layer=3, size=(2, 2)), *words)
+    require_settings(folder, dict(size=[2, 2], layer=3), *words)
+    with pytest.raises(UserError, match=r"feature folder.*layer: 3, now 4.*choose another"):
+        require_settings(folder, dict(layer=4, size=(2, 2)), *words)
 
 
 def test_a_files_digest_is_sha256(tmp_path):

@@ -33,15 +33,11 @@ class EpochSeedHook(Hook):
     MMDetection's by aspect ratio) groups the rest of the epoch anew. Another number of processes draws the
     same if `processes x batch_size` is the same, but for images that MMEngine repeats at an epoch's end.
 
-    Args:
-        on_error: of `mapet_mm.datasets.SeededDataset`, for training images that cannot be read.
-
     Raises:
         ResumeError: the checkpoint's epochs had another number of steps.
     """
 
-    def __init__(self, on_error: str = "raise") -> None:
-        self.on_error = on_error
+    def __init__(self) -> None:
         self.length_before: int | None = None
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:

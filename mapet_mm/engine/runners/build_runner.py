@@ -11,7 +11,7 @@ from mmengine.runner import Runner
 
 from mapet_mm.engine.runners.batch_size import scaling_with_accumulation
 from mapet_mm.engine.runners.freed_memory import keep_freed_memory
-from mapet_mm.utils.dist import TIMEOUT_SECONDS, check_gpus, start_processes
+from mapet_mm.utils.dist import TIMEOUT_SECONDS, number_slurm_task, start_processes
 from mapet_mm.utils.logging import quieten
 
 # MMEngine has them without being asked, and leaves them out for None; of other hooks it refuses None.
@@ -50,7 +50,7 @@ def build_runner(cfg: Config, launcher: str) -> Runner:
 
 def _start(cfg: Config, launcher: str) -> None:
     """Let processes wait long enough, and start gloo where MMEngine would set a CUDA device."""
-    check_gpus(launcher)
+    number_slurm_task()
     # PyTorch's own limit for GPUs is ten minutes, which a validation in the first process can outlast.
     timeout = (cfg.get("env_cfg") or {}).get("dist_cfg", {}).get("timeout", TIMEOUT_SECONDS)
     cfg.merge_from_dict({"env_cfg": {"dist_cfg": {"timeout": timeout}}})

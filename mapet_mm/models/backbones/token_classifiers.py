@@ -23,13 +23,11 @@ class TokenMLP(BaseModule):
     Args:
         vocab_size: number of token ids.
         embed_dims: dimension of embedding and linear layer; the paper's is 192.
-        init_cfg: as for any MMEngine module.
+        **kwargs: as for any MMEngine module: `init_cfg`.
     """
 
-    def __init__(
-        self, vocab_size: int, embed_dims: int = 192, init_cfg: dict | list[dict] | None = None
-    ) -> None:
-        super().__init__(init_cfg)
+    def __init__(self, vocab_size: int, embed_dims: int = 192, **kwargs) -> None:
+        super().__init__(**kwargs)
         self.vocab_size = vocab_size
         self.embedding = nn.Embedding(vocab_size, embed_dims)
         self.linear = nn.Linear(embed_dims, embed_dims)
@@ -49,11 +47,10 @@ class OneHotTokens(BaseModule):
 
     Args:
         vocab_size: number of token ids.
-        init_cfg: as for any MMEngine module.
     """
 
-    def __init__(self, vocab_size: int, init_cfg: dict | list[dict] | None = None) -> None:
-        super().__init__(init_cfg)
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
         self.vocab_size = vocab_size
 
     def forward(

@@ -88,8 +88,7 @@ class LayerwiseLinearHead(ClsHead):
 
     def forward(self, feats: Sequence[Tensor]) -> Float[Tensor, "batch class"]:
         """Logits of the inference layer, `(B, C)`, of all layers' tokens, `(B, N, D)` each."""
-        with torch.autocast(feats[0].device.type, enabled=False):
-            return self.classifiers[self._inference_index](self.pre_logits(feats))
+        return self.layer_logits(feats)[self._inference_index]
 
     def layer_logits(self, feats: Sequence[Tensor]) -> list[Float[Tensor, "batch class"]]:
         """Logits of each layer, `(B, C)` each, of all layers' tokens, `(B, N, D)` each."""

@@ -23,13 +23,11 @@ class TokenPredictionHead(BaseModule):
     Args:
         embed_dims: dimension `D` of the latents.
         vocab_size: number of visual tokens `V`; the paper's is 8192.
-        init_cfg: as for any MMEngine module.
+        **kwargs: as for any MMEngine module: `init_cfg`.
     """
 
-    def __init__(
-        self, embed_dims: int, vocab_size: int = 8192, init_cfg: dict | list[dict] | None = None
-    ) -> None:
-        super().__init__(init_cfg)
+    def __init__(self, embed_dims: int, vocab_size: int = 8192, **kwargs) -> None:
+        super().__init__(**kwargs)
         self.vocab_size = vocab_size
         self.projection = nn.Linear(embed_dims, vocab_size)
         self.statistics: PredictionStatistics | None = None  # of whoever watches the training

@@ -47,17 +47,11 @@ class BatchNormNeck(BaseModule):
         channels: width of the feature map.
         dropout: share of the channels that are dropped in training.
         norm_cfg: the norm, `dict(type="BN")` by default, "SyncBN" in several processes.
-        init_cfg: as for any MMEngine module.
+        **kwargs: as for any MMEngine module: `init_cfg`.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        dropout: float = 0.1,
-        norm_cfg: dict | None = None,
-        init_cfg: dict | list[dict] | None = None,
-    ) -> None:
-        super().__init__(init_cfg)
+    def __init__(self, channels: int, dropout: float = 0.1, norm_cfg: dict | None = None, **kwargs) -> None:
+        super().__init__(**kwargs)
         self.dropout = nn.Dropout2d(dropout)
         self.norm = build_norm_layer(norm_cfg or dict(type="BN"), channels)[1]
 
@@ -82,7 +76,7 @@ class SimpleFeaturePyramid(BaseModule):
         scale_factors: powers of two, from the finest map to the coarsest; with patches of 16 pixels the
             default makes strides 4, 8, 16 and 32.
         num_outs: number of maps, at least one a factor; the others take every second value of the one before.
-        init_cfg: as for any MMEngine module.
+        **kwargs: as for any MMEngine module: `init_cfg`.
     """
 
     def __init__(
@@ -91,9 +85,9 @@ class SimpleFeaturePyramid(BaseModule):
         out_channels: int = 256,
         scale_factors: Sequence[float | int] = (4, 2, 1, 0.5),
         num_outs: int = 0,
-        init_cfg: dict | list[dict] | None = None,
+        **kwargs,
     ) -> None:
-        super().__init__(init_cfg)
+        super().__init__(**kwargs)
         self.num_outs = num_outs
         self.levels = nn.ModuleList(_level(in_channels, out_channels, int(log2(x))) for x in scale_factors)
 

@@ -6,6 +6,7 @@ from jaxtyping import Int
 from mmengine.model import BaseModule
 from torch import Tensor
 
+from mapet_mm.models.utils.helpers import is_due
 from mapet_mm.registry import MODELS
 
 
@@ -25,8 +26,7 @@ class PrecomputedTokens(BaseModule):
     def forward(self, token_grids: Int[Tensor, "batch height width"]) -> Int[Tensor, "batch grid"]:
         """Token ids (B, HW), int64, of token grids (B, H, W); ValueError if one is outside the vocabulary."""
         tokens = token_grids.flatten(1).long()
-        # Reading the ids waits for the device, so on a GPU only the first batch is checked.
-        if tokens.device.type == "cpu" or not self._checked:
+        if is_due(self, tokens):
             lowest, highest = (int(bound) for bound in tokens.aminmax())
             if lowest < 0 or highest >= self.vocab_size:
                 raise ValueError(

@@ -83,40 +83,24 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
 
 @MODELS.register_module()
 class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
-    """MMPretrain's `TwoNormDataPreprocessor`, extended for extracting features with a pre-trained model.
-
-    Outside training, images with one view become `(B, 3, H, W)`, and two views a list with the `shape` of the
-    first, which MMPretrain's `FeatureExtractor` reads.
+    """MMPretrain's `TwoNormDataPreprocessor`, which looks at the range of the first images of both views.
 
     Raises:
-        ValueError: the images of a training batch have one view only.
         PixelRangeError: the first images do not have the range of the means and deviations.
     """
 
     _range_checked = False
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Preprocess `dict(inputs=[view, view] or images, data_samples=[...])`, collated in any way."""
-        inputs = data["inputs"]
-        if isinstance(inputs, Tensor) or getattr(inputs[0], "ndim", None) == 3:  # one view of each image
-            if training:
-                raise ValueError("the tokenizer gets no view of the images: put MultiView in the pipeline")
-            return SelfSupDataPreprocessor.forward(self, {**data, "inputs": _stacked(inputs)}, training)
-        views = [_stacked(view) for view in inputs]
+        """Preprocess a batch `dict(inputs=[view, view], data_samples=[...])`, collated in any way."""
+        views = [_stacked(view) for view in data["inputs"]]
         if not self._range_checked:  # the first images stand for all
             for view, prefix in zip(views, ("", "second_"), strict=True):
                 check_pixel_range(self, view, prefix)
             self._range_checked = True
-        data = super().forward({**data, "inputs": views}, training)
-        return data if training else {**data, "inputs": _Views(data["inputs"])}
+        return super().forward({**data, "inputs": views}, training)
 
 
 def _stacked(images: Tensor | Sequence[Tensor]) -> Tensor:
     """One tensor of a batch; MMEngine's own loaders leave its images in a list."""
     return images if isinstance(images, Tensor) else torch.stack(list(images))
-
-
-class _Views(list):
-    @property
-    def shape(self) -> torch.Size:
-        return self[0].shape

@@ -13,7 +13,7 @@ from mmpretrain.models.backbones import VisionTransformer
 
 from mapet_mm.interop.convert import as_start, sizes_of
 from mapet_mm.models.target_generators.base import TokenizerError
-from mapet_mm.models.target_generators.clip_tower import weights_file
+from mapet_mm.models.target_generators.kclip import weights_file
 from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import read_weights, write_weights
 

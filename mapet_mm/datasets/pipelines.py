@@ -43,7 +43,4 @@ def image_paths(dataset: Dataset) -> list[str]:
     Raises:
         UserError: the images have no paths.
     """
-    paths = [dataset.get_data_info(index).get("img_path") for index in range(len(dataset))]
-    if paths and not paths[0]:
-        path_of({}, dataset)
-    return paths
+    return [path_of(dataset.get_data_info(index), dataset) for index in range(len(dataset))]

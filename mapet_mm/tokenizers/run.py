@@ -60,20 +60,23 @@ def run_fit_codebook(
             "is none to fit: go on with tools/extract_tokens.py"
         )
     settings, path = dict(cfg.codebook), Path(out or cfg.tokenizer.codebook)
+    dataset = settings.pop("dataset", cfg.dataset)
+    preprocessing = preprocessing_of(cfg, dataset)
     if path.exists() and not overwrite:
-        if other := other_settings(cfg, path):
+        codebook = Codebook.load(path)
+        wanted, found = canonical({**settings, "preprocessing": preprocessing}), canonical(codebook.metadata)
+        if other := [name for name, value in wanted.items() if found.get(name) != value]:
             raise CodebookError(
                 f"codebook `{path}` exists, made with another {', '.join(other)}: add --overwrite to replace "
                 "it (token stores made by it then need a new extraction), or give another --out"
             )
-        return path, Codebook.load(path)
-    dataset, positions = settings.pop("dataset", cfg.dataset), settings.pop("positions_per_image", 4)
+        return path, codebook
+    positions = settings.pop("positions_per_image", 4)
     options = KMeansOptions(**settings)
     images = build_images(cfg, dataset)
     places = images.places()
     check_rows(len(places) * positions, options.k)  # before downloading weights and sampling features
     tokenizer, loader = _load(cfg, images, {"codebook": None})
-    preprocessing = preprocessing_of(cfg, dataset)
     on_error, most = cfg.get("on_error", "raise"), cfg.get("max_skipped", LARGEST_SKIPPED)
     folder, seed = features_folder(path), options.seed
     blocks = sample_features(tokenizer, loader, places, folder, preprocessing, positions, seed, on_error)
@@ -150,14 +153,6 @@ def preprocessing_of(cfg: Config, dataset: Any) -> dict[str, Any]:
     if any(pipeline != pipelines[0] for pipeline in pipelines):
         raise UserError(f"the datasets of `{cfg.filename}` have different pipelines: give all the same")
     return {"pipeline": pipelines[0], "data_preprocessor": _plain(cfg.data_preprocessor)}
-
-
-def other_settings(cfg: Config, codebook: str | Path) -> list[str]:
-    """Names of the settings of a tokenizer config that an existing codebook was not made with."""
-    settings = dict(cfg.codebook)
-    settings["preprocessing"] = preprocessing_of(cfg, settings.pop("dataset", cfg.dataset))
-    recorded = canonical(Codebook.load(codebook).metadata)
-    return [name for name, value in canonical(settings).items() if recorded.get(name) != value]
 
 
 def features_folder(codebook: Path) -> Path:

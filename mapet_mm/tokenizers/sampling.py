@@ -62,12 +62,6 @@ class FeatureBlocks(Sequence):
         return sizes, {name: reason for out in skipped for name, reason in out.items()}
 
 
-def sample_positions(name: str, grid_size: int, count: int, seed: int) -> np.ndarray:
-    """Distinct grid positions of an image, (count,), ascending; they depend only on its name and the seed."""
-    rng = np.random.default_rng([seed, zlib.crc32(encoded(name))])
-    return np.sort(rng.choice(grid_size, size=count, replace=False))
-
-
 def sample_features(
     tokenizer: GridKMeans,
     loader: GroupLoader,
@@ -120,7 +114,8 @@ def sample_features(
     def encode(group: ImageGroup) -> Iterator[Float16[np.ndarray, "positions dim"]]:
         grids = tokenizer.features(group.inputs).cpu().numpy()
         for place, grid in zip(group.places, grids, strict=False):
-            positions = sample_positions(name_of[place], grid_size, positions_per_image, seed)
+            rng = np.random.default_rng([seed, zlib.crc32(encoded(name_of[place]))])
+            positions = np.sort(rng.choice(grid_size, size=positions_per_image, replace=False))
             with np.errstate(over="ignore"):
                 yield grid[positions].astype(np.float16)
 

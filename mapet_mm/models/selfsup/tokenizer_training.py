@@ -13,7 +13,7 @@ from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mapet_mm.models.target_generators.clip_tower import STRIDE, set_stride
+from mapet_mm.models.target_generators.kclip import STRIDE, set_stride
 from mapet_mm.registry import MODELS
 
 PHRASES = ("a photo of a", "a photo of the", "a picture of one", "a small photo of a")

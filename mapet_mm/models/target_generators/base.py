@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
@@ -25,6 +23,8 @@ class Tokenizer(BaseModule):
 
     The network is not a submodule, so a model that tokenises on the fly neither trains, saves nor converts
     it. It stays in float32 and in evaluation mode, and moves to the device of the images that it gets.
+    `forward` gives the ids (B, HW), int64, in raster order, of normalised images (B, 3, H, W): -1 where the
+    network's features or logits are not finite.
 
     Args:
         network: encodes images of `image_size` x `image_size` pixels.
@@ -32,6 +32,7 @@ class Tokenizer(BaseModule):
 
     network: nn.Module  # on the device of the last images
     grid: tuple[int, int]  # (H, W) tokens of an image of `image_size`
+    digest: str  # of everything that decides an image's tokens
 
     def __init__(self, network: nn.Module, image_size: int) -> None:
         super().__init__()
@@ -40,18 +41,6 @@ class Tokenizer(BaseModule):
         network.eval()  # not chained: MMPretrain's backbones return None here
         vars(self)["network"] = network  # past nn.Module, which would make it a submodule
         self.eval()
-
-    @property
-    @abstractmethod
-    def digest(self) -> str:
-        """Identity of the tokenizer: a digest of everything that decides an image's tokens."""
-
-    @abstractmethod
-    def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Int64[Tensor, "batch grid"]:
-        """Token ids (B, HW), int64, in raster order, of normalised images (B, 3, H, W).
-
-        The id is -1 where the network's features or logits are not finite.
-        """
 
     def train(self, mode: bool = True) -> Tokenizer:
         """Stay in evaluation mode whatever `mode` is: tokens must not depend on the batch."""

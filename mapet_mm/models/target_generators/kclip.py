@@ -1,18 +1,36 @@
-"""k-CLIP: visual tokens as nearest centroids of CLIP ResNet grid features (paper Section 3.3)."""
+"""k-CLIP: visual tokens as nearest centroids of CLIP ResNet grid features (paper Section 3.3).
+
+The tower is open_clip's architecture without the text tower, with any weights.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
+from filelock import FileLock
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mapet_mm.models.target_generators.clip_tower import STRIDE, build_tower, tower_config
+from mapet_mm.models.target_generators.base import TokenizerError
+from mapet_mm.models.target_generators.frozen_network import load_weights
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.registry import MODELS
 from mapet_mm.structures.codebook import Codebook
+from mapet_mm.utils.errors import reason_of
+from mapet_mm.weight_files import read_weights
+
+if TYPE_CHECKING:  # open_clip is imported only where a tower is built
+    from open_clip.modified_resnet import ModifiedResNet
+
+STRIDE = 32  # of the stem (two strides) and three stages
+REMEDY = (
+    "give a local weights file (pretrained='/path/to/weights.pt' or .safetensors), or try it with "
+    "clip_model=dict(layers=[1, 1, 1, 1], width=8, image_size=448), pretrained=dict(type='random', seed=0)"
+)
 
 
 def grid_features(
@@ -76,3 +94,140 @@ class KCLIP(GridKMeans):
     def _measure(self) -> tuple[int, int]:
         # not by a pass through the tower, which takes seconds
         return self.image_size // self.stride, self.network.layer4[-1].conv3.out_channels
+
+
+def tower_config(clip_model: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of open_clip's `ModifiedResNet` for a model name, or for a dict of a small architecture.
+
+    Args:
+        clip_model: a CLIP ResNet that open_clip knows ('RN50x64'), or `dict(layers, width, image_size)`.
+    """
+    import open_clip
+
+    config = {"vision_cfg": clip_model}
+    if isinstance(clip_model, str):
+        config = open_clip.get_model_config(clip_model) or {"vision_cfg": {}}
+    vision = config["vision_cfg"]
+    if not isinstance(vision.get("layers"), list | tuple):
+        known = ", ".join(name for name in open_clip.list_models() if name.startswith("RN"))
+        raise TokenizerError(
+            f"clip_model '{clip_model}' is no CLIP ResNet of open_clip: choose one of {known}, give a dict "
+            "with layers, width and image_size, or take a GridKMeans with type='open_clip.create_model'"
+        )
+    width = vision["width"]
+    return {
+        "layers": list(vision["layers"]),
+        "width": width,
+        "image_size": vision["image_size"],
+        "heads": max(1, width // 2),
+        "output_dim": config.get("embed_dim", width * 32),
+    }
+
+
+@MODELS.register_module(name="OpenCLIPVisual")
+def build_tower(
+    clip_model: str | Mapping[str, Any], pretrained: str | Mapping[str, Any], stride: int = STRIDE
+) -> ModifiedResNet:
+    """Visual tower in float32 and eval mode, frozen, without its attention pooling (features come before it).
+
+    Args:
+        clip_model: see `tower_config`.
+        pretrained: a weights tag of open_clip ('openai'), a local weights file (.pt, .pth, .bin or
+            .safetensors with a CLIP state dict or the tower's own), or `dict(type="random", seed=0)` for
+            fixed random weights.
+        stride: pixels from one grid position to the next (see `set_stride`).
+
+    Raises:
+        TokenizerError: the architecture, weights or stride are unknown, or the weights cannot be fetched or
+            do not fit.
+    """
+    config = tower_config(clip_model)
+    if isinstance(pretrained, Mapping):
+        tower = _random_tower(config, **pretrained)
+    else:
+        with torch.device("meta"):  # no initialisation
+            tower = _bare_tower(config)
+        file = weights_file(clip_model, pretrained)
+        load_weights(tower.to_empty(device="cpu"), _tower_weights(file), file)
+    set_stride(tower, stride)
+    return tower.float().eval().requires_grad_(False)
+
+
+def set_stride(tower: ModifiedResNet, stride: int) -> None:
+    """Give a tower's features a finer grid: the last stages no longer pool, and their filters are dilated.
+
+    The dilated filters cover the same area as before, so weights trained at stride 32 still fit (as in
+    DeepLab).
+    """
+    if stride not in (4, 8, 16, STRIDE):
+        raise TokenizerError(f"`stride` is {stride}: 32, the towers' own, or 16, 8 or 4")
+    dilation = 1
+    for stage, own in ((tower.layer2, 8), (tower.layer3, 16), (tower.layer4, 32)):
+        for index, block in enumerate(stage):
+            block.conv2.dilation = block.conv2.padding = (dilation, dilation)
+            if index == 0 and own > stride:
+                block.avgpool = block.downsample[0] = nn.Identity()
+                dilation *= 2
+
+
+def weights_file(clip_model: str | Mapping[str, Any], pretrained: str) -> str:
+    """The local file of a tower's weights, fetched into open_clip's cache if it is not there."""
+    if os.path.isfile(pretrained):
+        return pretrained
+    from open_clip.pretrained import download_pretrained, get_pretrained_cfg, list_pretrained_tags_by_model
+
+    tags = list_pretrained_tags_by_model(clip_model) if isinstance(clip_model, str) else []
+    if pretrained not in tags:
+        raise TokenizerError(
+            f"pretrained='{pretrained}' is no file and no tag of {clip_model} in open_clip, which has "
+            f"{', '.join(tags) or 'none'}: {REMEDY}"
+        )
+    cache = os.path.expanduser("~/.cache/clip")  # open_clip's default, named here for the lock
+    os.makedirs(cache, exist_ok=True)
+    source = get_pretrained_cfg(clip_model, pretrained)
+    try:
+        with FileLock(os.path.join(cache, f"{clip_model}-{pretrained}.lock")):
+            # From the publisher's address: open_clip verifies the checksums of these files.
+            return download_pretrained(source, prefer_hf_hub=False, cache_dir=cache)
+    except Exception as error:  # the remedy is the same for all errors
+        raise TokenizerError(
+            f"could not download the '{pretrained}' weights of {clip_model} ({reason_of(error)[:160]}): "
+            f"check the network, {REMEDY}"
+        ) from None
+
+
+def _bare_tower(config: Mapping[str, Any]) -> ModifiedResNet:
+    from open_clip.modified_resnet import ModifiedResNet
+
+    tower = ModifiedResNet(**config)
+    tower.attnpool = nn.Identity()
+    return tower
+
+
+def _random_tower(config: Mapping[str, Any], type: str, seed: int = 0) -> ModifiedResNet:
+    if type != "random":
+        raise TokenizerError("option `pretrained` as a dict is dict(type='random', seed=<int>)")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tower = _bare_tower(config)
+        for name, module in tower.named_modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+            elif name.startswith("layer") and name.endswith(".bn3"):
+                # open_clip initialises residual branches to zero for training; a fixed encoder needs them.
+                nn.init.constant_(module.weight, 0.5)
+    return tower
+
+
+def _tower_weights(file: str) -> dict[str, Tensor]:
+    """The weights of the tower alone, from a file that has it alone or inside a model."""
+    weights: Mapping[str, Tensor] | None = None
+    with contextlib.suppress(Exception):  # OpenAI's own files are TorchScript archives
+        weights = torch.jit.load(file, map_location="cpu").state_dict()
+    weights = weights or read_weights(file)
+    prefixes = {name.partition("visual.")[0] + "visual." for name in weights if "visual." in name}
+    if len(prefixes) > 1:  # for example one that follows by momentum
+        names = ", ".join(f"`{prefix}`" for prefix in sorted(prefixes))
+        raise TokenizerError(f"weights file `{file}` has {len(prefixes)} towers ({names}): save one alone")
+    prefix = "".join(prefixes)
+    return {name[len(prefix) :]: value for name, value in weights.items() if name.startswith(prefix)}

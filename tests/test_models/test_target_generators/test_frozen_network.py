@@ -6,7 +6,7 @@ import filelock
 import pytest
 import torch
 
-from mapet_mm.models.target_generators import clip_tower
+from mapet_mm.models.target_generators import kclip
 from mapet_mm.models.target_generators.frozen_network import build_frozen, download, weights_digest
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import TokenizerError
@@ -107,7 +107,7 @@ def test_of_processes_that_start_at_once_one_fetches_the_weights(which, tmp_path
     monkeypatch.setattr("open_clip.pretrained.download_pretrained", fetch)
     monkeypatch.setattr(torch.hub, "download_url_to_file", fetch)
     if which == "CLIP":
-        assert clip_tower.weights_file("RN50", "openai") == "RN50.pt"
+        assert kclip.weights_file("RN50", "openai") == "RN50.pt"
     else:
         download("https://somewhere/weights.pth?version=1")
     assert len(fetched) == 1

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_sample_image
 from torch import nn
 
-from mapet_mm.models.target_generators.clip_tower import build_tower, tower_config
 from mapet_mm.models.target_generators.frozen_network import weights_digest
+from mapet_mm.models.target_generators.kclip import build_tower, tower_config
 from mapet_mm.registry import MODELS
 from mapet_mm.structures.codebook import Codebook, CodebookError
 from mapet_mm.tokenizers import KCLIP, GridKMeans, TokenizerError, grid_features

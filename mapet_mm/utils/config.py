@@ -34,6 +34,11 @@ def data_set(name: str | None) -> Iterator[None]:
             os.environ[VARIABLE] = before
 
 
+def in_package(path: str) -> str:
+    """The path itself, or the package's file of this name (`configs/...`) if the working folder has none."""
+    return path if Path(path).exists() or not (PACKAGE / path).is_file() else str(PACKAGE / path)
+
+
 def read_config(
     path: str | os.PathLike, data: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Config:
@@ -47,11 +52,10 @@ def read_config(
     Raises:
         FileNotFoundError: there is no such file or dataset.
     """
-    in_package = not os.path.exists(path) and (PACKAGE / path).is_file()
     with data_set(data):
         logging.disable(logging.INFO)  # MMEngine logs each use of the variable
         try:
-            cfg = Config.fromfile(PACKAGE / path if in_package else path)
+            cfg = Config.fromfile(in_package(os.fspath(path)))
         finally:
             logging.disable(logging.NOTSET)
     cfg.merge_from_dict(dict(options or {}))

@@ -71,20 +71,17 @@ class SeededSampler(Sampler):
     """
 
     def __init__(self, dataset: Dataset, sampler: Mapping[str, Any], seed: int | None = None) -> None:
-        self.dataset = dataset
-        self.seed = sync_random_seed() if seed is None else seed
-        self.sampler = ALL_SAMPLERS.build(dict(sampler), default_args=dict(dataset=dataset, seed=self.seed))
-        self.has_own_order = sampler.get("seed") is not None
+        self.dataset, self.config = dataset, dict(sampler)
+        self.reseed(sync_random_seed() if seed is None else seed)
         self.rank, self.world_size = get_dist_info()
         self.epoch = self.start = self.skipped = 0
         if hasattr(self.sampler, "skip"):  # MMEngine skips by this name; batch by batch where it is not there
             self.skip = self._skip
 
     def reseed(self, seed: int) -> None:
-        """Take another run's seed, as a resumed run does whose config has none."""
+        """Begin anew with a run's seed, as a resumed run does whose config has none."""
         self.seed = seed
-        if not self.has_own_order:
-            self.sampler.seed = seed
+        self.sampler = ALL_SAMPLERS.build(self.config, default_args=dict(dataset=self.dataset, seed=seed))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that is drawn next."""

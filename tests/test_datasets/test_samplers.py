@@ -66,6 +66,7 @@ def test_copies_of_an_image_differ():
     assert len({one.seed, two.seed, three.seed}) == 3
 
 
+@pytest.mark.skipif(not hasattr(InfiniteSampler, "skip"), reason="MMEngine 0.10.7 skips batch by batch")
 def test_an_endless_sampler_is_skipped_and_its_seeds_go_on():
     endless = dict(type="InfiniteSampler", shuffle=True)
     whole = iter(SeededSampler(range(5), endless, seed=2))

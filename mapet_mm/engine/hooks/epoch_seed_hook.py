@@ -61,7 +61,11 @@ class EpochSeedHook(Hook):
                 "mapet_mm.datasets.seed_dataloaders(cfg) before the Runner is built"
             )
             return
-        sampler.reseed(self.seed)
+        if sampler.seed != self.seed:
+            sampler.reseed(self.seed)
+            # MMEngine 0.10.7 started the loader of a loop of iterations before it read the checkpoint.
+            if begun := getattr(runner.train_loop, "dataloader_iterator", None):
+                runner.train_loop.dataloader_iterator = type(begun)(loader)
         if isinstance(runner.train_loop, EpochBasedTrainLoop) and runner.iter:  # resumed
             length = len(loader)
             if self.length_before not in (None, length):

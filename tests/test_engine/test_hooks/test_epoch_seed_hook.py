@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 import torch
 from jittered_training import SEEN, JitteredNoise, StopAfter, build, final, same
+from mmengine.hooks import Hook
 from mmengine.runner import EpochBasedTrainLoop
 from torch.utils.data import BatchSampler, DataLoader
 
+from mapet_mm.datasets.samplers import draw_seed, epoch_state
 from mapet_mm.engine.hooks.epoch_seed_hook import EpochSeedHook, ResumeError
+from mapet_mm.registry import DATA_SAMPLERS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+DATA_SAMPLERS.register_module(module=BatchSampler)  # MMEngine 0.10.7 writes no class into a config's file
 ITERATIONS = dict(train_cfg=dict(type="IterBasedTrainLoop", max_iters=9))
 OPTIONS = {
     "plain": {},
@@ -27,7 +31,7 @@ OPTIONS = {
     "iterations": ITERATIONS,
     "iterations over epochs": dict(**ITERATIONS, sampler="DefaultSampler"),
     "iterations of a batch sampler": dict(
-        **ITERATIONS, batch_sampler=dict(type=BatchSampler, drop_last=False)
+        **ITERATIONS, batch_sampler=dict(type="mapet_mm.BatchSampler", drop_last=False)
     ),
 }
 
@@ -103,11 +107,32 @@ def test_a_checkpoint_whose_epochs_had_another_length_is_refused(tmp_path):
         build(tmp_path, resume=True, batch=5).train()
 
 
-def test_a_resumed_run_without_a_seed_of_its_own_takes_the_checkpoints(tmp_path):
-    build(tmp_path / "whole", seed=None).train()
+class DrawSeeds(Hook):
+    """Collects the seeds of each batch's images."""
+
+    def before_train(self, runner) -> None:
+        self.batches = []
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None) -> None:
+        self.batches.append([sample.draw_seed for sample in data_batch["data_samples"]])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_training_of_iterations_draws_by_seed_from_its_first_image(workers, tmp_path):
+    """MMEngine 0.10.7 starts the loader with the loop, before any hook could exchange its parts."""
+    runner = build(tmp_path, workers=workers, **ITERATIONS)
+    runner.register_hook(seen := DrawSeeds())
+    runner.train()
+    places = torch.arange(9 * 4).view(9, 4).tolist()
+    assert seen.batches == [[draw_seed(epoch_state(3, 0), place) for place in row] for row in places]
+
+
+@pytest.mark.parametrize("options", [{}, dict(workers=1, **ITERATIONS)])
+def test_a_resumed_run_without_a_seed_of_its_own_takes_the_checkpoints(options, tmp_path):
+    build(tmp_path / "whole", seed=None, **options).train()
     first = torch.load(tmp_path / "whole/iter_9.pth", weights_only=False)["meta"]["seed"]
-    stop(tmp_path / "parts", 4, seed=first)
-    build(tmp_path / "parts", resume=True, seed=None).train()
+    stop(tmp_path / "parts", 4, seed=first, **options)
+    build(tmp_path / "parts", resume=True, seed=None, **options).train()
     assert same(final(tmp_path / "parts"), final(tmp_path / "whole"))
 
 

@@ -66,11 +66,11 @@ def switches() -> list[str]:
 
 
 @pytest.mark.skipif(NEW_SWITCHES, reason="PyTorch has the new switches")
-def test_full_float32_puts_the_old_switches_back(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+def test_full_float32_puts_the_old_switches_back():
+    assert torch.backends.cudnn.allow_tf32
     with full_float32(torch.device("cpu")):
-        assert not torch.backends.cuda.matmul.allow_tf32
-    assert torch.backends.cuda.matmul.allow_tf32
+        assert not torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.allow_tf32
 
 
 @pytest.mark.skipif(not NEW_SWITCHES, reason="PyTorch has the old switches only")

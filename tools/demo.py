@@ -120,24 +120,21 @@ def curves_section(work_dir: str) -> Section:
 
 
 def codebook_section(seed: int = 0) -> Section:
-    """Patches that share a token: the most used tokens, and some drawn at random."""
+    """Patches that share a token, of the most used tokens."""
     store = TokenStore.open(TOKENS)
-    usage = measure_usage(store)
-    choices = usage.most_used(6), usage.random(6, seed)
-    members = codebook_sheet.find_members(store, [token for tokens in choices for token in tokens])
-    figures = []
-    for tokens in choices:
-        rows = []
-        for token in tokens:
-            title = f"token {token}: {len(members[token]):,} patches"
-            chosen = codebook_sheet.choose_members(members[token], 6, seed)
-            rows.append(codebook_sheet.SheetRow(title, chosen))
-        figures.append(codebook_sheet.draw_codebook_sheet(rows, DATA, store.grid))
+    members = codebook_sheet.find_members(store, measure_usage(store).most_used(8))
+    rows = [
+        codebook_sheet.SheetRow(
+            f"token {token}: {len(patches):,} patches", codebook_sheet.choose_members(patches, 6, seed)
+        )
+        for token, patches in members.items()
+    ]
     caption = (
-        "One token a row, its patch framed in red in its surroundings: the six most used of "
-        f"{store.vocab_size} tokens, and six drawn at random (seed {seed})."
+        "One token a row, its patch framed in red in its surroundings: the eight most used of "
+        f"{store.vocab_size} tokens; patches drawn at random (seed {seed})."
     )
-    return Section("Patches that share a token", caption, figures)
+    figure = codebook_sheet.draw_codebook_sheet(rows, DATA, store.grid)
+    return Section("Patches that share a token", caption, [figure])
 
 
 def masks_section() -> Section:

@@ -10,7 +10,7 @@ TOOLS = {
     "fit-codebook": ("fit_codebook.py", "images -> codebook, as a tokenizer config says"),
     "extract-tokens": ("extract_tokens.py", "images + codebook -> token store, as a tokenizer config says"),
     "merge-tokens": ("merge_token_stores.py", "several token stores -> one"),
-    "visualize-codebook": ("visualize_codebook.py", "show what the tokens stand for: sheets and a page"),
+    "visualize-codebook": ("visualize_codebook.py", "show what the tokens stand for, on a page"),
     "evaluate": ("evaluate_features.py", "evaluate frozen features: k-NN, probes, few labels, segmentation"),
     "convert": ("convert.py", "convert weights to and from timm, Hugging Face, torchvision and ONNX"),
     "table": ("run_table.py", "fill a table of the paper"),

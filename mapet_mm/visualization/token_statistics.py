@@ -45,12 +45,6 @@ class TokenUsage(NamedTuple):
         order = np.argsort(-self.counts, kind="stable")[:count]
         return [int(token) for token in order if self.counts[token]]
 
-    def random(self, count: int, seed: int) -> list[int]:
-        """A seeded sample of the tokens in use, without replacement, in ascending order."""
-        used = np.flatnonzero(self.counts)
-        drawn = np.random.default_rng(seed).choice(used, size=min(count, len(used)), replace=False)
-        return sorted(int(token) for token in drawn)
-
 
 def measure_usage(store: TokenStore, labels: Mapping[str, int] | None = None) -> TokenUsage:
     """Count the patches of a token store, by class, too, if `labels` gives each image's, by name.

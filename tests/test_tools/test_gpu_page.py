@@ -1,5 +1,6 @@
 """The page of GPU figures keeps each part that was measured, whatever another part does."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -37,8 +38,9 @@ def test_a_part_that_fails_or_is_late_costs_no_other(run, monkeypatch):
     assert titles == ("Good", "Broken", "Late", "Last")
     found = [number in body for number, body in zip(["|42|", "|7|", "|9|", "|43|"], bodies, strict=True)]
     assert found == [True] * 4
-    assert "**Not complete: exit code 1.**\n\n```\nno such kernel\n```" in bodies[1]
-    assert "**Not complete: stopped after its limit of 0.02 minutes.**" in bodies[2]
+    assert "\nno such kernel\n" in bodies[1]
+    assert re.search("Not complete: .*exit status 1", bodies[1])
+    assert re.search("Not complete: .*timed out after 1", bodies[2])
     assert ["Not complete" in body for body in bodies] == [False, True, True, False]
 
 

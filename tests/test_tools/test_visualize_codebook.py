@@ -1,4 +1,4 @@
-"""tools/visualize_codebook.py: the page, the sheets, and members that are truly nearest."""
+"""tools/visualize_codebook.py: the page, and members that are truly nearest."""
 
 import re
 import runpy
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from digits_tokenizer import kclip_config, write_few_digits
 from mmengine.config import Config
-from PIL import Image
 
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.tokenizers.run import (
@@ -74,10 +73,6 @@ def test_page_has_statistics_and_a_picture_of_each_token(cfg, tmp_path, monkeypa
     assert f"<td>{counts.sum():,}</td>" in page
     assert re.search(rf"{counts[titles[0]]:,} patches, .* Class purity [\d.]+ %", page)
     assert "perplexity" in capsys.readouterr().out
-    # Nine tokens: one more than a sheet holds.
-    sheets = [Image.open(tmp_path / f"sheet_{number}.png") for number in (1, 2)]
-    assert sheets[0].width == sheets[1].width
-    assert sheets[0].height == pytest.approx(8 * sheets[1].height, rel=0.04)  # margins once a sheet
 
 
 @pytest.mark.parametrize(
@@ -85,7 +80,6 @@ def test_page_has_statistics_and_a_picture_of_each_token(cfg, tmp_path, monkeypa
     [
         (["--tokens", "12"], "token 12: .* 0 to 11"),
         (["--random", "0"], "patches to show"),
-        (["--nearest", "9", "--candidates", "4"], "--candidates"),
         (["--cfg-options", "token_store=nowhere"], "nowhere"),
     ],
 )

@@ -1,7 +1,7 @@
 """Make all measurements for a GPU on one page: exactness and training steps.
 
-Each part runs in its own process with a time limit, and is written to the page as soon as it is done, so a
-failed part or a lost machine does not affect earlier measurements.
+Each part runs in its own process with a time limit, and writes to the page itself, so a failed part or a lost
+machine does not affect earlier measurements.
 """
 
 from __future__ import annotations
@@ -9,18 +9,14 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import time
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import torch
 from harness import ROOT, machine
 
-from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError, one_line_errors
-
-TAIL = 20  # number of lines of a part's errors on the page
 
 
 class Part(NamedTuple):
@@ -51,42 +47,24 @@ PARTS = [
 ]
 
 
-def device() -> str:
-    """GPU, driver, versions, date and commit, for the page's second paragraph."""
-    told = [machine(), f"{datetime.now(timezone.utc):%Y-%m-%d}"]
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    if torch.cuda.is_available():
-        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-        driver = subprocess.run(query, capture_output=True, text=True).stdout.strip()
-        told += [f"driver {driver}", f"{memory:.0f} GiB", f"CUDA {torch.version.cuda}"]
-    return "; ".join([*told, f"commit {git.stdout.strip() or 'unknown'}"])
-
-
-def run_part(part: Part, small: bool) -> tuple[str, bool]:
-    """Run a part; returns its section of the page and whether it succeeded."""
+def run_part(part: Part, small: bool, page: TextIO) -> bool:
+    """Run a part with the page as its output; returns whether it succeeded."""
     words = f"{part.command} {part.small if small else part.full}".split()
     print(f"{part.title}: python {' '.join(words)}", flush=True)
-    start, command = time.monotonic(), [sys.executable, "-W", "ignore", *words]
+    page.write(f"\n## {part.title}\n\n`python {' '.join(words)}`\n\n")
+    page.flush()  # before the part writes
+    command, limit = [sys.executable, "-W", "ignore", *words], 60 * part.minutes
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60 * part.minutes)
-        printed, errors = done.stdout, done.stderr
-        failure = f"exit code {done.returncode}" if done.returncode else ""
-    except subprocess.TimeoutExpired as late:
-        printed, errors = ((told or b"").decode(errors="replace") for told in (late.stdout, late.stderr))
-        failure = f"stopped after its limit of {part.minutes:g} minutes"
-    seconds = time.monotonic() - start
-    print(f"  {failure or 'done'}, {seconds:.0f} s", flush=True)
-    section = f"## {part.title}\n\n`python {' '.join(words)}`, {seconds:.0f} s\n\n{printed.strip()}\n"
-    if failure:
-        last = "\n".join(errors.strip().splitlines()[-TAIL:])
-        section += f"\n**Not complete: {failure}.**\n\n```\n{last}\n```\n"
-    return section, not failure
+        subprocess.run(command, cwd=ROOT, stdout=page, stderr=page, timeout=limit, check=True)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        page.write(f"\n**Not complete: {error}**\n")
+        return False
+    return True
 
 
 @one_line_errors
 def main() -> None:
-    """Run the parts in turn, and write the page after each."""
+    """Run the parts in turn."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -96,15 +74,14 @@ def main() -> None:
     if not args.small and not torch.cuda.is_available():
         raise UserError("no GPU was found: `--small` tries this script on a CPU, with sizes that say nothing")
     title = "A trial at small sizes, whose figures say nothing" if args.small else "Measured on a GPU"
-    sections, complete = [f"# {title}\n\n{device()}\n"], True
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    commit, date = git.stdout.strip() or "unknown", datetime.now(timezone.utc).date()
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    for part in PARTS:
-        section, measured = run_part(part, args.small)
-        complete &= measured
-        sections.append(section)
-        replace_file(args.out, "\n".join(sections).encode())
+    with args.out.open("w") as page:
+        page.write(f"# {title}\n\n{machine()}; {date}; commit {commit}\n")
+        complete = [run_part(part, args.small, page) for part in PARTS]
     print(f"wrote `{args.out}`")
-    sys.exit(not complete)
+    sys.exit(not all(complete))
 
 
 if __name__ == "__main__":

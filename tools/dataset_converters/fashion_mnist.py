@@ -1,8 +1,7 @@
 """Write Fashion-MNIST, 70,000 photographs of ten kinds of garment (MIT licence), and scenes made of them.
 
     apt-get install dataset-fashion-mnist && python tools/dataset_converters/fashion_mnist.py
-    python tools/dataset_converters/fashion_mnist.py --source FOLDER      # with the four .gz files
-    python tools/dataset_converters/fashion_mnist.py --download           # by torchvision, into <out>
+    python tools/dataset_converters/fashion_mnist.py --source FOLDER      # with the four published .gz files
 
 makes in `<out>`:
 
@@ -10,15 +9,16 @@ makes in `<out>`:
     fashion_mnist_scenes              ADE20K-style folder: images and pixel labels (0 is background)
     fashion_mnist_scenes_unlabelled   other scenes, without labels, for pre-training
 
-The files are always the same, and a second run changes nothing.
+The files are always the same, and a second run changes nothing. torchvision's FashionMNIST(root,
+download=True) puts the published files into root/FashionMNIST/raw.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
 import sys
-import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -27,8 +27,6 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 from scipy.ndimage import binary_fill_holes
-from torchvision.datasets import FashionMNIST
-from torchvision.datasets.utils import extract_archive
 from tqdm import tqdm
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -37,7 +35,7 @@ from dataset_converters._scenes import Things
 from dataset_converters._write import write_folder, write_list
 
 import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.utils.errors import UserError, one_line_errors
+from mapet_mm.utils.errors import one_line_errors
 
 CLASSES = (
     *("t-shirt", "trousers", "pullover", "dress", "coat"),
@@ -71,31 +69,23 @@ class Garments(NamedTuple):
         return hashlib.sha256(b"".join(array.tobytes() for part in self for array in part)).hexdigest()
 
 
-def read_garments(root: Path, source: Path | None = None, download: bool = False) -> Garments:
-    """Read the photographs with torchvision.
-
-    Args:
-        root: folder with torchvision's copy, or for it.
-        source: a folder with the four published `.gz` files; None for `root`'s copy, else Debian's package.
-        download: fetch the copy, unless it is there.
+def read_garments(source: Path = PACKAGE) -> Garments:
+    """Read the photographs from a folder with the four published files.
 
     Raises:
-        UserError: there are no such files.
+        FileNotFoundError: one of them is not there.
     """
-    if source is None and not download and not (root / "FashionMNIST/raw").is_dir():
-        source = PACKAGE
-    with tempfile.TemporaryDirectory() as folder:
-        if source is not None:
-            root = Path(folder)
-            (root / "FashionMNIST/raw").mkdir(parents=True)
-            for file in source.glob("*-ubyte.gz"):
-                extract_archive(file, root / "FashionMNIST/raw")
-        try:
-            parts = [FashionMNIST(root, train=train, download=download) for train in (True, False)]
-        except RuntimeError as error:
-            todo = "install dataset-fashion-mnist (Debian), name a folder by --source, or add --download"
-            raise UserError(f"no files of Fashion-MNIST in `{source or root}`: {todo}") from error
-    return Garments(*(Photographs(one.data.numpy(), one.targets.numpy().astype(np.uint8)) for one in parts))
+
+    def read(name: str, head: int) -> np.ndarray:
+        return np.frombuffer(
+            gzip.decompress((source / f"{name}-ubyte.gz").read_bytes()), np.uint8, offset=head
+        )
+
+    parts = [
+        Photographs(read(f"{part}-images-idx3", 16).reshape(-1, 28, 28), read(f"{part}-labels-idx1", 8))
+        for part in ("train", "t10k")
+    ]
+    return Garments(*parts)
 
 
 def write_garments(out: Path, source: Garments, lists: Sequence[int] = LISTS) -> bool:
@@ -172,10 +162,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("data"), help="folder for all datasets")
-    parser.add_argument("--source", type=Path, help="folder with the four published .gz files")
-    parser.add_argument("--download", action="store_true", help="have torchvision fetch the files")
+    parser.add_argument("--source", type=Path, default=PACKAGE, help="folder with the four .gz files")
     args = parser.parse_args()
-    source = read_garments(args.out, args.source, args.download)
+    source = read_garments(args.source)
     write_garments(args.out / "fashion_mnist", source)
     write_scenes(args.out / "fashion_mnist_scenes", source)
     write_scenes(args.out / "fashion_mnist_scenes_unlabelled", source, training=20_000, labels=False)

@@ -8,18 +8,14 @@ After a kill or a failure, the same command resumes and skips completed stages.
 
 import argparse
 import importlib
-import os
-import platform
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import processor
+from benchmarks.harness import machine
 from experiments.declaration import Column, Row, TableDeclaration
 from experiments.fill import TableFiller
 from experiments.local import LocalRunner
-from experiments.plan import Run
 from experiments.records import record_of
 
 import mapet_mm.utils.logging  # noqa: F401
@@ -88,23 +84,10 @@ def results_table(filler: TableFiller) -> Table:
     return Table([report.Column(*heading) for heading in headings], rows, filler.table.notes)
 
 
-def stage_table(runs: Sequence[Run], set_up: float | None) -> Table:
-    """Seconds of the set-up, if known, and of each run."""
-    rows = [] if set_up is None else [["set-up", set_up]]
-    rows += [[run.name, record_of(run)["seconds"]] for run in runs]
-    note = "Stages run side by side where they can, so the sum is more than the time on the clock."
-    return Table([report.Column("stage"), report.Column("seconds", ".0f")], rows, [note])
-
-
 def machine_facts(jobs: int) -> list[tuple[str, str]]:
     """Processor, threads and versions that the figures depend on."""
-    return [
-        ("system", f"{platform.system()} {platform.machine()}"),
-        ("processor", f"{processor()}, {os.cpu_count()} cores"),
-        ("side by side", f"{jobs} stages with one thread each"),
-        ("Python", platform.python_version()),
-        *((name, importlib.import_module(name).__version__) for name in LIBRARIES),
-    ]
+    versions = [(name, importlib.import_module(name).__version__) for name in LIBRARIES]
+    return [("machine", machine()), ("side by side", f"{jobs} stages with one thread each"), *versions]
 
 
 def curves_section(work_dir: str) -> Section:
@@ -157,7 +140,7 @@ def segmentation_section(filler: TableFiller, count: int = 5) -> Section:
     return Section("Segmentation", f"The first {count} validation images, after fine-tuning.", figures)
 
 
-def make_report(filler: TableFiller, jobs: int, set_up: float | None, seconds: float) -> report.Report:
+def make_report(filler: TableFiller, jobs: int, seconds: float) -> report.Report:
     """The page: results, pictures, seconds of each stage, machine and commands."""
     runs = filler.plan.runs
     pretraining = next(run for run in runs if run.kind == "pre-training")
@@ -173,7 +156,6 @@ def make_report(filler: TableFiller, jobs: int, set_up: float | None, seconds: f
             masks_section(),
             segmentation_section(filler),
         ],
-        stages=stage_table(runs, set_up),
         facts=machine_facts(jobs),
         commands=["export OMP_NUM_THREADS=1", *(run.line for run in runs)],
     )
@@ -186,13 +168,12 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("work_dirs/demo"), help="folder of runs and report")
     parser.add_argument("--jobs", type=int, default=2, help="stages at a time, one thread each")
-    parser.add_argument("--setup-seconds", type=float, help="time of the set-up, for the report")
     args, started = parser.parse_args(), time.monotonic()
     try:
         filler = TableFiller(TABLE, [0], args.out, "make demo")
         LocalRunner(filler.plan.runs, args.jobs).run()
         print("drawing the report")
-        page = make_report(filler, args.jobs, args.setup_seconds, time.monotonic() - started)
+        page = make_report(filler, args.jobs, time.monotonic() - started)
         path = write_report(args.out / "report.html", page)
     except KeyboardInterrupt:
         sys.exit("stopped; the same command resumes")

@@ -6,7 +6,6 @@ Several processes: tools/dist_test.sh, or tools/slurm_test.sh on a cluster.
 """
 
 import argparse
-import os
 from pathlib import Path
 
 from mmengine.config import DictAction
@@ -45,11 +44,7 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--cfg-options", nargs="+", action=DictAction, metavar="KEY=VALUE")
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
-    parser.add_argument("--local_rank", "--local-rank", type=int, default=0)
-    args = parser.parse_args()
-    number = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", args.local_rank)  # of MPI, or of older launchers
-    os.environ.setdefault("LOCAL_RANK", str(number))
-    return args
+    return parser.parse_args()
 
 
 @one_line_errors

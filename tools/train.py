@@ -6,7 +6,6 @@ Several processes: tools/dist_train.sh, or tools/slurm_train.sh on a cluster.
 """
 
 import argparse
-import os
 
 from mmengine.config import DictAction
 from mmengine.dist import is_main_process
@@ -54,11 +53,7 @@ def parse_args() -> argparse.Namespace:
         help="change entries of the config, for example train_cfg.max_epochs=5 model.head.num_classes=7",
     )
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
-    parser.add_argument("--local_rank", "--local-rank", type=int, default=0)
-    args = parser.parse_args()
-    number = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", args.local_rank)  # of MPI, or of older launchers
-    os.environ.setdefault("LOCAL_RANK", str(number))
-    return args
+    return parser.parse_args()
 
 
 @one_line_errors

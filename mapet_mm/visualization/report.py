@@ -81,7 +81,6 @@ class Report(NamedTuple):
     summary: str  # a sentence or two
     results: Table
     sections: Sequence[Section] = ()
-    stages: Table | None = None  # of a run, with their durations
     facts: Sequence[tuple[str, str]] = ()  # that the figures depend on: versions, machine, seeds
     commands: Sequence[str] = ()  # exact, in order
 
@@ -103,8 +102,6 @@ def write_report(path: str | os.PathLike, report: Report) -> Path:
     """Write the report as one HTML file that loads nothing; it appears complete or not at all."""
     parts = [f"<h1>{escape(report.title)}</h1>", f"<p>{escape(report.summary)}</p>"]
     parts += ["<h2>Results</h2>", _table(report.results), *map(_section, report.sections)]
-    if report.stages is not None:
-        parts += ["<h2>Stages</h2>", _table(report.stages)]
     if report.facts:
         parts += ["<h2>What it ran on</h2>", _table(Table([Column("what"), Column("value")], report.facts))]
     if report.commands:

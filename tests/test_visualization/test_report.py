@@ -32,7 +32,6 @@ def page(tmp_path_factory):
         summary="Digits & scenes",
         results=TABLE,
         sections=[Section("Curves", "loss < accuracy", [figure, figure])],
-        stages=Table([Column("stage"), Column("seconds", ".0f")], [["pre-training", 118.4]]),
         facts=[("torch", "2.11.0")],
         commands=["python tools/train.py a.py --cfg-options x='<y>'"],
     )
@@ -45,7 +44,6 @@ def test_report_shows_every_number_name_and_command(page):
     assert cells == [
         *["linear probe, 100 labels", "63.2", "71.5", "+8.2"],
         *["UperNet", "–", "40.0", "–"],
-        *["pre-training", "118"],
         *["torch", "2.11.0"],
     ]
     assert "python tools/train.py a.py --cfg-options x=&#x27;&lt;y&gt;&#x27;" in page

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -19,19 +20,12 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 
 
-def processor() -> str:
-    """The model name of the CPU."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
 def machine() -> str:
     """The hardware and versions that a figure was measured with."""
-    device = torch.cuda.get_device_name() if ON_GPU else f"{processor()}, {torch.get_num_threads()} threads"
+    about = Path("/proc/cpuinfo")  # of Linux
+    names = re.findall(r"model name\s*: (.*)", about.read_text() if about.is_file() else "")
+    cpu = f"{(names or [platform.machine()])[0]}, {torch.get_num_threads()} threads"
+    device = torch.cuda.get_device_name() if ON_GPU else cpu
     return f"{device}; Python {platform.python_version()}, torch {torch.__version__}"
 
 

@@ -80,6 +80,7 @@ class Step:
         self.is_reference = variant.startswith("reference")
         torch.manual_seed(0)
         self.model = build_model(variant, size).to(DEVICE).train()
+        self.heads = self.model.backbone.layers[0].attn.num_heads
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(parameters, fused=not self.is_reference or None)
         for parameter in parameters:  # so that the optimizer's state exists
@@ -103,7 +104,7 @@ class Step:
             # The masks' content does not affect the time, so the masks of a few images are copied.
             permutation = backbone.sample_permutation(min(4, self.batch), DEVICE)
             copies = -(-self.batch // len(permutation))
-            made = build_masks(permutation, backbone.cutting_point, "mapet", self._num_heads())
+            made = build_masks(permutation, backbone.cutting_point, "mapet", self.heads)
             self.permutation = permutation.repeat(copies, 1)[: self.batch]
             self.masks = [mask.repeat(copies, 1, 1, 1)[: self.batch] for mask in made]
 
@@ -130,15 +131,12 @@ class Step:
             cutting_point=backbone.cutting_point,
             objective="mapet",
             patch_size=16,
-            num_heads=self._num_heads(),
+            num_heads=self.heads,
             drop_rates=[0.0] * len(backbone.layers),
             masks=self.masks,
         )
         targets = self.tokens.flatten(1)[is_target[:, 1:]]
         return nn.functional.cross_entropy(head(latents).flatten(0, 1), targets)
-
-    def _num_heads(self) -> int:
-        return self.model.backbone.layers[0].attn.num_heads
 
 
 def build_model(variant: str, size: str) -> nn.Module:
@@ -211,41 +209,32 @@ def product_rate(precision: str) -> float:
     return 2 * side**3 / statistics.median(taken)
 
 
-def measure(case: str, args: Namespace) -> tuple[dict[str, list[float]], float, dict[str, dict]]:
-    """Seconds of each variant's steps, the rate of a large product, and each variant's other measurements."""
-    taken: dict[str, list[float]] = defaultdict(list)
-    answers, rates = {}, []
-    for _ in range(args.repeats):
-        for variant in args.variants:
-            rates.append(product_rate(case.partition(":")[2]))
-            answers[variant] = apart("time", variant, case, args)
-            taken[variant] += answers[variant]["seconds"]
-    for variant, answered in answers.items():
-        if answered["memory"] is None:
-            answered["memory"] = apart("memory", variant, case, args)
-    return taken, statistics.median(rates), answers
-
-
 def report_case(case: str, args: Namespace) -> None:
     """Measure one case and print its table."""
-    taken, rate, answers = measure(case, args)
+    size, _, precision = case.partition(":")
+    taken: dict[str, list[float]] = defaultdict(list)
+    memory, flops, rates = {}, {}, []
+    for _ in range(args.repeats):
+        for variant in args.variants:
+            rates.append(product_rate(precision))
+            told = apart("time", variant, case, args)
+            taken[variant] += told["seconds"]
+            memory[variant], flops[variant] = told["memory"], told["flops"]
+    rate, rows = statistics.median(rates), []
     times = {variant: statistics.median(spent) for variant, spent in taken.items()}
-    memory = {variant: told["memory"] for variant, told in answers.items()}
-    rows = []
     for variant, spent in times.items():
-        flops = answers[variant]["flops"]
+        memory[variant] = memory[variant] or apart("memory", variant, case, args)
         figures = [
             f"{1000 * spent:.0f}",
             f"{args.batch / spent:.1f}",
             f"{times['reference'] / spent:.2f}" if "reference" in times else "",
             f"{memory[variant] / 2**20:.0f}",
             f"{memory[variant] / memory['reference']:.2f}" if "reference" in memory else "",
-            f"{flops / spent / 1e12:.2f}",
-            f"{100 * flops / spent / rate:.0f}",
-            f"{1000 * flops / rate:.0f}",
+            f"{flops[variant] / spent / 1e12:.2f}",
+            f"{100 * flops[variant] / spent / rate:.0f}",
+            f"{1000 * flops[variant] / rate:.0f}",
         ]
         rows.append([VARIANTS[variant], *figures])
-    size, _, precision = case.partition(":")
     headings = ["", "ms a step", "images/s", "x reference", "peak MiB", "x reference", "TFLOP/s"]
     headings += ["% of a product's", "floor, ms"]
     what = f"ViT-{size}, {precision}, batch {args.batch}; a large product: {rate / 1e12:.2f} TFLOP/s"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from dataset_converters._write import write_folder
@@ -45,12 +45,6 @@ class Things:
     draw: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
     sides: tuple[int, int]
 
-    def options(self, counts: tuple[int, int], **more: Any) -> dict[str, Any]:
-        """Everything that decides scenes of these things, for the marker of their folder."""
-        options = {"image_size": SIZE} | dict(zip(PARTS, counts, strict=True))
-        options |= {f"min_{self.noun}s": FEWEST, f"max_{self.noun}s": MOST}
-        return options | {"min_size": self.sides[0], "max_size": self.sides[1], **more}
-
 
 class Scene(NamedTuple):
     """One scene: `image` (H, W, 3) uint8; `label` (H, W) uint8, 0 = background, 1 + class of a thing;
@@ -62,27 +56,31 @@ class Scene(NamedTuple):
 
 
 def write_scenes(
-    out: Path, marker: str, things: Things, options: dict[str, Any], seed: int, labels: bool
+    out: Path, marker: str, things: Things, counts: tuple[int, int], kept: Mapping, seed: int, labels: bool
 ) -> bool:
-    """Write both parts of scenes, with pixel labels or without; returns whether they were written.
+    """Write this many scenes of each part, with pixel labels or without; returns whether they were written.
 
     With labels, the files are `{images,annotations}/{training,validation}/<id>.png`, and the things of each
     scene stand in `meta/{training,validation}.jsonl`. Without, they are `{train,val}/<id>.png`, and their
-    names stand in `meta/{train,val}.txt`.
+    names stand in `meta/{train,val}.txt`. The marker has everything that decides them, and what is
+    `kept`.
 
     Raises:
         FileExistsError: see `write_folder`.
     """
 
     def fill(folder: Path) -> None:
-        for part, name in zip(PARTS, ("train", "val"), strict=True):
-            scenes = compose_scenes(things, part, options[part], seed)
-            progress = tqdm(scenes, f"writing {out.name}/{part}", options[part], delay=2)
+        for part, name, count in zip(PARTS, ("train", "val"), counts, strict=True):
+            scenes = compose_scenes(things, part, count, seed)
+            progress = tqdm(scenes, f"writing {out.name}/{part}", count, delay=2)
             if labels:
                 fill_labelled(folder, part, progress, things.noun)
             else:
                 _fill_unlabelled(folder, name, progress)
 
+    options = {"image_size": SIZE, **dict(zip(PARTS, counts, strict=True))}
+    options |= {f"min_{things.noun}s": FEWEST, f"max_{things.noun}s": MOST}
+    options |= {"min_size": things.sides[0], "max_size": things.sides[1], **kept}
     return write_folder(Path(out), marker, options, fill)
 
 

@@ -148,10 +148,9 @@ def write_scenes(out: Path, training: int = 400, validation: int = 100, labels: 
 
     Arguments and result are `write_digits`'s, and the numbers of scenes.
     """
-    things = digit_things()
-    kept = {"val_per_class": OPTIONS["val_per_class"], "seed": OPTIONS["seed"]}
-    options = things.options((training, validation), **kept, **({} if labels else {"labels": False}))
-    return _scenes.write_scenes(out, MARKER, things, options, OPTIONS["seed"] + (not labels), labels)
+    kept = {key: OPTIONS[key] for key in ("val_per_class", "seed")} | ({} if labels else {"labels": False})
+    counts, seed = (training, validation), OPTIONS["seed"] + (not labels)
+    return _scenes.write_scenes(out, MARKER, digit_things(), counts, kept, seed, labels)
 
 
 @one_line_errors

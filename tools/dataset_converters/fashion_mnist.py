@@ -150,10 +150,9 @@ def write_scenes(
 
     Arguments and result are `write_garments`'s, and the numbers of scenes.
     """
-    things, seed = garment_things(source), SEED + (not labels)
+    seed, counts = SEED + (not labels), (training, validation)
     kept = {"seed": seed, **({} if labels else {"labels": False}), "source": source.digest}
-    options = things.options((training, validation), **kept)
-    return _scenes.write_scenes(out, MARKER, things, options, seed, labels)
+    return _scenes.write_scenes(out, MARKER, garment_things(source), counts, kept, seed, labels)
 
 
 @one_line_errors

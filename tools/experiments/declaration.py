@@ -139,13 +139,13 @@ def load_table(name: str, dataset: str, root: str | os.PathLike = TABLES) -> Tab
 
 def _build(kind: type, entries: Mapping[str, Any], where: str) -> Any:
     """Build a row, column or runner; unknown strings of a row or column become values for the braces."""
-    known = {key: value for key, value in entries.items() if key in kind.__dataclass_fields__}
-    values = {key: value for key, value in entries.items() if key not in known}
-    if wrong := [key for key, value in values.items() if kind is Runner or not isinstance(value, str)]:
-        raise DeclarationError(f"{where}: {kind.__name__.lower()} has an unknown entry `{wrong[0]}`")
+    fields = kind.__dataclass_fields__
+    if "values" in fields:
+        values = {key: one for key, one in entries.items() if key not in fields and isinstance(one, str)}
+        entries = {key: one for key, one in entries.items() if key not in values} | {"values": values}
     try:
-        return kind(**known, **({} if kind is Runner else {"values": values}))
-    except TypeError as error:  # names the entry that is missing
+        return kind(**entries)
+    except TypeError as error:  # names the entry that is missing or unknown
         raise DeclarationError(f"{where}, {kind.__name__.lower()} {entries}: {error}") from error
 
 

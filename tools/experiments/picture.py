@@ -93,26 +93,22 @@ def _draw_curves(
     panel: Axes, table: TableDeclaration, column: Column, compute: Column, cells: Grid
 ) -> dict[str, object]:
     """One curve for the rows of one name, over the logarithm of the compute; returns handles by name."""
-    curves: dict[tuple[str, bool], list[tuple[Measured, Measured]]] = {}
+    names = list(dict.fromkeys(row.curve or row.name for row in table.rows))
+    points: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
+    handles: dict[str, object] = {}
     for row in table.rows:
         cost, quality = cells[row.name, compute.heading], cells[row.name, column.heading]
-        free = isinstance(cost, Measured) and cost.mean == 0
-        points = curves.setdefault((row.name if free else row.curve or row.name, free), [])
-        if isinstance(cost, Measured) and isinstance(quality, Measured):
-            points.append((cost, quality))
-    handles: dict[str, object] = {}
-    for number, ((name, free), points) in enumerate(curves.items()):
-        colour, marker = f"C{number % 10}", MARKERS[number % len(MARKERS)]
-        points.sort(key=lambda pair: (pair[0].mean, pair[1].mean))
-        means = [quality.mean for _, quality in points]
-        spreads = [quality.spread or 0.0 for _, quality in points]
-        if points and free:
-            panel.axhspan(means[0] - spreads[0], means[0] + spreads[0], color=colour, alpha=0.15, lw=0)
-            handles[name] = panel.axhline(means[0], linestyle="--", linewidth=1.4, color=colour)
-        elif points:
-            costs = [cost.mean for cost, _ in points]
-            style = dict(fmt=f"-{marker}", markersize=5, linewidth=1.4, capsize=2.5, color=colour)
-            handles[name] = panel.errorbar(costs, means, yerr=spreads, **style)
+        if not (isinstance(cost, Measured) and isinstance(quality, Measured)):
+            continue
+        if cost.mean:
+            points[row.curve or row.name].append((cost.mean, quality.mean, quality.spread or 0.0))
+        else:
+            handles[row.name] = panel.axhline(quality.mean, linestyle="--", color=MISSING_COLOUR)
+    for number, name in enumerate(names):
+        if points[name]:
+            costs, means, spreads = zip(*sorted(points[name]), strict=True)
+            style = dict(fmt=f"-{MARKERS[number % len(MARKERS)]}", color=f"C{number % 10}")
+            handles[name] = panel.errorbar(costs, means, spreads, markersize=5, capsize=2.5, **style)
     panel.set_xscale("log")
     panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     panel.xaxis.set_major_formatter("{x:g}")

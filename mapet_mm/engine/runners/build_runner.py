@@ -1,5 +1,6 @@
 """Build the runner of a config, for one process or several, with or without GPUs."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ def build_runner(cfg: Config, launcher: str) -> Runner:
 def _start(cfg: Config, launcher: str) -> None:
     """Let processes wait long enough, and start gloo where MMEngine would set a CUDA device."""
     number_slurm_task()
+    if launcher == "mpi":  # MMEngine's wrapper of the model reads the other name
+        os.environ.setdefault("LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0"))
     # PyTorch's own limit for GPUs is ten minutes, which a validation in the first process can outlast.
     timeout = (cfg.get("env_cfg") or {}).get("dist_cfg", {}).get("timeout", TIMEOUT_SECONDS)
     cfg.merge_from_dict({"env_cfg": {"dist_cfg": {"timeout": timeout}}})

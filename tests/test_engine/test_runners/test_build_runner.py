@@ -68,10 +68,12 @@ def test_processes_on_gpus_wait_as_long_as_those_on_cpus(config, monkeypatch, op
     assert cfg.env_cfg.dist_cfg.timeout == seconds
 
 
-def test_a_launcher_that_needs_gpus_is_refused_without_them(config, monkeypatch):
+@pytest.mark.parametrize("launcher", ["slurm", "mpi"])
+def test_a_launcher_that_needs_gpus_is_refused_without_them(launcher, config, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setattr("mapet_mm.engine.runners.build_runner.get_device", lambda: "cpu")
-    with pytest.raises(UserError, match="slurm needs CUDA devices"):
-        build_runner(load_config(str(config)), "slurm")
+    with pytest.raises(UserError, match=f"{launcher} needs CUDA devices"):
+        build_runner(load_config(str(config)), launcher)
 
 
 @pytest.mark.parametrize(("gpus", "number"), [(1, "0"), (8, "5")])

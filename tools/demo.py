@@ -40,6 +40,7 @@ REFERENCE = "docs/reference/mapet_digits.json"
 PROBE = f"{CONFIGS}/vit-micro_1xb100-linear-mean-coslr_few-labels.py"
 FINETUNE_FEW = f"{CONFIGS}/vit-micro_1xb50-coslr_few-labels.py"
 FINETUNE = f"{CONFIGS}/vit-micro_1xb64-coslr.py"
+UNFROZEN = {"model.backbone.frozen_stages": -1}
 
 # All stages; rows that need the pre-training come first, so that it starts as early as possible.
 TABLE = TableDeclaration(
@@ -54,12 +55,7 @@ TABLE = TableDeclaration(
         Column("fine-tuning, all labels", "top-1, %", FINETUNE, "accuracy/top1"),
         Column("linear segmentation, 100 labels", "mIoU, %", SEGMENTATION, "mIoU", data="digits_pixels"),
         Column(
-            "fine-tuned segmentation, 100 labels",
-            "mIoU, %",
-            SEGMENTATION,
-            "mIoU",
-            options={"model.backbone.frozen_stages": -1},
-            data="digits_pixels",
+            "fine-tuned segmentation, 100 labels", "mIoU, %", SEGMENTATION, "mIoU", UNFROZEN, "digits_pixels"
         ),
     ],
     notes=(
@@ -84,12 +80,6 @@ def results_table(filler: TableFiller) -> Table:
     return Table([report.Column(*heading) for heading in headings], rows, filler.table.notes)
 
 
-def machine_facts(jobs: int) -> list[tuple[str, str]]:
-    """Processor, threads and versions that the figures depend on."""
-    versions = [(name, importlib.import_module(name).__version__) for name in LIBRARIES]
-    return [("machine", machine()), ("side by side", f"{jobs} stages with one thread each"), *versions]
-
-
 def curves_section(work_dir: str) -> Section:
     """Loss and token accuracy of the pre-training, drawn over the committed reference run."""
     records, reference = read_scalars(work_dir), read_scalars(REFERENCE)
@@ -102,19 +92,17 @@ def curves_section(work_dir: str) -> Section:
     return Section("Pre-training", caption, figures)
 
 
-def codebook_section(seed: int = 0) -> Section:
+def codebook_section() -> Section:
     """Patches that share a token, of the most used tokens."""
     store = TokenStore.open(TOKENS)
     members = codebook_sheet.find_members(store, measure_usage(store).most_used(8))
-    rows = [
-        codebook_sheet.SheetRow(
-            f"token {token}: {len(patches):,} patches", codebook_sheet.choose_members(patches, 6, seed)
-        )
-        for token, patches in members.items()
-    ]
+    rows = []
+    for token, patches in members.items():
+        chosen = codebook_sheet.choose_members(patches, 6, seed=0)
+        rows.append(codebook_sheet.SheetRow(f"token {token}: {len(patches):,} patches", chosen))
     caption = (
         "One token a row, its patch framed in red in its surroundings: the eight most used of "
-        f"{store.vocab_size} tokens; patches drawn at random (seed {seed})."
+        f"{store.vocab_size} tokens; patches drawn at random."
     )
     figure = codebook_sheet.draw_codebook_sheet(rows, DATA, store.grid)
     return Section("Patches that share a token", caption, [figure])
@@ -141,22 +129,19 @@ def segmentation_section(filler: TableFiller, count: int = 5) -> Section:
 
 
 def make_report(filler: TableFiller, jobs: int, seconds: float) -> report.Report:
-    """The page: results, pictures, seconds of each stage, machine and commands."""
+    """The page: results, pictures, machine and commands."""
     runs = filler.plan.runs
     pretraining = next(run for run in runs if run.kind == "pre-training")
+    sections = [curves_section(pretraining.folder), codebook_section(), masks_section()]
+    versions = [(name, importlib.import_module(name).__version__) for name in LIBRARIES]
     return report.Report(
         title=TABLE.title,
         summary="From raw images to a segmentation mIoU: digits, codebook, tokens, MaPeT pre-training, "
         "then the same small ViT with and without it. "
         f"This run took {seconds:.0f} s with {jobs} stages side by side.",
         results=results_table(filler),
-        sections=[
-            curves_section(pretraining.folder),
-            codebook_section(),
-            masks_section(),
-            segmentation_section(filler),
-        ],
-        facts=machine_facts(jobs),
+        sections=[*sections, segmentation_section(filler)],
+        facts=[("machine", machine()), *versions],
         commands=["export OMP_NUM_THREADS=1", *(run.line for run in runs)],
     )
 

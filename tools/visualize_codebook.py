@@ -46,7 +46,6 @@ def parse_args() -> argparse.Namespace:
         "codebook, encodes images again)",
     )
     parser.add_argument("--context", type=int, default=3, help="patches shown around each, on each side")
-    parser.add_argument("--seed", type=int, default=0, help="seed of all random choices")
     parser.add_argument("--out", type=Path, help="folder of the page; default: <token store>.codebook")
     parser.add_argument(
         "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."
@@ -61,7 +60,7 @@ def choose_patches(
     args: argparse.Namespace, cfg: Config, images: NamedImages, store: TokenStore, usage: TokenUsage
 ) -> dict[int, list[SheetRow]]:
     """The rows to show of each token: first the patches nearest to its centroid, then random ones."""
-    members = find_members(store, args.tokens or usage.most_used(args.count), CANDIDATES, args.seed)
+    members = find_members(store, args.tokens or usage.most_used(args.count), CANDIDATES)
     shown = []
     if args.nearest:
         tokenizer, preprocessor = build_tokenizer(cfg)
@@ -72,7 +71,7 @@ def choose_patches(
         nearest = nearest_members(tokenizer, preprocessor, images, members, args.nearest, workers)
         shown.append((f"nearest of at most {CANDIDATES} random", nearest))
     if args.random:
-        chosen = {token: choose_members(of, args.random, args.seed) for token, of in members.items()}
+        chosen = {token: choose_members(of, args.random, seed=0) for token, of in members.items()}
         shown.append(("random", chosen))
     return {
         token: [

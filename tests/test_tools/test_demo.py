@@ -52,16 +52,6 @@ def test_segmentation_starts_with_the_same_images_and_trains_all_or_the_head_alo
     assert (cfg.model.backbone.frozen_stages, cfg.train_dataloader.dataset.indices) == (4, 100)
 
 
-def test_facts_name_the_versions_that_ran(demo):
-    import mmengine
-    import torch
-
-    facts = dict(demo.machine_facts(jobs=2))
-    assert facts["torch"] == torch.__version__
-    assert facts["mmengine"] == mmengine.__version__
-    assert facts["side by side"] == "2 stages with one thread each"
-
-
 def test_masks_section_draws_all_three_objectives(demo):
     section = demo.masks_section()
     titles = [axes.get_title() for figure in section.figures for axes in figure.axes]

@@ -49,12 +49,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def fresh(script: str, arguments: Sequence[Any], environment: Mapping[str, str] | None = None) -> Any:
     """Run a script in a fresh process, and return the last line that it prints, parsed as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", script, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        cwd=ROOT,
-        env={**os.environ, **(environment or {})},
-    )
+    words = [sys.executable, "-W", "ignore", script, *map(str, arguments)]
+    environment = {**os.environ, **(environment or {})}
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=environment)
     return json.loads(done.stdout.splitlines()[-1])

@@ -67,11 +67,6 @@ class Column:
         """True for the cost of a row, false for its quality."""
         return self.metric.startswith(("tokenizer/", "pre-training/"))
 
-    @property
-    def has_best(self) -> bool:
-        """True if more is better: not for costs, nor for counts of tokens in use."""
-        return not self.is_cost and self.metric not in ("tokens/perplexity", "tokens/dead")
-
 
 @dataclass(frozen=True)
 class Runner:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -90,19 +91,11 @@ def plan_table(table: TableDeclaration, seeds: Iterable[int], out: str | os.Path
             do not fit together.
     """
     planner = _Planner(table, f"{out}/runs")
-    cells = [
-        Cell(
-            row.name,
-            column.heading,
-            seed,
-            planner.evaluation(row, column, seed),
-            column.metric.format(**{**column.values, **row.values}),
-        )
-        for seed in seeds
-        for row in table.rows
-        for column in table.columns
-        if row.columns is None or column.name in row.columns
-    ]
+    cells = []
+    for seed, row, column in product(seeds, table.rows, table.columns):
+        if row.columns is None or column.name in row.columns:
+            metric = column.metric.format(**{**column.values, **row.values})
+            cells.append(Cell(row.name, column.heading, seed, planner.evaluation(row, column, seed), metric))
     return Plan(list(planner.runs.values()), cells)
 
 

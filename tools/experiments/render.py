@@ -14,11 +14,8 @@ from experiments.declaration import Column, TableDeclaration
 # Largest spread of seeds that all differ by the same, as a share of the values: the rounding of accuracies
 # that come out of float32.
 ROUNDING = 1e-6
-ONE_SEED = "One seed: a difference may be chance."
-SEVERAL_SEEDS = (
-    "Differences seed by seed: mean ± sample standard deviation; p of a paired t-test, two-sided, "
-    "not corrected for the number of comparisons."
-)
+NOTE = "Differences seed by seed: mean ± sample standard deviation; p of a paired t-test, two-sided, "
+NOTE += "not corrected for the number of comparisons."
 
 
 class Measured(NamedTuple):
@@ -68,7 +65,9 @@ def _best(table: TableDeclaration, column: Column, cells: Grid) -> str | None:
     measured = {row.name: cells[row.name, column.heading] for row in table.rows}
     means = {name: cell.mean for name, cell in measured.items() if isinstance(cell, Measured)}
     means = {name: value for name, value in means.items() if not math.isnan(value)}
-    return max(means, key=means.get) if len(means) > 1 and column.has_best else None
+    # Of costs and of counts of tokens in use, more is not better.
+    is_quality = not column.is_cost and column.metric not in ("tokens/perplexity", "tokens/dead")
+    return max(means, key=means.get) if len(means) > 1 and is_quality else None
 
 
 def _cell(cell: Measured | str, is_best: bool, most_seeds: int) -> str:
@@ -144,7 +143,7 @@ def render_differences(table: TableDeclaration, cells: Grid) -> str:
                 most = max(most, *(one.seeds for one in differences if one))
     if not lines:
         return ""
-    note = SEVERAL_SEEDS if most > 1 else ONE_SEED
+    note = NOTE if most > 1 else "One seed: a difference may be chance."
     head = [table_line([f"less {table.baseline}", *columns]), table_line(["---", *["---:"] * len(columns)])]
     return "\n".join(["", *head, *lines, "", f"- {note}", ""])
 

@@ -122,10 +122,10 @@ class FeatureBank:
         images = torch.arange(len(self)) if images is None else images
         columns = self.columns(pooling)
         found = torch.empty(len(images), columns.stop - columns.start)
-        for block in (images // BLOCK).unique().tolist():
-            mine = images // BLOCK == block
-            values = self.read("pooled", block, layer)[images[mine] - block * BLOCK]
-            found[mine] = values[:, columns].float()
+        blocks, counts = (images // BLOCK).unique_consecutive(return_counts=True)
+        parts = (rows.split(counts.tolist()) for rows in (images, found))
+        for block, here, target in zip(blocks.tolist(), *parts, strict=True):
+            target[:] = self.read("pooled", block, layer)[here - block * BLOCK][:, columns]
         return found
 
     def tokens(self, images: Sequence[int]) -> Float[Tensor, "image row column dim"]:

@@ -6,6 +6,8 @@ import pytest
 import torch
 from clustered_features import DIM, LAYERS, make_features
 from frozen_features import take
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from mapet_mm.evaluation import features as module
 from mapet_mm.evaluation.image_sets import ImageSetError, read_image_sets
@@ -53,6 +55,29 @@ def test_reading_some_images_equals_reading_all(tmp_path, monkeypatch, in_files)
         assert torch.equal(torch.cat([v for _, v in bank.blocks("pooled", layer)]), values["pooled"][layer])
     assert torch.equal(bank.tokens(some.tolist()), values["tokens"][some].unflatten(1, (3, 3)))
     assert [rows.stop for rows, _ in bank.blocks("tokens")] == [16, 32, 48, 50]
+
+
+class Elements(TorchDispatchMode):
+    """Counts the elements of what PyTorch's operations give."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        self.total += sum(one.numel() for one in tree_leaves(found) if isinstance(one, torch.Tensor))
+        return found
+
+
+def test_the_work_of_reading_features_grows_with_their_number(monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", 4)
+    monkeypatch.setattr(module.FeatureBank, "read", lambda *_: torch.zeros(4, 2))
+    counts = []
+    for size in (200, 2000):
+        bank = module.FeatureBank(None, "train", ["1"], ["mean"], 2, (0, 0), None, size)
+        with Elements() as counted:
+            bank.pooled()
+        counts.append(counted.total)
+    assert counts[1] < 10.5 * counts[0]
 
 
 def test_a_killed_run_goes_on_and_gives_the_same(config, root, monkeypatch):

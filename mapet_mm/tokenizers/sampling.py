@@ -121,6 +121,8 @@ def sample_features(
 
     unreadable: dict[str, str] = {}
     for number, features, reasons in encode_blocks(loader, encode, len(blocks), lacking, "sampling features"):
+        if not lacking(number):  # another process was faster, and the block was broken off
+            continue
         kept, skipped = [], {}
         for name in blocks.names[number]:
             if (rows := features.get(places[name])) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 
 from mapet_mm.utils.dist import process_number
@@ -18,11 +19,8 @@ def my_blocks(number: int, done: Callable[[int], bool]) -> Iterator[int]:
         done: whether a block's result is there.
     """
     rank, size = process_number()
-    for block in range(rank, number, size):
-        if not done(block):
-            yield block
-    # From another place in each process, so that the slowest one's blocks are shared out.
-    start = rank * number // size
-    for block in [*range(start, number), *range(start)]:
-        if not done(block):
-            yield block
+    for blocks in range(rank, number, size), range(number):
+        # Another order in each process, so that processes started by hand do not do the same ones.
+        for block in random.SystemRandom().sample(blocks, len(blocks)):
+            if not done(block):
+                yield block

@@ -117,7 +117,7 @@ def test_processes_share_the_blocks_and_do_what_others_left(config, root, monkey
         lambda bank, kind, block, v: order.append(block) or write(bank, kind, block, v),
     )
     bank = take(config, root / "cache", ["pooled"])
-    assert order[:2] == [1, 3]
+    assert sorted(order[:2]) == [1, 3]
     assert sorted(order) == [0, 1, 2, 3, 4]
     assert len(bank.pooled()) == 24
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from few_images import SIZE
 
+from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.structures import Codebook, CodebookError
 from mapet_mm.tokenizers import kmeans, sampling
 from mapet_mm.tokenizers.images import NamedImages
@@ -67,6 +68,24 @@ def test_a_killed_fit_goes_on_with_what_is_left(cfg, read, monkeypatch):
     assert not read
     _, undisturbed = run_fit_codebook(cfg, out=f"{cfg.tokenizer.codebook}.other")
     assert codebook.digest == undisturbed.digest
+
+
+def test_a_block_that_another_process_writes_meanwhile_is_left_to_it(cfg, read, monkeypatch):
+    """As the last block of a slow process, which a faster one takes over."""
+    _, whole = run_fit_codebook(cfg, out=f"{cfg.tokenizer.codebook}.other")
+    (theirs,) = features_folder(Path(f"{cfg.tokenizer.codebook}.other")).rglob("features-*.safetensors")
+    encode = GridKMeans.features
+
+    def with_the_other(self, images):
+        mine = features_folder(Path(cfg.tokenizer.codebook)) / theirs.parent.name / theirs.name
+        mine.write_bytes(theirs.read_bytes())
+        return encode(self, images)
+
+    read.clear()
+    monkeypatch.setattr(GridKMeans, "features", with_the_other)
+    _, codebook = run_fit_codebook(cfg)
+    assert 0 < len(read) < 12
+    assert codebook.digest == whole.digest
 
 
 def test_features_of_other_preprocessing_are_not_used_again(cfg, read):

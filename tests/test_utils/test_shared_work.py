@@ -27,7 +27,18 @@ def test_processes_that_run_side_by_side_share_the_blocks(monkeypatch):
                 taken[rank].append(block)
                 done.add(block)
     assert sorted(taken[0] + taken[1] + taken[2]) == list(range(8))
-    assert taken[0][:3] == [0, 3, 6]
+    assert sorted(taken[0][:3]) == [0, 3, 6]
+
+
+def test_processes_that_are_started_by_hand_share_the_blocks():
+    """Both count as the only one; a block is done twice only if both draw it at the same moment."""
+    done, taken = set(), []
+    workers = [my_blocks(1000, done.__contains__) for _ in range(2)]
+    while drawn := [block for worker in workers if (block := next(worker, None)) is not None]:
+        taken += drawn
+        done.update(drawn)
+    assert done == set(range(1000))
+    assert len(taken) < 1050
 
 
 @pytest.mark.parametrize("dead", [0, 1])

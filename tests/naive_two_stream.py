@@ -216,7 +216,7 @@ def two_stream_forward(
     """Latents of the targets in raster order, (B, n, D), and which tokens are targets, (B, N).
 
     A data loader that makes the masks hands them on in `masks`. Below `query_from_layer` there is no query
-    stream: it starts as a copy of what the content stream holds for the mask tokens there.
+    stream: it starts there as a copy of the content stream's mask tokens, or as new ones where it has none.
     """
     library = library or Library()
     batch_size, num_tokens = permutation.shape
@@ -241,8 +241,8 @@ def two_stream_forward(
     if masks is None:
         masks = build_masks(permutation, cutting_point, objective, num_heads)
     for i, drop_rate in enumerate(drop_rates):
-        if i <= query_from_layer and with_masks:
-            query = content[:, num_tokens:]
+        if i <= query_from_layer:
+            query = content[:, num_tokens:] if with_masks else mask_tokens
         content, query = run_layer(weights, i, num_heads, content, query, ids, masks, drop_rate, library)
     predicting = content[:, num_tokens:] if objective == "mim" else query
     return layer_norm(weights, library.out, predicting, library.eps), is_target

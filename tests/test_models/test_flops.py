@@ -31,7 +31,7 @@ def surplus_flops(objective, query_from_layer) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "first"), [("mapet", 0), ("mapet", 1), ("mapet", DEPTH - 1), ("pim", 0), ("mim", 0)]
+    ("name", "first"), [("mapet", 0), ("mapet", 1), ("mapet", DEPTH - 1), ("pim", 0), ("pim", 1), ("mim", 0)]
 )
 def test_the_floor_is_a_steps_count_less_its_surplus(name, first, monkeypatch):
     # Fused kernels are counted as if they computed their weights again.

@@ -31,13 +31,14 @@ class TwoStreamViT(nn.Module):
         cutting_point: number of tokens of the permuted sequence that are context, including the extra tokens
             (class token, registers); below `N`, the number of patches plus extra tokens.
         objective: 'mapet' | 'pim' | 'mim'.
-        query_from_layer: the first layer that runs the query stream, which starts there as a copy of the mask
-            tokens from the layer before. This is an extension; 0 is the paper's method.
+        query_from_layer: the first layer that runs the query stream. It starts there as a copy of the mask
+            tokens from the layer before, or, without mask tokens ('pim'), as the mask token plus position
+            embeddings. This is an extension; 0 is the paper's method.
         **kwargs: as for the library's ViT.
 
     Raises:
         ValueError: the objective is not known, no patch would be left to predict or to see, or there is no
-            layer or no mask token for the query stream to start from.
+            layer for the query stream to start from, or no query stream.
     """
 
     _checked = False
@@ -58,8 +59,8 @@ class TwoStreamViT(nn.Module):
         self.query_from_layer = operator.index(query_from_layer)
         if not 0 <= self.query_from_layer < len(self.layers):
             raise ValueError(f"query_from_layer={query_from_layer} is outside 0..{len(self.layers) - 1}")
-        if self.query_from_layer and not {"M", "Q"} <= set(self.objective.groups):
-            raise ValueError(f"query_from_layer={query_from_layer} needs mask tokens and a query stream")
+        if self.query_from_layer and "Q" not in self.objective.groups:
+            raise ValueError(f"query_from_layer={query_from_layer} needs an objective with a query stream")
         self.num_tokens = self.num_extra_tokens + prod(self.patch_resolution)
         self.cutting_point = operator.index(cutting_point)
         if not self.num_extra_tokens <= self.cutting_point < self.num_tokens:
@@ -131,14 +132,15 @@ class TwoStreamViT(nn.Module):
             tokens, layout = torch.cat([content, queries[:, predicted]], dim=1), layout.keep(predicted)
         # A slice of a ModuleList would be a new module, which torch.compile refuses.
         *layers, last_layer = self.layers
-        if first := self.query_from_layer:  # C, M and T alone; their mask tokens are the queries that follow
+        if first := self.query_from_layer:  # C, M and T alone
             content = layout.keep(layout.places[:0])
             positions = self.attention_positions(permutation, content)
-            tokens = tokens[:, : content.num_rows]
+            tokens, queries = tokens.tensor_split([content.num_rows], dim=1)
             for layer in layers[:first]:
                 tokens = layer(tokens, content, 0, positions)
-            queries = tokens[:, content.slice_of("M")]
-            queries = queries if predicted is None else queries[:, predicted]
+            if "M" in self.objective.groups:  # the queries go on from the mask tokens
+                queries = tokens[:, content.slice_of("M")]
+                queries = queries if predicted is None else queries[:, predicted]
             tokens = torch.cat([tokens, queries], dim=1)  # B C|M|T|Q D
         positions = self.attention_positions(permutation, layout)
         for layer in layers[first:]:

@@ -146,13 +146,15 @@ def test_equals_the_naive_reference(config, objective):
         assert (gradient - other).norm() < TOLERANCE * max(other.norm(), 1e-2 * scale), name
 
 
-def test_a_query_stream_that_starts_later_equals_the_naive_reference(config):
-    """In the last of two layers, from what its mask tokens are there; and of a part of the targets."""
-    vit = build(config, query_from_layer=1)
+@pytest.mark.parametrize("objective", ["mapet", "pim"])
+def test_a_query_stream_that_starts_later_equals_the_naive_reference(config, objective):
+    """In the last of two layers, from the mask tokens that there are; and of a part of the targets."""
+    vit = build(config, objective, query_from_layer=1)
     ours, reference = compare(vit)
     assert relative_error(ours, reference) < TOLERANCE
-    assert relative_error(compare(build(config))[0], ours) > 0.01
-    test_predicting_a_part_gives_the_rows_of_the_whole(dict(config, query_from_layer=1))
+    assert relative_error(compare(build(config, objective))[0], ours) > 0.01
+    late = dict(config, query_from_layer=1, objective=objective)
+    test_predicting_a_part_gives_the_rows_of_the_whole(late)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -216,7 +218,7 @@ def test_weights_of_beit_without_layer_scale_keep_their_features(capture_log):
 
 
 def test_predicting_a_part_gives_the_rows_of_the_whole(config):
-    vit = build(config)
+    vit = build(config, config.get("objective", "mapet"))
     images, permutation = torch.randn(2, 3, 12, 20), vit.sample_permutation(2, "cpu")
     whole, _ = vit(images, permutation)
     some, _ = vit(images, permutation, predicted=torch.tensor([1, 4, 5]))

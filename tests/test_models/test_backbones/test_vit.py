@@ -80,7 +80,6 @@ REFUSED = [
     (dict(query_from_layer=3), "query_from_layer"),
     (dict(query_from_layer=-1), "query_from_layer"),
     (dict(query_from_layer=1, objective="mim"), "query_from_layer"),
-    (dict(query_from_layer=1, objective="pim"), "query_from_layer"),
     (dict(objective="beit"), "objective"),
     *[(dict(cutting_point=number), "cutting_point") for number in (-1, 0, 26)],
     *[(dict(img_size=size), "img_size") for size in ((20, 20, 20), 0, (20, -4), 22.5, "20", [])],

@@ -218,9 +218,10 @@ def test_one_patch_or_one_row_of_them_equals_the_naive_reference(objective, grid
 
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize("options", [{}, {"with_cp": True}, {"recompute": False}], ids=str)
-def test_a_query_stream_that_starts_later_equals_the_naive_reference(first, options):
-    """At the second of three layers or in the last alone, from the mask tokens of the layer before."""
-    compare_with_the_naive_reference("mapet", "third", (12, 28), 0.5, query_from_layer=first, **options)
+@pytest.mark.parametrize("objective", ["mapet", "pim"])
+def test_a_query_stream_that_starts_later_equals_the_naive_reference(objective, first, options):
+    """At the second of three layers or in the last alone, from the mask tokens that there are."""
+    compare_with_the_naive_reference(objective, "third", (12, 28), 0.5, query_from_layer=first, **options)
 
 
 def compare_with_the_naive_reference(objective, cut, grid, drop_path_rate, query_from_layer=0, **options):
@@ -305,9 +306,8 @@ def test_what_is_computed_again_is_not_kept(recompute, autocast):
     vit.init_weights()
     tokens = vit.embed(torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu"))
     inputs, layer = [], vit.layers[0]
-    layer.ln1.register_forward_hook(lambda _, __, normed: inputs.append(weakref.ref(normed)))
-    for linear in (layer.ffn.layers[0][0], layer.ffn.layers[1]):
-        linear.register_forward_pre_hook(lambda _, given: inputs.append(weakref.ref(given[0])))
+    for before_linear in (layer.ln1, layer.ln2, layer.ffn.layers[0]):
+        before_linear.register_forward_hook(lambda _, __, result: inputs.append(weakref.ref(result)))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         output = layer(tokens, vit.layout)
     assert output.requires_grad
@@ -352,10 +352,10 @@ def test_a_linear_layer_with_lora_is_called(training, objective):
     assert all(p.grad.abs().max() > 0 for p in adapters.values())
 
 
-@pytest.mark.parametrize("part", ["attn.proj", "attn.gamma1", "ffn", "ffn.layers.0.0", "ffn.gamma2"])
-def test_each_part_of_a_layer_is_called_once(part):
-    """So that adapters and hooks of other libraries work."""
-    vit, calls = MaPeTPretrainViT(ARCH, 20, 4, 8), Counter()
+@pytest.mark.parametrize("part", ["ln1", "ln2", "ffn.layers.0.0", "ffn.dropout_layer"])
+def test_each_part_of_a_layer_without_layer_scale_is_called_once(part):
+    """So that hooks of other libraries work; a LayerScale is multiplied into the weights before it."""
+    vit, calls = MaPeTPretrainViT(ARCH, 20, 4, 8, recompute=False), Counter()
     for i, layer in enumerate(vit.layers):
         layer.get_submodule(part).register_forward_hook(functools.partial(lambda i, *_: calls.update([i]), i))
     vit(torch.randn(2, 3, 20, 20))[0].sum().backward()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from torch import Tensor
@@ -27,6 +29,7 @@ from mapet_mm.utils.identity import digest
 from mapet_mm.utils.logging import import_quietly
 
 SECTION = "evaluation"  # of a config
+SETS = ("train", "val", "view", "dense_train", "dense_val")  # others are further tests of a classifier
 FIFTH = 5
 
 
@@ -38,12 +41,14 @@ class ImageSet:
     """A dataset of MMPretrain or MMSegmentation with its labels and its identity.
 
     Args:
-        name: 'train', 'val', 'dense_train' or 'dense_val'.
-        config: as a data loader's: `dataset`, and `batch_size` (64) and `num_workers` (0); other options are
+        name: one of `SETS`, or of a further test.
+        config: as a data loader's: `dataset`, and `batch_size` (64) and `num_workers` (0); `answers` is a
+            JSON file with the right classes of each image of ImageNet's `val`, as ReaL's; other options are
             ignored.
     """
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
+        self.answers = config.get("answers")
         self.name, self.config = name, config["dataset"]
         self.batch_size, self.num_workers = config.get("batch_size", 64), config.get("num_workers", 0)
         self.dataset: Dataset = DATASETS.build(config["dataset"])
@@ -118,6 +123,38 @@ def check_labels(train: ImageSet, val: ImageSet) -> int:
     return max(classes) + 1
 
 
+def answers(
+    train: ImageSet, test: ImageSet, num_classes: int
+) -> tuple[Int64[Tensor, " offered"], Bool[Tensor, "image class"]]:
+    """The classes of `train` that a test is between, and which of them are right for each of its images.
+
+    A test with a part of the classes, such as ImageNet-A, is between these; folders named by numbers, as
+    ImageNet-V2's, are the classes of these numbers.
+
+    Raises:
+        ImageSetError: a class that `train` does not have.
+    """
+    offered = torch.arange(num_classes)
+    if path := getattr(test, "answers", None):
+        told = json.loads(Path(path).read_text())
+        numbers = [int(re.findall(r"\d+", test.path(index))[-1]) for index in range(len(test))]
+        each = [told[number - 1] for number in numbers]  # of ILSVRC2012_val_00000001.JPEG
+    else:
+        names, known = test.class_names, train.class_names
+        if test.name != "val" and names and known and names != known:
+            index = {name: place for place, name in enumerate(known)}
+            places = [index.get(name, int(name) if name.isdigit() else num_classes) for name in names]
+            if wrong := [name for name, place in zip(names, places, strict=True) if place >= num_classes]:
+                raise ImageSetError(f"`train` has no class `{wrong[0]}` of the `{test.name}` images")
+            offered = torch.tensor(places)
+        each = [[int(offered[label])] for label in test.labels]
+        offered = offered.sort().values
+    right = torch.zeros(len(each), num_classes, dtype=torch.bool)
+    for row, classes in zip(right, each, strict=True):
+        row[classes] = True
+    return offered, right
+
+
 def check_class_names(train: ImageSet, val: ImageSet) -> None:
     """Raise ImageSetError if an index means different classes in two sets that name their classes."""
     pairs = zip(train.class_names or (), val.class_names or (), strict=False)  # the last ones may be missing
@@ -173,7 +210,11 @@ def _declared_loaders(config: Config) -> dict[str, Any]:
     section = dict(config.get(SECTION) or {})
     folder = section.get("folder")
     loaders = folder_loaders(Path(folder)) if folder else {}
-    loaders |= {name: one for name, one in section.items() if name not in ("folder", "protocols")}
+    for name, one in section.items():
+        if isinstance(one, str) and name != "folder":  # a folder per class
+            one = dict(dataset=dict(type="CustomDataset", data_prefix=one))
+        if name not in ("folder", "protocols"):
+            loaders[name] = one
     probe = config.get("knn_probe") or {}
     return loaders or {
         name: probe[f"{name}_dataloader"] for name in ("train", "val") if f"{name}_dataloader" in probe

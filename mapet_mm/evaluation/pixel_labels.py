@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
+from mapet_mm.evaluation.protocol import bootstrap
 
 IGNORED = 255
 
@@ -55,11 +56,11 @@ def majority(cells: UInt8[np.ndarray, "patch pixel"], num_classes: int) -> UInt8
 
 
 class Areas:
-    """Areas of all images by class, and the mean IoU of MMSegmentation's `IoUMetric`."""
+    """Areas of each image by class, and the mean IoU of MMSegmentation's `IoUMetric`."""
 
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
-        self.sums = torch.zeros(4, num_classes, dtype=torch.float64)
+        self._images: list[Float[np.ndarray, "2 classes"]] = []  # of intersections and unions
 
     def add(
         self, predicted: Int[np.ndarray, "height width"], labels: Int[np.ndarray, "height width"]
@@ -68,20 +69,34 @@ class Areas:
         from mmseg.evaluation import IoUMetric
 
         both = (torch.from_numpy(each.astype(np.int64)) for each in (predicted, labels))
-        self.sums += torch.stack(IoUMetric.intersect_and_union(*both, self.num_classes, IGNORED))
+        found = IoUMetric.intersect_and_union(*both, self.num_classes, IGNORED)
+        self._images.append(torch.stack(found[:2]).double().numpy())
 
     @property
     def ious(self) -> Float[np.ndarray, " classes"]:
         """IoU of each class in percent; NaN where it is neither in the labels nor predicted."""
-        from mmseg.evaluation import IoUMetric
-
-        return 100 * np.asarray(IoUMetric.total_area_to_metrics(*self.sums)["IoU"])
+        return _ious(np.sum(self._images, axis=0)) if self._images else np.full(self.num_classes, np.nan)
 
     @property
     def miou(self) -> float:
         """Mean IoU in percent of the classes that occur; NaN if no pixel is labelled."""
-        found = self.ious[~np.isnan(self.ious)]
-        return float(found.mean()) if found.size else float("nan")
+        return _mean(self.ious)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The mean IoU's 95 % interval over draws of images."""
+        images = np.stack(self._images)
+        return bootstrap(lambda drawn: _mean(_ious(images[drawn].sum(0))), len(images))
+
+
+def _ious(areas: Float[np.ndarray, "2 classes"]) -> Float[np.ndarray, " classes"]:
+    with np.errstate(invalid="ignore"):
+        return 100 * areas[0] / areas[1]
+
+
+def _mean(ious: Float[np.ndarray, " classes"]) -> float:
+    found = ious[~np.isnan(ious)]
+    return float(found.mean()) if found.size else float("nan")
 
 
 class PixelLabels(Sequence):

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Bool, Float, Int64, UInt8
 from matplotlib.figure import Figure
 from mmengine.config import Config
 from mmengine.registry import Registry
+from torch import Tensor
 
 from mapet_mm.evaluation.adapters import swaps_channels
 from mapet_mm.evaluation.features import FeatureBank, take_features
-from mapet_mm.evaluation.image_sets import SECTION, ImageSet, check_labels
+from mapet_mm.evaluation.image_sets import SECTION, SETS, ImageSet, answers, check_labels
 from mapet_mm.evaluation.models import Checkpoint
 from mapet_mm.utils.config import read_config, type_name
 from mapet_mm.utils.dist import is_first_process, print_once
 from mapet_mm.utils.errors import UserError
 from mapet_mm.visualization.report import Column, Section, Table
 
+HELD_OUT = 10  # every tenth training image chooses between settings, as in CAPI
+DRAWS = 1000  # of a bootstrap
 PROTOCOLS = Registry("evaluation protocol", scope="mapet_mm", locations=["mapet_mm.evaluation.protocols"])
 
 
@@ -36,6 +39,7 @@ class Row:
     value: float
     unit: str = "top-1, %"
     spread: float | None = None  # standard deviation over draws
+    interval: tuple[float, float] | None = None  # 95 %, over images: see `bootstrap`
     note: str = ""  # the choice made: 'layer 3, rate 0.1'
     detail: bool = False  # True for a row of the JSON file only
 
@@ -74,6 +78,7 @@ class Protocol:
     """
 
     needs: ClassVar[Mapping[str, Sequence[str]]] = {"train": ["pooled"], "val": ["pooled"]}
+    takes: ClassVar[Mapping[str, Sequence[str]]] = {}  # where these sets are there
 
     def check(self, images: Mapping[str, ImageSet]) -> None:
         """Raise UserError if the images do not suit, before any features are taken."""
@@ -87,17 +92,81 @@ class Protocol:
         return []
 
 
+def held_out(count: int) -> Bool[Tensor, " image"]:
+    """True for the training images that choose between settings: every tenth, or the last of fewer."""
+    places = torch.arange(count)
+    return places % HELD_OUT == min(HELD_OUT, count) - 1
+
+
+def at_edge(value: float, grid: Sequence[float]) -> str:
+    """A note that a chosen value is the lowest or highest of several: others may be better."""
+    if len(set(grid)) == 1 or min(grid) < value < max(grid):
+        return ""
+    return f" (the {'lowest' if value == min(grid) else 'highest'} of the grid)"
+
+
+def bootstrap(figure: Callable[[Int64[np.ndarray, " image"]], float], images: int) -> tuple[float, float]:
+    """The middle 95 % of a figure over draws of as many images, with replacement (Efron's percentiles)."""
+    generator = np.random.default_rng(0)
+    found = [figure(generator.integers(images, size=images)) for _ in range(DRAWS)]
+    low, high = np.nanquantile(found, [0.025, 0.975])
+    return float(low), float(high)
+
+
 class Classification(Protocol):
-    """A protocol that learns the classes of `train` and is tested on `val`."""
+    """A protocol that learns the classes of `train` and is tested on `val` and on further image sets."""
+
+    name: ClassVar[str]  # in the table
 
     def check(self, images: Mapping[str, ImageSet]) -> None:
-        """See `check_labels`."""
-        check_labels(images["train"], images["val"])
+        """See `check_labels` and `answers`."""
+        num_classes = check_labels(images["train"], images["val"])
+        for name in further(images):
+            answers(images["train"], images[name], num_classes)
 
     def labelled(self, evaluated: Evaluated) -> tuple[FeatureBank, FeatureBank, int]:
         """Features of `train` and `val`, and the number of classes."""
         num_classes = check_labels(evaluated.images["train"], evaluated.images["val"])
         return evaluated.features["train"], evaluated.features["val"], num_classes
+
+    def rows(
+        self,
+        evaluated: Evaluated,
+        setting: str,
+        *scorers: Callable[[FeatureBank], Float[Tensor, "image class"]],
+        note: str = "",
+        detail: bool = False,
+    ) -> list[Row]:
+        """A row for `val` and one for each further set: top-1 in percent, with an interval over images.
+
+        Args:
+            evaluated: the features.
+            setting: the features' name in the table.
+            *scorers: give the classes' scores of a set's images; of several, the row has mean and spread.
+            note, detail: of the rows.
+        """
+        made = []
+        for name in ("val", *further(evaluated.images)):
+            images = evaluated.images[name]
+            offered, right = answers(evaluated.images["train"], images, self.labelled(evaluated)[2])
+            judged = right.any(1)  # ReaL leaves images without an answer
+            hits = []
+            for scores in scorers:
+                best = offered[scores(evaluated.features[name]).cpu()[:, offered].argmax(1)]
+                hits.append(100 * right.gather(1, best[:, None])[judged, 0].double())
+            each = torch.stack(hits).numpy()  # scorer image
+            spread = float(each.mean(1).std(ddof=1)) if len(each) > 1 else None
+            by_image = each.mean(0)
+            interval = bootstrap(lambda drawn, values=by_image: values[drawn].mean(), len(by_image))
+            title = setting if name == "val" else f"{setting}, on {name}"
+            known = dict(spread=spread, interval=interval, note=note, detail=detail)
+            made.append(Row(self.name, title, float(by_image.mean()), **known))
+        return made
+
+
+def further(images: Mapping[str, ImageSet]) -> list[str]:
+    """Names of the image sets on which classifiers are tested beside `val`."""
+    return [name for name in images if name not in SETS]
 
 
 def build_protocols(configs: Sequence[Mapping[str, Any]]) -> list[Protocol]:
@@ -175,7 +244,11 @@ def evaluate(
     """
     kinds: dict[str, list[str]] = {}
     for protocol in protocols:
-        for name, needed in protocol.needs.items():
+        needs = dict(protocol.needs)
+        if isinstance(protocol, Classification):
+            needs.update(dict.fromkeys(further(images), needs["val"]))
+        needs.update({name: needed for name, needed in protocol.takes.items() if name in images})
+        for name, needed in needs.items():
             kinds[name] = sorted({*kinds.get(name, []), *needed})
     features = {
         name: take_features(checkpoint, images[name], cache, needed) for name, needed in kinds.items()
@@ -215,7 +288,9 @@ def _cell(row: Row | None) -> str | None:
     if row is None:
         return None
     spread = "" if row.spread is None else f" ± {row.spread:.1f}"
-    return f"{row.value:.{1 if abs(row.value) >= 1 else 3}f}{spread}" + (f" ({row.note})" if row.note else "")
+    interval = "" if row.interval is None else " [{:.1f}, {:.1f}]".format(*row.interval)
+    note = f" ({row.note})" if row.note else ""
+    return f"{row.value:.{1 if abs(row.value) >= 1 else 3}f}{spread}{interval}{note}"
 
 
 def side_by_side(sections: Sequence[Section]) -> list[Section]:

@@ -22,7 +22,7 @@ from mapet_mm.engine.hooks.token_store_check_hook import leave_out_as_in
 from mapet_mm.evaluation.adapters import TokenBackbone
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.metrics.rank_me import rank_me
-from mapet_mm.evaluation.protocols.knn import COLUMNS, knn_predict
+from mapet_mm.evaluation.protocols.knn import COLUMNS, comparable, knn_votes
 from mapet_mm.registry import HOOKS
 from mapet_mm.structures.image_names import label_of
 from mapet_mm.utils.dist import unwrapped
@@ -100,9 +100,11 @@ class KNNProbeHook(Hook):
         """Top-1 in percent of all queries; `own` are this process's training images."""
         labels = train.labels[own]
         num_classes = 1 + max(map(int, all_gather(torch.cat([labels, val.labels]).max())))
-        keys, queries = (bank.values["pooled"][-1][:, bank.columns(pooling)] for bank in (train, val))
+        keys, queries = (
+            comparable(bank.values["pooled"][-1][:, bank.columns(pooling)], pooling) for bank in (train, val)
+        )
         known = zip(keys[own].split(COLUMNS), labels.split(COLUMNS), strict=True)
-        predicted = knn_predict(queries, known, num_classes, self.k, self.temperature)
+        predicted = knn_votes(queries, known, num_classes, self.k, self.temperature).argmax(1)
         return 100 * (predicted == val.labels).float().mean().item()
 
 

@@ -11,20 +11,21 @@ from mmengine.dist import all_gather
 from torch import Tensor
 from torch.nn import functional as F
 
+from mapet_mm.evaluation.features import FeatureBank
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
 
 # Queries and training images compared at once: 128 MiB of similarities.
 ROWS, COLUMNS = 2**11, 2**14
 
 
-def knn_predict(
+def knn_votes(
     queries: Float[Tensor, "query dim"],
     known: Iterable[tuple[Float[Tensor, "some dim"], Int64[Tensor, " some"]]],
     num_classes: int,
     k: int = 20,
     temperature: float = 0.07,
-) -> Int64[Tensor, " query"]:
-    """Classify by the k most similar training images, each voting with `exp(cosine / temperature)`.
+) -> Float[Tensor, "query class"]:
+    """Votes for each class: the k most similar training images vote with `exp(cosine / temperature)`.
 
     If there are fewer than k training images, all vote. Several processes each compare all queries with their
     own training images; only each query's k nearest go from process to process.
@@ -38,7 +39,7 @@ def knn_predict(
         temperature: of the votes.
 
     Returns:
-        `(Q,)` int64, the class with most votes.
+        `(Q, C)`, relative to the vote of the nearest.
 
     Raises:
         ValueError: fewer than one neighbour, or a temperature that is not above 0.
@@ -52,7 +53,12 @@ def knn_predict(
     relative = similarity - similarity[:, :1]
     votes = torch.zeros(len(queries), num_classes, device=queries.device)
     weights = (relative / temperature).exp().to(votes.dtype)  # PyTorch 2.6 adds no float16 to float32
-    return votes.scatter_add_(1, voters, weights).argmax(1)
+    return votes.scatter_add_(1, voters, weights)
+
+
+def comparable(features: Float[Tensor, "row width"], pooling: str) -> Float[Tensor, "row width"]:
+    """Features whose cosine weighs class token and patch mean alike: of 'both', each is normalised."""
+    return F.normalize(features.unflatten(1, (2, -1)), dim=2).flatten(1) if pooling == "both" else features
 
 
 def nearest(
@@ -88,7 +94,9 @@ def _largest(parts: Iterable[tuple[Tensor, Tensor]], k: int) -> tuple[Tensor, Te
 @PROTOCOLS.register_module()
 @dataclass(eq=False)
 class NearestNeighbours(Classification):
-    """Top-1 of the k most similar training images, which vote with `exp(similarity / temperature)`.
+    """Top-1 of the k most similar training images, which vote with `exp(cosine / temperature)`.
+
+    k, weights and temperature are DINO's (Caron et al., 2021), as is the class token, the first row.
 
     Args:
         k: neighbours that vote; all training images if there are fewer.
@@ -98,17 +106,21 @@ class NearestNeighbours(Classification):
     k: int = 20
     temperature: float = 0.07
 
+    name = "k-NN"
+
     def run(self, evaluated: Evaluated) -> list[Row]:
         """A row for the last layer's class token, patch mean, and both side by side."""
-        train, val, num_classes = self.labelled(evaluated)
+        train, _, num_classes = self.labelled(evaluated)
         rows = []
         for pooling in train.poolings:
-            queries = val.pooled(pooling).to(evaluated.device)
-            known = (
-                (train.pooled(pooling, images=images), train.labels[images])
-                for images in torch.arange(len(train)).split(COLUMNS)
-            )
-            predicted = knn_predict(queries, known, num_classes, self.k, self.temperature)
-            right = predicted == val.labels.to(evaluated.device)
-            rows.append(Row("k-NN", pooling, 100 * right.float().mean().item()))
+
+            def votes(bank: FeatureBank, pooling: str = pooling) -> Tensor:
+                known = (
+                    (comparable(train.pooled(pooling, images=images), pooling), train.labels[images])
+                    for images in torch.arange(len(train)).split(COLUMNS)
+                )
+                queries = comparable(bank.pooled(pooling).to(evaluated.device), pooling)
+                return knn_votes(queries, known, num_classes, self.k, self.temperature)
+
+            rows += self.rows(evaluated, pooling, votes)
         return rows

@@ -5,11 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
+from mapet_mm.evaluation.protocols.regression import scores_of
 
 
 def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None:
@@ -46,6 +48,8 @@ class LowShot(Classification):
     draws: int = 5
     C: float = 1.0
 
+    name = "logistic regression"
+
     def __post_init__(self) -> None:
         if any(share <= 0 or (share > 1 and share % 1) for share in self.shots):
             raise ValueError(f"shots={list(self.shots)}: whole numbers of images, or shares below 1")
@@ -57,27 +61,26 @@ class LowShot(Classification):
         from sklearn.linear_model import LogisticRegression
         from sklearn.preprocessing import StandardScaler
 
-        train, val, _ = self.labelled(evaluated)
+        train, _, num_classes = self.labelled(evaluated)
         pooling = train.poolings[-1]
         scaler = StandardScaler()
         for _, values in train.blocks("pooled"):
             scaler.partial_fit(values[:, train.columns(pooling)].numpy())
-        queries = scaler.transform(val.pooled(pooling).numpy())
         rows = []
         for share in self.shots:
-            tops = []
+            scorers = []
             for seed in range(self.draws):
                 if (chosen := draw(train.labels.numpy(), share, seed)) is None:
                     break
+                if share < 1 and len(chosen) == num_classes and 1 in self.shots:
+                    break  # it repeats `1 a class`
                 known = scaler.transform(train.pooled(pooling, images=torch.from_numpy(chosen)).numpy())
                 model = LogisticRegression(C=self.C, max_iter=1000)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", ConvergenceWarning)
                     model.fit(known, train.labels[chosen].numpy())
-                tops.append(100 * model.score(queries, val.labels.numpy()))
-            if tops:
-                spread = float(np.std(tops, ddof=1)) if len(tops) > 1 else None
+                scorers.append(partial(scores_of, model, scaler, num_classes, pooling))
+            if scorers:
                 shown = f"{share} a class" if share >= 1 else f"{100 * share:g}% of the images"
-                top1 = float(np.mean(tops))
-                rows.append(Row("logistic regression", f"{pooling}, {shown}", top1, spread=spread))
+                rows += self.rows(evaluated, f"{pooling}, {shown}", *scorers)
         return rows

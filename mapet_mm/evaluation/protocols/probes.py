@@ -9,24 +9,30 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
 from mapet_mm.evaluation.features import FeatureBank
-from mapet_mm.evaluation.protocol import Classification, Evaluated
+from mapet_mm.evaluation.protocol import Classification, Evaluated, held_out
 
 WINDOW_BYTES = 2**29  # of features in memory
 
 
 def shuffled_batches(
-    bank: FeatureBank, kind: str, batch_size: int, epochs: int, layer: int = -1, seed: int = 0
+    bank: FeatureBank,
+    kind: str,
+    batch_size: int,
+    epochs: int,
+    layer: int = -1,
+    seed: int = 0,
+    without: Bool[Tensor, " image"] | None = None,
 ) -> Iterator[tuple[Tensor, Int64[Tensor, " batch"]]]:
     """Batches of features `(b, S D)` or `(b, N, D)` in float32, and labels, in the seed's order.
 
     Blocks are drawn in random order into a window, and images in random order from it; a set that fits into
-    one window is read once. The last batch of a window may be smaller.
+    one window is read once. The last batch of a window may be smaller. The images of `without` are left out.
     """
     first = bank.read(kind, 0, layer)
     window = max(1, WINDOW_BYTES // (first.numel() * first.element_size()))
@@ -37,9 +43,11 @@ def shuffled_batches(
             if held != (blocks := sorted(drawn.tolist())):
                 values = None  # frees the window before the next one is read
                 values = torch.cat([bank.read(kind, block, layer) for block in blocks])
-                labels = torch.cat([bank.labels[bank.rows(block)] for block in blocks])
-                held = blocks
-            for rows in torch.randperm(len(labels), generator=generator).split(batch_size):
+                images = torch.cat([torch.arange(len(bank))[bank.rows(block)] for block in blocks])
+                kept = torch.arange(len(images)) if without is None else (~without[images]).nonzero()[:, 0]
+                labels, held = bank.labels[images], blocks
+            order = kept[torch.randperm(len(kept), generator=generator)]
+            for rows in order.split(batch_size):
                 yield values[rows].float(), labels[rows]
 
 
@@ -51,14 +59,15 @@ def warmed_cosine(step: int, total: int, warmup: float) -> float:
 
 @dataclass(eq=False)
 class TrainedProbe(Classification):
-    """A protocol that trains heads at several rates, which fall along a cosine.
+    """A protocol that trains heads at several rates, which fall along a cosine, on nine tenths of `train`.
+
+    The other tenth chooses between the heads, as in CAPI, and `val` is only reported.
 
     Args:
-        rates: swept in one pass.
+        rates: swept in one pass, for a batch of 256; each is in proportion to the batch.
         epochs: passes over the features.
         least_steps: lower bound on the number of steps, for small sets.
         batch_size: images of a step.
-        weight_decay: the optimizer's.
         seed: of the order of the images.
     """
 
@@ -66,7 +75,6 @@ class TrainedProbe(Classification):
     epochs: int = 10
     least_steps: int = 600
     batch_size: int = 256
-    weight_decay: float = 0.0
     seed: int = 0
 
     kind: ClassVar[str]
@@ -80,21 +88,22 @@ class TrainedProbe(Classification):
         """The optimizer of the heads' parameter groups."""
         raise NotImplementedError
 
-    def top1(
-        self, evaluated: Evaluated, heads: Sequence[nn.Module], rates: Sequence[float], layer: int = -1
+    def groups(self, head: nn.Module, rate: float) -> list[dict]:
+        """Parameter groups of a head."""
+        return [{"params": [*head.parameters()], "lr": rate * self.batch_size / 256}]
+
+    def trained(
+        self, evaluated: Evaluated, heads: Sequence[nn.Module], groups: list[dict], layer: int = -1
     ) -> list[float]:
-        """Train each head at its rate, as if alone, on `train`; their top-1 in percent on `val`."""
-        train, val, device = evaluated.features["train"], evaluated.features["val"], evaluated.device
-        in_epoch = -(-len(train) // self.batch_size)
+        """Train each head, as if alone; return the top-1 of each, in percent, on the images that choose."""
+        train, device = evaluated.features["train"], evaluated.device
+        without = held_out(len(train))
+        in_epoch = -(-int((~without).sum()) // self.batch_size)
         epochs = max(self.epochs, -(-self.least_steps // in_epoch))
-        pairs = zip(heads, rates, strict=True)
-        steps = self.optimizer(
-            [{"params": [*head.to(device).parameters()], "lr": rate} for head, rate in pairs]
-        )
-        total = epochs * in_epoch
+        steps, total = self.optimizer(groups), epochs * in_epoch
         scale = partial(warmed_cosine, total=total, warmup=self.warmup)
         schedule = torch.optim.lr_scheduler.LambdaLR(steps, scale)
-        batches = shuffled_batches(train, self.kind, self.batch_size, epochs, layer, self.seed)
+        batches = shuffled_batches(train, self.kind, self.batch_size, epochs, layer, self.seed, without)
         for values, labels in tqdm(batches, f"{len(heads)} probes", total=total, delay=2):
             values, labels = values.to(device), labels.to(device)
             steps.zero_grad()
@@ -102,9 +111,16 @@ class TrainedProbe(Classification):
                 F.cross_entropy(head(values), labels).backward()
             steps.step()
             schedule.step()
-        right = torch.zeros(len(heads), dtype=torch.int64, device=device)
-        with torch.no_grad():
-            for rows, values in val.blocks(self.kind, layer):
-                values, labels = values.to(device), val.labels[rows].to(device)
-                right += torch.stack([(head(values).argmax(1) == labels).sum() for head in heads])
-        return (100 * right.double() / len(val)).tolist()
+        labels = train.labels[without].to(device)
+        right = [self.scores(head, train, layer, without).argmax(1) == labels for head in heads]
+        return [100 * one.double().mean().item() for one in right]
+
+    @torch.no_grad()
+    def scores(
+        self, head: nn.Module, bank: FeatureBank, layer: int = -1, only: Bool[Tensor, " image"] | None = None
+    ) -> Float[Tensor, "image class"]:
+        """A head's logits of a set's images, or of those of `only`."""
+        device, found = next(head.parameters()).device, []
+        for rows, values in bank.blocks(self.kind, layer):
+            found.append(head((values if only is None else values[only[rows]]).to(device)))
+        return torch.cat(found)

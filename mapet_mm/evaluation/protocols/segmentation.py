@@ -9,7 +9,6 @@ MMSegmentation's `IoUMetric`.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,14 +26,12 @@ from tqdm import tqdm
 from mapet_mm.evaluation.features import FeatureBank
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, check_class_names
 from mapet_mm.evaluation.pixel_labels import IGNORED, Areas, PixelLabels, join_cells, label_cells, majority
-from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, Row
+from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, Row, at_edge, held_out
 from mapet_mm.evaluation.protocols.knn import COLUMNS, nearest
+from mapet_mm.evaluation.protocols.regression import STRENGTHS, regressions
 from mapet_mm.utils.dist import print_once
 
 DISTANCES = ("cosine", "L2")
-STRENGTHS = tuple(float(c) for c in 10 ** np.linspace(-6, 5, 8))
-# Every tenth training image chooses between the settings.
-HELD_OUT = 10
 # Query patches that are compared with all training patches in one pass over them.
 QUERIES = 2**15
 # Numbers of scaled features that a regression is fitted to: 0.5 GB. Of more, patches are drawn at random.
@@ -93,10 +90,10 @@ class SegmentationTask:
             # In patches that are mostly labelled, ignored pixels vote as most of the patch.
             cells.append(np.where(own == IGNORED, labels[-1][:, None], own))
         self.cells, self.labels = np.concatenate(cells), np.concatenate(labels)
-        self.held_out = range(min(HELD_OUT, len(train)) - 1, len(train), HELD_OUT)
+        self.held_out = held_out(len(train)).nonzero().flatten().tolist()
         self.labelled = torch.from_numpy(self.labels != IGNORED)
         self.kept = self.labelled.clone()
-        self.kept.view(len(train), -1)[list(self.held_out)] = False
+        self.kept.view(len(train), -1)[self.held_out] = False
         if len(np.unique(self.cells[self.kept.numpy()])) < 2:
             raise ImageSetError(
                 f"the {len(train)} labelled training images, without the {len(self.held_out)} that choose "
@@ -137,12 +134,8 @@ class SegmentationTask:
 
         The model is scikit-learn's logistic regression of the patches' most frequent labels.
         """
-        from sklearn.linear_model import LogisticRegression
-
-        model, models = LogisticRegression(max_iter=1000, warm_start=True), {}
-        rows, labels = self._fitted(self.kept)
-        for strength in tqdm(sorted(strengths), "logistic regression", unit="fit"):
-            models[f"C={strength:.3g}"] = copy.deepcopy(model.set_params(C=strength).fit(rows, labels))
+        found = regressions(*self._fitted(self.kept), strengths)
+        models = {f"C={strength:.3g}": model for strength, model in found.items()}
 
         def segment(rows: Float[Tensor, "query dim"]) -> Iterator[Segments]:
             for own in rows.cpu().split(self.patches):
@@ -150,13 +143,13 @@ class SegmentationTask:
 
         chosen_on = self._measure(True, segment)
         name = best_setting(chosen_on)
-        models = {name: models[name].set_params(warm_start=False).fit(*self._fitted(self.labelled))}
+        models = {name: models[name].fit(*self._fitted(self.labelled))}
         return chosen_on, self._measure(False, segment)
 
-    def _measure(self, held_out: bool, segment: Callable[[Tensor], Iterator[Segments]]) -> dict[str, Areas]:
+    def _measure(self, chooses: bool, segment: Callable[[Tensor], Iterator[Segments]]) -> dict[str, Areas]:
         """Areas of each setting that `segment` gives, image by image, for the scaled rows of some images."""
-        bank, labels = (self.train, self.train_labels) if held_out else (self.test, self.test_labels)
-        images = list(self.held_out if held_out else range(len(bank)))
+        bank, labels = (self.train, self.train_labels) if chooses else (self.test, self.test_labels)
+        images = self.held_out if chooses else list(range(len(bank)))
         areas: dict[str, Areas] = defaultdict(lambda: Areas(self.num_classes))
         at_once = max(1, QUERIES // self.patches)
         for start in tqdm(range(0, len(images), at_once), "segmentation", unit="part"):
@@ -215,6 +208,7 @@ class Segmentation(Protocol):
 
     needs: ClassVar = {"dense_train": ["tokens"], "dense_val": ["tokens"]}
     name: ClassVar[str]
+    grid: ClassVar[str]  # the option with the numbers that settings end with
 
     def check(self, images: Mapping[str, ImageSet]) -> None:
         """Raise ImageSetError if both sets name their classes in different orders."""
@@ -232,7 +226,8 @@ class Segmentation(Protocol):
         chosen_on, tested = self.segment(_task(known, train, queries, test, evaluated.device))
         setting = best_setting(chosen_on)
         best = tested[setting]
-        row = Row(self.name, "patch tokens", best.miou, "mIoU, %", note=setting)
+        note = setting + self.edge(setting)
+        row = Row(self.name, "patch tokens", best.miou, "mIoU, %", interval=best.interval, note=note)
         details = []
         for where, found in (("test images", tested), ("held-out training images", chosen_on)):
             details += [(f"{where}: {name}", areas.miou, "mIoU, %") for name, areas in found.items()]
@@ -243,6 +238,11 @@ class Segmentation(Protocol):
     def segment(self, task: SegmentationTask) -> tuple[dict[str, Areas], dict[str, Areas]]:
         """Areas by setting on the held-out training images and on the test images."""
         raise NotImplementedError
+
+    def edge(self, setting: str) -> str:
+        """A note if the setting is at the end of its grid."""
+        value, grid = float(setting.rpartition("=")[2]), getattr(self, self.grid)
+        return at_edge(min(grid, key=lambda one: abs(one - value)), grid)
 
 
 @PROTOCOLS.register_module()
@@ -258,7 +258,7 @@ class SegmentationByNeighbours(Segmentation):
     ks: Sequence[int] = (1, 3, 10, 30)
     distances: Sequence[str] = DISTANCES
 
-    name = "k-NN segmentation"
+    name, grid = "k-NN segmentation", "ks"
 
     def __post_init__(self) -> None:
         known = self.distances and set(self.distances) <= set(DISTANCES)
@@ -283,7 +283,7 @@ class SegmentationByRegression(Segmentation):
 
     strengths: Sequence[float] = STRENGTHS
 
-    name = "logistic segmentation"
+    name, grid = "logistic segmentation", "strengths"
 
     def segment(self, task: SegmentationTask) -> tuple[dict[str, Areas], dict[str, Areas]]:
         """One class per patch."""

@@ -9,7 +9,7 @@ from probed_training import PROBE, in_processes, loader, train
 from mapet_mm.engine.hooks.feature_probe_hook import FeatureProbeHook
 from mapet_mm.engine.hooks.knn_probe_hook import take_in_memory, undisturbed
 from mapet_mm.evaluation.adapters import TokenBackbone
-from mapet_mm.evaluation.protocols.knn import knn_predict
+from mapet_mm.evaluation.protocols.knn import knn_votes
 from mapet_mm.utils.errors import UserError
 
 HOOK = dict(PROBE, type="mapet_mm.FeatureProbeHook")
@@ -48,7 +48,7 @@ def test_figures_in_several_processes_are_those_of_one(runner, tmp_path):
         built = hook.build_loaders(runner)
         train_bank, val = (take_in_memory(TokenBackbone(runner.model), one, True) for one in built)
     known = [(train_bank.pooled("class token"), train_bank.labels)]
-    right = knn_predict(val.pooled("class token"), known, 2, k=3) == val.labels
+    right = knn_votes(val.pooled("class token"), known, 2, k=3).argmax(1) == val.labels
     found = [in_processes(number, probe, tmp_path) for number in (1, 2, 3)]
     expected = pytest.approx(100 * right.float().mean().item())
     assert found[0][0]["features/k-NN, class token"] == expected

@@ -11,7 +11,7 @@ from torch import nn
 
 from mapet_mm.engine.hooks.knn_probe_hook import KNNProbeHook, evaluated_model, take_in_memory, undisturbed
 from mapet_mm.evaluation.adapters import TokenBackbone
-from mapet_mm.evaluation.protocols.knn import knn_predict
+from mapet_mm.evaluation.protocols.knn import knn_votes
 from mapet_mm.registry import HOOKS
 
 
@@ -112,7 +112,7 @@ def test_a_probe_in_several_processes_equals_one_process(runner, tmp_path, image
         built = HOOKS.build(hook).build_loaders(runner)
         train, val = (take_in_memory(TokenBackbone(runner.model), one, True) for one in built)
     known = [(train.pooled("mean"), train.labels)]
-    right = knn_predict(val.pooled("mean"), known, 2, k=3) == val.labels
+    right = knn_votes(val.pooled("mean"), known, 2, k=3).argmax(1) == val.labels
     for number in (1, 2, 3):
         expected = pytest.approx(100 * right.float().mean().item())
         assert in_processes(number, probe, tmp_path) == [expected] * number

@@ -8,12 +8,12 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch.nn import functional as F
 
 from mapet_mm.evaluation.protocols import knn
-from mapet_mm.evaluation.protocols.knn import NearestNeighbours, knn_predict
+from mapet_mm.evaluation.protocols.knn import NearestNeighbours, knn_votes
 
 
 def predict(train, labels, queries, num_classes, part: int = 100, **options):
     known = zip(train.split(part), labels.split(part), strict=True)
-    return knn_predict(queries, known, num_classes, **options).tolist()
+    return knn_votes(queries, known, num_classes, **options).argmax(1).tolist()
 
 
 def test_votes_by_hand():
@@ -73,7 +73,13 @@ def test_rows_equal_scikit_learns_of_each_pooling():
     rows = {row.setting: row.value for row in NearestNeighbours(k=10).run(evaluated)}
     assert list(rows) == ["class token", "mean", "both"]
     for pooling, value in rows.items():
-        known, queries = (F.normalize(one.pooled(pooling), dim=1).numpy() for one in (train, val))
+        known, queries = (one.pooled(pooling) for one in (train, val))
+        if pooling == "both":  # class token and patch mean count alike
+            known, queries = (
+                torch.cat([F.normalize(half, dim=1) for half in one.chunk(2, 1)], 1)
+                for one in (known, queries)
+            )
+        known, queries = (F.normalize(one, dim=1).numpy() for one in (known, queries))
         model = KNeighborsClassifier(10, weights=lambda distance: np.exp((1 - distance**2 / 2) / 0.07))
         assert 25 < value < 95
         assert value == pytest.approx(

@@ -15,6 +15,7 @@ from mapet_mm.evaluation.image_sets import ImageSetError
 from mapet_mm.evaluation.pixel_labels import Areas, join_cells, label_cells, majority
 from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols import segmentation
+from mapet_mm.evaluation.protocols.regression import STRENGTHS, regressions
 from mapet_mm.evaluation.protocols.segmentation import (
     SegmentationByNeighbours,
     SegmentationByRegression,
@@ -122,6 +123,23 @@ def test_regression_is_scikit_learns_with_the_strength_that_the_held_out_images_
     assert tested[name].miou == pytest.approx(areas.miou, abs=0.2)
 
 
+def test_a_regression_converges_at_each_strength():
+    """Losses and predictions are Newton's; warm starts ended early at the largest."""
+    train, _ = images(40, 0), images(2, 1)
+    task = SegmentationTask(*train, *images(2, 1), 4, side=4)
+    rows, labels = task._fitted(task.kept)
+    assert len(STRENGTHS) == 8
+    for strength, model in regressions(rows, labels, STRENGTHS).items():
+        newton = LogisticRegression(C=strength, solver="newton-cholesky", tol=1e-12, max_iter=1000)
+        newton.fit(rows.astype(np.float64), labels)
+        losses = []
+        for one in (model, newton):
+            chances = one.predict_log_proba(rows)[np.arange(len(rows)), np.searchsorted(one.classes_, labels)]
+            losses.append(-strength * chances.sum() + np.square(one.coef_).sum() / 2)
+        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+        assert (model.predict(rows) == newton.predict(rows)).mean() > 0.999
+
+
 def test_a_regression_on_a_sample_of_the_patches_is_nearly_as_good(monkeypatch):
     train, test = images(60, 0), images(20, 1)
     every = SegmentationTask(*train, *test, 4, side=4).regression([0.01])[1]["C=0.01"].miou
@@ -191,9 +209,11 @@ class SimpleSet(SimpleNamespace):
 def test_a_row_for_the_table_and_details_for_settings_and_classes(protocol):
     first, *details = protocol.run(evaluated())
     values = {row.setting: row.value for row in details}
-    assert first.value == values[f"test images: {first.note}"]
+    setting = first.note.partition(" (")[0]  # at the edge of the grid
+    assert first.value == values[f"test images: {setting}"]
+    assert first.interval[0] < first.value < first.interval[1]
     assert first.value == pytest.approx(np.mean([values[f"class: {name}"] for name in CLASSES]))
-    assert f"held-out training images: {first.note}" in values
+    assert f"held-out training images: {setting}" in values
     assert [first.detail, *{row.detail for row in details}] == [False, True]
 
 

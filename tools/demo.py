@@ -24,7 +24,7 @@ from mapet_mm.tokenizers import TokenStore
 from mapet_mm.utils.errors import one_line_errors
 from mapet_mm.visualization import codebook_sheet, report
 from mapet_mm.visualization.attention_masks import GROUP_NAMES, attention_mask_figure
-from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure, place_figure
+from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure
 from mapet_mm.visualization.report import Section, Table, format_table, write_report
 from mapet_mm.visualization.segmentation import segmentation_figure
 from mapet_mm.visualization.token_statistics import measure_usage
@@ -84,10 +84,9 @@ def curves_section(work_dir: str) -> Section:
     """Loss and token accuracy of the pre-training, drawn over the committed reference run."""
     records, reference = read_scalars(work_dir), read_scalars(REFERENCE)
     figures = [curve_figure(panel, records, reference) for panel in PRETRAINING_PANELS]
-    figures += [places] if (places := place_figure(records)) else []
     caption = (
         "Training: mean over each epoch. Validation: the same permutations every time. Grey: the committed "
-        f"reference run, {REFERENCE}. By place: the later a target, the more of the others it sees."
+        f"reference run, {REFERENCE}."
     )
     return Section("Pre-training", caption, figures)
 

@@ -6,11 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from mapet_mm.visualization.training_log import Record, places_of
+from mapet_mm.visualization.training_log import Record
 
 TRAIN_COLOUR, VAL_COLOUR, REFERENCE_COLOUR = "#2f6fb0", "#d9722a", "#b8b8c0"
 
@@ -42,7 +41,13 @@ def curve(records: Sequence[Record], key: str) -> dict[float, float]:
 def curve_figure(panel: Panel, records: Sequence[Record], reference: Sequence[Record] = ()) -> Figure:
     """Draw one panel: training and validation curves, a reference run's behind them."""
     unit = "epochs" if any("epoch" in record for record in records) else "iterations"
-    axes = _axes(panel.title, unit, panel.label)
+    axes = Figure(figsize=(4.4, 3.0), layout="constrained").subplots()
+    axes.set_title(panel.title, fontsize=11, fontweight="bold")
+    axes.set_xlabel(unit, fontsize=9)
+    axes.set_ylabel(panel.label, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(color="#e8e8ec")
+    axes.spines[["top", "right"]].set_visible(False)
     for source, key, label, colour, style, width in (
         (reference, panel.train_key, "reference, training", REFERENCE_COLOUR, "-", 4),
         (reference, panel.val_key, "reference, validation", REFERENCE_COLOUR, ":", 4),
@@ -57,33 +62,3 @@ def curve_figure(panel: Panel, records: Sequence[Record], reference: Sequence[Re
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=8, frameon=False)
     return axes.figure
-
-
-def place_figure(records: Sequence[Record]) -> Figure | None:
-    """Draw token accuracy by place in the permuted order, early, middle and late; None if not logged."""
-    logged = [(record["step"], places) for record in records if (places := places_of(record))]
-    if not logged:
-        return None
-    axes = _axes(
-        "Token accuracy by place", "place among the targets (0 first, 1 last)", "targets predicted right (%)"
-    )
-    number = max(max(values) for _, values in logged)
-    chosen = sorted({0, len(logged) // 2, len(logged) - 1})
-    for index, shade in zip(chosen, ("0.8", "0.55", TRAIN_COLOUR), strict=False):
-        step, values = logged[index]
-        places = [(place - 0.5) / number for place in values]
-        label = f"iteration {step:.0f}"
-        axes.plot(places, list(values.values()), "-o", color=shade, markersize=3, label=label)
-    axes.legend(fontsize=8, frameon=False)
-    return axes.figure
-
-
-def _axes(title: str, x_label: str, y_label: str) -> Axes:
-    axes = Figure(figsize=(4.4, 3.0), layout="constrained").subplots()
-    axes.set_title(title, fontsize=11, fontweight="bold")
-    axes.set_xlabel(x_label, fontsize=9)
-    axes.set_ylabel(y_label, fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.grid(color="#e8e8ec")
-    axes.spines[["top", "right"]].set_visible(False)
-    return axes

@@ -46,12 +46,6 @@ def last_values(source: str | os.PathLike) -> dict[str, float]:
     return {key: float(value) for key, value in items if isinstance(value, (int, float))}
 
 
-def places_of(record: Record) -> dict[int, float]:
-    """Accuracies by their number in the permuted order, from 1 on; some may be missing."""
-    names = sorted(name for name in record if name.startswith(PLACES))
-    return {int(name.removeprefix(PLACES)): record[name] for name in names}
-
-
 def _is_train(record: Record) -> bool:
     # Training counts iterations and validation counts epochs, so their steps cannot be compared.
-    return "lr" in record or "loss" in record or bool(places_of(record))
+    return any(name in ("lr", "loss") or name.startswith(PLACES) for name in record)

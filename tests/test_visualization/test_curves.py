@@ -1,6 +1,6 @@
 """Drawn curves are the numbers that MMEngine logged."""
 
-from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure, place_figure
+from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure
 
 RUN = [
     {"lr": 1e-3, "loss": 4.0, "epoch": 1, "step": 10},
@@ -23,14 +23,3 @@ def test_drawn_lines_are_the_curves_with_the_reference_behind():
     }
     assert axes.get_xlabel() == "epochs"
     assert axes.get_ylabel() == "cross-entropy per target (nats)"
-
-
-def test_accuracy_by_place_is_drawn_early_in_the_middle_and_late():
-    records = [
-        {"place_accuracy/01": 10.0 + n, "place_accuracy/04": 20.0 + n, "step": 100 * n} for n in range(7)
-    ]
-    axes = place_figure([*RUN, *records]).axes[0]
-    drawn = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
-    assert drawn == {"iteration 0": [10, 20], "iteration 300": [13, 23], "iteration 600": [16, 26]}
-    assert list(axes.lines[0].get_xdata()) == [0.125, 0.875]
-    assert place_figure(RUN) is None

@@ -14,7 +14,6 @@ from mapet_mm.engine.hooks.health_hook import HealthHook
 from mapet_mm.evaluation.metrics.rank_me import effective_rank
 from mapet_mm.models import TokenPredictionHead
 from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
-from mapet_mm.visualization.curves import place_figure
 
 
 def statistics(predictions, tokens, vocab_size=8) -> PredictionStatistics:
@@ -188,10 +187,6 @@ def test_a_healthy_run_is_warned_of_nothing(watched, capture_log):
     assert capture_log() == ""
 
 
-def test_places_are_logged_and_drawn(watched):
+def test_places_are_logged(watched):
     watched.step([1, 1, 2, 2], [1, 1, 3, 2])
     assert (watched.scalars["place_accuracy/01"], watched.scalars["place_accuracy/02"]) == (100.0, 50.0)
-    figure = place_figure([{"lr": 1.0, "step": 1}, {**watched.scalars, "step": 1}])
-    (line,) = figure.axes[0].lines
-    assert line.get_xydata().tolist() == [[0.25, 100.0], [0.75, 50.0]]
-    assert place_figure([{"lr": 1.0, "step": 1}]) is None

@@ -20,8 +20,7 @@ from mapet_mm.evaluation.metrics.token_accuracy import LayerwiseAccuracy, TokenA
 
 
 def __getattr__(name: str) -> Any:
-    """Import these when they are asked for: few runs need what they import."""
-    modules = {"FeatureProbeHook": "hooks.feature_probe_hook", "FullyShardedStrategy": "runners.sharding"}
-    if name not in modules:
+    """Import the strategy when it is asked for: few runs need what it imports."""
+    if name != "FullyShardedStrategy":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{modules[name]}"), name)
+    return import_module(f"{__name__}.runners.sharding").FullyShardedStrategy

@@ -23,8 +23,8 @@ from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
 from mapet_mm.utils.config import read_config, scope_of
 
 CONFIGS = Path(__file__).parents[1] / "python_configs"
-# Not imported with `mapet_mm.engine`: evaluations and sharding import what few runs need.
-ELSEWHERE = {"FeatureProbeHook", "FullyShardedStrategy"}
+# Not imported with `mapet_mm.engine`: it imports what few runs need.
+ELSEWHERE = {"FullyShardedStrategy"}
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from mapet_mm.engine.hooks.token_store_check_hook import leave_out_as_in
 from mapet_mm.evaluation.adapters import TokenBackbone
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.metrics.rank_me import rank_me
-from mapet_mm.evaluation.protocols.knn import COLUMNS, comparable, knn_votes
+from mapet_mm.evaluation.protocols.knn import COLUMNS, knn_votes
 from mapet_mm.registry import HOOKS
 from mapet_mm.structures.image_names import label_of
 from mapet_mm.utils.dist import unwrapped
@@ -77,8 +77,7 @@ class KNNProbeHook(Hook):
         """The logged values by name."""
         train = take_in_memory(backbone, loaders[0], False, "mean")
         val = take_in_memory(backbone, loaders[1], True, "mean")
-        top1 = self.top1(train, val, train.poolings[0])
-        return {"knn/top1": top1, "knn/rank_me": rank_me(val.values["pooled"])}
+        return {"knn/top1": self.top1(train, val), "knn/rank_me": rank_me(val.values["pooled"])}
 
     def build_loaders(self, runner: Runner) -> list[DataLoader]:
         """Loaders of both sets, without images that token stores skipped, in order; processes take turns."""
@@ -94,16 +93,11 @@ class KNNProbeHook(Hook):
             print_log(f"the k-NN figures are wrong: {error}", logger="current", level=logging.WARNING)
         return loaders
 
-    def top1(
-        self, train: MemoryFeatures, val: MemoryFeatures, pooling: str, own: slice = slice(None)
-    ) -> float:
-        """Top-1 in percent of all queries; `own` are this process's training images."""
-        labels = train.labels[own]
-        num_classes = 1 + max(map(int, all_gather(torch.cat([labels, val.labels]).max())))
-        keys, queries = (
-            comparable(bank.values["pooled"][-1][:, bank.columns(pooling)], pooling) for bank in (train, val)
-        )
-        known = zip(keys[own].split(COLUMNS), labels.split(COLUMNS), strict=True)
+    def top1(self, train: MemoryFeatures, val: MemoryFeatures) -> float:
+        """Top-1 in percent of all queries; `train` has this process's training images."""
+        num_classes = 1 + max(map(int, all_gather(torch.cat([train.labels, val.labels]).max())))
+        keys, queries = (bank.values["pooled"][-1] for bank in (train, val))
+        known = zip(keys.split(COLUMNS), train.labels.split(COLUMNS), strict=True)
         predicted = knn_votes(queries, known, num_classes, self.k, self.temperature).argmax(1)
         return 100 * (predicted == val.labels).float().mean().item()
 
@@ -117,7 +111,7 @@ def evaluated_model(runner: Runner) -> nn.Module:
 
 
 def take_in_memory(
-    backbone: TokenBackbone, loader: DataLoader, everywhere: bool, pooling: str | None = None
+    backbone: TokenBackbone, loader: DataLoader, everywhere: bool, pooling: str
 ) -> MemoryFeatures:
     """Last layer's features, of one pooling if the backbone has it: of own images, or of all `everywhere`."""
     values, labels = None, []

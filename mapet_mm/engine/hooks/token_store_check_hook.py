@@ -35,8 +35,8 @@ class TokenStoreCheckHook(Hook):
 
     Looks at every `LoadTokenGrid` of the training and validation sets, also inside dataset wrappers, and
     sends test images through the pipelines (see `check_alignment`). A tokenizer inside the model has to see
-    images normalised as its codebook's were. A pipeline that another hook sets is checked before its first
-    step. The next image takes the place of each that the store skipped, so no length changes.
+    images normalised as its codebook's were. The next image takes the place of each that the store skipped,
+    so no length changes.
 
     Args:
         codebook: path of the codebook whose tokens the stores must hold; None only requires that all stores
@@ -56,7 +56,6 @@ class TokenStoreCheckHook(Hook):
         self.codebook, self.alignment = codebook, alignment
         self.tokenizer: str | None = None
         self.tokenizer_before: str | None = None
-        self.pipelines: list[object] = []
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Remember whose tokens the checkpoint was trained to predict."""
@@ -78,17 +77,6 @@ class TokenStoreCheckHook(Hook):
                 f"this training began with the tokens of another tokenizer ({before[:12]}) than its token "
                 f"store has now ({now[:12]}): bring the old store back, or start anew with another --work-dir"
             )
-
-    def before_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
-        """Check the training set again if a hook has exchanged its pipeline."""
-        for leaf in leaf_datasets(runner.train_dataloader.dataset):
-            if not any(getattr(leaf, "pipeline", None) is pipeline for pipeline in self.pipelines):
-                self._check_leaf(unwrapped(runner.model), leaf)
-
-    def before_val(self, runner: Runner) -> None:
-        """Check the validation set of a run that does not train."""
-        if not self.pipelines:
-            self._check(runner, runner.val_dataloader.dataset)
 
     def before_test(self, runner: Runner) -> None:
         """Check the test set."""
@@ -123,7 +111,6 @@ class TokenStoreCheckHook(Hook):
             )
         if self.alignment and grid is not None:
             check_alignment(dataset, grid)
-        self.pipelines.append(getattr(dataset, "pipeline", None))
 
 
 def check_fits(model: nn.Module, dataset: Dataset, load: LoadTokenGrid) -> None:

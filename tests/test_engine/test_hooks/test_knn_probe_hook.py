@@ -110,7 +110,7 @@ def test_a_probe_in_several_processes_equals_one_process(runner, tmp_path, image
 
     with undisturbed(runner.model):
         built = HOOKS.build(hook).build_loaders(runner)
-        train, val = (take_in_memory(TokenBackbone(runner.model), one, True) for one in built)
+        train, val = (take_in_memory(TokenBackbone(runner.model), one, True, "mean") for one in built)
     known = [(train.pooled("mean"), train.labels)]
     right = knn_votes(val.pooled("mean"), known, 2, k=3).argmax(1) == val.labels
     for number in (1, 2, 3):

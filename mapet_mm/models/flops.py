@@ -6,7 +6,7 @@ from math import prod
 from typing import NamedTuple
 
 import torch
-from mmengine.config import Config, ConfigDict
+from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS, DefaultScope
 from mmengine.utils import to_2tuple
@@ -67,7 +67,7 @@ def training_flops(cfg: Config, processes: int = 1) -> int:
     """
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         dataset = DATASETS.build(cfg.train_dataloader.dataset)
-        model = MODELS.build(_settings(cfg)).train()
+        model = MODELS.build({"data_preprocessor": cfg.get("data_preprocessor"), **cfg.model}).train()
     # The kernels of attention on the CPU are not counted, the plain products are.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         # Twice the image, for BatchNorm.
@@ -92,7 +92,7 @@ def complexity(cfg: Config, size: tuple[int, int] | None = None) -> Complexity:
 
     The image's (height, width) in pixels is by default the one that the backbone is made for.
     """
-    settings = _settings(cfg)
+    settings = cfg.model.copy()
     if settings.get("target_generator"):  # a tokenizer's weights would be downloaded
         settings.target_generator = None
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
@@ -104,11 +104,3 @@ def complexity(cfg: Config, size: tuple[int, int] | None = None) -> Complexity:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     step = model_step_flops(model) if size in (None, own) else None
     return Complexity(parameters, counter.get_total_flops() // 2, None if step is None else step // 2)
-
-
-def _settings(cfg: Config) -> ConfigDict:
-    """The model's config, with the data preprocessor that a recipe has beside it."""
-    settings = cfg.model.copy()
-    if "data_preprocessor" in cfg:
-        settings.setdefault("data_preprocessor", cfg.data_preprocessor)
-    return settings

@@ -60,7 +60,6 @@ class GroupLoader:
         self.images, self.preprocessor = images, preprocessor
         self.group_size, self.num_workers = group_size, num_workers
         self._collate = partial(_collate, size=group_size, side=image_size, path=images.path)
-        self._range_checked = False
 
     def load(self, groups: Iterable[tuple[int, Sequence[int]]]) -> Iterator[ImageGroup]:
         """Load groups: pairs of a block's number and the indices of at most `group_size` of its images."""
@@ -73,9 +72,7 @@ class GroupLoader:
 
         options = dict(batch_sampler=batches(), num_workers=self.num_workers, collate_fn=self._collate)
         for places, padded, unreadable in DataLoader(self.images, **options):
-            if places and not self._range_checked:  # the first images stand for all
-                check_pixel_range(self.preprocessor, padded[: len(places)])
-                self._range_checked = True
+            check_pixel_range(self.preprocessor, padded[: len(places)])
             inputs = self.preprocessor({"inputs": padded, "data_samples": None})["inputs"]
             yield ImageGroup(order.popleft(), places, inputs, unreadable)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -141,14 +141,13 @@ class NamedImages(Dataset):
     def require_repeatable(self) -> None:
         """Raise UserError if the first image that can be decoded does not always come out alike."""
         decoded = (index for index in range(len(self)) if isinstance(self[index][1], Tensor))
-        if (index := next(decoded, None)) is None:
-            return
-        first, *others = (self[index][1] for _ in range(REPEATS))
-        if not all(torch.equal(first, other) for other in others):
-            raise UserError(
-                f"the pipeline draws random numbers: it gives image `{self.path(index)}` differently "
-                "each time, so its tokens would be other ones; remove the random step"
-            )
+        for index in islice(decoded, 1):
+            first, *others = (self[index][1] for _ in range(REPEATS))
+            if not all(torch.equal(first, other) for other in others):
+                raise UserError(
+                    f"the pipeline draws random numbers: it gives image `{self.path(index)}` differently "
+                    "each time, so its tokens would be other ones; remove the random step"
+                )
 
     def _at(self, index: int) -> tuple[Dataset, int]:
         """The dataset of an image, and the image's index in it."""

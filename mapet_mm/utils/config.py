@@ -109,15 +109,7 @@ def typed(cfg: Config, command: str) -> str:
 
 
 def pair(option: str, size: int | Iterable[int]) -> tuple[int, int]:
-    """(height, width) of one number or two.
-
-    Args:
-        option: names the size in the error.
-        size: one number for both sides, or (height, width).
-
-    Raises:
-        ValueError: the size is not one or two whole numbers above 0.
-    """
+    """(height, width) of one number or two; ValueError, which names the option, for any other size."""
     sides = tuple(size) if isinstance(size, Iterable) else (size, size)
     sides = sides * 2 if len(sides) == 1 else sides
     if len(sides) != 2 or any(side != int(side) or side < 1 for side in sides):

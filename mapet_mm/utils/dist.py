@@ -16,7 +16,6 @@ from mapet_mm.utils.errors import UserError
 
 # Seconds that processes wait for each other: longer than an evaluation in the first process.
 TIMEOUT_SECONDS = 1800
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def process_number() -> tuple[int, int]:
@@ -93,16 +92,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model.module if is_model_wrapper(model) else model
 
 
-def choose_dtype(device_type: str, name: str | None = None) -> torch.dtype:
-    """The dtype of autocast on a device: the named one, or the device's own.
-
-    Raises:
-        ValueError: a name that is not one of `DTYPES`.
-    """
-    if name is not None:
-        if name not in DTYPES:
-            raise ValueError(f"dtype is {name!r}: one of {', '.join(DTYPES)}, or leave it out")
-        return DTYPES[name]
+def choose_dtype(device_type: str) -> torch.dtype:
+    """The dtype of autocast on a device: bfloat16 where it is native, else float16."""
     # Emulated bfloat16 (before Ampere) is slower than float16 and counts as not supported.
     native = device_type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if native else torch.float16

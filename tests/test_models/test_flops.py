@@ -3,11 +3,14 @@
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.registry import DATASETS
+from mmpretrain.structures import DataSample
 from torch import nn
+from torch.utils.data import Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from mapet_mm.models import MaPeTPretrainViT, TokenPredictionHead
-from mapet_mm.models.flops import PASSES, complexity, model_step_flops
+from mapet_mm.models.flops import PASSES, complexity, model_step_flops, training_flops
 from mapet_mm.models.utils import two_stream
 from mapet_mm.models.utils.attention import attend_by_products
 from mapet_mm.models.utils.objectives import get_objective, group_sizes, visibility
@@ -60,3 +63,24 @@ def test_a_step_is_counted_at_the_recipes_own_size_only():
     assert own.step > 0
     assert larger.step is None
     assert larger.forward > own.forward
+
+
+@DATASETS.register_module()
+class FiveImages(Dataset):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> dict:
+        return dict(inputs=torch.zeros(3, 16, 16), data_samples=DataSample().set_gt_label(0))
+
+
+def test_a_trainings_flops_are_those_of_all_its_images():
+    backbone = dict(type="VisionTransformer", arch=ARCH, img_size=16, patch_size=4)
+    head = dict(type="LinearClsHead", num_classes=10, in_channels=DIM)
+    loader = dict(batch_size=2, dataset=dict(type="FiveImages"))
+    model = dict(type="ImageClassifier", backbone=backbone, head=head)
+    settings = dict(default_scope="mmpretrain", model=model, train_dataloader=loader)
+    by_epochs = training_flops(Config(dict(settings, train_cfg=dict(max_epochs=3))))
+    by_steps = training_flops(Config(dict(settings, train_cfg=dict(max_iters=6))), processes=4)
+    assert by_epochs / (3 * 5) == by_steps / (6 * 2 * 4)
+    assert by_epochs / (3 * 5) > 2 * complexity(Config(settings)).forward

@@ -26,9 +26,6 @@ class AutocastOptimWrapper(OptimWrapper):
         loss_scale: for float16: 'dynamic', a fixed scale, or the arguments of `torch.amp.GradScaler`.
         **kwargs: `accumulative_counts` and `clip_grad`, as for MMEngine's `OptimWrapper`. Gradients are
             clipped unscaled.
-
-    Raises:
-        ValueError: another dtype.
     """
 
     def __init__(
@@ -40,7 +37,7 @@ class AutocastOptimWrapper(OptimWrapper):
     ) -> None:
         super().__init__(optimizer, **kwargs)
         self.device_type = get_device()
-        self.dtype = choose_dtype(self.device_type, dtype)
+        self.dtype = getattr(torch, dtype) if dtype else choose_dtype(self.device_type)
         self.fixed_scale = None
         options = loss_scale if isinstance(loss_scale, dict) else {}
         if not isinstance(loss_scale, dict) and loss_scale != "dynamic":

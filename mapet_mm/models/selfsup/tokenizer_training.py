@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from mmengine.dist import get_dist_info
 from mmengine.model import BaseModel
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
@@ -99,7 +98,8 @@ class CaptionCLIP(BaseModel):
     """open_clip's CLIP with a ResNet tower; its checkpoints are weights for `KCLIP`.
 
     A caption is a template, drawn anew each time, with the name of the image's class in it, so the CLIP
-    learns from labels. Images are classified by the mean of each class's captions.
+    learns from labels. Images are classified by the mean of each class's captions. A process contrasts its
+    own images alone.
 
     Args:
         vision: the image tower: `layers` (four numbers of blocks), `width`.
@@ -129,8 +129,7 @@ class CaptionCLIP(BaseModel):
         vision = dict(vision, image_size=image_size * STRIDE // stride)
         self.clip = open_clip.CLIP(embed_dims, vision, dict(text, context_length=CAPTION_LENGTH))
         set_stride(self.clip.visual, stride)
-        rank, world_size = get_dist_info()
-        self.contrast = ClipLoss(gather_with_grad=True, rank=rank, world_size=world_size)
+        self.contrast = ClipLoss()
         captions = [f"{noun} {name}." for name in class_names for noun in PHRASES]
         captions = open_clip.get_tokenizer("RN50")(captions, context_length=CAPTION_LENGTH)
         self.register_buffer("captions", captions.unflatten(0, (-1, len(PHRASES))), persistent=False)

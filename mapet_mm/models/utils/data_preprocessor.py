@@ -21,11 +21,14 @@ def check_pixel_range(preprocessor: nn.Module, images: Tensor, prefix: str = "")
     """Refuse images from 0 to 1 with a `mean` for 0 to 255, and the other way round.
 
     Either runs, and learns badly: all pixels look nearly the same, or are hundreds of deviations off. Mean
-    and `std` are the preprocessor's; `prefix` is "second_" for the second view's.
+    and `std` are the preprocessor's; `prefix` is "second_" for the second view's. The first images stand for
+    all: reading values waits for the device.
     """
+    checked = vars(preprocessor).setdefault("range_checked", set())
     mean, std = (getattr(preprocessor, prefix + name, None) for name in ("mean", "std"))
-    if mean is None or std is None or not images.numel():
+    if prefix in checked or mean is None or std is None or not images.numel():
         return
+    checked.add(prefix)
     low, high = images.min().item(), images.max().item()
     if images.is_floating_point() and low >= 0 and 0 < high <= 1 and mean.max() > 2:
         raise PixelRangeError("the images have values from 0 to 1, and the `mean` is for 0 to 255")
@@ -48,15 +51,11 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
         PixelRangeError: the first images do not have the range of `mean` and `std`.
     """
 
-    _range_checked = False
-
     def forward(self, data: dict, training: bool = False) -> dict:
         """Preprocess a batch `dict(inputs=images, data_samples=[...])`, collated in any way."""
         samples = data.get("data_samples") or ()
         images = self._send(data["inputs"])
-        if not self._range_checked:  # the first images stand for all
-            check_pixel_range(self, images)
-            self._range_checked = True
+        check_pixel_range(self, images)
         if samples and "mask" in samples[0]:
             masks = self._send([torch.as_tensor(sample.mask) for sample in samples])
             for sample, mask in zip(samples, masks, strict=True):
@@ -89,15 +88,11 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
         PixelRangeError: the first images do not have the range of the means and deviations.
     """
 
-    _range_checked = False
-
     def forward(self, data: dict, training: bool = False) -> dict:
         """Preprocess a batch `dict(inputs=[view, view], data_samples=[...])`, collated in any way."""
         views = [_stacked(view) for view in data["inputs"]]
-        if not self._range_checked:  # the first images stand for all
-            for view, prefix in zip(views, ("", "second_"), strict=True):
-                check_pixel_range(self, view, prefix)
-            self._range_checked = True
+        for view, prefix in zip(views, ("", "second_"), strict=True):
+            check_pixel_range(self, view, prefix)
         return super().forward({**data, "inputs": views}, training)
 
 

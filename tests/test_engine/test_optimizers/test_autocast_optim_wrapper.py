@@ -99,11 +99,6 @@ def test_resume_with_the_other_dtype_keeps_the_optimizer_and_starts_the_scaler_a
     assert wrapper.loss_scaler.is_enabled() == (resumed == "float16")
 
 
-def test_an_unknown_dtype_is_refused():
-    with pytest.raises(ValueError, match="float32"):
-        make(linear(), dtype="float32")
-
-
 @pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled")
 @pytest.mark.parametrize(("native", "expected"), [(True, torch.bfloat16), (False, torch.float16)])
 def test_cuda_takes_bfloat16_only_where_it_is_native(monkeypatch, native, expected):

@@ -170,11 +170,6 @@ def test_prediction_has_every_layers_class_and_the_scores_of_one(inference_layer
         assert sample.pred_label.tolist() == [sample.layer_labels[index + 1]]
 
 
-def test_an_inference_layer_that_is_not_probed_is_refused():
-    with pytest.raises(ValueError, match="4 is not in list"):
-        LayerwiseLinearHead(num_classes=5, in_channels=12, layers=3, inference_layer=4)
-
-
 @pytest.mark.parametrize("kind", BACKBONES)
 @pytest.mark.parametrize(
     ("options", "noun"), [(dict(final_norm=True), "final_norm"), (dict(with_cls_token=False), "class token")]

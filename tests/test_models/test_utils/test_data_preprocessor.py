@@ -146,14 +146,6 @@ def test_images_of_the_range_that_is_meant_are_taken(images, numbers):
 @pytest.mark.parametrize(
     ("images", "numbers", "message"), [(DIVIDED, BYTES, "from 0 to 1"), (PIXELS, UNITS, "up to 255")]
 )
-def test_images_of_another_range_are_refused(images, numbers, message):
-    with pytest.raises(PixelRangeError, match=message):
-        check(images, **numbers)
-
-
-@pytest.mark.parametrize(
-    ("images", "numbers", "message"), [(DIVIDED, BYTES, "from 0 to 1"), (PIXELS, UNITS, "up to 255")]
-)
 def test_the_first_batch_of_a_pre_training_is_looked_at(images, numbers, message):
     preprocessor = MODELS.build(dict(type="mapet_mm.TokenGridDataPreprocessor", **numbers))
     sample = DataSample()

@@ -82,9 +82,8 @@ def test_a_clip_learns_classes_from_captions_and_its_tower_is_kclips(save):
     # Eight images of each class share a caption: nobody can tell them apart, so the loss ends at log(8).
     assert first > last > 2.0
     assert last == pytest.approx(torch.tensor(8.0).log().item(), abs=0.2)
-    predicted = clip(
-        images, samples, mode="predict"
-    )  # with the batch's statistics: the mean ones are not there yet
+    # With the batch's statistics: the mean ones are not there yet.
+    predicted = clip(images, samples, mode="predict")
     assert [sample.pred_label.item() for sample in predicted] == [label % 2 for label in range(16)]
     assert predicted[0].pred_score.sum().item() == pytest.approx(1)
 

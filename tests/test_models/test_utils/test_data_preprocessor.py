@@ -118,12 +118,6 @@ PIXELS = torch.arange(256, dtype=torch.uint8).repeat(3).view(1, 3, 16, 16)
 DIVIDED = PIXELS / 255
 
 
-def check(images: torch.Tensor, mean: list[float], std: list[float]) -> None:
-    preprocessor = torch.nn.Module()
-    preprocessor.mean, preprocessor.std = torch.tensor(mean), torch.tensor(std)
-    check_pixel_range(preprocessor, images)
-
-
 @pytest.mark.parametrize(
     ("images", "numbers"),
     [
@@ -139,7 +133,9 @@ def check(images: torch.Tensor, mean: list[float], std: list[float]) -> None:
     ],
 )
 def test_images_of_the_range_that_is_meant_are_taken(images, numbers):
-    check(images, **numbers)
+    preprocessor = torch.nn.Module()
+    preprocessor.mean, preprocessor.std = map(torch.tensor, numbers.values())
+    check_pixel_range(preprocessor, images)
     check_pixel_range(torch.nn.Identity(), images)
 
 

@@ -8,25 +8,23 @@ import shlex
 import sys
 from pathlib import Path
 
-from mmengine.config import Config, DictAction
+from mmengine.config import DictAction
 
 import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.tokenizers import GridKMeans, TokenStore
-from mapet_mm.tokenizers.images import NamedImages
-from mapet_mm.tokenizers.run import build_images, build_tokenizer
+from mapet_mm.tokenizers import TokenStore
+from mapet_mm.tokenizers.run import build_images
 from mapet_mm.utils.config import read_config
-from mapet_mm.utils.errors import UserError, one_line_errors
+from mapet_mm.utils.errors import one_line_errors
 from mapet_mm.visualization.codebook_sheet import (
     SheetRow,
     choose_members,
     draw_codebook_sheet,
     find_members,
-    nearest_members,
 )
 from mapet_mm.visualization.report import Report, Section, format_table, write_report
 from mapet_mm.visualization.token_statistics import TokenUsage, draw_usage, measure_usage, usage_table
 
-CANDIDATES = 512  # random patches of each token that --nearest searches
+LIMIT = 512  # random patches of a token, of which those of as many images as possible are shown
 
 
 def parse_args() -> argparse.Namespace:
@@ -37,49 +35,13 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("config", help="tokenizer config, for example configs/micro/kclip.py")
     parser.add_argument("--tokens", type=int, nargs="+", help="token ids to show, instead of the most used")
     parser.add_argument("--count", type=int, default=16, help="how many of the most used (default 16)")
-    parser.add_argument("--random", type=int, default=8, help="random patches of each token (default 8)")
-    parser.add_argument(
-        "--nearest",
-        type=int,
-        default=0,
-        help=f"patches nearest to each token's centroid, of {CANDIDATES} random ones (default 0; needs a "
-        "codebook, encodes images again)",
-    )
+    parser.add_argument("--patches", type=int, default=8, help="random patches of each (default 8)")
     parser.add_argument("--context", type=int, default=3, help="patches shown around each, on each side")
     parser.add_argument("--out", type=Path, help="folder of the page; default: <token store>.codebook")
     parser.add_argument(
         "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."
     )
-    args = parser.parse_args()
-    if not args.random and not args.nearest:
-        parser.error("there are no patches to show: --random and --nearest are both 0")
-    return args
-
-
-def choose_patches(
-    args: argparse.Namespace, cfg: Config, images: NamedImages, store: TokenStore, usage: TokenUsage
-) -> dict[int, list[SheetRow]]:
-    """The rows to show of each token: first the patches nearest to its centroid, then random ones."""
-    members = find_members(store, args.tokens or usage.most_used(args.count), CANDIDATES)
-    shown = []
-    if args.nearest:
-        tokenizer, preprocessor = build_tokenizer(cfg)
-        if not isinstance(tokenizer, GridKMeans):
-            raise UserError(f"--nearest needs centroids, and {cfg.tokenizer.type} has none: leave it out")
-        store.require_tokenizer(tokenizer.digest, "the config's tokenizer")
-        workers = cfg.get("dataloader", {}).get("num_workers", 2)
-        nearest = nearest_members(tokenizer, preprocessor, images, members, args.nearest, workers)
-        shown.append((f"nearest of at most {CANDIDATES} random", nearest))
-    if args.random:
-        chosen = {token: choose_members(of, args.random, seed=0) for token, of in members.items()}
-        shown.append(("random", chosen))
-    return {
-        token: [
-            SheetRow(f"token {token}: {how} of {usage.counts[token]:,} patches", patches[token])
-            for how, patches in shown
-        ]
-        for token in members
-    }
+    return parser.parse_args()
 
 
 def token_caption(token: int, usage: TokenUsage, class_names: list[str] | None) -> str:
@@ -100,18 +62,16 @@ def main() -> None:
     images = build_images(cfg)
     store = TokenStore.open(cfg.token_store)
     usage, names = measure_usage(store, images.labels()), images.class_names()
-    about_usage = (
-        "Left: patches of each token in use; dotted, what each would have if all were used evenly. "
-        "Right: how many tokens have how many patches."
-    )
+    about_usage = "Patches of each token in use; dotted, what each would have if all were used evenly."
     sections = [Section("How often tokens are used", about_usage, [draw_usage(usage)])]
-    for token, rows in choose_patches(args, cfg, images, store, usage).items():
-        figure = draw_codebook_sheet(rows, images.data_root, store.grid, args.context)
+    members = find_members(store, args.tokens or usage.most_used(args.count), LIMIT)
+    for token, patches in members.items():
+        row = SheetRow(f"token {token}, random patches", choose_members(patches, args.patches, seed=0))
+        figure = draw_codebook_sheet([row], images.data_root, store.grid, args.context)
         sections.append(Section(f"Token {token}", token_caption(token, usage, names), [figure]))
     report = Report(
         "Codebook",
-        f"Patches that {args.config} gives the same token, each framed in red in its surroundings. "
-        "Patches nearest to a token's centroid show it at its best, random ones as it is.",
+        f"Patches that {args.config} gives the same token, each framed in red in its surroundings.",
         usage_table(usage),
         sections,
         facts=[

@@ -19,7 +19,6 @@ import re
 from collections.abc import Callable, Mapping
 
 import torch
-from mmengine.logging import print_log
 from torch import Tensor
 
 from mapet_mm.interop.names import (
@@ -89,7 +88,6 @@ def timm_to_mm(state_dict: Mapping[str, Tensor], num_patches: int | None = None)
                 "patches alone: give the number of patches (num_patches, --num-patches)"
             )
         if count == num_patches:
-            print_log("The class token has no position: put a zero before the patches'.", "current")
             weights[POSITIONS] = torch.cat([torch.zeros_like(positions[:, :1]), positions], dim=1)
     return complete(weights)
 
@@ -195,7 +193,7 @@ def network(state_dict: Mapping[str, Tensor], *without: str) -> StateDict:
 def complete(state_dict: Mapping[str, Tensor]) -> StateDict:
     """A plain ViT's weights with ones for a missing LayerScale and zeros for a missing bias.
 
-    The outputs stay the same.
+    The outputs stay the same. `MaPeTViT` takes weights without a class token with `with_cls_token=False`.
 
     Raises:
         ValueError: another weight is missing.
@@ -218,16 +216,6 @@ def complete(state_dict: Mapping[str, Tensor]) -> StateDict:
     for layer in layers:
         for scale in SCALED:
             weights.setdefault(layer + scale, weights[f"{layer}attn.proj.weight"].new_ones(width))
-    if filled := [name for name in weights if name not in state_dict]:
-        print_log(
-            f"Filled {len(filled)} weights that the network does not have (`{filled[0]}`, ...) with ones "
-            "(LayerScale) and zeros (biases): outputs stay the same.",
-            "current",
-        )
-    if CLASS_TOKEN not in weights:
-        print_log(
-            "There is no class token: MaPeTViT takes the weights with `with_cls_token=False`.", "current"
-        )
     return weights
 
 

@@ -134,7 +134,6 @@ def _timm_config(weights: Mapping[str, Tensor], description: Description) -> dic
         "global_pool": arguments["global_pool"],
         "model_args": arguments,
         "pretrained_cfg": {
-            "custom_load": False,
             "input_size": [3, *description.img_size],
             "fixed_input_size": True,
             "interpolation": description.interpolation,
@@ -143,7 +142,6 @@ def _timm_config(weights: Mapping[str, Tensor], description: Description) -> dic
             "mean": description.mean,
             "std": description.std,
             "num_classes": classes,
-            "pool_size": None,
             "first_conv": "patch_embed.proj",
             "classifier": "head",
         },
@@ -169,17 +167,12 @@ def _hf_config(weights: Mapping[str, Tensor], description: Description) -> dict[
         "architectures": ["Dinov2Model"],
         "image_size": height,
         "patch_size": description.patch_size,
-        "num_channels": 3,
         "hidden_size": sizes["embed_dims"],
         "num_hidden_layers": sizes["num_layers"],
         "num_attention_heads": description.num_heads,
         "mlp_ratio": ratio,
-        "hidden_act": "gelu",
         "layer_norm_eps": 1e-6,
-        "layerscale_value": 0.1,
-        "qkv_bias": True,
         "use_mask_token": "backbone.mask_token" in weights,
-        "use_swiglu_ffn": False,
     }
 
 
@@ -189,15 +182,9 @@ def _hf_preprocessor(description: Description) -> dict[str, Any]:
     whole = {"height": height, "width": width}
     return {
         "image_processor_type": "BitImageProcessor",
-        "do_convert_rgb": True,
-        "do_resize": True,
         "size": whole if description.resize is None else {"shortest_edge": description.resize},
         "resample": INTERPOLATIONS[description.interpolation],
-        "do_center_crop": True,
         "crop_size": whole,
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
         "image_mean": description.mean,
         "image_std": description.std,
     }

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import mmcv
 import numpy as np
-import torch
 from jaxtyping import UInt8
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from torch import nn
-from torch.utils.data import DataLoader, Subset
-from tqdm import tqdm
 
-from mapet_mm.tokenizers import GridKMeans, TokenStore
-from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.tokenizers import TokenStore
 from mapet_mm.utils.errors import UserError
 
 CELL_INCHES, GAP_INCHES, TITLE_INCHES = 0.72, 0.06, 0.26
@@ -77,40 +72,6 @@ def choose_members(patches: Sequence[Patch], count: int, seed: int) -> list[Patc
         of_image[patch.name].append(patch)
     # the first patch of each image, then the second, ...
     return sorted(shuffled, key=lambda patch: of_image[patch.name].index(patch))[:count]
-
-
-@torch.no_grad()
-def nearest_members(
-    tokenizer: GridKMeans,
-    preprocessor: nn.Module,
-    images: NamedImages,
-    candidates: Mapping[int, Sequence[Patch]],
-    count: int,
-    num_workers: int = 2,
-) -> dict[int, list[Patch]]:
-    """Find each token's `count` candidates nearest to its centroid (L2), nearest first.
-
-    The store has no features, so the candidates among `images` are encoded again by the
-    tokenizer of the tokens and its data preprocessor; undecodable ones are left out.
-    """
-    wanted: dict[str, list[tuple[int, Patch]]] = defaultdict(list)
-    for token, patches in candidates.items():
-        for patch in patches:
-            wanted[patch.name].append((token, patch))
-    name_of = {place: name for name, place in images.places().items() if name in wanted}
-    found: dict[int, list[tuple[float, Patch]]] = {token: [] for token in candidates}
-    loader = DataLoader(Subset(images, sorted(name_of)), 32, num_workers=num_workers, collate_fn=list)
-    for batch in tqdm(loader, desc="nearest members", unit="batch"):
-        decoded = [(place, pixels) for place, pixels in batch if isinstance(pixels, torch.Tensor)]
-        if not decoded:
-            continue
-        data = {"inputs": torch.stack([pixels for _, pixels in decoded]), "data_samples": None}
-        grids = tokenizer.features(preprocessor(data)["inputs"]).cpu().unflatten(1, tokenizer.grid)
-        for (place, _), features in zip(decoded, grids, strict=True):
-            for token, patch in wanted[name_of[place]]:
-                distance = torch.dist(features[patch.row, patch.col], tokenizer.codebook.centroids[token])
-                found[token].append((float(distance), patch))
-    return {token: [patch for _, patch in sorted(pairs)[:count]] for token, pairs in found.items()}
 
 
 def crop_around(

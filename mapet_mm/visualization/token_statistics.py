@@ -89,18 +89,15 @@ def usage_table(usage: TokenUsage) -> Table:
 
 
 def draw_usage(usage: TokenUsage) -> Figure:
-    """Draw the patches per token, most used first, beside their histogram."""
-    figure = Figure(figsize=(6.4, 2.4), layout="constrained")
-    ranks, histogram = figure.subplots(1, 2)
+    """Draw the patches per token, most used first."""
+    figure = Figure(figsize=(4.4, 2.4), layout="constrained")
+    ranks = figure.subplots()
     used = np.sort(usage.counts[usage.counts > 0])[::-1]
     even = usage.counts.sum() / len(usage.counts)
     ranks.plot(np.arange(1, len(used) + 1), used, color=BAR_COLOUR)
     ranks.axhline(even, color="#585866", linewidth=0.8, linestyle=":")
     ranks.annotate("even use", (1, even), xytext=(2, 2), textcoords="offset points", fontsize=8)
     ranks.set(xlabel="tokens, most used first", ylabel="patches", yscale="log")
-    histogram.hist(used, bins=np.geomspace(used[-1], used[0] + 1, 30), color=BAR_COLOUR)
-    histogram.set(xlabel="patches", ylabel="tokens", xscale="log")
-    for axes, scale in ((ranks, ranks.yaxis), (histogram, histogram.xaxis)):
-        scale.set_minor_formatter(NullFormatter())  # labels between powers of ten would overlap
-        axes.spines[["top", "right"]].set_visible(False)
+    ranks.yaxis.set_minor_formatter(NullFormatter())  # labels between powers of ten would overlap
+    ranks.spines[["top", "right"]].set_visible(False)
     return figure

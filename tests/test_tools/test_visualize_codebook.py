@@ -1,4 +1,4 @@
-"""tools/visualize_codebook.py: the page, and members that are truly nearest."""
+"""tools/visualize_codebook.py: the page."""
 
 import re
 import runpy
@@ -12,12 +12,9 @@ from mmengine.config import Config
 
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.tokenizers.run import (
-    build_images,
-    build_tokenizer,
     run_extract_tokens,
     run_fit_codebook,
 )
-from mapet_mm.visualization.codebook_sheet import find_members, nearest_members
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,28 +38,8 @@ def visualize(monkeypatch, cfg: Config, *options: str) -> None:
     runpy.run_path(str(ROOT / "tools/visualize_codebook.py"), run_name="__main__")
 
 
-def test_nearest_members_are_those_of_smallest_distance(cfg):
-    """Against the features of all images, one by one."""
-    (kclip, preprocessor), images = build_tokenizer(cfg), build_images(cfg)
-    members = find_members(TokenStore.open(cfg.token_store), [0, 5])
-    found = nearest_members(kclip, preprocessor, images, members, count=4, num_workers=0)
-    features = {}
-    for place, name in enumerate(images.names()):
-        inputs = preprocessor(dict(inputs=images[place][1][None], data_samples=None))["inputs"]
-        features[name] = kclip.features(inputs)[0]
-    for token, patches in found.items():
-        centroid = kclip.codebook.centroids[token]
-
-        def distance(patch, centroid=centroid):
-            feature = features[patch.name][patch.row * kclip.grid[1] + patch.col]
-            return float((feature.double() - centroid.double()).norm())
-
-        expected = sorted(map(distance, members[token]))[:4]
-        np.testing.assert_allclose([distance(patch) for patch in patches], expected, rtol=1e-5)
-
-
 def test_page_has_statistics_and_a_picture_of_each_token(cfg, tmp_path, monkeypatch, capsys):
-    options = ["--count", "9", "--random", "3", "--nearest", "2", "--out", str(tmp_path)]
+    options = ["--count", "9", "--patches", "3", "--out", str(tmp_path)]
     visualize(monkeypatch, cfg, *options)
     grids = np.concatenate([grids for _, grids in TokenStore.open(cfg.token_store).chunks()])
     counts = np.bincount(grids.ravel(), minlength=12)
@@ -79,7 +56,6 @@ def test_page_has_statistics_and_a_picture_of_each_token(cfg, tmp_path, monkeypa
     ("options", "message"),
     [
         (["--tokens", "12"], "token 12: .* 0 to 11"),
-        (["--random", "0"], "patches to show"),
         (["--cfg-options", "token_store=nowhere"], "nowhere"),
     ],
 )

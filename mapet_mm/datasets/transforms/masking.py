@@ -48,7 +48,7 @@ class BlockwiseMask(BEiTMaskGenerator):
             area = np.random.uniform(self.min_num_patches, max_mask_patches)
             aspect = np.exp(np.random.uniform(*self.log_aspect_ratio))
             height, width = round(np.sqrt(area * aspect)), round(np.sqrt(area / aspect))
-            if not (0 < height < self.height and 0 < width < self.width):
+            if height >= self.height or width >= self.width:
                 continue
             top = np.random.randint(self.height - height + 1)
             left = np.random.randint(self.width - width + 1)

@@ -47,6 +47,16 @@ def test_the_last_row_and_column_are_masked_as_often_as_the_first():
     assert min(edges) > 0.1
 
 
+def test_a_seed_gives_these_masks():
+    """Recorded: an oblong grid, and one of a single row, where no block fits and patches are masked alone."""
+    oblong = ["0000100 0011100 0011100 0001111 0001101", "0111110 0111110 0000110 0000100 0000100"]
+    drawn = masks(2, input_size=(5, 7), num_masking_patches=14, min_num_patches=3)
+    assert [" ".join("".join(map(str, row)) for row in mask) for mask in drawn] == oblong
+    drawn = masks(2, input_size=(1, 6), num_masking_patches=3)
+    assert drawn.tolist() == [[[0, 1, 1, 0, 0, 1]], [[0, 1, 0, 0, 1, 1]]]
+    assert BlockwiseMask(14, 75).min_num_patches == 16  # BEiT's
+
+
 @pytest.mark.parametrize("budget", [0, 36])
 def test_a_budget_that_leaves_nothing_to_see_or_to_predict_is_refused(budget):
     with pytest.raises(ValueError, match=rf"num_masking_patches={budget} is outside 1..35"):

@@ -39,15 +39,6 @@ def test_mim_masks_75_patches_at_random():
     assert (pairs[pairs > 0] - expected).abs().max() < 6 * (expected * (1 - expected) / 4000) ** 0.5
 
 
-def test_mim_patches_are_masked_alone_as_often_as_chance_has_it():
-    """No blocks: a masked patch's right neighbour is masked in 74 of 195 cases, as any other patch is."""
-    backbone = build("mim", cutting_point=122, img_size=56)
-    drawn = backbone.sample_permutation(4000, "cpu", torch.Generator().manual_seed(1))
-    grid = torch.zeros(4000, 197).scatter_(1, drawn[:, 122:], 1.0)[:, 1:].view(-1, 14, 14)
-    both = (grid[:, :, :-1] * grid[:, :, 1:]).sum() / grid[:, :, :-1].sum()
-    assert both.item() == pytest.approx(74 / 195, abs=0.004)
-
-
 def test_pim_never_sees_a_mask_token():
     """Context and content stream do not depend on it at all; MaPeT's content stream does."""
     images = torch.randn(2, 3, 20, 20)
@@ -62,12 +53,6 @@ def test_pim_never_sees_a_mask_token():
             assert torch.equal(before[group], after[group]) != sees_masks, (name, group)
         # The query stream starts as mask token plus position.
         assert not torch.equal(before["Q"], after["Q"])
-
-
-def test_pim_has_no_keys_but_the_images_own_tokens():
-    backbone = build("pim", cutting_point=8)
-    assert OBJECTIVES["pim"].key_groups == "CT"
-    assert backbone.layout.num_keys == backbone.num_tokens == 26
 
 
 def test_mim_sees_no_pixel_of_a_masked_patch_and_all_others():

@@ -34,6 +34,7 @@ def test_groups_follow_each_other(objective, slices, dense, keys):
     assert layout.num_dense == dense
     assert layout.num_keys == keys
     assert layout.num_rows == max(stop for _, stop in slices.values())
+    assert layout.places.tolist() == [*range(4)] + [*range(4, 10)] * (len(slices) - 1)
     sees = visibility(objective, 4, 6)[dense:]
     assert torch.equal(layout.bias == 0, sees)
     assert torch.equal(layout.bias == float("-inf"), ~sees)
@@ -44,6 +45,7 @@ def test_keeping_queries_keeps_their_masks():
     kept = layout.keep(torch.tensor([1, 4]))
     assert kept.sizes == (4, 6, 6, 2)
     assert kept.num_rows == 18
+    assert torch.equal(kept.places, layout.places[[*range(16), 17, 20]])
     assert torch.equal(kept.bias, layout.bias[[0, 1, 2, 3, 4, 5, 7, 10]])
     assert torch.equal(kept.keep(torch.tensor([1])).bias, layout.bias[[0, 1, 2, 3, 4, 5, 10]])
 

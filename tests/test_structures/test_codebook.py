@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from mapet_mm.structures.codebook import Codebook, CodebookError
+from mapet_mm.structures import codebook as module
+from mapet_mm.structures.codebook import Codebook, CodebookError, KMeansOptions, far_centre
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def rows() -> np.ndarray:
 
 def test_assign_is_the_nearest_centroid_in_float64():
     rng = np.random.default_rng(1)
-    centroids, features = rng.normal(size=(50, 24)), rng.normal(size=(7, 9, 24))
+    centroids, features = rng.normal(size=(50, 300)), rng.normal(size=(7, 9, 300))
     distances = ((features[..., None, :] - centroids) ** 2).sum(axis=-1)
     tokens = Codebook(centroids).assign(torch.tensor(features, dtype=torch.float32))
     assert tokens.dtype == torch.int64
@@ -39,6 +40,23 @@ def test_assign_is_exact_for_features_far_from_the_origin(channels, mean):
     assert torch.equal(codebook.assign(rows), nearest)
     assert torch.equal(ids, nearest)
     torch.testing.assert_close(distances, expected, rtol=1e-5, atol=0)
+
+
+def test_points_are_far_if_their_mean_is_ten_standard_deviations_away():
+    points = torch.tensor([[-1.0, 0.0], [1.0, 0.0]]).repeat(2, 1)
+    assert far_centre(points + torch.tensor([10.0, 0.0])) is None
+    assert far_centre(points + torch.tensor([10.02, 0.0])).tolist() == pytest.approx([10.02, 0])
+
+
+@pytest.mark.parametrize(("elements", "blocks"), [(200, [20, 20, 10]), (9, [1] * 50)])
+def test_a_block_has_as_many_rows_as_its_distances_have_room_for(rows, elements, blocks, monkeypatch):
+    sizes, codebook = [], Codebook(rows[:10])
+    nearest = codebook.nearest
+    monkeypatch.setattr(codebook, "nearest", lambda block: sizes.append(len(block)) or nearest(block))
+    assert module.BLOCK_ELEMENTS == 64 * 2**20 // 4
+    monkeypatch.setattr(module, "BLOCK_ELEMENTS", elements)
+    codebook.assign(torch.tensor(rows[:50]))
+    assert sizes == blocks
 
 
 def test_codebooks_of_features_far_from_the_origin_are_as_good_as_of_centred_ones():
@@ -82,19 +100,21 @@ def test_fit_finds_separate_clusters_and_records_how():
     assert recorded["inertia"] == pytest.approx(200 * 6 * 0.01**2, rel=0.1)
     assert recorded["inertia_per_iteration"][-1] == recorded["inertia"]
     assert "faiss" in recorded["versions"]
+    assert KMeansOptions(8192) == KMeansOptions(8192, niter=20, nredo=5, max_points_per_centroid=512, seed=0)
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path, rows):
     codebook = Codebook(
         rows[:10], {"encoder": "RN50x64", "rows": 5, "versions": {"faiss": "1"}, "scale": 0.5}
     )
-    codebook.save(tmp_path / "new" / "codebook.safetensors")
-    loaded = Codebook.load(tmp_path / "new" / "codebook.safetensors")
+    file = tmp_path / "new" / "folder" / "codebook.safetensors"
+    codebook.save(file)
+    loaded = Codebook.load(file)
     assert torch.equal(loaded.centroids, codebook.centroids)
     assert loaded.metadata == codebook.metadata
     assert loaded.digest == codebook.digest
     assert (loaded.k, loaded.dim) == (10, 12)
-    assert [file.name for file in (tmp_path / "new").iterdir()] == ["codebook.safetensors"]
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_digest_depends_on_values_and_shape_only(rows):
@@ -103,16 +123,20 @@ def test_digest_depends_on_values_and_shape_only(rows):
     changed = rows[:10].copy()
     changed[3, 3] += 1e-3
     assert Codebook(rows[:10]).digest != Codebook(changed).digest
+    assert Codebook([[1.0]]).digest.startswith("0b00d2111828b845")  # recorded: stores have it
 
 
 NAN = np.full((2, 2), np.nan)
 REFUSED = [
     (lambda rows: Codebook(np.zeros(3)), "matrix"),
+    (lambda rows: Codebook(np.zeros((0, 4))), "matrix"),
     (lambda rows: Codebook(NAN), "NaN"),
     (lambda rows: Codebook(rows[:4]).assign(torch.zeros(3, 4, 5)), "5 channels, the codebook 12"),
+    (lambda rows: Codebook(rows[:4]).assign(torch.zeros(3, 24)), "24 channels, the codebook 12"),
     (lambda rows: Codebook.fit(rows, k=601), "600 rows, k = 601"),
     (lambda rows: Codebook.fit(NAN, k=2), "finite"),
-    (lambda rows: Codebook.fit(torch.zeros(2, 3, 4), k=2), "matrix"),
+    (lambda rows: Codebook.fit(torch.zeros(2, 3, 4), k=2), "features must be a"),
+    (lambda rows: Codebook.fit(rows[0], k=2), "features must be a"),
 ]
 
 

@@ -134,6 +134,7 @@ def test_flip_mirrors_image_and_grid_or_neither():
         assert mirrored == results["flip"] == (results["flip_direction"] == "horizontal")
         flips += mirrored
     assert 10 <= flips <= 30
+    assert RandomFlipTokenGrid(prob=1.0)(aligned(3, 5))["flip"]
 
 
 def test_crop_cuts_image_and_grid_to_the_same_window_at_every_place():

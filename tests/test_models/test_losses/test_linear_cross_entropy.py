@@ -59,6 +59,7 @@ def test_a_block_has_as_many_rows_as_its_logits_have_room_for(elements, rows, mo
 def test_blocks_are_of_8_mib_on_cpu_and_larger_elsewhere():
     assert losses.BLOCK_ELEMENTS == {"cpu": 8 * 2**20 // 4}
     assert losses.BLOCK_ELEMENTS_ELSEWHERE == 8192 * 8192
+    assert losses.FLOAT16_ROWS == 2048
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

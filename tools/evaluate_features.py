@@ -20,9 +20,9 @@ from mmengine.config import DictAction
 from mmengine.logging import MMLogger
 
 import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.evaluation.image_sets import SECTION, read_image_sets
+from mapet_mm.evaluation.image_sets import SECTION
 from mapet_mm.evaluation.named import load_model
-from mapet_mm.evaluation.protocol import choose_protocols, evaluate, results_table, side_by_side
+from mapet_mm.evaluation.protocol import evaluate_data, results_table, side_by_side
 from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.dist import choose_device, is_first_process
 from mapet_mm.utils.errors import UserError, one_line_errors
@@ -80,24 +80,23 @@ def main() -> None:
     args = parse_args()
     choose_device()
     MMLogger.get_instance("evaluate_features", log_level="WARNING")  # MMEngine logs initialisations
-    results, sections, images, protocols = {}, [], {}, []
+    results, sections, declared = {}, [], None
     first = [args.model, *filter(None, [args.checkpoint])]
     changes = dict(options=args.cfg_options, mean=args.mean, std=args.std, size=args.size)
     for place, (model, *checkpoint) in enumerate([first, *args.compare]):
         if len(checkpoint) > 1:
             raise UserError(f"--compare {model} {' '.join(checkpoint)}: one model and one checkpoint")
         cfg, loaded = load_model(model, *checkpoint, **(changes if place == 0 else {}))
-        if place == 0 or args.data:  # without --data all take the first one's
-            images = read_image_sets(cfg, args.data)
-        if place == 0:
-            protocols = choose_protocols(cfg, args.data, args.protocols, images)
+        declared = cfg if args.data or declared is None else declared  # without --data the first one's
         name = loaded.name if loaded.name not in results else f"{loaded.name} ({place + 1})"
         loaded = replace(loaded, name=name)  # for the titles of its figures
-        evaluated, rows = evaluate(loaded, images, protocols, args.cache)
-        results[name] = [row for some in rows for row in some]
-        if args.out and is_first_process():
-            for protocol, some in zip(protocols, rows, strict=True):
-                sections += protocol.sections(evaluated, some)
+        results[name] = []
+        for evaluated, protocol, rows in evaluate_data(
+            declared, loaded, args.data, args.protocols, args.cache
+        ):
+            results[name] += rows
+            if args.out and protocol and is_first_process():
+                sections += protocol.sections(evaluated, rows)
     if not is_first_process():
         return
     table = results_table(results)

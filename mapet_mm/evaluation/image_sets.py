@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -172,8 +173,9 @@ def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageS
 
     Args:
         config: the model's. Its section `evaluation` names the sets, each as a data loader, or their
-            `folder`; without one, the sets of `knn_probe` are 'train' and 'val'. Sets without a pipeline take
-            the model's: the one of `val`, or of the test.
+            `folder`; `view` may be a transform instead, such as `dict(type="RandomFlip", prob=1.0)`, which
+            makes a second view of `val`. Without a section, the sets of `knn_probe` are 'train' and
+            'val'. Sets without a pipeline take the model's: the one of `val`, or of the test.
         data: another config with such a section, or a folder of `folder_loaders`.
 
     Raises:
@@ -186,13 +188,17 @@ def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageS
             f"config {declared.filename} names no images to evaluate on: give it a section `{SECTION}`, "
             "or --data"
         )
-    own = None
+    own, step = None, loaders.get("view") if "type" in loaders.get("view", ()) else None
+    if step:  # a transform that makes the second view
+        loaders["view"] = copy.deepcopy(loaders["val"])
     for name, loader in loaders.items():
         if _plain(loader).get("pipeline") is None:
             own = own or _model_loader(config, str(data or declared.filename))
             loader["dataset"] = dict(loader["dataset"])
             _plain(loader)["pipeline"] = _pipeline_of(own, name.startswith("dense"))
             loaders[name] = {**own, **loader}
+    if step:
+        _plain(loaders["view"])["pipeline"].insert(-1, step)
     with DefaultScope.overwrite_default_scope(scope_of(declared)):
         return {name: ImageSet(name, loader) for name, loader in loaders.items()}
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mapet_mm.evaluation.adapters import swaps_channels
 from mapet_mm.evaluation.features import FeatureBank, take_features
-from mapet_mm.evaluation.image_sets import SECTION, SETS, ImageSet, answers, check_labels
+from mapet_mm.evaluation.image_sets import SECTION, SETS, ImageSet, answers, check_labels, read_image_sets
 from mapet_mm.evaluation.models import Checkpoint
 from mapet_mm.utils.config import read_config, type_name
 from mapet_mm.utils.dist import is_first_process, print_once
@@ -203,8 +203,7 @@ def choose_protocols(
     Raises:
         UserError: no such protocol, or images that do not suit one that was asked for.
     """
-    declared = read_config(data) if data and not Path(data).is_dir() else config
-    configs = (declared.get(SECTION) or {}).get("protocols")
+    configs = (declaring(config, data).get(SECTION) or {}).get("protocols")
     asked = names is not None or configs is not None
     if configs is None:
         PROTOCOLS.import_from_location()
@@ -257,6 +256,45 @@ def evaluate(
     if not is_first_process():  # the first process has the table
         return evaluated, []
     return evaluated, checked([protocol.run(evaluated) for protocol in protocols])
+
+
+def evaluate_data(
+    config: Config,
+    checkpoint: Checkpoint,
+    data: str | None,
+    names: Sequence[str] | None,
+    cache: Path,
+) -> Iterator[tuple[Evaluated, Protocol | None, list[Row]]]:
+    """Each protocol's rows, of one group of image sets or of the several that a section's `folders` names.
+
+    Rows of several have the group's name at the end; at last come their means.
+
+    Args:
+        config, data, names: as for `choose_protocols`.
+        checkpoint, cache: as for `evaluate`.
+    """
+    folders = (declaring(config, data).get(SECTION) or {}).get("folders") or {"": data}
+    by_setting: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for name, folder in folders.items():
+        images = read_image_sets(config, folder)
+        protocols = choose_protocols(config, data, names, images)
+        evaluated, found = evaluate(checkpoint, images, protocols, cache)
+        for protocol, rows in zip(protocols, found, strict=bool(found)):
+            for row in rows:
+                by_setting[row.protocol, row.setting, row.unit].append(row.value)
+            yield evaluated, protocol, [_of_group(row, name) for row in rows]
+    count = len(folders)
+    means = [(*key[:2], np.mean(one), key[2]) for key, one in by_setting.items() if len(one) == count > 1]
+    yield evaluated, None, [Row(*one[:1], f"{one[1]}, mean of {count} sets", *one[2:]) for one in means]
+
+
+def _of_group(row: Row, name: str) -> Row:
+    return replace(row, setting=f"{row.setting}, {name}") if name else row
+
+
+def declaring(config: Config, data: str | None) -> Config:
+    """The config that declares image sets and protocols: another one if `data` names it."""
+    return read_config(data) if data and not Path(data).is_dir() else config
 
 
 def checked(rows: Sequence[Sequence[Row]]) -> list[list[Row]]:

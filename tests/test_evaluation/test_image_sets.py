@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DefaultScope
 
-from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, check_labels, read_image_sets
+from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, answers, check_labels, read_image_sets
 from mapet_mm.evaluation.pixel_labels import PixelLabels
 from mapet_mm.registry import DATASETS
 
@@ -152,3 +152,20 @@ def test_a_list_names_the_classes_of_a_flat_folder(config, root):
     (root / "data/meta").mkdir()
     (root / "data/meta/val.txt").write_text("".join(f"{index}.png {index // 3}\n" for index in range(9)))
     assert read_image_sets(config, str(root / "data"))["val"].labels.tolist() == [0] * 3 + [1] * 3 + [2] * 3
+
+
+def test_a_second_view_is_the_first_with_a_transform(config, root):
+    config.evaluation.view = dict(type="RandomFlip", prob=1.0, direction="horizontal")
+    images = read_image_sets(config)
+    first, view = (images[name].dataset[0]["inputs"] for name in ("val", "view"))
+    assert torch.equal(first.flip(2), view)
+
+
+def test_a_class_that_training_lacks_is_refused():
+    train = image_set([0, 1], classes=("a", "b"))
+    for name in ("c", "2"):
+        test = image_set([0], "other", classes=(name,))
+        with pytest.raises(ImageSetError, match=f"no class `{name}` of the `other` images"):
+            answers(train, test, 2)
+    offered, right = answers(train, image_set([0, 0], "other", classes=("b",)), 2)
+    assert (offered.tolist(), right.tolist()) == ([1], [[False, True]] * 2)

@@ -22,5 +22,10 @@ def effective_rank(gram: Float[Tensor, "dim dim"]) -> float:
     """RankMe by `X^T X`: the exponential of the entropy of the singular values' shares; NaN if not finite."""
     if not gram.isfinite().all():
         return float("nan")
-    singular = torch.linalg.eigvalsh(gram.double().cpu()).clamp(min=0).sqrt()
-    return float(torch.special.entr(singular / singular.sum()).sum().exp())
+    return entropy_rank(torch.linalg.eigvalsh(gram.double().cpu()).clamp(min=0).sqrt())
+
+
+def entropy_rank(values: Float[Tensor, " dim"]) -> float:
+    """The exponential of the entropy of some values' shares: the rank of as many equal ones."""
+    values = values.clamp(min=0)
+    return float(torch.special.entr(values / values.sum()).sum().exp())

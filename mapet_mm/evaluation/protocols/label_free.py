@@ -1,25 +1,39 @@
-"""Figures that need no labels: the effective rank of features, and the norms of patch tokens."""
+"""Figures that need no labels: rank, spectrum and spread of features, agreement of views, norms of tokens."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 import torch
 
+from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
+from mapet_mm.evaluation.metrics.geometry import alignment, alpha_req, lidar, uniformity
 from mapet_mm.evaluation.metrics.rank_me import effective_rank, rank_me
 from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, Row
 
+COMPARED = 4096  # images, for uniformity
 # A maximum far off betrays outlier tokens: registers are missing.
 QUANTILES = {"1 %": 0.01, "median": 0.5, "99 %": 0.99, "maximum": 1.0}
 
 
 @PROTOCOLS.register_module()
 class LabelFree(Protocol):
-    """RankMe of the last layer's patch tokens, patch means and class tokens, and the patch tokens' norms."""
+    """RankMe, alpha-ReQ and uniformity of the last layer, and the patch tokens' norms.
+
+    With a second view of the `val` images, `view`, alignment and LiDAR too. Uniformity compares at most
+    4,096 images, evenly spaced.
+    """
 
     needs: ClassVar = {"val": ["pooled", "tokens"]}
+    takes: ClassVar = {"view": ["pooled"]}
+
+    def check(self, images: Mapping[str, ImageSet]) -> None:
+        """Raise ImageSetError if the second view is of other images."""
+        if "view" in images and len(images["view"]) != len(images["val"]):
+            raise ImageSetError("`view` has another number of images than `val`, whose second view it is")
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """One row per kind of feature and per quantile of the norms."""
@@ -36,6 +50,15 @@ class LabelFree(Protocol):
         if "class token" in bank.poolings:
             rank = rank_me([bank.pooled("class token")])
             rows.append(Row("RankMe", "class token", rank, "effective rank"))
+        for pooling in bank.poolings[:2]:
+            features, name = bank.pooled(pooling), "patch mean" if pooling == "mean" else pooling
+            rows.append(Row("alpha-ReQ", name, alpha_req(features), "exponent"))
+            some = torch.linspace(0, len(features) - 1, min(len(features), COMPARED)).long()
+            rows.append(Row("uniformity", name, uniformity(features[some]), "log potential"))
+            if view := evaluated.features.get("view"):
+                both = features, view.pooled(pooling)
+                rows.append(Row("alignment", name, alignment(*both), "squared distance"))
+                rows.append(Row("LiDAR", name, lidar(torch.stack(both, dim=1)), "effective rank"))
         if math.prod(bank.grid):
             found = np.quantile(torch.cat(norms).numpy(), list(QUANTILES.values()))
             for name, value in zip(QUANTILES, found.tolist(), strict=True):

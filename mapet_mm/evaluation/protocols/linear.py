@@ -54,12 +54,14 @@ class LinearProbes(TrainedProbe):
 
     Args:
         strengths: scikit-learn's `C`.
+        layers: so many last layers are probed; all by default.
         concatenated: so many last layers are a further probe together, as DINOv2's four; solved only.
         weight_decay: of SGD.
     """
 
     rates: Sequence[float] = RATES
     strengths: Sequence[float] = STRENGTHS
+    layers: int | None = None
     concatenated: int = 1
     weight_decay: float = 0.0
 
@@ -75,7 +77,7 @@ class LinearProbes(TrainedProbe):
         width = train.dim * (2 if len(train.poolings) > 1 else 1)
         solved = 4 * len(train) * width <= probes.WINDOW_BYTES
         found: dict[str, list[tuple[str, Chosen]]] = {pooling: [] for pooling in train.poolings}
-        for layer, name in enumerate(train.layers):
+        for layer, name in list(enumerate(train.layers))[-(self.layers or 0) :]:
             own = {} if solved else self._swept(evaluated, layer)
             for pooling, chosen in found.items():
                 one = self._solved(evaluated, pooling, [layer]) if solved else own[pooling]
@@ -83,7 +85,9 @@ class LinearProbes(TrainedProbe):
         rows = []
         for pooling, chosen in found.items():
             last, best = chosen[-1], max(chosen, key=lambda each: each[1][0])
-            shown = {"last layer": last, "best layer": (best[0], (*best[1][:2], f"{best[0]}, {best[1][2]}"))}
+            shown = {"last layer": last}
+            if len(chosen) > 1:
+                shown["best layer"] = best[0], (*best[1][:2], f"{best[0]}, {best[1][2]}")
             if solved and self.concatenated > 1:
                 together = last_layers(train.layers, self.concatenated)
                 which = f"last {len(together)} layers"

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from mapet_mm.evaluation.features import MemoryFeatures
+from mapet_mm.evaluation.image_sets import ImageSetError
+from mapet_mm.evaluation.metrics.geometry import alignment
 from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols.label_free import LabelFree
 
@@ -35,4 +37,21 @@ def test_rank_and_norms_are_those_of_the_features():
 
 def test_features_that_are_vectors_have_a_rank_alone():
     found = figures(torch.eye(8)[None], torch.zeros(8, 0, 8), ["class token"], (0, 0))
-    assert found == {("RankMe", "class token"): pytest.approx(8, abs=1e-3)}
+    assert found["RankMe", "class token"] == pytest.approx(8, abs=1e-3)
+    assert [name for name, _ in found] == ["RankMe", "alpha-ReQ", "uniformity"]
+
+
+def test_a_second_view_adds_alignment_and_lidar():
+    generator = torch.Generator().manual_seed(0)
+    first, other = torch.randn(2, 50, 8, generator=generator)
+    banks = {}
+    for name, values in (("val", first), ("view", first + 0.1 * other)):
+        known = dict(name=name, layers=["output"], poolings=["class token"], grid=(0, 0), labels=None)
+        banks[name] = MemoryFeatures(values[None], torch.zeros(50, 0, 8), **known)
+    rows = LabelFree().run(Evaluated(None, banks, {}, torch.device("cpu")))
+    found = {(row.protocol, row.setting): row.value for row in rows}
+    assert found["alignment", "class token"] == pytest.approx(alignment(first, first + 0.1 * other))
+    assert 4 < found["LiDAR", "class token"] < 8
+    sets = dict(val=range(3), view=range(2))
+    with pytest.raises(ImageSetError, match="view"):
+        LabelFree().check(sets)

@@ -84,18 +84,31 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
 class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
     """MMPretrain's `TwoNormDataPreprocessor`, which looks at the range of the first images of both views.
 
+    Outside training, it takes images with one view as well, and two views become a list with the `shape` of
+    the first: MMPretrain's `FeatureExtractor` needs both.
+
     Raises:
         PixelRangeError: the first images do not have the range of the means and deviations.
     """
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Preprocess a batch `dict(inputs=[view, view], data_samples=[...])`, collated in any way."""
-        views = [_stacked(view) for view in data["inputs"]]
+        """Preprocess `dict(inputs=[view, view] or images, data_samples=[...])`, collated in any way."""
+        inputs = data["inputs"]
+        if not training and (isinstance(inputs, Tensor) or inputs[0].ndim == 3):
+            return SelfSupDataPreprocessor.forward(self, {**data, "inputs": _stacked(inputs)}, training)
+        views = [_stacked(view) for view in inputs]
         for view, prefix in zip(views, ("", "second_"), strict=True):
             check_pixel_range(self, view, prefix)
-        return super().forward({**data, "inputs": views}, training)
+        data = super().forward({**data, "inputs": views}, training)
+        return {**data, "inputs": _Views(data["inputs"])}
 
 
 def _stacked(images: Tensor | Sequence[Tensor]) -> Tensor:
     """One tensor of a batch; MMEngine's own loaders leave its images in a list."""
     return images if isinstance(images, Tensor) else torch.stack(list(images))
+
+
+class _Views(list):
+    @property
+    def shape(self) -> torch.Size:
+        return self[0].shape

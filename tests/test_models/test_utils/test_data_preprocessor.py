@@ -110,6 +110,8 @@ def test_two_views_are_normalised_as_by_mmpretrain():
     theirs = TwoNormDataPreprocessor(**TWO_VIEWS)(batch, True)["inputs"]
     mine = preprocessor(dict(batch, inputs=[list(view) for view in views]), True)["inputs"]
     assert all(torch.equal(*pair) for pair in zip(mine, theirs, strict=True))
+    assert mine.shape == (2, 3, 8, 8)  # FeatureExtractor asks
+    assert torch.equal(preprocessor(dict(batch, inputs=views[0]))["inputs"], theirs[0])
 
 
 BYTES = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])

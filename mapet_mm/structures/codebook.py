@@ -100,7 +100,7 @@ class Codebook:
         """
         from mapet_mm.tokenizers.kmeans import BLOCK_ROWS, cluster  # only this needs faiss
 
-        rows = np.array(features.detach().cpu() if isinstance(features, Tensor) else features, np.float32)
+        rows = np.array(features.numpy(force=True) if isinstance(features, Tensor) else features, np.float32)
         if rows.ndim != 2 or not np.isfinite(rows).all():
             raise CodebookError(f"features must be a (rows, D) matrix of finite numbers, got {rows.shape}")
         blocks = [rows[first : first + BLOCK_ROWS] for first in range(0, len(rows), BLOCK_ROWS)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from pathlib import Path
 from typing import Any
 
+import torch
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
@@ -60,7 +60,8 @@ class NonFiniteHook(Hook):
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict | None = None
     ) -> None:
         """Count a bad step, and end the run after too many."""
-        if not self.bad and math.isfinite((outputs or {}).get("loss", 0.0)):
+        loss = torch.as_tensor((outputs or {}).get("loss", 0.0)).detach()
+        if not self.bad and torch.isfinite(loss).all():
             if self.stepped:
                 self.in_a_row = 0
                 self.images.clear()

@@ -113,6 +113,7 @@ def test_a_permutation_that_is_no_order_of_the_tokens_is_refused(wrong):
         vit(torch.randn(2, 3, 20, 20), permutation)
 
 
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 def test_on_a_gpu_only_the_first_permutation_is_looked_at():
     """Looking waits for the GPU."""
     with FakeTensorMode(), torch.device("cuda"):

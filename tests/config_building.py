@@ -1,12 +1,15 @@
 """Builds what a config declares without data, network or memory: models on the meta device."""
 
 import re
+import runpy
+import sys
 from copy import deepcopy
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import yaml
 from mmengine.config import Config
@@ -100,3 +103,9 @@ def gpus_and_batch(path: Path) -> tuple[int, int]:
     """GPUs and images on each, as the config's name says."""
     gpus, batch = re.search(r"_(\d+)xb(\d+)-", path.stem).groups()
     return int(gpus), int(batch)
+
+
+def run_tool(monkeypatch: pytest.MonkeyPatch, tool: str, *words: object) -> None:
+    """Run a tool of the repository, for example `train.py`, in this process."""
+    monkeypatch.setattr(sys, "argv", [tool, *map(str, words)])
+    runpy.run_path(str(ROOT / "tools" / tool), run_name="__main__")

@@ -1,17 +1,15 @@
 """A dataset is data: all small recipes and tables serve each of them, and a new one takes two files."""
 
 import os
-import runpy
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
 import pytest
-from config_building import ROOT, build_model, in_scope
+from config_building import ROOT, build_model, in_scope, run_tool
 from experiments.declaration import load_table
 from mmengine.config import Config
 from mmengine.registry import TRANSFORMS
@@ -134,16 +132,11 @@ def commands(printed: str) -> list[tuple[str, list[str]]]:
     ]
 
 
-def run_table(monkeypatch, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["run_table.py", *arguments])
-    runpy.run_path(str(ROOT / "tools/run_table.py"), run_name="__main__")
-
-
 @pytest.mark.parametrize("name", ["comparison", "cutting_point", "objectives", "tokenizers"])
 def test_tables_serve_a_new_data_set(name, monkeypatch, capsys):
     """Every printed command names it and is right as it is pasted, whatever the shell had chosen before."""
     monkeypatch.setenv(VARIABLE, "digits")
-    run_table(monkeypatch, name, "--dataset", "clouds", "--dry-run")
+    run_tool(monkeypatch, "run_table.py", name, "--dataset", "clouds", "--dry-run")
     printed = capsys.readouterr().out
     assert "digits" not in printed
     assert os.environ[VARIABLE] == "digits"
@@ -169,7 +162,7 @@ def test_cutting_points_are_the_papers_shares_of_the_sequence():
 
 def test_transfer_evaluates_on_other_data_sets(monkeypatch, capsys):
     """The pre-training is of the digits, and each probe of its domain, which none of its paths leaves."""
-    run_table(monkeypatch, "transfer", "--rows", "MaPeT", "--dry-run")
+    run_tool(monkeypatch, "run_table.py", "transfer", "--rows", "MaPeT", "--dry-run")
     lines = commands(capsys.readouterr().out)
     assert [data for data, _ in lines] == ["", *3 * ["digits"], "digits_inverted", "digits_rotated"]
 

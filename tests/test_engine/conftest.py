@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from tiny_training import CONFIG, run_tool
 
@@ -50,12 +49,3 @@ def trained(tmp_path_factory, images) -> Trained:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
         run_tool(patch, "train", config, "--work-dir", work)
     return Trained(config, work, said.getvalue())
-
-
-@pytest.fixture
-def one_thread():
-    """The model is far too small for more, and threads that wait for each other are slow on busy machines."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

@@ -4,15 +4,13 @@ import copy
 import functools
 import json
 import re
-import runpy
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import timm
 import torch
 import transformers
+from config_building import ROOT, run_tool
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import init_default_scope
@@ -28,7 +26,6 @@ from mapet_mm.interop.export import write_export
 from mapet_mm.models import MaPeTPretrainViT, MaPeTViT
 from mapet_mm.weight_files import read_checkpoint, read_weights, write_weights
 
-ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs" / "mapet"
 TINY = CONFIGS / "mapet_vit-tiny-p16_kclip_16xb128-amp-coslr-300e_in1k.py"
 FINETUNED = CONFIGS / "benchmarks" / "vit-tiny-p16_4xb256-amp-coslr-300e_in1k.py"
@@ -265,23 +262,18 @@ def test_without_a_description_a_file_is_written_and_a_folder_is_not(weights, re
         write_export(tmp_path / "vit.pth", "hf", weights, {}, fold=True)
 
 
-def run_tool(monkeypatch, *arguments: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["convert.py", *map(str, arguments)])
-    runpy.run_path(str(ROOT / "tools" / "convert.py"), run_name="__main__")
-
-
 def test_the_tool_takes_the_description_from_the_checkpoint_or_the_config(
     weights, meta, tmp_path, monkeypatch, capsys
 ):
     write_weights(tmp_path / "epoch_1.pth", weights, meta)
     write_weights(tmp_path / "bare.pth", weights)
     (tmp_path / "recipe.py").write_text(meta["cfg"])
-    run_tool(monkeypatch, "mm", "hf", tmp_path / "epoch_1.pth", tmp_path / "a")
+    run_tool(monkeypatch, "convert.py", "mm", "hf", tmp_path / "epoch_1.pth", tmp_path / "a")
     assert f'transformers.AutoModel.from_pretrained("{tmp_path}/a")' in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"error: .*bare.pth: .*--config"):
-        run_tool(monkeypatch, "mm", "hf", tmp_path / "bare.pth", tmp_path / "b")
+        run_tool(monkeypatch, "convert.py", "mm", "hf", tmp_path / "bare.pth", tmp_path / "b")
     config = "--config", tmp_path / "recipe.py"
-    run_tool(monkeypatch, "mm", "hf", tmp_path / "bare.pth", tmp_path / "b", *config)
+    run_tool(monkeypatch, "convert.py", "mm", "hf", tmp_path / "bare.pth", tmp_path / "b", *config)
     for name in ("config.json", "preprocessor_config.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
@@ -294,8 +286,8 @@ def test_the_tool_takes_the_backbone_of_a_segmentor_without_its_head(
     segmentor = {name: v for name, v in weights.items() if "ln1" not in name or "layers" in name}
     write_weights(tmp_path / "in.pth", segmentor | {"decode_head.weight": torch.ones(1)}, meta)
     with pytest.raises(SystemExit, match=r"error: .*in.pth: `decode_head.weight`"):
-        run_tool(monkeypatch, "mm", "timm", tmp_path / "in.pth", tmp_path / "vit")
-    run_tool(monkeypatch, "mm", "timm", tmp_path / "in.pth", tmp_path / "vit", "--backbone")
+        run_tool(monkeypatch, "convert.py", "mm", "timm", tmp_path / "in.pth", tmp_path / "vit")
+    run_tool(monkeypatch, "convert.py", "mm", "timm", tmp_path / "in.pth", tmp_path / "vit", "--backbone")
     vit = timm.create_model(f"local-dir:{tmp_path}/vit", pretrained=True).eval()
     ours = MaPeTViT(SMALL, out_type="raw", final_norm=False).eval()
     ours.load_state_dict({name.removeprefix("backbone."): value for name, value in segmentor.items()})

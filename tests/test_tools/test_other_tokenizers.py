@@ -1,13 +1,11 @@
 """VQ-KD and DALL-E through tools/extract_tokens.py, and training on the tokens that it stores."""
 
-import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from config_building import ROOT, load
+from config_building import ROOT, load, run_tool
 from dataset_converters.digits import write_digits
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
@@ -61,9 +59,8 @@ def test_published_weights_without_a_network_are_one_line(monkeypatch, tmp_path)
     """The ImageNet config, as a user without a file and a network meets it."""
     tokenizer = "configs/tokenizers/vqkd_beit-base-224px_k8192_in1k.py"
     option = "tokenizer.tokenizer.init_cfg.checkpoint=no/such/file.pth"
-    monkeypatch.setattr(sys, "argv", ["extract_tokens.py", str(ROOT / tokenizer), "--cfg-options", option])
     with pytest.raises(SystemExit, match=r"^error: .*no/such/file.pth.* does not exist"):
-        runpy.run_path(str(ROOT / "tools/extract_tokens.py"), run_name="__main__")
+        run_tool(monkeypatch, "extract_tokens.py", ROOT / tokenizer, "--cfg-options", option)
 
 
 @pytest.mark.parametrize("model", ["mlp", "vit-micro"])

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from mmengine.config import Config
 from PIL import Image
 from skimage import data as photographs
@@ -36,14 +35,6 @@ SMALLER = {
         "train_cfg.max_epochs=1",
     ],
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The tools leave one thread behind; restore what the other tests had."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def blocks(language: str) -> list[str]:

@@ -1,14 +1,12 @@
 """`python tools/train.py CONFIG` starts for every pre-training config, with data and sizes overridden."""
 
 import re
-import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from config_building import RECIPES, ROOT, label, load
+from config_building import RECIPES, label, load, run_tool
 from imagenet_folder import write_imagenet
 
 from mapet_mm.structures.codebook import Codebook
@@ -27,14 +25,6 @@ def imagenet(tmp_path_factory) -> Path:
     centroids = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
     Codebook(centroids).save(root / "codebook.safetensors")
     return root
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The tool leaves one thread behind; restore what the other tests had."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def overrides(cfg, imagenet: Path) -> dict[str, object]:
@@ -75,9 +65,7 @@ def small_kclip(imagenet: Path) -> dict[str, object]:
 def train(monkeypatch, config: Path, work_dir: Path, options: dict[str, object]) -> str:
     """Run the tool; returns what it logged."""
     options = [f"{key}={value}" for key, value in options.items()]
-    arguments = ["train.py", str(config), "--work-dir", str(work_dir), "--cfg-options", *options]
-    monkeypatch.setattr(sys, "argv", arguments)
-    runpy.run_path(str(ROOT / "tools" / "train.py"), run_name="__main__")
+    run_tool(monkeypatch, "train.py", config, "--work-dir", work_dir, "--cfg-options", *options)
     return "".join(file.read_text() for file in work_dir.glob("*/*.log"))
 
 

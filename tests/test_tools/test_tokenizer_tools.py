@@ -1,11 +1,10 @@
 """The command lines of fit_codebook, extract_tokens and merge_token_stores, by one process and by two."""
 
-import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from config_building import ROOT, run_tool
 from digits_tokenizer import kclip_config, write_few_digits
 from few_images import few_images_config
 from forked_processes import run_together
@@ -13,13 +12,6 @@ from mmengine.config import Config
 
 from mapet_mm.structures import TokenStore
 from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
-
-ROOT = Path(__file__).parents[2]
-
-
-def run_tool(monkeypatch, tool: str, *arguments: object) -> None:
-    monkeypatch.setattr(sys, "argv", [tool, *map(str, arguments)])
-    runpy.run_path(str(ROOT / "tools" / tool), run_name="__main__")
 
 
 def test_the_tools_say_what_was_written_and_what_comes_next(tmp_path, monkeypatch, capsys):

@@ -1,12 +1,11 @@
 """tools/visualize_codebook.py: the page."""
 
 import re
-import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from config_building import run_tool
 from digits_tokenizer import kclip_config, write_few_digits
 from mmengine.config import Config
 
@@ -15,8 +14,6 @@ from mapet_mm.tokenizers.run import (
     run_extract_tokens,
     run_fit_codebook,
 )
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +31,7 @@ def cfg(tmp_path_factory) -> Config:
 def visualize(monkeypatch, cfg: Config, *options: str) -> None:
     """Run the tool in this process."""
     config = Path(cfg.token_store).parent / "config.py"
-    monkeypatch.setattr(sys, "argv", ["visualize_codebook.py", str(config), *options])
-    runpy.run_path(str(ROOT / "tools/visualize_codebook.py"), run_name="__main__")
+    run_tool(monkeypatch, "visualize_codebook.py", config, *options)
 
 
 def test_page_has_statistics_and_a_picture_of_each_token(cfg, tmp_path, monkeypatch, capsys):

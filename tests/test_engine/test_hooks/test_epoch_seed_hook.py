@@ -17,7 +17,6 @@ from mapet_mm.datasets.samplers import draw_seed, epoch_state
 from mapet_mm.engine.hooks.epoch_seed_hook import EpochSeedHook, ResumeError
 from mapet_mm.registry import DATA_SAMPLERS
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 DATA_SAMPLERS.register_module(module=BatchSampler)  # MMEngine 0.10.7 writes no class into a config's file
 ITERATIONS = dict(train_cfg=dict(type="IterBasedTrainLoop", max_iters=9))
 OPTIONS = {

@@ -16,7 +16,6 @@ from mapet_mm.engine.hooks.interruption_hook import InterruptionHook
 from mapet_mm.engine.runners.resume import find_checkpoint
 from mapet_mm.utils.errors import STOPPED
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 BY_EPOCH = dict(checkpoint=dict(type="CheckpointHook", interval=1))
 
 

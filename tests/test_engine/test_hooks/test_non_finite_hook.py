@@ -16,7 +16,6 @@ from mapet_mm.engine.optimizers.autocast_optim_wrapper import AutocastOptimWrapp
 from mapet_mm.models import MaPeT
 from mapet_mm.registry import MODELS
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NAN = float("nan")
 BAD: set[str] = set()  # images whose gradients are not finite, by their path
 

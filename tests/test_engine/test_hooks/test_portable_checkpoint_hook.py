@@ -11,8 +11,6 @@ from mmengine.hooks import CheckpointHook, Hook
 
 from mapet_mm.engine.hooks.portable_checkpoint_hook import PortableCheckpointHook
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Listed(Hook):
     """Notes the checkpoints that are there when another one is about to be written."""

@@ -6,7 +6,6 @@ from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import configure_training, load_config
 from mapet_mm.engine.runners.resume import LaunchError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 # The config's rate is 0.01 for a batch of 1; its layers' rates are halved with each layer below the top.
 BATCH, RATE = 2, 0.01
 

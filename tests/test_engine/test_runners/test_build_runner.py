@@ -13,7 +13,6 @@ from mapet_mm.engine.runners.launch import load_config
 from mapet_mm.utils.dist import number_slurm_task
 from mapet_mm.utils.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TOGETHER = """
 import sys
 from pathlib import Path

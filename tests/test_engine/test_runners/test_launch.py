@@ -19,8 +19,6 @@ from mapet_mm.engine.runners.launch import (
 )
 from mapet_mm.utils.dist import TIMEOUT_SECONDS
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_train_writes_checkpoints_and_says_what_and_what_next(trained):
     names = {path.name for path in trained.work.glob("*.pth")}

@@ -24,8 +24,6 @@ from mapet_mm.engine.runners.resume import (
     require_checkpoint,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Foreign:
     """An object of somebody's own class in a checkpoint."""

@@ -2,14 +2,12 @@
 
 import gzip
 import json
-import runpy
-import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from config_building import ROOT
+from config_building import run_tool
 from dataset_converters import fashion_mnist
 from dataset_converters.fashion_mnist import CLASSES, read_garments, write_garments, write_scenes
 from PIL import Image
@@ -104,12 +102,11 @@ def test_scenes_are_labelled_where_the_garments_are(garments, tmp_path):
 
 
 def test_one_command_writes_garments_and_two_kinds_of_other_scenes(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["fashion_mnist.py", "--source", str(source), "--out", str(tmp_path)])
     compose = fashion_mnist._scenes.compose_scenes
     monkeypatch.setattr(
         fashion_mnist._scenes, "compose_scenes", lambda t, p, n, s: compose(t, p, n // 250, s)
     )
-    runpy.run_path(str(ROOT / "tools/dataset_converters/fashion_mnist.py"), run_name="__main__")
+    run_tool(monkeypatch, "dataset_converters/fashion_mnist.py", "--source", source, "--out", tmp_path)
     names = ["fashion_mnist", "fashion_mnist_scenes", "fashion_mnist_scenes_unlabelled"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     labelled = [np.asarray(Image.open(path)) for path in (tmp_path / names[1] / "images").rglob("*.png")]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import multiprocessing
 import os
 import signal
 import threading
@@ -53,7 +56,9 @@ class InterruptionHook(Hook):
             self._before = {number: signal.signal(number, self._tell) for number in SIGNALS}
         loader = runner.train_dataloader
         if loader.num_workers:
-            loader.worker_init_fn = partial(start_patient_worker, loader.worker_init_fn)
+            ending = multiprocessing.RawValue("b")
+            atexit.register(setattr, ending, "value", True)
+            loader.worker_init_fn = partial(start_patient_worker, loader.worker_init_fn, ending)
 
     def after_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
         """Save if it is time, and end if any process got a signal."""
@@ -101,15 +106,22 @@ class InterruptionHook(Hook):
             replace_file(Path(runner.work_dir, "last_checkpoint"), os.path.join(folder, LATEST).encode())
 
 
-def start_patient_worker(start: Callable[[int], None] | None, worker: int) -> None:
+def start_patient_worker(start: Callable[[int], None] | None, ending: ctypes.c_byte, worker: int) -> None:
     """Start a loader's worker that outlives the first signal, which goes to all processes of a job.
 
-    PyTorch's workers end at SIGTERM, and the run with them before it has saved. A second signal ends them.
+    PyTorch's workers end at SIGTERM, and the run with them before it has saved. A second signal ends them, or
+    the first one if the run is `ending`: where an error keeps a loader alive, Python waits for its workers.
     """
+
+    def outlive(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if ending.value:
+            os._exit(0)
+
     if start is not None:
         start(worker)
     for number in SIGNALS:
-        signal.signal(number, lambda number, frame: signal.signal(number, signal.SIG_DFL))
+        signal.signal(number, outlive)
 
 
 def _folder(runner: Runner) -> str:

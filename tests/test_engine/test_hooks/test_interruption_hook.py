@@ -1,5 +1,6 @@
 """A run that is told to end saves where it stands, and the same command goes on with the next batch."""
 
+import atexit
 import os
 import signal
 import threading
@@ -81,6 +82,24 @@ def test_workers_of_a_loader_outlive_a_signal_to_all_processes(tmp_path):
     with pytest.raises(SystemExit):
         told.train()
     assert told.iter + 1 == 5
+
+
+def test_workers_end_with_a_run_whose_error_keeps_its_loader(tmp_path, monkeypatch):
+    """When Python ends, it tells them once to end, and waits."""
+    at_exit, others = [], torch.multiprocessing.active_children()
+    monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(call))
+    run = build(tmp_path, workers=2, hooks=hooks())
+    run.register_hook(StopAfter(2))
+    with pytest.raises(KeyboardInterrupt) as error:
+        run.train()
+    assert error.tb
+    for call, *arguments in at_exit:
+        call(*arguments)
+    workers = [one for one in torch.multiprocessing.active_children() if one not in others]
+    for worker in workers:
+        worker.terminate()
+        worker.join(10)
+    assert [worker.exitcode for worker in workers] == [0, 0]
 
 
 class Late(InterruptionHook):

@@ -22,7 +22,8 @@ from mmengine.logging import MMLogger
 import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.evaluation.image_sets import SECTION
 from mapet_mm.evaluation.named import load_model
-from mapet_mm.evaluation.protocol import evaluate_data, results_table, side_by_side
+from mapet_mm.evaluation.protocol import evaluate_data
+from mapet_mm.evaluation.tables import results_table, side_by_side
 from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.dist import choose_device, is_first_process
 from mapet_mm.utils.errors import UserError, one_line_errors

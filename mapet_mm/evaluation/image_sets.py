@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Int64
 from mmengine.config import Config
@@ -21,21 +20,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from mapet_mm.evaluation.folders import ImageSetError, folder_loaders
 from mapet_mm.registry import DATASETS
 from mapet_mm.structures.image_names import label_of
 from mapet_mm.utils.config import pair, read_config, scope_of, type_name
-from mapet_mm.utils.dist import print_once
-from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import digest
-from mapet_mm.utils.logging import import_quietly
 
 SECTION = "evaluation"  # of a config
 SETS = ("train", "val", "view", "dense_train", "dense_val")  # others are further tests of a classifier
-FIFTH = 5
-
-
-class ImageSetError(UserError):
-    """Images or labels that the evaluation cannot use."""
 
 
 class ImageSet:
@@ -259,72 +251,3 @@ def _pipeline_of(loader: Mapping[str, Any], dense: bool) -> list[dict[str, Any]]
         dict(type="mmseg.LoadAnnotations"),
         dict(type="mmseg.PackSegInputs"),
     ]
-
-
-def folder_loaders(folder: Path) -> dict[str, Any]:
-    """Image sets of a folder, by its layout, without pipelines.
-
-    Known are ImageNet's and any other `train` and `val` with a folder per class, or `val` flat with its
-    classes in `meta/val.txt`; `train` and `val` without classes; folders per class alone, where every fifth
-    image of each class is tested on; and ADE20K's, Pascal VOC's and Cityscapes' with pixel labels.
-
-    Raises:
-        ImageSetError: another layout.
-    """
-    if (folder / "VOC2012").is_dir():
-        folder /= "VOC2012"
-    for kind, (images, labels, parts) in DENSE.items():
-        if (folder / images).is_dir() and (folder / labels).is_dir():
-            return {
-                f"dense_{name}": _dense(kind, folder, images, labels, part) for name, part in parts.items()
-            }
-    if not (folder / "train").is_dir():
-        return _one_folder(folder)
-    made = {}
-    for name in ("train", "val"):
-        if not (folder / name).is_dir():
-            raise ImageSetError(f"{folder} has no folder `{name}`: it takes `train` and `val`")
-        with_label = any(path.is_dir() for path in (folder / name).iterdir())  # a folder per class
-        known = dict(data_prefix=name, with_label=with_label)
-        if not with_label and (folder / f"meta/{name}.txt").is_file():
-            known.update(ann_file=f"meta/{name}.txt", with_label=True)
-        made[name] = dict(dataset=dict(type="CustomDataset", data_root=str(folder), **known))
-    return made
-
-
-# MMSegmentation's datasets: folders of images and of labels, and the two parts of each.
-DENSE = {
-    "ADE20KDataset": ("images", "annotations", {"train": "training", "val": "validation"}),
-    "PascalVOCDataset": ("JPEGImages", "SegmentationClass", {"train": "train", "val": "val"}),
-    "CityscapesDataset": ("leftImg8bit", "gtFine", {"train": "train", "val": "val"}),
-}
-
-
-def _dense(kind: str, folder: Path, images: str, labels: str, part: str) -> dict[str, Any]:
-    """A loader of images with pixel labels; Pascal VOC's parts are lists, the others' are folders."""
-    import_quietly("mmseg.datasets")
-    known = dict(type=f"mmseg.{kind}", data_root=str(folder))
-    if kind == "PascalVOCDataset":
-        prefix = dict(img_path=images, seg_map_path=labels)
-        known.update(data_prefix=prefix, ann_file=f"ImageSets/Segmentation/{part}.txt")
-    else:
-        known["data_prefix"] = dict(img_path=f"{images}/{part}", seg_map_path=f"{labels}/{part}")
-    return dict(dataset=known)
-
-
-def _one_folder(folder: Path) -> dict[str, Any]:
-    """Two loaders of one folder per class; every fifth image of each class is in `val`."""
-    from mmpretrain.datasets import CustomDataset
-
-    if not any(path.is_dir() for path in folder.iterdir()):
-        raise ImageSetError(f"{folder} has no folder `train`, and no folder per class")
-    known = dict(type="CustomDataset", data_prefix=str(folder), with_label=True)
-    labels = CustomDataset(data_prefix=str(folder), with_label=True).get_gt_labels()
-    places: dict[str, list[int]] = {"train": [], "val": []}
-    for label in np.unique(labels):
-        for count, place in enumerate(np.flatnonzero(labels == label).tolist()):
-            places["val" if count % FIFTH == FIFTH - 1 else "train"].append(place)
-    print_once(
-        f"{folder}: every fifth image of each class is tested on, {len(places['val'])} of {len(labels)}"
-    )
-    return {name: dict(dataset=dict(indices=own, **known)) for name, own in places.items()}

@@ -6,7 +6,7 @@ Architecture, normalisation, size and resizing are the model's own, as its libra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from mapet_mm.evaluation.models import (
     load_weights,
 )
 from mapet_mm.interop.convert import CLASS_TOKEN, FINAL_NORM, as_start, sizes_of
-from mapet_mm.interop.description import INTERPOLATIONS, read_description
+from mapet_mm.interop.description import INTERPOLATIONS, Preparation, read_description
 from mapet_mm.interop.released import SCHEME
 from mapet_mm.models import MaPeTViT
 from mapet_mm.utils.config import in_package, read_config
@@ -32,51 +32,6 @@ from mapet_mm.utils.errors import UserError, listed, reason_of
 from mapet_mm.weight_files import read_checkpoint
 
 CONFIGS = (".py", ".yml", ".yaml", ".json")
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """How a model takes its images.
-
-    Args:
-        size: (height, width) in pixels.
-        resize: short side before the central crop, or (height, width).
-        interpolation: of the resizing, by Pillow.
-        mean, std: of the red, green and blue values between 0 and 1.
-    """
-
-    size: tuple[int, int]
-    resize: int | tuple[int, int]
-    interpolation: str
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    @property
-    def pipeline(self) -> list[dict[str, Any]]:
-        """MMPretrain's transforms that do it, apart from the normalisation."""
-        options = dict(backend="pillow", interpolation=self.interpolation)
-        resize = dict(type="ResizeEdge", scale=self.resize, **options)
-        if not isinstance(self.resize, int):
-            resize = dict(type="Resize", scale=self.resize[::-1], **options)
-        crop = dict(type="CenterCrop", crop_size=self.size[::-1])
-        return [dict(type="LoadImageFromFile"), resize, crop, dict(type="PackInputs")]
-
-    def __str__(self) -> str:
-        side = f"short side {self.resize}"
-        resized = side if isinstance(self.resize, int) else "squashed to {} x {}".format(*self.resize)
-        crop = "central {} x {}".format(*self.size)
-        return f"RGB, {resized} {self.interpolation}, {crop}, mean {self.mean}, std {self.std}"
-
-    def changed(
-        self, mean: tuple[float, ...] | None, std: tuple[float, ...] | None, side: int | None
-    ) -> Preparation:
-        """Another normalisation, or squares of another size, resized in proportion."""
-        known = replace(self, mean=tuple(mean or self.mean), std=tuple(std or self.std))
-        if side is None:
-            return known
-        by = side / min(self.size)
-        resize = self.resize if isinstance(self.resize, int) else min(self.resize)
-        return replace(known, size=(side, side), resize=round(resize * by))
 
 
 def load_model(
@@ -90,7 +45,7 @@ def load_model(
             tools/convert.py wrote; or `mapet://NAME`.
         checkpoint: weights to load instead of the library's.
         options: entries to change in a config.
-        **changes: `mean`, `std` and `size` in place of the model's own, as for `Preparation.changed`.
+        **changes: `mean`, `std` and `size` in place of the model's own, size a square's side.
 
     Raises:
         UserError: no such model, or weights that are not its.
@@ -115,7 +70,7 @@ def load_model(
     known.update({key: [255 * one for one in value] for key, value in changes.items() if value})
     loaded = load_checkpoint(config, checkpoint)
     scale = f"mean {known.get('mean')}, std {known.get('std')}"
-    print_once(f"images of {loaded.name}: by the config's pipeline, {scale}")
+    print_once(f"{loaded.name}: images by the config's pipeline, {scale}")
     return config, loaded
 
 
@@ -144,7 +99,11 @@ def _prepared(
     missing: Sequence[str] = (),
 ) -> tuple[Config, Checkpoint]:
     """A network with its weights, and a config with its normalisation and pipeline."""
-    prepared = prepared.changed(*(changes.get(name) for name in ("mean", "std", "size")))
+    given = {name: tuple(changes[name]) for name in ("mean", "std") if changes.get(name)}
+    if side := changes.get("size"):  # resized in proportion
+        given["img_size"], by = (side, side), side / min(prepared.img_size)
+        given["resize"] = prepared.resize and round(prepared.resize * by)
+    prepared = replace(prepared, **given)
     mean, std = ([255 * value for value in values] for values in (prepared.mean, prepared.std))
     config = Config(
         dict(
@@ -153,9 +112,9 @@ def _prepared(
             test_dataloader=dict(dataset=dict(pipeline=prepared.pipeline)),
         )
     )
-    architecture = dict(architecture=architecture, size=prepared.size)
+    architecture = dict(architecture=architecture, size=prepared.img_size)
     loaded = checkpoint_of(title, network, config.data_preprocessor, architecture, missing)
-    print_once(f"images of {title}: {prepared}")
+    print_once(f"{title}: {prepared}")
     return config, loaded
 
 
@@ -170,9 +129,11 @@ def _timm(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, P
     resize, crop = timm.data.create_transform(**known).transforms[:2]
     if type(resize).__name__ != "Resize":
         raise ValueError(f"crop_mode {known['crop_mode']} is not supported")
-    size = resize.size if isinstance(resize.size, int) else tuple(resize.size)
-    options = known["interpolation"], tuple(known["mean"]), tuple(known["std"])
-    return model, Preparation(tuple(crop.size), size, *options)
+    short, size, scale = resize.size, tuple(crop.size), (tuple(known["mean"]), tuple(known["std"]))
+    if not isinstance(short, int) and tuple(short) != size:
+        raise ValueError(f"images are squashed to {short} and cropped to {size}, which is not supported")
+    short = short if isinstance(short, int) else None
+    return model, Preparation(size, *scale, short, known["interpolation"])
 
 
 def _hugging_face(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, Preparation]:
@@ -192,11 +153,11 @@ def _hugging_face(name: str, with_weights: bool, side: int | None) -> tuple[nn.M
     crop = known.get("crop_size") if known.get("do_center_crop") else known["size"]
     whole = model.config.image_size
     size = (crop["height"], crop["width"]) if "height" in crop else (whole, whole)
-    resize = known["size"].get("shortest_edge") or (known["size"]["height"], known["size"]["width"])
     numbers = {number: kind for kind, number in INTERPOLATIONS.items()}
     scale = known["image_mean"], known["image_std"]
     scale = scale if known.get("do_normalize", True) else ((0.0,) * 3, (1.0,) * 3)
-    return model, Preparation(size, resize, numbers[int(known["resample"])], *map(tuple, scale))
+    short, kind = known["size"].get("shortest_edge"), numbers[int(known["resample"])]
+    return model, Preparation(size, *map(tuple, scale), short, kind)
 
 
 def _torchvision(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, Preparation]:
@@ -210,7 +171,7 @@ def _torchvision(name: str, with_weights: bool, side: int | None) -> tuple[nn.Mo
     known = weights.transforms()
     (crop,), (resize,) = known.crop_size, known.resize_size
     scale = tuple(known.mean), tuple(known.std)
-    return model, Preparation((crop, crop), resize, known.interpolation.value, *scale)
+    return model, Preparation((crop, crop), *scale, resize, known.interpolation.value)
 
 
 LIBRARIES = {"timm": _timm, "hf": _hugging_face, "torchvision": _torchvision}
@@ -250,6 +211,4 @@ def _described(path: str, changes: Mapping[str, Any]) -> tuple[Config, Checkpoin
     vit = MaPeTViT(img_size=side, **options)
     own = {name.removeprefix("backbone."): value for name, value in backbone.items()}
     vit.load_state_dict({name: value for name, value in own.items() if not name.startswith("ln2.")})
-    resize = known.img_size if known.resize is None else known.resize
-    prepared = Preparation(known.img_size, resize, known.interpolation, known.mean, known.std)
-    return _prepared(path, vit, prepared, changes, options)
+    return _prepared(path, vit, known, changes, options)

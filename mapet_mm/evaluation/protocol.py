@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
-from matplotlib.figure import Figure
 from mmengine.config import Config
 from mmengine.registry import Registry
 from torch import Tensor
@@ -23,7 +22,7 @@ from mapet_mm.evaluation.models import Checkpoint
 from mapet_mm.utils.config import read_config, type_name
 from mapet_mm.utils.dist import is_first_process, print_once
 from mapet_mm.utils.errors import UserError
-from mapet_mm.visualization.report import Column, Section, Table
+from mapet_mm.visualization.report import Section
 
 HELD_OUT = 10  # every tenth training image chooses between settings, as in CAPI
 DRAWS = 1000  # of a bootstrap
@@ -282,14 +281,11 @@ def evaluate_data(
         for protocol, rows in zip(protocols, found, strict=bool(found)):
             for row in rows:
                 by_setting[row.protocol, row.setting, row.unit].append(row.value)
-            yield evaluated, protocol, [_of_group(row, name) for row in rows]
+            named = [replace(row, setting=f"{row.setting}, {name}") if name else row for row in rows]
+            yield evaluated, protocol, named
     count = len(folders)
     means = [(*key[:2], np.mean(one), key[2]) for key, one in by_setting.items() if len(one) == count > 1]
     yield evaluated, None, [Row(*one[:1], f"{one[1]}, mean of {count} sets", *one[2:]) for one in means]
-
-
-def _of_group(row: Row, name: str) -> Row:
-    return replace(row, setting=f"{row.setting}, {name}") if name else row
 
 
 def declaring(config: Config, data: str | None) -> Config:
@@ -307,33 +303,3 @@ def checked(rows: Sequence[Sequence[Row]]) -> list[list[Row]]:
     if twice := [name for name, count in names.items() if count > 1]:
         raise UserError(f"`protocols` give two results `{twice[0]}`: run these protocols one at a time")
     return list(rows)
-
-
-def results_table(results: Mapping[str, Sequence[Row]]) -> Table:
-    """One column per checkpoint, one line per figure.
-
-    Args:
-        results: the rows by the checkpoint's name.
-    """
-    keys = {row.key: None for rows in results.values() for row in rows if not row.detail}
-    columns = [Column("result"), Column("figure"), *(Column(name) for name in results)]
-    found = {name: {row.key: row for row in rows} for name, rows in results.items()}
-    lines = [[*key, *(_cell(found[name].get(key)) for name in results)] for key in keys]
-    return Table(columns, lines)
-
-
-def _cell(row: Row | None) -> str | None:
-    if row is None:
-        return None
-    spread = "" if row.spread is None else f" ± {row.spread:.1f}"
-    interval = "" if row.interval is None else " [{:.1f}, {:.1f}]".format(*row.interval)
-    note = f" ({row.note})" if row.note else ""
-    return f"{row.value:.{1 if abs(row.value) >= 1 else 3}f}{spread}{interval}{note}"
-
-
-def side_by_side(sections: Sequence[Section]) -> list[Section]:
-    """Sections with the pictures of all checkpoints under each heading, in the order of the first."""
-    merged: dict[tuple[str, str], list[Figure]] = {}
-    for section in sections:
-        merged.setdefault((section.title, section.caption), []).extend(section.figures)
-    return [Section(*heading, figures) for heading, figures in merged.items()]

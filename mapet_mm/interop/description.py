@@ -27,18 +27,46 @@ FIXED = {"norm_cfg": dict(type="LN", eps=1e-6), "layer_cfgs": {}, "patch_cfg": {
 
 
 @dataclass(frozen=True)
-class Description:
-    """Description of a plain ViT and its images."""
+class Preparation:
+    """How a network takes its images."""
 
     img_size: tuple[int, int]  # height and width in pixels
-    patch_size: int
-    num_heads: int
-    embed_dims: int  # to recognise the weights
-    feature: str  # that a classifier reads: 'cls_token' | 'avg_featmap' | ..., of the last layer
     mean: tuple[float, ...]  # of the red, green and blue values between 0 and 1
     std: tuple[float, ...]
     resize: int | None  # of the short side before the central crop; None: the image is squashed
     interpolation: str  # of this resizing
+
+    @property
+    def crop_pct(self) -> float:
+        """The crop's share of the short side, rounded down so that timm computes the same `resize`."""
+        return 1.0 if self.resize is None else math.floor(1e4 * min(self.img_size) / self.resize) / 1e4
+
+    @property
+    def pipeline(self) -> list[dict[str, Any]]:
+        """MMPretrain's transforms that do it, apart from the normalisation."""
+        options = dict(backend="pillow", interpolation=self.interpolation)
+        resize = dict(type="ResizeEdge", scale=self.resize, **options)
+        if self.resize is None:
+            resize = dict(type="Resize", scale=self.img_size[::-1], **options)
+        crop = dict(type="CenterCrop", crop_size=self.img_size[::-1])
+        return [dict(type="LoadImageFromFile"), resize, crop, dict(type="PackInputs")]
+
+    def __str__(self) -> str:
+        height, width = self.img_size
+        size = f"short side {self.resize} {self.interpolation}, central {height} x {width}"
+        if self.resize is None:
+            size = f"squashed to {height} x {width} {self.interpolation}"
+        return f"images: RGB, {size}, mean {self.mean}, std {self.std}"
+
+
+@dataclass(frozen=True)
+class Description(Preparation):
+    """Description of a plain ViT and its images."""
+
+    patch_size: int
+    num_heads: int
+    embed_dims: int  # to recognise the weights
+    feature: str  # that a classifier reads: 'cls_token' | 'avg_featmap' | ..., of the last layer
     others: tuple[str, ...] = ()  # steps of the pipeline that no library is told about
 
     @property
@@ -46,18 +74,9 @@ class Description:
         """Number of patches of an image."""
         return math.prod(side // self.patch_size for side in self.img_size)
 
-    @property
-    def crop_pct(self) -> float:
-        """The crop's share of the short side, rounded down so that timm computes the same `resize`."""
-        return 1.0 if self.resize is None else math.floor(1e4 * min(self.img_size) / self.resize) / 1e4
-
     def __str__(self) -> str:
-        height, width = self.img_size
-        size = f"short side {self.resize} {self.interpolation}, central {height} x {width}"
-        if self.resize is None:
-            size = f"squashed to {height} x {width} {self.interpolation}"
         others = f"; prepare them otherwise as in training: {', '.join(self.others)}" if self.others else ""
-        return f"images: RGB, {size}, mean {self.mean}, std {self.std}{others}"
+        return super().__str__() + others
 
     def check(self, weights: Mapping[str, Tensor]) -> None:
         """Raise ValueError unless these are the weights of the described network."""

@@ -133,13 +133,13 @@ def test_what_convert_wrote(tmp_path, capsys):
     vit = MaPeTViT(arch, img_size=28, patch_size=7, out_type="raw")
     vit.eval()
     weights = {f"backbone.{name}": value for name, value in vit.state_dict().items()}
-    known = Description((28, 28), 7, 3, 24, "cls_token", (0.5,) * 3, (0.25,) * 3, 32, "bicubic")
+    known = Description((28, 28), (0.5,) * 3, (0.25,) * 3, 32, "bicubic", 7, 3, 24, "cls_token")
     meta = dict(description=asdict(known))
     for target, name in (("mm", "vit.pth"), ("timm", "vit.safetensors"), ("timm", "folder"), ("hf", "hf")):
         write_export(tmp_path / name, target, weights, meta)
         _, loaded = load_model(str(tmp_path / name))
         told = capsys.readouterr().out.splitlines()[-1]
-        assert told.startswith("images of ")
+        assert "short side 32 bicubic, central 28 x 28" in told
         images = torch.randn(1, 3, 28, 28)
         with torch.no_grad():
             expected = vit(images)[-1]

@@ -17,9 +17,8 @@ from mapet_mm.evaluation.protocol import (
     checked,
     choose_protocols,
     evaluate,
-    results_table,
-    side_by_side,
 )
+from mapet_mm.evaluation.tables import results_table, side_by_side
 from mapet_mm.utils.errors import UserError
 from mapet_mm.visualization.report import Section
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
-from mapet_mm.evaluation.protocols.regression import scores_of
+from mapet_mm.evaluation.protocols.regression import regressions, scores_of
 
 
 def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None:
@@ -57,8 +56,6 @@ class LowShot(Classification):
     def run(self, evaluated: Evaluated) -> list[Row]:
         """A row for each number of labels that every class has images enough for."""
         # Imported here, because a backbone's user needs no scikit-learn.
-        from sklearn.exceptions import ConvergenceWarning
-        from sklearn.linear_model import LogisticRegression
         from sklearn.preprocessing import StandardScaler
 
         train, _, num_classes = self.labelled(evaluated)
@@ -75,10 +72,7 @@ class LowShot(Classification):
                 if share < 1 and len(chosen) == num_classes and 1 in self.shots:
                     break  # it repeats `1 a class`
                 known = scaler.transform(train.pooled(pooling, images=torch.from_numpy(chosen)).numpy())
-                model = LogisticRegression(C=self.C, max_iter=1000)
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", ConvergenceWarning)
-                    model.fit(known, train.labels[chosen].numpy())
+                model = regressions(known, train.labels[chosen].numpy(), [self.C])[self.C]
                 scorers.append(partial(scores_of, model, scaler, num_classes, pooling))
             if scorers:
                 shown = f"{share} a class" if share >= 1 else f"{100 * share:g}% of the images"

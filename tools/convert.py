@@ -19,22 +19,18 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.interop.convert import FROM_MM, TO_MM, timm_to_mm
-from mapet_mm.interop.description import ENTRY, description_of, read_description
-from mapet_mm.interop.export import write_export
-from mapet_mm.utils.config import read_config
 from mapet_mm.utils.errors import UserError, one_line_errors
-from mapet_mm.weight_files import read_checkpoint
+
+SOURCES = ("mm", "reference", "timm", "hf")
+TARGETS = (*SOURCES, "torchvision", "onnx")
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    targets = [*FROM_MM, "onnx"]
-    parser.add_argument("source", choices=TO_MM, metavar="FROM", help=f"origin of IN: {', '.join(TO_MM)}")
-    parser.add_argument("target", choices=targets, metavar="TO", help=f"library of OUT: {', '.join(targets)}")
+    parser.add_argument("source", choices=SOURCES, metavar="FROM", help=f"origin of IN: {', '.join(SOURCES)}")
+    parser.add_argument("target", choices=TARGETS, metavar="TO", help=f"library of OUT: {', '.join(TARGETS)}")
     parser.add_argument("input", type=Path, metavar="IN", help="checkpoint, as .safetensors or by torch.save")
     parser.add_argument(
         "output",
@@ -61,6 +57,13 @@ def parse_args() -> argparse.Namespace:
 @one_line_errors
 def main() -> None:
     args = parse_args()
+    import mapet_mm.utils.logging  # noqa: F401
+    from mapet_mm.interop.convert import TO_MM, timm_to_mm
+    from mapet_mm.interop.description import ENTRY, description_of, read_description
+    from mapet_mm.interop.export import write_export
+    from mapet_mm.utils.config import read_config
+    from mapet_mm.weight_files import read_checkpoint
+
     weights, meta = read_checkpoint(args.input, args.key)
     try:
         if args.config:

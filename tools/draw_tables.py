@@ -14,7 +14,6 @@ from experiments.declaration import load_table, positive, require_names
 from experiments.fill import TableFiller
 from experiments.picture import draw_tables
 
-import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.utils.errors import one_line_errors
 
 

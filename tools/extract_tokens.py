@@ -6,18 +6,16 @@ same command any number of times, under torchrun, under srun or by hand, at any 
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmengine.config import Config, DictAction
 
-import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.engine.runners.freed_memory import keep_freed_memory
-from mapet_mm.engine.runners.launch import read_config
-from mapet_mm.tokenizers import TokenStore
-from mapet_mm.tokenizers.run import run_extract_tokens, run_verify_tokens
 from mapet_mm.utils.config import read_config as read_file
 from mapet_mm.utils.config import typed
-from mapet_mm.utils.dist import choose_device, is_first_process
 from mapet_mm.utils.errors import one_line_errors
+
+if TYPE_CHECKING:
+    from mapet_mm.tokenizers import TokenStore
 
 
 def parse_args() -> argparse.Namespace:
@@ -55,6 +53,12 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     """Extract or verify, and print the next command."""
     args = parse_args()
+    import mapet_mm.utils.logging  # noqa: F401
+    from mapet_mm.engine.runners.freed_memory import keep_freed_memory
+    from mapet_mm.engine.runners.launch import read_config
+    from mapet_mm.tokenizers.run import run_extract_tokens, run_verify_tokens
+    from mapet_mm.utils.dist import choose_device, is_first_process
+
     cfg = read_config(args.config, args.cfg_options)
     if args.out:
         cfg.token_store = args.out
@@ -77,7 +81,7 @@ def main() -> None:
         print(next_step(cfg, store))
 
 
-def next_step(cfg: Config, store: TokenStore) -> str:
+def next_step(cfg: Config, store: "TokenStore") -> str:
     """The training command if the config's `next_config` reads this store, else what recipes need."""
     following = cfg.get("next_config")
     if following and Path(following).is_file():

@@ -7,18 +7,15 @@ the images and the clustering; the codebook is the same for any number of them.
 import argparse
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmengine.config import Config, DictAction
-from mmengine.dist import is_main_process
 
-import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.engine.runners.freed_memory import keep_freed_memory
-from mapet_mm.engine.runners.launch import read_config
-from mapet_mm.tokenizers import Codebook
-from mapet_mm.tokenizers.run import features_folder, run_fit_codebook
 from mapet_mm.utils.config import typed
-from mapet_mm.utils.dist import choose_device, print_once, start_processes, stop_processes
 from mapet_mm.utils.errors import one_line_errors
+
+if TYPE_CHECKING:
+    from mapet_mm.tokenizers import Codebook
 
 
 def parse_args() -> argparse.Namespace:
@@ -46,6 +43,14 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     """Fit, save, and print the next command."""
     args = parse_args()
+    from mmengine.dist import is_main_process
+
+    import mapet_mm.utils.logging  # noqa: F401
+    from mapet_mm.engine.runners.freed_memory import keep_freed_memory
+    from mapet_mm.engine.runners.launch import read_config
+    from mapet_mm.tokenizers.run import features_folder, run_fit_codebook
+    from mapet_mm.utils.dist import choose_device, print_once, start_processes, stop_processes
+
     cfg = read_config(args.config, args.cfg_options)
     if args.on_error:
         cfg.on_error = args.on_error
@@ -58,12 +63,11 @@ def main() -> None:
     if is_there:
         print_once(f"nothing to do: {path} is there, made with these settings")
     elif is_main_process():
-        report(cfg, args, path, codebook)
+        report(cfg, args, path, codebook, features_folder(path))
     stop_processes()
 
 
-def report(cfg: Config, args: argparse.Namespace, path: Path, codebook: Codebook) -> None:
-    features = features_folder(path)
+def report(cfg: Config, args: argparse.Namespace, path: Path, codebook: "Codebook", features: Path) -> None:
     size = sum(file.stat().st_size for file in features.rglob("*")) / 2**20
     print(f"wrote {path}: {codebook.k} centroids of {codebook.dim} channels, digest {codebook.digest[:12]}")
     print(f"kept {features} ({size:.0f} MiB of sampled features): delete it once the codebook is good")

@@ -11,11 +11,6 @@ forward and backward; it has a "-" for other models and where --shape is not the
 
 import argparse
 
-from mmengine.logging import MMLogger
-
-import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.engine.runners.launch import read_config
-from mapet_mm.models.flops import complexity
 from mapet_mm.utils.errors import UserError, one_line_errors
 
 
@@ -27,6 +22,12 @@ def main() -> None:
     parser.add_argument("configs", nargs="+", metavar="CONFIG")
     parser.add_argument("--shape", type=int, nargs="+", help="another side, or height and width")
     args = parser.parse_args()
+    from mmengine.logging import MMLogger
+
+    import mapet_mm.utils.logging  # noqa: F401
+    from mapet_mm.engine.runners.launch import read_config
+    from mapet_mm.models.flops import complexity
+
     MMLogger.get_instance("mmengine", log_level="WARNING")  # nothing between the table's rows
     print("| recipe | parameters (M) | FLOPs (G) | FLOPs of a step (G) |")
     print("| --- | ---: | ---: | ---: |")

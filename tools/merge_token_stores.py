@@ -2,7 +2,6 @@
 
 import argparse
 
-from mapet_mm.tokenizers import TokenStore, merge_stores
 from mapet_mm.utils.errors import one_line_errors
 
 
@@ -13,6 +12,8 @@ def main() -> None:
     parser.add_argument("stores", nargs="+", help="token stores to merge; no image may be in two of them")
     parser.add_argument("--out", required=True, help="token store to write")
     args = parser.parse_args()
+    from mapet_mm.tokenizers import TokenStore, merge_stores
+
     merged = merge_stores(args.out, [TokenStore.open(path) for path in args.stores])
     print(f"wrote {merged.path}: {len(merged)} images of {len(args.stores)} token stores")
     if missing := merged.missing().size:

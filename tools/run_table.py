@@ -14,7 +14,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from experiments.declaration import LAUNCHERS, Runner, load_table, positive
 from experiments.fill import TableFiller, describe
 from experiments.local import LocalRunner, launch_words, run_job
@@ -22,7 +21,6 @@ from experiments.plan import Run
 from experiments.records import StageError
 from experiments.slurm import submit
 
-import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.utils.errors import one_line_errors
 
 
@@ -79,6 +77,8 @@ def choose_runner(runner: Runner, args: argparse.Namespace) -> Runner:
     launcher = args.launcher or runner.launcher
     gpus = 0 if launcher == "local" else runner.gpus_per_node
     if launcher == "dist" and not args.dry_run:
+        import torch
+
         gpus = torch.cuda.device_count()
     partition = [f"--partition={args.partition}"] if args.partition else []
     sbatch = [*runner.sbatch, *partition, *args.sbatch]

@@ -9,14 +9,7 @@ import argparse
 from pathlib import Path
 
 from mmengine.config import DictAction
-from mmengine.dist import is_main_process
-from mmengine.evaluator import DumpResults
-from mmengine.fileio import dump
 
-import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.engine.runners.build_runner import build_runner
-from mapet_mm.engine.runners.launch import configure_test, load_config
-from mapet_mm.utils.dist import stop_processes
 from mapet_mm.utils.errors import UserError, one_line_errors
 
 PREDICTIONS, METRICS = (".pkl", ".pickle"), (".json", ".yml", ".yaml")
@@ -53,6 +46,15 @@ def main() -> None:
     kind = Path(args.out).suffix if args.out else ""
     if args.out and kind not in PREDICTIONS + METRICS:
         raise UserError(f"--out {args.out}: a .pkl file for predictions, .json or .yml for metrics")
+    from mmengine.dist import is_main_process
+    from mmengine.evaluator import DumpResults
+    from mmengine.fileio import dump
+
+    import mapet_mm.utils.logging  # noqa: F401
+    from mapet_mm.engine.runners.build_runner import build_runner
+    from mapet_mm.engine.runners.launch import configure_test, load_config
+    from mapet_mm.utils.dist import stop_processes
+
     cfg = load_config(args.config, args.cfg_options, args.work_dir)
     configure_test(cfg, args.checkpoint, args.amp, args.tta, args.trust_checkpoint)
     runner = build_runner(cfg, args.launcher)

@@ -8,12 +8,7 @@ Several processes: tools/dist_train.sh, or tools/slurm_train.sh on a cluster.
 import argparse
 
 from mmengine.config import DictAction
-from mmengine.dist import is_main_process
 
-import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.engine.runners.build_runner import build_runner
-from mapet_mm.engine.runners.launch import configure_training, load_config, training_report
-from mapet_mm.utils.dist import stop_processes
 from mapet_mm.utils.errors import one_line_errors
 
 
@@ -59,6 +54,13 @@ def parse_args() -> argparse.Namespace:
 @one_line_errors
 def main() -> None:
     args = parse_args()
+    from mmengine.dist import is_main_process
+
+    import mapet_mm.utils.logging  # noqa: F401
+    from mapet_mm.engine.runners.build_runner import build_runner
+    from mapet_mm.engine.runners.launch import configure_training, load_config, training_report
+    from mapet_mm.utils.dist import stop_processes
+
     cfg = load_config(args.config, args.cfg_options, args.work_dir)
     configure_training(
         cfg, args.resume, args.amp, args.no_validate, args.auto_scale_lr, args.trust_checkpoint

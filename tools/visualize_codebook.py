@@ -7,22 +7,14 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmengine.config import DictAction
 
-import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.tokenizers import TokenStore
-from mapet_mm.tokenizers.run import build_images
-from mapet_mm.utils.config import read_config
 from mapet_mm.utils.errors import one_line_errors
-from mapet_mm.visualization.codebook_sheet import (
-    SheetRow,
-    choose_members,
-    draw_codebook_sheet,
-    find_members,
-)
-from mapet_mm.visualization.report import Report, Section, format_table, write_report
-from mapet_mm.visualization.token_statistics import TokenUsage, draw_usage, measure_usage, usage_table
+
+if TYPE_CHECKING:
+    from mapet_mm.visualization.token_statistics import TokenUsage
 
 LIMIT = 512  # random patches of a token, of which those of as many images as possible are shown
 
@@ -44,7 +36,7 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def token_caption(token: int, usage: TokenUsage, class_names: list[str] | None) -> str:
+def token_caption(token: int, usage: "TokenUsage", class_names: list[str] | None) -> str:
     count = usage.counts[token]
     caption = f"{count:,} patches, {100 * count / usage.counts.sum():.2f} % of all."
     if usage.class_counts is None or not count:
@@ -58,6 +50,19 @@ def token_caption(token: int, usage: TokenUsage, class_names: list[str] | None) 
 def main() -> None:
     """Measure, draw, write, and print what was written."""
     args = parse_args()
+    import mapet_mm.utils.logging  # noqa: F401
+    from mapet_mm.tokenizers import TokenStore
+    from mapet_mm.tokenizers.run import build_images
+    from mapet_mm.utils.config import read_config
+    from mapet_mm.visualization.codebook_sheet import (
+        SheetRow,
+        choose_members,
+        draw_codebook_sheet,
+        find_members,
+    )
+    from mapet_mm.visualization.report import Report, Section, format_table, write_report
+    from mapet_mm.visualization.token_statistics import draw_usage, measure_usage, usage_table
+
     cfg = read_config(args.config, options=args.cfg_options)
     images = build_images(cfg)
     store = TokenStore.open(cfg.token_store)

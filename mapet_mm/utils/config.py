@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.model import PretrainedInit
 from mmengine.registry import MODELS, WEIGHT_INITIALIZERS, Registry
 
 VARIABLE = "MAPET_MM_DATA"
@@ -97,9 +96,10 @@ def nodes(config: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def pretrained_entries(config: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield each `dict(type="Pretrained", checkpoint=...)` inside a part of a config, with its key."""
+    pretrained = WEIGHT_INITIALIZERS.get("Pretrained")
     for name, node in nodes(config, key):
         has_weights = isinstance(node, Mapping) and "checkpoint" in node
-        if has_weights and class_of(node.get("type"), WEIGHT_INITIALIZERS) is PretrainedInit:
+        if has_weights and class_of(node.get("type"), WEIGHT_INITIALIZERS) is pretrained:
             yield name, node
 
 

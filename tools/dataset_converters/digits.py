@@ -29,7 +29,6 @@ from dataset_converters import _scenes
 from dataset_converters._scenes import INSIDE, PARTS, Scene, Things, fill_labelled
 from dataset_converters._write import write_folder, write_list
 
-import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.utils.errors import one_line_errors
 
 NUM_CLASSES = 10

@@ -34,7 +34,6 @@ from dataset_converters import _scenes
 from dataset_converters._scenes import Things
 from dataset_converters._write import write_folder, write_list
 
-import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.utils.errors import one_line_errors
 
 CLASSES = (

@@ -25,7 +25,6 @@ sys.path.append(str(Path(__file__).parents[1]))
 from dataset_converters._scenes import PARTS
 from dataset_converters._write import write_folder
 
-import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.utils.errors import UserError, one_line_errors
 
 NUM_CLASSES = 10

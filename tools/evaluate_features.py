@@ -17,17 +17,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from mmengine.config import DictAction
-from mmengine.logging import MMLogger
 
-import mapet_mm.utils.logging  # noqa: F401
-from mapet_mm.evaluation.image_sets import SECTION
-from mapet_mm.evaluation.named import load_model
-from mapet_mm.evaluation.protocol import evaluate_data
-from mapet_mm.evaluation.tables import results_table, side_by_side
-from mapet_mm.utils.atomic_files import replace_json
-from mapet_mm.utils.dist import choose_device, is_first_process
 from mapet_mm.utils.errors import UserError, one_line_errors
-from mapet_mm.visualization.report import Report, format_table, write_report
 
 
 def parse_args() -> argparse.Namespace:
@@ -47,7 +38,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--data",
         help="folder of images (`train` and `val`, a folder per class, ADE20K, Pascal VOC, Cityscapes), or a "
-        f"config whose section `{SECTION}` names image sets and protocols; by default MODEL's own section",
+        "config whose section `evaluation` names image sets and protocols; by default MODEL's own section",
     )
     for name, what in (("mean", "mean"), ("std", "standard deviation")):
         parser.add_argument(
@@ -79,6 +70,16 @@ def parse_args() -> argparse.Namespace:
 @one_line_errors
 def main() -> None:
     args = parse_args()
+    from mmengine.logging import MMLogger
+
+    import mapet_mm.utils.logging  # noqa: F401
+    from mapet_mm.evaluation.named import load_model
+    from mapet_mm.evaluation.protocol import evaluate_data
+    from mapet_mm.evaluation.tables import results_table, side_by_side
+    from mapet_mm.utils.atomic_files import replace_json
+    from mapet_mm.utils.dist import choose_device, is_first_process
+    from mapet_mm.visualization.report import Report, format_table, write_report
+
     choose_device()
     MMLogger.get_instance("evaluate_features", log_level="WARNING")  # MMEngine logs initialisations
     results, sections, declared = {}, [], None

@@ -2,6 +2,10 @@
 # make test: set up .venv and run lint and the tests (no slow and no GPU ones)
 # make test-detection: set up .venv, and on top of it .venv-detection (MMDetection, MMRotate, MMPose, and MMCV's operators
 #   compiled here for the CPU), and run the tests of their recipes
+# make test-openmmlab: set up .venv-openmmlab, OpenMMLab's original distributions with Python 3.11 and PyTorch 2.6, and
+#   run the tests there; MMCV's operators are compiled once and kept in ~/.cache/mapet_mm
+# make test-newest: set up .venv-newest with the newest release of everything, run the tests of CONTRIBUTING's table of
+#   private attributes, and the demo
 # make bench-gpu: set up .venv and measure on this machine's GPU everything that docs/performance.md leaves open
 # make docs: build the documentation's pages into build/site
 # Tests in more processes than three: make test JOBS=8
@@ -20,11 +24,19 @@ START := $(shell date +%s)
 DETECTION := .venv-detection
 DETECTION_BIN := $(DETECTION)/bin
 DETECTION_STAMP := $(DETECTION)/.installed
+OPENMMLAB := .venv-openmmlab
+OPENMMLAB_BIN := $(OPENMMLAB)/bin
+OPENMMLAB_STAMP := $(OPENMMLAB)/.installed
+OPENMMLAB_PYTHON ?= python3.11
+MMCV_CACHE := $(HOME)/.cache/mapet_mm/torch-2.6.0
+MMCV_WHEEL := $(MMCV_CACHE)/mmcv-2.1.0-cp311-cp311-linux_$(shell uname -m).whl
+NEWEST := .venv-newest
+NEWEST_BIN := $(NEWEST)/bin
 # Processes that tests run in: for a quarter of the time a test waits, so three keep two cores busy.
 JOBS ?= 3
 TORCH := torch==2.11.0 torchvision==0.26.0
 
-.PHONY: help setup demo test test-detection coverage docs bench-gpu lint format lock clean
+.PHONY: help setup demo test test-detection test-openmmlab test-newest coverage docs bench-gpu lint format lock clean
 
 help:
 	@echo "make setup   install everything into $(VENV), pinned by requirements.lock"
@@ -32,6 +44,8 @@ help:
 	@echo "make test    set up, then lint and run the tests"
 	@echo "make coverage   set up, then run the same tests and say which lines and branches they do not run"
 	@echo "make test-detection   set up $(DETECTION) as well, then test detection and pose estimation"
+	@echo "make test-openmmlab   set up $(OPENMMLAB) with OpenMMLab's original distributions, then run the tests there"
+	@echo "make test-newest   set up $(NEWEST) with the newest of everything, then try what that may break"
 	@echo "make docs    build the documentation's pages into build/site"
 	@echo "make bench-gpu   measure on a GPU (10 minutes), into work_dirs/gpu.md"
 	@echo "make lint    check style;  make format: apply it"
@@ -77,6 +91,28 @@ $(DETECTION_STAMP): $(STAMP) requirements-detection.txt tools/build_mmcv.sh
 	@echo $$(( $$(date +%s) - $(START) )) > $@
 	@echo "set up $(DETECTION) in $$(cat $@) s"
 
+test-openmmlab: $(OPENMMLAB_STAMP)
+	@$(OPENMMLAB_BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu"
+
+$(OPENMMLAB_STAMP): requirements-openmmlab.txt
+	@echo "installing the frozen packages into $(OPENMMLAB): 6 GB"
+	@$(OPENMMLAB_PYTHON) -m venv --clear $(OPENMMLAB)
+	@$(subst $(BIN),$(OPENMMLAB_BIN),$(PIP)) install --quiet --no-deps -r $<
+	@test -f $(MMCV_WHEEL) || { echo "compiling MMCV's operators, once: 3 minutes of processor time"; \
+		PYTHON=$(OPENMMLAB_BIN)/python bash tools/build_mmcv.sh $(MMCV_CACHE) mmcv==2.1.0; }
+	@$(subst $(BIN),$(OPENMMLAB_BIN),$(PIP)) install --quiet --no-deps $(MMCV_WHEEL)
+	@$(subst $(BIN),$(OPENMMLAB_BIN),$(PIP)) install --quiet --no-deps --no-build-isolation --editable .
+	@echo $$(( $$(date +%s) - $(START) )) > $@
+	@echo "set up $(OPENMMLAB) in $$(cat $@) s"
+
+test-newest:
+	@"$(PYTHON)" -m venv --clear $(NEWEST)
+	@$(subst $(BIN),$(NEWEST_BIN),$(PIP)) install --quiet --editable ".[onedl,faiss-cpu,digits,report,onnx,dev]"
+	@$(NEWEST_BIN)/python -m pip freeze | grep -iE "^(torch|torchvision|onedl|timm|transformers|open_clip|numpy)"
+	@$(NEWEST_BIN)/python -m pytest -q $$(sed -n '/^## Private attributes/,$$p' CONTRIBUTING.md | \
+		grep -o 'test_[a-z_]*\.py' | sort -u | xargs -I NAME find tests -name NAME); \
+	failed=$$?; $(NEWEST_BIN)/python -W ignore tools/demo.py && exit $$failed
+
 docs: $(STAMP)
 	@$(PIP) install --quiet --editable ".[docs]"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
@@ -99,5 +135,5 @@ lock:
 		--output-file requirements.lock requirements.txt -
 
 clean:
-	rm -rf $(VENV) $(DETECTION) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(DETECTION) $(OPENMMLAB) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -not -path "./$(VENV)/*" -prune -exec rm -rf {} +

@@ -120,7 +120,7 @@ def test_classifiers_of_tokens_say_that_an_inferencer_has_none(files):
 def test_segmentors_label_every_pixel(files):
     """MMSegmentation's inferencer, and its `init_model` with `inference_model`."""
     config, weights, file, pixels = files
-    segment = MMSegInferencer(config, weights=weights, device="cpu", show_progress=False)
+    segment = MMSegInferencer(config, weights=weights, device="cpu")
     labels = segment(file)["predictions"]
     assert labels.shape == pixels.shape[:2]
     np.testing.assert_array_equal(segment(pixels)["predictions"], labels)

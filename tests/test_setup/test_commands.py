@@ -29,6 +29,7 @@ PAGES = [
 # Programs of others, which are not here or would fetch something, and why their commands are not looked at.
 OTHERS = {
     "apt-get": "the distribution's",
+    "bash tools/build_mmcv.sh": "compiles for minutes",
     "docker build": "there is no Docker",
     "mim": "OpenMMLab's own tools, by the names that its packages give them",
     "pre-commit": "installs hooks into the clone",
@@ -46,7 +47,7 @@ STARTS = re.compile(
     r"([A-Z_]+=\S+ )*"
     r"(python|bash|torchrun|srun|make|mapet-mm|mim|pip|docker|uv|pre-commit|tensorboard|apt-get) "
 )
-ALONE = re.compile(r"python tools/\S+\.py|pip install")  # a tool's name, without arguments
+ALONE = re.compile(r"python tools/\S+\.py|mapet-mm [\w-]+|pip install")  # a name, without arguments
 
 
 def commands(page: Path) -> list[str]:

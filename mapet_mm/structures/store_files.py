@@ -152,6 +152,13 @@ class StoredNames(Sequence):
         places = np.searchsorted(hashes, keys).clip(max=self._count - 1)
         return np.where(hashes[places] == keys, rows[places], -1)
 
+    def hashes(self) -> UInt64[np.ndarray, " names"]:
+        """The hash of each name by row."""
+        found = np.empty(self._count, np.uint64)
+        with self._opened(self._path) as file:
+            found[file.get_tensor("rows")] = file.get_tensor("hashes")
+        return found
+
     @cached_property
     def _steps(self) -> UInt64[np.ndarray, " steps"]:
         with self._opened(self._path) as file:

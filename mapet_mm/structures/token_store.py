@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int, Int64, UInt8
+from jaxtyping import Bool, Int, Int64, UInt8, UInt64
 from safetensors import safe_open
 
 from mapet_mm.structures import store_files as files
@@ -231,8 +231,9 @@ class TokenStore:
             raise TokenStoreError(
                 f"token store file `{names}` has changed since it was written: {files.RESTORE}"
             )
+        hashes = self.names.hashes()
         for number in range(self.parts):
-            self._read(number)
+            self._read(number, hashes[number * PART_ROWS : (number + 1) * PART_ROWS])
 
     def require_unreplaced(self) -> None:
         """Raise TokenStoreError if another store was made at the path since this one was opened."""
@@ -255,14 +256,15 @@ class TokenStore:
         skipped = part.skipped | {names[place]: why for place, why in reasons.items()}
         files.write_part(self._file(number), part._replace(skipped=dict(sorted(skipped.items()))))
 
-    def _read(self, number: int) -> files.Part:
+    def _read(self, number: int, names: UInt64[np.ndarray, " rows"] | None = None) -> files.Part:
         """A whole part, checked against its digest and its images' names; an empty one if it is not there."""
         with self._opened(self._file(number)) as file:
             if file is None:
                 grids = np.zeros((PART_ROWS, *self.grid), self.dtype)
                 return files.Part(np.zeros(PART_ROWS, np.uint64), np.zeros(PART_ROWS, np.uint8), grids, {})
             part = files.read_part(file, self._file(number))
-        names = files.name_hashes(self.names[number * PART_ROWS : (number + 1) * PART_ROWS])
+        if names is None:
+            names = files.name_hashes(self.names[number * PART_ROWS : (number + 1) * PART_ROWS])
         if ((part.names[: len(names)] != names) & (part.states[: len(names)] != MISSING)).any():
             raise files.damaged(self._file(number), "it has the tokens of other images")
         return part

@@ -17,6 +17,8 @@ from mapet_mm.utils.dist import unwrapped
 from mapet_mm.utils.errors import UserError, listed
 
 WHOLE_FILES = "mapet_mm.whole_files"
+# Steps that a log looks back on, at most: those of an epoch of ImageNet in batches of 128.
+LOGGED = 10_000
 # Entries of a checkpoint that hold more than tensors.
 DESCRIBING = ("meta", "message_hub", "param_schedulers")
 
@@ -58,6 +60,11 @@ class PortableCheckpointHook(Hook):
         if is_main_process():  # left by a run that was killed while writing
             for partial in Path(hook.out_dir or runner.work_dir).glob(".*.pth.*.partial"):
                 partial.unlink(missing_ok=True)
+
+    def after_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
+        """Keep MMEngine's log buffers short, for each step copies them."""
+        for buffer in runner.message_hub.log_scalars.values():
+            buffer.max_length = LOGGED
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Add a description for exports; leave tensors and plain values, in the checkpoint alone."""

@@ -11,11 +11,8 @@ from typing import NamedTuple
 
 from experiments.declaration import Column, TableDeclaration
 
-# Largest spread of seeds that all differ by the same, as a share of the values: the rounding of accuracies
-# that come out of float32.
-ROUNDING = 1e-6
-NOTE = "Differences seed by seed: mean ± sample standard deviation; p of a paired t-test, two-sided, "
-NOTE += "not corrected for the number of comparisons."
+NOTE = "Difference of the means ± its standard error, over the seeds that both have; p of Welch's t-test, "
+NOTE += "two-sided, for one comparison alone."
 
 
 class Measured(NamedTuple):
@@ -101,51 +98,80 @@ class Difference(NamedTuple):
     """One cell less another over the seeds that both have."""
 
     mean: float
-    spread: float | None  # sample standard deviation, None for one seed; 0 where it is within rounding
+    error: float | None  # standard error of the difference of the means, None for one seed
     seeds: int
-    chance: float | None  # two-sided p of a paired t-test; None for one seed, or if all differ by the same
+    chance: float | None  # two-sided p of Welch's t-test; None for one seed, or if no seed differs in either
 
     def __str__(self) -> str:
-        if self.spread is None:
+        if self.error is None:
             return f"{self.mean:+.1f}"
         chance = "" if self.chance is None else "< 0.01" if self.chance < 0.005 else f"{self.chance:.2f}"
-        return f"{self.mean:+.1f} ± {self.spread:.1f}" + (chance and f", p {chance}")
+        return f"{self.mean:+.1f} ± {self.error:.1f}" + (chance and f", p {chance}")
 
 
-def paired_difference(one: Measured | str, other: Measured | str) -> Difference | None:
-    """The difference of two cells; None unless they have a seed in common."""
+def difference(one: Measured | str, other: Measured | str) -> Difference | None:
+    """The difference of two cells; None unless they have a seed in common.
+
+    Seeds are not paired: the seed that is good for one objective is not the other's good seed.
+    """
     if isinstance(one, str) or isinstance(other, str):
         return None
-    ours, theirs = (dict(zip(cell.seeds, cell.values, strict=True)) for cell in (one, other))
-    both = summarise({seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs})
-    if both is None:
+    common = set(one.seeds) & set(other.seeds)
+    ours, theirs = (
+        summarise({seed: value for seed, value in zip(cell.seeds, cell.values, strict=True) if seed in common})
+        for cell in (one, other)
+    )
+    if ours is None or theirs is None:
         return None
-    spread, chance = both.spread, None
-    if spread and spread <= ROUNDING * max(map(abs, (*ours.values(), *theirs.values()))):
-        spread = 0.0
-    if spread:
-        from scipy.stats import ttest_1samp  # comes with scikit-learn
+    error, chance = None, None
+    if ours.spread is not None and theirs.spread is not None:
+        error = math.hypot(ours.spread, theirs.spread) / math.sqrt(len(common))
+        if error:
+            from scipy.stats import ttest_ind  # comes with scikit-learn
 
-        chance = float(ttest_1samp(both.values, 0.0).pvalue)
-    return Difference(both.mean, spread, len(both.values), chance)
+            chance = float(ttest_ind(ours.values, theirs.values, equal_var=False).pvalue)
+    return Difference(ours.mean - theirs.mean, error, len(common), chance)
+
+
+def holm(chances: Sequence[float]) -> list[float]:
+    """Holm's correction: the p of each comparison if all of them were made; S. Holm, 1979."""
+    corrected, highest = [math.nan] * len(chances), 0.0
+    for rank, index in enumerate(sorted(range(len(chances)), key=lambda index: chances[index])):
+        highest = max(highest, min(1.0, (len(chances) - rank) * chances[index]))
+        corrected[index] = highest
+    return corrected
 
 
 def render_differences(table: TableDeclaration, cells: Grid) -> str:
-    """Each row less the table's baseline as Markdown; empty without a baseline or anything to compare."""
-    columns = [column.heading for column in table.columns if not column.is_cost]
-    lines, most = [], 0
+    """Each row less the table's baseline as Markdown; empty without a baseline or anything to compare.
+
+    A note names the differences that remain after Holm's correction over the whole table.
+    """
+    columns = [column for column in table.columns if not column.is_cost]
+    lines, chances, most = [], {}, 0
     for row in table.rows:
         if table.baseline not in (None, row.name):
-            pairs = [(cells[row.name, column], cells[table.baseline, column]) for column in columns]
-            differences = [paired_difference(*pair) for pair in pairs]
+            differences = [
+                difference(cells[row.name, one.heading], cells[table.baseline, one.heading]) for one in columns
+            ]
             if any(differences):
                 lines.append(table_line([row.name, *(str(one or "") for one in differences)]))
-                most = max(most, *(one.seeds for one in differences if one))
+            for column, one in zip(columns, differences, strict=True):
+                most = max(most, one.seeds if one else 0)
+                if one and one.chance is not None:
+                    chances[f"{row.name} ({column.name})"] = one.chance
     if not lines:
         return ""
-    note = NOTE if most > 1 else "One seed: a difference may be chance."
-    head = [table_line([f"less {table.baseline}", *columns]), table_line(["---", *["---:"] * len(columns)])]
-    return "\n".join(["", *head, *lines, "", f"- {note}", ""])
+    notes = [NOTE, _survivors(chances)] if most > 1 else ["One seed: a difference may be chance."]
+    headings = [f"less {table.baseline}", *(column.heading for column in columns)]
+    head = [table_line(headings), table_line(["---", *["---:"] * len(columns)])]
+    return "\n".join(["", *head, *lines, "", *(f"- {note}" for note in notes), ""])
+
+
+def _survivors(chances: Mapping[str, float]) -> str:
+    corrected = zip(chances, holm(list(chances.values())), strict=True)
+    left = "; ".join(name for name, chance in corrected if chance < 0.05)
+    return f"Holm's correction for {len(chances)} comparisons leaves p below 0.05 in: {left or 'no cell'}."
 
 
 def table_line(cells: Sequence[str]) -> str:

@@ -3,13 +3,12 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from experiments.declaration import Column, Row, TableDeclaration
 from experiments.fill import TERAFLOPS
 from experiments.picture import draw_tables
-from experiments.render import paired_difference, render_differences, render_markdown, summarise
+from experiments.render import difference, holm, render_differences, render_markdown, summarise
 from fake_project import declare, fill, run_tool, write_project
-from scipy.stats import ttest_rel
+from scipy.stats import ttest_ind_from_stats
 
 ROWS = [Row("old"), Row("new"), Row("other", curve="new")]
 COLUMNS = [
@@ -39,35 +38,41 @@ def test_spread_is_the_sample_standard_deviation():
     assert measured() is None
 
 
-def test_differences_are_those_of_the_seeds_that_both_have():
+def test_differences_are_of_the_seeds_that_both_have():
     one, other = measured(3.0, 5.5, None, 9.0), measured(1.0, 2.0, 7.5, 5.0)
-    difference = paired_difference(one, other)
-    assert difference[:3] == pytest.approx((19 / 6, (13 / 12) ** 0.5, 3))
-    assert difference.chance == pytest.approx(ttest_rel([3.0, 5.5, 9.0], [1.0, 2.0, 5.0]).pvalue)
-    assert paired_difference(one, "not run") is None
-    assert paired_difference(measured(None, None, 1.0), one) is None
-    assert paired_difference(measured(2.0), other) == (1.0, None, 1, None)
+    found = difference(one, other)
+    assert found[:3] == pytest.approx((19 / 6, ((109 / 12 + 13 / 3) / 3) ** 0.5, 3))
+    # From means and deviations; pairs would give 0.03.
+    by_hand = ttest_ind_from_stats(35 / 6, (109 / 12) ** 0.5, 3, 8 / 3, (13 / 3) ** 0.5, 3, equal_var=False)
+    assert found.chance == pytest.approx(by_hand.pvalue)
+    assert found.chance > 0.2
+    assert difference(one, "not run") is None
+    assert difference(measured(None, None, 1.0), one) is None
+    assert difference(measured(2.0), other) == (1.0, None, 1, None)
+    assert difference(measured(2.0, 2.0), measured(1.0, 1.0)) == (1.0, 0.0, 2, None)
 
 
-def test_rounding_makes_no_seeds_differ():
-    """97.2 - 97.1 is not 97.3 - 97.2 in binary: a p of 5e-14 of nothing."""
-    tenths = paired_difference(measured(97.2, 97.3), measured(97.1, 97.2))
-    assert tenths == (pytest.approx(0.1), 0.0, 2, None)
-    # One image of 10,000, in the float32 of MMPretrain's accuracy.
-    ours, theirs = (torch.tensor(right).float() * (100 / 10_000) for right in ([9123, 9177], [9122, 9176]))
-    image = paired_difference(measured(*ours.tolist()), measured(*theirs.tolist()))
-    assert image == (pytest.approx(0.01, abs=1e-5), 0.0, 2, None)
-    # One image of 10,000 more in one of the seeds is no rounding.
-    theirs[1] -= 0.01
-    assert paired_difference(measured(*ours.tolist()), measured(*theirs.tolist())).chance > 0.1
+def test_holm_multiplies_the_smallest_by_all_and_keeps_the_order():
+    """Holm's own form: p(i) x (m - i + 1), never below the one before, at most 1."""
+    assert holm([0.04, 0.01, 0.03, 0.6]) == pytest.approx([0.09, 0.04, 0.09, 0.6])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_a_note_names_the_differences_that_remain_after_holms_correction():
+    grid = cells(old=[60.0, 60.1, 60.2], new=[62.0, 62.1, 62.2], other=[60.0, 60.3, 60.6])
+    note = render_differences(TABLE, grid).splitlines()[-1]
+    assert note == "- Holm's correction for 4 comparisons leaves p below 0.05 in: new (probe); new (tuned)."
+    grid = cells(old=[60.0, 61.0, 63.0], new=[62.0, 62.5, 66.0])
+    assert render_differences(TABLE, grid).endswith("leaves p below 0.05 in: no cell.\n")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "shown", "note"),
     [
-        ([60.0, 61.0, 63.0], [62.0, 62.5, 66.0], "+2.2 ± 0.8, p 0.04", "not corrected"),
-        ([60.0, 61.0], [62.0, 63.0], "+2.0 ± 0.0", "not corrected"),
-        ([60.0, 61.0], [62.0, float("nan")], "+nan ± nan, p nan", "not corrected"),
+        ([60.0, 61.0, 63.0], [62.0, 62.5, 66.0], "+2.2 ± 1.5, p 0.24", "Holm's correction for 2"),
+        ([60.0, 61.0], [62.0, 63.0], "+2.0 ± 0.7, p 0.11", "Holm's correction for 2"),
+        ([60.0, 61.0], [62.0, float("nan")], "+nan ± nan, p nan", "no cell"),
         ([60.0], [62.0], "+2.0", "may be chance"),
     ],
 )
@@ -76,7 +81,7 @@ def test_each_row_less_the_baseline_stands_below_the_table(old, new, shown, note
     assert lines[1] == "| less old | probe (%) | tuned (%) |"
     assert lines[3] == f"| new | {shown} | {shown} |"
     assert note in lines[-1]
-    assert len(lines) == 6
+    assert len(lines) == (6 if len(old) == 1 else 7)
 
 
 @pytest.mark.parametrize("of_row", [{}, dict(new=[1.0, 2.0]), dict(old=[1.0, 2.0])])

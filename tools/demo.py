@@ -60,8 +60,8 @@ TABLE = TableDeclaration(
     ],
     notes=(
         "One run each, seed 0. Validation after the last epoch, no selection.",
-        "The same digits come back on the same machine type only; docs/results.md has the spread of three "
-        "seeds.",
+        "The same figures come back on the same type of machine only; docs/results/digits.md has the spread "
+        "of three seeds.",
         "Segmentation: a linear layer on the patch tokens of the ViT, frozen or fine-tuned; 100 digits with "
         "pixel labels.",
         "k-CLIP's encoder here is a small CLIP ResNet with fixed random weights.",

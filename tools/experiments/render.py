@@ -116,20 +116,19 @@ def difference(one: Measured | str, other: Measured | str) -> Difference | None:
     """
     if isinstance(one, str) or isinstance(other, str):
         return None
-    common = set(one.seeds) & set(other.seeds)
-    ours, theirs = (
-        summarise({seed: value for seed, value in zip(cell.seeds, cell.values, strict=True) if seed in common})
-        for cell in (one, other)
-    )
+    of_seed = [dict(zip(cell.seeds, cell.values, strict=True)) for cell in (one, other)]
+    common = sorted(of_seed[0].keys() & of_seed[1].keys())
+    ours, theirs = (summarise({seed: cell[seed] for seed in common}) for cell in of_seed)
     if ours is None or theirs is None:
         return None
     error, chance = None, None
     if ours.spread is not None and theirs.spread is not None:
         error = math.hypot(ours.spread, theirs.spread) / math.sqrt(len(common))
         if error:
-            from scipy.stats import ttest_ind  # comes with scikit-learn
+            from scipy.stats import ttest_ind_from_stats  # comes with scikit-learn
 
-            chance = float(ttest_ind(ours.values, theirs.values, equal_var=False).pvalue)
+            cells = (ours.mean, ours.spread, len(common), theirs.mean, theirs.spread, len(common))
+            chance = float(ttest_ind_from_stats(*cells, equal_var=False).pvalue)
     return Difference(ours.mean - theirs.mean, error, len(common), chance)
 
 
@@ -147,24 +146,21 @@ def render_differences(table: TableDeclaration, cells: Grid) -> str:
 
     A note names the differences that remain after Holm's correction over the whole table.
     """
-    columns = [column for column in table.columns if not column.is_cost]
+    columns = [column.heading for column in table.columns if not column.is_cost]
     lines, chances, most = [], {}, 0
     for row in table.rows:
         if table.baseline not in (None, row.name):
-            differences = [
-                difference(cells[row.name, one.heading], cells[table.baseline, one.heading]) for one in columns
-            ]
+            differences = [difference(cells[row.name, one], cells[table.baseline, one]) for one in columns]
             if any(differences):
                 lines.append(table_line([row.name, *(str(one or "") for one in differences)]))
             for column, one in zip(columns, differences, strict=True):
                 most = max(most, one.seeds if one else 0)
                 if one and one.chance is not None:
-                    chances[f"{row.name} ({column.name})"] = one.chance
+                    chances[f"{row.name} ({column.rpartition(' (')[0]})"] = one.chance
     if not lines:
         return ""
     notes = [NOTE, _survivors(chances)] if most > 1 else ["One seed: a difference may be chance."]
-    headings = [f"less {table.baseline}", *(column.heading for column in columns)]
-    head = [table_line(headings), table_line(["---", *["---:"] * len(columns)])]
+    head = [table_line([f"less {table.baseline}", *columns]), table_line(["---", *["---:"] * len(columns)])]
     return "\n".join(["", *head, *lines, "", *(f"- {note}" for note in notes), ""])
 
 

@@ -8,4 +8,7 @@ columns = [
     dict(name="patch mean", metric="k-NN, mean", **_base_.frozen),
     dict(name="both", metric="k-NN, both", **_base_.frozen),
 ]
-notes = ["The 20 nearest neighbours; both: class token and patch mean side by side.", _base_.equal_compute_note]
+notes = [
+    "The 20 nearest neighbours; both: class token and patch mean side by side.",
+    _base_.equal_compute_note,
+]

@@ -160,7 +160,7 @@ def main() -> None:
         page = make_report(filler, args.jobs, time.monotonic() - started)
         path = write_report(args.out / "report.html", page)
     except KeyboardInterrupt:
-        sys.exit("stopped; the same command resumes")
+        sys.exit("Stopped. Run the same command again to continue.")
     print(f"\n{format_table(page.results)}\n\nreport: {path} (open it in a browser)")
     print("next: put your own images in a folder and follow README.md, `Your own images`")
 

@@ -69,7 +69,7 @@ def main() -> None:
             print(f"wrote {' and '.join(map(str, filler.write()))}")
             print(filler.status())
     except KeyboardInterrupt:
-        sys.exit("stopped; the same command resumes")
+        sys.exit("Stopped. Run the same command again to continue.")
 
 
 def choose_runner(runner: Runner, args: argparse.Namespace) -> Runner:

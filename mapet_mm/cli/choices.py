@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,16 +46,24 @@ class Choices:
     tokens: Tokens
     k: int
     positions: int
+    names: list[str]
     words: list[str]
 
 
 def choose(args: argparse.Namespace) -> Choices:
     """Count the images and decide; weights to start from become RUN/init.pth."""
-    names = list_dir_or_file(args.images, list_dir=False, recursive=True)
-    count = sum(name.lower().endswith(EXTENSIONS) for name in names)
-    if not count:
+    files = list_dir_or_file(args.images, list_dir=False, recursive=True)
+    files = sorted(name for name in files if "/." not in f"/{name}")  # no hidden folders
+    names = [name for name in files if name.lower().endswith(EXTENSIONS)]
+    if not names:
         raise UserError(f"{args.images} holds no images ({', '.join(EXTENSIONS)})")
+    count = len(names)
     words, arch = [f"images: {count}"], args.arch or "small"
+    if others := Counter(Path(name).suffix for name in set(files).difference(names)):
+        told = ", ".join(
+            f"{number} {suffix or 'without a suffix'}" for suffix, number in sorted(others.items())
+        )
+        words.append(f"other files, left out: {told}")
     if args.init:
         arch, told = take_weights(args.init, args.out / INIT, args.arch)
         words.append(told)
@@ -62,7 +71,7 @@ def choose(args: argparse.Namespace) -> Choices:
     positions, k = vocabulary(count)
     words.append(f"tokens: {tokens.words}; {k} centroids, from {positions} of {GRID**2} positions per image")
     words.append(f"model: ViT-{arch}, {args.epochs} epochs of {count} images, {args.batch_size} per step")
-    return Choices(arch, tokens, k, positions, words)
+    return Choices(arch, tokens, k, positions, names, words)
 
 
 def vocabulary(images: int) -> tuple[int, int]:

@@ -11,17 +11,18 @@ import torch
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from mapet_mm.cli.choices import EXTENSIONS, INIT, Choices
+from mapet_mm.cli.choices import INIT, Choices
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.config import PACKAGE
 
 TOKENIZER, PRETRAINING = "tokenizer.py", "pretrain.py"
-STORE = "tokens"
+STORE, IMAGES = "tokens", "images.txt"
 PAPERS_RATE, PAPERS_BATCH = 1.5e-3, 2048
 
 
 def write_configs(args: argparse.Namespace, choices: Choices) -> None:
-    """Write the two configs into RUN; files that exist are kept."""
+    """Write the list of images and the two configs into RUN; configs that exist are kept."""
+    replace_file(args.out / IMAGES, "\n".join(choices.names).encode())
     for name, make in ((TOKENIZER, tokenizer_config), (PRETRAINING, pretraining_config)):
         if not (args.out / name).exists():
             head = "# Written by `mapet-mm pretrain`, yours to edit; its paths are relative to this folder.\n"
@@ -34,9 +35,9 @@ def process_count(args: argparse.Namespace) -> int:
 
 
 def images_config(args: argparse.Namespace, pipeline: list) -> dict[str, Any]:
-    """A dataset of all images in the folder."""
-    folder = dict(data_root=str(args.images.absolute()), data_prefix="", with_label=False)
-    return dict(type="CustomDataset", **folder, extensions=EXTENSIONS, pipeline=pipeline)
+    """A dataset of the listed images."""
+    folder = dict(data_prefix=str(args.images.absolute()), ann_file=IMAGES, with_label=False)
+    return dict(type="CustomDataset", **folder, pipeline=pipeline)
 
 
 def tokenizer_config(args: argparse.Namespace, choices: Choices) -> Config:
@@ -50,7 +51,7 @@ def tokenizer_config(args: argparse.Namespace, choices: Choices) -> Config:
     images = images_config(args, pipeline)
     return Config(
         dict(
-            data_root=images["data_root"],
+            data_root=images["data_prefix"],
             token_store=STORE,
             tokenizer=dict(tokens.config, codebook="codebook.safetensors"),
             data_preprocessor=dict(type="SelfSupDataPreprocessor", mean=mean, std=std, to_rgb=True),
@@ -75,6 +76,7 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
     cfg.train_dataloader.dataset = images_config(args, pipeline)
     warming, cooling = cfg.param_scheduler
     warming.end, cooling.begin, cooling.end = warm_up, warm_up, args.epochs
+    schedules = [warming, cooling] if warm_up else [cooling]
     init = dict(type="Pretrained", checkpoint=INIT, prefix="backbone.") if args.init else None
     cfg.merge_from_dict(
         {
@@ -86,6 +88,7 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
             "train_dataloader.num_workers": args.workers,
             "train_dataloader.persistent_workers": args.workers > 0,
             "train_cfg.max_epochs": args.epochs,
+            "param_scheduler": schedules,
             # The recipe's rate is meant for 2048 images a step: Adam's goes with the square root.
             "optim_wrapper.optimizer.lr": float(f"{PAPERS_RATE * math.sqrt(total / PAPERS_BATCH):.3g}"),
             "auto_scale_lr": dict(base_batch_size=total),
@@ -97,5 +100,6 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
     )
     for name in ("val", "test"):
         cfg[f"{name}_cfg"] = cfg[f"{name}_dataloader"] = cfg[f"{name}_evaluator"] = None
+    cfg.custom_hooks = [*cfg.get("custom_hooks", []), dict(type="mapet_mm.ProgressHook")]
     kept = {*signature(Runner).parameters, "custom_hooks"}
     return Config({name: value for name, value in cfg.items() if name in kept})

@@ -46,8 +46,8 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
     add("--processes", type=int, help="processes to train in (default: one for each GPU)")
     add("--seed", type=int, default=0, help="seed of all random numbers (default 0)")
     args = parser.parse_args(arguments)
-    if args.epochs < 2 or args.batch_size < 1:
-        parser.error("--epochs must be 2 or more, --batch-size 1 or more")
+    if args.epochs < 1 or args.batch_size < 1:
+        parser.error("--epochs and --batch-size must be 1 or more")
     if args.tokenizer == "init" and not args.init:
         parser.error("--tokenizer init needs --init WEIGHTS")
     return args
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         one_line_errors(lambda: pretrain(parse_args(arguments)))()
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on", file=sys.stderr)
+        print("\nStopped. Run the same command again to continue.", file=sys.stderr)
         sys.exit(130)  # as shells have it
 
 

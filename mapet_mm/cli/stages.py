@@ -57,7 +57,7 @@ def run_stages(stages: Sequence[Stage], folder: Path, held: TextIO) -> None:
             raise
         if code:
             raise UserError(
-                f"{stage.title}: exit code {code}, for the reason above; once the cause is corrected, the "
-                "same command goes on from here"
+                f"{stage.title}: exit code {code}, for the reason above. Correct the cause, then run "
+                "the same command again to continue."
             )
         print(f"{head}: done in {timedelta(seconds=round(time.monotonic() - start))}", flush=True)

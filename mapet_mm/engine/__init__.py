@@ -11,6 +11,7 @@ from mapet_mm.engine.hooks.interruption_hook import InterruptionHook
 from mapet_mm.engine.hooks.knn_probe_hook import KNNProbeHook
 from mapet_mm.engine.hooks.non_finite_hook import NonFiniteHook
 from mapet_mm.engine.hooks.portable_checkpoint_hook import PortableCheckpointHook
+from mapet_mm.engine.hooks.progress_hook import ProgressHook
 from mapet_mm.engine.hooks.token_store_check_hook import TokenStoreCheckHook
 from mapet_mm.engine.hooks.token_usage_hook import TokenUsageHook
 from mapet_mm.engine.hooks.total_batch_hook import TotalBatchHook

@@ -7,7 +7,6 @@ import pytest
 import timm
 import torch
 from mmengine.config import Config
-from mmpretrain.datasets import CustomDataset
 from PIL import Image
 
 from mapet_mm.cli import choices
@@ -72,16 +71,19 @@ def test_the_vocabulary_is_what_the_images_can_carry(images, positions, k):
 def test_images_of_all_kinds_are_found_in_all_folders_as_the_dataset_finds_them(photographs, tmp_path):
     (photographs / "._a.jpg").write_bytes(b"what macOS leaves beside a.jpg")
     (tmp_path / "linked").symlink_to(photographs)
-    assert choose(options(tmp_path / "linked")).words[0] == "images: 3"
-    settings = dict(with_label=False, extensions=choices.EXTENSIONS, pipeline=[])
-    assert len(CustomDataset(data_prefix=str(tmp_path / "linked"), **settings)) == 3
+    (photographs / ".thumbnails").mkdir()
+    (photographs / ".thumbnails/a.jpg").write_bytes(b"what a viewer leaves")
+    (photographs / "a.heic").write_bytes(b"")
+    chosen = choose(options(tmp_path / "linked"))
+    assert chosen.words[:2] == ["images: 3", "other files, left out: 1 .heic, 1 .txt"]
+    assert len(chosen.names) == 3
 
 
 def test_without_clip_weights_the_network_is_a_random_one_and_a_line_says_so(photographs, capsys):
     chosen = choose(options(photographs, "--arch", "tiny"))
     assert "no CLIP weights: could not download" in capsys.readouterr().out
     assert chosen.tokens.config["pretrained"] == dict(type="random", seed=0)
-    assert chosen.words[1].startswith("tokens: clusters of a random network's features, which know colours")
+    assert chosen.words[2].startswith("tokens: clusters of a random network's features, which know colours")
     with pytest.raises(TokenizerError, match="could not download"):
         choices.choose_tokens("clip", "tiny", False)
 
@@ -116,7 +118,7 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["DIR", "--out", "RUN"])
     assert ended.value.code == 130
-    assert capsys.readouterr().err == "\nstopped; the same command goes on\n"
+    assert capsys.readouterr().err == "\nStopped. Run the same command again to continue.\n"
 
 
 def test_a_folder_has_one_process_at_work(photographs, planned):
@@ -192,7 +194,7 @@ def test_the_configs_are_ordinary_ones_with_paths_inside_the_folder(photographs,
     dataset = training.train_dataloader.dataset
     assert (tokens.token_store, training.work_dir) == ("tokens", "training")
     assert dataset.pipeline[-2] == dict(type="mapet_mm.LoadTokenGrid", store="tokens")
-    assert dataset.data_root == tokens.dataset[0].data_root == str(photographs)
+    assert dataset.data_prefix == tokens.dataset[0].data_prefix == tokens.data_root == str(photographs)
     assert training.train_cfg.max_epochs == training.param_scheduler[1].end == 60
     assert training.param_scheduler[0].end == training.param_scheduler[1].begin == 2
     assert (training.randomness.seed, tokens.codebook.seed) == (7, 7)
@@ -211,7 +213,7 @@ def test_the_configs_are_ordinary_ones_with_paths_inside_the_folder(photographs,
     assert backbone.embed_dims == {"tiny": 192, "small": 384, "base": 768}[arch]
 
 
-@pytest.mark.parametrize("option", ["--epochs=1", "--batch-size=0", "--tokenizer=init"])
+@pytest.mark.parametrize("option", ["--epochs=0", "--batch-size=0", "--tokenizer=init"])
 def test_numbers_that_train_nothing_are_refused(photographs, option, capsys):
     with pytest.raises(SystemExit):
         options(photographs, option)

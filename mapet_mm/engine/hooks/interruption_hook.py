@@ -71,7 +71,10 @@ class InterruptionHook(Hook):
         if wish == STOP:
             barrier()  # until the first process has written
             name = signal.Signals(self.told).name if self.told else "another process's signal"
-            print_log(f"{name}: stopped after step {runner.iter + 1}; the same command resumes", "current")
+            print_log(
+                f"{name}: stopped after step {runner.iter + 1}. Run the same command again to continue.",
+                "current",
+            )
             self._restore()
             raise SystemExit(STOPPED)
 

@@ -1,0 +1,61 @@
+"""One live line for a whole training, in place of MMEngine's lines every few steps."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import sys
+import time
+from typing import Any
+
+from mmengine.dist import get_world_size, is_main_process
+from mmengine.hooks import Hook
+from mmengine.runner import Runner
+from tqdm import tqdm
+
+from mapet_mm.registry import HOOKS
+
+EVERY = 60.0  # seconds between lines where there is no terminal
+
+
+@HOOKS.register_module()
+class ProgressHook(Hook):
+    """Show epoch, step, loss, images/s and the time left: one live line, or a line a minute in a file.
+
+    MMEngine's own lines of each interval stand in the log file only.
+    """
+
+    priority = "VERY_LOW"
+
+    def before_train(self, runner: Runner) -> None:
+        """Start the line at the step that the training starts from."""
+        for handler in runner.logger.handlers:
+            if not isinstance(handler, logging.FileHandler):
+                handler.addFilter(lambda record: not record.getMessage().startswith("Epoch(train)"))
+        self.is_live, self.due = sys.stderr.isatty(), time.monotonic() + EVERY
+        self.bar = tqdm(
+            total=runner.max_iters,
+            initial=runner.iter,
+            unit="images",
+            unit_scale=runner.train_dataloader.batch_size * get_world_size(),
+            dynamic_ncols=True,
+            file=sys.stderr if self.is_live else io.StringIO(),
+            mininterval=0.1 if self.is_live else math.inf,
+            disable=not is_main_process(),
+        )
+
+    def after_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
+        """Renew the line."""
+        step, loss = runner.iter + 1, runner.message_hub.get_scalar("train/loss").current()
+        epoch = f"epoch {runner.epoch + 1}/{runner.max_epochs}, " if runner.max_epochs else ""
+        self.bar.set_description_str(f"{epoch}step {step}/{runner.max_iters}, loss {loss:.3f}", refresh=False)
+        self.bar.update()
+        is_due = time.monotonic() >= self.due or step == runner.max_iters
+        if is_due and not self.is_live and not self.bar.disable:
+            print(self.bar, flush=True)
+            self.due = time.monotonic() + EVERY
+
+    def after_train(self, runner: Runner) -> None:
+        """Leave the last line."""
+        self.bar.close()

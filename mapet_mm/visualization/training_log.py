@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
-# Prefix of the accuracies by place in the permuted order, logged by iteration.
-PLACES = "place_accuracy/"
 
 
 def read_scalars(source: str | os.PathLike) -> list[Record]:
@@ -48,4 +46,4 @@ def last_values(source: str | os.PathLike) -> dict[str, float]:
 
 def _is_train(record: Record) -> bool:
     # Training counts iterations and validation counts epochs, so their steps cannot be compared.
-    return any(name in ("lr", "loss") or name.startswith(PLACES) for name in record)
+    return not record.keys().isdisjoint(("lr", "loss", "effective_tokens/targets"))

@@ -14,7 +14,6 @@ from mapet_mm.evaluation.metrics.rank_me import effective_rank
 from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.dist import unwrapped
-from mapet_mm.visualization.training_log import PLACES
 
 # Warn of a loss above its lowest mean times this, plus this.
 RISEN, RISEN_BY = 1.3, 0.1
@@ -31,23 +30,19 @@ WAITING = 0.2
 class HealthHook(Hook):
     """Log figures that the loss does not show, and warn once of each failure, with a remedy.
 
-    For heads that predict tokens (`TokenPredictionHead`), it logs the accuracy by place in the permuted
-    order, as `place_accuracy/01` and on (a later target sees more targets, so the accuracy rises with MaPeT
-    and PIM, and is flat with MIM); the effective number of predicted and target tokens (the exponential of
-    their entropy); and the effective rank (RankMe) of the images' mean latents. They cover the images of
-    all processes since the last interval.
+    For heads that predict tokens (`TokenPredictionHead`), it logs the effective number of predicted and
+    target tokens (the exponential of their entropy) and the effective rank (RankMe) of the images' mean
+    latents. They cover the images of all processes since the last interval.
 
     It warns of a loss that has risen, of predictions and codebooks that use few tokens, and of a loader that
     does not keep up. Images and steps that are not finite (see `NonFiniteHook`) do not count.
 
     Args:
         interval: steps between two checks.
-        bins: consecutive parts of the permuted order, at most as many as it has places. A part of which
-            nothing was predicted (`MaPeT.prediction_ratio`) is not logged.
     """
 
-    def __init__(self, interval: int = 100, bins: int = 10) -> None:
-        self.interval, self.bins = interval, bins
+    def __init__(self, interval: int = 100) -> None:
+        self.interval = interval
         self.warned: set[str] = set()
         self.lowest_loss, self.most_predicted = float("inf"), 0.0
         self.slow_looks = 0
@@ -55,11 +50,9 @@ class HealthHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Let the head count its predictions."""
-        model = unwrapped(runner.model)
-        head = getattr(model, "head", None)
+        head = getattr(unwrapped(runner.model), "head", None)
         if hasattr(head, "statistics"):
-            num_places = getattr(getattr(model, "backbone", None), "num_targets", None)
-            head.statistics = self.statistics = PredictionStatistics(head.vocab_size, num_places)
+            head.statistics = self.statistics = PredictionStatistics(head.vocab_size)
 
     def after_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
         """Log and check, once per interval."""
@@ -115,9 +108,7 @@ class HealthHook(Hook):
 
     def _check_predictions(self, runner: Runner, statistics: PredictionStatistics) -> None:
         predicted, targets = statistics.effective_tokens()
-        accuracies = statistics.accuracy_by_place(self.bins)
-        figures = {f"{PLACES}{place:02d}": value for place, value in accuracies.items()}
-        figures |= {"effective_tokens/predicted": predicted, "effective_tokens/targets": targets}
+        figures = {"effective_tokens/predicted": predicted, "effective_tokens/targets": targets}
         rank = effective_rank(statistics.gram)
         if math.isfinite(rank):
             figures["latent_rank"] = rank

@@ -44,19 +44,13 @@ class TokenPredictionHead(BaseModule):
         return self.projection(latents)
 
     def loss(
-        self,
-        latents: Float[Tensor, "batch target dim"],
-        tokens: Int64[Tensor, "batch target"],
-        places: Int64[Tensor, " target"] | None = None,
+        self, latents: Float[Tensor, "batch target dim"], tokens: Int64[Tensor, "batch target"]
     ) -> dict[str, Tensor]:
-        """`loss`, the mean cross-entropy in nats, and `token_accuracy`, top-1, in percent (only logged).
-
-        `places` are the targets' in the permuted order, if only some are predicted.
-        """
+        """`loss`, the mean cross-entropy in nats, and `token_accuracy`, top-1, in percent (only logged)."""
         predictions = None if self.statistics is None else torch.full_like(tokens, -1)
         loss, hits = self.cross_entropy(latents, tokens, predictions=predictions)
         if predictions is not None:
-            self.statistics.add(latents, predictions, tokens.clamp(min=0), places)
+            self.statistics.add(latents, predictions, tokens.clamp(min=0))
         return {"loss": loss, "token_accuracy": 100 * hits.float() / tokens.numel()}
 
     def cross_entropy(

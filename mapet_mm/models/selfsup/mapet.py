@@ -102,7 +102,7 @@ class MaPeT(BaseSelfSupervisor):
         tokens = self.target_tokens(inputs[1], permutation)
         if predicted is None:
             return self.head.loss(latents, tokens)
-        return self.head.loss(latents, tokens[:, predicted], predicted)
+        return self.head.loss(latents, tokens[:, predicted])
 
     def training_permutation(
         self, seeds: list[int], device: torch.device | str

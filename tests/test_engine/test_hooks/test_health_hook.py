@@ -22,15 +22,7 @@ def statistics(predictions, tokens, vocab_size=8) -> PredictionStatistics:
     return found
 
 
-def test_effective_tokens_and_accuracies_by_place_are_means_over_images():
-    tokens = torch.zeros(2, 4, dtype=torch.int64)
-    predictions = torch.tensor([[0, 1, 1, 0], [0, 0, 1, 1]])
-    found = statistics(predictions, tokens)
-    assert found.accuracy_by_place(4) == {1: 100.0, 2: 50.0, 3: 0.0, 4: 50.0}
-    assert found.accuracy_by_place(2) == {1: 75.0, 2: 25.0}
-    found.add(torch.randn(1, 4, 4), tokens[:1], tokens[:1])
-    assert found.accuracy_by_place(1) == {1: pytest.approx(100 * 8 / 12)}
-    assert found.accuracy_by_place(10).keys() == {1, 2, 3, 4}  # no more parts than places
+def test_effective_tokens_are_the_exponential_of_the_entropy():
     found = statistics(torch.tensor([[0, 1, 2, 3]]), torch.tensor([[5, 5, 5, 5]]))
     assert found.effective_tokens() == (pytest.approx(4.0), pytest.approx(1.0))
 
@@ -58,24 +50,8 @@ def test_a_head_that_is_watched_counts_what_it_predicts_and_learns_the_same():
     watched = head.loss(latents, tokens)
     assert all(torch.equal(alone[name], watched[name]) for name in alone)
     predictions = head(latents).argmax(-1)
-    assert head.statistics.accuracy_by_place(1) == {1: pytest.approx(watched["token_accuracy"].item())}
     assert head.statistics._counts[0].tolist() == torch.bincount(predictions.flatten(), minlength=5).tolist()
     assert head.statistics._counts[1].tolist() == torch.bincount(tokens.flatten(), minlength=5).tolist()
-    assert head.statistics._places[1].tolist() == [3] * 4
-
-
-def test_sampled_targets_count_at_their_place_in_the_whole_order():
-    found, right = PredictionStatistics(8, num_places=6), torch.zeros(2, 2, dtype=torch.int64)
-    assert found.empty
-    found.add(torch.randn(2, 2, 4), right, right, places=torch.tensor([1, 4]))
-    found.add(torch.randn(2, 2, 4), right, right + 1, places=torch.tensor([0, 1]))
-    assert found.accuracy_by_place(6) == {1: 0.0, 2: 50.0, 5: 100.0}
-    assert found.accuracy_by_place(3) == {1: pytest.approx(100 / 3), 3: 100.0}
-    model = SimpleNamespace(head=TokenPredictionHead(4, 8), backbone=SimpleNamespace(num_targets=6))
-    hook = HealthHook()
-    hook.before_train(SimpleNamespace(model=model))
-    model.head.loss(torch.randn(2, 1, 4), right[:, :1], torch.tensor([5]))
-    assert [*hook.statistics.accuracy_by_place(6)] == [6]
 
 
 def test_an_image_that_is_not_finite_does_not_count():
@@ -84,7 +60,7 @@ def test_an_image_that_is_not_finite_does_not_count():
     good.add(latents[1:], predictions[1:], tokens[1:])
     latents[0, 2, 1] = float("nan")
     found.add(latents, predictions, tokens)
-    for name in ("_places", "_counts", "gram"):
+    for name in ("_counts", "gram"):
         assert torch.equal(getattr(found, name), getattr(good, name))
     found.reset()
     found.add(latents[:1], predictions[:1], tokens[:1])
@@ -99,22 +75,22 @@ def reduce_statistics(rank: int, folder: Path) -> None:
     found.reduce()  # nothing yet
     found.add(torch.full((1, 2, 2), float(rank + 1)), torch.zeros_like(tokens), tokens)
     found.reduce()
-    places, used, gram = found.accuracy_by_place(2), found.effective_tokens(), found.gram.tolist()
-    (folder / f"{rank}.json").write_text(json.dumps([list(places.values()), used, gram]))
+    used, gram = found.effective_tokens(), found.gram.tolist()
+    (folder / f"{rank}.json").write_text(json.dumps([used, gram]))
     torch.distributed.destroy_process_group()
 
 
 def test_figures_are_of_the_images_of_all_processes(tmp_path):
     start_together(2, reduce_statistics, tmp_path)
     said = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert said[0] == said[1] == [[50.0, 50.0], [1.0, 2.0], [[5.0, 5.0], [5.0, 5.0]]]
+    assert said[0] == said[1] == [[1.0, 2.0], [[5.0, 5.0], [5.0, 5.0]]]
 
 
 class Watched:
     """A run of which the hook is told figures, an interval of one step at a time."""
 
     def __init__(self, name: str) -> None:
-        self.hook, self.scalars = HealthHook(interval=1, bins=2), {}
+        self.hook, self.scalars = HealthHook(interval=1), {}
         self.runner = SimpleNamespace(
             iter=0,
             max_iters=100,
@@ -185,8 +161,3 @@ def test_a_healthy_run_is_warned_of_nothing(watched, capture_log):
     for loss in np.linspace(6, 3, 40):
         watched.step(many, many, loss=loss, data_time=0.05, time=1.0)
     assert capture_log() == ""
-
-
-def test_places_are_logged(watched):
-    watched.step([1, 1, 2, 2], [1, 1, 3, 2])
-    assert (watched.scalars["place_accuracy/01"], watched.scalars["place_accuracy/02"]) == (100.0, 50.0)

@@ -10,7 +10,6 @@ from mapet_mm.models import MaPeT, MaPeTViT
 from mapet_mm.models.backbones.vit import MaPeTPretrainViT
 from mapet_mm.models.selfsup.mapet import image_seeds
 from mapet_mm.models.utils.permutation import seeded_permutations
-from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
 from mapet_mm.registry import MODELS
 
 ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
@@ -210,14 +209,6 @@ def test_expected_gradient_is_the_full_one(objective):
     assert len(model.sample_predicted("cpu")) == 4  # of 18
     assert spread > 0.3 * full.norm()
     assert (draws.mean(0) - full).norm() < 2 * spread / 100**0.5
-
-
-def test_a_predicted_share_is_counted_at_its_places(monkeypatch):
-    model, predicted = build(prediction_ratio=0.2), torch.tensor([2, 7, 17])
-    monkeypatch.setattr(model, "sample_predicted", lambda device: predicted)
-    model.head.statistics = PredictionStatistics(11, model.backbone.num_targets)
-    model([torch.randn(3, 3, 20, 20), torch.randint(11, (3, 5, 5))], mode="loss")
-    assert [*model.head.statistics.accuracy_by_place(18)] == [3, 8, 18]
 
 
 REFUSED = [

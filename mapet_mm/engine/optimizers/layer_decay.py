@@ -62,17 +62,12 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             depth, depths = depth_of(name)
             fitting = [key for key in sorted(custom_keys) if key in name]
             custom = custom_keys[max(fitting, key=len)] if fitting else {}
-            scale = self.rate ** (depths - 1 - depth)
-            lr = self.base_lr * scale * custom.get("lr_mult", 1.0)
+            lr = self.base_lr * self.rate ** (depths - 1 - depth) * custom.get("lr_mult", 1.0)
             own_name = name.rpartition(".")[2]
             decayed = param.ndim != 1 and own_name not in UNDECAYED
             decay = self.base_wd * custom.get("decay_mult", float(decayed))
-            group = groups.setdefault(
-                (depth, lr, decay),
-                dict(params=[], lr=lr, weight_decay=decay, lr_scale=scale, layer_depth=depth, names=[]),
-            )
+            group = groups.setdefault((depth, lr, decay), dict(params=[], lr=lr, weight_decay=decay))
             group["params"].append(param)
-            group["names"].append(name)
         params.extend(groups[key] for key in sorted(groups))
         rates = [group["lr"] for group in params]
         print_log(

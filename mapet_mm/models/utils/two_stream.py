@@ -114,7 +114,7 @@ def attend_streams(
     values: Float[Tensor, "batch head key channel"],
     layout: Layout,
     first_row: int,
-    dropout: float = 0.0,
+    dropout: float,
     bias: Float[Tensor, "batch head row key"] | None = None,
     scale: float | None = None,
 ) -> Float[Tensor, "batch row dim"]:

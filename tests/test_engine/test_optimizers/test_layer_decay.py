@@ -175,7 +175,7 @@ def test_depths_that_do_not_fit_the_names_are_refused(classifier):
     renamed.backbone = nn.Module()
     renamed.backbone.blocks = model.backbone.layers
     renamed.backbone.get_layer_depth = model.backbone.get_layer_depth
-    with pytest.raises(ValueError, match="below the top"):
+    with pytest.raises(ValueError, match="of `backbone` below the top"):
         build(renamed, dict(layer_decay_rate=RATE))
 
 
@@ -221,6 +221,7 @@ def test_custom_keys_change_only_what_they_name(classifier):
 REFUSED = [
     (nn.Linear(2, 2), dict(layer_decay=0.5), None, "layer_decay_rate"),
     (nn.Linear(2, 2), dict(layer_decay_rate=1.5), None, "1.5"),
+    (nn.Linear(2, 2), dict(layer_decay_rate=0), None, "rate is 0"),
     (nn.Linear(2, 2), None, dict(type="AdamW", lr=LR), "weight_decay"),
     (nn.Linear(2, 2), dict(layer_decay_rate=0.9), None, "Linear has no"),
     (nn.ModuleDict({"backbone": nn.Linear(2, 2)}), dict(layer_decay_rate=0.9), None, "ModuleDict has no"),

@@ -77,11 +77,10 @@ def test_every_parameter_gets_a_gradient(objective, cutting_point):
 
 
 REFUSED = [
-    (dict(query_from_layer=3), "query_from_layer"),
-    (dict(query_from_layer=-1), "query_from_layer"),
+    *[(dict(query_from_layer=number), "query_from_layer") for number in (-1, 3, 4)],
     (dict(query_from_layer=1, objective="mim"), "query_from_layer"),
     (dict(objective="beit"), "objective"),
-    *[(dict(cutting_point=number), "cutting_point") for number in (-1, 0, 26)],
+    *[(dict(cutting_point=number), "cutting_point") for number in (-1, 0, 26, 27)],
     *[(dict(img_size=size), "img_size") for size in ((20, 20, 20), 0, (20, -4), 22.5, "20", [])],
     (dict(patch_size=(4, 0)), "patch_size"),
 ]

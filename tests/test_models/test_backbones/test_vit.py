@@ -77,10 +77,10 @@ def test_every_parameter_gets_a_gradient(objective, cutting_point):
 
 
 REFUSED = [
-    *[(dict(query_from_layer=number), "query_from_layer") for number in (-1, 3, 4)],
+    *[(dict(query_from_layer=number), "query_from_layer=.* is outside 0..2$") for number in (-1, 3, 4)],
     (dict(query_from_layer=1, objective="mim"), "query_from_layer"),
     (dict(objective="beit"), "objective"),
-    *[(dict(cutting_point=number), "cutting_point") for number in (-1, 0, 26, 27)],
+    *[(dict(cutting_point=number), "cutting_point=.* is outside 1..25$") for number in (-1, 0, 26, 27)],
     *[(dict(img_size=size), "img_size") for size in ((20, 20, 20), 0, (20, -4), 22.5, "20", [])],
     (dict(patch_size=(4, 0)), "patch_size"),
 ]
@@ -88,7 +88,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "noun"), REFUSED, ids=str)
 def test_options_that_cannot_be_are_refused(options, noun, unchecked_types):
-    with pytest.raises(ValueError, match=f"{noun}="):
+    with pytest.raises(ValueError, match=noun):
         pretrain_vit(**options)
 
 
@@ -96,8 +96,9 @@ def test_other_image_sizes_and_permutations_are_refused():
     vit = pretrain_vit()
     with pytest.raises(ValueError, match=r"images of \(24, 20\)"):
         vit(torch.randn(1, 3, 24, 20))
-    with pytest.raises(ValueError, match=r"permutation has shape \(1, 25\)"):
-        vit(torch.randn(1, 3, 20, 20), torch.arange(25)[None])
+    for number in (25, 27):
+        with pytest.raises(ValueError, match=rf"permutation has shape \(1, {number}\)"):
+            vit(torch.randn(1, 3, 20, 20), torch.arange(number)[None])
 
 
 @pytest.mark.parametrize("wrong", [{9: 4}, {25: 26}, {3: -1}, {0: 1, 1: 0}], ids=str)

@@ -220,8 +220,7 @@ def test_custom_keys_change_only_what_they_name(classifier):
 
 REFUSED = [
     (nn.Linear(2, 2), dict(layer_decay=0.5), None, "layer_decay_rate"),
-    (nn.Linear(2, 2), dict(layer_decay_rate=1.5), None, "1.5"),
-    (nn.Linear(2, 2), dict(layer_decay_rate=0), None, "rate is 0"),
+    *[(nn.Linear(2, 2), dict(layer_decay_rate=rate), None, f"rate is {rate}") for rate in (-0.5, 0, 1.5)],
     (nn.Linear(2, 2), None, dict(type="AdamW", lr=LR), "weight_decay"),
     (nn.Linear(2, 2), dict(layer_decay_rate=0.9), None, "Linear has no"),
     (nn.ModuleDict({"backbone": nn.Linear(2, 2)}), dict(layer_decay_rate=0.9), None, "ModuleDict has no"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
+from mmengine.dataset import BaseDataset
 from torch.utils.data import Dataset
 
 from mapet_mm.structures.image_names import path_of
@@ -43,4 +46,9 @@ def image_paths(dataset: Dataset) -> list[str]:
     Raises:
         UserError: the images have no paths.
     """
-    return [path_of(dataset.get_data_info(index), dataset) for index in range(len(dataset))]
+    infos = map(dataset.get_data_info, range(len(dataset)))
+    plain = getattr(type(dataset), "get_data_info", None) is BaseDataset.get_data_info
+    if plain and dataset.serialize_data and len(dataset):  # a million in half the time
+        content, ends = memoryview(dataset.data_bytes), dataset.data_address.tolist()
+        infos = (pickle.loads(content[start:end]) for start, end in pairwise([0, *ends]))
+    return [path_of(info, dataset) for info in infos]

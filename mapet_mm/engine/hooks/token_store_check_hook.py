@@ -191,7 +191,15 @@ def _leave_out(dataset: Dataset, skipped: list[int], load: LoadTokenGrid) -> Non
             "and run tools/extract_tokens.py --retry-skipped"
         )
     shown[skipped] = kept[np.searchsorted(kept, skipped) % len(kept)]
-    dataset.get_subset_(shown.tolist())
+    if not getattr(dataset, "serialize_data", False):
+        dataset.get_subset_(shown.tolist())
+        return
+    # As `get_subset_`, in runs of neighbours instead of image by image, which takes seconds for a million.
+    ends = dataset.data_address
+    starts = np.concatenate([[0], ends[:-1]])
+    runs = np.split(shown, np.flatnonzero(np.diff(shown) != 1) + 1)
+    pieces = [dataset.data_bytes[starts[run[0]] : ends[run[-1]]] for run in runs]
+    dataset.data_bytes, dataset.data_address = np.concatenate(pieces), np.cumsum((ends - starts)[shown])
 
 
 def check_normalisation(model: nn.Module) -> None:

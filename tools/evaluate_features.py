@@ -74,8 +74,7 @@ def main() -> None:
 
     import mapet_mm.utils.logging  # noqa: F401
     from mapet_mm.evaluation.named import load_model
-    from mapet_mm.evaluation.protocol import evaluate_data
-    from mapet_mm.evaluation.tables import results_table, side_by_side
+    from mapet_mm.evaluation.protocol import evaluate_data, results_table, side_by_side
     from mapet_mm.utils.atomic_files import replace_json
     from mapet_mm.utils.dist import choose_device, is_first_process
     from mapet_mm.visualization.report import Report, format_table, write_report

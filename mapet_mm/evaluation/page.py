@@ -1,4 +1,4 @@
-"""The page's pictures of features: principal components as colours, similarity to one patch, neighbours."""
+"""The page's pictures of features: principal components as colours, and nearest neighbours."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from functools import partial
 from itertools import zip_longest
 from typing import ClassVar
 
-import matplotlib
 import numpy as np
 import torch
 from jaxtyping import Float, Int64, UInt8
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -32,7 +30,7 @@ TITLE = 54
 # Two figures stand side by side on the page.
 FIGURE_INCHES, GAP_INCHES, LINE_INCHES = 4.7, 0.05, 0.19
 TEXT_SIZE = 8
-RIGHT, WRONG, MARK = "#2f9e57", "#d8432f", "#ff3b30"
+RIGHT, WRONG = "#2f9e57", "#d8432f"
 # Pictures with this many pixels a side are drawn smoothly, smaller ones pixel by pixel.
 SMOOTH = 96
 # Heading and caption of each kind of picture.
@@ -40,11 +38,6 @@ COLOURS = (
     "Patch features as colours",
     "Images, and the first three principal components of their patches as red, green and blue. The "
     "components are fitted over the images of the set, so one colour means the same in all of them.",
-)
-SIMILAR = (
-    "Similar to one patch",
-    "The patch in the frame, and how similar (cosine) the patches of its image and of others are to it: "
-    "dark is least, light is most.",
 )
 NEIGHBOURS = (
     "Nearest neighbours",
@@ -79,20 +72,18 @@ class FeaturePictures(Protocol):
         return []
 
     def sections(self, evaluated: Evaluated, rows: Sequence[Row]) -> list[Section]:
-        """Colours, similarity, neighbours."""
-        colours, similar = [], []
+        """Colours and neighbours."""
+        colours = []
         for name in ("dense_val", "val"):
             bank = evaluated.features.get(name)
             if bank is None or math.prod(bank.grid) < 2 or len(bank) < 2:
                 continue
-            title = f"{name}: {evaluated.checkpoint.name}"
             places = spread(len(bank), self.images)
             fitted = [*places, *(index for index in spread(len(bank), FITTED) if index not in places)]
-            tokens = bank.tokens(fitted)
             pictures = [evaluated.picture(name, index) for index in places]
-            colours.append(component_figure(pictures, tokens, title))
-            similar.append(similarity_figure(pictures, tokens, title))
-        sections = [Section(*COLOURS, colours), Section(*SIMILAR, similar)] if colours else []
+            title = f"{name}: {evaluated.checkpoint.name}"
+            colours.append(component_figure(pictures, bank.tokens(fitted), title))
+        sections = [Section(*COLOURS, colours)] if colours else []
         bank = evaluated.features["val"]
         if len(bank) > 2:
             pooled = bank.pooled("mean" if "mean" in bank.poolings else bank.poolings[0])
@@ -131,38 +122,6 @@ def component_colours(
     return (255 * shares).round().byte().view(*tokens.shape[:3], 3).numpy()
 
 
-def similarity_figure(
-    images: Sequence[Picture], tokens: Float[Tensor, "image row column dim"], title: str = ""
-) -> Figure:
-    """Row by row a chosen patch, marked, and how similar the patches of its image and of others are to it."""
-    grid = tuple(tokens.shape[1:3])
-    directions = F.normalize(tokens[: len(images)].float(), dim=-1)
-    rows = []
-    for query in range(min(len(images) - 1, COLUMNS)):
-        row, column = chosen_patch(images[query], grid)
-        similarity = (directions @ directions[query, row, column]).numpy()
-        # The second largest value is the end of the scale: the patch itself is the largest.
-        low, high = np.quantile(similarity, 0.02), np.partition(similarity.ravel(), -2)[-2]
-        shares = np.clip((similarity - low) / max(high - low, 1e-12), 0, 1)
-        heat = (255 * matplotlib.colormaps["magma"](shares)[..., :3]).round()
-        cells = [Cell(images[query], mark=(row, column, *grid))]
-        for index in [query, *(other for other in range(len(images)) if other != query)][: COLUMNS - 1]:
-            grey = images[index].mean(-1, keepdims=True)
-            blended = 0.75 * enlarge(heat[index], images[index].shape[:2]) + 0.25 * grey
-            cells.append(Cell(blended.round().astype(np.uint8)))
-        rows.append(cells)
-    return picture_grid(rows, title)
-
-
-def chosen_patch(image: Picture, grid: tuple[int, int]) -> tuple[int, int]:
-    """A patch to compare others with: high in contrast, near the middle, the same for every model."""
-    bands = np.array_split(image.astype(np.float32).mean(-1), grid[0])
-    contrast = np.array([[patch.std() for patch in np.array_split(band, grid[1], axis=1)] for band in bands])
-    rows, columns = (np.linspace(-1, 1, count + 2)[1:-1] for count in grid)
-    row, column = np.unravel_index((contrast * np.outer(1 - rows**2, 1 - columns**2)).argmax(), grid)
-    return int(row), int(column)
-
-
 def neighbour_figure(
     image_of: Callable[[int], Picture],
     features: Float[Tensor, "image dim"],
@@ -191,7 +150,6 @@ class Cell:
     picture: Picture
     below: str = ""  # text
     frame: str | None = None  # its colour
-    mark: tuple[int, int, int, int] | None = None  # a patch's row and column, and the grid's (H, W)
 
 
 def picture_grid(rows: Sequence[Sequence[Cell]], title: str = "") -> Figure:
@@ -214,17 +172,12 @@ def picture_grid(rows: Sequence[Sequence[Cell]], title: str = "") -> Figure:
 
 
 def _draw(axes: Axes, cell: Cell) -> None:
-    height, width = cell.picture.shape[:2]
-    axes.imshow(cell.picture, interpolation="antialiased" if width > SMOOTH else "nearest")
+    smooth = cell.picture.shape[1] > SMOOTH
+    axes.imshow(cell.picture, interpolation="antialiased" if smooth else "nearest")
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(cell.frame is not None)
     axes.spines[:].set(color=cell.frame or "none", linewidth=2)
     axes.set_xlabel(cell.below, fontsize=TEXT_SIZE - 1, labelpad=2)
-    if cell.mark is not None:
-        row, column, rows, columns = cell.mark
-        tall, wide = height / rows, width / columns
-        corner = (column * wide - 0.5, row * tall - 0.5)
-        axes.add_patch(Rectangle(corner, wide, tall, fill=False, color=MARK, linewidth=1.5))
 
 
 def enlarge(picture: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64, UInt8
+from matplotlib.figure import Figure
 from mmengine.config import Config
 from mmengine.registry import Registry
 from torch import Tensor
@@ -22,7 +23,7 @@ from mapet_mm.evaluation.models import Checkpoint
 from mapet_mm.utils.config import read_config, type_name
 from mapet_mm.utils.dist import is_first_process, print_once
 from mapet_mm.utils.errors import UserError
-from mapet_mm.visualization.report import Section
+from mapet_mm.visualization.report import Column, Section, Table
 
 HELD_OUT = 10  # every tenth training image chooses between settings, as in CAPI
 DRAWS = 1000  # of a bootstrap
@@ -77,7 +78,10 @@ class Protocol:
     """
 
     needs: ClassVar[Mapping[str, Sequence[str]]] = {"train": ["pooled"], "val": ["pooled"]}
-    takes: ClassVar[Mapping[str, Sequence[str]]] = {}  # where these sets are there
+
+    def wanted(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str]]:
+        """`needs`, and what is taken of image sets that may be there."""
+        return self.needs
 
     def check(self, images: Mapping[str, ImageSet]) -> None:
         """Raise UserError if the images do not suit, before any features are taken."""
@@ -123,6 +127,10 @@ class Classification(Protocol):
         for name in further(images):
             answers(images["train"], images[name], num_classes)
 
+    def wanted(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str]]:
+        """Further sets as `val`."""
+        return {**self.needs, **dict.fromkeys(further(images), self.needs["val"])}
+
     def labelled(self, evaluated: Evaluated) -> tuple[FeatureBank, FeatureBank, int]:
         """Features of `train` and `val`, and the number of classes."""
         num_classes = check_labels(evaluated.images["train"], evaluated.images["val"])
@@ -138,11 +146,7 @@ class Classification(Protocol):
     ) -> list[Row]:
         """A row for `val` and one for each further set: top-1 in percent, with an interval over images.
 
-        Args:
-            evaluated: the features.
-            setting: the features' name in the table.
-            *scorers: give the classes' scores of a set's images; of several, the row has mean and spread.
-            note, detail: of the rows.
+        The scorers give the classes' scores of a set's images; of several, a row has mean and spread.
         """
         made = []
         for name in ("val", *further(evaluated.images)):
@@ -227,65 +231,54 @@ def choose_protocols(
 
 
 def evaluate(
-    checkpoint: Checkpoint,
-    images: Mapping[str, ImageSet],
-    protocols: Sequence[Protocol],
-    cache: Path,
+    checkpoint: Checkpoint, images: Mapping[str, ImageSet], protocols: Sequence[Protocol], cache: Path
 ) -> tuple[Evaluated, list[list[Row]]]:
-    """A checkpoint's features and, in the first process, the rows of each protocol.
+    """A checkpoint's features, kept in the folder `cache`, and, in the first process, each protocol's rows.
 
-    Args:
-        checkpoint: the backbone with its weights.
-        images: the image sets by name.
-        protocols: in the order of the table.
-        cache: folder of the features.
+    Raises:
+        UserError: two rows of one name, by which a table's column knows them.
     """
-    kinds: dict[str, list[str]] = {}
+    kinds: dict[str, set[str]] = defaultdict(set)
     for protocol in protocols:
-        needs = dict(protocol.needs)
-        if isinstance(protocol, Classification):
-            needs.update(dict.fromkeys(further(images), needs["val"]))
-        needs.update({name: needed for name, needed in protocol.takes.items() if name in images})
-        for name, needed in needs.items():
-            kinds[name] = sorted({*kinds.get(name, []), *needed})
+        for name, needed in protocol.wanted(images).items():
+            kinds[name].update(needed)
     features = {
-        name: take_features(checkpoint, images[name], cache, needed) for name, needed in kinds.items()
+        name: take_features(checkpoint, images[name], cache, sorted(some)) for name, some in kinds.items()
     }
     evaluated = Evaluated(checkpoint, features, images, checkpoint.backbone.device)
     if not is_first_process():  # the first process has the table
         return evaluated, []
-    return evaluated, checked([protocol.run(evaluated) for protocol in protocols])
+    rows = [protocol.run(evaluated) for protocol in protocols]
+    names = Counter(row.name for some in rows for row in some)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise UserError(f"`protocols` give two results `{twice[0]}`: run these protocols one at a time")
+    return evaluated, rows
 
 
 def evaluate_data(
-    config: Config,
-    checkpoint: Checkpoint,
-    data: str | None,
-    names: Sequence[str] | None,
-    cache: Path,
+    config: Config, checkpoint: Checkpoint, data: str | None, names: Sequence[str] | None, cache: Path
 ) -> Iterator[tuple[Evaluated, Protocol | None, list[Row]]]:
     """Each protocol's rows, of one group of image sets or of the several that a section's `folders` names.
 
-    Rows of several have the group's name at the end; at last come their means.
-
-    Args:
-        config, data, names: as for `choose_protocols`.
-        checkpoint, cache: as for `evaluate`.
+    Rows of several have the group's name at the end; last come their means. Arguments are as for
+    `choose_protocols` and `evaluate`.
     """
     folders = (declaring(config, data).get(SECTION) or {}).get("folders") or {"": data}
-    by_setting: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    values: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for name, folder in folders.items():
         images = read_image_sets(config, folder)
         protocols = choose_protocols(config, data, names, images)
         evaluated, found = evaluate(checkpoint, images, protocols, cache)
         for protocol, rows in zip(protocols, found, strict=bool(found)):
             for row in rows:
-                by_setting[row.protocol, row.setting, row.unit].append(row.value)
+                values[row.protocol, row.unit, row.setting].append(row.value)
             named = [replace(row, setting=f"{row.setting}, {name}") if name else row for row in rows]
             yield evaluated, protocol, named
-    count = len(folders)
-    means = [(*key[:2], np.mean(one), key[2]) for key, one in by_setting.items() if len(one) == count > 1]
-    yield evaluated, None, [Row(*one[:1], f"{one[1]}, mean of {count} sets", *one[2:]) for one in means]
+    means = []
+    for (protocol, unit, setting), some in values.items():
+        if len(some) == len(folders) > 1:
+            means.append(Row(protocol, f"{setting}, mean of {len(some)} sets", float(np.mean(some)), unit))
+    yield evaluated, None, means
 
 
 def declaring(config: Config, data: str | None) -> Config:
@@ -293,13 +286,31 @@ def declaring(config: Config, data: str | None) -> Config:
     return read_config(data) if data and not Path(data).is_dir() else config
 
 
-def checked(rows: Sequence[Sequence[Row]]) -> list[list[Row]]:
-    """The rows, each with a name of its own: a table's column and a log know them by it.
+def results_table(results: Mapping[str, Sequence[Row]]) -> Table:
+    """One column per checkpoint, one line per figure.
 
-    Raises:
-        UserError: two rows of one name.
+    Args:
+        results: the rows by the checkpoint's name.
     """
-    names = Counter(row.name for some in rows for row in some)
-    if twice := [name for name, count in names.items() if count > 1]:
-        raise UserError(f"`protocols` give two results `{twice[0]}`: run these protocols one at a time")
-    return list(rows)
+    keys = {row.key: None for rows in results.values() for row in rows if not row.detail}
+    columns = [Column("result"), Column("figure"), *(Column(name) for name in results)]
+    found = {name: {row.key: row for row in rows} for name, rows in results.items()}
+    lines = [[*key, *(_cell(found[name].get(key)) for name in results)] for key in keys]
+    return Table(columns, lines)
+
+
+def _cell(row: Row | None) -> str | None:
+    if row is None:
+        return None
+    spread = "" if row.spread is None else f" ± {row.spread:.1f}"
+    interval = "" if row.interval is None else " [{:.1f}, {:.1f}]".format(*row.interval)
+    note = f" ({row.note})" if row.note else ""
+    return f"{row.value:.{1 if abs(row.value) >= 1 else 3}f}{spread}{interval}{note}"
+
+
+def side_by_side(sections: Sequence[Section]) -> list[Section]:
+    """Sections with the pictures of all checkpoints under each heading, in the order of the first."""
+    merged: dict[tuple[str, str], list[Figure]] = {}
+    for section in sections:
+        merged.setdefault((section.title, section.caption), []).extend(section.figures)
+    return [Section(*heading, figures) for heading, figures in merged.items()]

@@ -14,11 +14,11 @@ from mapet_mm.evaluation.protocol import (
     Evaluated,
     Row,
     build_protocols,
-    checked,
     choose_protocols,
     evaluate,
+    results_table,
+    side_by_side,
 )
-from mapet_mm.evaluation.tables import results_table, side_by_side
 from mapet_mm.utils.errors import UserError
 from mapet_mm.visualization.report import Section
 
@@ -70,12 +70,11 @@ def test_unknown_protocols_and_options_are_refused(config, named):
         build_protocols([config])
 
 
-def test_two_rows_of_one_name_are_refused():
+def test_two_rows_of_one_name_are_refused(config, root):
     """A table's column would show one of them."""
-    rows = [[Row("k-NN", "mean", 1.0)], [Row("k-NN", "both", 2.0)], []]
-    assert checked(rows) == rows
-    with pytest.raises(UserError, match="two results `k-NN, mean`"):
-        checked([*rows, rows[0]])
+    checkpoint, images = load_checkpoint(config, None), read_image_sets(config)
+    with pytest.raises(UserError, match="two results `k-NN, class token`"):
+        evaluate(checkpoint, images, build_protocols(PROTOCOLS[:1] * 2), root / "cache")
 
 
 def test_the_table_has_a_column_per_checkpoint_and_a_line_per_figure():

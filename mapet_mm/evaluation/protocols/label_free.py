@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -28,7 +28,10 @@ class LabelFree(Protocol):
     """
 
     needs: ClassVar = {"val": ["pooled", "tokens"]}
-    takes: ClassVar = {"view": ["pooled"]}
+
+    def wanted(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str]]:
+        """The second view if there is one."""
+        return {**self.needs, **({"view": ["pooled"]} if "view" in images else {})}
 
     def check(self, images: Mapping[str, ImageSet]) -> None:
         """Raise ImageSetError if the second view is of other images."""
@@ -37,21 +40,20 @@ class LabelFree(Protocol):
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """One row per kind of feature and per quantile of the norms."""
-        bank = evaluated.features["val"]
-        rows = []
+        bank, rows = evaluated.features["val"], []
         if math.prod(bank.grid):
-            gram, norms, means = torch.zeros(bank.dim, bank.dim, dtype=torch.float64), [], []
+            gram, norms = torch.zeros(bank.dim, bank.dim, dtype=torch.float64), []
             for _, tokens in bank.blocks("tokens"):
                 gram += tokens.flatten(0, 1).double().T @ tokens.flatten(0, 1).double()
                 norms.append(tokens.norm(dim=-1).flatten())
-                means.append(tokens.mean(1))
             rows.append(Row("RankMe", "patch tokens", effective_rank(gram), "effective rank"))
-            rows.append(Row("RankMe", "patch mean", rank_me(means), "effective rank"))
-        if "class token" in bank.poolings:
-            rank = rank_me([bank.pooled("class token")])
-            rows.append(Row("RankMe", "class token", rank, "effective rank"))
+            found = np.quantile(torch.cat(norms).numpy(), list(QUANTILES.values()))
+            for name, value in zip(QUANTILES, found.tolist(), strict=True):
+                detail = name in ("1 %", "99 %")
+                rows.append(Row("patch tokens' norm", name, value, "L2 norm", detail=detail))
         for pooling in bank.poolings[:2]:
             features, name = bank.pooled(pooling), "patch mean" if pooling == "mean" else pooling
+            rows.append(Row("RankMe", name, rank_me([features]), "effective rank"))
             rows.append(Row("alpha-ReQ", name, alpha_req(features), "exponent"))
             some = torch.linspace(0, len(features) - 1, min(len(features), COMPARED)).long()
             rows.append(Row("uniformity", name, uniformity(features[some]), "log potential"))
@@ -59,9 +61,4 @@ class LabelFree(Protocol):
                 both = features, view.pooled(pooling)
                 rows.append(Row("alignment", name, alignment(*both), "squared distance"))
                 rows.append(Row("LiDAR", name, lidar(torch.stack(both, dim=1)), "effective rank"))
-        if math.prod(bank.grid):
-            found = np.quantile(torch.cat(norms).numpy(), list(QUANTILES.values()))
-            for name, value in zip(QUANTILES, found.tolist(), strict=True):
-                detail = name in ("1 %", "99 %")
-                rows.append(Row("patch tokens' norm", name, value, "L2 norm", detail=detail))
         return rows

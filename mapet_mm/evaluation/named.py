@@ -127,13 +127,11 @@ def _timm(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, P
         model.set_input_size(img_size=side)
     known = timm.data.resolve_model_data_config(model)
     resize, crop = timm.data.create_transform(**known).transforms[:2]
-    if type(resize).__name__ != "Resize":
-        raise ValueError(f"crop_mode {known['crop_mode']} is not supported")
-    short, size, scale = resize.size, tuple(crop.size), (tuple(known["mean"]), tuple(known["std"]))
-    if not isinstance(short, int) and tuple(short) != size:
-        raise ValueError(f"images are squashed to {short} and cropped to {size}, which is not supported")
+    short, size, scale = getattr(resize, "size", 0), tuple(crop.size), (known["mean"], known["std"])
+    if type(resize).__name__ != "Resize" or not (isinstance(short, int) or tuple(short) == size):
+        raise ValueError(f"images are prepared by {resize} and {crop}, which is not supported")
     short = short if isinstance(short, int) else None
-    return model, Preparation(size, *scale, short, known["interpolation"])
+    return model, Preparation(size, *map(tuple, scale), short, known["interpolation"])
 
 
 def _hugging_face(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, Preparation]:

@@ -1,10 +1,14 @@
-"""RankMe: the effective rank of features, a measure of them without labels."""
+"""Measures of features without labels: RankMe and other ranks, spectrum, spread, agreement of views."""
 
 from collections.abc import Iterable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
+
+FITTED = slice(11, 100)  # ranks 12 to 100, as in the authors' code of alpha-ReQ
+RIDGE = 1e-4  # LiDAR's delta
 
 
 def rank_me(blocks: Iterable[Float[Tensor, "row dim"]]) -> float:
@@ -29,3 +33,49 @@ def entropy_rank(values: Float[Tensor, " dim"]) -> float:
     """The exponential of the entropy of some values' shares: the rank of as many equal ones."""
     values = values.clamp(min=0)
     return float(torch.special.entr(values / values.sum()).sum().exp())
+
+
+def alpha_req(features: Float[Tensor, "row dim"]) -> float:
+    """alpha-ReQ (Agrawal et al., 2022): the exponent of the power law of the covariance's eigenvalues.
+
+    A line is fitted to their logarithms over that of their rank, each weighted by 1 / rank, from rank 12 to
+    100; of fewer than 20 dimensions from rank 1. NaN if fewer than two eigenvalues are left.
+    """
+    values = torch.linalg.eigvalsh(features.double().T.cov()).flip(0)
+    ranks = torch.arange(1, 1 + len(values), dtype=torch.float64, device=values.device)
+    kept = values > 1e-12 * values[0]
+    part = FITTED if int(kept.sum()) >= 20 else slice(100)
+    values, ranks = values[kept][part], ranks[kept][part]
+    if len(values) < 2:
+        return float("nan")
+    x, y, weights = ranks.log(), values.log(), 1 / ranks / (1 / ranks).sum()
+    x, y = x - (weights * x).sum(), y - (weights * y).sum()
+    return -float((weights * x * y).sum() / (weights * x * x).sum())
+
+
+def uniformity(features: Float[Tensor, "row dim"]) -> float:
+    """Uniformity (Wang and Isola, 2020): log of the mean of exp(-2 |x - y|^2) over pairs of directions.
+
+    Lower is more evenly spread; 0 if all are the same.
+    """
+    return float(torch.pdist(F.normalize(features.double(), dim=1)).square().mul(-2).exp().mean().log())
+
+
+def alignment(first: Float[Tensor, "row dim"], second: Float[Tensor, "row dim"]) -> float:
+    """Alignment (Wang and Isola, 2020): mean of |x - y|^2 over the directions of two views of an image."""
+    pair = (F.normalize(each.double(), dim=1) for each in (first, second))
+    return float(torch.sub(*pair).square().sum(1).mean())
+
+
+def lidar(views: Float[Tensor, "row view dim"]) -> float:
+    """LiDAR (Thilak et al., 2024): effective rank of the covariance between images, whitened by that within.
+
+    The eigenvalues are those of `S_w^-1/2 S_b S_w^-1/2`, with delta = 1e-4 on the diagonal of `S_w`.
+    """
+    views = views.double()
+    means = views.mean(1)
+    inner, outer = (views - means[:, None]).flatten(0, 1), means - means.mean(0)
+    within = inner.T @ inner / len(inner) + RIDGE * torch.eye(views.shape[2], dtype=views.dtype)
+    root = torch.linalg.cholesky(within)  # whose whitening has the same eigenvalues
+    whitened = torch.linalg.solve_triangular(root, outer.T, upper=False)
+    return entropy_rank(torch.linalg.eigvalsh(whitened @ whitened.T / len(outer)))

@@ -10,8 +10,14 @@ import numpy as np
 import torch
 
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
-from mapet_mm.evaluation.metrics.geometry import alignment, alpha_req, lidar, uniformity
-from mapet_mm.evaluation.metrics.rank_me import effective_rank, rank_me
+from mapet_mm.evaluation.metrics.rank_me import (
+    alignment,
+    alpha_req,
+    effective_rank,
+    lidar,
+    rank_me,
+    uniformity,
+)
 from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, Row
 
 COMPARED = 4096  # images, for uniformity

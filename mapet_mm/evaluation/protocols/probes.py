@@ -111,16 +111,16 @@ class TrainedProbe(Classification):
                 F.cross_entropy(head(values), labels).backward()
             steps.step()
             schedule.step()
-        labels = train.labels[without].to(device)
-        right = [self.scores(head, train, layer, without).argmax(1) == labels for head in heads]
-        return [100 * one.double().mean().item() for one in right]
+        right = torch.zeros(len(heads), dtype=torch.int64, device=device)
+        with torch.no_grad():  # one pass over the features for all heads
+            for rows, values in train.blocks(self.kind, layer):
+                own = without[rows]
+                values, labels = values[own].to(device), train.labels[rows][own].to(device)
+                right += torch.stack([(head(values).argmax(1) == labels).sum() for head in heads])
+        return (100 * right.double() / int(without.sum())).tolist()
 
     @torch.no_grad()
-    def scores(
-        self, head: nn.Module, bank: FeatureBank, layer: int = -1, only: Bool[Tensor, " image"] | None = None
-    ) -> Float[Tensor, "image class"]:
-        """A head's logits of a set's images, or of those of `only`."""
-        device, found = next(head.parameters()).device, []
-        for rows, values in bank.blocks(self.kind, layer):
-            found.append(head((values if only is None else values[only[rows]]).to(device)))
-        return torch.cat(found)
+    def scores(self, head: nn.Module, bank: FeatureBank, layer: int = -1) -> Float[Tensor, "image class"]:
+        """A head's logits of a set's images."""
+        device = next(head.parameters()).device
+        return torch.cat([head(values.to(device)) for _, values in bank.blocks(self.kind, layer)])

@@ -225,8 +225,8 @@ class Segmentation(Protocol):
             return []
         chosen_on, tested = self.segment(_task(known, train, queries, test, evaluated.device))
         setting = best_setting(chosen_on)
-        best = tested[setting]
-        note = setting + self.edge(setting)
+        best, value, grid = tested[setting], float(setting.rpartition("=")[2]), getattr(self, self.grid)
+        note = setting + at_edge(min(grid, key=lambda one: abs(one - value)), grid)
         row = Row(self.name, "patch tokens", best.miou, "mIoU, %", interval=best.interval, note=note)
         details = []
         for where, found in (("test images", tested), ("held-out training images", chosen_on)):
@@ -234,15 +234,6 @@ class Segmentation(Protocol):
         ious = zip(classes, best.ious.tolist(), strict=True)
         details += [(f"class: {name}", iou, "IoU, %") for name, iou in ious]
         return [row, *(Row(self.name, *each, detail=True) for each in details if not math.isnan(each[1]))]
-
-    def segment(self, task: SegmentationTask) -> tuple[dict[str, Areas], dict[str, Areas]]:
-        """Areas by setting on the held-out training images and on the test images."""
-        raise NotImplementedError
-
-    def edge(self, setting: str) -> str:
-        """A note if the setting is at the end of its grid."""
-        value, grid = float(setting.rpartition("=")[2]), getattr(self, self.grid)
-        return at_edge(min(grid, key=lambda one: abs(one - value)), grid)
 
 
 @PROTOCOLS.register_module()
@@ -267,8 +258,8 @@ class SegmentationByNeighbours(Segmentation):
                 f"ks={self.ks}, distances={self.distances}: ks from 1 on, {' or '.join(DISTANCES)}"
             )
 
-    def segment(self, task: SegmentationTask) -> tuple[dict[str, Areas], dict[str, Areas]]:
-        """By votes."""
+    def segment(self, task: SegmentationTask) -> tuple[dict[str, Areas], ...]:
+        """Areas by setting on the held-out training images and on the test images."""
         return task.neighbours(self.ks, self.distances)
 
 
@@ -285,8 +276,8 @@ class SegmentationByRegression(Segmentation):
 
     name, grid = "logistic segmentation", "strengths"
 
-    def segment(self, task: SegmentationTask) -> tuple[dict[str, Areas], dict[str, Areas]]:
-        """One class per patch."""
+    def segment(self, task: SegmentationTask) -> tuple[dict[str, Areas], ...]:
+        """Areas by setting on the held-out training images and on the test images."""
         return task.regression(self.strengths)
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mapet_mm.evaluation.metrics.geometry import alignment, alpha_req, lidar, uniformity
+from mapet_mm.evaluation.metrics.rank_me import alignment, alpha_req, lidar, uniformity
 
 
 def with_spectrum(values: torch.Tensor, rows: int = 512) -> torch.Tensor:

@@ -5,7 +5,7 @@ import torch
 
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.image_sets import ImageSetError
-from mapet_mm.evaluation.metrics.geometry import alignment
+from mapet_mm.evaluation.metrics.rank_me import alignment
 from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols.label_free import LabelFree
 

@@ -44,6 +44,9 @@ def one_line_errors(main: Callable[..., None]) -> Callable[..., None]:
             message = str(error)
             if message.startswith("Caught "):  # in a worker process: its traceback, then `Type: message`
                 message = message.strip().rpartition("\n")[2].partition(": ")[2]
+            missing = str(getattr(error, "filename", ""))
+            if missing.startswith("data/") and not os.path.exists(missing):
+                message = f"{missing} is missing: put the dataset there, link it, or change the config"
             if extra := EXTRAS.get(str(getattr(error, "name", "")).partition(".")[0]):
                 message += f': pip install "mapet_mm[{extra}]"'
             sys.exit(f"error: {message}")

@@ -42,6 +42,12 @@ def test_an_error_that_a_user_can_put_right_is_one_line(error, line, main):
     assert ended.value.code == f"error: {line}"
 
 
+def test_a_missing_dataset_says_what_to_do():
+    error = FileNotFoundError(2, "No such file or directory", "data/imagenet/train")
+    with pytest.raises(SystemExit, match=r"^error: data/imagenet/train is missing: put the dataset there"):
+        one_line_errors(Failing(error).main)()
+
+
 def test_a_missing_package_is_named_with_its_extra():
     error = ModuleNotFoundError("No module named 'sklearn'", name="sklearn.linear_model")
     with pytest.raises(SystemExit, match=r"mapet_mm\[evaluation\]"):

@@ -2,10 +2,12 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+from scipy.stats import ttest_ind
 
 DOCS = Path(__file__).parents[3] / "docs"
 RECORDS = {file.stem: json.loads(file.read_text()) for file in DOCS.glob("records/*/results/*.json")}
@@ -29,6 +31,16 @@ COLUMNS = {
     "frozen, linear, all 2000 scenes": ("vit-micro_linear-segmentation_1xb8-coslr_indices-2000", "mIoU"),
     "UperNet, 200 scenes": ("vit-micro_upernet_1xb8-poly", "mIoU"),
     "UperNet, all 2000 scenes": ("vit-micro_upernet_1xb8-poly_indices-2000", "mIoU"),
+    "perplexity": ("token-mlp_TOKENS_1xb64-coslr", "tokens/perplexity"),
+    "dead": ("token-mlp_TOKENS_1xb64-coslr", "tokens/dead"),
+    "purity": ("token-mlp_TOKENS_1xb64-coslr", "tokens/purity"),
+    "MLP on the tokens": ("token-mlp_TOKENS_1xb64-coslr", TOP1),
+    "ViT on the tokens": ("token-vit-micro_TOKENS_1xb64-coslr", TOP1),
+}
+TOKENIZERS = {"DALL-E": "dalle", "VQ-KD": "vqkd", "k-CLIP": "kclip"}
+OWN = {
+    f"k-means of {name}": f"{DATA}_round{n}"
+    for n, name in enumerate(["pixels", "MaPeT's own features, round 1", "MaPeT's own features, round 2"])
 }
 NARROW = "_embed_dims-64_num_heads-2_feedforward_channels-256_embed_dims-64"
 FORMS = {"c = 35": "_cutting_point-35", "a third": "_prediction_ratio-0.34", "query": "_query_from_layer-2"}
@@ -52,19 +64,40 @@ def pretraining(row: str) -> tuple[str, str]:
 
 def seeds(evaluation: str, row: str, metric: str) -> list[float]:
     """A cell's figures in the order of their seeds."""
-    (name, data), found = pretraining(row), {}
+    if "TOKENS" in evaluation:
+        (name, data), on = ("scratch", ""), OWN.get(row, DATA)
+        evaluation = evaluation.replace("TOKENS", TOKENIZERS.get(row, "grid"))
+    else:
+        (name, data), on = pretraining(row), ""
     if row == "tokens alone":
         evaluation, metric = "tokens-micro_frozen", metric.replace("both", "class token")
+    found = {}
     for record in RECORDS.values():
         run = re.fullmatch(rf"{evaluation}--{re.escape(name)}_seed-(?P<seed>\d)", record["run"])
-        if run and (not data or data in [RECORDS[Path(needed).name]["data"] for needed in record["needs"]]):
+        trained_on = [RECORDS[Path(needed).name]["data"] for needed in record["needs"]]
+        if run and (not data or data in trained_on) and (not on or record["data"] == on):
             found.setdefault(run["seed"], []).append(record["metrics"][metric])
     assert all(len(values) == 1 for values in found.values())
     return [found[seed][0] for seed in sorted(found)]
 
 
+def cells(section: str, table: int) -> Iterator[tuple[str, str, list[float], list[float]]]:
+    """Place, text, figures and MaPeT's figures of each cell that comes from the records."""
+    text = PAGES[PAGES.index(f"\n## {section}\n") :].replace("**", "")
+    head, _, *rows = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)[table].splitlines()
+    for row in rows:
+        name, *shown = row[2:-2].split(" | ")
+        for heading, cell in zip(head[2:-2].split(" | ")[1:], shown, strict=True):
+            column = heading.rpartition(" (")[0]
+            evaluation, metric = COLUMNS.get(column, ("", ""))
+            if evaluation and cell.strip() not in ("", "-"):
+                evaluation += "_digits" * (section == "Transfer to digits")
+                of_rows = [seeds(evaluation, one, metric) for one in (name, "MaPeT")]
+                yield f"{name} ({column})", cell.strip(), *of_rows
+
+
 @pytest.mark.parametrize(
-    ("section", "cells", "alone"),
+    ("section", "number", "alone"),
     [
         ("Objectives", 42, False),
         ("Nearest neighbours by pooling", 24, False),
@@ -73,22 +106,47 @@ def seeds(evaluation: str, row: str, metric: str) -> list[float]:
         ("Cutting point", 20, True),
         ("Quality over compute", 68, False),
         ("Rounds of bootstrapped tokens", 32, True),
+        ("Tokenizers", 30, True),
         ("Segmentation of garment scenes", 32, True),
     ],
 )
-def test_a_table_of_garments_is_the_mean_and_deviation_of_its_records(section, cells, alone):
-    """alone: the table has seed 0 only."""
-    text = PAGES[PAGES.index(f"\n## {section}\n") :].replace("**", "")
-    head, _, *rows = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)[0].splitlines()
-    compared = 0
-    for row in rows:
-        name, *shown = row[2:-2].split(" | ")
-        for heading, cell in zip(head[2:-2].split(" | ")[1:], shown, strict=True):
-            evaluation, metric = COLUMNS.get(heading.rpartition(" (")[0], ("", ""))
-            if evaluation and cell.strip() not in ("", "-"):
-                values = seeds(evaluation + "_digits" * (section == "Transfer to digits"), name, metric)
-                values = values[:1] if alone else values
-                spread = f" ± {stdev(values):.1f}" if len(values) > 1 else " (1 seed)" * (not alone)
-                assert cell == f"{mean(values):.1f}{spread}", (name, heading)
-                compared += 1
-    assert compared == cells
+def test_a_table_of_garments_is_the_mean_and_deviation_of_its_records(section, number, alone):
+    """alone: figures without a deviation are of seed 0."""
+    found = list(cells(section, 0))
+    assert len(found) == number
+    for place, cell, values, _ in found:
+        values = values[:1] if alone and "±" not in cell else values
+        spread = f" ± {stdev(values):.1f}" if len(values) > 1 else " (1 seed)" * (not alone)
+        assert cell == f"{mean(values):.1f}{spread}", place
+
+
+@pytest.mark.filterwarnings("ignore:Precision loss")  # of seeds that agree
+@pytest.mark.parametrize(
+    ("section", "number"),
+    [
+        ("Objectives", 37),
+        ("Nearest neighbours by pooling", 21),
+        ("Fine-tuning", 21),
+        ("Transfer to digits", 14),
+    ],
+)
+def test_differences_from_mapet_have_the_p_of_welchs_test(section, number):
+    """Holm's correction leaves the cells that the note names."""
+    found, chances = list(cells(section, 1)), {}
+    assert len(found) == number
+    for place, cell, values, baseline in found:
+        alike = min(len(values), len(baseline))
+        values, baseline = values[:alike], baseline[:alike]
+        expected = f"{mean(values) - mean(baseline):+.1f}"
+        if alike > 1:
+            error = ((stdev(values) ** 2 + stdev(baseline) ** 2) / alike) ** 0.5
+            chances[place] = ttest_ind(values, baseline, equal_var=False).pvalue
+            p = "< 0.01" if chances[place] < 0.005 else f"{chances[place]:.2f}"
+            expected += f" ± {error:.1f}, p {p}"
+        assert cell == expected, place
+    ordered = sorted(chances.items(), key=lambda one: one[1])
+    first = next(rank for rank, (_, p) in enumerate(ordered) if p * (len(ordered) - rank) >= 0.05)
+    text = PAGES[PAGES.index(f"\n## {section}\n") :]
+    note = re.search(r"Holm's correction for (\d+) comparisons leaves p below 0.05 in: (.*)\.\n", text)
+    assert int(note[1]) == len(ordered)
+    assert sorted(note[2].split("; ")) == sorted(place for place, _ in ordered[:first])

@@ -3,10 +3,14 @@
 import re
 import runpy
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -105,7 +109,23 @@ def gpus_and_batch(path: Path) -> tuple[int, int]:
     return int(gpus), int(batch)
 
 
+@contextmanager
+def second_of_its_own() -> Iterator[None]:
+    """A run starts in a second that no earlier one had, for MMEngine tells runs apart by it: one to come."""
+    _LATEST[0] = start = max(int(time.time()), _LATEST[0] + 1)
+    clock = SimpleNamespace(time=lambda: float(start), strftime=time.strftime, localtime=time.localtime)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("mmengine.runner.runner", "mmengine._strategy.base"):
+            patch.setattr(f"{module}.time", clock)
+        yield
+
+
+_LATEST = [0]
+
+
 def run_tool(monkeypatch: pytest.MonkeyPatch, tool: str, *words: object) -> None:
-    """Run a tool of the repository, for example `train.py`, in this process."""
+    """Run a tool of the repository, for example `train.py`, in this process: another takes 10 s to start."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setattr(sys, "argv", [tool, *map(str, words)])
-    runpy.run_path(str(ROOT / "tools" / tool), run_name="__main__")
+    with second_of_its_own():
+        runpy.run_path(str(ROOT / "tools" / tool), run_name="__main__")

@@ -1,13 +1,9 @@
 """A project with a small table and fake tools, in which runs take no time: for the tests of tables."""
 
 import csv
-import runpy
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-import pytest
-from config_building import ROOT
 from experiments.declaration import load_table
 from experiments.fill import TableFiller
 from experiments.local import LocalRunner
@@ -102,19 +98,12 @@ def fill(seeds: Iterable[int] = (0,), rows: list[str] | None = None, tell=lambda
     return one
 
 
-def run_tool(monkeypatch: pytest.MonkeyPatch, *words: str, tool: str = "run_table") -> None:
-    """Run a tool of the repository in this process."""
-    monkeypatch.setattr(sys, "argv", [f"{tool}.py", *words])
-    runpy.run_path(str(ROOT / f"tools/{tool}.py"), run_name="__main__")
-
-
 def starts() -> list[str]:
     """Names of the runs' folders, one for each start of a training."""
     return sorted(Path("starts.txt").read_text().split()) if Path("starts.txt").exists() else []
 
 
 def named(runs: Iterable[Run]) -> list[str]:
-    """Names of the folders of the trainings among these runs."""
     return sorted(Path(run.folder).name for run in runs if run.kind != "data")
 
 

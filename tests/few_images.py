@@ -29,16 +29,8 @@ def few_images_config(folder: Path) -> Config:
         dict(type="CenterCrop", crop_size=SIZE),
         dict(type="PackInputs"),
     ]
-    train, val = (
-        dict(
-            type="CustomDataset",
-            data_root=str(folder / "data"),
-            data_prefix=split,
-            ann_file=f"{split}.txt",
-            pipeline=pipeline,
-        )
-        for split in ("train", "val")
-    )
+    shared = dict(type="CustomDataset", data_root=str(folder / "data"), pipeline=pipeline)
+    train, val = (dict(shared, data_prefix=split, ann_file=f"{split}.txt") for split in ("train", "val"))
     return Config(
         dict(
             default_scope="mmpretrain",

@@ -6,6 +6,7 @@ A training has to be forked from an interpreter of its own: a fork of a process 
 import os
 import runpy
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -13,7 +14,17 @@ from pathlib import Path
 
 import torch.multiprocessing as mp
 
-TOOLS = Path(__file__).parents[1] / "tools"
+ROOT = Path(__file__).parents[1]
+
+
+def run_python(*words: object, code: int = 0) -> str:
+    """Run an interpreter that finds the repository and these modules, on the CPU; return what it printed."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
+    command = [sys.executable, "-W", "ignore", *map(str, words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr[-3000:]
+    return done.stdout + done.stderr
 
 
 def run_together(processes: int, tool: str, *arguments: object, folder: Path) -> str:
@@ -41,4 +52,4 @@ def _meet(rank: int, processes: int, port: int, work: Callable, arguments: tuple
 def _run(rank: int, tool: str, arguments: list[str], folder: Path) -> None:
     sys.argv = [tool, *arguments]
     with open(folder / f"said_{rank}.txt", "w") as said, redirect_stdout(said):
-        runpy.run_path(str(TOOLS / tool), run_name="__main__")
+        runpy.run_path(str(ROOT / "tools" / tool), run_name="__main__")

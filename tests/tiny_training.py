@@ -1,18 +1,10 @@
-"""A classifier of MMPretrain that trains in a second, and the tools run on it in this process."""
+"""A classifier of MMPretrain that trains in a second, and what its runs leave."""
 
-import importlib.util
 import json
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
-import pytest
 import torch
 
-TOOLS = Path(__file__).parents[1] / "tools"
 CONFIG = """
 default_scope = "mmpretrain"
 arch = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=32)
@@ -52,31 +44,6 @@ default_hooks = dict(
 )
 visualizer = dict(type="UniversalVisualizer", vis_backends=[dict(type="LocalVisBackend")])
 """
-
-
-@contextmanager
-def second_of_its_own() -> Iterator[None]:
-    """A run starts in a second that no earlier one had, for MMEngine tells runs apart by it: one to come."""
-    _LATEST[0] = start = max(int(time.time()), _LATEST[0] + 1)
-    clock = SimpleNamespace(time=lambda: float(start), strftime=time.strftime, localtime=time.localtime)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in ("mmengine.runner.runner", "mmengine._strategy.base"):
-            patch.setattr(f"{module}.time", clock)
-        yield
-
-
-_LATEST = [0]
-
-
-def run_tool(monkeypatch, name: str, *arguments: object) -> None:
-    """Run the main function of a tool, here and not in another process, which would take 10 s to start."""
-    spec = importlib.util.spec_from_file_location(f"tool_{name}", TOOLS / f"{name}.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
-    with second_of_its_own():
-        tool.main()
 
 
 def read_checkpoint(work: Path, epoch: int) -> dict:

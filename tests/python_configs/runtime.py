@@ -1,13 +1,7 @@
 """What trainings share."""
 
 from mmengine.dataset import DefaultSampler
-from mmengine.hooks import (
-    CheckpointHook,
-    DistSamplerSeedHook,
-    IterTimerHook,
-    LoggerHook,
-    ParamSchedulerHook,
-)
+from mmengine.hooks import CheckpointHook, DistSamplerSeedHook, IterTimerHook, LoggerHook, ParamSchedulerHook
 from mmengine.visualization import LocalVisBackend
 from mmpretrain.engine.hooks import VisualizationHook
 from mmpretrain.visualization import UniversalVisualizer

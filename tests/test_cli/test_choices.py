@@ -97,7 +97,6 @@ def test_other_options_for_the_same_folder_are_refused(photographs, planned, mon
 
 
 def test_options_that_decided_nothing_bind_to_nothing(photographs, planned):
-    """Weights that are not there, then a folder without images; the folder of the run is still free."""
     (photographs.parent / "empty").mkdir()
     for wrong, said in (
         (options(photographs, "--init", "nowhere.pth", "--tokenizer", "init"), "nowhere.pth"),
@@ -151,7 +150,6 @@ def deit(**arguments: object) -> torch.nn.Module:
 
 
 def test_weights_to_start_from_become_the_backbones(tmp_path):
-    """A classifier of timm: its head is left out, and LayerScale, which it has none of, is ones."""
     model = deit()
     torch.save({"model": model.state_dict()}, tmp_path / "deit.pth")
     arch, told = take_weights(tmp_path / "deit.pth", tmp_path / "init.pth", None)
@@ -185,7 +183,6 @@ def test_weights_that_would_leave_parts_random_or_out_are_refused(tmp_path, weig
 
 @pytest.mark.parametrize("arch", ["tiny", "small", "base"])
 def test_the_configs_are_ordinary_ones_with_paths_inside_the_folder(photographs, arch, planned):
-    """They load, agree with each other, and build."""
     pretrain(options(photographs, "--arch", arch, "--epochs", "60", "--seed", "7"))
     (stages,) = planned
     run = photographs.parent / "run"

@@ -61,14 +61,12 @@ def test_catalogue_lists_every_config_and_no_other():
 
 @pytest.mark.parametrize("path", CONFIGS, ids=label)
 def test_config_survives_a_dump(path):
-    """What a work directory keeps of a config is the whole config."""
     cfg = load(path)
     assert Config.fromstring(cfg.pretty_text, ".py").to_dict() == cfg.to_dict()
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=label)
 def test_recipe_trains_what_it_declares(path):
-    """Model, optimizer wrapper, schedules, hooks and metrics build, and every trainable parameter is in."""
     cfg = load(path)
     model = build_model(cfg)
     optimizer = optim_wrapper_of(cfg, model)
@@ -113,7 +111,6 @@ def test_transforms_build(path, tmp_path):
 @pytest.mark.parametrize("path", ON_IMAGENET, ids=label)
 @pytest.mark.parametrize("loader", LOADERS)
 def test_imagenet_recipe_reads_a_photograph(path, loader, imagenet):
-    """224 x 224 pixels with the class, and in pre-training with the 14 x 14 stored tokens of that image."""
     cfg = load(path)
     if cfg[loader] is None:
         assert cfg.model.type in ("BEiT", "mapet_mm.ProjectedCAE")  # they have no validation

@@ -51,7 +51,6 @@ DATA_SETS = sorted(path.stem for path in (MICRO / "_base_/data").glob("*.py"))
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory) -> Path:
-    """The configs, and a dataset more."""
     folder = tmp_path_factory.mktemp("clone")
     shutil.copytree(ROOT / "configs", folder / "configs")
     (folder / "configs/micro/_base_/data/clouds.py").write_text(NEW)
@@ -77,7 +76,6 @@ def resolved(data: str, files: list[str] = FILES) -> Iterator[Config]:
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in [*DATA_SETS, "clouds"]],
 )
 def test_a_recipe_holds_its_data_set_and_no_other(data):
-    """No path of another one in any resolved config; the default is one like the others."""
     cfgs = {name: read_config("configs/micro/_base_/data.py", name) for name in [*DATA_SETS, "clouds"]}
     roots = {name: {cfg.data_root, cfg.work_root} for name, cfg in cfgs.items()}
     # Two lists of the same images are two datasets, each with a folder for its work.
@@ -161,7 +159,6 @@ def test_cutting_points_are_the_papers_shares_of_the_sequence():
 
 
 def test_transfer_evaluates_on_other_data_sets(monkeypatch, capsys):
-    """The pre-training is of the digits, and each probe of its domain, which none of its paths leaves."""
     run_tool(monkeypatch, "run_table.py", "transfer", "--rows", "MaPeT", "--dry-run")
     lines = commands(capsys.readouterr().out)
     assert [data for data, _ in lines] == ["", *3 * ["digits"], "digits_inverted", "digits_rotated"]

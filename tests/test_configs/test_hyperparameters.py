@@ -6,9 +6,12 @@ import torch
 from config_building import RECIPES, build_model, in_scope, label, learning_rates, load, optim_wrapper_of
 from imagenet_folder import PHOTOGRAPH
 from mmcv.transforms import Compose
+from mmengine.registry import DATASETS
 from PIL import Image
 from timm.data import create_transform
 from torch import nn
+
+from mapet_mm.engine.runners.launch import configure_test
 
 SIZES = ["tiny", "small", "base"]
 STEPS = 20  # iterations of an epoch; the schedules are defined in epochs
@@ -47,7 +50,6 @@ def test_pretraining_model_and_schedule_are_the_papers(size):
 
 
 def test_pretraining_decays_no_bias_norm_class_token_or_position():
-    """No decay on any 1-D parameter, class token and position embedding; the mask token is decayed."""
     cfg = recipe("mapet/mapet_vit-tiny-p16_kclip_*")
     model = build_model(cfg)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -105,7 +107,6 @@ def test_evaluation_sees_the_share_of_the_image_that_timm_crops(pattern, crop):
 
 
 def test_linear_probe_is_beits_on_all_twelve_layers():
-    """One classifier per layer, on class token and patch mean; one step of the cosine per epoch."""
     cfg = recipe(LINEAR_PROBE, "base")
     expected = 2e-3 * (1 + np.cos(np.pi * np.arange(50) / 50))
     np.testing.assert_allclose(rates_of(cfg), expected.repeat(STEPS), rtol=1e-6)
@@ -119,19 +120,18 @@ def test_linear_probe_is_beits_on_all_twelve_layers():
     assert (group["lr"], group["weight_decay"]) == (4e-3, 1e-4)
 
 
-@pytest.mark.parametrize("path", [path for path in RECIPES if "-linear-" in path.stem], ids=label)
-def test_linear_probe_moves_nothing_of_its_backbone(path):
-    """In training mode too: no gradient, evaluation mode, no batch statistics."""
-    model = build_model(load(path)).train()
-    assert model.head.training
-    assert not any(module.training for module in model.backbone.modules())
-    assert not any(parameter.requires_grad for parameter in model.backbone.parameters())
-    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
-    assert not any(isinstance(module, norms) for module in model.modules())
+@pytest.mark.parametrize(("name", "classes"), [("cars", 196), ("food101", 101), ("aircraft", 100)])
+def test_linear_probes_of_other_data_sets_differ_from_imagenets_in_data_and_classes(name, classes):
+    path = "mapet/benchmarks/vit-base-p16_8xb128-linear-amp-coslr-50e_{}.py"
+    ours, imagenet = recipe(path, name), recipe(path, "in1k")
+    for key in ("optim_wrapper", "param_scheduler", "train_cfg", "auto_scale_lr"):
+        assert ours[key] == imagenet[key], key
+    assert ours.train_dataloader.dataset.pipeline == imagenet.train_dataloader.dataset.pipeline
+    data_set = DATASETS.get(f"mmpretrain.{ours.train_dataloader.dataset.type}")
+    assert len(data_set.METAINFO["classes"]) == ours.model.head.num_classes == classes
 
 
 def test_segmentation_warms_up_and_decays_linearly_to_zero():
-    """5e-11 to 5e-5 in 1,500 iterations, then linearly to 0 at iteration 160,000."""
     rates = rates_of(recipe("segmentation/mapet_vit-base-p16_upernet_*"), 160_000)
     places = [0, 1_499, (1_500 + 160_000) // 2, -1]
     assert rates[places] == pytest.approx([5e-11, 5e-5, 2.5e-5, 0], rel=1e-4, abs=1e-9)
@@ -139,7 +139,6 @@ def test_segmentation_warms_up_and_decays_linearly_to_zero():
 
 @pytest.mark.parametrize(("data", "classes"), [("ade20k", 150), ("voc12", 21), ("cityscapes", 19)])
 def test_linear_segmentation_is_dinov3s(data, classes):
-    """Only BatchNorm and a 1 x 1 convolution learn."""
     model = build_model(recipe(f"segmentation/vit-base-p16_linear_*_{data}-*")).train()
     assert trained(model) == {
         "neck.norm.weight": (768,),
@@ -150,3 +149,20 @@ def test_linear_segmentation_is_dinov3s(data, classes):
     assert not any(module.training for module in model.backbone.modules())
     assert (model.neck.dropout.p, model.decode_head.dropout) == (0.1, None)
     assert (model.backbone.final_norm, model.backbone.out_indices) == (True, [11])
+
+
+@pytest.mark.parametrize("path", [path for path in RECIPES if path.parent.name == "segmentation"], ids=label)
+def test_every_segmentation_recipe_can_be_augmented(path):
+    cfg = load(path)
+    segmentor, usual = cfg.model, cfg.test_dataloader.dataset.pipeline
+    _, (scales, flips, (labels,), _) = (step.get("transforms") for step in cfg.tta_pipeline)
+    factors = (0.5, 0.75, 1, 1.25, 1.5, 1.75)
+    assert [tuple(step.scale) for step in scales] == [
+        (int(2048 * by), int(usual[1].scale[1] * by)) for by in factors
+    ]
+    assert all(step.type == "Resize" and step.keep_ratio for step in scales)
+    assert ([step.prob for step in flips], labels) == ([0, 1], usual[2])
+    configure_test(cfg, "https://x/y.pth", tta=True)
+    assert (cfg.model.type, cfg.model.module) == ("SegTTAModel", segmentor)
+    assert cfg.test_dataloader.dataset.pipeline[1].type == "TestTimeAug"
+    assert cfg.val_dataloader.dataset.pipeline[1].type == "Resize"

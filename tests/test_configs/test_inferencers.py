@@ -77,7 +77,6 @@ def files(request, tmp_path) -> tuple[str, str, str, np.ndarray]:
 
 @every(*CLASSIFIERS)
 def test_classifiers_classify(files):
-    """Probabilities of the recipe's classes; features too."""
     config, weights, file, pixels = files
     classify = ImageClassificationInferencer(config, pretrained=weights, device="cpu")
     by_file, by_pixels, other = classify([file, pixels, pixels[:, ::-1].copy()])
@@ -93,7 +92,6 @@ def test_classifiers_classify(files):
 
 @every("mapet_mm.MaPeT", "BEiT", "mapet_mm.ProjectedCAE")
 def test_pretrained_models_give_features(files):
-    """Of the class token and every patch of the image; by themselves and in a batch."""
     config, weights, file, pixels = files
     extract = FeatureExtractor(config, pretrained=weights, device="cpu")
     digits = "digits" in extract.config.test_dataloader.dataset.data_root
@@ -118,7 +116,6 @@ def test_classifiers_of_tokens_say_that_an_inferencer_has_none(files):
 
 @every("EncoderDecoder")
 def test_segmentors_label_every_pixel(files):
-    """MMSegmentation's inferencer, and its `init_model` with `inference_model`."""
     config, weights, file, pixels = files
     segment = MMSegInferencer(config, weights=weights, device="cpu")
     labels = segment(file)["predictions"]

@@ -83,7 +83,6 @@ class RememberWeights(Hook):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipe_trains_two_iterations(recipe, data, tmp_path):
-    """Losses are finite, weights move unless frozen, validation measures, a checkpoint is written."""
     config = shortened(Config.fromfile(CONFIGS / recipe), data, tmp_path)
     runner = Runner.from_cfg(config)
     start = RememberWeights()

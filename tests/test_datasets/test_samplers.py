@@ -48,8 +48,6 @@ def test_seeds_are_those_of_the_splitmix_generator():
 
 
 def test_processes_share_one_order(monkeypatch):
-    """Eight images in one process, or in two: the same seeds."""
-
     def seeds(rank: int, world_size: int) -> dict[int, int]:
         monkeypatch.setattr("mapet_mm.datasets.samplers.get_dist_info", lambda: (rank, world_size))
         monkeypatch.setattr("mmengine.dataset.sampler.get_dist_info", lambda: (rank, world_size))

@@ -8,11 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from config_building import ROOT
+from config_building import ROOT, second_of_its_own
 from dataset_converters.digits import write_scenes
 from dataset_converters.scene_boxes import write_scene_boxes
 from mmengine.runner import Runner
-from tiny_training import second_of_its_own
 
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import configure_training, load_config

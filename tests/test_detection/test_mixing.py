@@ -13,6 +13,7 @@ import torch
 from config_building import ROOT
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, DefaultScope
+from torch import nn
 
 ARCH = dict(embed_dims=96, num_layers=4, num_heads=3, feedforward_channels=96)
 BACKBONE = dict(type="mapet_mm.MaPeTViT", arch=ARCH, img_size=64, patch_size=16, out_type="featmap")
@@ -34,19 +35,9 @@ DETECTORS = {
     "FCOS": ("mmdet", "fcos/fcos_r50-caffe_fpn_gn-head_1x_coco", BACKBONE, THREE_LEVELS),
     "DETR": ("mmdet", "detr/detr_r50_8xb2-150e_coco", BACKBONE, ONE_MAP),
     "Conditional DETR": ("mmdet", "conditional_detr/conditional-detr_r50_8xb2-50e_coco", BACKBONE, ONE_MAP),
-    "Deformable DETR": (
-        "mmdet",
-        "deformable_detr/deformable-detr_r50_16xb2-50e_coco",
-        BACKBONE,
-        FOUR_LEVELS,
-    ),
+    "Deformable DETR": ("mmdet", "deformable_detr/deformable-detr_r50_16xb2-50e_coco", BACKBONE, FOUR_LEVELS),
     "DINO": ("mmdet", "dino/dino-4scale_r50_8xb2-12e_coco", BACKBONE, FOUR_LEVELS),
-    "Mask2Former": (
-        "mmdet",
-        "mask2former/mask2former_r50_8xb2-lsj-50e_coco",
-        BACKBONE,
-        PYRAMID,
-    ),
+    "Mask2Former": ("mmdet", "mask2former/mask2former_r50_8xb2-lsj-50e_coco", BACKBONE, PYRAMID),
     "rotated RetinaNet": (
         "mmrotate",
         "rotated_retinanet/rotated-retinanet-rbox-le90_r50_fpn_1x_dota",
@@ -109,7 +100,8 @@ def samples(library: str) -> dict:
 
     inputs, data_samples = [], []
     for shape in IMAGES:
-        height, width = shape[1:]
+        height, width = size = shape[1:]
+        sizes = dict(img_shape=size, ori_shape=size, pad_shape=size, batch_input_shape=size)
         inputs.append((torch.rand(shape) * 255).to(torch.uint8))
         boxes = torch.tensor([[8.0, 8.0, 40.0, 44.0], [20.0, 16.0, 60.0, 60.0]])
         masks = torch.zeros(2, height, width, dtype=torch.uint8)
@@ -127,14 +119,7 @@ def samples(library: str) -> dict:
         sample = DetDataSample(
             gt_instances=truth,
             ignored_instances=InstanceData(bboxes=boxes[:0], labels=truth.labels[:0]),
-            metainfo=dict(
-                img_shape=(height, width),
-                ori_shape=(height, width),
-                pad_shape=(height, width),
-                batch_input_shape=(height, width),
-                scale_factor=(1.0, 1.0),
-                img_id=0,
-            ),
+            metainfo=dict(sizes, scale_factor=(1.0, 1.0), img_id=0),
         )
         data_samples.append(sample)
     return dict(inputs=inputs, data_samples=data_samples)
@@ -147,21 +132,26 @@ def page_row(name: str) -> list[str]:
     return [cell.strip() for cell in row.split("|")]
 
 
+def learn_and_predict(model: nn.Module, training: dict, test: dict) -> list:
+    """The predictions, once the backbone has a gradient."""
+    losses = model(**model.data_preprocessor(training, True), mode="loss")
+    loss, _ = model.parse_losses(losses)
+    loss.backward()
+    gradient = model.backbone.patch_embed.projection.weight.grad
+    assert torch.isfinite(gradient).all()
+    assert gradient.norm() > 0
+    model.eval()
+    with torch.no_grad():
+        return model(**model.data_preprocessor(test, False), mode="predict")
+
+
 @pytest.mark.parametrize("name", DETECTORS)
 def test_detector_learns_and_predicts(name, called):
     library, config, backbone, neck = DETECTORS[name]
     with DefaultScope.overwrite_default_scope(library):
         model = MODELS.build(library_model(library, config, backbone, neck))
         model.init_weights()
-        losses = model(**model.data_preprocessor(samples(library), True), mode="loss")
-        loss, _ = model.parse_losses(losses)
-        loss.backward()
-        gradient = model.backbone.patch_embed.projection.weight.grad
-        assert torch.isfinite(gradient).all()
-        assert gradient.norm() > 0
-        model.eval()
-        with torch.no_grad():
-            results = model(**model.data_preprocessor(samples(library), False), mode="predict")
+        results = learn_and_predict(model, samples(library), samples(library))
     assert len(results) == 2
     assert all(torch.isfinite(one.pred_instances.scores).all() for one in results)
     print(f"{name}: {', '.join(sorted(called)) or 'none'}")
@@ -179,23 +169,12 @@ def test_rotated_fcos_has_no_operator_on_a_cpu():
 def test_vitpose_head_learns_and_predicts(called):
     from mmpose.testing import get_packed_inputs
 
-    library, config = (
-        "mmpose",
-        "body_2d_keypoint/topdown_heatmap/coco/td-hm_ViTPose-base_8xb64-210e_coco-256x192",
-    )
-    with DefaultScope.overwrite_default_scope(library):
-        model = library_model(library, config, dict(BACKBONE, img_size=(256, 192)), None)
+    config = "body_2d_keypoint/topdown_heatmap/coco/td-hm_ViTPose-base_8xb64-210e_coco-256x192"
+    with DefaultScope.overwrite_default_scope("mmpose"):
+        model = library_model("mmpose", config, dict(BACKBONE, img_size=(256, 192)), None)
         model["head"]["in_channels"] = 96
-        model = MODELS.build(model)
-        data = get_packed_inputs(
-            2, num_instances=1, with_heatmap=True, img_shape=(256, 192), input_size=(192, 256)
-        )
-        losses = model(**model.data_preprocessor(data, True), mode="loss")
-        loss, _ = model.parse_losses(losses)
-        loss.backward()
-        assert model.backbone.patch_embed.projection.weight.grad.norm() > 0
-        model.eval()
-        with torch.no_grad():
-            results = model(**model.data_preprocessor(data, False), mode="predict")
+        sizes = dict(img_shape=(256, 192), input_size=(192, 256))
+        data = get_packed_inputs(2, num_instances=1, with_heatmap=True, **sizes)
+        results = learn_and_predict(MODELS.build(model), data, data)
     assert [one.pred_instances.keypoints.shape[-2:] for one in results] == [(17, 2)] * 2
     assert set(re.findall(r"`(\w+)`", page_row("ViTPose head")[-1])) == called

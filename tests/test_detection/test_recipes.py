@@ -40,11 +40,7 @@ RECIPES = {
         "dota/mAP",
     ),
     "pose/mapet_vit-base-p16_vitpose_8xb64-210e_coco-256x192.py": (
-        {
-            "model.backbone.arch": TINY,
-            "model.head.in_channels": 96,
-            "val_dataloader.dataset.bbox_file": None,
-        },
+        {"model.backbone.arch": TINY, "model.head.in_channels": 96, "val_dataloader.dataset.bbox_file": None},
         "coco/AP",
     ),
 }
@@ -52,7 +48,6 @@ RECIPES = {
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipe_trains_and_is_evaluated(recipe, train_and_evaluate):
-    """Every parameter learns, the strides are those that the heads are told, and the figure is there."""
     if recipe.startswith("micro/") and "dino" in recipe and import_module("mmdet").__version__ == "3.3.0":
         pytest.skip("its decoder is 256 wide, whatever the config says")
     options, figure = RECIPES[recipe]

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from config_building import run_tool
 from PIL import Image
-from tiny_training import CONFIG, run_tool
+from tiny_training import CONFIG
 
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory) -> Path:
-    """Four images of each of two classes, dark and bright."""
     folder, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     for label, low in enumerate((0, 128)):
         (folder / str(label)).mkdir()
@@ -47,5 +47,5 @@ def trained(tmp_path_factory, images) -> Trained:
     config.write_text(CONFIG.replace("DATA", str(images)))
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
-        run_tool(patch, "train", config, "--work-dir", work)
+        run_tool(patch, "train.py", config, "--work-dir", work)
     return Trained(config, work, said.getvalue())

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tiny_training import run_tool
+from config_building import run_tool
 
 
 def table(printed: str) -> str:
@@ -13,7 +13,7 @@ def table(printed: str) -> str:
 def test_the_tool_gives_the_same_table_again_from_the_cache(config, root, monkeypatch, capsys):
     arguments = [root / "config.py", root / "weights.pth", "--cache", root / "cache", "--out", root / "out"]
     compare = ["--compare", root / "config.py", "--compare", root / "config.py", root / "weights.pth"]
-    run_tool(monkeypatch, "evaluate_features", *arguments, *compare)
+    run_tool(monkeypatch, "evaluate_features.py", *arguments, *compare)
     first = table(capsys.readouterr().out)
     rows = json.loads((root / "out" / "results.json").read_text())
     assert list(rows) == ["config, weights", "config", "config, weights (3)"]
@@ -22,11 +22,11 @@ def test_the_tool_gives_the_same_table_again_from_the_cache(config, root, monkey
     assert protocols == {"k-NN", "linear", "logistic regression", "attentive probe"}
     assert (root / "out" / "report.html").read_text().count("<img") == 6  # two kinds of pictures
     monkeypatch.setattr("mapet_mm.evaluation.features._fill", None)  # nothing is computed again
-    run_tool(monkeypatch, "evaluate_features", *arguments, *compare)
+    run_tool(monkeypatch, "evaluate_features.py", *arguments, *compare)
     assert table(capsys.readouterr().out) == first
 
 
 def test_two_checkpoints_for_one_config_are_refused(config, root, monkeypatch):
     arguments = [root / "config.py", "--compare", root / "config.py", root / "weights.pth", "more.pth"]
     with pytest.raises(SystemExit, match="one model and one checkpoint"):
-        run_tool(monkeypatch, "evaluate_features", *arguments, "--cache", root / "cache")
+        run_tool(monkeypatch, "evaluate_features.py", *arguments, "--cache", root / "cache")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from config_building import run_tool
 from dense_folders import write_dense
 from foreign_models import save_timm
 from PIL import Image
-from tiny_training import run_tool
 
 CLASSES = ("n01", "n02", "n03")
 
@@ -33,7 +33,7 @@ def evaluated(tmp_path, monkeypatch):
 
     def run(name: str) -> dict[str, dict]:
         arguments = ["vit", "--data", f"configs/evaluation/{name}.py", "--cache", "cache", "--out", "out"]
-        run_tool(monkeypatch, "evaluate_features", *arguments)
+        run_tool(monkeypatch, "evaluate_features.py", *arguments)
         (rows,) = json.loads(Path("out/results.json").read_text()).values()
         return {f"{row['protocol']}, {row['setting']}": row for row in rows if not row["detail"]}
 

@@ -7,6 +7,7 @@ import torch
 import torchvision
 import transformers
 from mmpretrain.registry import MODELS
+from small_vit import randomise
 from torch import nn
 
 from mapet_mm.convert import (
@@ -27,14 +28,6 @@ ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=96)
 OWN = dict(arch=ARCH, img_size=20, patch_size=4)
 
 
-def randomised(model: nn.Module) -> nn.Module:
-    """Every parameter drawn anew, biases, norms and LayerScale too, so that none can be mixed up."""
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    model.eval()  # MMPretrain's backbones return nothing here
-    return model
-
-
 @pytest.fixture
 def pretrained() -> dict[str, torch.Tensor]:
     model = MaPeT(
@@ -42,14 +35,14 @@ def pretrained() -> dict[str, torch.Tensor]:
         head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=32),
         target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=32),
     )
-    return randomised(model).state_dict()
+    return randomise(model).state_dict()
 
 
 @pytest.fixture
 def classifier() -> nn.Module:
     backbone = dict(type="mapet_mm.MaPeTViT", out_type="avg_featmap", final_norm=False, **OWN)
     head = dict(type="LinearClsHead", num_classes=7, in_channels=24)
-    return randomised(MODELS.build(dict(type="ImageClassifier", backbone=backbone, head=head)))
+    return randomise(MODELS.build(dict(type="ImageClassifier", backbone=backbone, head=head)))
 
 
 @pytest.fixture
@@ -168,7 +161,7 @@ def test_the_authors_names_convert_both_ways(data_dir):
     ],
 )
 def test_a_vit_of_timm_with_less_gives_the_same_tokens(options, num_patches):
-    vit = randomised(timm_vit(**options))
+    vit = randomise(timm_vit(**options))
     height, width = size = options.get("img_size", (20, 20))
     images = torch.randn(2, 3, *size)
     grid = dict(img_size=size, pretrained_grid=(height // 4, width // 4))
@@ -179,10 +172,9 @@ def test_a_vit_of_timm_with_less_gives_the_same_tokens(options, num_patches):
 
 @torch.no_grad()
 def test_a_beit_of_mmpretrain_gives_the_same_tokens_in_timm(images):
-    """With absolute positions it is a plain ViT under other names."""
     plain = dict(use_abs_pos_emb=True, use_rel_pos_bias=False, use_shared_rel_pos_bias=False)
     options = dict(layer_scale_init_value=0.1, out_type="raw", final_norm=True)
-    vit = randomised(MODELS.build(dict(type="mmpretrain.BEiTViT", **OWN, **plain, **options)))
+    vit = randomise(MODELS.build(dict(type="mmpretrain.BEiTViT", **OWN, **plain, **options)))
     theirs = timm_vit()
     theirs.load_state_dict(mm_to_timm(vit.state_dict()))
     torch.testing.assert_close(theirs.forward_features(images), vit(images)[0], rtol=1e-5, atol=1e-5)

@@ -17,8 +17,8 @@ from mmengine.registry import init_default_scope
 from mmpretrain.models import SelfSupDataPreprocessor
 from mmpretrain.registry import MODELS
 from PIL import Image
+from small_vit import randomise
 from timm.data import create_transform, resolve_model_data_config
-from torch import nn
 
 from mapet_mm.engine import PortableCheckpointHook
 from mapet_mm.interop.description import description_entry, description_of, read_description
@@ -35,7 +35,6 @@ IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @pytest.fixture(scope="module")
 def recipe() -> Config:
-    """A recipe of the paper, with a smaller network."""
     recipe = Config.fromfile(TINY)
     recipe.model.backbone.arch = SMALL
     return recipe
@@ -44,9 +43,7 @@ def recipe() -> Config:
 @pytest.fixture(scope="module")
 def weights(recipe) -> dict[str, torch.Tensor]:
     options = {name: value for name, value in recipe.model.backbone.items() if name != "type"}
-    vit = MaPeTPretrainViT(**options)
-    for parameter in vit.parameters():
-        nn.init.normal_(parameter, std=0.1)
+    vit = randomise(MaPeTPretrainViT(**options), std=0.1)
     return {f"backbone.{name}": value for name, value in vit.state_dict().items()}
 
 
@@ -119,7 +116,6 @@ SQUASHED = [dict(type="Resize", scale=224, backend="pillow", interpolation="bili
 
 @pytest.mark.parametrize(("steps", "tolerance"), [(CUT, 0.02), (SQUASHED, 0.01)])
 def test_both_prepare_an_image_as_the_training_did(steps, tolerance, weights, recipe, tmp_path):
-    """A photograph of another shape, through each library's own transform and the recipe's test pipeline."""
     image = Image.effect_mandelbrot((300, 260), (-2, -1.2, 1, 1.2), 80).convert("RGB")
     image.putpixel((150, 130), (255, 0, 60))
     image.save(tmp_path / "image.png")
@@ -147,9 +143,7 @@ def test_a_classifier_of_patches_or_of_the_class_token_is_one_in_timm(out_type, 
     recipe = Config.fromfile(FINETUNED)
     recipe.model.backbone.update(arch=SMALL, out_type=out_type, final_norm=out_type == "cls_token")
     recipe.model.head.in_channels = SMALL["embed_dims"]
-    model = MODELS.build(dict(recipe.model, train_cfg=None)).eval()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.1)
+    model = randomise(MODELS.build(dict(recipe.model, train_cfg=None)), std=0.1)
     write_export(tmp_path, "timm", model.state_dict(), description_entry(recipe))
     vit = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     torch.testing.assert_close(vit(images), model(images), rtol=1e-3, atol=1e-3)

@@ -5,7 +5,7 @@ import urllib.error
 import mmpretrain
 import pytest
 import torch
-from config_building import index_models
+from config_building import RECIPES, ROOT, index_models, read
 from mmengine.runner import load_checkpoint
 from mmengine.runner.checkpoint import CheckpointLoader
 
@@ -66,6 +66,19 @@ def test_a_whole_model_of_the_hub_comes_with_them(fetched):
     expected = torch.load(released_weights("vit-base-kclip"))["state_dict"]
     assert set(expected) == set(model.state_dict())
     assert all(torch.equal(model.state_dict()[name], value) for name, value in expected.items())
+
+
+def test_the_index_lists_every_recipe_of_mmpretrain_and_those_that_classify():
+    listed = {entry["Config"]: entry["Name"] for entry in index_models() if "Weights" not in entry}
+    recipes = [path.relative_to(ROOT) for path in RECIPES if read(path).default_scope == "mmpretrain"]
+    recipes = [path for path in recipes if path.parts[1] in ("mapet", "pim", "mim", "beit", "cae")]
+    assert sorted(listed) == sorted(map(str, recipes))
+    for path in recipes:
+        prefix = "mapet_" if "benchmarks" in path.parts else ""
+        assert listed[str(path)] == prefix + path.stem
+    for entry in index_models():  # `mmpretrain.inference_model` needs the task of a classifier
+        tasks = [result["Task"] for result in entry.get("Results", [])]
+        assert tasks == ["Image Classification"] * ("benchmarks" in entry["Config"]), entry["Name"]
 
 
 def test_the_index_names_weights_that_there_are():

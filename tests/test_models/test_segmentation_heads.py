@@ -10,7 +10,8 @@ import torch
 from mmengine.config import Config, ConfigDict
 from mmengine.optim import OptimWrapper
 from mmengine.registry import DefaultScope
-from segmentation_samples import random_batch
+from mmengine.structures import PixelData
+from mmseg.structures import SegDataSample
 from torch import nn
 
 from mapet_mm.registry import MODELS
@@ -76,10 +77,7 @@ HEADS = {
 
 
 # Those that need MMCV's compiled operators.
-OPERATORS = {
-    "CCHead": dict(head=dict(recurrence=2)),
-    "PSAHead": dict(head=dict(mask_size=(7, 7))),
-}
+OPERATORS = {"CCHead": dict(head=dict(recurrence=2)), "PSAHead": dict(head=dict(mask_size=(7, 7)))}
 # Those that need MMDetection: the library's own configs, with another backbone and a pyramid.
 MASKS = {
     "MaskFormerHead": "maskformer/maskformer_r50-d32_8xb2-160k_ade20k-512x512.py",
@@ -97,7 +95,6 @@ ALL = [
 
 
 def build(name: str) -> nn.Module:
-    """The segmentor of a line of the page."""
     if name in MASKS:
         return mask_classifier(MASKS[name])
     return segmentor(name, **{**HEADS, **OPERATORS}[name])
@@ -120,26 +117,28 @@ def segmentor(
     head = dict(dict(in_channels=WIDTH, in_index=-1, channels=16, norm_cfg=BN), **head or {})
     head |= dict(type=name.split(",")[0], num_classes=CLASSES)
     backbone = dict(BACKBONE, **backbone or {})
+    settings = dict(train_cfg=dict(), test_cfg=ConfigDict(WINDOWS), data_preprocessor=PREPROCESSOR)
     with DefaultScope.overwrite_default_scope("mmseg"):
-        model = MODELS.build(
-            dict(
-                type="mmseg.EncoderDecoder",
-                data_preprocessor=PREPROCESSOR,
-                backbone=backbone,
-                neck=neck,
-                decode_head=head,
-                train_cfg=dict(),
-                test_cfg=ConfigDict(WINDOWS),
-            )
-        )
+        parts = dict(backbone=backbone, neck=neck, decode_head=head)
+        model = MODELS.build(dict(type="mmseg.EncoderDecoder", **parts, **settings))
     model.init_weights()
     return model
+
+
+def random_batch(count: int, height: int, width: int, classes: int) -> dict[str, list]:
+    """A batch of images `(3, height, width)` and their samples, all random."""
+    shape = (height, width)
+    sizes = dict(ori_shape=shape, img_shape=shape, pad_shape=shape)
+    labels = [PixelData(data=torch.randint(classes, (1, *shape))) for _ in range(count)]
+    return dict(
+        inputs=list(torch.randint(256, (count, 3, *shape), dtype=torch.uint8)),
+        data_samples=[SegDataSample(gt_sem_seg=label, metainfo=sizes) for label in labels],
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_head_trains_and_predicts(name):
-    """One step moves backbone and head; each pixel of square, oblong and odd images gets a label."""
     model = build(name)
     before = {key: value.clone() for key, value in model.named_parameters() if value.requires_grad}
     wrapper = OptimWrapper(torch.optim.AdamW(model.parameters(), lr=1e-3))

@@ -25,19 +25,16 @@ def _one_thread():
 
 @pytest.fixture
 def cfg(tmp_path: Path) -> Config:
-    """A tokenizer config over 17 images."""
     return few_images_config(tmp_path)
 
 
 @pytest.fixture(scope="session")
 def codebook(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The config's codebook."""
     return run_fit_codebook(few_images_config(tmp_path_factory.mktemp("codebook")))[0]
 
 
 @pytest.fixture
 def fitted(cfg: Config, codebook: Path) -> Config:
-    """The config with its codebook."""
     Path(cfg.tokenizer.codebook).parent.mkdir()
     shutil.copyfile(codebook, cfg.tokenizer.codebook)
     return cfg

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 import tracemalloc
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 
@@ -14,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from few_images import by_hand
-from forked_processes import start_together
 from mmengine.config import Config
 from PIL import Image
 
@@ -46,7 +46,6 @@ def flushed(monkeypatch) -> None:
 
 @pytest.fixture
 def read(monkeypatch) -> list[str]:
-    """The names of the images that are read."""
     seen, getitem = [], NamedImages.__getitem__
 
     def noted(images: NamedImages, index: int):
@@ -111,7 +110,6 @@ def test_tokens_that_another_process_writes_meanwhile_are_not_made_again(fitted,
 
 
 def test_an_extraction_whose_store_is_replaced_stops(fitted, flushed, monkeypatch):
-    """As one that was suspended, while another one with another codebook began at the same path."""
     write, replaced = TokenStore.write, []
 
     def after_the_other(self, rows, grids, skipped):
@@ -125,17 +123,6 @@ def test_an_extraction_whose_store_is_replaced_stops(fitted, flushed, monkeypatc
     with pytest.raises(TokenStoreError, match="replaced while it was in use"):
         run_extract_tokens(fitted)
     assert TokenStore.open(fitted.token_store).missing().size == 17
-
-
-def _extract(rank: int, cfg: Config) -> None:
-    cfg.token_store = f"{cfg.token_store}_shared"
-    run_extract_tokens(cfg)
-
-
-def test_two_processes_fill_a_store_with_the_same_bytes(fitted):
-    run_extract_tokens(fitted)
-    start_together(2, _extract, fitted)
-    assert parts_of(f"{fitted.token_store}_shared") == parts_of(fitted.token_store)
 
 
 @pytest.mark.slow
@@ -205,17 +192,11 @@ def test_images_of_another_config_are_left_to_it(fitted):
     assert run_extract_tokens(fitted)[1].images == 5
 
 
-def other_data_preprocessor(cfg: Config) -> None:
-    cfg.data_preprocessor.std = [60.0] * 3
+def changed(options: dict) -> Callable[[Config], None]:
+    return lambda cfg: cfg.merge_from_dict(options)
 
 
-def other_resize(cfg: Config) -> None:
-    for dataset in cfg.dataset:
-        dataset.pipeline[1].interpolation = "bilinear"
-
-
-def other_resize_of_one(cfg: Config) -> None:
-    cfg.dataset[0].pipeline[1].interpolation = "bilinear"
+RESIZE = "dataset.{}.pipeline.1.interpolation"
 
 
 def other_folder(cfg: Config) -> None:
@@ -237,9 +218,9 @@ def store_of_another_grid(cfg: Config) -> None:
 
 
 MIXED = [
-    (other_data_preprocessor, CodebookError, r"data_preprocessor\.std\.0: 70\.0, now 60\.0"),
-    (other_resize, TokenStoreError, r"pipeline\.1\.interpolation: bicubic, now bilinear"),
-    (other_resize_of_one, UserError, "different pipelines"),
+    (changed({"data_preprocessor.std": [60.0] * 3}), CodebookError, r"std\.0: 70\.0, now 60\.0"),
+    (changed({RESIZE.format(i): "bilinear" for i in (0, 1)}), TokenStoreError, "bicubic, now bilinear"),
+    (changed({RESIZE.format(0): "bilinear"}), UserError, "different pipelines"),
     (other_folder, TokenStoreError, "data_root: .*data, now .*data2"),
     (other_codebook, TokenStoreError, "made by tokenizer .* but the config's"),
     (store_of_another_grid, TokenStoreError, "grid"),

@@ -37,8 +37,6 @@ class Flips(BaseTransform):
 
 @DATASETS.register_module()
 class Pixels(BaseDataset):
-    """Images in memory."""
-
     def load_data_list(self) -> list[dict]:
         return [dict(img=np.zeros((32, 32, 3), np.uint8))]
 

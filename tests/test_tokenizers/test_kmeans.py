@@ -40,7 +40,6 @@ def test_rows_starts_and_centroids_are_those_of_faiss_in_memory(options, most):
 
 
 def test_empty_clusters_are_split():
-    """Four distinct rows and eight starts."""
     rows = np.random.default_rng(0).normal(size=(4, DIM)).astype(np.float16)
     centroids, fitted = fit([rows[np.arange(600) % 4]], 8, 10, 1)
     assert len(np.unique(centroids, axis=0)) == 8

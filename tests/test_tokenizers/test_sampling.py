@@ -32,7 +32,6 @@ def test_the_codebook_depends_on_neither_workers_nor_the_images_order(fitted, tm
 
 @pytest.fixture
 def read(monkeypatch) -> list[int]:
-    """Indices of the images that are read for their features."""
     seen, getitem = [], NamedImages.__getitem__
     monkeypatch.setattr(NamedImages, "require_repeatable", lambda images: None)
     monkeypatch.setattr(NamedImages, "__getitem__", lambda self, i: (seen.append(i), getitem(self, i))[1])
@@ -89,7 +88,6 @@ def test_a_block_that_another_process_writes_meanwhile_is_left_to_it(cfg, read, 
 
 
 def test_features_of_other_preprocessing_are_not_used_again(cfg, read):
-    """With another mean the same images give other features, and the codebook says which."""
     _, codebook = run_fit_codebook(cfg)
     cfg.data_preprocessor.mean = [90.0] * 3
     _, other = run_fit_codebook(cfg, overwrite=True)

@@ -24,7 +24,6 @@ BROKEN = "train/1/004.png"
 
 @pytest.fixture
 def broken(fitted: Config, tmp_path: Path) -> Path:
-    """One of the images, which cannot be decoded."""
     path = tmp_path / "data" / BROKEN
     path.with_suffix(".whole").write_bytes(path.read_bytes())
     path.write_bytes(b"no image")

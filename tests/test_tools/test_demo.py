@@ -12,7 +12,6 @@ from mapet_mm.utils.config import read_config
 
 @pytest.fixture
 def demo(monkeypatch):
-    """The demo, in the repository's root."""
     monkeypatch.chdir(ROOT)
     import demo
 
@@ -50,9 +49,3 @@ def test_segmentation_starts_with_the_same_images_and_trains_all_or_the_head_alo
     assert len({cell.run.folder for cell in cells}) == 4
     cfg = read_config(demo.SEGMENTATION, "digits_pixels")
     assert (cfg.model.backbone.frozen_stages, cfg.train_dataloader.dataset.indices) == (4, 100)
-
-
-def test_masks_section_draws_all_three_objectives(demo):
-    section = demo.masks_section()
-    titles = [axes.get_title() for figure in section.figures for axes in figure.axes]
-    assert titles == ["MaPeT", "PIM", "MIM"]

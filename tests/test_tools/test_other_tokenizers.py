@@ -35,7 +35,6 @@ def config(name: str, data: Path, store: Path):
 
 @pytest.mark.parametrize(("name", "size"), [("vqkd", 24), ("dalle", 48)])
 def test_stored_grids_are_the_tokenizers_own_tokens(name, size, data, tmp_path):
-    """Read, resized and normalised as the config says; the store knows the tokenizer by its digest."""
     cfg = config(name, data, tmp_path / "tokens")
     store, extraction = run_extract_tokens(cfg)
     assert (extraction.images, store.grid, store.vocab_size) == (40, (6, 6), 128)

@@ -38,7 +38,6 @@ SMALLER = {
 
 
 def blocks(language: str) -> list[str]:
-    """The page's blocks of code."""
     page = (ROOT / "docs/tutorials/own_images.md").read_text()
     return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 

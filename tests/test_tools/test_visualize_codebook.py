@@ -10,15 +10,11 @@ from digits_tokenizer import kclip_config, write_few_digits
 from mmengine.config import Config
 
 from mapet_mm.tokenizers import TokenStore
-from mapet_mm.tokenizers.run import (
-    run_extract_tokens,
-    run_fit_codebook,
-)
+from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
 
 
 @pytest.fixture(scope="module")
 def cfg(tmp_path_factory) -> Config:
-    """A fitted codebook of 12 tokens and the tokens of 80 digits."""
     folder = tmp_path_factory.mktemp("codebook")
     write_few_digits(folder / "digits", 40)
     cfg = kclip_config(folder / "digits", folder)
@@ -29,7 +25,6 @@ def cfg(tmp_path_factory) -> Config:
 
 
 def visualize(monkeypatch, cfg: Config, *options: str) -> None:
-    """Run the tool in this process."""
     config = Path(cfg.token_store).parent / "config.py"
     run_tool(monkeypatch, "visualize_codebook.py", config, *options)
 
@@ -50,10 +45,7 @@ def test_page_has_statistics_and_a_picture_of_each_token(cfg, tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        (["--tokens", "12"], "token 12: .* 0 to 11"),
-        (["--cfg-options", "token_store=nowhere"], "nowhere"),
-    ],
+    [(["--tokens", "12"], "token 12: .* 0 to 11"), (["--cfg-options", "token_store=nowhere"], "nowhere")],
 )
 def test_bad_options_are_one_clear_line(cfg, tmp_path, monkeypatch, capsys, options, message):
     with pytest.raises(SystemExit) as ended:

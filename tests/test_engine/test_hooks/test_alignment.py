@@ -1,6 +1,5 @@
 """Images that arrive beside other tokens than their own are found by sending test images through."""
 
-import contextlib
 import random
 
 import numpy as np
@@ -21,6 +20,7 @@ KCLIP_PIPELINE = [
     dict(type="PackInputs"),
 ]
 SQUARE = dict(type="EfficientNetCenterCrop", crop_size=224, crop_padding=0, backend="pillow")
+STRETCH = dict(type="Resize", scale=(224, 224))
 JITTER = dict(type="ColorJitter", brightness=0.4, contrast=0.4, saturation=0.4)
 FLIP = dict(type="RandomFlip", prob=0.5)
 FLIP_GRID = dict(type="mapet_mm.RandomFlipTokenGrid")
@@ -39,8 +39,9 @@ PIL_SQUARE = [
 ]
 
 
-def last_type(steps: list) -> str:
-    return steps[-1]["type"] if isinstance(steps, list) else ""
+def last_type(case: list | tuple) -> str:
+    steps = case[0] if isinstance(case, tuple) else case
+    return steps[-1]["type"] if isinstance(steps, list) and isinstance(steps[-1], dict) else ""
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,11 @@ def root(tmp_path_factory):
         ("plain", (14, 14), None),
         ("small", (6, 6), None),
         ("tall", (14, 7), None),
+        (
+            "stretched",
+            (14, 14),
+            dict(pipeline=[LOAD, STRETCH, dict(type="PackInputs")], data_preprocessor={}),
+        ),
     ):
         names = ["small.png" if name == "small" else "cat.png"]
         store = TokenStore.create(root / name, names, grid, 8192, "test", str(root), preprocessing)
@@ -64,7 +70,6 @@ REFUSED = "the pipeline of CustomDataset moves pixels and not their tokens"
 
 
 def check(root, steps: list, after: tuple = (), name: str = "recorded", pack=PACK) -> None:
-    """Check a pipeline of steps, LoadTokenGrid, and steps after it."""
     load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=str(root / name))
     (root / "names.txt").write_text("small.png" if name == "small" else "cat.png")
     config = dict(type="CustomDataset", data_root=str(root), ann_file="names.txt", with_label=False)
@@ -90,7 +95,7 @@ MOVING = [
     [LOAD, dict(type="ResizeEdge", scale=256), dict(type="CenterCrop", crop_size=224)],
     [LOAD, dict(SQUARE, crop_padding=32)],
     [LOAD, dict(SQUARE, crop_padding=8)],
-    [LOAD, dict(type="Resize", scale=(224, 224))],
+    [LOAD, STRETCH],
     [LOAD, SQUARE, FLIP],
     [LOAD, SQUARE, dict(FLIP, prob=0.1, direction="vertical")],
     [LOAD, SQUARE, dict(type="RandomCrop", crop_size=224, padding=8)],
@@ -101,65 +106,39 @@ MOVING = [
 ]
 
 
-@pytest.mark.parametrize("steps", MOVING, ids=last_type)
-def test_a_pipeline_that_moves_pixels_and_not_the_grid_is_refused(root, steps):
+def roll(results: dict) -> dict:
+    return {**results, "token_grid": np.roll(results["token_grid"], 1, axis=1)}
+
+
+# With steps behind LoadTokenGrid, or another store.
+MOVING_TOO = [
+    ([LOAD, SQUARE, FLIP], [FLIP_GRID]),  # the image alone, beside a flip of both
+    ([LOAD, SQUARE], [roll]),  # the grid alone
+    ([LOAD, dict(SQUARE, crop_padding=32)], (), "plain"),
+    ([LOAD, dict(type="ResizeEdge", scale=448), dict(type="CenterCrop", crop_size=(224, 448))], (), "tall"),
+    ([LOAD, dict(type="RandomTranslatePad", size=30, aug_translate=True)], (), "small"),
+    ([LOAD, SQUARE], (), "stretched"),
+    ([dict(LOAD, color_type="color_ignore_orientation"), SQUARE],),
+]
+
+
+@pytest.mark.parametrize("case", [*((steps,) for steps in MOVING), *MOVING_TOO], ids=last_type)
+def test_a_pipeline_that_moves_pixels_and_not_the_grid_is_refused(root, case):
     with pytest.raises(TokenStoreError, match=REFUSED):
-        check(root, steps)
+        check(root, *case)
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [
-        [LOAD, SQUARE, JITTER],
-        [LOAD, dict(type="ResizeEdge", scale=224), dict(type="CenterCrop", crop_size=224)],
-        [dict(type="RandomChoice", transforms=[[LOAD, SQUARE], [LOAD, SQUARE, JITTER]])],
-        [LOAD, SQUARE, dict(type="RandomApply", transforms=[JITTER], prob=0.1)],
-        [LOAD, SQUARE, dict(type="Solarize", thr=128, prob=0.5), dict(type="Invert", prob=0.5)],
-        [LOAD, SQUARE, dict(type="GaussianBlur", radius=2, prob=0.5), dict(type="RandomGrayscale", prob=0.5)],
-        [LOAD, SQUARE, dict(type="RandomErasing", erase_prob=1.0, mode="rand", max_area_ratio=1 / 3)],
-        [LOAD, SQUARE, dict(type="Normalize", mean=[120.0] * 3, std=[60.0] * 3)],
-        [*PIL_SQUARE, torchvision("ColorJitter", brightness=0.4, hue=0.1), torchvision("ToTensor")],
-    ],
-    ids=last_type,
-)
-def test_colours_may_change_and_parts_be_erased(root, steps):
-    check(root, steps)
-
-
-@pytest.mark.parametrize(
-    "after",
-    [
-        [FLIP_GRID],
-        [dict(type="mapet_mm.RandomCropTokenGrid", crop_size=(160, 96), patch_size=16)],
-        [FLIP_GRID, dict(type="mapet_mm.RandomCropTokenGrid", crop_size=128, patch_size=16), JITTER],
-    ],
-    ids=last_type,
-)
-def test_what_moves_image_and_grid_together_passes(root, after):
-    check(root, [LOAD, SQUARE], after)
-
-
-@pytest.mark.parametrize("where", ["before", "after"])
-def test_a_flip_of_the_image_or_of_the_grid_alone_is_found_beside_one_of_both(root, where):
-    def roll(results: dict) -> dict:
-        return {**results, "token_grid": np.roll(results["token_grid"], 1, axis=1)}
-
-    steps, after = ([LOAD, SQUARE, FLIP], [FLIP_GRID]) if where == "before" else ([LOAD, SQUARE], [roll])
-    with pytest.raises(TokenStoreError, match=REFUSED):
-        check(root, steps, after)
-
-
-def test_the_largest_centred_square_is_what_a_store_without_a_record_covers(root):
-    check(root, [LOAD, SQUARE, JITTER], name="plain")
-    with pytest.raises(TokenStoreError, match=REFUSED):
-        check(root, [LOAD, dict(SQUARE, crop_padding=32)], name="plain")
-
-
-def test_a_grid_that_is_no_square_covers_the_largest_part_of_its_shape(root):
-    tall = [LOAD, dict(type="ResizeEdge", scale=448), dict(type="CenterCrop", crop_size=(224, 448))]
-    with pytest.raises(TokenStoreError, match=REFUSED):
-        check(root, tall, name="tall")
-    check(root, [LOAD, tall_part], name="tall")
+COLOURS = [
+    [LOAD, SQUARE, JITTER],
+    [LOAD, dict(type="ResizeEdge", scale=224), dict(type="CenterCrop", crop_size=224)],
+    [dict(type="RandomChoice", transforms=[[LOAD, SQUARE], [LOAD, SQUARE, JITTER]])],
+    [LOAD, SQUARE, dict(type="RandomApply", transforms=[JITTER], prob=0.1)],
+    [LOAD, SQUARE, dict(type="Solarize", thr=128, prob=0.5), dict(type="Invert", prob=0.5)],
+    [LOAD, SQUARE, dict(type="GaussianBlur", radius=2, prob=0.5), dict(type="RandomGrayscale", prob=0.5)],
+    [LOAD, SQUARE, dict(type="RandomErasing", erase_prob=1.0, mode="rand", max_area_ratio=1 / 3)],
+    [LOAD, SQUARE, dict(type="Normalize", mean=[120.0] * 3, std=[60.0] * 3)],
+    [*PIL_SQUARE, torchvision("ColorJitter", brightness=0.4, hue=0.1), torchvision("ToTensor")],
+]
 
 
 def tall_part(results: dict) -> dict:
@@ -170,39 +149,33 @@ def tall_part(results: dict) -> dict:
     return {**results, "img": image}
 
 
-def test_images_that_need_no_crop_are_probed_in_their_own_shape(root):
-    """Digits of 24 x 24 px: a pipeline that fails on any other shape is tried on this one."""
-    check(root, [LOAD, JITTER], name="small")
-    padded = dict(type="RandomTranslatePad", size=30, aug_translate=True)
-    with pytest.raises(TokenStoreError, match=REFUSED):
-        check(root, [LOAD, padded], name="small")
-
-
-def test_what_the_tokenizer_saw_is_taken_from_the_store(root, tmp_path):
-    """A tokenizer of the whole image, stretched: the centred square is wrong there, and stretching right."""
-    stretch = dict(type="Resize", scale=(224, 224))
-    store = TokenStore.create(
-        root / "stretched", ["cat.png"], (14, 14), 8192, "test", str(root),
-        dict(pipeline=[LOAD, stretch, dict(type="PackInputs")], data_preprocessor={}),
-    )  # fmt: skip
-    store.write([0], np.zeros((1, 14, 14), int))
-    check(root, [LOAD, stretch], name="stretched")
-    with pytest.raises(TokenStoreError, match=REFUSED):
-        check(root, [LOAD, SQUARE], name="stretched")
-
-
-EXIF = [
-    (dict(LOAD, imdecode_backend="pillow"), True),
-    (dict(LOAD, color_type="grayscale"), True),
-    (dict(LOAD, backend_args=dict(backend="local")), True),
-    (dict(LOAD, color_type="color_ignore_orientation"), False),
+# Image and grid move together, the store says what the tokenizer saw, or it is the largest part of its shape.
+TOGETHER = [
+    ([LOAD, SQUARE], [FLIP_GRID]),
+    ([LOAD, SQUARE], [dict(type="mapet_mm.RandomCropTokenGrid", crop_size=(160, 96), patch_size=16)]),
+    (
+        [LOAD, SQUARE],
+        [FLIP_GRID, dict(type="mapet_mm.RandomCropTokenGrid", crop_size=128, patch_size=16), JITTER],
+    ),
+    ([LOAD, SQUARE, JITTER], (), "plain"),
+    ([LOAD, tall_part], (), "tall"),
+    (
+        [LOAD, JITTER],
+        (),
+        "small",
+    ),  # 24 x 24 px: a pipeline that fails on any other shape is tried on this one
+    ([LOAD, STRETCH], (), "stretched"),
+    # Photos are turned as the tokenizer turned them.
+    ([dict(LOAD, imdecode_backend="pillow"), SQUARE],),
+    ([dict(LOAD, color_type="grayscale"), SQUARE],),
+    ([dict(LOAD, backend_args=dict(backend="local")), SQUARE],),
+    ([LOAD, SQUARE, FLIP], (), "recorded", dict(type="PackInputs")),  # no grid arrives
 ]
 
 
-@pytest.mark.parametrize(("load", "upright"), EXIF, ids=lambda value: str(value)[-40:])
-def test_photos_have_to_be_turned_as_the_tokenizer_turned_them(root, load, upright):
-    with contextlib.nullcontext() if upright else pytest.raises(TokenStoreError, match=REFUSED):
-        check(root, [load, SQUARE])
+@pytest.mark.parametrize("case", [*((steps,) for steps in COLOURS), *TOGETHER], ids=last_type)
+def test_what_leaves_pixels_with_their_tokens_passes(root, case):
+    check(root, *case)
 
 
 def new_ids(results: dict) -> dict:
@@ -238,18 +211,13 @@ def test_a_broken_first_image_does_not_matter(root):
     (root / "cat.png").write_bytes(cat)
 
 
-def test_where_no_grid_arrives_there_is_nothing_to_compare(root):
-    check(root, [LOAD, SQUARE, FLIP], pack=dict(type="PackInputs"))
-
-
 def test_random_states_and_the_pipeline_are_left_as_they_were(root):
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     check(root, [LOAD, SQUARE, JITTER])
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
 
 
-# --- a tokenizer in the model, which gets a view of its own ----------------------------------------------
-
+# A tokenizer in the model, which gets a view of its own.
 SMALL, LARGE = dict(SQUARE, crop_size=112), SQUARE
 
 

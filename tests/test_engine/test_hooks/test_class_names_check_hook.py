@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from config_building import run_tool
 from PIL import Image
-from tiny_training import CONFIG, run_tool
+from tiny_training import CONFIG
 from torch import nn
 
 from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesError, check_order, predicts_classes
@@ -35,13 +36,13 @@ NOT_LEARNT_AS = r"class `b` is number 0 in the {} images and number 1 in the {} 
 
 def test_a_class_folder_that_validation_lacks_stops_a_training(config, tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match=NOT_LEARNT_AS.format("validation", "training")):
-        run_tool(monkeypatch, "train", config, "--work-dir", tmp_path / "work")
+        run_tool(monkeypatch, "train.py", config, "--work-dir", tmp_path / "work")
 
 
 def test_a_class_folder_that_a_test_set_lacks_stops_the_test(config, tmp_path, monkeypatch, capsys):
     whole = ["--cfg-options", "val_dataloader.dataset.data_prefix=whole"]
-    run_tool(monkeypatch, "train", config, "--work-dir", tmp_path / "work", *whole)
-    arguments = ["test", config, tmp_path / "work/epoch_2.pth", "--work-dir", tmp_path / "test"]
+    run_tool(monkeypatch, "train.py", config, "--work-dir", tmp_path / "work", *whole)
+    arguments = ["test.py", config, tmp_path / "work/epoch_2.pth", "--work-dir", tmp_path / "test"]
     with pytest.raises(SystemExit, match=NOT_LEARNT_AS.format("test", "checkpoint's")):
         run_tool(monkeypatch, *arguments)
     for option in ("test_dataloader.dataset.data_prefix=whole", "default_hooks.class_names_check=None"):

@@ -107,8 +107,6 @@ def test_a_checkpoint_whose_epochs_had_another_length_is_refused(tmp_path):
 
 
 class DrawSeeds(Hook):
-    """Collects the seeds of each batch's images."""
-
     def before_train(self, runner) -> None:
         self.batches = []
 

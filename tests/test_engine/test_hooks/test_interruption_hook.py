@@ -44,7 +44,6 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """The work dir of an undisturbed run."""
     folder = tmp_path_factory.mktemp("whole")
     build(folder, hooks=hooks(**BY_EPOCH)).train()
     return folder
@@ -52,7 +51,6 @@ def whole(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_is_told_to_end_goes_on_as_if_nothing_had_been(number, whole, tmp_path):
-    """In the middle of an epoch; checkpoints are written by epoch otherwise."""
     before = signal.getsignal(number)
     told = build(tmp_path, hooks=hooks(**BY_EPOCH))
     told.register_hook(Tell(4, number))
@@ -103,8 +101,6 @@ def test_workers_end_with_a_run_whose_error_keeps_its_loader(tmp_path, monkeypat
 
 
 class Late(InterruptionHook):
-    """Ends two steps after it was told."""
-
     def after_train_iter(self, runner, *args, **kwargs) -> None:
         if not self.told or runner.iter + 1 >= 5:
             time.sleep(0.2)

@@ -1,23 +1,80 @@
 """k-NN probe: figures in a training that does not notice it, the same in any number of processes."""
 
-import json
 import math
+from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from forked_processes import start_together
+from jittered_training import build
 from mmengine.runner import Runner
-from probed_training import PROBE, TwoColours, in_processes, loader, train
+from mmpretrain.structures import DataSample
+from tiny_training import read_scalars
 from torch import nn
+from torch.utils.data import Dataset
 
 from mapet_mm.engine.hooks.knn_probe_hook import KNNProbeHook, evaluated_model, take_in_memory, undisturbed
 from mapet_mm.evaluation.adapters import TokenBackbone
 from mapet_mm.evaluation.protocols.knn import knn_votes
-from mapet_mm.registry import HOOKS
+from mapet_mm.registry import DATASETS, HOOKS
+
+
+@DATASETS.register_module()
+class TwoColours(Dataset):
+    """Noise that is brighter in class 1, with token grids."""
+
+    def __init__(
+        self, number: int = 24, contrast: int = 120, labelled: bool = True, classes: tuple[str, ...] = ()
+    ) -> None:
+        self.number, self.contrast, self.labelled = number, contrast, labelled
+        self.metainfo = dict(classes=classes)
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, index: int) -> dict:
+        rng = np.random.default_rng(index)
+        image = rng.integers(0, 120, (3, 16, 16)) + self.contrast * (index % 2)
+        sample = DataSample(token_grid=rng.integers(0, 8, (4, 4)))
+        if self.labelled:
+            sample.set_gt_label(index % 2)
+        return dict(inputs=torch.from_numpy(image.astype(np.uint8)), data_samples=sample)
+
+
+def loader(batch_size: int = 5, **dataset) -> dict:
+    return dict(batch_size=batch_size, num_workers=0, dataset=dict(type="mapet_mm.TwoColours", **dataset))
+
+
+PROBE = dict(
+    type="mapet_mm.KNNProbeHook", train_dataloader=loader(), val_dataloader=loader(), interval=2, k=3
+)
+
+
+def train(work_dir: Path, hooks: list[dict], **train_cfg) -> Runner:
+    options = dict(train_cfg=train_cfg) if train_cfg else {}
+    dataset = dict(type="mapet_mm.TwoColours")
+    plain = dict(checkpoint=None, sampler_seed=None)
+    runner = build(work_dir, batch=8, hooks=plain, dataset=dataset, custom_hooks=hooks, **options)
+    runner.train()
+    return runner
+
+
+def in_processes(number: int, function: Callable, folder: Path) -> list:
+    """Results of `function` in the processes of a group, forked: nothing of it takes a gradient."""
+
+    def work(rank: int) -> None:
+        torch.set_num_threads(1)
+        torch.distributed.init_process_group("gloo")
+        torch.save(function(), folder / f"result_{rank}.pt")
+
+    start_together(number, work)
+    return [torch.load(folder / f"result_{rank}.pt") for rank in range(number)]
 
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory) -> Runner:
-    """A training without a probe."""
     return train(tmp_path_factory.mktemp("run"), [])
 
 
@@ -28,26 +85,20 @@ def figures(hook: dict, runner: Runner) -> dict[str, float]:
         return hook.figures(TokenBackbone(model), hook.build_loaders(runner))
 
 
-def logged(work_dir) -> list[dict]:
-    (file,) = work_dir.glob("*/vis_data/scalars.json")
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 def test_training_goes_on_as_if_there_were_no_probe(runner, tmp_path):
-    """Bit-equal weights with and without; probes after epoch 2 and after the last, in the scalars."""
     probed = train(tmp_path, [PROBE])
     for one, two in zip(runner.model.parameters(), probed.model.parameters(), strict=True):
         assert torch.equal(one, two)
     assert probed.model.training
     assert probed.model.backbone.training
-    probes = {record["step"]: record["knn/top1"] for record in logged(tmp_path) if "knn/top1" in record}
+    probes = {record["step"]: record["knn/top1"] for record in read_scalars(tmp_path) if "knn/top1" in record}
     # Dark and bright images are told apart by any features; an image is its own nearest neighbour too.
     assert probes == {2: 100.0, 3: 100.0}
 
 
 def test_a_training_of_iterations_is_probed_at_its_last_one(tmp_path):
     train(tmp_path, [PROBE], by_epoch=False, max_iters=5)
-    (record,) = [line for line in logged(tmp_path) if "knn/top1" in line]
+    (record,) = [line for line in read_scalars(tmp_path) if "knn/top1" in line]
     assert (record["step"], record["knn/top1"]) == (5, 100.0)
     (log,) = tmp_path.glob("*/*.log")
     assert "Iter(knn) [5]  knn/top1: 100.0000" in log.read_text()
@@ -71,7 +122,7 @@ def test_weights_are_those_of_a_validation(hook, averaged, tmp_path):
 def test_images_without_labels_are_trained_on_and_not_probed(tmp_path):
     unlabelled = loader(labelled=False)
     train(tmp_path, [dict(PROBE, train_dataloader=unlabelled, val_dataloader=unlabelled)])
-    assert not [record for record in logged(tmp_path) if "knn/top1" in record]
+    assert not [record for record in read_scalars(tmp_path) if "knn/top1" in record]
     (log,) = tmp_path.glob("*/*.log")
     assert log.read_text().count("the images have no labels: no k-NN probe") == 2  # where a probe is due
 
@@ -101,7 +152,6 @@ def test_features_are_those_of_the_plain_vit_in_evaluation_mode(runner, pooling)
 
 @pytest.mark.parametrize(("images", "queries"), [(24, 23), (11, 2), (5, 1)])
 def test_a_probe_in_several_processes_equals_one_process(runner, tmp_path, images, queries):
-    """As many images as processes, more, or fewer: each counts once."""
     sets = [loader(2, number=number, contrast=2) for number in (images, queries)]
     hook = dict(PROBE, train_dataloader=sets[0], val_dataloader=sets[1])
 

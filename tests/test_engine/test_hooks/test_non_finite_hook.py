@@ -30,7 +30,6 @@ class Exploding(MaPeT):
 
 
 def run(folder: Path, bad: set[str], patience: int = 20, hooks=(), **optim_wrapper):
-    """Train the nine steps."""
     BAD.clear()
     BAD.update(bad)
     hooks = {**HOOKS, "non_finite": dict(type="mapet_mm.NonFiniteHook", patience=patience), **dict(hooks)}

@@ -16,13 +16,7 @@ from mapet_mm.engine.hooks.token_store_check_hook import (
 )
 from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
 from mapet_mm.registry import HOOKS, MODELS
-from mapet_mm.structures import (
-    Codebook,
-    CodebookError,
-    MissingTokensError,
-    TokenStore,
-    TokenStoreError,
-)
+from mapet_mm.structures import Codebook, CodebookError, MissingTokensError, TokenStore, TokenStoreError
 from mapet_mm.tokenizers import KCLIP
 from mapet_mm.utils.errors import UserError
 
@@ -110,7 +104,6 @@ class ImagesInMemory(Images):
 
 
 def of(names: list[str], kind: type = Images, **options):
-    """Makes a training set of a store."""
     return lambda store: kind(names, [LoadTokenGrid(store.path, **options)])
 
 
@@ -200,7 +193,6 @@ def test_an_image_that_is_missing_stays_an_error_beside_skipped_ones(holed):
 
 
 def test_a_million_images_are_looked_up_in_a_few_calls(tmp_path, monkeypatch):
-    """No call of the store per image."""
     names = [f"train/{number // 1000:04d}/{number:07d}.png" for number in range(3000)]
     store = TokenStore.create(tmp_path / "many", names, (1, 1), 2, "ab" * 32, "/copy")
     store.write(range(3000), np.zeros((3000, 1, 1), int), {})
@@ -230,8 +222,7 @@ def test_stores_of_two_tokenizers_are_refused(tmp_path, store):
         check(train, codebook=str(tmp_path / "codebook.safetensors"))
 
 
-# --- a tokenizer in the model ----------------------------------------------------------------------------
-
+# A tokenizer in the model.
 MEAN, STD = [122.7709383, 116.7460125, 104.09373615], [68.5005327, 66.6321579, 70.32316305]
 RECORDED = dict(type="SelfSupDataPreprocessor", mean=MEAN, std=STD, to_rgb=True)
 RIGHT = dict(preprocessing=dict(data_preprocessor=RECORDED))

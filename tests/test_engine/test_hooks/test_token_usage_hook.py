@@ -38,7 +38,6 @@ def load(tmp_path) -> LoadTokenGrid:
 
 
 def train(dataset) -> dict:
-    """What the hook logs of a training."""
     logged = {}
     runner = SimpleNamespace(
         train_dataloader=SimpleNamespace(dataset=dataset),

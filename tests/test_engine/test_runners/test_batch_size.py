@@ -11,7 +11,6 @@ BATCH, RATE = 2, 0.01
 
 
 def first_rates(config, tmp_path, options: dict, flag: bool) -> set[float]:
-    """Rates of the parameter groups at the first step of a run."""
     options = {"param_scheduler": None, "train_cfg.max_epochs": 1, **options}
     cfg = load_config(str(config), options, str(tmp_path / "work"))
     configure_training(cfg, no_validate=True, auto_scale_lr=flag)
@@ -20,14 +19,11 @@ def first_rates(config, tmp_path, options: dict, flag: bool) -> set[float]:
     return {round(group["lr"], 8) for group in runner.optim_wrapper.param_groups}
 
 
-def test_the_rate_follows_the_images_of_a_step(config, tmp_path):
+def test_the_rate_follows_the_images_of_a_step_if_asked(config, tmp_path):
     options = {"optim_wrapper.accumulative_counts": 4}
     top = RATE * BATCH * 4
     assert first_rates(config, tmp_path, options, flag=True) == {top, top / 2, top / 4, top / 8}
-
-
-def test_without_the_option_the_rate_stays(config, tmp_path):
-    assert max(first_rates(config, tmp_path, {"optim_wrapper.accumulative_counts": 3}, flag=False)) == RATE
+    assert max(first_rates(config, tmp_path / "unscaled", options, flag=False)) == RATE
 
 
 def test_a_run_started_from_its_own_dumped_config_scales_once(config, tmp_path):
@@ -38,7 +34,6 @@ def test_a_run_started_from_its_own_dumped_config_scales_once(config, tmp_path):
 
 
 def test_accumulated_batches_in_a_loop_of_iterations_are_said_with_the_numbers_to_set(config, capsys):
-    """160,000 iterations of 8 batches each would be an eighth of the updates."""
     loop = dict(_delete_=True, type="IterBasedTrainLoop", max_iters=160_000, val_interval=16_000)
     cfg = load_config(str(config), {"train_cfg": loop, "optim_wrapper.accumulative_counts": 8})
     configure_training(cfg)

@@ -2,11 +2,10 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
-from tiny_training import TOOLS, read_checkpoint
+from forked_processes import run_python
+from tiny_training import read_checkpoint
 
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import load_config
@@ -25,22 +24,16 @@ print(run_together(2, "train.py", *sys.argv[2:], folder=Path(sys.argv[1])))
 def test_two_processes_train_together_on_cpu(config, tmp_path):
     """gloo: half the iterations each, one set of weights."""
     work = tmp_path / "work"
-    arguments = [tmp_path, config, "--work-dir", work, "--launcher", "pytorch"]
-    arguments += ["--cfg-options", "train_cfg.max_epochs=1"]
-    path = os.pathsep.join([str(TOOLS.parent), str(TOOLS.parent / "tests")])
-    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"}
-    command = [sys.executable, "-c", TOGETHER, *map(str, arguments)]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("next: python tools/test.py") == 1, "every process reports, not the first alone"
+    words = ["--work-dir", work, "--launcher", "pytorch", "--cfg-options", "train_cfg.max_epochs=1"]
+    said = run_python("-c", TOGETHER, tmp_path, config, *words)
+    assert said.count("next: python tools/test.py") == 1, "every process reports, not the first alone"
     assert read_checkpoint(work, 1)["meta"]["iter"] == 2
     (log,) = work.glob("*/*.log")
     assert re.search(r"GPU number: 2\s", log.read_text())
-    assert "System environment" not in done.stdout + done.stderr
+    assert "System environment" not in said
 
 
 def test_cpu_processes_start_gloo_and_keep_the_configs_wrapper_options(config, tmp_path, monkeypatch):
-    """A process group on CPU leaves the model wrapper without device ids, and the config's options in it."""
     started = []
     monkeypatch.setattr("mapet_mm.engine.runners.build_runner.get_device", lambda: "cpu")
     monkeypatch.setattr("torch.distributed.init_process_group", lambda *a, **k: started.append((a, k)))

@@ -1,30 +1,24 @@
 """Several processes train as one does."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from config_building import ROOT
+from forked_processes import ROOT, run_python
 from jittered_training import final
 
 pytestmark = pytest.mark.slow
 
 
-def train(folder: Path, processes: int, *options: str) -> subprocess.CompletedProcess:
+def train(folder: Path, processes: int, *options: str, code: int = 0) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, str(ROOT / "tools/torchrun.py"), f"--nproc_per_node={processes}"]
-    command += [f"--master_port={port}", str(ROOT / "tests/distributed_training.py"), str(folder), *options]
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+        meeting = f"--nproc_per_node={processes}", f"--master_port={free.getsockname()[1]}"
+    script = ROOT / "tests/distributed_training.py"
+    run_python(ROOT / "tools/torchrun.py", *meeting, script, folder, *options, code=code)
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +28,7 @@ def trained(tmp_path_factory):
     @cache
     def folder(processes: int) -> Path:
         path = tmp_path_factory.mktemp("trained") / str(processes)
-        done = train(path, processes, "val=7")
-        assert done.returncode == 0, done.stderr[-2000:]
+        train(path, processes, "val=7")
         return path
 
     return folder
@@ -65,9 +58,7 @@ def test_the_same_batch_in_more_processes_gives_the_same_losses_weights_and_metr
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_another_number_of_processes_goes_on_within_the_last_bits(before, after, trained, tmp_path):
-    """One process got the signal, and all stopped after the same step."""
-    stopped = train(tmp_path / "run", before, "until=4")
-    assert stopped.returncode == 75, stopped.stderr[-2000:]
+    train(tmp_path / "run", before, "until=4", code=75)
     assert torch.load(tmp_path / "run/iter_4.pth", weights_only=True)["meta"]["iter"] == 4
-    assert train(tmp_path / "run", after, "resume=yes").returncode == 0
+    train(tmp_path / "run", after, "resume=yes")
     assert_close(final(tmp_path / "run"), final(trained(1)))

@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 from mmengine.runner.checkpoint import save_checkpoint
 
-from mapet_mm.engine.runners.launch import LaunchError, configure_training, load_config
+from mapet_mm.engine.runners.launch import configure_training, load_config
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
 
@@ -21,7 +21,6 @@ UPERNET = next(CONFIGS.glob("vit-micro_upernet_*.py"))
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory) -> tuple[Path, dict[str, torch.Tensor]]:
-    """A pre-training checkpoint of random weights."""
     path = tmp_path_factory.mktemp("weights") / "pretrained.pth"
     model = MODELS.build(Config.fromfile(PRETRAINING).model)
     for parameter in model.parameters():
@@ -47,7 +46,6 @@ def start(recipe: Path, options: dict, work_dir: Path) -> tuple[Runner, str]:
 @pytest.mark.parametrize("way", ["load_from", "model.backbone.init_cfg.checkpoint"])
 @pytest.mark.parametrize(("recipe", "patches"), [(FINE_TUNING, 36), (UPERNET, 144)], ids=["cls", "seg"])
 def test_backbone_is_taken_over_and_the_rest_reported(recipe, patches, way, pretrained, tmp_path, capsys):
-    """The layers are the checkpoint's, the position embedding is resized, mask token and head left out."""
     path, weights = pretrained
     runner, log = start(recipe, {way: str(path)}, tmp_path / f"{recipe.stem}-{way}")
     backbone = runner.model.backbone.state_dict()
@@ -68,11 +66,3 @@ def test_weights_whose_names_fit_no_layer_are_refused(tmp_path):
     torch.save({"state_dict": {"blocks.0.norm1.weight": torch.ones(3)}}, path)
     with pytest.raises(UserError, match=r"blocks\.0\.norm1\.weight.*backbone\."):
         start(FINE_TUNING, dict(load_from=str(path)), tmp_path / "work")
-
-
-def test_a_recipe_without_checkpoint_says_how_to_name_one(tmp_path):
-    with pytest.raises(LaunchError, match=r"init_cfg\.checkpoint` open: --cfg-options"):
-        configure_training(load_config(str(FINE_TUNING), None, str(tmp_path)))
-    missing = {"model.backbone.init_cfg.checkpoint": str(tmp_path / "no.pth")}
-    with pytest.raises(LaunchError, match=r"no\.pth does not exist"):
-        configure_training(load_config(str(FINE_TUNING), missing, str(tmp_path)))

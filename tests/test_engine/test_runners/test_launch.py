@@ -5,7 +5,8 @@ import pickle
 
 import pytest
 import torch
-from tiny_training import TOOLS, read_scalars, run_tool
+from config_building import ROOT, run_tool
+from tiny_training import read_scalars
 
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import (
@@ -64,9 +65,9 @@ def test_test_reports_and_keeps_metrics_and_predictions(trained, tmp_path, monke
     checkpoint, outs = trained.work / "epoch_2.pth", [tmp_path / "metrics.json", tmp_path / "predictions.pkl"]
     common = (trained.config, checkpoint, "--work-dir", tmp_path / "work", "--out")
     with pytest.raises(SystemExit, match="out"):
-        run_tool(monkeypatch, "test", *common, "out.txt")
-    run_tool(monkeypatch, "test", *common, outs[0], "--amp")
-    run_tool(monkeypatch, "test", *common, outs[1])
+        run_tool(monkeypatch, "test.py", *common, "out.txt")
+    run_tool(monkeypatch, "test.py", *common, outs[0], "--amp")
+    run_tool(monkeypatch, "test.py", *common, outs[1])
     accuracy = json.loads(outs[0].read_text())["accuracy/top1"]
     predictions = pickle.loads(outs[1].read_bytes())
     right = sum(int(sample["pred_label"] == sample["gt_label"]) for sample in predictions)
@@ -76,8 +77,6 @@ def test_test_reports_and_keeps_metrics_and_predictions(trained, tmp_path, monke
     assert str(outs[1]) in said.strip().splitlines()[-1]
     assert "next:" not in said
 
-
-# --- what cannot start -----------------------------------------------------------------------------------
 
 INIT = "model.backbone.init_cfg"
 TRAINING_REFUSED = [
@@ -110,17 +109,13 @@ def test_a_test_that_cannot_start_says_which_option_to_change(config, options, k
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_suites_own_errors_while_training_are_one_line(config, tmp_path, monkeypatch, workers):
-    """A token store that does not exist, met by the first image, in this process or in a worker."""
     step = "train_dataloader.dataset.pipeline.0"
     options = [f"{step}.type=mapet_mm.LoadTokenGrid", f"{step}.store={tmp_path}/gone"]
     options += [f"train_dataloader.num_workers={workers}"]
     with pytest.raises(SystemExit) as ended:
-        run_tool(monkeypatch, "train", config, "--work-dir", tmp_path / "w", "--cfg-options", *options)
+        run_tool(monkeypatch, "train.py", config, "--work-dir", tmp_path / "w", "--cfg-options", *options)
     assert f"{tmp_path}/gone" in ended.value.code
     assert "\n" not in ended.value.code
-
-
-# --- what becomes of a config ----------------------------------------------------------------------------
 
 
 def test_open_weights_give_way_to_load_from(config, tmp_path):
@@ -131,17 +126,7 @@ def test_open_weights_give_way_to_load_from(config, tmp_path):
     assert cfg.model.backbone.init_cfg is None
 
 
-def test_test_time_augmentation_wraps_the_model_and_takes_its_own_pipeline(config):
-    steps = [dict(type="LoadImageFromFile"), dict(type="TestTimeAug", transforms=[])]
-    cfg = load_config(str(config), dict(tta_model=dict(type="AverageClsScoreTTA"), tta_pipeline=steps))
-    model = cfg.model.to_dict()
-    configure_test(cfg, **ELSEWHERE, tta=True)
-    assert cfg.model.to_dict() == dict(type="AverageClsScoreTTA", module=model)
-    assert cfg.test_dataloader.dataset.pipeline == steps
-
-
 def test_loaders_fit_the_machine_and_the_library(config, monkeypatch):
-    """Batches stacked for MMPretrain alone, memory pinned with a GPU alone, workers that stay."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     options = {"val_dataloader.num_workers": 2, "train_dataloader.persistent_workers": True}
     cfg = load_config(str(config), options)
@@ -167,14 +152,13 @@ def test_work_dir_is_the_option_then_the_configs_then_the_configs_name(config):
 
 
 def test_the_next_command_is_the_recipes_entry(config, monkeypatch):
-    """With the dataset that the recipe was read for; else the training's own test."""
     cfg = load_config(str(config))
     assert training_report(cfg, "mine.py").startswith(f"wrote {cfg.work_dir} (no checkpoint")
     assert next_command(cfg, "mine.py", "my run/last.pth") == "python tools/test.py mine.py 'my run/last.pth'"
     cfg.test_evaluator = None
     assert next_command(cfg, "mine.py", "last.pth") == "python tools/evaluate_features.py mine.py last.pth"
     monkeypatch.setenv("MAPET_MM_DATA", "digits_inverted")
-    recipe = TOOLS.parent / "configs/micro/beit_vit-micro_kclip_1xb32-coslr.py"
+    recipe = ROOT / "configs/micro/beit_vit-micro_kclip_1xb32-coslr.py"
     assert next_command(load_config(str(recipe)), str(recipe), "last.pth") == (
         "MAPET_MM_DATA=digits_inverted python tools/train.py configs/micro/vit-micro_1xb64-coslr.py "
         "--cfg-options model.backbone.init_cfg.checkpoint=last.pth"

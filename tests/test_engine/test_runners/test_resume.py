@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from config_building import run_tool
 from mmengine.config import Config
 from mmengine.logging import HistoryBuffer
 from mmengine.model import PretrainedInit
 from mmengine.runner import load_checkpoint
 from safetensors.torch import save_file
-from tiny_training import read_checkpoint, read_scalars, run_tool
+from tiny_training import read_checkpoint, read_scalars
 
 from mapet_mm.engine.runners.launch import configure_test, configure_training, load_config
 from mapet_mm.engine.runners.resume import (
@@ -41,9 +42,6 @@ def truncate(path: Path) -> None:
 
 def find(work: Path) -> str | None:
     return find_checkpoint(Config(dict(work_dir=str(work))))
-
-
-# --- what is read ----------------------------------------------------------------------------------------
 
 
 def test_checkpoints_of_mmengine_alone_are_read_without_a_warning(tmp_path, capsys):
@@ -101,9 +99,6 @@ def test_safetensors_and_work_dirs_are_refused_with_what_to_give_instead(trained
         require_checkpoint("checkpoint", str(trained.work))
 
 
-# --- which one -------------------------------------------------------------------------------------------
-
-
 def test_a_copied_run_resumes_from_its_own_checkpoint_and_not_from_a_later_one_of_another_run(copy):
     shutil.copy(copy / "epoch_2.pth", copy / "epoch_10.pth")
     assert find(copy) == str(copy / "epoch_2.pth")
@@ -145,14 +140,10 @@ def test_no_whole_checkpoint_is_one_line_and_no_checkpoint_is_a_start(copy, tmp_
     assert find(tmp_path) is find(tmp_path / "gone") is None
 
 
-# --- going on --------------------------------------------------------------------------------------------
-
-
 def test_the_same_command_goes_on_where_it_was_stopped(trained, copy, monkeypatch, capsys):
-    """Stopped after its first epoch, the run starts with the second; nothing is trained twice."""
     (copy / "epoch_2.pth").unlink()
     first = (copy / "epoch_1.pth").stat().st_mtime_ns
-    run_tool(monkeypatch, "train", trained.config, "--work-dir", copy)
+    run_tool(monkeypatch, "train.py", trained.config, "--work-dir", copy)
     assert f"going on from {copy / 'epoch_1.pth'}" in capsys.readouterr().err
     assert {line["epoch"] for line in read_scalars(copy) if "loss" in line} == {2}
     assert (copy / "epoch_1.pth").stat().st_mtime_ns == first

@@ -1,14 +1,11 @@
 """The sharded strategy trains as plain data parallel does, and loads and saves whole checkpoints."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from config_building import ROOT
-from forked_processes import start_together
+from forked_processes import run_python, start_together
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from tiny_training import CONFIG
@@ -68,7 +65,6 @@ def run_process(rank: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, images) -> Path:
-    """The work dirs of trainings by two processes."""
     folder = tmp_path_factory.mktemp("sharding")
     (folder / "config.py").write_text(CONFIG.replace("DATA", str(images)))
     weights = MODELS.build(OTHER).state_dict()
@@ -76,10 +72,7 @@ def folder(tmp_path_factory, images) -> Path:
         {"state_dict": {f"backbone.{name}": one for name, one in weights.items()}}, folder / "other.pth"
     )
     # Forked from another interpreter: this one may have used autograd.
-    command = [sys.executable, "-W", "ignore", __file__, str(folder)]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_python(__file__, folder)
     return folder
 
 
@@ -95,7 +88,6 @@ def saved(folder: Path, name: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 def test_losses_and_weights_are_those_of_plain_data_parallel(folder):
-    """Same draws, same clipped and decayed steps, but for the order of sums."""
     shares = [torch.load(folder / f"sharded_{rank}.pt")[1] for rank in (0, 1)]
     assert sum(shares) == 1
     assert max(shares) < 0.55
@@ -110,7 +102,6 @@ def test_losses_and_weights_are_those_of_plain_data_parallel(folder):
 
 @pytest.mark.slow
 def test_a_resumed_run_is_the_same_run(folder):
-    """Weights, moments and schedule of the second epoch."""
     assert losses(folder, "resumed") == losses(folder, "sharded")[4:]
     for name, weight in saved(folder, "sharded").items():
         assert torch.equal(saved(folder, "resumed")[name], weight), name

@@ -5,7 +5,7 @@ import torch
 from mmengine.runner.checkpoint import load_checkpoint, save_checkpoint
 from mmpretrain.models.backbones import VisionTransformer
 from mmpretrain.models.selfsup import BEiTPretrainViT, CAEPretrainViT
-from small_vit import ARCH, GEOMETRY, pretrain_vit
+from small_vit import ARCH, GEOMETRY, pretrain_vit, randomise
 from torch import nn
 from torch.nn import functional as F
 
@@ -14,14 +14,6 @@ from mapet_mm.models.backbones.checkpoint_hooks import source_grid
 
 IMAGES = torch.randn(2, 3, 20, 20)
 PLAIN = dict(use_abs_pos_emb=True, use_rel_pos_bias=False, use_shared_rel_pos_bias=False)
-
-
-def randomise(module: nn.Module) -> nn.Module:
-    """Weights far from their initial values, so that none can be exchanged unnoticed."""
-    for parameter in module.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    module.eval()  # MMPretrain's pre-training backbones return nothing here
-    return module
 
 
 def build(grid, with_cls_token=True, **options) -> MaPeTViT:
@@ -48,7 +40,6 @@ def test_weights_without_layer_scale_keep_their_features(build_vit, prefix, tmp_
 
 
 def test_a_whole_models_weights_without_layer_scale_keep_their_features(tmp_path):
-    """By `load_from`; weights without layers of the backbone fill nothing."""
     theirs = randomise(VisionTransformer(out_type="raw", **GEOMETRY))
     weights = {f"backbone.{name}": value for name, value in theirs.state_dict().items()}
     save_checkpoint({"state_dict": weights}, str(tmp_path / "weights.pth"))
@@ -90,7 +81,6 @@ def test_a_checkpoint_with_no_layer_of_the_backbone_is_refused(build_vit, rename
 
 
 def test_some_weights_by_themselves_are_taken():
-    """The backbone's own without others; a model's, which may have none for its backbone."""
     vit = MaPeTViT(**GEOMETRY)
     ones = torch.ones_like(vit.cls_token)
     vit.load_state_dict({"cls_token": ones, "mask_token": ones}, strict=False)
@@ -98,29 +88,10 @@ def test_some_weights_by_themselves_are_taken():
     nn.ModuleDict({"backbone": vit}).load_state_dict({"head.weight": ones}, strict=False)
 
 
-def test_a_pre_training_checkpoint_goes_downstream_by_init_cfg(tmp_path, capture_log):
-    """Positions are resized, mask token and head dropped, and MMEngine reports what it did not find."""
-    source = pretrain_vit()
-    checkpoint = {f"backbone.{name}": value for name, value in source.state_dict().items()}
-    checkpoint["head.projection.weight"] = torch.zeros(11, 24)
-    save_checkpoint({"state_dict": checkpoint}, str(tmp_path / "pretrained.pth"))
-    init_cfg = dict(type="Pretrained", checkpoint=str(tmp_path / "pretrained.pth"), prefix="backbone.")
-    vit = MaPeTViT(ARCH, 40, 4, out_type="avg_featmap", final_norm=False, init_cfg=init_cfg)
-    vit.init_weights()
-    loaded, original = vit.state_dict(), source.state_dict()
-    same = [name for name in loaded if name in original and name != "pos_embed"]
-    assert len(same) == len(original) - 4  # without mask token, final norm, position embedding
-    assert all(torch.equal(loaded[name], original[name]) for name in same)
-    assert_resized(vit, source)
-    assert "Dropped `mask_token`" in capture_log()
-    assert "missing keys in source state_dict: ln2.weight, ln2.bias" in capture_log()
-
-
 @pytest.mark.parametrize("bias", [True, "qv_bias"])
 @pytest.mark.parametrize("scale", [0.0, 0.1])
 @pytest.mark.parametrize("family", [BEiTPretrainViT, CAEPretrainViT])
 def test_a_plain_vit_computes_what_beit_and_cae_computed(family, scale, bias, capture_log):
-    """Every token of the last layer, to 1e-6, and no parameter missing or left over but the mask token."""
     options = dict(layer_cfgs=dict(bias=bias)) if family is BEiTPretrainViT else dict(bias=bias)
     beit = randomise(family(ARCH, 20, 4, layer_scale_init_value=scale, **{**PLAIN, **options}))
     vit = MaPeTViT(ARCH, 20, 4, out_type="raw").eval()
@@ -164,7 +135,6 @@ def assert_resized(target, source):
     ],
 )
 def test_positions_go_to_the_backbones_grid(source, target, source_has_class, target_has_class):
-    """From its own grid, from a square, or from the one that `pretrained_grid` says."""
     told = source if source[0] != source[1] and source != target else None
     source, target = build(source, source_has_class), build(target, target_has_class, pretrained_grid=told)
     own_class = target.pos_embed[:, 0].clone()

@@ -25,7 +25,6 @@ FORMS = {
 
 
 def save(module, path, prefix=""):
-    """Random weights, as a checkpoint."""
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     state = {prefix + name: value for name, value in module.state_dict().items()}
@@ -62,17 +61,13 @@ def test_an_init_cfg_of_ones_own_is_the_last_word(kind):
 @pytest.mark.parametrize("kind", BUILDERS)
 def test_weights_are_drawn_once(kind):
     """MMEngine's modules leave weights alone that have been initialised, or are said to be."""
-    module = BUILDERS[kind]()
-    module.init_weights()
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    module.init_weights()
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-
-    module = BUILDERS[kind]()
-    module.is_init = True
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    module.init_weights()
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    drawn, told = BUILDERS[kind](), BUILDERS[kind]()
+    drawn.init_weights()
+    told.is_init = True
+    for module in (drawn, told):
+        before = {name: value.clone() for name, value in module.state_dict().items()}
+        module.init_weights()
+        assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
 @pytest.mark.parametrize("outside", [True, False])

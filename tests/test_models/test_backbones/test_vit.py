@@ -3,8 +3,7 @@
 import pytest
 import torch
 from mmpretrain.models.backbones import VisionTransformer
-from small_vit import GEOMETRY, pretrain_vit
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from small_vit import GEOMETRY, pretrain_vit, randomise
 
 from mapet_mm.models import MaPeTPretrainViT, MaPeTViT, TokenPredictionHead
 
@@ -20,7 +19,6 @@ def assert_std(tensor: torch.Tensor, std: float) -> None:
 
 @pytest.mark.parametrize(("arch", "dim"), [("deit-tiny", 192), ("deit-small", 384)])
 def test_initial_statistics_of_every_parameter(arch, dim):
-    """Truncated normal 0.02, zero biases, class token 1e-6, patch convolution at the framework's default."""
     vit = MaPeTPretrainViT(arch, cutting_point=50)
     vit.init_weights()
     seen = set()
@@ -113,28 +111,9 @@ def test_a_permutation_that_is_no_order_of_the_tokens_is_refused(wrong):
         vit(torch.randn(2, 3, 20, 20), permutation)
 
 
-@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-def test_on_a_gpu_only_the_first_permutation_is_looked_at():
-    """Looking waits for the GPU."""
-    with FakeTensorMode(), torch.device("cuda"):
-        vit = MaPeTPretrainViT(cutting_point=8, **GEOMETRY)
-        images = torch.randn(1, 3, 20, 20)
-        permutation = vit.sample_permutation(1, "cuda")
-        with pytest.raises(DataDependentOutputException):
-            vit(images, permutation)
-        vit._checked = True
-        assert vit(images, permutation)[0].device.type == "cuda"
-
-
 def test_defaults_are_those_of_the_papers_largest_model():
-    """ViT-B/16 at 224 px, LayerScale 0.1, 60 tokens of context; recomputation on, checkpointing off."""
     vit = MaPeTPretrainViT()
-    assert (vit.embed_dims, vit.num_layers, vit.img_size, vit.patch_resolution) == (
-        768,
-        12,
-        (224, 224),
-        (14, 14),
-    )
+    assert (vit.embed_dims, vit.num_layers, vit.img_size[0], vit.patch_resolution) == (768, 12, 224, (14, 14))
     assert (vit.cutting_point, vit.objective.name, vit.out_type) == (60, "mapet", "raw")
     assert vit.layers[0].attn.gamma1.weight.eq(0.1).all()
     assert all(layer.recompute and not layer.with_cp for layer in vit.layers)
@@ -148,7 +127,6 @@ def test_defaults_are_those_of_the_papers_largest_model():
 @pytest.mark.parametrize("build", [MaPeTViT, MaPeTPretrainViT])
 @pytest.mark.parametrize("with_cp", [False, True])
 def test_activation_checkpointing_runs_each_layer_again(build, with_cp):
-    """The same output and gradients; no layer keeps anything, so each runs twice, once without gradients."""
     options = dict(out_type="raw")
     if build is MaPeTPretrainViT:
         options = dict(cutting_point=8, recompute=False)
@@ -175,11 +153,8 @@ def test_activation_checkpointing_runs_each_layer_again(build, with_cp):
 
 
 def test_mapet_vit_is_mmpretrains_vision_transformer():
-    """Same parameter names and the same function: weights load into MMPretrain's class and back."""
-    ours = MaPeTViT(out_type="avg_featmap", **GEOMETRY)
+    ours = randomise(MaPeTViT(out_type="avg_featmap", **GEOMETRY))
     theirs = VisionTransformer(layer_scale_init_value=0.1, out_type="avg_featmap", **GEOMETRY)
-    for parameter in ours.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
     theirs.load_state_dict(ours.state_dict(), strict=True)
     images = torch.randn(2, 3, 20, 20)
     assert torch.equal(ours(images)[0], theirs(images)[0])

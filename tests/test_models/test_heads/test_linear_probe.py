@@ -17,7 +17,6 @@ ADAMW = dict(type="AdamW", lr=4e-3, weight_decay=1e-4)
 
 
 def pooled(tokens: Tensor) -> Tensor:
-    """Class token and patch mean side by side, in that order."""
     return torch.cat([tokens[:, 0], tokens[:, 1:].mean(1)], 1)
 
 
@@ -70,10 +69,7 @@ def test_each_layer_gives_its_own_tokens_without_a_norm(kind):
     images = batches(1)[0]["inputs"]
     feats = model.extract_feat(images)
     for classifier, logits, tokens in zip(
-        model.head.classifiers,
-        model.head.layer_logits(feats),
-        outputs_of_layers(model, images),
-        strict=True,
+        model.head.classifiers, model.head.layer_logits(feats), outputs_of_layers(model, images), strict=True
     ):
         assert tokens.shape == (6, 7, 12)
         torch.testing.assert_close(logits, classifier(pooled(tokens)))
@@ -118,7 +114,6 @@ def test_classifiers_start_normal_at_a_hundredth_and_from_the_same_weights():
 
 @pytest.mark.parametrize("kind", BACKBONES)
 def test_the_backbone_stays_in_eval_mode_and_gets_no_gradient(kind):
-    """Stochastic depth and dropout at their highest change nothing, and no weight of it moves."""
     drops = dict(drop_path_rate=0.9, drop_rate=0.9)
     shared = dict(use_shared_rel_pos_bias=True, use_rel_pos_bias=False) if kind == "BEiTViT" else {}
     model = probe(kind, **drops, **shared)

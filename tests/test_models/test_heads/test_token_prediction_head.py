@@ -14,8 +14,6 @@ from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
 
 
 class MLPTokenHead(TokenPredictionHead):
-    """An MLP before the projection."""
-
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.mlp = nn.Sequential(nn.Linear(24, 24), nn.GELU())
@@ -42,7 +40,6 @@ HEADS = [MLPTokenHead, with_lora, without_bias, TokenPredictionHead]
 
 @pytest.mark.parametrize("build", HEADS)
 def test_training_goes_through_the_heads_own_forward_pass(build):
-    """The loss is the mean of validation's, and every parameter gets the logits' gradient."""
     head, latents = build(24, 11), torch.randn(2, 7, 24)
     tokens = torch.randint(11, (2, 7))
     head.statistics = PredictionStatistics(11)
@@ -60,7 +57,6 @@ def test_training_goes_through_the_heads_own_forward_pass(build):
 
 @pytest.mark.parametrize("build", [TokenPredictionHead, without_bias])
 def test_in_float64_the_loss_is_of_float64(build):
-    """Also its gradients: a reference in float64 agrees to the last digits."""
     head, latents = build(24, 11).double(), torch.randn(2, 7, 24, dtype=torch.float64)
     tokens = torch.randint(11, (2, 7))
     loss = head.loss(latents, tokens)["loss"]

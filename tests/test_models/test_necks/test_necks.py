@@ -21,7 +21,6 @@ def test_batch_norm_neck_scales_each_channel_of_the_last_feature_map_and_drops_w
 
 
 def test_strides_are_those_of_the_scale_factors():
-    """A map of 4 x 6: four levels and one more, which takes every second value."""
     neck = SimpleFeaturePyramid(32, 16, num_outs=5)
     features = torch.randn(2, 32, 4, 6, requires_grad=True)
     maps = neck((torch.zeros(2, 32, 4, 6), features))

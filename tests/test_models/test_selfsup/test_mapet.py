@@ -17,8 +17,6 @@ ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
 
 @MODELS.register_module()
 class GridAsTokens(BaseModule):
-    """Passes (B, h, w) grids on as tokens."""
-
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
         self.vocab_size = vocab_size
@@ -47,7 +45,6 @@ def build(
 
 
 def test_tokens_follow_their_patch_through_the_permutation():
-    """The i-th target token is the token of the patch at place c + i of the permutation."""
     model = build()
     grids = torch.arange(25).view(1, 5, 5) + 100 * torch.arange(2).view(2, 1, 1)
     permutation = model.backbone.sample_permutation(2, "cpu")
@@ -93,7 +90,6 @@ def test_a_backbone_within_lora_model_is_trained_by_its_adapters():
 
 
 def test_validation_repeats_itself_and_leaves_the_training_generator_alone():
-    """The same permutations in every validation; per-image figures average to the batch's loss."""
     model = build().eval()
     inputs = [torch.randn(3, 3, 20, 20), torch.randint(11, (3, 5, 5))]
     state = torch.get_rng_state()
@@ -127,7 +123,6 @@ def validate(model, images, grids, batches):
     ids=["one by one", "two by two", "over two processes", "in another order"],
 )
 def test_validation_does_not_depend_on_the_batch(batches):
-    """Batch size, processes and order change no image's permutation, so no figure."""
     model = build().eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -225,7 +220,6 @@ def test_options_that_cannot_be_are_refused(options, noun):
 
 
 def test_features_come_from_whatever_the_preprocessor_hands_on():
-    """Images alone, or first of a list; also without a target generator, which features do not need."""
     model = build().eval()
     images, grids = torch.randn(2, 3, 20, 20), torch.randint(11, (2, 5, 5))
     (alone,) = model.extract_feat(images)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from mmengine.runner import save_checkpoint
 from mmpretrain.structures import DataSample
+from small_tokenizers import DALLE, vqkd
 from torch import Tensor, nn
 
 from mapet_mm.registry import MODELS
@@ -19,22 +20,7 @@ CLIP = dict(
     class_names=("ankle boot", "bag"),
     stride=16,
 )
-VQKD = dict(
-    type="VQKD",
-    encoder_config=dict(
-        arch=dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=48),
-        img_size=16,
-        patch_size=4,
-        final_norm=True,
-        out_type="featmap",
-        use_abs_pos_emb=True,
-        use_rel_pos_bias=False,
-        layer_scale_init_value=0.0,
-    ),
-    num_embed=16,
-    embed_dims=8,
-)
-DALLE = dict(type="DALL-E", n_hid=8, n_blk_per_group=1, vocab_size=16)
+VQKD = vqkd(16)
 
 
 def train(model: nn.Module, inputs, samples=None, steps: int = 30, lr: float = 3e-3) -> tuple[float, float]:

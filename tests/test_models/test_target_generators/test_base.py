@@ -6,13 +6,13 @@ import pytest
 import torch
 from mmengine.optim import build_optim_wrapper
 from mmengine.runner.checkpoint import get_state_dict
+from small_tokenizers import DALLE
 from torch import nn
 
 from mapet_mm.tokenizers import KCLIP, Codebook, FrozenTokenizer, full_float32
 
 SMALL = dict(layers=[1, 1, 1, 1], width=8, image_size=64)
 RANDOM = dict(type="random", seed=0)
-DALLE = dict(type="DALL-E", n_hid=8, n_blk_per_group=1, vocab_size=16)
 
 
 @pytest.fixture(params=["KCLIP", "FrozenTokenizer"])

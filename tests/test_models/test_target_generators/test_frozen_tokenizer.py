@@ -3,32 +3,21 @@
 import pytest
 import torch
 from mmpretrain.models.selfsup.beit import VQKD
-from mmpretrain.models.selfsup.cae import DALLEEncoder
 from mmpretrain.structures import DataSample
+from small_tokenizers import ARCH, DALLE
+from small_tokenizers import vqkd as vqkd_config
 from torch import nn
 
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import FrozenTokenizer, TokenizerError
 
-ENCODER = dict(
-    arch=dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=48),
-    img_size=24,
-    patch_size=4,
-    final_norm=True,
-    out_type="featmap",
-    use_abs_pos_emb=True,
-    use_rel_pos_bias=False,
-    layer_scale_init_value=0.0,
-)
-VQKD_OPTIONS = dict(encoder_config=ENCODER, num_embed=16, embed_dims=8, quantize_kmeans_init=False)
-DALLE_OPTIONS = dict(n_hid=8, n_blk_per_group=1, vocab_size=16)
-VQKD_CONFIG, DALLE_CONFIG = dict(type="VQKD", **VQKD_OPTIONS), dict(type="DALL-E", **DALLE_OPTIONS)
+VQKD_CONFIG = vqkd_config(24, quantize_kmeans_init=False)
 
 
 @pytest.fixture
 def vqkd(tmp_path) -> tuple[VQKD, dict]:
     """MMPretrain's own tokenizer, and a config that loads its weights from a file with more in it."""
-    theirs = VQKD(**VQKD_OPTIONS).eval()
+    theirs = MODELS.build(VQKD_CONFIG).eval()
     torch.save({"state_dict": {**theirs.state_dict(), "decoder.weight": torch.ones(2)}}, tmp_path / "w.pth")
     return theirs, dict(VQKD_CONFIG, init_cfg=dict(type="Pretrained", checkpoint=str(tmp_path / "w.pth")))
 
@@ -44,10 +33,10 @@ def test_vqkd_gives_its_own_tokens(vqkd):
 
 
 def test_dalle_gives_the_maxima_of_its_own_logits(tmp_path):
-    theirs = DALLEEncoder(**DALLE_OPTIONS)
+    theirs = MODELS.build(DALLE)
     torch.save(theirs.state_dict(), tmp_path / "dalle.pth")
     pretrained = dict(type="Pretrained", checkpoint=str(tmp_path / "dalle.pth"))
-    ours = FrozenTokenizer(dict(DALLE_CONFIG, init_cfg=pretrained), image_size=48, vocab_size=16)
+    ours = FrozenTokenizer(dict(DALLE, init_cfg=pretrained), image_size=48, vocab_size=16)
     images = torch.rand(2, 3, 48, 48)
     with torch.no_grad():
         expected = theirs(images).argmax(1).flatten(1)
@@ -85,22 +74,15 @@ def test_a_codebook_that_the_first_batch_would_make_is_refused(vqkd):
         FrozenTokenizer(vqkd[1], image_size=24, vocab_size=16)
 
 
-@pytest.mark.parametrize(("config", "size"), [(VQKD_CONFIG, 24), (DALLE_CONFIG, 48)], ids=["VQ-KD", "DALL-E"])
+@pytest.mark.parametrize(("config", "size"), [(VQKD_CONFIG, 24), (DALLE, 48)], ids=["VQ-KD", "DALL-E"])
 def test_they_train_mmpretrains_beit_on_the_fly(config, size):
     """On a second view of the images."""
-    backbone = dict(
-        type="BEiTPretrainViT",
-        arch=ENCODER["arch"],
-        img_size=24,
-        patch_size=4,
-        layer_cfgs=dict(bias=True),
-        use_abs_pos_emb=True,
-        use_shared_rel_pos_bias=False,
-    )
+    positions = dict(use_abs_pos_emb=True, use_shared_rel_pos_bias=False)
+    sizes = dict(arch=ARCH, img_size=24, patch_size=4, layer_cfgs=dict(bias=True))
+    backbone = dict(type="BEiTPretrainViT", **sizes, **positions)
     head = dict(type="mapet_mm.BEiTTokenHead", embed_dims=24, vocab_size=16)
-    generator = dict(
-        type="mapet_mm.FrozenTokenizer", tokenizer=config, image_size=size, vocab_size=16, random_seed=0
-    )
+    options = dict(tokenizer=config, image_size=size, vocab_size=16, random_seed=0)
+    generator = dict(type="mapet_mm.FrozenTokenizer", **options)
     model = MODELS.build(dict(type="BEiT", backbone=backbone, head=head, target_generator=generator))
     model.init_weights()
     model.train()

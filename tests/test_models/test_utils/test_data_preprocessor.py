@@ -98,9 +98,7 @@ def test_a_gpu_gets_the_same_batch(preprocessor, collate):
         torch.testing.assert_close(found.cpu(), value)
 
 
-TWO_VIEWS = dict(
-    mean=[10.0, 20.0, 30.0], std=[2.0, 4.0, 8.0], second_mean=[1.0] * 3, second_std=[5.0] * 3, to_rgb=True
-)
+TWO_VIEWS = dict(mean=MEAN, std=STD, second_mean=[1.0] * 3, second_std=[5.0] * 3, to_rgb=True)
 
 
 def test_two_views_are_normalised_as_by_mmpretrain():
@@ -154,14 +152,8 @@ def test_the_first_batch_of_a_pre_training_is_looked_at(images, numbers, message
 
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_both_views_of_the_first_batch_are_looked_at(wrong):
-    numbers = [BYTES, BYTES]
-    numbers[wrong] = UNITS
-    names = ("mean", "std"), ("second_mean", "second_std")
-    options = {
-        name: one[key]
-        for one, keys in zip(numbers, names, strict=True)
-        for key, name in zip(("mean", "std"), keys, strict=True)
-    }
+    first, second = (UNITS if view == wrong else BYTES for view in (0, 1))
+    options = dict(first, second_mean=second["mean"], second_std=second["std"])
     preprocessor = MODELS.build(dict(type="mapet_mm.TwoViewDataPreprocessor", **options))
     with pytest.raises(PixelRangeError, match="up to 255"):
         preprocessor(dict(inputs=[PIXELS, PIXELS], data_samples=[DataSample()]), training=True)

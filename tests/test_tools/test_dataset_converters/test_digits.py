@@ -24,7 +24,6 @@ INK_LEVEL = 128  # at or above this, of 255, a pixel is labelled
 
 
 def digest(folder: Path) -> str:
-    """One digest of all names and contents below a folder."""
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -47,7 +46,6 @@ def read_scenes(scenes: Path, part: str):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> Path:
-    """Digits in all domains, their pixel labels, and a few scenes of both kinds."""
     folder = tmp_path_factory.mktemp("data")
     for domain in DOMAINS:
         assert write_digits(folder / domain, domain)

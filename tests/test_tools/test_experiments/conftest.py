@@ -1,7 +1,10 @@
 """Shared by the tests of tables: the repository's root as working folder, and impatient runners."""
 
+from pathlib import Path
+
 import pytest
 from config_building import ROOT
+from fake_project import write_project
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -16,3 +19,11 @@ def _impatient():
 def repository(monkeypatch):
     """Tables name configs from the repository's root, where the tools run."""
     monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Path:
+    """A project with a small table of which nothing is done, and this process in it."""
+    write_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

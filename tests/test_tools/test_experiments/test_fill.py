@@ -1,24 +1,19 @@
 """Filling a table: runs done once, killed and resumed, failed ones, results kept. The tools are fake ones."""
 
 import json
-import os
+import multiprocessing
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from statistics import mean, stdev
 
-import fake_project
 import pytest
-from config_building import ROOT
+from config_building import run_tool
 from experiments.local import LocalRunner
 from experiments.records import StageError, claim
 from fake_project import cells, declare, fill, filler, named, starts, table, write_config, write_project
 
-PATHS = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tools")))
-RUN = "import fake_project, sys; fake_project.fill(rows=sys.argv[1:] or None)"
+FORK = multiprocessing.get_context("fork")
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +21,11 @@ def filled(tmp_path_factory) -> Path:
     """A project whose table was filled with one seed and then with two; `first` keeps what the first left."""
     folder = tmp_path_factory.mktemp("filled")
     write_project(folder)
-    here = os.getcwd()
-    os.chdir(folder)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
         fill([0])
         Path("first.json").write_text(json.dumps([starts(), table()]))
         fill([0, 1])
-    finally:
-        os.chdir(here)
     return folder
 
 
@@ -45,16 +37,8 @@ def done(filled, tmp_path, monkeypatch) -> Path:
     return tmp_path / "project"
 
 
-@pytest.fixture
-def project(tmp_path, monkeypatch) -> Path:
-    """A project with nothing done, and this process in it."""
-    write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def run_tool(monkeypatch, *words: str) -> None:
-    fake_project.run_tool(monkeypatch, "small", "--out", "out", *words)
+def run_table(monkeypatch, *words: str) -> None:
+    run_tool(monkeypatch, "run_table.py", "small", "--out", "out", *words)
 
 
 def test_every_run_is_done_once_and_the_table_says_mean_and_spread(done):
@@ -85,7 +69,6 @@ def test_every_run_is_done_once_and_the_table_says_mean_and_spread(done):
 
 
 def test_a_row_is_evaluated_in_its_columns_only(project):
-    """A dash in the others, in the table and in the CSV, and nothing is missing."""
     file = project / "configs/tables/digits/small.py"
     file.write_text(
         file.read_text().replace('dict(name="scratch")', 'dict(name="scratch", columns=["tuned"])')
@@ -111,16 +94,18 @@ def test_a_second_seed_does_only_its_own_runs_and_a_second_call_nothing(done):
     assert table() == before
 
 
-def test_killed_in_the_middle_and_started_again_ends_with_the_same_table(project, filled):
+def test_killed_in_the_middle_and_started_again_ends_with_the_same_table(project, filled, monkeypatch):
     """SIGKILL of the whole program, twice; nothing that was finished is done again."""
-    environment = {**os.environ, "PYTHONPATH": PATHS, "FAKE_SECONDS": "0.3"}
+    monkeypatch.setenv("FAKE_SECONDS", "0.3")
     for kills in (0, 1):
-        process = subprocess.Popen([sys.executable, "-c", RUN], env=environment)
-        while process.poll() is None and len(starts()) < 2 + 3 * kills:
+        process = FORK.Process(target=fill)
+        process.start()
+        while process.is_alive() and len(starts()) < 2 + 3 * kills:
             time.sleep(0.02)
-        assert process.poll() is None, "the run ended before it could be killed"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        assert process.is_alive(), "the run ended before it could be killed"
+        process.kill()
+        process.join()
+    monkeypatch.delenv("FAKE_SECONDS")
     deadline = time.monotonic() + 10  # what it had started ends with it
     for run in filler().plan.runs:
         while (held := claim(run.folder)) is None:
@@ -134,11 +119,15 @@ def test_killed_in_the_middle_and_started_again_ends_with_the_same_table(project
     assert len(starts()) <= 8 + 2 * 2
 
 
-def test_two_runners_of_one_table_do_each_run_once(project):
+def test_two_runners_of_one_table_do_each_run_once(project, monkeypatch):
     """A second person starts the same table while the first is at it; both end with the whole table."""
-    environment = {**os.environ, "PYTHONPATH": PATHS, "FAKE_SECONDS": "0.2"}
-    runners = [subprocess.Popen([sys.executable, "-c", RUN, "one"], env=environment) for _ in range(2)]
-    assert [one.wait(120) for one in runners] == [0, 0]
+    monkeypatch.setenv("FAKE_SECONDS", "0.2")
+    runners = [FORK.Process(target=fill, kwargs=dict(rows=["one"])) for _ in range(2)]
+    for one in runners:
+        one.start()
+    for one in runners:
+        one.join(120)
+        assert one.exitcode == 0
     assert starts() == named(filler().plan.closure(c.run for c in filler().plan.cells if c.row == "one"))
     assert cells()["one", "tuned"]["mean"]
 
@@ -174,7 +163,7 @@ def test_a_stale_training_is_never_the_result_of_a_new_recipe(project, monkeypat
     """The evaluation's config changes: it is trained again, although its last checkpoint is there."""
 
     def value() -> str:
-        run_tool(monkeypatch, "--rows", "one")
+        run_table(monkeypatch, "--rows", "one")
         return cells()["one", "probe"]["mean"]
 
     first = value()
@@ -194,16 +183,15 @@ def test_a_config_that_changes_while_a_table_is_filled_is_not_recorded_as_the_ol
 
 
 def test_a_mistyped_metric_costs_its_column(project, monkeypatch):
-    """It neither ends the other runs nor makes later calls fail; the right name needs no new training."""
     declare(project, metric="accuracy/top")
-    run_tool(monkeypatch, "--rows", "scratch", "one")
+    run_table(monkeypatch, "--rows", "scratch", "one")
     assert cells()["one", "probe"]["missing"] == ""
     assert cells()["one", "tuned"]["missing"] == "no `accuracy/top`"
     before = starts()
     for call in (["--dry-run"], ["--collect"], []):
-        run_tool(monkeypatch, "--rows", "scratch", "one", *call)
+        run_table(monkeypatch, "--rows", "scratch", "one", *call)
     declare(project)
-    run_tool(monkeypatch, "--collect")
+    run_table(monkeypatch, "--collect")
     assert cells()["one", "tuned"]["missing"] == ""
     assert starts() == before
 
@@ -211,7 +199,7 @@ def test_a_mistyped_metric_costs_its_column(project, monkeypatch):
 @pytest.mark.parametrize("option", ["--jobs", "--seeds"])
 def test_none_at_a_time_and_no_seeds_are_refused_in_one_line(option, project, monkeypatch, capsys):
     with pytest.raises(SystemExit):
-        run_tool(monkeypatch, option, "0")
+        run_table(monkeypatch, option, "0")
     assert f"argument {option}: 0: one or more" in capsys.readouterr().err
 
 

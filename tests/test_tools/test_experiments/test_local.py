@@ -11,15 +11,7 @@ from pathlib import Path
 import pytest
 from experiments.local import LocalRunner, run_job
 from experiments.plan import Run, identity
-from experiments.records import (
-    StageError,
-    claim,
-    is_done,
-    note_seconds,
-    record_of,
-    seconds_of,
-    write_record,
-)
+from experiments.records import StageError, claim, is_done, note_seconds, record_of, seconds_of, write_record
 
 SCRIPT = """
 import os, sys, time
@@ -41,11 +33,12 @@ def _folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def job(name, *needs, seconds=0.0, output=None, command=None) -> Run:
-    command = command or ("job.py", name, str(seconds))
-    before = tuple(run.folder for run in needs)
+def job(name, *needs, seconds=0.0, output=None, command=None, kind="data") -> Run:
+    """A run of one output; `{run}` in command and output is its folder."""
+    command, before = command or ("job.py", name, str(seconds)), tuple(run.folder for run in needs)
     folder = f"out/runs/{name}-{identity(command, before, 'out/runs/{run}')}"
-    return Run(name, "data", command, (output or f"{name}.out",), folder, before)
+    words = tuple(word.format(run=folder) for word in command)
+    return Run(name, kind, words, ((output or f"{name}.out").format(run=folder),), folder, before)
 
 
 def order():
@@ -54,8 +47,7 @@ def order():
 
 def test_a_frozen_evaluations_figures_are_its_metrics_and_its_features_are_removed():
     command = ("probe.py", "--out", "{run}")
-    folder = f"out/runs/probe-{identity(command, (), 'out/runs/{run}')}"
-    run = Run("probe", "evaluation", ("probe.py", "--out", folder), (f"{folder}/results.json",), folder)
+    run = job("probe", command=command, output="{run}/results.json", kind="evaluation")
     rows = [{"protocol": "k-NN", "setting": "both", "value": 81.25, "unit": "top-1, %"}]
     Path("probe.py").write_text(
         "import json, os, sys\nfrom pathlib import Path\nfolder = Path(sys.argv[2])\n"
@@ -64,7 +56,7 @@ def test_a_frozen_evaluations_figures_are_its_metrics_and_its_features_are_remov
     )
     LocalRunner([run]).run()
     assert record_of(run)["metrics"] == {"k-NN, both": 81.25}
-    assert sorted(os.listdir(folder)) == ["claim", "results.json", "run.log", "seconds"]
+    assert sorted(os.listdir(run.folder)) == ["claim", "results.json", "run.log", "seconds"]
 
 
 def test_runs_wait_for_what_they_need_and_leave_a_log_and_a_record():
@@ -127,13 +119,11 @@ def test_a_long_run_tells_its_last_line_and_its_seconds_are_those_of_all_starts(
 
 def test_a_folder_of_runs_may_be_moved():
     """Records name outputs in a run's folder by their places in it."""
-    command = ("job.py", "{run}/a", "0")
-    folder = f"out/runs/a-{identity(command, (), 'out/runs/{run}')}"
-    run = Run("a", "data", (command[0], f"{folder}/a", command[2]), (f"{folder}/a.out",), folder)
+    run = job("a", command=("job.py", "{run}/a", "0"), output="{run}/a.out")
     LocalRunner([run]).run()
     assert record_of(run)["made"] == {"a.out": 0}
     os.rename("out", "moved")
-    moved = replace(run, folder=f"moved{folder[3:]}", outputs=(f"moved{folder[3:]}/a.out",))
+    moved = replace(run, folder=(folder := f"moved{run.folder[3:]}"), outputs=(f"{folder}/a.out",))
     assert is_done(moved)
     Path(moved.outputs[0]).unlink()
     assert not is_done(moved)

@@ -43,20 +43,6 @@ def test_every_cell_resolves_to_existing_configs(name, dataset):
             assert run.processes == (int(re.search(r"_(\d+)xb\d+", run.config)[1]) if trains else 1)
 
 
-def test_the_objectives_table_on_digits_is_the_one_that_is_asked_for():
-    """Six rows of four evaluations, the tokens alone in one, three seeds; a pre-training per seed."""
-    plan = plan_table(load_table("objectives", "digits"), range(3), "out")
-    kinds = [run.kind for run in plan.runs]
-    numbers = {kind: kinds.count(kind) for kind in set(kinds)}
-    assert numbers == {"data": 1, "tokenizer": 2, "pre-training": 15, "evaluation": 75}
-    scratch, mapet = (
-        [cell.run.config for cell in plan.cells if (cell.row, cell.seed) == (name, 0)]
-        for name in ("no pre-training", "MaPeT")
-    )
-    assert [a == b for a, b in zip(scratch, mapet, strict=True)] == [True] * 5 + [False, True]
-    assert scratch[5] == "configs/micro/vit-micro_1xb64-scratch-coslr.py"
-
-
 def test_a_recipe_that_does_not_say_how_long_has_no_last_checkpoint():
     assert final_checkpoint(Config(dict(train_cfg=dict(max_iters=7)))) == "iter_7.pth"
     with pytest.raises(DeclarationError, match="no length in `train_cfg`"):

@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from config_building import run_tool
 from experiments.declaration import Column, Row, TableDeclaration
 from experiments.fill import TERAFLOPS
 from experiments.picture import draw_tables
 from experiments.render import difference, holm, render_differences, render_markdown, summarise
-from fake_project import declare, fill, run_tool, write_project
+from fake_project import fill
 from scipy.stats import ttest_ind
 
 ROWS = [Row("old"), Row("new"), Row("other", curve="new")]
@@ -119,7 +120,6 @@ def test_a_picture_has_a_dot_per_row_and_names_what_is_missing():
 
 
 def over_compute(*costs: float) -> tuple[TableDeclaration, dict]:
-    """A table of two seeds whose rows have these costs, and its cells."""
     teraflops = Column("pre-training", "TFLOPs", "probe.py", TERAFLOPS)
     grid = cells(old=[60.0, 62.0], new=[70.0, 71.0], other=[65.0, 66.0])
     for row, cost in zip(ROWS, costs, strict=True):
@@ -128,7 +128,6 @@ def over_compute(*costs: float) -> tuple[TableDeclaration, dict]:
 
 
 def test_a_table_with_compute_is_drawn_as_curves_over_it():
-    """The rows of one curve in the order of their compute; no other cost has a panel."""
     (band,) = draw_tables([over_compute(10.0, 30.0, 20.0)]).subfigs
     assert len(band.axes) == 2
     lines = [bars.lines[0] for bars in band.axes[0].containers]
@@ -146,21 +145,13 @@ def test_a_row_without_compute_is_a_dashed_line():
     assert [text.get_text() for text in band.legends[0].get_texts()] == ["old", "new"]
 
 
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    declare(tmp_path)
-    return tmp_path
-
-
 def test_one_command_draws_the_chosen_rows_of_tables(project, monkeypatch, capsys):
     fill([0], rows=["scratch"])
     words = ["small", "small", "--out", "out", "--seeds", "2", "--picture", "sub/picture.svg"]
-    run_tool(monkeypatch, *words, "--rows", "scratch", tool="draw_tables")
+    run_tool(monkeypatch, "draw_tables.py", *words, "--rows", "scratch")
     picture = (project / "sub/picture.svg").read_text()
     assert picture.count("<!-- scratch -->") == 2
     assert "<!-- one -->" not in picture
     assert "A small table: 2 of 12 results are there" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="row 'scratched'"):
-        run_tool(monkeypatch, *words, "--rows", "scratched", tool="draw_tables")
+        run_tool(monkeypatch, "draw_tables.py", *words, "--rows", "scratched")

@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from config_building import run_tool
 from experiments.declaration import load_table
 from experiments.fill import TableFiller
 from experiments.local import launch_words
 from experiments.plan import plan_table
 from experiments.records import StageError
 from experiments.slurm import live_jobs, sbatch_words, submit
-from fake_project import filler, run_tool, write_project
+from fake_project import filler
 
 from mapet_mm.utils.config import VARIABLE
 
@@ -67,17 +68,18 @@ def test_runs_on_the_cpu_ask_for_no_gpu(repository):
 
 
 def test_dry_run_prints_and_runs_nothing(repository, monkeypatch, capsys, tmp_path):
-    run_tool(monkeypatch, "transfer", "--dataset", "imagenet", "--dry-run", "--out", str(tmp_path / "out"))
+    out = tmp_path / "out"
+    run_tool(monkeypatch, "run_table.py", "transfer", "--dataset", "imagenet", "--dry-run", "--out", out)
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("bash tools/dist_train.sh configs/mapet/mapet_vit-base") for line in lines)
     assert "13 runs: 1 tokenizer, 3 pre-training, 9 evaluation" in lines
-    assert not (tmp_path / "out").exists()
+    assert not out.exists()
 
 
 def test_a_printed_command_is_safe_to_paste(project, monkeypatch, capsys):
     """A shell makes the words of it with which the job starts the tool, and runs nothing inside them."""
     out = "out/$(touch hacked) 'o'"
-    run_tool(monkeypatch, "small", "--launcher", "slurm", "--dry-run", "--out", out)
+    run_tool(monkeypatch, "run_table.py", "small", "--launcher", "slurm", "--dry-run", "--out", out)
     lines = capsys.readouterr().out.split("\n\n")[0].splitlines()
     runs = TableFiller(load_table("small", "digits"), [0], out).needed_runs()
     assert len(lines) == len(runs) == 9
@@ -90,7 +92,7 @@ def test_a_printed_command_is_safe_to_paste(project, monkeypatch, capsys):
 
 def test_imagenet_without_its_folder_is_one_line(repository, monkeypatch, tmp_path):
     with pytest.raises(SystemExit, match=r"error: folder data/imagenet is missing"):
-        run_tool(monkeypatch, "objectives", "--dataset", "imagenet", "--out", str(tmp_path))
+        run_tool(monkeypatch, "run_table.py", "objectives", "--dataset", "imagenet", "--out", str(tmp_path))
 
 
 # Stands for Slurm: sbatch counts jobs and keeps what it got, squeue lists those in queue.txt.
@@ -103,21 +105,17 @@ echo "$number;cluster"
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch) -> Path:
-    """A project with fake tools and a fake Slurm."""
-    write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "jobs").mkdir()
-    (tmp_path / "bin").mkdir()
+def project(project, monkeypatch) -> Path:
+    (project / "jobs").mkdir()
+    (project / "bin").mkdir()
     for name, text in (("sbatch", SBATCH), ("squeue", "#!/bin/bash\ncat queue.txt\n")):
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    return tmp_path
+        (project / "bin" / name).write_text(text)
+        (project / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{project / 'bin'}:{os.environ['PATH']}")
+    return project
 
 
 def submitted() -> dict[str, str]:
-    """Arguments of sbatch, by the job's number."""
     return {path.name: path.read_text().splitlines()[0] for path in sorted(Path("jobs").iterdir())}
 
 
@@ -126,7 +124,7 @@ def test_a_training_for_more_gpus_than_there_are_is_refused_before_anything_star
     more = "train_dataloader = dict(batch_size=2)\nauto_scale_lr = dict(base_batch_size=128)\n"
     (project / "configs/one.py").write_text(text + more)
     with pytest.raises(SystemExit, match=r"one_seed-0 is meant for 64 GPUs, here are \d: --launcher slurm"):
-        run_tool(monkeypatch, "small", "--launcher", "dist", "--out", "out")
+        run_tool(monkeypatch, "run_table.py", "small", "--launcher", "dist", "--out", "out")
     assert not Path("starts.txt").exists()
 
 
@@ -149,24 +147,15 @@ def test_a_plan_is_submitted_once_with_its_dependencies(project):
 
 
 def test_the_script_of_a_job_does_its_run(project, monkeypatch, capsys):
-    run_tool(
-        monkeypatch,
-        "small",
-        "--rows",
-        "scratch",
-        "--launcher",
-        "slurm",
-        "--sbatch=--partition=cpu",
-        "--out",
-        "out",
-    )
+    slurm = ["--launcher", "slurm", "--sbatch=--partition=cpu"]
+    run_tool(monkeypatch, "run_table.py", "small", "--rows", "scratch", *slurm, "--out", "out")
     assert all("--partition=cpu" in line for line in submitted().values())
     for number in ("100", "101"):
         lines = Path("jobs", number).read_text().splitlines()
         assert os.system("\n".join(lines[1:])) == 0
     Path("queue.txt").write_text("")
     capsys.readouterr()
-    run_tool(monkeypatch, "small", "--out", "out", "--collect")
+    run_tool(monkeypatch, "run_table.py", "small", "--out", "out", "--collect")
     assert "1 of 6 results are there; runs: 2 done, 7 not run" in capsys.readouterr().out
 
 

@@ -1,6 +1,6 @@
 """A process of a training in several, under torchrun: `distributed_training.py FOLDER KEY=VALUE...`.
 
-It trains the nine steps of `jittered_training` with 4 images a step in all, and notes loss and validation of
+It trains the nine steps of `trainings` with 4 images a step in all, and notes loss and validation of
 each step. `until` tells the last process to end after a step.
 """
 
@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-import jittered_training
+import trainings
 from mmengine.dist import all_reduce, get_rank, get_world_size
 from mmengine.hooks import Hook
 
@@ -37,13 +37,13 @@ class Watch(Hook):
 
 def main() -> None:
     folder, options = Path(sys.argv[1]), dict(argument.split("=") for argument in sys.argv[2:])
-    jittered_training.IMAGES = 12
+    trainings.IMAGES = 12
     start_processes("pytorch")
-    runner = jittered_training.build(
+    runner = trainings.build(
         folder,
         resume="resume" in options,
         batch=4 // get_world_size(),
-        hooks={**jittered_training.HOOKS, "interruption": dict(type="mapet_mm.InterruptionHook")},
+        hooks={**trainings.HOOKS, "interruption": dict(type="mapet_mm.InterruptionHook")},
         drop_path_rate=0.0,
         launcher="pytorch",
         model_wrapper_cfg=dict(type="MMDistributedDataParallel", broadcast_buffers=False, device_ids=None),

@@ -14,8 +14,8 @@ import time
 import traceback
 from pathlib import Path
 
-from jittered_training import build, final, same
 from mmengine.config import Config
+from trainings import build, final, same
 
 from mapet_mm.engine.runners.resume import find_checkpoint
 

@@ -4,10 +4,10 @@ import pickle
 
 import pytest
 import torch
-from jittered_training import BATCH, IMAGES, JitteredNoise
 from mmengine.config import Config
 from mmengine.dataset import DefaultSampler, InfiniteSampler
 from torch.utils.data import DataLoader
+from trainings import BATCH, IMAGES, JitteredNoise
 
 from mapet_mm.datasets import SeededDataset, SeededSampler, seed_dataloaders
 from mapet_mm.datasets.pipelines import leaf_datasets

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from config_building import run_tool
 from PIL import Image
-from tiny_training import CONFIG
+from trainings import CONFIG
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from config_building import run_tool
 from PIL import Image
-from tiny_training import CONFIG
 from torch import nn
+from trainings import CONFIG
 
 from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesError, check_order, predicts_classes
 from mapet_mm.models import MaPeTPretrainViT, TokenPredictionHead

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from jittered_training import SEEN, JitteredNoise, StopAfter, build, final, same
 from mmengine.hooks import Hook
 from mmengine.runner import EpochBasedTrainLoop
 from torch.utils.data import BatchSampler, DataLoader
+from trainings import SEEN, JitteredNoise, StopAfter, build, final, same
 
 from mapet_mm.datasets.samplers import draw_seed, epoch_state
 from mapet_mm.engine.hooks.epoch_seed_hook import EpochSeedHook, ResumeError

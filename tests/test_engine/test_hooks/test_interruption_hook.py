@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from jittered_training import EPOCHS, HOOKS, StopAfter, build, same
 from mmengine.config import Config
 from mmengine.hooks import Hook
+from trainings import EPOCHS, HOOKS, StopAfter, build, same
 
 from mapet_mm.engine.hooks.interruption_hook import InterruptionHook
 from mapet_mm.engine.runners.resume import find_checkpoint

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 from forked_processes import start_together
-from jittered_training import build
 from mmengine.runner import Runner
 from mmpretrain.structures import DataSample
-from tiny_training import read_scalars
 from torch import nn
 from torch.utils.data import Dataset
+from trainings import build, read_scalars
 
 from mapet_mm.engine.hooks.knn_probe_hook import KNNProbeHook, evaluated_model, take_in_memory, undisturbed
 from mapet_mm.evaluation.adapters import TokenBackbone

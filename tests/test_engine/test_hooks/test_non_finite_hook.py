@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from jittered_training import BATCH, HOOKS, build
 from mmengine.logging import MessageHub
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from torch import nn
+from trainings import BATCH, HOOKS, build
 
 from mapet_mm.engine.hooks.non_finite_hook import NonFiniteError, NonFiniteHook
 from mapet_mm.engine.optimizers.autocast_optim_wrapper import AutocastOptimWrapper

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from jittered_training import HOOKS, build
 from mmengine.hooks import CheckpointHook, Hook
+from trainings import HOOKS, build
 
 from mapet_mm.engine.hooks import portable_checkpoint_hook
 from mapet_mm.engine.hooks.portable_checkpoint_hook import PortableCheckpointHook

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from forked_processes import run_python
-from tiny_training import read_checkpoint
+from trainings import read_checkpoint
 
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import load_config

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked_processes import ROOT, run_python
-from jittered_training import final
+from trainings import final
 
 pytestmark = pytest.mark.slow
 

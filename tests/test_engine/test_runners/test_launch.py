@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 from config_building import ROOT, run_tool
-from tiny_training import read_scalars
+from trainings import read_scalars
 
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import (

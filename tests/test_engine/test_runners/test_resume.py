@@ -13,7 +13,7 @@ from mmengine.logging import HistoryBuffer
 from mmengine.model import PretrainedInit
 from mmengine.runner import load_checkpoint
 from safetensors.torch import save_file
-from tiny_training import read_checkpoint, read_scalars
+from trainings import read_checkpoint, read_scalars
 
 from mapet_mm.engine.runners.launch import configure_test, configure_training, load_config
 from mapet_mm.engine.runners.resume import (

@@ -8,8 +8,8 @@ import torch
 from forked_processes import run_python, start_together
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
-from tiny_training import CONFIG
 from torch.distributed.tensor import DTensor
+from trainings import CONFIG
 
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import configure_training, load_config

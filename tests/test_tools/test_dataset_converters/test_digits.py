@@ -1,7 +1,6 @@
 """The embedded dataset: always the same files, balanced, and no digit on both sides."""
 
 import hashlib
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from dataset_converters.digits import (
     write_scenes,
 )
 from PIL import Image
+from toy_data import read_list, read_scenes
 
 INK_LEVEL = 128  # at or above this, of 255, a pixel is labelled
 
@@ -29,19 +29,6 @@ def digest(folder: Path) -> str:
         if path.is_file():
             total.update(str(path.relative_to(folder)).encode() + path.read_bytes())
     return total.hexdigest()
-
-
-def read_list(path: Path) -> list[tuple[str, int]]:
-    return [(name, int(label)) for name, label in (line.split() for line in path.read_text().splitlines())]
-
-
-def read_scenes(scenes: Path, part: str):
-    for line in (scenes / "meta" / f"{part}.jsonl").read_text().splitlines():
-        meta = json.loads(line)
-        image, label = (
-            np.asarray(Image.open(scenes / d / part / meta["name"])) for d in ("images", "annotations")
-        )
-        yield image, label, meta["digits"]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +84,7 @@ def test_every_domain_shows_the_listed_digits_of_one_split(domain, written):
 
 @pytest.mark.parametrize(("part", "count"), [("training", 24), ("validation", 12)])
 def test_pixel_labels_are_exactly_the_ink_of_the_scenes_digits(written, part, count):
-    seen = list(read_scenes(written / "scenes", part))
+    seen = list(read_scenes(written / "scenes", part, "digits"))
     assert len(seen) == count
     for image, label, digits in seen:
         assert image.shape == (64, 64, 3)
@@ -113,7 +100,7 @@ def test_pixel_labels_are_exactly_the_ink_of_the_scenes_digits(written, part, co
 
 def test_pixel_labels_of_the_digits_are_their_ink_and_the_short_list_comes_first(written):
     for part, name, count in (("training", "train", 1437), ("validation", "val", 360)):
-        made = list(read_scenes(written / "pixels", part))
+        made = list(read_scenes(written / "pixels", part, "digits"))
         assert len(made) == count
         listed = {
             int(Path(path).stem): label for path, label in read_list(written / f"plain/meta/{name}.txt")

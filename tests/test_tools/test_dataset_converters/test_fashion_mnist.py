@@ -1,7 +1,6 @@
 """Fashion-MNIST: read from a folder of published files, and written balanced."""
 
 import gzip
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from config_building import run_tool
 from dataset_converters import fashion_mnist
 from dataset_converters.fashion_mnist import CLASSES, read_garments, write_garments, write_scenes
 from PIL import Image
+from toy_data import read_list, read_scenes
 
 FILES = {"train": 60, "t10k": 30}
 
@@ -43,10 +43,6 @@ def source(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def garments(source):
     return read_garments(source)
-
-
-def read_list(path: Path) -> list[tuple[str, int]]:
-    return [(name, int(label)) for name, label in map(str.split, path.read_text().splitlines())]
 
 
 def test_files_that_are_not_there_are_named(garments, tmp_path):
@@ -83,16 +79,12 @@ def test_scenes_are_labelled_where_the_garments_are(garments, tmp_path):
     scenes = tmp_path / "scenes"
     assert write_scenes(scenes, garments, 12, 6)
     for part, own, count in (("training", garments.train, 12), ("validation", garments.val, 6)):
-        lines = (scenes / "meta" / f"{part}.jsonl").read_text().splitlines()
-        assert len(lines) == count
-        for scene in map(json.loads, lines):
-            image, label = (
-                np.asarray(Image.open(scenes / kind / part / scene["name"]))
-                for kind in ("images", "annotations")
-            )
+        made = list(read_scenes(scenes, part, "garments"))
+        assert len(made) == count
+        for image, label, things in made:
             assert image.shape == (64, 64, 3)
             expected = np.zeros((64, 64))
-            for one in scene["garments"]:
+            for one in things:
                 row, (left, top, side) = one["row"] - (60 if part == "validation" else 0), one["box"]
                 assert own.labels[row] == one["garment"]
                 covered = Image.fromarray(255 * (own.images[row] >= 16).astype(np.uint8))

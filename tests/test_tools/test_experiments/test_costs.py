@@ -68,17 +68,6 @@ def test_rows_of_equal_compute_cost_what_mapet_costs_within_a_tenth():
         )
 
 
-def test_seeds_and_starts_share_a_count(monkeypatch):
-    counted = []
-    monkeypatch.setattr("mapet_mm.models.flops.training_flops", lambda cfg, _: counted.append(cfg) or 3e12)
-    fill._teraflops.cache_clear()
-    runs = [pretraining("rounds", "round 1, 5 epochs"), pretraining("rounds", GOING_ON)]
-    runs.append(replace(runs[0], command=(*runs[0].command[:-1], "randomness.seed=1")))
-    assert [teraflops_of(run) for run in runs] == [3.0] * 3
-    assert len(counted) == 1
-    fill._teraflops.cache_clear()
-
-
 def test_the_round_before_is_part_of_a_rows_cost_and_missing_images_leave_a_gap(monkeypatch):
     place = next((c.row, c.column) for c in filler("rounds").plan.cells if c.row == GOING_ON)
     plan = filler("rounds").plan

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from config_building import run_tool
+from config_building import ROOT, run_tool
 from experiments.declaration import load_table
 from experiments.fill import TableFiller
 from experiments.local import launch_words
@@ -22,23 +22,23 @@ TOKENIZER = "configs/tokenizers/kclip_rn50x64-448px_k8192_in1k.py"
 PYTHON = sys.executable
 
 
-@pytest.fixture
-def table(repository):
-    return load_table("objectives", "imagenet")
-
-
-@pytest.fixture
-def runs(table) -> dict:
-    """The runs of one cell, a linear probe of MIM with k-CLIP: codebook, tokens, pre-training, evaluation."""
-    plan = plan_table(table, [0], "out")
+@pytest.fixture(scope="module")
+def planned() -> tuple[dict, dict]:
+    """Runs of one cell, a linear probe of MIM with k-CLIP, and the runner of their table."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        table = load_table("objectives", "imagenet")
+        plan = plan_table(table, [0], "out")
     place = ("MIM, k-CLIP", "ViT-T, linear probe (top-1, %)")
     cell = next(cell for cell in plan.cells if (cell.row, cell.column) == place)
-    return dict(zip(("codebook", "tokens", "pretraining", "probe"), plan.closure([cell.run]), strict=True))
+    steps = ("codebook", "tokens", "pretraining", "probe")
+    return dict(zip(steps, plan.closure([cell.run]), strict=True)), table.runner
 
 
-def test_a_job_asks_for_what_its_recipe_needs_and_waits_for_what_it_needs(runs, table):
+def test_a_job_asks_for_what_its_recipe_needs_and_waits_for_what_it_needs(planned):
+    runs, runner = planned
     run = runs["pretraining"]
-    assert sbatch_words(run, table.runner, ["7", "8"]) == [
+    assert sbatch_words(run, runner, ["7", "8"]) == [
         *("sbatch", "--parsable", f"--job-name={run.name}", f"--output={run.folder}/job.log"),
         *("--open-mode=append", "--requeue", "--nodes=2", "--signal=B:USR1@120", "--ntasks-per-node=8"),
         *("--cpus-per-task=5", "--gres=gpu:8", "--dependency=afterok:7:8", "--kill-on-invalid-dep=yes"),
@@ -49,13 +49,14 @@ def test_a_job_asks_for_what_its_recipe_needs_and_waits_for_what_it_needs(runs, 
     ]
 
 
-def test_tokenizers_run_on_the_gpus_of_one_machine_through_torchrun(runs, table):
+def test_tokenizers_run_on_the_gpus_of_one_machine_through_torchrun(planned):
+    runs, runner = planned
     assert launch_words(runs["tokens"], "slurm", 5) == [
         *(PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=8"),
         *("tools/extract_tokens.py", TOKENIZER),
     ]
     words = {"--nodes=1", "--ntasks-per-node=8", "--gres=gpu:8"}
-    assert words <= set(sbatch_words(runs["codebook"], table.runner))
+    assert words <= set(sbatch_words(runs["codebook"], runner))
 
 
 def test_runs_on_the_cpu_ask_for_no_gpu(repository):

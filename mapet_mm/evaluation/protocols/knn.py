@@ -10,6 +10,7 @@ from jaxtyping import Float, Int64
 from mmengine.dist import all_gather
 from torch import Tensor
 from torch.nn import functional as F
+from tqdm import tqdm
 
 from mapet_mm.evaluation.features import FeatureBank
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
@@ -117,7 +118,7 @@ class NearestNeighbours(Classification):
             def votes(bank: FeatureBank, pooling: str = pooling) -> Tensor:
                 known = (
                     (comparable(train.pooled(pooling, images=images), pooling), train.labels[images])
-                    for images in torch.arange(len(train)).split(COLUMNS)
+                    for images in tqdm(torch.arange(len(train)).split(COLUMNS), f"k-NN, {pooling}", delay=2)
                 )
                 queries = comparable(bank.pooled(pooling).to(evaluated.device), pooling)
                 return knn_votes(queries, known, num_classes, self.k, self.temperature)

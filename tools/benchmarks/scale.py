@@ -1,0 +1,211 @@
+"""Time and memory of whatever takes an image, a name, a row or a file, for 100,000 to 5 M of them.
+
+Names are synthetic and files empty; loading and the tokenizer cost nothing. Each case runs in a fresh process
+of one thread. Times are CPU seconds, so that other work on the machine counts little. "Silent" is the longest
+time without a sign on the terminal. The peak is the whole process's, whose libraries alone take 0.7 GB.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pickle
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from harness import fresh, machine, table
+from mmengine.dataset import BaseDataset
+
+from mapet_mm.cli.choices import choose
+from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
+from mapet_mm.engine.hooks.class_names_check_hook import check_order
+from mapet_mm.engine.hooks.token_store_check_hook import TokenStoreCheckHook
+from mapet_mm.evaluation.features import FeatureBank
+from mapet_mm.evaluation.image_sets import ImageSet
+from mapet_mm.evaluation.protocols.knn import COLUMNS, knn_votes
+from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
+from mapet_mm.structures import TokenStore
+from mapet_mm.structures.store_files import PART_ROWS
+from mapet_mm.tokenizers.extract import extract_tokens, open_or_create
+from mapet_mm.tokenizers.image_groups import GROUP_SIZE, ImageGroup
+from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.tokenizers.sampling import sample_features
+
+SIZES = (100_000, 1_281_167, 5_000_000)
+TURNS = 7  # in each, ten parts are filled
+LARGEST = SIZES[1]  # where files, or a matrix of features, are made
+SKIPPED = "skipped"
+QUERIES, DIM, CLASSES = 5_000, 768, 1_000  # of k-NN
+
+
+class Names(BaseDataset):
+    """A dataset of so many paths, as MMEngine holds it once it is read."""
+
+    def full_init(self) -> None:
+        paths = (path(number) for number in range(int(self.ann_file)))
+        infos = bytearray().join(pickle.dumps({"img_path": one, "gt_label": 0}) for one in paths)
+        self.data_bytes = np.frombuffer(infos, np.uint8)
+        self.data_address = np.arange(1, int(self.ann_file) + 1) * (len(infos) // int(self.ann_file))
+        self._fully_initialized = True
+
+
+class Free:
+    """A loader and a tokenizer that cost nothing; a Ctrl-C after so many groups."""
+
+    group_size, waited = GROUP_SIZE, 0.0
+    grid, vocab_size, digest, dim, metadata = (14, 14), 8192, "ab" * 32, 8, {}
+
+    def __init__(self, images: NamedImages, groups: float = float("inf")) -> None:
+        self.images, self.groups, self.times = images, groups, []
+
+    def load(self, groups):
+        for block, places in groups:
+            self.times.append(time.process_time())
+            if len(self.times) > self.groups:
+                raise KeyboardInterrupt
+            yield ImageGroup(block, list(places), torch.zeros(len(places), 1), {})
+
+    def __call__(self, inputs):
+        return torch.zeros(len(inputs), 196, dtype=torch.int64)
+
+    def features(self, inputs):
+        return torch.zeros(len(inputs), 196, self.dim)
+
+
+def path(number: int) -> str:
+    return f"/data/n{number // 1300:08d}/n{number // 1300:08d}_{number:07d}.JPEG"
+
+
+def cases(count: int, folder: Path, held: int) -> tuple[Free, dict[str, Callable[[], object]]]:
+    """What is measured, by its title in the table; later ones use the store that the extraction makes.
+
+    A dataset of so many images is `held` in memory.
+    """
+    images = NamedImages(dict(type=Names, ann_file=str(held), pipeline=[]), "/data")
+    free, (names,) = Free(images), images._datasets
+    names.pipeline.transforms.append(LoadTokenGrid(str(folder / "tokens")))
+    model = torch.nn.Module()
+    model.target_generator = PrecomputedTokens(free.vocab_size)
+    runner = SimpleNamespace(
+        iter=0, model=model, train_dataloader=SimpleNamespace(dataset=names), val_loop=None
+    )
+    options = SimpleNamespace(
+        images=folder / "images", arch="tiny", tokenizer="random", init=None, epochs=300
+    )
+    options.batch_size = 64
+
+    def extract() -> None:
+        extract_tokens(free, free, *open_or_create(folder / "tokens", free, images, {}))
+
+    def read() -> ImageSet:
+        dataset = dict(type="mmpretrain.CustomDataset", data_root=str(folder / "images"))
+        return ImageSet("train", dict(dataset=dataset))
+
+    def evaluate() -> None:
+        found = read()
+        bank = FeatureBank(folder, "train", ["1"], ["mean"], DIM, (14, 14), found.labels, len(found))
+        print(found.digest, sum(bank.has(["pooled"], block) for block in range(bank.num_blocks)))
+
+    def neighbours(predict: Callable) -> None:
+        known = torch.randn(COLUMNS, DIM).repeat(-(-count // COLUMNS), 1)[:count]
+        parts = zip(known.split(COLUMNS), (torch.arange(count) % CLASSES).split(COLUMNS), strict=True)
+        predict(torch.randn(QUERIES, DIM), parts, CLASSES)
+
+    def products(queries, known, classes) -> None:
+        for keys, _ in known:
+            queries @ keys.T
+
+    return free, {
+        "folder: look of `mapet-mm pretrain`": lambda: choose(options),
+        "folder: read by MMPretrain's CustomDataset": read,
+        "folder: set-up of `evaluate_features`, with that": evaluate,
+        "codebook: choice of images and positions": lambda: sample_features(
+            free, free, images.places(), folder / "features", {}
+        ),
+        "extraction": extract,
+        "extraction, again": extract,
+        "store: open, look an image up": lambda: TokenStore.open(folder / "tokens")[path(count // 2)[6:]],
+        "store: verify": lambda: TokenStore.open(folder / "tokens").verify(),
+        "check before a training": lambda: TokenStoreCheckHook(alignment=False).before_train(runner),
+        f"check, three images {SKIPPED}": lambda: TokenStoreCheckHook(alignment=False).before_train(runner),
+        "class names of two sets": lambda: check_order(
+            *(list(map(path, range(count))) for _ in range(2)), "training", "validation"
+        ),
+        "k-NN": lambda: neighbours(knn_votes),
+        "k-NN, its products alone": lambda: neighbours(products),
+    }
+
+
+def measure(title: str, count: int, folder: Path) -> dict[str, float]:
+    free, measured = cases(count, folder, 1 if title.startswith(("folder", "k-NN")) else count)
+    if SKIPPED in title:
+        skipped = dict.fromkeys((0, count // 2, count - 1), "no image")
+        TokenStore.open(folder / "tokens").write([], np.empty((0, *free.grid), int), skipped)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+    signs = [time.process_time()]
+    sys.stderr = SimpleNamespace(write=lambda text: signs.append(time.process_time()), flush=lambda: None)
+    measured[title]()
+    signs.append(time.process_time())
+    peak = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]
+    return dict(seconds=signs[-1] - signs[0], silent=max(np.diff(signs)), peak=int(peak) * 1024 / 1e9)
+
+
+def rates(sizes: Sequence[int], folder: Path) -> list[list[str]]:
+    """Images that the extraction's loop takes in a second, in turns in one process, without the set-up."""
+    images, found = SimpleNamespace(data_root="/data"), {count: [] for count in sizes}
+    for count in sizes:
+        names = (path(number)[6:] for number in range(count))
+        TokenStore.create(folder / str(count), names, Free.grid, Free.vocab_size, Free.digest, "/data")
+    for count in TURNS * list(sizes):
+        free = Free(images, 10 * PART_ROWS / GROUP_SIZE)
+        with contextlib.suppress(KeyboardInterrupt):
+            extract_tokens(free, free, TokenStore.open(folder / str(count)), np.arange(count))
+        found[count].append(10 * PART_ROWS / (free.times[-1] - free.times[0]))
+    return [[f"{count:,}", f"{np.median(one):,.0f}"] for count, one in found.items()]
+
+
+def main() -> None:
+    """Measure each case in a fresh process, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of images")
+    parser.add_argument("--cases", default="", help="only those whose titles match this expression")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(measure(args.one[0], int(args.one[1]), Path(args.one[2]))))
+        return
+    rows = []
+    for count in args.sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            titles = [title for title in cases(1, Path(folder), 1)[1] if re.search(args.cases, title)]
+            if count > LARGEST:
+                titles = [title for title in titles if title.startswith("extraction")]
+            for number in range(count if any(title.startswith("folder") for title in titles) else 0):
+                file = folder + "/images" + path(number)[5:]
+                if not number % 1300:
+                    os.makedirs(os.path.dirname(file))
+                os.mknod(file)
+            for title in titles:
+                found = fresh(__file__, ["--one", title, count, folder], {"OMP_NUM_THREADS": "1"})
+                figures = [f"{found[key]:.2f}" for key in ("seconds", "silent", "peak")]
+                each = f"{1e6 * found['seconds'] / count:.1f}"
+                rows.append([title, f"{count:,}", figures[0], each, *figures[1:]])
+                print(" ".join(rows[-1]), file=sys.stderr)
+    print(f"{machine()}\n")
+    headings = ["", "images", "s", "us an image", "silent, s", "peak, GB"]
+    print(table(headings, rows))
+    if not args.cases:
+        with tempfile.TemporaryDirectory() as folder:
+            found = rates(args.sizes, Path(folder))
+        print("\n" + table(["names of the store", "images/s of the extraction's loop"], found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Compute what the paper's recipes cost for ImageNet-1k, ImageNet-21k and 400 M images.
+
+FLOPs are the package's own formulas and PyTorch's count of the encoder; a GPU is assumed to reach half its
+dense bfloat16 rate. Only the rate of decoding is measured, in one thread of this machine.
+"""
+
+import tempfile
+import time
+
+import numpy as np
+import torch
+from harness import machine, table
+from mmengine.dataset import Compose
+from mmengine.registry import DefaultScope
+from PIL import Image
+from torch.utils.flop_counter import FlopCounterMode
+
+from mapet_mm.engine.runners.launch import read_config
+from mapet_mm.models.flops import complexity
+from mapet_mm.models.target_generators.kclip import build_tower, grid_features
+from mapet_mm.structures.store_files import PART_ROWS, STEP
+
+IMAGES = {"ImageNet-1k": 1_281_167, "ImageNet-21k": 14_197_122, "400 M": 400_000_000}
+GPUS = {"A100": 312e12 / 2, "H100": 989e12 / 2}  # FLOPs a second
+RECIPES = {
+    name: f"configs/mapet/mapet_vit-{name}-p16_kclip_{batch}-amp-coslr-300e_in1k.py"
+    for name, batch in (("tiny", "16xb128"), ("small", "32xb64"), ("base", "64xb32"))
+}
+DECODED = 300
+TOKENIZER = "configs/tokenizers/kclip_rn50x64-448px_k8192_in1k.py"
+ROW = 2 * 14**2 + 1 + 8  # bytes: ids, state, hash of the name
+NAME = len("n01440764/n01440764_10026.JPEG") + 8 + 8 + 4  # bytes: text, its end, sorted hash, its row
+
+
+def decoding_rate() -> float:
+    """Images that a thread loads, crops and jitters in a second of CPU: smooth noise as JPEG, 500 x 375."""
+    noise = np.random.default_rng(0).integers(0, 256, (47, 63, 3), dtype=np.uint8)
+    cfg = read_config(RECIPES["base"])
+    with (
+        tempfile.NamedTemporaryFile(suffix=".JPEG") as file,
+        DefaultScope.overwrite_default_scope("mmpretrain"),
+    ):
+        Image.fromarray(noise).resize((500, 375), Image.Resampling.BICUBIC).save(file.name, quality=95)
+        steps = Compose([*cfg.load_square, cfg.color_jitter, dict(type="PackInputs")])
+        start = time.process_time()
+        for _ in range(DECODED):
+            steps(dict(img_path=file.name))
+        return DECODED / (time.process_time() - start)
+
+
+def main() -> None:
+    """Print three tables: stages, GPUs, and stores."""
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        features = grid_features(build_tower("RN50x64", dict(type="random")), torch.empty(1, 3, 448, 448))
+    encoder, options = counter.get_total_flops(), read_config(TOKENIZER).codebook
+    product = 2 * options.k * features.shape[-1]  # of one feature with all centroids
+    most = options.k * options.max_points_per_centroid
+    models = {name: complexity(read_config(recipe)) for name, recipe in RECIPES.items()}
+    rows = []
+    for name, count in IMAGES.items():
+        passes = options.nredo * options.niter * min(most, options.positions_per_image * count)
+        stages = {
+            "sampling": count * encoder,
+            "k-means": passes * product,
+            "tokens": count * (encoder + features.shape[1] * product),
+            **{f"ViT-{size}, 300 epochs": 300 * count * 2 * cost.step for size, cost in models.items()},
+        }
+        for stage, flops in stages.items():
+            hours = (f"{flops / rate / 3600:,.1f}" for rate in GPUS.values())
+            rows.append([name, stage, f"{flops:.2e}", *hours])
+    print(table(["computed", "stage", "FLOPs", *(f"hours of an {gpu}" for gpu in GPUS)], rows))
+
+    decoded, rows = decoding_rate(), []
+    costs = {"tokens": encoder + features.shape[1] * product}
+    for name, flops in (costs | {f"ViT-{size}": 2 * cost.step for size, cost in models.items()}).items():
+        wanted = [rate / flops for rate in GPUS.values()]
+        size = name.removeprefix("ViT-")
+        sent = 4 * models[size].parameters / 1e6 if size in models else None  # gradients in float32, a ring
+        sends = [f"{2 * (n - 1) / n * sent:,.0f}" if sent else "" for n in (8, 64)]
+        cores = (f"{rate / decoded:.1f}" for rate in wanted)
+        rows.append([name, f"{flops / 1e9:,.1f}", *(f"{rate:,.0f}" for rate in wanted), *cores, *sends])
+    print(f"\n{machine()}: a second of CPU decodes {decoded:,.0f} images\n")
+    headings = [
+        "GFLOPs an image",
+        *(f"images/s, {gpu}" for gpu in GPUS),
+        *(f"threads, {gpu}" for gpu in GPUS),
+    ]
+    print(table(["computed", *headings, "MB a step sends, 8 processes", "64 processes"], rows))
+
+    rows = [
+        [
+            name,
+            f"{count * ROW / 1e9:,.1f}",
+            f"{count * NAME / 1e9:,.2f}",
+            f"{-(-count // PART_ROWS):,}",
+            f"{8 * count / STEP / 1e6:,.1f}",
+        ]
+        for name, count in IMAGES.items()
+    ]
+    print()
+    print(table(["computed", "tokens, GB", "names, GB", "parts", "MB a worker keeps"], rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -70,6 +70,7 @@ class AttentiveProbe(TrainedProbe):
     rates: Sequence[float] = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
     decays: Sequence[float] = (5e-4, 1e-3, 5e-2)
     batch_size: int = 128
+    least_steps: int = 2500
 
     name = "attentive probe"
     kind, warmup, needs = "tokens", 0.1, {"train": ["tokens"], "val": ["tokens"]}

@@ -37,6 +37,9 @@ def test_each_block_is_a_full_rectangle_within_the_budget():
         assert added >= 12
         aspect = len(rows) / len(columns)
         assert 0.2 < aspect < 5
+    mask = np.ones((14, 14), dtype=int)
+    mask[3, 3] = 0
+    assert (transform._mask(mask, max_mask_patches=1), mask.min()) == (1, 1)  # each call masks something
 
 
 def test_the_last_row_and_column_are_masked_as_often_as_the_first():
@@ -57,7 +60,7 @@ def test_a_seed_gives_these_masks():
     assert BlockwiseMask(14, 75).min_num_patches == 16  # BEiT's
 
 
-@pytest.mark.parametrize("budget", [0, 36])
+@pytest.mark.parametrize("budget", [-1, 0, 36, 37])
 def test_a_budget_that_leaves_nothing_to_see_or_to_predict_is_refused(budget):
     with pytest.raises(ValueError, match=rf"num_masking_patches={budget} is outside 1..35"):
         BlockwiseMask(6, num_masking_patches=budget)

@@ -64,7 +64,9 @@ def test_codebooks_of_features_far_from_the_origin_are_as_good_as_of_centred_one
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(64, 96, generator=generator).repeat(40, 1)
     rows += 0.5 * torch.randn(rows.shape, generator=generator)
-    centred, far = (Codebook.fit((rows + mean).numpy(), k=64, niter=10, nredo=1) for mean in (0, 3000))
+    centred, far = (
+        Codebook.fit((rows + mean).requires_grad_(), k=64, niter=10, nredo=1) for mean in (0, 3000)
+    )
     inertia, expected = (
         book.nearest(rows + mean)[0].sum().item() for book, mean in ((far, 3000), (centred, 0))
     )

@@ -54,6 +54,7 @@ def test_what_is_written_in_any_order_is_read_back_by_name(tmp_path):
     for rows in np.array_split(np.random.default_rng(0).permutation(len(names)), 4):
         fill(store, rows)
     again = TokenStore.open(tmp_path / "a")
+    again.verify()
     assert holds(again, names)
     assert list(again.names) == names
     assert [again.row(name) for name in names[:50]] == list(range(50))
@@ -68,6 +69,7 @@ def test_missing_rows_count_down_and_skipped_ones_have_a_reason(tmp_path):
     store.write([2], [grid_of("c")], {0: "truncated"})
     assert store.missing().tolist() == [1, 3]
     assert store.written().tolist() == [False, False, True, False]
+    assert [rows.tolist() for rows, _ in store.chunks()] == [[2]]
     assert store.skipped == {"a": "truncated"}
     with pytest.raises(MissingTokensError, match=r"`a` that it skipped \(truncated"):
         store["a"]
@@ -111,6 +113,7 @@ REFUSED = [
     (lambda path: TokenStore.open(path / "a").write([0], ZEROS * 1.0), "integer ids"),
     (lambda path: TokenStore.open(path / "a").write([0, 1], ZEROS), "shape"),
     (lambda path: TokenStore.open(path / "a").write([2], ZEROS), "rows 0 to 1"),
+    (lambda path: TokenStore.open(path / "a").write([-1], ZEROS), "rows 0 to 1"),
     (lambda path: TokenStore.open(path / "a").require_tokenizer("91c0" * 16, "the codebook"), "3fa2.*91c0"),
     (lambda path: extend_store(path / "a", ["c", "b"]), "'b' is given twice"),
     (lambda path: merge_stores(path / "m", [TokenStore.open(path / "a")] * 2), "'a' is given twice"),
@@ -235,6 +238,8 @@ def test_an_extended_store_keeps_its_rows_and_an_open_reader_its_images(tmp_path
     extended = extend_store(tmp_path / "a", names[30:])
     assert (extended.id, list(extended.names)) == (old.id, names)
     assert extended.missing().tolist() == list(range(30, 40))
+    with pytest.raises(MissingTokensError, match="yet"):
+        extended[names[35]]
     fill(extended)
     old.write([0], [grid_of(names[0])])  # rows that the writer does not know stay
     assert holds(TokenStore.open(tmp_path / "a"), names)

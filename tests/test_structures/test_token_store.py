@@ -62,6 +62,9 @@ def test_what_is_written_in_any_order_is_read_back_by_name(tmp_path):
     assert (again.names[-1], again.names[3:6], again.names[5:5]) == (names[-1], names[3:6], [])
     assert (again.grid, again.vocab_size, again.tokenizer, again.data_root) == (GRID, 500, DIGEST, "data")
     assert again[names[0]].dtype == np.uint16
+    shutil.copyfile(part_of(store), part_of(store, 1))
+    with pytest.raises(TokenStoreError, match="other images"):
+        again.verify()
 
 
 def test_missing_rows_count_down_and_skipped_ones_have_a_reason(tmp_path):

@@ -34,7 +34,4 @@ def paths(root: Path, kind: str, part: str, index: int) -> tuple[Path, Path]:
         folder, name = root / "VOC2012", f"{part}{index}"
         return folder / f"JPEGImages/{name}.jpg", folder / f"SegmentationClass/{name}.png"
     names = root / f"leftImg8bit/{part}/town", root / f"gtFine/{part}/town"
-    return (
-        names[0] / f"town_{index}_leftImg8bit.png",
-        names[1] / f"town_{index}_gtFine_labelTrainIds.png",
-    )
+    return names[0] / f"town_{index}_leftImg8bit.png", names[1] / f"town_{index}_gtFine_labelTrainIds.png"

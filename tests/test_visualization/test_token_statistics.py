@@ -30,14 +30,6 @@ def test_chosen_tokens_are_in_use(store):
     assert usage.most_used(10) == [2, 7, 9, 0]
 
 
-@pytest.mark.parametrize(
-    ("counts", "perplexity"),
-    [([5, 5, 5, 5], 4.0), ([9, 0, 0, 0], 1.0), ([2, 1, 1, 0], 2**1.5)],
-)
-def test_perplexity_counts_evenly_used_tokens(counts, perplexity):
-    assert TokenUsage(np.array(counts)).perplexity == pytest.approx(perplexity, rel=1e-12)
-
-
 def test_purity_is_the_share_of_the_most_frequent_class(store):
     usage = measure_usage(store, {"a.png": 0, "b.png": 1, "c.png": 1})
     assert usage.class_counts[[0, 2, 7, 9]].tolist() == [[1, 0], [2, 2], [3, 1], [0, 3]]

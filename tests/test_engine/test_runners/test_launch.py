@@ -31,13 +31,6 @@ def test_train_writes_checkpoints_and_says_what_and_what_next(trained):
     assert following == f"next: python tools/test.py {trained.config} {trained.work / 'epoch_2.pth'}"
 
 
-def test_a_long_log_stands_in_its_file_alone(trained):
-    assert "environment and config are in" in trained.said
-    assert "System environment" not in trained.said
-    (log,) = trained.work.glob("*/*.log")
-    assert "System environment" in log.read_text()
-
-
 def test_amp_computes_in_half_precision_and_keeps_float32_weights(config, tmp_path):
     cfg = load_config(str(config), None, str(tmp_path / "work"))
     configure_training(cfg, amp=True, no_validate=True)

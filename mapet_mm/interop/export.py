@@ -236,7 +236,7 @@ def _write_onnx(output: Path, weights: Mapping[str, Tensor], description: Descri
             (torch.zeros(2, 3, *description.img_size),),
             input_names=["images"],
             output_names=["class_token", "patch_features"],
-            dynamic_shapes=({0: "batch"},),
+            dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),  # with a name, PyTorch 2.6 fixes the number
             dynamo=True,
             verbose=False,
         ).save(content)

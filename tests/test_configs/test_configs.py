@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +78,8 @@ def test_recipe_trains_what_it_declares(path):
         for hook in cfg.get("custom_hooks", []):
             HOOKS.build(hook)
         for evaluator in filter(None, (cfg.val_evaluator, cfg.test_evaluator)):
-            EVALUATOR.build(dict(type="Evaluator", metrics=evaluator))
+            with suppress(FileNotFoundError):  # with MMDetection: COCO's read the annotations
+                EVALUATOR.build(dict(type="Evaluator", metrics=evaluator))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=label)

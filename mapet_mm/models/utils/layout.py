@@ -1,6 +1,6 @@
 """The layout `C | M | T | Q` of a permuted sequence: where each group is, and who of T and Q sees whom."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int64
@@ -13,7 +13,8 @@ from mapet_mm.models.utils.objectives import Objective, group_sizes, visibility
 ALIGNMENT = 8
 
 
-class Layout(NamedTuple):
+@dataclass(eq=False)  # PyTorch 2.6 compiles no NamedTuple with properties
+class Layout:
     """Rows of each group of an objective, and the keys that T and Q see."""
 
     objective: Objective
@@ -72,4 +73,4 @@ def lay_out(objective: Objective, num_context: int, num_targets: int) -> Layout:
     layout = Layout(objective, sizes, torch.empty(0), places)
     sees = visibility(objective, num_context, num_targets)[layout.num_dense :]
     bias = torch.zeros(sees.shape).masked_fill(~sees, float("-inf"))
-    return layout._replace(padded_bias=F.pad(bias, (0, -layout.num_keys % ALIGNMENT)))
+    return Layout(objective, sizes, F.pad(bias, (0, -layout.num_keys % ALIGNMENT)), places)

@@ -15,6 +15,7 @@ from trainings import EPOCHS, HOOKS, StopAfter, build, same
 
 from mapet_mm.engine.hooks.interruption_hook import InterruptionHook
 from mapet_mm.engine.runners.resume import find_checkpoint
+from mapet_mm.registry import HOOKS as TYPES
 from mapet_mm.utils.errors import STOPPED
 
 BY_EPOCH = dict(checkpoint=dict(type="CheckpointHook", interval=1))
@@ -75,7 +76,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path):
 
 def test_workers_of_a_loader_outlive_a_signal_to_all_processes(tmp_path):
     """Slurm's SIGTERM reaches them as well, and the run needs their images for two steps more."""
-    told = build(tmp_path, workers=2, hooks=hooks(interruption=dict(type=Late, minutes=None)))
+    told = build(tmp_path, workers=2, hooks=hooks(interruption=dict(type="mapet_mm.Late", minutes=None)))
     told.register_hook(Tell(3, signal.SIGTERM, workers=True))
     with pytest.raises(SystemExit):
         told.train()
@@ -100,6 +101,7 @@ def test_workers_end_with_a_run_whose_error_keeps_its_loader(tmp_path, monkeypat
     assert [worker.exitcode for worker in workers] == [0, 0]
 
 
+@TYPES.register_module()
 class Late(InterruptionHook):
     def after_train_iter(self, runner, *args, **kwargs) -> None:
         if not self.told or runner.iter + 1 >= 5:

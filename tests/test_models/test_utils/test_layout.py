@@ -1,5 +1,7 @@
 """The layout by value: where the groups are, which mask each row has, in which precision and alignment."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -67,7 +69,7 @@ def test_a_layer_refuses_tokens_without_one_of_the_groups(left_out):
 def test_a_layer_refuses_a_mask_of_other_rows(sizes):
     """A layout whose groups and mask do not belong together."""
     vit = build()
-    layout = vit.layout._replace(sizes=sizes)
+    layout = replace(vit.layout, sizes=sizes)
     with pytest.raises(ValueError, match=rf"a mask of 34 rows for {17 + sizes[-1]} rows of T and Q"):
         vit.layers[0](torch.randn(1, layout.num_rows, 24), layout)
 

@@ -24,7 +24,7 @@ def run_python(*words: object, code: int = 0) -> str:
     command = [sys.executable, "-W", "ignore", *map(str, words)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr[-3000:]
-    return done.stdout + done.stderr
+    return done.stderr + done.stdout
 
 
 def run_together(processes: int, tool: str, *arguments: object, folder: Path) -> str:

@@ -10,6 +10,8 @@ from dense_folders import write_dense
 from foreign_models import save_timm
 from PIL import Image
 
+from mapet_mm.evaluation.protocols.attentive import AttentiveProbe
+
 CLASSES = ("n01", "n02", "n03")
 
 
@@ -40,7 +42,11 @@ def evaluated(tmp_path, monkeypatch):
     return run
 
 
-def test_imagenet(evaluated, capsys):
+def test_imagenet(evaluated, capsys, monkeypatch):
+    def shorten(probe: AttentiveProbe) -> None:
+        probe.epochs, probe.least_steps = 1, 10
+
+    monkeypatch.setattr(AttentiveProbe, "__post_init__", shorten)
     for split, count in (("train", 20), ("val", 5)):
         write_images(Path("data/imagenet") / split, CLASSES, count)
     rows = evaluated("imagenet")

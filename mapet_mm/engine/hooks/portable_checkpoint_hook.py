@@ -71,8 +71,9 @@ class PortableCheckpointHook(Hook):
         if "meta" in checkpoint:
             recipe = {"recipe": self.recipe} if self.recipe else {}
             checkpoint["meta"].update(description_entry(runner.cfg), **recipe)
-        if "message_hub" in checkpoint:
-            checkpoint["message_hub"] = {**checkpoint["message_hub"], "log_scalars": {}}
+        if hub := checkpoint.get("message_hub"):
+            keys = {key: one for key, one in hub["resumed_keys"].items() if key in hub["runtime_info"]}
+            checkpoint["message_hub"] = {**hub, "log_scalars": {}, "resumed_keys": keys}
         checkpoint.update({name: _plain(checkpoint[name]) for name in DESCRIBING if name in checkpoint})
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:

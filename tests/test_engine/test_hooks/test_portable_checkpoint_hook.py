@@ -47,6 +47,7 @@ def test_a_checkpoint_is_read_safely_and_does_not_grow(trained):
     content = torch.load(trained[0] / "iter_9.pth", weights_only=True)
     assert content["meta"]["iter"] == 9
     assert content["message_hub"]["log_scalars"] == {}
+    assert not any(key.startswith("train/") for key in content["message_hub"]["resumed_keys"])
 
 
 def test_what_is_logged_does_not_grow_with_the_steps(tmp_path, monkeypatch):
@@ -74,14 +75,21 @@ def test_a_write_that_fails_leaves_the_checkpoint_of_before(tmp_path, monkeypatc
 
 def test_numpy_values_are_plain_and_equal(tmp_path):
     content = {
-        "message_hub": {"runtime_info": {"score": np.float32(0.5), "n": np.int64(3), "s": np.str_("a")}},
+        "message_hub": {
+            "runtime_info": {"score": np.float32(0.5), "n": np.int64(3), "s": np.str_("a")},
+            "resumed_keys": {},
+        },
         "meta": {"palette": np.arange(3, dtype=np.uint8), "where": Path("x"), "pair": (np.bool_(True), 1)},
         "param_schedulers": [{"_last_value": [np.float64(1e-3)]}],
     }
     PortableCheckpointHook(recipe={"model": "0123"}).before_save_checkpoint(SimpleNamespace(cfg={}), content)
     torch.save(content, tmp_path / "plain.pth")
     assert torch.load(tmp_path / "plain.pth", weights_only=True) == {
-        "message_hub": {"runtime_info": {"score": 0.5, "n": 3, "s": "a"}, "log_scalars": {}},
+        "message_hub": {
+            "runtime_info": {"score": 0.5, "n": 3, "s": "a"},
+            "log_scalars": {},
+            "resumed_keys": {},
+        },
         "meta": {"palette": [0, 1, 2], "where": "x", "pair": (True, 1), "recipe": {"model": "0123"}},
         "param_schedulers": [{"_last_value": [1e-3]}],
     }

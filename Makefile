@@ -6,7 +6,7 @@
 #   run the tests there; MMCV's operators are compiled once and kept in ~/.cache/mapet_mm
 # make test-newest: set up .venv-newest with the newest release of everything, run the tests of CONTRIBUTING's table of
 #   private attributes, and the demo
-# make bench-gpu: set up .venv and measure on this machine's GPU everything that docs/performance.md leaves open
+# make bench-gpu: set up .venv, and on this machine's GPU run the tests for one and measure pre-training steps
 # make docs: build the documentation's pages into build/site
 # Tests in more processes than three: make test JOBS=8
 # Another interpreter than the first that fits: make setup PYTHON=/path/to/python3.11
@@ -47,7 +47,7 @@ help:
 	@echo "make test-openmmlab   set up $(OPENMMLAB) with OpenMMLab's original distributions, then run the tests there"
 	@echo "make test-newest   set up $(NEWEST) with the newest of everything, then try what that may break"
 	@echo "make docs    build the documentation's pages into build/site"
-	@echo "make bench-gpu   measure on a GPU (10 minutes), into work_dirs/gpu.md"
+	@echo "make bench-gpu   test and measure on a GPU (10 minutes), into work_dirs/gpu.md"
 	@echo "make lint    check style;  make format: apply it"
 	@echo "make lock    rewrite requirements.lock from requirements.txt (needs uv)"
 	@echo "make clean   remove the environments and caches; data/ and work_dirs/ stay"
@@ -119,7 +119,12 @@ docs: $(STAMP)
 	@echo "wrote build/site; next: open build/site/index.html"
 
 bench-gpu: $(STAMP)
-	@$(BIN)/python -W ignore tools/benchmarks/gpu.py
+	@$(BIN)/python -c "import sys, torch; torch.cuda.is_available() or sys.exit('no GPU was found')"
+	@mkdir -p work_dirs
+	@git rev-parse HEAD > work_dirs/gpu.md
+	@timeout 5m $(BIN)/python -m pytest -q -W ignore -m gpu >> work_dirs/gpu.md 2>&1; tested=$$?; \
+	timeout 8m $(BIN)/python -W ignore tools/benchmarks/pretrain_throughput.py >> work_dirs/gpu.md 2>&1 && \
+		echo "wrote work_dirs/gpu.md" && exit $$tested
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

@@ -1,17 +1,18 @@
-"""Shared by the benchmarks: description of the machine, timing, tables, and work in a fresh process."""
+"""Shared by the benchmarks: description of the machine, timing, memory, tables, and fresh processes."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
-import subprocess
-import sys
+import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -47,9 +48,18 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def fresh(script: str, arguments: Sequence[Any], environment: Mapping[str, str] | None = None) -> Any:
-    """Run a script in a fresh process, and return the last line that it prints, parsed as JSON."""
-    words = [sys.executable, "-W", "ignore", script, *map(str, arguments)]
-    environment = {**os.environ, **(environment or {})}
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, env=environment)
-    return json.loads(done.stdout.splitlines()[-1])
+def in_fresh_process(call: Callable[..., Any], *arguments: Any, **environment: str) -> Any:
+    """Return what a module's function returns in a fresh process with these environment variables."""
+    with patch.dict(os.environ, environment), ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(call, *arguments).result()
+
+
+def forget_peak() -> int:
+    """Count `peak` from here; returns the bytes in use now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[1])
+
+
+def peak() -> int:
+    """Bytes of main memory that this process has used at most."""
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])

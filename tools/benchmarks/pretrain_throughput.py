@@ -10,18 +10,14 @@ what a step adds to the memory in use between steps: inputs, masks, activations 
 
 import argparse
 import gc
-import json
-import resource
 import statistics
 import sys
 from argparse import Namespace
 from collections import defaultdict
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
-from harness import DEVICE, ON_GPU, ROOT, fresh, machine, table, time_call
+from harness import DEVICE, ON_GPU, ROOT, forget_peak, in_fresh_process, machine, peak, table, time_call
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.registry import init_default_scope
@@ -54,7 +50,7 @@ WARM_UP = 2
 
 
 def read_arguments() -> Namespace:
-    """Command line; `--only` is for the processes of single variants."""
+    """Command line."""
     cases = ["small:bfloat16", "base:bfloat16"]
     variants = [variant for variant in VARIANTS if variant != "reference_kept"]
     if not ON_GPU:
@@ -68,15 +64,15 @@ def read_arguments() -> Namespace:
     parser.add_argument("--batch", type=int, default=64 if ON_GPU else 8)
     parser.add_argument("--rounds", type=int, default=10 if ON_GPU else 4, help="steps of a process")
     parser.add_argument("--repeats", type=int, default=1 if ON_GPU else 3, help="processes of a variant")
-    parser.add_argument("--only", choices=["time", "memory"], help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 class Step:
     """One variant's training step, and the FLOPs of its matrix products."""
 
-    def __init__(self, variant: str, size: str, precision: str, batch: int) -> None:
-        self.variant, self.dtype = variant, DTYPES[precision]
+    def __init__(self, variant: str, case: str, batch: int) -> None:
+        size, _, precision = case.partition(":")
+        self.dtype = DTYPES[precision]
         self.is_reference = variant.startswith("reference")
         torch.manual_seed(0)
         self.model = build_model(variant, size).to(DEVICE).train()
@@ -153,6 +149,7 @@ def build_model(variant: str, size: str) -> nn.Module:
     if variant == "half":
         cfg.prediction_ratio = 0.5
     init_default_scope("mmpretrain")
+    MMLogger.get_instance("benchmark", log_level="ERROR")
     model = MODELS.build(cfg)
     model.init_weights()
     return model
@@ -167,38 +164,25 @@ def peak_memory(step: Step) -> int:
     if ON_GPU:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-        before = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[1])
+    before = torch.cuda.memory_allocated() if ON_GPU else forget_peak()
     step.make_inputs()
     step()
     step()
-    if ON_GPU:
-        return torch.cuda.max_memory_allocated() - before
-    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
-    return int(peak.split()[1]) * 1024 - before
+    return (torch.cuda.max_memory_allocated() if ON_GPU else peak()) - before
 
 
-def apart(task: str, variant: str, case: str, args: Namespace) -> Any:
-    """Measure a variant in its own process; `task` is time or memory."""
-    told = ["--cases", case, "--variants", variant, "--batch", args.batch, "--rounds", args.rounds]
-    # For memory, freed blocks return to the system at once, so resident memory is the memory in use.
-    environment = {"MALLOC_MMAP_THRESHOLD_": "65536"} if task == "memory" else {}
-    return fresh(__file__, [*told, "--only", task], environment)
+def measure_memory(variant: str, case: str, batch: int) -> int:
+    """Peak memory of a variant's step on CPU, in a process that returns freed blocks to the system."""
+    return peak_memory(Step(variant, case, batch))
 
 
-def answer(args: Namespace) -> Any:
-    """Measure in the process that `apart` started."""
-    (case,), (variant,) = args.cases, args.variants
-    size, _, precision = case.partition(":")
-    if args.only == "time" and variant != "reference":
+def measure_time(variant: str, case: str, batch: int, rounds: int) -> tuple[list[float], int, int | None]:
+    """Seconds of each of a variant's steps, its FLOPs, and on a GPU its peak memory."""
+    if variant != "reference":
         keep_freed_memory()
-    step = Step(variant, size, precision, args.batch)
-    if args.only == "memory":
-        return peak_memory(step)
-    seconds = time_call(step, args.rounds, WARM_UP)
-    return {"seconds": seconds, "flops": step.flops, "memory": peak_memory(step) if ON_GPU else None}
+    step = Step(variant, case, batch)
+    seconds = time_call(step, rounds, WARM_UP)
+    return seconds, step.flops, peak_memory(step) if ON_GPU else None
 
 
 def product_rate(precision: str) -> float:
@@ -217,13 +201,17 @@ def report_case(case: str, args: Namespace) -> None:
     for _ in range(args.repeats):
         for variant in args.variants:
             rates.append(product_rate(precision))
-            told = apart("time", variant, case, args)
-            taken[variant] += told["seconds"]
-            memory[variant], flops[variant] = told["memory"], told["flops"]
+            seconds, flops[variant], memory[variant] = in_fresh_process(
+                measure_time, variant, case, args.batch, args.rounds
+            )
+            taken[variant] += seconds
     rate, rows = statistics.median(rates), []
     times = {variant: statistics.median(spent) for variant, spent in taken.items()}
     for variant, spent in times.items():
-        memory[variant] = memory[variant] or apart("memory", variant, case, args)
+        if not ON_GPU:  # freed blocks return to the system at once, so resident memory is the memory in use
+            memory[variant] = in_fresh_process(
+                measure_memory, variant, case, args.batch, MALLOC_MMAP_THRESHOLD_="65536"
+            )
         figures = [
             f"{1000 * spent:.0f}",
             f"{args.batch / spent:.1f}",
@@ -244,10 +232,6 @@ def report_case(case: str, args: Namespace) -> None:
 def main() -> None:
     """Measure every case."""
     args = read_arguments()
-    MMLogger.get_instance("benchmark", log_level="ERROR")
-    if args.only:
-        print(json.dumps(answer(args)))
-        return
     print(f"{machine()}; {args.repeats} x {args.rounds} rounds, interleaved by process, medians")
     for case in args.cases:
         report_case(case, args)

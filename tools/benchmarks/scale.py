@@ -6,23 +6,22 @@ time without a sign on the terminal. The peak is the whole process's, whose libr
 """
 
 import argparse
-import contextlib
-import json
 import os
 import pickle
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from harness import fresh, machine, table
+from harness import forget_peak, in_fresh_process, machine, peak, table
 from mmengine.dataset import BaseDataset
 
+import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.cli.choices import choose
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
 from mapet_mm.engine.hooks.class_names_check_hook import check_order
@@ -32,14 +31,12 @@ from mapet_mm.evaluation.image_sets import ImageSet
 from mapet_mm.evaluation.protocols.knn import COLUMNS, knn_votes
 from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
 from mapet_mm.structures import TokenStore
-from mapet_mm.structures.store_files import PART_ROWS
 from mapet_mm.tokenizers.extract import extract_tokens, open_or_create
 from mapet_mm.tokenizers.image_groups import GROUP_SIZE, ImageGroup
 from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.tokenizers.sampling import sample_features
 
 SIZES = (100_000, 1_281_167, 5_000_000)
-TURNS = 7  # in each, ten parts are filled
 LARGEST = SIZES[1]  # where files, or a matrix of features, are made
 SKIPPED = "skipped"
 QUERIES, DIM, CLASSES = 5_000, 768, 1_000  # of k-NN
@@ -57,19 +54,16 @@ class Names(BaseDataset):
 
 
 class Free:
-    """A loader and a tokenizer that cost nothing; a Ctrl-C after so many groups."""
+    """A loader and a tokenizer that cost nothing."""
 
     group_size, waited = GROUP_SIZE, 0.0
     grid, vocab_size, digest, dim, metadata = (14, 14), 8192, "ab" * 32, 8, {}
 
-    def __init__(self, images: NamedImages, groups: float = float("inf")) -> None:
-        self.images, self.groups, self.times = images, groups, []
+    def __init__(self, images: NamedImages) -> None:
+        self.images = images
 
     def load(self, groups):
         for block, places in groups:
-            self.times.append(time.process_time())
-            if len(self.times) > self.groups:
-                raise KeyboardInterrupt
             yield ImageGroup(block, list(places), torch.zeros(len(places), 1), {})
 
     def __call__(self, inputs):
@@ -143,32 +137,18 @@ def cases(count: int, folder: Path, held: int) -> tuple[Free, dict[str, Callable
     }
 
 
-def measure(title: str, count: int, folder: Path) -> dict[str, float]:
+def measure(title: str, count: int, folder: Path) -> tuple[float, float, float]:
+    """Seconds, the longest silence, and the peak in GB."""
     free, measured = cases(count, folder, 1 if title.startswith(("folder", "k-NN")) else count)
     if SKIPPED in title:
         skipped = dict.fromkeys((0, count // 2, count - 1), "no image")
         TokenStore.open(folder / "tokens").write([], np.empty((0, *free.grid), int), skipped)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+    forget_peak()
     signs = [time.process_time()]
     sys.stderr = SimpleNamespace(write=lambda text: signs.append(time.process_time()), flush=lambda: None)
     measured[title]()
     signs.append(time.process_time())
-    peak = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]
-    return dict(seconds=signs[-1] - signs[0], silent=max(np.diff(signs)), peak=int(peak) * 1024 / 1e9)
-
-
-def rates(sizes: Sequence[int], folder: Path) -> list[list[str]]:
-    """Images that the extraction's loop takes in a second, in turns in one process, without the set-up."""
-    images, found = SimpleNamespace(data_root="/data"), {count: [] for count in sizes}
-    for count in sizes:
-        names = (path(number)[6:] for number in range(count))
-        TokenStore.create(folder / str(count), names, Free.grid, Free.vocab_size, Free.digest, "/data")
-    for count in TURNS * list(sizes):
-        free = Free(images, 10 * PART_ROWS / GROUP_SIZE)
-        with contextlib.suppress(KeyboardInterrupt):
-            extract_tokens(free, free, TokenStore.open(folder / str(count)), np.arange(count))
-        found[count].append(10 * PART_ROWS / (free.times[-1] - free.times[0]))
-    return [[f"{count:,}", f"{np.median(one):,.0f}"] for count, one in found.items()]
+    return signs[-1] - signs[0], max(np.diff(signs)), peak() / 1e9
 
 
 def main() -> None:
@@ -176,11 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of images")
     parser.add_argument("--cases", default="", help="only those whose titles match this expression")
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        print(json.dumps(measure(args.one[0], int(args.one[1]), Path(args.one[2]))))
-        return
     rows = []
     for count in args.sizes:
         with tempfile.TemporaryDirectory() as folder:
@@ -193,18 +169,14 @@ def main() -> None:
                     os.makedirs(os.path.dirname(file))
                 os.mknod(file)
             for title in titles:
-                found = fresh(__file__, ["--one", title, count, folder], {"OMP_NUM_THREADS": "1"})
-                figures = [f"{found[key]:.2f}" for key in ("seconds", "silent", "peak")]
-                each = f"{1e6 * found['seconds'] / count:.1f}"
-                rows.append([title, f"{count:,}", figures[0], each, *figures[1:]])
+                found = in_fresh_process(measure, title, count, Path(folder), OMP_NUM_THREADS="1")
+                seconds, silent, gigabytes = (f"{one:.2f}" for one in found)
+                each = f"{1e6 * found[0] / count:.1f}"
+                rows.append([title, f"{count:,}", seconds, each, silent, gigabytes])
                 print(" ".join(rows[-1]), file=sys.stderr)
     print(f"{machine()}\n")
     headings = ["", "images", "s", "us an image", "silent, s", "peak, GB"]
     print(table(headings, rows))
-    if not args.cases:
-        with tempfile.TemporaryDirectory() as folder:
-            found = rates(args.sizes, Path(folder))
-        print("\n" + table(["names of the store", "images/s of the extraction's loop"], found))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def as_evaluated(train: MemoryFeatures, val: MemoryFeatures) -> Evaluated:
         name: SimpleNamespace(name=name, labels=one.labels, class_names=None)
         for name, one in features.items()
     }
-    return Evaluated(SimpleNamespace(name="clusters"), features, images, torch.device("cpu"))
+    return Evaluated(features, images, torch.device("cpu"))
 
 
 def evaluated_clusters() -> Evaluated:

@@ -16,7 +16,6 @@ PROTOCOLS = [
     dict(type="LinearProbes", epochs=1, least_steps=1, batch_size=8, rates=[0.1, 1.0]),
     dict(type="LowShot", shots=[1, 0.5], draws=2),
     dict(type="AttentiveProbe", epochs=1, least_steps=1, batch_size=8),
-    dict(type="FeaturePictures", images=2),
 ]
 
 

@@ -13,7 +13,7 @@ the work: start the same command any number of times, under torchrun, under srun
 import argparse
 import shlex
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from mmengine.config import DictAction
@@ -74,14 +74,14 @@ def main() -> None:
 
     import mapet_mm.utils.logging  # noqa: F401
     from mapet_mm.evaluation.named import load_model
-    from mapet_mm.evaluation.protocol import evaluate_data, results_table, side_by_side
+    from mapet_mm.evaluation.protocol import evaluate_data, results_table
     from mapet_mm.utils.atomic_files import replace_json
     from mapet_mm.utils.dist import choose_device, is_first_process
     from mapet_mm.visualization.report import Report, format_table, write_report
 
     choose_device()
     MMLogger.get_instance("evaluate_features", log_level="WARNING")  # MMEngine logs initialisations
-    results, sections, declared = {}, [], None
+    results, declared = {}, None
     first = [args.model, *filter(None, [args.checkpoint])]
     changes = dict(options=args.cfg_options, mean=args.mean, std=args.std, size=args.size)
     for place, (model, *checkpoint) in enumerate([first, *args.compare]):
@@ -90,14 +90,7 @@ def main() -> None:
         cfg, loaded = load_model(model, *checkpoint, **(changes if place == 0 else {}))
         declared = cfg if args.data or declared is None else declared  # without --data the first one's
         name = loaded.name if loaded.name not in results else f"{loaded.name} ({place + 1})"
-        loaded = replace(loaded, name=name)  # for the titles of its figures
-        results[name] = []
-        for evaluated, protocol, rows in evaluate_data(
-            declared, loaded, args.data, args.protocols, args.cache
-        ):
-            results[name] += rows
-            if args.out and protocol and is_first_process():
-                sections += protocol.sections(evaluated, rows)
+        results[name] = evaluate_data(declared, loaded, args.data, args.protocols, args.cache)
     if not is_first_process():
         return
     table = results_table(results)
@@ -109,10 +102,7 @@ def main() -> None:
         )
         summary = f"Frozen features of {', '.join(results)}."
         command = shlex.join(["python", *sys.argv])
-        page = write_report(
-            args.out / "report.html",
-            Report("Features", summary, table, side_by_side(sections), commands=[command]),
-        )
+        page = write_report(args.out / "report.html", Report("Features", summary, table, commands=[command]))
         print(f"wrote {args.out / 'results.json'} and {page} (open it in a browser)")
 
 

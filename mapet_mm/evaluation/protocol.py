@@ -1,29 +1,27 @@
-"""An evaluation: protocols turn features into rows of a table, and into pictures."""
+"""An evaluation: protocols turn features into rows of a table."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64, UInt8
-from matplotlib.figure import Figure
+from jaxtyping import Bool, Float, Int64
 from mmengine.config import Config
 from mmengine.registry import Registry
 from torch import Tensor
 
-from mapet_mm.evaluation.adapters import swaps_channels
 from mapet_mm.evaluation.features import FeatureBank, take_features
 from mapet_mm.evaluation.image_sets import SECTION, SETS, ImageSet, answers, check_labels, read_image_sets
 from mapet_mm.evaluation.models import Checkpoint
 from mapet_mm.utils.config import read_config, type_name
 from mapet_mm.utils.dist import is_first_process, print_once
 from mapet_mm.utils.errors import UserError
-from mapet_mm.visualization.report import Column, Section, Table
+from mapet_mm.visualization.report import Column, Table
 
 HELD_OUT = 10  # every tenth training image chooses between settings, as in CAPI
 DRAWS = 1000  # of a bootstrap
@@ -48,27 +46,14 @@ class Row:
         """The name in a table's `metric` and in a log."""
         return f"{self.protocol}, {self.setting}"
 
-    @property
-    def key(self) -> tuple[str, str]:
-        """The same for the figures of several checkpoints."""
-        return self.name, self.unit
-
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A checkpoint with its features and images by the name of the set, as protocols get them."""
+    """A checkpoint's features and images by the name of the set, as protocols get them."""
 
-    checkpoint: Checkpoint | None  # None during a pre-training
     features: Mapping[str, FeatureBank]
     images: Mapping[str, ImageSet]
     device: torch.device  # where to compute
-
-    def picture(self, name: str, index: int) -> UInt8[np.ndarray, "height width 3"]:
-        """An image of a set as the model sees it, in RGB."""
-        image = self.images[name].dataset[index]["inputs"]
-        if swaps_channels(self.checkpoint.backbone.preprocessor):
-            image = image.flip(0)
-        return image.expand(3, -1, -1).permute(1, 2, 0).clamp(0, 255).byte().numpy()
 
 
 class Protocol:
@@ -89,10 +74,6 @@ class Protocol:
     def run(self, evaluated: Evaluated) -> list[Row]:
         """The figures of one checkpoint."""
         raise NotImplementedError
-
-    def sections(self, evaluated: Evaluated, rows: Sequence[Row]) -> list[Section]:
-        """Pictures for the page, of the features and of this protocol's rows."""
-        return []
 
 
 def held_out(count: int) -> Bool[Tensor, " image"]:
@@ -173,22 +154,13 @@ def further(images: Mapping[str, ImageSet]) -> list[str]:
 
 
 def build_protocols(configs: Sequence[Mapping[str, Any]]) -> list[Protocol]:
-    """Protocols of configs `dict(type=..., ...)`.
-
-    Raises:
-        UserError: an unknown protocol or option.
-    """
+    """Protocols of configs `dict(type=..., ...)`."""
     PROTOCOLS.import_from_location()
     built = []
     for config in configs:
-        kind = type_name(config["type"])
-        if kind not in PROTOCOLS:
-            raise UserError(f"there is no protocol {kind}: one of {', '.join(PROTOCOLS.module_dict)}")
-        options = {name: value for name, value in config.items() if name != "type"}
-        try:
-            built.append(PROTOCOLS.get(kind)(**options))
-        except (TypeError, ValueError) as error:
-            raise UserError(f"protocol {kind}: {error}") from error
+        options = dict(config)
+        kind = PROTOCOLS.module_dict[type_name(options.pop("type"))]
+        built.append(kind(**options))
     return built
 
 
@@ -232,8 +204,8 @@ def choose_protocols(
 
 def evaluate(
     checkpoint: Checkpoint, images: Mapping[str, ImageSet], protocols: Sequence[Protocol], cache: Path
-) -> tuple[Evaluated, list[list[Row]]]:
-    """A checkpoint's features, kept in the folder `cache`, and, in the first process, each protocol's rows.
+) -> list[Row]:
+    """The figures of a checkpoint, whose features are kept in the folder `cache`; only the first process's.
 
     Raises:
         UserError: two rows of one name, by which a table's column knows them.
@@ -245,40 +217,35 @@ def evaluate(
     features = {
         name: take_features(checkpoint, images[name], cache, sorted(some)) for name, some in kinds.items()
     }
-    evaluated = Evaluated(checkpoint, features, images, checkpoint.backbone.device)
-    if not is_first_process():  # the first process has the table
-        return evaluated, []
-    rows = [protocol.run(evaluated) for protocol in protocols]
-    names = Counter(row.name for some in rows for row in some)
+    if not is_first_process():
+        return []
+    evaluated = Evaluated(features, images, checkpoint.backbone.device)
+    rows = [row for protocol in protocols for row in protocol.run(evaluated)]
+    names = Counter(row.name for row in rows)
     if twice := [name for name, count in names.items() if count > 1]:
         raise UserError(f"`protocols` give two results `{twice[0]}`: run these protocols one at a time")
-    return evaluated, rows
+    return rows
 
 
 def evaluate_data(
     config: Config, checkpoint: Checkpoint, data: str | None, names: Sequence[str] | None, cache: Path
-) -> Iterator[tuple[Evaluated, Protocol | None, list[Row]]]:
-    """Each protocol's rows, of one group of image sets or of the several that a section's `folders` names.
+) -> list[Row]:
+    """The figures on one group of image sets, or on each of the several that a section's `folders` names.
 
     Rows of several have the group's name at the end; last come their means. Arguments are as for
     `choose_protocols` and `evaluate`.
     """
     folders = (declaring(config, data).get(SECTION) or {}).get("folders") or {"": data}
-    values: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    found, values = [], defaultdict(list)
     for name, folder in folders.items():
         images = read_image_sets(config, folder)
-        protocols = choose_protocols(config, data, names, images)
-        evaluated, found = evaluate(checkpoint, images, protocols, cache)
-        for protocol, rows in zip(protocols, found, strict=bool(found)):
-            for row in rows:
-                values[row.protocol, row.unit, row.setting].append(row.value)
-            named = [replace(row, setting=f"{row.setting}, {name}") if name else row for row in rows]
-            yield evaluated, protocol, named
-    means = []
+        for row in evaluate(checkpoint, images, choose_protocols(config, data, names, images), cache):
+            values[row.protocol, row.unit, row.setting].append(row.value)
+            found.append(replace(row, setting=f"{row.setting}, {name}") if name else row)
     for (protocol, unit, setting), some in values.items():
         if len(some) == len(folders) > 1:
-            means.append(Row(protocol, f"{setting}, mean of {len(some)} sets", float(np.mean(some)), unit))
-    yield evaluated, None, means
+            found.append(Row(protocol, f"{setting}, mean of {len(some)} sets", float(np.mean(some)), unit))
+    return found
 
 
 def declaring(config: Config, data: str | None) -> Config:
@@ -292,9 +259,9 @@ def results_table(results: Mapping[str, Sequence[Row]]) -> Table:
     Args:
         results: the rows by the checkpoint's name.
     """
-    keys = {row.key: None for rows in results.values() for row in rows if not row.detail}
+    keys = {(row.name, row.unit): None for rows in results.values() for row in rows if not row.detail}
     columns = [Column("result"), Column("figure"), *(Column(name) for name in results)]
-    found = {name: {row.key: row for row in rows} for name, rows in results.items()}
+    found = {name: {(row.name, row.unit): row for row in rows} for name, rows in results.items()}
     lines = [[*key, *(_cell(found[name].get(key)) for name in results)] for key in keys]
     return Table(columns, lines)
 
@@ -306,11 +273,3 @@ def _cell(row: Row | None) -> str | None:
     interval = "" if row.interval is None else " [{:.1f}, {:.1f}]".format(*row.interval)
     note = f" ({row.note})" if row.note else ""
     return f"{row.value:.{1 if abs(row.value) >= 1 else 3}f}{spread}{interval}{note}"
-
-
-def side_by_side(sections: Sequence[Section]) -> list[Section]:
-    """Sections with the pictures of all checkpoints under each heading, in the order of the first."""
-    merged: dict[tuple[str, str], list[Figure]] = {}
-    for section in sections:
-        merged.setdefault((section.title, section.caption), []).extend(section.figures)
-    return [Section(*heading, figures) for heading, figures in merged.items()]

@@ -90,8 +90,8 @@ def test_a_config_that_a_program_has_read_by_itself_is_evaluated(project, pretra
     checkpoint = load_checkpoint(cfg, "run/epoch_2.pth")
     assert checkpoint.digest == load_checkpoint("mapet.py", "run/epoch_2.pth").digest
     protocols = build_protocols([dict(type="mapet_mm.NearestNeighbours", k=3), dict(type=LabelFree)])
-    _, rows = evaluate(checkpoint, read_image_sets(cfg), protocols, project / "cache")
-    assert {"k-NN", "RankMe"} <= {row.protocol for some in rows for row in some}
+    rows = evaluate(checkpoint, read_image_sets(cfg), protocols, project / "cache")
+    assert {"k-NN", "RankMe"} <= {row.protocol for row in rows}
 
 
 def test_fine_tuning_starts_from_the_pre_trained_weights(project, pretrained):

@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from frozen_features import PROTOCOLS
@@ -11,16 +10,13 @@ from mmengine.config import Config
 from mapet_mm.evaluation.image_sets import read_image_sets
 from mapet_mm.evaluation.models import load_checkpoint
 from mapet_mm.evaluation.protocol import (
-    Evaluated,
     Row,
     build_protocols,
     choose_protocols,
     evaluate,
     results_table,
-    side_by_side,
 )
 from mapet_mm.utils.errors import UserError
-from mapet_mm.visualization.report import Section
 
 
 def names(protocols) -> list[str]:
@@ -57,19 +53,6 @@ def test_without_a_declaration_all_run_that_the_images_suit(config, root, capsys
     assert len(choose_protocols(config, str(root), ["LowShot"], labelled([0, 1], [1]))) == 1  # a folder
 
 
-REFUSED = [
-    (dict(type="Nearest"), "NearestNeighbours"),
-    (dict(type="NearestNeighbours", neighbours=3), "neighbours"),
-    (dict(type="LinearProbes", rates=[]), "rate"),
-]
-
-
-@pytest.mark.parametrize(("config", "named"), REFUSED)
-def test_unknown_protocols_and_options_are_refused(config, named):
-    with pytest.raises(UserError, match=named):
-        build_protocols([config])
-
-
 def test_two_rows_of_one_name_are_refused(config, root):
     """A table's column would show one of them."""
     checkpoint, images = load_checkpoint(config, None), read_image_sets(config)
@@ -89,15 +72,10 @@ def test_the_table_has_a_column_per_checkpoint_and_a_line_per_figure():
     ]
 
 
-def test_sections_of_one_heading_are_joined():
-    sections = [Section("a", "b", [1]), Section("c", "d", [2]), Section("a", "b", [3])]
-    assert side_by_side(sections) == [Section("a", "b", [1, 3]), Section("c", "d", [2])]
-
-
 def test_only_the_features_that_are_needed_are_taken(config, root):
     images, checkpoint = read_image_sets(config), load_checkpoint(config, str(root / "weights.pth"))
-    _, rows = evaluate(checkpoint, images, build_protocols(PROTOCOLS[:1]), root / "cache")
-    assert [row.setting for row in rows[0]] == ["class token", "mean", "both"]
+    rows = evaluate(checkpoint, images, build_protocols(PROTOCOLS[:1]), root / "cache")
+    assert [row.setting for row in rows] == ["class token", "mean", "both"]
     assert not list((root / "cache").glob("*/tokens"))
 
 
@@ -105,17 +83,6 @@ def test_of_several_processes_only_the_first_has_rows_and_words(config, root, mo
     checkpoint, images = load_checkpoint(config, None), read_image_sets(config)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    evaluated, rows = evaluate(checkpoint, images, build_protocols(PROTOCOLS[:1]), root / "cache")
-    assert (len(evaluated.features["val"]), rows) == (9, [])
+    assert evaluate(checkpoint, images, build_protocols(PROTOCOLS[:1]), root / "cache") == []
+    assert len(list((root / "cache").glob("*/pooled/000000.npy"))) == 2
     assert not capsys.readouterr().out
-
-
-@pytest.mark.parametrize("to_rgb", [True, False])
-def test_a_picture_is_in_rgb(to_rgb):
-    image = torch.arange(12).view(3, 2, 2)
-    preprocessor = SimpleNamespace(to_rgb=to_rgb)
-    checkpoint = SimpleNamespace(backbone=SimpleNamespace(preprocessor=preprocessor))
-    images = {"val": SimpleNamespace(dataset=[dict(inputs=image)])}
-    picture = Evaluated(checkpoint, {}, images, torch.device("cpu")).picture("val", 0)
-    expected = image.flip(0) if to_rgb else image
-    np.testing.assert_array_equal(picture, expected.permute(1, 2, 0).byte().numpy())

@@ -1,4 +1,3 @@
 """All protocols, in the order of the table."""
 
 from mapet_mm.evaluation.protocols import knn, linear, low_shot, attentive, segmentation, label_free  # noqa: F401, I001
-from mapet_mm.evaluation import page  # noqa: F401

@@ -41,12 +41,7 @@ def knn_votes(
 
     Returns:
         `(Q, C)`, relative to the vote of the nearest.
-
-    Raises:
-        ValueError: fewer than one neighbour, or a temperature that is not above 0.
     """
-    if k < 1 or not temperature > 0:
-        raise ValueError(f"k-NN with k={k}, temperature={temperature}: both are above 0")
     keys = ((F.normalize(features.to(queries.device), dim=1), labels) for features, labels in known)
     similarity, voters = nearest(F.normalize(queries, dim=1), keys, k)
     similarity, voters = _largest(zip(all_gather(similarity), all_gather(voters), strict=True), k)

@@ -56,20 +56,18 @@ class LinearProbes(TrainedProbe):
         strengths: scikit-learn's `C`.
         layers: so many last layers are probed; all by default.
         concatenated: so many last layers are a further probe together, as DINOv2's four; solved only.
-        weight_decay: of SGD.
     """
 
     rates: Sequence[float] = RATES
     strengths: Sequence[float] = STRENGTHS
     layers: int | None = None
     concatenated: int = 1
-    weight_decay: float = 0.0
 
     name, kind = "linear", "pooled"
 
     def optimizer(self, groups: list[dict]) -> torch.optim.Optimizer:
         """SGD with momentum."""
-        return torch.optim.SGD(groups, momentum=0.9, weight_decay=self.weight_decay)
+        return torch.optim.SGD(groups, momentum=0.9)
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """Rows of the last layer and of the best one, for each pooling; of all layers in detail."""

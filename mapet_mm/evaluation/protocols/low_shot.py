@@ -32,7 +32,7 @@ def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None
 @PROTOCOLS.register_module()
 @dataclass(eq=False)
 class LowShot(Classification):
-    """Logistic regression (scikit-learn's, L2) on a few labelled images, of the last layer's features.
+    """Logistic regression (scikit-learn's, L2, C = 1) on a few labelled images, of the last layer's features.
 
     The features are class token and patch mean side by side, or the one that there is. They are standardised
     by mean and deviation of all training images, which takes no labels.
@@ -40,18 +40,12 @@ class LowShot(Classification):
     Args:
         shots: images of each class, or a share of the training images below 1.
         draws: how often they are drawn; the row is the mean, with the standard deviation.
-        C: inverse strength of the regularisation.
     """
 
     shots: Sequence[int | float] = (1, 2, 5, 10, 0.01, 0.1)
     draws: int = 5
-    C: float = 1.0
 
     name = "logistic regression"
-
-    def __post_init__(self) -> None:
-        if any(share <= 0 or (share > 1 and share % 1) for share in self.shots):
-            raise ValueError(f"shots={list(self.shots)}: whole numbers of images, or shares below 1")
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """A row for each number of labels that every class has images enough for."""
@@ -72,7 +66,7 @@ class LowShot(Classification):
                 if share < 1 and len(chosen) == num_classes and 1 in self.shots:
                     break  # it repeats `1 a class`
                 known = scaler.transform(train.pooled(pooling, images=torch.from_numpy(chosen)).numpy())
-                model = regressions(known, train.labels[chosen].numpy(), [self.C])[self.C]
+                model = regressions(known, train.labels[chosen].numpy(), [1.0])[1.0]
                 scorers.append(partial(scores_of, model, scaler, num_classes, pooling))
             if scorers:
                 shown = f"{share} a class" if share >= 1 else f"{100 * share:g}% of the images"

@@ -26,10 +26,9 @@ def shuffled_batches(
     batch_size: int,
     epochs: int,
     layer: int = -1,
-    seed: int = 0,
     without: Bool[Tensor, " image"] | None = None,
 ) -> Iterator[tuple[Tensor, Int64[Tensor, " batch"]]]:
-    """Batches of features `(b, S D)` or `(b, N, D)` in float32, and labels, in the seed's order.
+    """Batches of features `(b, S D)` or `(b, N, D)` in float32, and labels, in random order.
 
     Blocks are drawn in random order into a window, and images in random order from it; a set that fits into
     one window is read once. The last batch of a window may be smaller. The images of `without` are left out.
@@ -38,7 +37,7 @@ def shuffled_batches(
     window = max(1, WINDOW_BYTES // (first.numel() * first.element_size()))
     held, values, labels = None, None, None
     for epoch in range(epochs):
-        generator = torch.Generator().manual_seed(1000003 * seed + epoch)
+        generator = torch.Generator().manual_seed(epoch)
         for drawn in torch.randperm(bank.num_blocks, generator=generator).split(window):
             if held != (blocks := sorted(drawn.tolist())):
                 values = None  # frees the window before the next one is read
@@ -68,21 +67,15 @@ class TrainedProbe(Classification):
         epochs: passes over the features.
         least_steps: lower bound on the number of steps, for small sets.
         batch_size: images of a step.
-        seed: of the order of the images.
     """
 
     rates: Sequence[float]
     epochs: int = 10
     least_steps: int = 600
     batch_size: int = 256
-    seed: int = 0
 
     kind: ClassVar[str]
     warmup: ClassVar[float] = 0.0  # share of the steps in which the rates rise
-
-    def __post_init__(self) -> None:
-        if not self.rates or min(self.rates) <= 0:
-            raise ValueError(f"rates={list(self.rates)}: at least one learning rate, each above 0")
 
     def optimizer(self, groups: list[dict]) -> torch.optim.Optimizer:
         """The optimizer of the heads' parameter groups."""
@@ -103,7 +96,7 @@ class TrainedProbe(Classification):
         steps, total = self.optimizer(groups), epochs * in_epoch
         scale = partial(warmed_cosine, total=total, warmup=self.warmup)
         schedule = torch.optim.lr_scheduler.LambdaLR(steps, scale)
-        batches = shuffled_batches(train, self.kind, self.batch_size, epochs, layer, self.seed, without)
+        batches = shuffled_batches(train, self.kind, self.batch_size, epochs, layer, without)
         for values, labels in tqdm(batches, f"{len(heads)} probes", total=total, delay=2):
             values, labels = values.to(device), labels.to(device)
             steps.zero_grad()

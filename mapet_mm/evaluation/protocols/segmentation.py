@@ -104,7 +104,7 @@ class SegmentationTask:
             scaler.partial_fit(tokens.flatten(0, 1).numpy())
         self.mean, self.scale = (torch.from_numpy(each).float() for each in (scaler.mean_, scaler.scale_))
 
-    def neighbours(self, ks: Sequence[int], distances: Sequence[str]) -> tuple[dict[str, Areas], ...]:
+    def neighbours(self, ks: Sequence[int]) -> tuple[dict[str, Areas], ...]:
         """Each setting's areas on the held-out training images and on the test images, by neighbours' votes.
 
         k is at most the number of labelled patches that there are to choose a setting with.
@@ -114,7 +114,7 @@ class SegmentationTask:
         def segmenter(mask: Bool[Tensor, " patch"]) -> Callable[[Tensor], Iterator[Segments]]:
             def segment(rows: Float[Tensor, "query dim"]) -> Iterator[Segments]:
                 places = {}
-                for distance in distances:
+                for distance in DISTANCES:
                     queries = comparable(rows, distance, is_key=False)
                     places[distance] = nearest(queries, self._keys(mask, distance), ks[-1])[1].cpu().numpy()
                 for start in range(0, len(rows), self.patches):
@@ -243,24 +243,15 @@ class SegmentationByNeighbours(Segmentation):
 
     Args:
         ks: neighbours that vote, from which the held-out images choose.
-        distances: of 'cosine' and 'L2', likewise.
     """
 
     ks: Sequence[int] = (1, 3, 10, 30)
-    distances: Sequence[str] = DISTANCES
 
     name, grid = "k-NN segmentation", "ks"
 
-    def __post_init__(self) -> None:
-        known = self.distances and set(self.distances) <= set(DISTANCES)
-        if not self.ks or min(self.ks) < 1 or not known:
-            raise ValueError(
-                f"ks={self.ks}, distances={self.distances}: ks from 1 on, {' or '.join(DISTANCES)}"
-            )
-
     def segment(self, task: SegmentationTask) -> tuple[dict[str, Areas], ...]:
         """Areas by setting on the held-out training images and on the test images."""
-        return task.neighbours(self.ks, self.distances)
+        return task.neighbours(self.ks)
 
 
 @PROTOCOLS.register_module()

@@ -34,12 +34,6 @@ def test_votes_at_a_low_temperature_are_finite(temperature):
     assert predict(*arguments, k=2, temperature=temperature) == [1]
 
 
-@pytest.mark.parametrize("options", [dict(k=0), dict(temperature=0), dict(temperature=float("nan"))])
-def test_options_that_give_no_votes_are_refused(options):
-    with pytest.raises(ValueError, match="above 0"):
-        predict(torch.eye(2), torch.arange(2), torch.eye(2), 2, **options)
-
-
 @pytest.mark.parametrize(("part", "rows"), [(200, 90), (64, 7), (5, 13)])
 def test_equals_scikit_learns_classifier_with_the_same_weights(part, rows, monkeypatch):
     """Memory is bounded by parts and rows, results are the same."""

@@ -12,7 +12,7 @@ from mapet_mm.evaluation.protocols.label_free import LabelFree
 
 def figures(pooled, tokens, poolings, grid) -> dict[tuple[str, str], float]:
     known = dict(name="val", layers=["output"], poolings=poolings, grid=grid, labels=None)
-    evaluated = Evaluated(None, {"val": MemoryFeatures(pooled, tokens, **known)}, {}, torch.device("cpu"))
+    evaluated = Evaluated({"val": MemoryFeatures(pooled, tokens, **known)}, {}, torch.device("cpu"))
     return {(row.protocol, row.setting): row.value for row in LabelFree().run(evaluated)}
 
 
@@ -48,7 +48,7 @@ def test_a_second_view_adds_alignment_and_lidar():
     for name, values in (("val", first), ("view", first + 0.1 * other)):
         known = dict(name=name, layers=["output"], poolings=["class token"], grid=(0, 0), labels=None)
         banks[name] = MemoryFeatures(values[None], torch.zeros(50, 0, 8), **known)
-    rows = LabelFree().run(Evaluated(None, banks, {}, torch.device("cpu")))
+    rows = LabelFree().run(Evaluated(banks, {}, torch.device("cpu")))
     found = {(row.protocol, row.setting): row.value for row in rows}
     assert found["alignment", "class token"] == pytest.approx(alignment(first, first + 0.1 * other))
     assert 4 < found["LiDAR", "class token"] < 8

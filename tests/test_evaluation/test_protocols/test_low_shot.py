@@ -46,9 +46,3 @@ def test_a_share_that_is_one_image_per_class_is_left_out_beside_it():
     assert list(found) == ["both, 1 a class", "both, 10% of the images"]
     (row,) = LowShot(shots=[0.001], draws=2).run(evaluated)
     assert row.value == found["both, 1 a class"]
-
-
-@pytest.mark.parametrize("share", [0, 1.5])
-def test_impossible_numbers_of_images_are_refused(share):
-    with pytest.raises(ValueError, match="shots"):
-        LowShot(shots=[share])

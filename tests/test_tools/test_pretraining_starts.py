@@ -13,7 +13,8 @@ from mapet_mm.structures.codebook import Codebook
 
 METHODS = ("mapet", "pim", "mim", "beit", "cae")
 SIZES = ("tiny", "small", "base")
-PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS and "vit-large" not in path.stem]
+DEEP = re.compile("vit-large|pim-late")  # a query stream that starts late needs more than one layer
+PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS and not DEEP.search(path.stem)]
 STORED = [path for path in PRETRAINING if "-online_" not in path.stem]
 ONLINE = [path for path in PRETRAINING if "-online_" in path.stem]
 

@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from command_line import described_parser
+
 from mapet_mm.utils.errors import UserError, one_line_errors
 
 SOURCES = ("mm", "reference", "timm", "hf")
@@ -26,9 +28,7 @@ TARGETS = (*SOURCES, "torchvision", "onnx")
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("source", choices=SOURCES, metavar="FROM", help=f"origin of IN: {', '.join(SOURCES)}")
     parser.add_argument("target", choices=TARGETS, metavar="TO", help=f"library of OUT: {', '.join(TARGETS)}")
     parser.add_argument("input", type=Path, metavar="IN", help="checkpoint, as .safetensors or by torch.save")

@@ -6,13 +6,13 @@ Runs each stage below, prints its exact command line, and ends with a table and 
 After a kill or a failure, the same command resumes and skips completed stages.
 """
 
-import argparse
 import importlib
 import sys
 import time
 from pathlib import Path
 
 from benchmarks.harness import machine
+from command_line import described_parser
 from experiments.declaration import Column, Row, TableDeclaration
 from experiments.fill import TableFiller
 from experiments.local import LocalRunner
@@ -147,9 +147,7 @@ def make_report(filler: TableFiller, jobs: int, seconds: float) -> report.Report
 
 @one_line_errors
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("work_dirs/demo"), help="folder of runs and report")
     parser.add_argument("--jobs", type=int, default=2, help="stages at a time, one thread each")
     args, started = parser.parse_args(), time.monotonic()

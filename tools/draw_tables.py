@@ -6,10 +6,10 @@
 Draws the results so far and says what is missing; `tools/run_table.py` fills the tables.
 """
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from command_line import described_parser
 from experiments.declaration import load_table, positive, require_names
 from experiments.fill import TableFiller
 from experiments.picture import draw_tables
@@ -19,9 +19,7 @@ from mapet_mm.utils.errors import one_line_errors
 
 @one_line_errors
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("tables", nargs="+", metavar="TABLE", help="names of tables of the dataset")
     parser.add_argument("--dataset", default="digits", help="name of a file in configs/tables")
     parser.add_argument("--seeds", type=positive, default=1, help="number of seeds that were run")

@@ -16,15 +16,13 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from mmengine.config import DictAction
+from command_line import add_config_options, described_parser
 
 from mapet_mm.utils.errors import UserError, one_line_errors
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("model", help="config or name of a model")
     parser.add_argument("checkpoint", nargs="?", help="its weights")
     parser.add_argument(
@@ -57,13 +55,7 @@ def parse_args() -> argparse.Namespace:
         help="folder of the features (default: %(default)s)",
     )
     parser.add_argument("--out", type=Path, help="folder for results.json and the page, report.html")
-    parser.add_argument(
-        "--cfg-options",
-        nargs="+",
-        action=DictAction,
-        metavar="KEY=VALUE",
-        help="override settings of MODEL's config",
-    )
+    add_config_options(parser)
     return parser.parse_args()
 
 

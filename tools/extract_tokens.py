@@ -8,7 +8,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmengine.config import Config, DictAction
+from command_line import add_config_options, described_parser
+from mmengine.config import Config
 
 from mapet_mm.utils.config import read_config as read_file
 from mapet_mm.utils.config import typed
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
 
 def parse_args() -> argparse.Namespace:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("config", help="tokenizer config, for example configs/micro/kclip.py")
     parser.add_argument("--out", help="token store to write; default: the config's token_store")
     parser.add_argument(
@@ -43,9 +42,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--retry-skipped", action="store_true", help="try the images again that were left out"
     )
-    parser.add_argument(
-        "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."
-    )
+    add_config_options(parser)
     return parser.parse_args()
 
 

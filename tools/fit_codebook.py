@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmengine.config import Config, DictAction
+from command_line import add_config_options, described_parser
+from mmengine.config import Config
 
 from mapet_mm.utils.config import typed
 from mapet_mm.utils.errors import one_line_errors
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
 
 def parse_args() -> argparse.Namespace:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("config", help="tokenizer config, for example configs/micro/kclip.py")
     parser.add_argument("--out", help="codebook to write; default: the config's tokenizer.codebook")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing codebook")
@@ -33,9 +32,7 @@ def parse_args() -> argparse.Namespace:
         "them out",
     )
     parser.add_argument("--launcher", choices=("none", "pytorch", "slurm"), help="how processes are started")
-    parser.add_argument(
-        "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."
-    )
+    add_config_options(parser)
     return parser.parse_args()
 
 

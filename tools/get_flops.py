@@ -9,16 +9,14 @@ included. For MaPeT, PIM, MIM and BEiT, a second column has the least that a pre
 forward and backward; it has a "-" for other models and where --shape is not the recipe's own size.
 """
 
-import argparse
+from command_line import described_parser
 
 from mapet_mm.utils.errors import UserError, one_line_errors
 
 
 @one_line_errors
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("configs", nargs="+", metavar="CONFIG")
     parser.add_argument("--shape", type=int, nargs="+", help="another side, or height and width")
     args = parser.parse_args()

@@ -14,6 +14,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from command_line import described_parser
 from experiments.declaration import LAUNCHERS, Runner, load_table, positive
 from experiments.fill import TableFiller, describe
 from experiments.local import LocalRunner, launch_words, run_job
@@ -25,9 +26,7 @@ from mapet_mm.utils.errors import one_line_errors
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("table", help="name of a table of the dataset")
     parser.add_argument("--dataset", default="digits", help="name of a file in configs/tables")
     parser.add_argument("--seeds", type=positive, default=1, help="number of seeds per cell: 0, 1, ...")

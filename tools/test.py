@@ -8,7 +8,7 @@ Several processes: tools/dist_test.sh, or tools/slurm_test.sh on a cluster.
 import argparse
 from pathlib import Path
 
-from mmengine.config import DictAction
+from command_line import add_config_options, described_parser
 
 from mapet_mm.utils.errors import UserError, one_line_errors
 
@@ -16,9 +16,7 @@ PREDICTIONS, METRICS = (".pkl", ".pickle"), (".json", ".yml", ".yaml")
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("config", help="config file")
     parser.add_argument("checkpoint", help="checkpoint file")
     parser.add_argument(
@@ -35,7 +33,7 @@ def parse_args() -> argparse.Namespace:
         action="store_true",
         help="load a checkpoint that holds Python objects, which can run code: only a file you trust",
     )
-    parser.add_argument("--cfg-options", nargs="+", action=DictAction, metavar="KEY=VALUE")
+    add_config_options(parser)
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     return parser.parse_args()
 

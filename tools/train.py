@@ -7,15 +7,13 @@ Several processes: tools/dist_train.sh, or tools/slurm_train.sh on a cluster.
 
 import argparse
 
-from mmengine.config import DictAction
+from command_line import add_config_options, described_parser
 
 from mapet_mm.utils.errors import one_line_errors
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("config", help="config file")
     parser.add_argument(
         "--work-dir", help="folder for logs and checkpoints; default: <config> in its work_root or work_dirs"
@@ -40,13 +38,7 @@ def parse_args() -> argparse.Namespace:
         action="store_true",
         help="scale the learning rate to the batch size; the config names the one that its rate is for",
     )
-    parser.add_argument(
-        "--cfg-options",
-        nargs="+",
-        action=DictAction,
-        metavar="KEY=VALUE",
-        help="change entries of the config, for example train_cfg.max_epochs=5 model.head.num_classes=7",
-    )
+    add_config_options(parser)
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     return parser.parse_args()
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmengine.config import DictAction
+from command_line import add_config_options, described_parser
 
 from mapet_mm.utils.errors import one_line_errors
 
@@ -21,18 +21,14 @@ LIMIT = 512  # random patches of a token, of which those of as many images as po
 
 def parse_args() -> argparse.Namespace:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("config", help="tokenizer config, for example configs/micro/kclip.py")
     parser.add_argument("--tokens", type=int, nargs="+", help="token ids to show, instead of the most used")
     parser.add_argument("--count", type=int, default=16, help="how many of the most used (default 16)")
     parser.add_argument("--patches", type=int, default=8, help="random patches of each (default 8)")
     parser.add_argument("--context", type=int, default=3, help="patches shown around each, on each side")
     parser.add_argument("--out", type=Path, help="folder of the page; default: <token store>.codebook")
-    parser.add_argument(
-        "--cfg-options", nargs="+", action=DictAction, help="override settings: key=value ..."
-    )
+    add_config_options(parser)
     return parser.parse_args()
 
 

@@ -15,7 +15,6 @@ Nothing is downloaded, the files are always the same, and a second run changes n
 
 from __future__ import annotations
 
-import argparse
 import sys
 from functools import cache
 from pathlib import Path
@@ -25,6 +24,7 @@ import numpy as np
 from PIL import Image
 
 sys.path.append(str(Path(__file__).parents[1]))
+from command_line import described_parser
 from dataset_converters import _scenes
 from dataset_converters._scenes import INSIDE, PARTS, Scene, Things, fill_labelled
 from dataset_converters._write import write_folder, write_list
@@ -154,9 +154,7 @@ def write_scenes(out: Path, training: int = 400, validation: int = 100, labels: 
 
 @one_line_errors
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("data"), help="folder for all datasets")
     out = parser.parse_args().out
     for domain in DOMAINS:

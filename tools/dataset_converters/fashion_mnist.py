@@ -15,7 +15,6 @@ download=True) puts the published files into root/FashionMNIST/raw.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import sys
@@ -30,6 +29,7 @@ from scipy.ndimage import binary_fill_holes
 from tqdm import tqdm
 
 sys.path.append(str(Path(__file__).parents[1]))
+from command_line import described_parser
 from dataset_converters import _scenes
 from dataset_converters._scenes import Things
 from dataset_converters._write import write_folder, write_list
@@ -156,9 +156,7 @@ def write_scenes(
 
 @one_line_errors
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("data"), help="folder for all datasets")
     parser.add_argument("--source", type=Path, default=PACKAGE, help="folder with the four .gz files")
     args = parser.parse_args()

@@ -9,7 +9,6 @@ makes `data/digits_scenes_boxes` from the labels: `{training,validation}.json` i
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import numpy as np
 from PIL import Image
 
 sys.path.append(str(Path(__file__).parents[1]))
+from command_line import described_parser
 from dataset_converters._scenes import PARTS
 from dataset_converters._write import write_folder
 
@@ -145,9 +145,7 @@ def rectangle(mask: np.ndarray) -> np.ndarray:
 
 @one_line_errors
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = described_parser(__doc__)
     parser.add_argument("scenes", type=Path, nargs="?", default=Path("data/digits_scenes"))
     scenes = parser.parse_args().scenes
     write_scene_boxes(scenes, scenes.with_name(f"{scenes.name}_boxes"))

@@ -1,4 +1,4 @@
-"""Command lines of the tools: help with the lines of a docstring, and changes to a config."""
+"""Command lines of the tools: help with the lines of a docstring, and options that several of them take."""
 
 import argparse
 
@@ -21,3 +21,29 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="change entries of the config, for example train_cfg.max_epochs=5 model.head.num_classes=7",
     )
+
+
+def add_runner_options(parser: argparse.ArgumentParser) -> None:
+    """Add a config, and options of everything that MMEngine's Runner does with it."""
+    parser.add_argument("config", help="config file")
+    parser.add_argument("--work-dir", help="folder for logs; default: <config> in its work_root or work_dirs")
+    parser.add_argument("--amp", action="store_true", help="mixed precision, on GPU or CPU")
+    parser.add_argument(
+        "--trust-checkpoint",
+        action="store_true",
+        help="load checkpoints that hold Python objects, which can run code: only files you trust",
+    )
+    parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
+    add_config_options(parser)
+
+
+def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
+    """Add a tokenizer's config, and the choice of leaving images out."""
+    parser.add_argument("config", help="tokenizer config, for example configs/micro/kclip.py")
+    parser.add_argument(
+        "--on-error",
+        choices=("raise", "skip"),
+        help="images that cannot be decoded or encoded: stop after all others (the default), or leave "
+        "them out, which a store records",
+    )
+    add_config_options(parser)

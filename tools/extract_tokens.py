@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from command_line import add_config_options, described_parser
+from command_line import add_tokenizer_options, described_parser
 from mmengine.config import Config
 
 from mapet_mm.utils.config import read_config as read_file
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def parse_args() -> argparse.Namespace:
     """Command line."""
     parser = described_parser(__doc__)
-    parser.add_argument("config", help="tokenizer config, for example configs/micro/kclip.py")
+    add_tokenizer_options(parser)
     parser.add_argument("--out", help="token store to write; default: the config's token_store")
     parser.add_argument(
         "--verify",
@@ -34,15 +34,8 @@ def parse_args() -> argparse.Namespace:
         "256)",
     )
     parser.add_argument(
-        "--on-error",
-        choices=("raise", "skip"),
-        help="images that cannot be decoded or encoded: stop after all others (the default), or leave them "
-        "out and record them in the store",
-    )
-    parser.add_argument(
         "--retry-skipped", action="store_true", help="try the images again that were left out"
     )
-    add_config_options(parser)
     return parser.parse_args()
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from command_line import add_config_options, described_parser
+from command_line import add_tokenizer_options, described_parser
 from mmengine.config import Config
 
 from mapet_mm.utils.config import typed
@@ -22,17 +22,10 @@ if TYPE_CHECKING:
 def parse_args() -> argparse.Namespace:
     """Command line."""
     parser = described_parser(__doc__)
-    parser.add_argument("config", help="tokenizer config, for example configs/micro/kclip.py")
+    add_tokenizer_options(parser)
     parser.add_argument("--out", help="codebook to write; default: the config's tokenizer.codebook")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing codebook")
-    parser.add_argument(
-        "--on-error",
-        choices=("raise", "skip"),
-        help="images that cannot be decoded or encoded: stop after all others (the default), or leave "
-        "them out",
-    )
     parser.add_argument("--launcher", choices=("none", "pytorch", "slurm"), help="how processes are started")
-    add_config_options(parser)
     return parser.parse_args()
 
 

@@ -8,7 +8,7 @@ Several processes: tools/dist_test.sh, or tools/slurm_test.sh on a cluster.
 import argparse
 from pathlib import Path
 
-from command_line import add_config_options, described_parser
+from command_line import add_runner_options, described_parser
 
 from mapet_mm.utils.errors import UserError, one_line_errors
 
@@ -17,24 +17,13 @@ PREDICTIONS, METRICS = (".pkl", ".pickle"), (".json", ".yml", ".yaml")
 
 def parse_args() -> argparse.Namespace:
     parser = described_parser(__doc__)
-    parser.add_argument("config", help="config file")
+    add_runner_options(parser)
     parser.add_argument("checkpoint", help="checkpoint file")
-    parser.add_argument(
-        "--work-dir", help="folder for logs and metrics; default: <config> in its work_root or work_dirs"
-    )
     parser.add_argument(
         "--out",
         help="where to save results: a .pkl file for predictions, .json or .yml for metrics",
     )
-    parser.add_argument("--amp", action="store_true", help="mixed precision, on GPU or CPU")
     parser.add_argument("--tta", action="store_true", help="test-time augmentation as in the config")
-    parser.add_argument(
-        "--trust-checkpoint",
-        action="store_true",
-        help="load a checkpoint that holds Python objects, which can run code: only a file you trust",
-    )
-    add_config_options(parser)
-    parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     return parser.parse_args()
 
 

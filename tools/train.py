@@ -7,17 +7,14 @@ Several processes: tools/dist_train.sh, or tools/slurm_train.sh on a cluster.
 
 import argparse
 
-from command_line import add_config_options, described_parser
+from command_line import add_runner_options, described_parser
 
 from mapet_mm.utils.errors import one_line_errors
 
 
 def parse_args() -> argparse.Namespace:
     parser = described_parser(__doc__)
-    parser.add_argument("config", help="config file")
-    parser.add_argument(
-        "--work-dir", help="folder for logs and checkpoints; default: <config> in its work_root or work_dirs"
-    )
+    add_runner_options(parser)
     parser.add_argument(
         "--resume",
         nargs="?",
@@ -26,20 +23,12 @@ def parse_args() -> argparse.Namespace:
         help="resume from this checkpoint, or from the work dir's last one even if the config has changed; "
         "without this option, a run resumes only if its config is the same",
     )
-    parser.add_argument(
-        "--trust-checkpoint",
-        action="store_true",
-        help="load checkpoints that hold Python objects, which can run code: only files you trust",
-    )
-    parser.add_argument("--amp", action="store_true", help="mixed precision, on GPU or CPU")
     parser.add_argument("--no-validate", action="store_true", help="train without validation")
     parser.add_argument(
         "--auto-scale-lr",
         action="store_true",
         help="scale the learning rate to the batch size; the config names the one that its rate is for",
     )
-    add_config_options(parser)
-    parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     return parser.parse_args()
 
 

@@ -35,7 +35,7 @@ sys.path.append(str(ROOT / "tests"))
 from naive_two_stream import build_masks, two_stream_forward
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-DIMS = {"tiny": 192, "small": 384, "base": 768, "large": 1024}
+SIZES = ("tiny", "small", "base")
 VARIANTS = {
     "reference": "naive reference",
     "reference_kept": "naive reference, freed memory kept",
@@ -55,7 +55,7 @@ def read_arguments() -> Namespace:
     variants = [variant for variant in VARIANTS if variant != "reference_kept"]
     if not ON_GPU:
         cases, variants = ["tiny:float32", "tiny:bfloat16", *cases], list(VARIANTS)
-    known = [f"{size}:{precision}" for size in DIMS for precision in DTYPES]
+    known = [f"{size}:{precision}" for size in SIZES for precision in DTYPES]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -79,10 +79,6 @@ class Step:
         self.heads = self.model.backbone.layers[0].attn.num_heads
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(parameters, fused=not self.is_reference or None)
-        for parameter in parameters:  # so that the optimizer's state exists
-            parameter.grad = torch.zeros_like(parameter)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
         self.batch = batch
         self.flops = batch * model_step_flops(self.model)
         if variant == "compiled":
@@ -97,12 +93,8 @@ class Step:
         self.samples = [DataSample(mask=torch.as_tensor(masks({})["mask"])) for _ in range(self.batch)]
         if self.is_reference:
             backbone = self.model.backbone
-            # The masks' content does not affect the time, so the masks of a few images are copied.
-            permutation = backbone.sample_permutation(min(4, self.batch), DEVICE)
-            copies = -(-self.batch // len(permutation))
-            made = build_masks(permutation, backbone.cutting_point, "mapet", self.heads)
-            self.permutation = permutation.repeat(copies, 1)[: self.batch]
-            self.masks = [mask.repeat(copies, 1, 1, 1)[: self.batch] for mask in made]
+            self.permutation = backbone.sample_permutation(self.batch, DEVICE)
+            self.masks = build_masks(self.permutation, backbone.cutting_point, "mapet", self.heads)
 
     def drop_inputs(self) -> None:
         """Delete the inputs."""
@@ -138,12 +130,9 @@ class Step:
 def build_model(variant: str, size: str) -> nn.Module:
     """The model of the variant's ImageNet recipe."""
     method = variant if variant in ("beit", "mim") else "mapet"
-    named = "base" if size == "large" else size
-    (recipe,) = (ROOT / "configs" / method).glob(f"{method}_vit-{named}-p16_kclip_*_in1k.py")
+    (recipe,) = (ROOT / "configs" / method).glob(f"{method}_vit-{size}-p16_kclip_*_in1k.py")
     cfg = Config.fromfile(recipe).model
     cfg.backbone.drop_path_rate = 0.0
-    if size == "large":
-        cfg.backbone.arch, cfg.head.embed_dims = "large", DIMS[size]
     if variant == "checkpointed":
         cfg.backbone.with_cp = True
     if variant == "half":

@@ -38,7 +38,6 @@ from mapet_mm.tokenizers.sampling import sample_features
 
 SIZES = (100_000, 1_281_167, 5_000_000)
 LARGEST = SIZES[1]  # where files, or a matrix of features, are made
-SKIPPED = "skipped"
 QUERIES, DIM, CLASSES = 5_000, 768, 1_000  # of k-NN
 
 
@@ -77,7 +76,7 @@ def path(number: int) -> str:
     return f"/data/n{number // 1300:08d}/n{number // 1300:08d}_{number:07d}.JPEG"
 
 
-def cases(count: int, folder: Path, held: int) -> tuple[Free, dict[str, Callable[[], object]]]:
+def cases(count: int, folder: Path, held: int) -> dict[str, Callable[[], object]]:
     """What is measured, by its title in the table; later ones use the store that the extraction makes.
 
     A dataset of so many images is `held` in memory.
@@ -116,7 +115,7 @@ def cases(count: int, folder: Path, held: int) -> tuple[Free, dict[str, Callable
         for keys, _ in known:
             queries @ keys.T
 
-    return free, {
+    return {
         "folder: look of `mapet-mm pretrain`": lambda: choose(options),
         "folder: read by MMPretrain's CustomDataset": read,
         "folder: set-up of `evaluate_features`, with that": evaluate,
@@ -128,7 +127,6 @@ def cases(count: int, folder: Path, held: int) -> tuple[Free, dict[str, Callable
         "store: open, look an image up": lambda: TokenStore.open(folder / "tokens")[path(count // 2)[6:]],
         "store: verify": lambda: TokenStore.open(folder / "tokens").verify(),
         "check before a training": lambda: TokenStoreCheckHook(alignment=False).before_train(runner),
-        f"check, three images {SKIPPED}": lambda: TokenStoreCheckHook(alignment=False).before_train(runner),
         "class names of two sets": lambda: check_order(
             *(list(map(path, range(count))) for _ in range(2)), "training", "validation"
         ),
@@ -139,10 +137,7 @@ def cases(count: int, folder: Path, held: int) -> tuple[Free, dict[str, Callable
 
 def measure(title: str, count: int, folder: Path) -> tuple[float, float, float]:
     """Seconds, the longest silence, and the peak in GB."""
-    free, measured = cases(count, folder, 1 if title.startswith(("folder", "k-NN")) else count)
-    if SKIPPED in title:
-        skipped = dict.fromkeys((0, count // 2, count - 1), "no image")
-        TokenStore.open(folder / "tokens").write([], np.empty((0, *free.grid), int), skipped)
+    measured = cases(count, folder, 1 if title.startswith(("folder", "k-NN")) else count)
     forget_peak()
     signs = [time.process_time()]
     sys.stderr = SimpleNamespace(write=lambda text: signs.append(time.process_time()), flush=lambda: None)
@@ -160,7 +155,7 @@ def main() -> None:
     rows = []
     for count in args.sizes:
         with tempfile.TemporaryDirectory() as folder:
-            titles = [title for title in cases(1, Path(folder), 1)[1] if re.search(args.cases, title)]
+            titles = [title for title in cases(1, Path(folder), 1) if re.search(args.cases, title)]
             if count > LARGEST:
                 titles = [title for title in titles if title.startswith("extraction")]
             for number in range(count if any(title.startswith("folder") for title in titles) else 0):

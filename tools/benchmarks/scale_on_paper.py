@@ -87,16 +87,10 @@ def main() -> None:
     ]
     print(table(["computed", *headings, "MB a step sends, 8 processes", "64 processes"], rows))
 
-    rows = [
-        [
-            name,
-            f"{count * ROW / 1e9:,.1f}",
-            f"{count * NAME / 1e9:,.2f}",
-            f"{-(-count // PART_ROWS):,}",
-            f"{8 * count / STEP / 1e6:,.1f}",
-        ]
-        for name, count in IMAGES.items()
-    ]
+    rows = []
+    for name, count in IMAGES.items():
+        gigabytes = f"{count * ROW / 1e9:,.1f}", f"{count * NAME / 1e9:,.2f}"
+        rows.append([name, *gigabytes, f"{-(-count // PART_ROWS):,}", f"{8 * count / STEP / 1e6:,.1f}"])
     print()
     print(table(["computed", "tokens, GB", "names, GB", "parts", "MB a worker keeps"], rows))
 

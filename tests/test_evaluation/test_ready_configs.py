@@ -1,6 +1,7 @@
 """configs/evaluation, each run from the tool on shrunk folders of the same layout, with a model by name."""
 
 import json
+from functools import partialmethod
 from pathlib import Path
 
 import numpy as np
@@ -43,10 +44,8 @@ def evaluated(tmp_path, monkeypatch):
 
 
 def test_imagenet(evaluated, capsys, monkeypatch):
-    def shorten(probe: AttentiveProbe) -> None:
-        probe.epochs, probe.least_steps = 1, 10
-
-    monkeypatch.setattr(AttentiveProbe, "__post_init__", shorten)
+    short = partialmethod(AttentiveProbe.__init__, epochs=1, least_steps=10)
+    monkeypatch.setattr(AttentiveProbe, "__init__", short)
     for split, count in (("train", 20), ("val", 5)):
         write_images(Path("data/imagenet") / split, CLASSES, count)
     rows = evaluated("imagenet")

@@ -205,7 +205,7 @@ def choose_protocols(
 def evaluate(
     checkpoint: Checkpoint, images: Mapping[str, ImageSet], protocols: Sequence[Protocol], cache: Path
 ) -> list[Row]:
-    """The figures of a checkpoint, with its features in the folder `cache`; the first process alone gets them.
+    """Figures of a checkpoint, with its features in the folder `cache`; the first process alone gets them.
 
     Raises:
         UserError: two rows of one name, by which a table's column knows them.

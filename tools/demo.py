@@ -19,9 +19,11 @@ from experiments.local import LocalRunner
 from experiments.records import record_of
 
 import mapet_mm.utils.logging  # noqa: F401
+from mapet_mm.models.utils.objectives import OBJECTIVES
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.utils.errors import one_line_errors
 from mapet_mm.visualization import codebook_sheet, report
+from mapet_mm.visualization.attention_masks import GROUP_NAMES, attention_mask_figure
 from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure
 from mapet_mm.visualization.report import Section, Table, format_table, write_report
 from mapet_mm.visualization.segmentation import segmentation_figure
@@ -105,6 +107,16 @@ def codebook_section() -> Section:
     return Section("Patches that share a token", caption, [figure])
 
 
+def masks_section() -> Section:
+    """The attention masks of the three objectives, from the code that training uses."""
+    names = ", ".join(f"{group} {name}" for group, name in GROUP_NAMES.items())
+    caption = (
+        "Rows attend to columns; a coloured cell is one that is seen. Drawn from the function that builds "
+        f"the masks of the model, with 3 context tokens and 4 targets. {names}; nobody attends to Q."
+    )
+    return Section("Who sees whom", caption, [attention_mask_figure(one) for one in OBJECTIVES.values()])
+
+
 def segmentation_section(filler: TableFiller, count: int = 5) -> Section:
     """Ground truth and prediction on the first validation images, after fine-tuning in each row."""
     runs = {cell.row: cell.run for cell in filler.plan.cells if cell.metric == "mIoU"}  # the last column's
@@ -119,7 +131,7 @@ def make_report(filler: TableFiller, jobs: int, seconds: float) -> report.Report
     """The page: results, pictures, machine and commands."""
     runs = filler.plan.runs
     pretraining = next(run for run in runs if run.kind == "pre-training")
-    sections = [curves_section(pretraining.folder), codebook_section(), segmentation_section(filler)]
+    sections = [curves_section(pretraining.folder), codebook_section(), masks_section()]
     versions = [(name, importlib.import_module(name).__version__) for name in LIBRARIES]
     return report.Report(
         title=TABLE.title,
@@ -127,7 +139,7 @@ def make_report(filler: TableFiller, jobs: int, seconds: float) -> report.Report
         "then the same small ViT with and without it. "
         f"This run took {seconds:.0f} s with {jobs} stages side by side.",
         results=results_table(filler),
-        sections=sections,
+        sections=[*sections, segmentation_section(filler)],
         facts=[("machine", machine()), *versions],
         commands=["export OMP_NUM_THREADS=1", *(run.line for run in runs)],
     )

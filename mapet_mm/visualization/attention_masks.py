@@ -1,0 +1,53 @@
+"""Draw the objectives' attention masks (which token sees which), from the code that training uses."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+
+from mapet_mm.models.utils.objectives import Objective, group_sizes, visibility
+
+GROUPS = "CMTQ"
+GROUP_COLOURS = {"C": "#4c78a8", "M": "#e8963c", "T": "#4f9d5d", "Q": "#8a63c9"}
+GROUP_NAMES = {"C": "context", "M": "mask tokens", "T": "targets' content", "Q": "query stream"}
+TITLES = {"mapet": "MaPeT", "pim": "PIM", "mim": "MIM"}
+UNSEEN_COLOUR = "#f1f1f4"
+CELL_INCHES = 0.27
+# Margins in cells: above for title and key groups, left for row groups, right and below.
+ABOVE, BESIDE, GAP = 2.7, 1.8, 0.8
+
+
+def attention_mask_figure(objective: Objective, num_context: int = 3, num_targets: int = 4) -> Figure:
+    """Draw one objective's mask: a cell per (row, key), in the colour of the key's group if the row sees it.
+
+    Args:
+        objective: the objective.
+        num_context: the cutting point `c`; counts the class token.
+        num_targets: number of targets `n`.
+    """
+    sizes = group_sizes(objective.key_groups, num_context, num_targets)
+    codes = np.repeat([1 + GROUPS.index(group) for group in objective.key_groups], sizes)
+    codes = visibility(objective, num_context, num_targets).numpy() * codes  # 0: not seen
+    rows, keys = codes.shape
+    width, height = keys + BESIDE + GAP, rows + ABOVE + GAP
+    figure = Figure(figsize=(width * CELL_INCHES, height * CELL_INCHES))
+    axes = figure.add_axes((BESIDE / width, GAP / height, keys / width, rows / height))
+    colours = ListedColormap([UNSEEN_COLOUR, *GROUP_COLOURS.values()])
+    axes.imshow(codes, cmap=colours, vmin=0, vmax=len(GROUPS), interpolation="nearest")
+    axes.set_title(TITLES.get(objective.name, objective.name), fontsize=11, fontweight="bold", pad=26)
+    axes.set(xticks=[], yticks=[])
+    axes.set_xticks(np.arange(keys + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="white", linewidth=1.2)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_visible(False)
+    for groups, is_key in ((objective.key_groups, True), (objective.groups, False)):
+        sizes = np.array(group_sizes(groups, num_context, num_targets))
+        for edge in np.cumsum(sizes)[:-1]:
+            (axes.axvline if is_key else axes.axhline)(edge - 0.5, color="#333333", linewidth=1)
+        for group, middle in zip(groups, np.cumsum(sizes) - sizes / 2 - 0.5, strict=True):
+            place = (middle, -0.9) if is_key else (-1.0, middle)
+            side = dict(ha="center", va="bottom") if is_key else dict(ha="right", va="center")
+            axes.text(*place, group, color=GROUP_COLOURS[group], fontsize=11, fontweight="bold", **side)
+    return figure

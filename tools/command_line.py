@@ -7,9 +7,8 @@ from mmengine.config import DictAction
 
 def described_parser(description: str) -> argparse.ArgumentParser:
     """A parser whose help shows a tool's docstring line by line."""
-    return argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    by_line = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=description, formatter_class=by_line)
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:

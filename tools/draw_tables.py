@@ -38,7 +38,6 @@ def main() -> None:
         rows = [row for row in filler.table.rows if row.name in args.rows] or filler.table.rows
         columns = [one for one in filler.table.columns if one.name in args.columns] or filler.table.columns
         filled.append((replace(filler.table, rows=rows, columns=columns), filler.cells()))
-    args.picture.parent.mkdir(parents=True, exist_ok=True)
     draw_tables(filled).savefig(args.picture, dpi=150)
     print("\n".join([f"wrote {args.picture}", *(filler.status() for filler in fillers)]))
 

@@ -17,8 +17,7 @@ def main() -> None:
     merged = merge_stores(args.out, [TokenStore.open(path) for path in args.stores])
     print(f"wrote {merged.path}: {len(merged)} images of {len(args.stores)} token stores")
     if missing := merged.missing().size:
-        print(f"{missing} images have no tokens yet")
-        print(f"next: python tools/extract_tokens.py CONFIG --out {merged.path}")
+        print(f"{missing} have no tokens yet: python tools/extract_tokens.py CONFIG --out {merged.path}")
 
 
 if __name__ == "__main__":

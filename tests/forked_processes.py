@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 def run_python(*words: object, code: int = 0) -> str:
     """Run an interpreter that finds the repository and these modules, on the CPU; return what it printed."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tools")))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
     command = [sys.executable, "-W", "ignore", *map(str, words)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -147,9 +147,9 @@ def test_a_row_without_compute_is_a_dashed_line():
 
 def test_one_command_draws_the_chosen_rows_of_tables(project, monkeypatch, capsys):
     fill([0], rows=["scratch"])
-    words = ["small", "small", "--out", "out", "--seeds", "2", "--picture", "sub/picture.svg"]
+    words = ["small", "small", "--out", "out", "--seeds", "2", "--picture", "picture.svg"]
     run_tool(monkeypatch, "draw_tables.py", *words, "--rows", "scratch")
-    picture = (project / "sub/picture.svg").read_text()
+    picture = (project / "picture.svg").read_text()
     assert picture.count("<!-- scratch -->") == 2
     assert "<!-- one -->" not in picture
     assert "A small table: 2 of 12 results are there" in capsys.readouterr().out

@@ -59,10 +59,8 @@ def choose(args: argparse.Namespace) -> Choices:
         raise UserError(f"{args.images} holds no images ({', '.join(EXTENSIONS)})")
     count = len(names)
     words, arch = [f"images: {count}"], args.arch or "small"
-    if others := Counter(Path(name).suffix for name in set(files).difference(names)):
-        told = ", ".join(
-            f"{number} {suffix or 'without a suffix'}" for suffix, number in sorted(others.items())
-        )
+    if others := Counter(Path(name).suffix or "no suffix" for name in set(files).difference(names)):
+        told = ", ".join(f"{number} {suffix}" for suffix, number in sorted(others.items()))
         words.append(f"other files, left out: {told}")
     if args.init:
         arch, told = take_weights(args.init, args.out / INIT, args.arch)

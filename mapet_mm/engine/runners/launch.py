@@ -1,5 +1,6 @@
 """Configs of `tools/train.py` and `tools/test.py` before the run, and their report after it."""
 
+import os
 import shlex
 from pathlib import Path
 
@@ -99,6 +100,7 @@ def configure_training(
     cfg.default_hooks = ConfigDict(hooks)
     _configure_start(cfg, digests, resume, trust_checkpoint)
     check_pretrained(cfg, trust_checkpoint)
+    _let_mmengine_load(trust_checkpoint)
     seed_dataloaders(cfg)  # behind the recipe's digests, which are of the config as written
 
 
@@ -139,6 +141,7 @@ def configure_test(
         trust_checkpoint: load it whatever it holds, which can run code of its own.
     """
     require_checkpoint("checkpoint", checkpoint, trust_checkpoint)
+    _let_mmengine_load(trust_checkpoint)
     cfg.load_from, cfg.resume = checkpoint, False
     own = dict(portable_checkpoint=PORTABLE_CHECKPOINT, class_names_check=CLASS_NAMES)
     cfg.default_hooks = ConfigDict({**own, **(cfg.get("default_hooks") or {})})
@@ -149,6 +152,11 @@ def configure_test(
         _require(cfg, "tta_model", "tta_pipeline")
         cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)
         cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
+
+
+def _let_mmengine_load(objects: bool) -> None:
+    if objects:  # MMEngine 0.10.7 leaves it to PyTorch's default
+        os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
 
 
 def _require(cfg: Config, *keys: str) -> None:

@@ -65,7 +65,8 @@ def test_checkpoints_of_mmengine_alone_are_read_without_a_warning(tmp_path, caps
 
 
 @pytest.mark.parametrize("how", ["resume", "load_from", "init_cfg", "test"])
-def test_a_file_with_foreign_objects_is_refused_with_the_way_to_convert_it(trained, tmp_path, how):
+def test_a_file_with_foreign_objects_is_refused_unless_it_is_trusted(trained, tmp_path, how, monkeypatch):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0")
     path = tmp_path / "foreign.pth"
     torch.save({"state_dict": {}, "mine": Foreign()}, path)
     entry = {"model.backbone.init_cfg": [dict(type=PretrainedInit, checkpoint=str(path))]}
@@ -80,6 +81,7 @@ def test_a_file_with_foreign_objects_is_refused_with_the_way_to_convert_it(train
         configure(load_config(str(trained.config), options, str(tmp_path / "work")), **kwargs)
     trusted = load_config(str(trained.config), options, str(tmp_path / "work"))
     configure(trusted, **kwargs, trust_checkpoint=True)
+    load_checkpoint(torch.nn.Linear(1, 1), str(path), map_location="cpu")
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"no checkpoint at all"])

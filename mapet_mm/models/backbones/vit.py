@@ -172,8 +172,8 @@ class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
     Args:
         cutting_point: number of tokens that are context, the class token among them; the paper's: 50 for
             ViT-T and S, 60 for B.
-        recompute: compute GELU and LayerNorm again in the backward pass instead of keeping their results: a
-            quarter less memory, a little slower (docs/performance.md). `with_cp` overrides it.
+        recompute: compute GELU, and LayerNorm under autocast, again in the backward pass instead of keeping
+            their results: a fifth less memory, a little slower (docs/performance.md). `with_cp` overrides it.
     """
 
     def __init__(

@@ -16,14 +16,16 @@ def recomputing(layer: nn.Module) -> Iterator[None]:
     """Within this context, operations of a layer do not keep what its LayerNorms and GELUs return.
 
     The backward pass calls the modules again, which gives the same bits. LayerNorm returns its result in the
-    precision of autocast's products, which would otherwise keep a copy in that precision.
+    precision of autocast's products, which would otherwise keep a copy in that precision. Where there is no
+    copy, its result is kept: a second run costs more time than its memory is worth.
     """
     results: dict[int, tuple[Tensor, nn.Module, Tensor]] = {}
 
     def note(module: nn.Module, inputs: tuple[Tensor], result: Tensor) -> Tensor:
-        result = result.to(product_dtype(result))
-        results[result.data_ptr()] = result, module, inputs[0].detach()
-        return result
+        cast = result.to(product_dtype(result))
+        if cast is not result or isinstance(module, nn.GELU):
+            results[cast.data_ptr()] = cast, module, inputs[0].detach()
+        return cast
 
     def pack(kept: Tensor) -> Tensor | tuple:
         result, module, given = results.get(kept.data_ptr(), (None, None, None))

@@ -36,7 +36,7 @@ class TwoStreamLayer(BaseModule):
     Args:
         layer: the library's layer; its parts are taken, not copied.
         with_cp: keep only the input for the backward pass and run the layer again there.
-        recompute: compute GELU and LayerNorm again in the two streams' backward pass (`recomputing`).
+        recompute: compute GELU, and LayerNorm under autocast, again in the backward pass (`recomputing`).
     """
 
     def __init__(self, layer: nn.Module, with_cp: bool = False, recompute: bool = False) -> None:

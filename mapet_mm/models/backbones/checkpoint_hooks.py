@@ -103,6 +103,8 @@ def fit_positions(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str) ->
     # N D of the class token, which has a position if it is there, and of the patches
     of_class, of_patches = state_dict[name].tensor_split([int(f"{prefix}cls_token" in state_dict)], dim=1)
     grid = source_grid(of_patches.shape[1], own, vit.pretrained_grid)
+    if grid == own and of_class.shape[1] == vit.num_extra_tokens:
+        return  # untouched: joined again, a shard would be the whole in PyTorch 2.15
     if grid != own:
         print_log(f"Resized `{name}` from {grid} to {own} patches.", "current")
         of_patches = resize_pos_embed(of_patches, grid, own, vit.interpolate_mode, num_extra_tokens=0)

@@ -16,3 +16,11 @@ equal_compute_note = (
     "Equal compute: MaPeT's 5 epochs cost as much arithmetic as 11.4 of MIM's and 10.0 of BEiT's; these rows "
     "have 11 and 10 epochs, all others 5."
 )
+
+# For tables with `protocols = 1`, whose records docs/records has.
+first_note = (
+    "Frozen features, by the first version of the protocols: the 20 nearest neighbours, and logistic "
+    "regression on 10 labels a class (mean of five draws), of class token and patch mean, joined as they "
+    "are; attentive probe of the patch tokens, its rate one of four, chosen on the validation images; "
+    "scenes by their patches' nearest neighbours in 100 labelled ones."
+)

@@ -1,1 +1,5 @@
 """Frozen evaluation: what a backbone's features are worth, whatever backbone it is."""
+
+# Of the protocols. Raise it when one gives another figure for the same features: tables then tell old records
+# from new ones. 1 was that of 2026-11-22; 2 normalises the parts of `both` and chooses on training images.
+VERSION = 2

@@ -211,7 +211,7 @@ def _declared_loaders(config: Config) -> dict[str, Any]:
     for name, one in section.items():
         if isinstance(one, str) and name != "folder":  # a folder per class
             one = dict(dataset=dict(type="CustomDataset", data_prefix=one))
-        if name not in ("folder", "protocols"):
+        if name not in ("folder", "protocols", "version"):
             loaders[name] = one
     probe = config.get("knn_probe") or {}
     return loaders or {

@@ -15,6 +15,7 @@ from mmengine.config import Config
 from mmengine.registry import Registry
 from torch import Tensor
 
+from mapet_mm.evaluation import VERSION
 from mapet_mm.evaluation.features import FeatureBank, take_features
 from mapet_mm.evaluation.image_sets import SECTION, SETS, ImageSet, answers, check_labels, read_image_sets
 from mapet_mm.evaluation.models import Checkpoint
@@ -234,8 +235,14 @@ def evaluate_data(
 
     Rows of several have the group's name at the end; last come their means. Arguments are as for
     `choose_protocols` and `evaluate`.
+
+    Raises:
+        UserError: the section asks for another `version` of the protocols.
     """
-    folders = (declaring(config, data).get(SECTION) or {}).get("folders") or {"": data}
+    section = declaring(config, data).get(SECTION) or {}
+    if (version := section.get("version", VERSION)) != VERSION:
+        raise UserError(f"the config asks for version {version} of the protocols: these are {VERSION}")
+    folders = section.get("folders") or {"": data}
     found, values = [], defaultdict(list)
     for name, folder in folders.items():
         images = read_image_sets(config, folder)

@@ -30,3 +30,10 @@ def test_two_checkpoints_for_one_config_are_refused(config, root, monkeypatch):
     arguments = [root / "config.py", "--compare", root / "config.py", root / "weights.pth", "more.pth"]
     with pytest.raises(SystemExit, match="one model and one checkpoint"):
         run_tool(monkeypatch, "evaluate_features.py", *arguments, "--cache", root / "cache")
+
+
+def test_a_config_of_another_version_of_the_protocols_is_refused(config, root, monkeypatch):
+    """A table's run that waited while the code was replaced gives no figure of another protocol."""
+    options = ["--cfg-options", "evaluation.version=1"]
+    with pytest.raises(SystemExit, match="asks for version 1 of the protocols: these are 2"):
+        run_tool(monkeypatch, "evaluate_features.py", root / "config.py", "--cache", root / "cache", *options)

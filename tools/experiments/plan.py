@@ -182,6 +182,8 @@ class _Planner:
         if SECTION in cfg and not cfg.get("train_cfg"):
             command = [EVALUATE, cfg.filename, "--out", "{run}", "--cache", f"{{run}}/{FEATURES}"]
             output = RESULTS
+            if self.table.protocols > 1:  # the first had no number
+                changes = {**changes, f"{SECTION}.version": self.table.protocols}
         else:
             command = [TRAIN, cfg.filename, "--work-dir", "{run}", "--resume"]
             output = final_checkpoint(cfg)

@@ -50,8 +50,9 @@ columns = [
     *_base_.frozen_columns,
 ]
 baseline = "MaPeT, 5 epochs"
+protocols = 1
 notes = [
-    _base_.frozen_note,
+    _base_.first_note,
     "TFLOPs: the products of the pre-training, forward and backward, counted by PyTorch, the same on every "
     "machine. Minutes: of one thread, alone on its core only if --jobs 1 is given.",
 ]

@@ -4,4 +4,5 @@ _base_ = "../micro/objectives.py"
 rows = [*_base_.rows, *_base_.equal_compute]
 # Fine-tuning and UperNet have tables of their own, `fine_tuning` and `segmentation`.
 columns = [*_base_.frozen_columns, _base_.linear_probe]
-notes = [*_base_.notes, _base_.equal_compute_note]
+protocols = 1
+notes = [_base_.first_note, *_base_.notes[1:], _base_.equal_compute_note]

@@ -9,6 +9,7 @@ columns = [
     dict(name="both", metric="k-NN, both", **_base_.frozen),
 ]
 notes = [
-    "The 20 nearest neighbours; both: class token and patch mean side by side.",
+    "The 20 nearest neighbours; both: class token and patch mean side by side, as they are (the first "
+    "version of the protocols).",
     _base_.equal_compute_note,
 ]

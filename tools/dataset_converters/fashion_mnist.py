@@ -18,7 +18,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +43,8 @@ CLASSES = (
 MARKER = "fashion_mnist.json"
 PACKAGE = Path("/usr/share/datasets/fashion-mnist")  # Debian's dataset-fashion-mnist
 SEED = 0
-LISTS = (600, 6000, 20000)  # 1 %, 10 % and a third of the 60,000
+# Places in each class, in a random order: 1 %, 10 % and a third of the 60,000, and 5,000 others to choose by.
+LISTS = {"train_600": [0, 60], "train_6000": [0, 600], "train_20000": [0, 2000], "held_out": [2000, 2500]}
 SIDES = (20, 36)  # of garments in scenes, in pixels
 # Darker pixels, of 255, are the ground: around a garment there are specks of 1 to 10.
 GROUND = 16
@@ -87,14 +88,13 @@ def read_garments(source: Path = PACKAGE) -> Garments:
     return Garments(*parts)
 
 
-def write_garments(out: Path, source: Garments, lists: Sequence[int] = LISTS) -> bool:
-    """Write `{train,val}/<class>/<row>.png` (grey) and `meta/{train,val,train_<n>}.txt` under `out`.
+def write_garments(out: Path, source: Garments, lists: Mapping[str, list[int]] = LISTS) -> bool:
+    """Write `{train,val}/<class>/<row>.png` (grey) and `meta/{train,val,<list>}.txt` under `out`.
 
     Args:
         out: the folder to make, for example `data/fashion_mnist`; result and errors are `write_folder`'s.
         source: the photographs.
-        lists: lengths of the shorter training lists, each with equally many garments of every class, each a
-            part of the longer ones.
+        lists: shorter training lists by name, as places of every class's garments in an order drawn once.
     """
     rng = np.random.default_rng(SEED)
     train = source.train.labels
@@ -113,11 +113,11 @@ def write_garments(out: Path, source: Garments, lists: Sequence[int] = LISTS) ->
             for (name, _), image in zip(progress, images, strict=True):
                 Image.fromarray(image).save(folder / part / name, compress_level=1)
             write_list(folder / "meta" / f"{part}.txt", names)
-        for length in lists:
-            rows = np.sort(np.concatenate([order[: length // len(CLASSES)] for order in orders]))
-            write_list(folder / "meta" / f"train_{length}.txt", listed(rows, train))
+        for name, places in lists.items():
+            rows = np.sort(np.concatenate([order[slice(*places)] for order in orders]))
+            write_list(folder / "meta" / f"{name}.txt", listed(rows, train))
 
-    options = {"lists": list(lists), "seed": SEED, "source": source.digest}
+    options = {"lists": dict(lists), "seed": SEED, "source": source.digest}
     return write_folder(Path(out), MARKER, options, fill)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from config_building import run_tool
 from dataset_converters import fashion_mnist
-from dataset_converters.fashion_mnist import CLASSES, read_garments, write_garments, write_scenes
+from dataset_converters.fashion_mnist import CLASSES, PACKAGE, read_garments, write_garments, write_scenes
 from PIL import Image
 from toy_data import read_list, read_scenes
 
@@ -52,14 +52,15 @@ def test_files_that_are_not_there_are_named(garments, tmp_path):
         read_garments(tmp_path)
 
 
-def test_lists_are_balanced_and_each_is_in_the_longer_ones(garments, tmp_path):
-    out = tmp_path / "garments"
-    assert write_garments(out, garments, (10, 30))
+def test_lists_are_balanced_and_those_held_out_are_in_no_other(garments, tmp_path):
+    out, places = tmp_path / "garments", {"train_10": [0, 1], "train_30": [0, 3], "held_out": [3, 5]}
+    assert write_garments(out, garments, places)
     lists = {path.stem: read_list(path) for path in (out / "meta").iterdir()}
     assert {name: len(items) for name, items in lists.items()} == dict(
-        train=60, val=30, train_10=10, train_30=30
+        train=60, val=30, train_10=10, train_30=30, held_out=20
     )
     assert set(lists["train_10"]) < set(lists["train_30"]) < set(lists["train"])
+    assert set(lists["held_out"]) < set(lists["train"]) - set(lists["train_30"])
     assert Counter(label for _, label in lists["train_30"]) == dict.fromkeys(range(10), 3)
     for part in ("train", "val"):
         images, labels = getattr(garments, part)
@@ -69,10 +70,17 @@ def test_lists_are_balanced_and_each_is_in_the_longer_ones(garments, tmp_path):
             row = int(Path(name).stem)
             assert (name.split("/")[0], label) == (f"{label}_{CLASSES[label]}", labels[row])
             np.testing.assert_array_equal(np.asarray(Image.open(out / part / name)), images[row])
-    assert not write_garments(out, garments, (10, 30))
+    assert not write_garments(out, garments, places)
     other = garments._replace(val=garments.val._replace(images=255 - garments.val.images))
     with pytest.raises(FileExistsError, match=r"written with other options .*source"):
-        write_garments(out, other, (10, 30))
+        write_garments(out, other, places)
+
+
+@pytest.mark.skipif(not PACKAGE.is_dir(), reason="needs Debian's dataset-fashion-mnist")
+def test_no_published_garment_is_there_twice():
+    """So images of two lists differ, and none is a validation image."""
+    images = np.concatenate([part.images for part in read_garments()])
+    assert len({image.tobytes() for image in images}) == len(images) == 70_000
 
 
 def test_scenes_are_labelled_where_the_garments_are(garments, tmp_path):

@@ -62,10 +62,12 @@ def pretraining(table: str, row: str) -> Run:
 
 def test_rows_of_equal_compute_cost_what_mapet_costs_within_a_tenth():
     mapet = teraflops_of(pretraining("objectives", "MaPeT"))
-    for name in ("MIM", "BEiT"):
-        assert teraflops_of(pretraining("objectives", f"{name}, equal compute")) == pytest.approx(
-            mapet, rel=0.1
-        )
+    rows = [("objectives", f"{name}, equal compute") for name in ("MIM", "BEiT")]
+    swept = [row.name for row in load_table("rates", DATA).rows if row.name.endswith(", 0.006")]
+    rows += [("rates", name) for name in swept if ", 5 epochs" not in name]
+    assert len(rows) == 2 + 5
+    for table, name in rows:
+        assert teraflops_of(pretraining(table, name)) == pytest.approx(mapet, rel=0.1), name
 
 
 def test_the_round_before_is_part_of_a_rows_cost_and_missing_images_leave_a_gap(monkeypatch):

@@ -1,10 +1,13 @@
 """The declared tables: the paper's numbers are the paper's, and wrong declarations are refused."""
 
 import pytest
+from config_building import build_model
 from experiments.declaration import DeclarationError, list_datasets, list_tables, load_table
 from experiments.fill import TableFiller
 from experiments.plan import plan_table
 from fake_project import PRETRAIN, PROBE, declare_mine
+
+from mapet_mm.utils.config import read_config
 
 NAMES = ["comparison", "cutting_point", "objectives", "segmentation", "tokenizers", "transfer"]
 
@@ -58,6 +61,22 @@ def test_the_papers_numbers_are_the_papers(name):
     table = load_table(name, "imagenet")
     declared = [[column.paper.get(row.name) for row in table.rows] for column in table.columns]
     assert declared == PAPER[name]
+
+
+def test_rates_are_those_of_their_rows_and_are_judged_on_held_out_training_images():
+    data, table = "fashion_mnist_20000", load_table("rates", "fashion_mnist_20000")
+    for row in table.rows:
+        cfg = read_config(row.pretrain.format(**row.values), data, row.options)
+        _, epochs, rate = row.name.rsplit(", ", 2)
+        assert (f"{cfg.train_cfg.max_epochs} epochs", cfg.optim_wrapper.optimizer.lr) == (epochs, float(rate))
+        assert cfg.param_scheduler[1].end == cfg.train_cfg.max_epochs
+        if rate == "0.006":
+            build_model(cfg)
+    (column,) = {(column.config.format(**column.values), column.data) for column in table.columns}
+    judged, measured = (read_config(column[0], name).evaluation for name in (column[1], data))
+    assert judged.train == measured.train
+    assert (judged.val.dataset.data_prefix, judged.val.dataset.ann_file) == ("train", "meta/held_out.txt")
+    assert measured.val.dataset.data_prefix == "val"
 
 
 REFUSED = [

@@ -100,9 +100,7 @@ class MaPeT(BaseSelfSupervisor):
             permutation = self.training_permutation(seeds, images.device)
         latents, permutation = self.backbone(images, permutation, predicted)
         tokens = self.target_tokens(inputs[1], permutation)
-        if predicted is None:
-            return self.head.loss(latents, tokens)
-        return self.head.loss(latents, tokens[:, predicted])
+        return self.head.loss(latents, tokens if predicted is None else tokens[:, predicted])
 
     def training_permutation(
         self, seeds: list[int], device: torch.device | str
@@ -138,10 +136,9 @@ class MaPeT(BaseSelfSupervisor):
 
     def validation_permutation(self, images: Tensor) -> Int64[Tensor, "batch token"]:
         """The permutation `(B, N)` that each image has in every validation, in whichever batch it comes."""
-        rows = [
-            self.backbone.sample_permutation(1, "cpu", torch.Generator().manual_seed(seed))
-            for seed in image_seeds(images).tolist()  # the only wait for the device, once per batch
-        ]
+        seeds = image_seeds(images).tolist()  # the only wait for the device, once per batch
+        generators = (torch.Generator().manual_seed(seed) for seed in seeds)
+        rows = [self.backbone.sample_permutation(1, "cpu", one) for one in generators]
         return torch.cat(rows).to(images.device)
 
     @torch.no_grad()

@@ -13,7 +13,7 @@ predicts. Paper: Section 4.1, the two masks under "Attention masking"; Section 3
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import torch
@@ -46,13 +46,16 @@ SEES: dict[str, dict[str, _Relation]] = {
 class Objective:
     """A pre-training objective: its token groups, a subset of `"CMTQ"` in that order; the last one predicts.
 
+    Rows of T and Q may follow another rule than the paper's: `sees`, a table such as `SEES`.
+
     Raises:
         ValueError: other groups, or the targets' content last, which has seen what it would predict; or
-            groups without a mask that `SEES` does not describe as dense.
+            groups without a mask that `sees` does not describe as dense.
     """
 
     name: str
     groups: str
+    sees: dict[str, dict[str, _Relation]] = field(default_factory=lambda: SEES, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         in_order = "".join(group for group in SEES if group in self.groups)
@@ -62,9 +65,9 @@ class Objective:
                 "order, which begins with C and ends with M or Q (T has seen its own content)"
             )
         for row, key in product(self.dense_groups, self.key_groups):
-            if SEES[row][key] is not (_everything if key in self.dense_groups else _nothing):
+            if self.sees[row][key] is not (_everything if key in self.dense_groups else _nothing):
                 raise ValueError(
-                    f"SEES[{row!r}][{key!r}] would not be heeded: {self.dense_groups} attend without a mask, "
+                    f"sees[{row!r}][{key!r}] would not be heeded: {self.dense_groups} attend without a mask, "
                     "to all of each other and to nothing else (`Objective.dense_groups`)"
                 )
 
@@ -111,7 +114,7 @@ def visibility(objective: Objective, num_context: int, num_targets: int) -> Bool
 
     def block(row: str, key: str) -> Tensor:
         t, j = (torch.arange(size) for size in group_sizes(row + key, num_context, num_targets))
-        return SEES[row][key](t[:, None], j[None, :])
+        return objective.sees[row][key](t[:, None], j[None, :])
 
     rows = [torch.cat([block(row, key) for key in objective.key_groups], 1) for row in objective.groups]
     return torch.cat(rows)

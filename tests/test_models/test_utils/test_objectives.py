@@ -53,6 +53,24 @@ def test_the_groups_of_each_objective():
         MAPET.groups = "CM"
 
 
+def test_an_objective_may_bring_its_own_rule():
+    """Targets predicted two at a time: T sees its whole pair, Q the pairs before its own."""
+    in_pairs = {row: {key: pairwise(SEES[row][key]) for key in "CMT"} for row in "TQ"}
+    expected = rows_of(
+        """
+        xx|xxx|...  xx|xxx|...
+        xx|xxx|...  xx|xxx|...  xx|xxx|...
+        xx|..x|xx.  xx|..x|xx.  xx|...|xxx
+        xx|xxx|...  xx|xxx|...  xx|..x|xx.
+        """
+    )
+    assert torch.equal(visibility(Objective("pairs", "CMTQ", SEES | in_pairs), 2, 3), expected)
+
+
+def pairwise(relation):
+    return lambda t, j: relation(t // 2, j // 2)
+
+
 @pytest.mark.parametrize("groups", ["CMT", "CTMQ", "MTQ", "CAM", "CMTR", "CQQ", "C", ""])
 def test_groups_that_would_train_something_else_are_refused(groups):
     """T would predict its own content; in another order rows would have other rows' masks."""
@@ -67,7 +85,7 @@ def test_what_the_dense_groups_see_is_not_changed_in_the_table_alone(row, key, m
     """C and M attend without the mask that is made of the table; the drawings would show another method."""
     monkeypatch.setitem(SEES[row], key, operator.ge)
     with pytest.raises(
-        ValueError, match=rf"SEES\['{row}'\]\['{key}'\] would not be heeded: CM attend without"
+        ValueError, match=rf"sees\['{row}'\]\['{key}'\] would not be heeded: CM attend without"
     ):
         Objective("own", "CMTQ")
 

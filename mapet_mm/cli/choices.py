@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,16 +53,12 @@ class Choices:
 
 def choose(args: argparse.Namespace) -> Choices:
     """Count the images and decide; weights to start from become RUN/init.pth."""
-    files = list_dir_or_file(args.images, list_dir=False, recursive=True)
-    files = sorted(name for name in files if "/." not in f"/{name}")  # no hidden folders
-    names = [name for name in files if name.lower().endswith(EXTENSIONS)]
-    if not names:
-        raise UserError(f"{args.images} holds no images ({', '.join(EXTENSIONS)})")
-    count = len(names)
-    words, arch = [f"images: {count}"], args.arch or "small"
-    if others := Counter(Path(name).suffix or "no suffix" for name in set(files).difference(names)):
-        told = ", ".join(f"{number} {suffix}" for suffix, number in sorted(others.items()))
+    names, others = find_images(args.images)
+    words, arch, count = [f"images: {len(names)}"], args.arch or "small", len(names)
+    if told := ", ".join(f"{number} {kind}" for kind, number in sorted(others.items())):
         words.append(f"other files, left out: {told}")
+    if not names:
+        raise UserError(f"{args.images} holds no images ({', '.join(EXTENSIONS)}) but {told or 'no files'}")
     if args.init:
         arch, told = take_weights(args.init, args.out / INIT, args.arch)
         words.append(told)
@@ -70,6 +67,21 @@ def choose(args: argparse.Namespace) -> Choices:
     words.append(f"tokens: {tokens.words}; {k} centroids, from {positions} of {GRID**2} positions per image")
     words.append(f"model: ViT-{arch}, {args.epochs} epochs of {count} images, {args.batch_size} per step")
     return Choices(arch, tokens, k, positions, names, words)
+
+
+def find_images(folder: Path) -> tuple[list[str], Counter[str]]:
+    """Names of the images in a folder, and how many other files there are of each kind."""
+    names, others = [], Counter()
+    for name in list_dir_or_file(folder, list_dir=False, recursive=True):
+        if "/." in f"/{name}":  # hidden, or in a hidden folder
+            continue
+        if re.search("[\n\r\udc80-\udcff]", f"{folder.absolute()}/{name}"):
+            others["with a line break or no UTF-8 in their names"] += 1
+        elif name.lower().endswith(EXTENSIONS):
+            names.append(name)
+        else:
+            others[Path(name).suffix or "no suffix"] += 1
+    return sorted(names), others
 
 
 def vocabulary(images: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 from mapet_mm.cli.choices import INIT, Choices
-from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.atomic_files import replace_file, replace_json
 from mapet_mm.utils.config import PACKAGE
+from mapet_mm.utils.identity import IDENTITY
 
 TOKENIZER, PRETRAINING = "tokenizer.py", "pretrain.py"
 STORE, IMAGES = "tokens", "images.txt"
+HEAD = "# Written by `mapet-mm pretrain`, yours to edit; its paths are relative to this folder.\n"
 PAPERS_RATE, PAPERS_BATCH = 1.5e-3, 2048
 
 
@@ -25,8 +28,19 @@ def write_configs(args: argparse.Namespace, choices: Choices) -> None:
     replace_file(args.out / IMAGES, "\n".join(choices.names).encode())
     for name, make in ((TOKENIZER, tokenizer_config), (PRETRAINING, pretraining_config)):
         if not (args.out / name).exists():
-            head = "# Written by `mapet-mm pretrain`, yours to edit; its paths are relative to this folder.\n"
-            replace_file(args.out / name, (head + make(args, choices).pretty_text).encode())
+            replace_file(args.out / name, (HEAD + make(args, choices).pretty_text).encode())
+
+
+def lengthen(out: Path, options: dict[str, Any], epochs: int) -> str:
+    """Give RUN's training more epochs than its options have; returns a line about it."""
+    cfg = Config.fromfile(out / PRETRAINING)
+    cfg.resume, cfg.train_cfg.max_epochs, cfg.param_scheduler[-1].end = True, epochs, epochs
+    replace_file(out / PRETRAINING, (HEAD + cfg.pretty_text).encode())
+    replace_json(out / IDENTITY, {**options, "epochs": epochs})
+    return (
+        f"epochs: {options['epochs']}, now {epochs}: the training goes on from its last checkpoint, at the "
+        f"learning rate that {epochs} epochs have there"
+    )
 
 
 def process_count(args: argparse.Namespace) -> int:

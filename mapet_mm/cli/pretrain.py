@@ -8,6 +8,7 @@ can edit them and run the printed commands yourself.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import sys
@@ -17,10 +18,11 @@ from pathlib import Path
 from mapet_mm.cli.stages import Stage, claim, run_stages
 from mapet_mm.cli.tools import tool_command
 from mapet_mm.utils.errors import UserError, one_line_errors
-from mapet_mm.utils.identity import require_settings
+from mapet_mm.utils.identity import IDENTITY, canonical, require_settings
 
 ARCHS = ("tiny", "small", "base")
 BESIDES = ("out", "workers", "processes")  # options that do not decide the results
+EPOCHS = 300
 
 
 def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
@@ -40,13 +42,14 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
         "downloaded, else init, else random"
     )
     add("--tokenizer", default="auto", choices=("auto", "clip", "init", "random"), help=told)
-    add("--epochs", type=int, default=300, help="passes over the images (default 300)")
+    told = f"passes over the images (default {EPOCHS}); with more of them, a RUN that has ended goes on"
+    add("--epochs", type=int, help=told)
     add("--batch-size", type=int, default=64, help="images per step and process (default 64)")
     add("--workers", type=int, default=workers, help=f"processes that load images (default {workers})")
     add("--processes", type=int, help="processes to train in (default: one for each GPU)")
     add("--seed", type=int, default=0, help="seed of all random numbers (default 0)")
     args = parser.parse_args(arguments)
-    if args.epochs < 1 or args.batch_size < 1:
+    if args.batch_size < 1 or (args.epochs is not None and args.epochs < 1):
         parser.error("--epochs and --batch-size must be 1 or more")
     if args.tokenizer == "init" and not args.init:
         parser.error("--tokenizer init needs --init WEIGHTS")
@@ -67,23 +70,31 @@ def pretrain(args: argparse.Namespace) -> None:
     if not args.images.is_dir():
         raise UserError(f"{args.images} is no folder of images")
     import mapet_mm.utils.logging  # noqa: F401
-    from mapet_mm.cli.choices import choose
-    from mapet_mm.cli.configs import PRETRAINING, TOKENIZER, write_configs
+    from mapet_mm.cli.choices import choose, find_images
+    from mapet_mm.cli.configs import IMAGES, PRETRAINING, TOKENIZER, lengthen, write_configs
 
     held = claim(args.out)  # until this process and those that it starts have ended
     if held is None:
         raise UserError(f"{args.out}: another `mapet-mm pretrain` is at work there")
-    configs = [args.out / TOKENIZER, args.out / PRETRAINING]
+    configs, identity = [args.out / TOKENIZER, args.out / PRETRAINING], args.out / IDENTITY
+    known = json.loads(identity.read_text()) if identity.exists() else {}
+    args.epochs = args.epochs or known.get("epochs", EPOCHS)
+    epochs = min(args.epochs, known.get("epochs", args.epochs))
     options = {name: value for name, value in vars(args).items() if name not in BESIDES}
-    options["images"] = str(args.images.resolve())
+    options = canonical(options | {"images": args.images.resolve(), "epochs": epochs})
     if all(config.exists() for config in configs):
         require_settings(args.out, options, "run", "take another --out")
         print(f"going on with {' and '.join(map(str, configs))}", flush=True)
+        listed = (args.out / IMAGES).read_text().split("\n")
+        if new := len(set(find_images(args.images)[0]).difference(listed)):
+            print(f"images: {new} are new and left out (another --out trains with them)", flush=True)
     else:
         choices = choose(args)
         print("\n".join(choices.words), flush=True)
         require_settings(args.out, options, "run", "take another --out")
         write_configs(args, choices)
+    if args.epochs > epochs:
+        print(lengthen(args.out, options, args.epochs), flush=True)
     run_stages(stages(args), args.out, held)
     print(
         f'next: timm.create_model("local-dir:{args.out}/timm", pretrained=True), or transformers: '

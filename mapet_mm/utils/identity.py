@@ -12,6 +12,8 @@ from typing import Any
 from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.errors import UserError
 
+IDENTITY = "identity.json"
+
 
 def canonical(value: Any) -> Any:
     """Settings as JSON has them, alike for equal settings.
@@ -72,7 +74,7 @@ def require_settings(folder: Path, settings: Any, noun: str, remedy: str) -> Non
     Raises:
         UserError: the folder was made with other settings.
     """
-    path = folder / "identity.json"
+    path = folder / IDENTITY
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         replace_json(path, canonical(settings))

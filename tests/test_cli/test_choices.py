@@ -1,6 +1,7 @@
 """What `mapet-mm pretrain` decides by itself, and what it refuses."""
 
 import argparse
+import os
 from pathlib import Path
 
 import pytest
@@ -74,8 +75,11 @@ def test_images_of_all_kinds_are_found_in_all_folders_as_the_dataset_finds_them(
     (photographs / ".thumbnails").mkdir()
     (photographs / ".thumbnails/a.jpg").write_bytes(b"what a viewer leaves")
     (photographs / "a.heic").write_bytes(b"")
+    for name in (b"gr\xfcn.jpg", b"two\nlines.jpg"):  # Latin-1, as an old archive unpacks
+        Path(os.fsdecode(os.path.join(os.fsencode(photographs), name))).write_bytes(b"")
     chosen = choose(options(tmp_path / "linked"))
-    assert chosen.words[:2] == ["images: 3", "other files, left out: 1 .heic, 1 .txt"]
+    others = "other files, left out: 1 .heic, 1 .txt, 2 with a line break or no UTF-8 in their names"
+    assert chosen.words[:2] == ["images: 3", others]
     assert len(chosen.names) == 3
 
 
@@ -92,8 +96,22 @@ def test_other_options_for_the_same_folder_are_refused(photographs, planned, mon
     monkeypatch.chdir(photographs.parent)
     pretrain(parse_args(["mine", "--out", "run", "--epochs", "5"]))
     pretrain(options(photographs, "--epochs", "5", "--workers", "0"))  # the same folder; decides nothing
-    with pytest.raises(UserError, match=r"run.*epochs: 5, now 6.*take another --out"):
-        pretrain(options(photographs, "--epochs", "6"))
+    with pytest.raises(UserError, match=r"run.*epochs: 5, now 4.*take another --out"):
+        pretrain(options(photographs, "--epochs", "4"))
+
+
+def test_more_epochs_lengthen_the_training_and_its_schedule(photographs, planned, capsys):
+    pretrain(options(photographs, "--epochs", "1"))
+    for epochs, words in ((60, ["--epochs", "60"]), (60, []), (90, ["--epochs", "90"])):
+        pretrain(options(photographs, *words))
+        cfg = Config.fromfile(photographs.parent / "run/pretrain.py")
+        assert (cfg.train_cfg.max_epochs, cfg.param_scheduler[-1].end, cfg.resume) == (epochs, epochs, True)
+        assert planned[-1][-1].shown == f"mapet-mm convert mm hf training/epoch_{epochs}.pth huggingface"
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epochs: ")]
+    where = "the training goes on from its last checkpoint, at the learning rate that"
+    assert said == [
+        f"epochs: {before}, now {now}: {where} {now} epochs have there" for before, now in ((1, 60), (60, 90))
+    ]
 
 
 def test_options_that_decided_nothing_bind_to_nothing(photographs, planned):
@@ -141,7 +159,8 @@ def test_what_was_decided_stays_and_nothing_else_is_said(photographs, planned, m
     pretrain(args)
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == f"going on with {run}/tokenizer.py and {run}/pretrain.py"
-    assert len(printed) == 2  # and what to do next
+    assert printed[1] == "images: 1 are new and left out (another --out trains with them)"
+    assert len(printed) == 3  # and what to do next
     assert {path: path.stat().st_mtime_ns for path in run.iterdir()} == made
 
 

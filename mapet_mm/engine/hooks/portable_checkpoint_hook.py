@@ -1,5 +1,6 @@
 """Checkpoints that are whole, that any `torch.load(weights_only=True)` reads, and that fit their model."""
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
@@ -21,6 +22,8 @@ WHOLE_FILES = "mapet_mm.whole_files"
 LOGGED = 10_000
 # Entries of a checkpoint that hold more than tensors.
 DESCRIBING = ("meta", "message_hub", "param_schedulers")
+# Entries of a config that decide the rates.
+RATES = ("param_scheduler", "optim_wrapper", "auto_scale_lr")
 
 
 @register_backend(WHOLE_FILES)
@@ -40,7 +43,8 @@ class PortableCheckpointHook(Hook):
 
     On a local disk, a checkpoint appears when it is complete, and the only one stays until the next exists.
     NumPy's numbers become Python's, and MMEngine's log buffers, which grow with each step, are left out. A
-    run resumed in a copied folder uses the copy's best checkpoint.
+    run resumed in a copied folder uses the copy's best checkpoint. One resumed with other rates or schedules
+    goes on at the rate that these have at its step.
 
     Args:
         recipe: the run's settings, kept in each checkpoint; tools/train.py passes them.
@@ -48,9 +52,12 @@ class PortableCheckpointHook(Hook):
 
     def __init__(self, recipe: dict[str, Any] | None = None) -> None:
         self.recipe = recipe
+        self.has_new_rates = False
 
     def before_train(self, runner: Runner) -> None:
         """Have MMEngine's CheckpointHook write whole files, where it writes to a local disk."""
+        if self.has_new_rates and runner.iter:
+            replay_schedules(runner)
         hook = checkpoint_hook(runner)
         if hook is None or hook.backend_args or hook.file_client_args or "://" in str(hook.out_dir):
             return
@@ -77,7 +84,7 @@ class PortableCheckpointHook(Hook):
         checkpoint.update({name: _plain(checkpoint[name]) for name in DESCRIBING if name in checkpoint})
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Check the weights' names, and take the best checkpoint of the run's own folder.
+        """Check the weights' names, and take the run's own best checkpoint, and its own schedules.
 
         Raises:
             UserError: no weight has the name of one of the model's: MMEngine would only warn.
@@ -89,10 +96,26 @@ class PortableCheckpointHook(Hook):
                 f"no weight of the checkpoint has a name of the model's: it has {listed(weights, 3)}, "
                 f"the model {listed(names, 3)}; tools/convert.py renames timm's and Hugging Face's"
             )
+        before, now = checkpoint.get("meta", {}).get("recipe"), self.recipe
+        self.has_new_rates = bool(before and now) and any(before.get(key) != now.get(key) for key in RATES)
+        if self.has_new_rates:  # MMEngine loads nothing into its new schedules
+            checkpoint["param_schedulers"] = [{} for _ in checkpoint.get("param_schedulers") or ()]
         information = checkpoint.get("message_hub", {}).get("runtime_info", {})
         for name in [name for name in information if name.startswith("best_ckpt")]:
             own = Path(runner.work_dir, Path(information[name] or "").name)
             information[name] = str(own) if own.is_file() else information[name]
+
+
+def replay_schedules(runner: Runner) -> None:
+    """Bring new schedules, and the rates with them, to the step that a resumed run stands at."""
+    for scheduler in runner.param_schedulers or ():
+        for group, value in zip(scheduler.optimizer.param_groups, scheduler.get_last_value(), strict=True):
+            group[scheduler.param_name] = value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the optimizer makes no step meanwhile
+        for scheduler in runner.param_schedulers or ():
+            for _ in range(runner.epoch if scheduler.by_epoch else runner.iter):
+                scheduler.step()
 
 
 def checkpoint_hook(runner: Runner) -> CheckpointHook | None:

@@ -32,7 +32,7 @@ class ProgressHook(Hook):
         """Start the line at the step that the training starts from."""
         for handler in runner.logger.handlers:
             if not isinstance(handler, logging.FileHandler):
-                handler.addFilter(lambda record: not record.getMessage().startswith("Epoch(train)"))
+                handler.addFilter(self._make_room)
         self.is_live, self.due = sys.stderr.isatty(), time.monotonic() + EVERY
         self.bar = tqdm(
             total=runner.max_iters,
@@ -59,3 +59,10 @@ class ProgressHook(Hook):
     def after_train(self, runner: Runner) -> None:
         """Leave the last line."""
         self.bar.close()
+
+    def _make_room(self, record: logging.LogRecord) -> bool:
+        """Clear the live line for a message; False for the messages that it replaces."""
+        is_shown = not record.getMessage().startswith("Epoch(train)")
+        if is_shown:
+            self.bar.clear()
+        return is_shown

@@ -124,7 +124,7 @@ def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, t
             f"{cfg.work_dir} holds a training with another config ({changed} differ): another --work-dir "
             f"starts a new one, --resume goes on from {checkpoint} all the same"
         )
-    note = f"; {changed} differ, but rates and schedules stay the checkpoint's" if changed else ""
+    note = f"; {changed} differ, and the learning rate is the config's at that step" if changed else ""
     say(f"going on from {checkpoint}{note} (another --work-dir starts a new training)")
 
 

@@ -169,8 +169,22 @@ def test_another_configs_training_is_not_overwritten_unless_asked(trained, copy,
             start(changed)
     cfg = start({"train_cfg.max_epochs": 3}, resume="auto")
     assert (cfg.resume, cfg.load_from) == (True, str(copy / "epoch_2.pth"))
-    assert "`train_cfg` differ, but rates and schedules stay the checkpoint's" in capsys.readouterr().err
+    assert "`train_cfg` differ, and the learning rate is the config's at that" in capsys.readouterr().err
     start({"train_dataloader.num_workers": 1, "log_level": "WARNING"})  # where it runs and how it loads
+
+
+@pytest.mark.parametrize("by_epoch", [True, False])
+def test_a_run_with_more_epochs_has_their_rates_from_there_on(copy, trained, tmp_path, monkeypatch, by_epoch):
+    longer = ["train_cfg.max_epochs=4", "param_scheduler.0.T_max=8", f"param_scheduler.0.by_epoch={by_epoch}"]
+    for work, resume in ((tmp_path / "at once", []), (copy, ["--resume"])):
+        options = ["--work-dir", work, *resume, "--cfg-options", *longer]
+        run_tool(monkeypatch, "train.py", trained.config, *options)
+    whole, resumed = (
+        {line["step"]: line["lr"] for line in read_scalars(work) if line.get("epoch", 0) > 2}
+        for work in (tmp_path / "at once", copy)
+    )
+    assert resumed == pytest.approx(whole, rel=1e-6)
+    assert len(set(whole.values())) > 1
 
 
 @pytest.mark.parametrize("kind", ["pth", "safetensors"])

@@ -5,7 +5,7 @@
 
 MODEL is a config of a pre-training, a classifier or a bare backbone; timm:NAME, hf:NAME_OR_FOLDER or
 torchvision:NAME; a folder or file that tools/convert.py wrote; or mapet://NAME. Without CHECKPOINT the
-weights are the library's; a config's are those that it names, or random. Features are computed once and kept
+weights are the library's; a config names its own, or they are random. Features are computed once and kept
 in --cache. After a kill, the same command resumes. Any number of processes on any number of machines share
 the work: start the same command any number of times, under torchrun, under srun or by hand.
 """

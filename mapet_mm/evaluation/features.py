@@ -214,7 +214,7 @@ class _Reader(Dataset):
 def _fill(
     bank: FeatureBank, checkpoint: Checkpoint, reader: _Reader, kinds: Sequence[str], missing: int
 ) -> None:
-    """Compute this process's blocks, then those that others have left."""
+    """Compute this process's blocks, then blocks that others have left."""
     backbone, size, seen = checkpoint.backbone, reader.images.batch_size, set()
 
     def batches() -> Iterator[range]:

@@ -84,7 +84,7 @@ def timm_to_mm(state_dict: Mapping[str, Tensor], num_patches: int | None = None)
         count = positions.shape[1]
         if num_patches is None and math.isqrt(count - 1) ** 2 != count - 1:
             raise ValueError(
-                f"{count} positions are those of {count - 1} patches and the class token, or of {count} "
+                f"{count} positions fit {count - 1} patches with the class token, or {count} "
                 "patches alone: give the number of patches (num_patches, --num-patches)"
             )
         if count == num_patches:

@@ -28,7 +28,7 @@ FIXED = {"norm_cfg": dict(type="LN", eps=1e-6), "layer_cfgs": {}, "patch_cfg": {
 
 @dataclass(frozen=True)
 class Preparation:
-    """How a network takes its images."""
+    """The size, resize and normalisation with which a network takes its images."""
 
     img_size: tuple[int, int]  # height and width in pixels
     mean: tuple[float, ...]  # of the red, green and blue values between 0 and 1

@@ -9,7 +9,7 @@ from mapet_mm.utils.dist import process_number
 
 
 def my_blocks(number: int, done: Callable[[int], bool]) -> Iterator[int]:
-    """Blocks of shared work for this process: its own by rank, then those that others have left undone.
+    """Blocks of shared work for this process: its own by rank, then what others have left undone.
 
     A block's result is a file that appears complete in one step, so `done` only looks whether it is there,
     and a block that two processes compute has one result. Processes and machines may die and come back.

@@ -77,7 +77,7 @@ def path(number: int) -> str:
 
 
 def cases(count: int, folder: Path, held: int) -> dict[str, Callable[[], object]]:
-    """What is measured, by its title in the table; later ones use the store that the extraction makes.
+    """The measurements, by the title in the table; later ones use the store that the extraction makes.
 
     A dataset of so many images is `held` in memory.
     """

@@ -61,7 +61,7 @@ class LocalRunner:
     process is killed, its runs end; a new runner continues them.
 
     Args:
-        runs: each after those that it needs; `jobs` of them run at once.
+        runs: each after the runs that it needs; `jobs` of them run at once.
         launcher: 'local', 'dist', or 'slurm' inside a job.
         cpus: threads of each process, a fixed number, so that results do not depend on the number of cores.
         tell: called with each line of progress; `on_done` after each run that is done.

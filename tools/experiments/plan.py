@@ -69,7 +69,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a table, each after those that it needs, and the cells that they fill."""
+    """The runs of a table, each after the runs that it needs, and the cells that they fill."""
 
     runs: Sequence[Run]
     cells: Sequence[Cell]

@@ -25,5 +25,5 @@ notes = [
     _base_.tokenizer_note,
     "Perplexity: so many tokens, used evenly, would be as hard to guess. Purity: share of the patches that "
     "are in images of their token's most frequent class; 10 % by chance.",
-    "The minutes of a round are those of all rounds before it as well.",
+    "The minutes of a round include all rounds before it.",
 ]

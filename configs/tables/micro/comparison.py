@@ -22,5 +22,5 @@ columns = [
 ]
 notes = [
     _base_.probe_note,
-    "The paper's numbers are those of ViT-T with k-CLIP tokens on ImageNet-1k.",
+    "The paper's numbers are for ViT-T with k-CLIP tokens on ImageNet-1k.",
 ]

@@ -30,5 +30,5 @@ columns = [
 notes = [
     _base_.frozen_note,
     _base_.probe_note,
-    "The paper's numbers are those of ViT-B with VQ-KD tokens and c = 30, 40, 50, 60, 98 of 197.",
+    "The paper's numbers are for ViT-B with VQ-KD tokens and c = 30, 40, 50, 60, 98 of 197.",
 ]

@@ -34,5 +34,5 @@ columns = [
 notes = [
     _base_.frozen_note,
     _base_.probe_note,
-    "The paper's numbers are those of ViT-T: on ImageNet-1k with k-CLIP tokens, on ADE20K with VQ-KD tokens.",
+    "The paper's numbers are for ViT-T: on ImageNet-1k with k-CLIP tokens, on ADE20K with VQ-KD tokens.",
 ]

@@ -43,5 +43,5 @@ columns = [
 notes = [
     "Unlabelled scenes: pre-trained on other scenes than the labelled ones, with tokens of their own, by a "
     "tower of random weights, as scenes have no captions; the others on single images.",
-    "The paper's numbers are those of ViT-T with VQ-KD tokens on ADE20K.",
+    "The paper's numbers are for ViT-T with VQ-KD tokens on ADE20K.",
 ]

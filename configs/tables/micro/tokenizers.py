@@ -41,5 +41,5 @@ columns = [
 ]
 notes = [
     _base_.tokenizer_note,
-    "The paper's numbers are those of its tokenizers, trained, on ImageNet.",
+    "The paper's numbers are for its tokenizers, trained on ImageNet.",
 ]

@@ -72,7 +72,7 @@ class HealthHook(Hook):
             unwrapped(runner.model).head.statistics = None
 
     def _mean(self, runner: Runner, name: str) -> float | None:
-        """Mean of an interval's steps, without those that are not finite; None if there is none."""
+        """Mean of an interval's finite steps; None if there is none."""
         scalars = runner.message_hub.log_scalars
         if f"train/{name}" not in scalars:
             return None

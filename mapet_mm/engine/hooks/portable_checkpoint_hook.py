@@ -18,7 +18,7 @@ from mapet_mm.utils.dist import unwrapped
 from mapet_mm.utils.errors import UserError, listed
 
 WHOLE_FILES = "mapet_mm.whole_files"
-# Steps that a log looks back on, at most: those of an epoch of ImageNet in batches of 128.
+# Steps that a log looks back on, at most: as many as an epoch of ImageNet in batches of 128.
 LOGGED = 10_000
 # Entries of a checkpoint that hold more than tensors.
 DESCRIBING = ("meta", "message_hub", "param_schedulers")

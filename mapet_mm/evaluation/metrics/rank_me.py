@@ -70,7 +70,7 @@ def alignment(first: Float[Tensor, "row dim"], second: Float[Tensor, "row dim"])
 def lidar(views: Float[Tensor, "row view dim"]) -> float:
     """LiDAR (Thilak et al., 2024): effective rank of the covariance between images, whitened by that within.
 
-    The eigenvalues are those of `S_w^-1/2 S_b S_w^-1/2`, with delta = 1e-4 on the diagonal of `S_w`.
+    It takes the eigenvalues of `S_w^-1/2 S_b S_w^-1/2`, with delta = 1e-4 on the diagonal of `S_w`.
     """
     views = views.double()
     means = views.mean(1)

@@ -60,7 +60,7 @@ class AttentiveClassifier(nn.Module):
 class AttentiveProbe(TrainedProbe):
     """CAPI's attentive probe of the last layer's patch tokens (Darcet et al., 2025).
 
-    Rates, decays, betas, batch and warm-up (a tenth of the steps) are those of its `eval_classification.py`,
+    Rates, decays, betas, batch and warm-up (a tenth of the steps) come from its `eval_classification.py`,
     which trains on crops drawn anew, for 12,500 steps of 8 GPUs; here features are taken once.
 
     Args:

@@ -1,4 +1,4 @@
-"""Nearest neighbours: images vote for the class of those that resemble them, and nothing is trained."""
+"""Nearest neighbours: images vote for the class of images that resemble them, and nothing is trained."""
 
 from __future__ import annotations
 

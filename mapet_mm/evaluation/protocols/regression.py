@@ -42,7 +42,7 @@ def scores_of(
     bank: FeatureBank,
     layers: Sequence[int] = (-1,),
 ) -> Float[Tensor, "image class"]:
-    """A fitted model's log-probabilities of all classes; those that it has not seen have none."""
+    """A fitted model's log-probabilities of all classes; classes that it has not seen have none."""
     rows = torch.cat([bank.pooled(pooling, layer) for layer in layers], dim=1).numpy()
     scores = torch.full((len(rows), num_classes), float("-inf"), dtype=torch.float64)
     scores[:, model.classes_.tolist()] = torch.from_numpy(

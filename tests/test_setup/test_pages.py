@@ -33,7 +33,7 @@ def test_every_link_into_the_repository_leads_somewhere(page):
 
 FILE = re.compile(r"(?<![\w./-])((?:configs|tools|docs|tests|mapet_mm)/[\w./-]*\w\.(?:py|sh|md|txt))\b")
 # Files that a reader is told to write, or that stand for any of their kind.
-TO_WRITE = re.compile(r"/my_|NAME|fashion|letters|/(test_)?x\.py")
+TO_WRITE = re.compile(r"/my_|blockwise_|NAME|fashion|letters|/(test_)?x\.py")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

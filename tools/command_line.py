@@ -1,14 +1,18 @@
 """Command lines of the tools: help with the lines of a docstring, and options that several of them take."""
 
 import argparse
+import sys
 
 from mmengine.config import DictAction
+
+from mapet_mm.utils.commands import PACKAGE, as_typed
 
 
 def described_parser(description: str) -> argparse.ArgumentParser:
     """A parser whose help shows a tool's docstring line by line."""
     by_line = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(description=description, formatter_class=by_line)
+    command = as_typed(sys.argv[0].partition(f"{PACKAGE}/")[2]) or None
+    return argparse.ArgumentParser(command, description=as_typed(description), formatter_class=by_line)
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from command_line import add_tokenizer_options, described_parser
 from mmengine.config import Config
 
+from mapet_mm.utils.commands import as_typed
 from mapet_mm.utils.config import read_config as read_file
 from mapet_mm.utils.config import typed
 from mapet_mm.utils.errors import one_line_errors
@@ -78,7 +79,7 @@ def next_step(cfg: Config, store: "TokenStore") -> str:
         if repr(str(store.path)) in str(read_file(following).get("train_dataloader")):
             return f"next: {typed(cfg, f'python tools/train.py {following}')}"
         following = f"CONFIG (not {following}, which reads another store)"
-    return (
+    return as_typed(
         f"next: python tools/train.py {following or 'CONFIG'}, with dict(type='mapet_mm.LoadTokenGrid', "
         f"store='{store.path}') in its pipeline and vocab_size={store.vocab_size} in its model"
     )

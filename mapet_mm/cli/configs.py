@@ -14,7 +14,7 @@ from mmengine.runner import Runner
 
 from mapet_mm.cli.choices import INIT, Choices
 from mapet_mm.utils.atomic_files import replace_file, replace_json
-from mapet_mm.utils.config import PACKAGE
+from mapet_mm.utils.commands import PACKAGE
 from mapet_mm.utils.identity import IDENTITY
 
 TOKENIZER, PRETRAINING = "tokenizer.py", "pretrain.py"

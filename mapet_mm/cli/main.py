@@ -3,8 +3,7 @@
 import os
 import sys
 
-from mapet_mm.cli.tools import TOOLS, tool_command
-from mapet_mm.utils.config import PACKAGE
+from mapet_mm.utils.commands import PACKAGE, TOOLS, tool_command
 from mapet_mm.utils.errors import one_line_errors
 
 PRETRAIN = "a folder of images -> a pre-trained ViT, in one command"

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mapet_mm.cli.stages import Stage, claim, run_stages
-from mapet_mm.cli.tools import tool_command
+from mapet_mm.utils.commands import tool_command
 from mapet_mm.utils.errors import UserError, one_line_errors
 from mapet_mm.utils.identity import IDENTITY, canonical, require_settings
 

@@ -13,10 +13,10 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.registry import MODELS, WEIGHT_INITIALIZERS, Registry
 
+from mapet_mm.utils.commands import PACKAGE, as_typed
+
 VARIABLE = "MAPET_MM_DATA"
 LIBRARIES = ("mmpretrain", "mmseg", "mmdet", "mmrotate", "mmpose")
-# configs/ and tools/, in a wheel or a clone, where `mim` looks for them.
-PACKAGE = Path(__file__).parents[1] / ".mim"
 
 
 @contextmanager
@@ -105,7 +105,8 @@ def pretrained_entries(config: Any, key: str = "") -> Iterator[tuple[str, Mappin
 
 def typed(cfg: Config, command: str) -> str:
     """A command on a config as typed in a shell, with the variables that the config was read with."""
-    return "".join(f"{name}={shlex.quote(value)} " for name, value in cfg.env_variables.items()) + command
+    variables = "".join(f"{name}={shlex.quote(value)} " for name, value in cfg.env_variables.items())
+    return variables + as_typed(command)
 
 
 def pair(option: str, size: int | Iterable[int]) -> tuple[int, int]:

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from mapet_mm.cli.main import PACKAGE, main
-from mapet_mm.cli.tools import TOOLS
 from mapet_mm.engine.runners.launch import load_config
+from mapet_mm.utils.commands import TOOLS, as_typed
 
 TOOL = str(PACKAGE / "tools/train.py")
 
@@ -34,13 +34,22 @@ def test_a_command_becomes_its_tool(started):
     ]
 
 
+def test_a_tool_of_the_command_names_commands(monkeypatch):
+    said = "next: python tools/extract_tokens.py CONFIG, then tools/train.py"
+    monkeypatch.setattr(sys, "argv", ["tools/fit_codebook.py"])
+    assert as_typed(said) == said
+    monkeypatch.setattr(sys, "argv", [str(PACKAGE / "tools/fit_codebook.py")])
+    assert as_typed(said) == "next: mapet-mm extract-tokens CONFIG, then mapet-mm train"
+
+
 @pytest.mark.parametrize("words", [[], ["pretrain"], *([name] for name in TOOLS)], ids=" ".join)
 def test_help_is_there_at_once(words):
     """No command imports PyTorch, which takes seconds, before it has read its arguments."""
     command = [sys.executable, "-W", "ignore", "-m", "mapet_mm.cli.main", *words, "--help"]
     timed = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
     done = subprocess.run(command, env=timed, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("usage: ")
+    assert done.stdout.startswith(" ".join(["usage: mapet-mm", *words]))
+    assert "tools/" not in done.stdout.replace("tools/dist_", "").replace("tools/slurm_", "")
     assert "| torch" not in re.sub(" +", " ", done.stderr)
     assert words or all(f"\n  {name} " in done.stdout for name in ("pretrain", *TOOLS))
 

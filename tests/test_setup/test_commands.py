@@ -19,7 +19,7 @@ from config_building import ROOT, load
 from experiments.declaration import load_table
 
 from mapet_mm.cli.pretrain import main as pretrain
-from mapet_mm.cli.tools import tool_command
+from mapet_mm.utils.commands import tool_command
 
 PAGES = [
     page

@@ -27,8 +27,12 @@ def test_results_are_what_was_recorded_and_the_gain_in_points(demo, tmp_path):
         record = {"metrics": {cell.metric: value}, "seconds": 2.0, "made": {}, "machine": "any"}
         (results / f"{Path(cell.run.folder).name}.json").write_text(json.dumps(record))
     table = demo.results_table(filler)
-    assert table.rows[0] == ["linear probe, 100 labels (top-1, %)", 63.0, 71.5, 8.5]
-    assert table.texts()[3][1:] == ["63.0", "71.5", "+8.5"]
+    assert table.rows[0] == ["linear probe, 100 labels (top-1, %)", 63.0, 71.5, 8.5, "1.8, 2.2"]
+    assert table.texts()[3][1:] == ["63.0", "71.5", "+8.5", "not measured"]
+    readme = (ROOT / "README.md").read_text().split("| spread of each |")[1].partition("\n\n")[0]
+    assert [line.split("|")[-2].strip() for line in readme.splitlines()[2:]] == [
+        row[-1] for row in table.texts()
+    ]
 
 
 def test_segmentation_starts_with_the_same_images_and_trains_all_or_the_head_alone(demo, tmp_path):

@@ -29,6 +29,7 @@ from dataset_converters import _scenes
 from dataset_converters._scenes import INSIDE, PARTS, Scene, Things, fill_labelled
 from dataset_converters._write import write_folder, write_list
 
+from mapet_mm.utils.commands import as_typed
 from mapet_mm.utils.errors import one_line_errors
 
 NUM_CLASSES = 10
@@ -162,7 +163,7 @@ def main() -> None:
     write_pixel_labels(out / "digits_pixels")
     write_scenes(out / "digits_scenes")
     write_scenes(out / "digits_scenes_unlabelled", training=3000, labels=False)
-    print("next: python tools/fit_codebook.py configs/micro/kclip.py")
+    print(as_typed("next: python tools/fit_codebook.py configs/micro/kclip.py"))
 
 
 if __name__ == "__main__":

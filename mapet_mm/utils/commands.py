@@ -1,9 +1,11 @@
 """The tools behind the commands, and the command line of each."""
 
+import re
 import sys
+from pathlib import Path
 
-from mapet_mm.utils.config import PACKAGE
-
+# configs/ and tools/, in a wheel or a clone, where `mim` looks for them.
+PACKAGE = Path(__file__).parents[1] / ".mim"
 TOOLS = {
     "train": ("train.py", "train the model of a config: pre-training, fine-tuning or a probe"),
     "test": ("test.py", "evaluate a checkpoint"),
@@ -16,6 +18,14 @@ TOOLS = {
     "table": ("run_table.py", "fill a table of the paper"),
     "digits": ("dataset_converters/digits.py", "write the digits, the small dataset of the examples"),
 }
+
+
+def as_typed(text: str) -> str:
+    """A text with `mapet-mm COMMAND` for `python tools/...` in a tool that the `mapet-mm` command started."""
+    if sys.argv[0].startswith(str(PACKAGE)):
+        for name, (path, _) in TOOLS.items():
+            text = re.sub(rf"(python )?tools/{re.escape(path)}", f"mapet-mm {name}", text)
+    return text
 
 
 def tool_command(name: str, arguments: list[str], processes: str | int | None = None) -> list[str]:

@@ -62,7 +62,7 @@ TABLE = TableDeclaration(
     ],
     notes=(
         "One run each, seed 0. Validation after the last epoch, no selection.",
-        "The same figures come back on the same type of machine only. Spread: standard deviation, three seeds.",
+        "The same figures come back on the same type of machine only. Spread: standard deviation of 3 seeds.",
         "Segmentation: a linear layer on the patch tokens of the ViT, frozen or fine-tuned; 100 digits with "
         "pixel labels.",
         "k-CLIP's encoder here is a small CLIP ResNet with fixed random weights.",

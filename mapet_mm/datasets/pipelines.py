@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from mmengine.dataset import BaseDataset
@@ -40,8 +40,8 @@ def find_step(pipeline: Any, kind: type) -> Any:
     return next((step for step in pipeline_steps(pipeline) if isinstance(step, kind)), None)
 
 
-def image_paths(dataset: Dataset) -> list[str]:
-    """Paths of a dataset's images in its order.
+def image_paths(dataset: Dataset) -> Iterator[str]:
+    """Paths of a dataset's images in its order, one by one.
 
     Raises:
         UserError: the images have no paths.
@@ -49,6 +49,6 @@ def image_paths(dataset: Dataset) -> list[str]:
     infos = map(dataset.get_data_info, range(len(dataset)))
     plain = getattr(type(dataset), "get_data_info", None) is BaseDataset.get_data_info
     if plain and dataset.serialize_data and len(dataset):  # a million in half the time
-        content, ends = memoryview(dataset.data_bytes), dataset.data_address.tolist()
-        infos = (pickle.loads(content[start:end]) for start, end in pairwise([0, *ends]))
-    return [path_of(info, dataset) for info in infos]
+        content, ends = memoryview(dataset.data_bytes), chain([0], dataset.data_address)
+        infos = (pickle.loads(content[start:end]) for start, end in pairwise(ends))
+    return (path_of(info, dataset) for info in infos)

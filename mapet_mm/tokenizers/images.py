@@ -94,22 +94,21 @@ class NamedImages(Dataset):
         dataset, place = self._at(index)
         return path_of(dataset.get_data_info(place), dataset)
 
+    def name(self, index: int) -> str:
+        """Name of an image; UserError if it is not under the data root."""
+        if (name := relative_name(path := self.path(index), self.data_root)) is None:
+            raise UserError(f"image `{path}` is not under data_root `{self.data_root}`: correct `data_root`")
+        return name
+
     def names(self) -> list[str]:
         """Names of all images by index; shows a progress bar if this takes long."""
-        names = []
-        for index in tqdm(range(len(self)), desc="reading names", unit="image", delay=2):
-            names.append(relative_name(path := self.path(index), self.data_root))
-            if names[-1] is None:
-                root = self.data_root
-                raise UserError(f"image `{path}` is not under data_root `{root}`: correct `data_root`")
-        return names
+        return list(map(self.name, tqdm(range(len(self)), desc="reading names", unit="image", delay=2)))
 
     def places(self) -> dict[str, int]:
         """Index of the first image with each name, sorted by name."""
-        found: dict[str, int] = {}
-        for index, name in enumerate(self.names()):
-            found.setdefault(name, index)
-        return dict(sorted(found.items()))
+        names = self.names()
+        backwards = sorted(range(len(names) - 1, -1, -1), key=names.__getitem__)
+        return {names[index]: index for index in backwards}  # of equal names, the first one's index stays
 
     def labels(self) -> dict[str, int] | None:
         """Class index of each image by its name, or None where images have no label, or several."""

@@ -108,7 +108,6 @@ def sample_features(
     }
     blocks = FeatureBlocks(folder / digest(identity)[:12], list(places), positions_per_image)
     blocks.folder.mkdir(parents=True, exist_ok=True)
-    name_of = {place: name for name, place in places.items()}
 
     def lacking(number: int) -> list[int]:
         skipped = blocks.skipped(number)
@@ -118,7 +117,7 @@ def sample_features(
     def encode(group: ImageGroup) -> Iterator[Float16[np.ndarray, "positions dim"]]:
         grids = tokenizer.features(group.inputs).cpu().numpy()
         for place, grid in zip(group.places, grids, strict=False):
-            rng = np.random.default_rng([seed, zlib.crc32(encoded(name_of[place]))])
+            rng = np.random.default_rng([seed, zlib.crc32(encoded(loader.images.name(place)))])
             positions = np.sort(rng.choice(grid_size, size=positions_per_image, replace=False))
             with np.errstate(over="ignore"):
                 yield grid[positions].astype(np.float16)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from mapet_mm.models.target_generators.base import Tokenizer
 from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
 from mapet_mm.registry import HOOKS, MODELS
 from mapet_mm.structures import Codebook, CodebookError, MissingTokensError, TokenStoreError
-from mapet_mm.structures.image_names import relative_name
+from mapet_mm.structures.image_names import path_of, relative_name
 from mapet_mm.utils.dist import unwrapped
 
 TOKENIZER = "tokenizer"  # in a checkpoint's `meta`: the digest that its token stores have
@@ -136,26 +136,28 @@ def check_fits(model: nn.Module, dataset: Dataset, load: LoadTokenGrid) -> None:
 
 def leave_out_skipped(dataset: Dataset, load: LoadTokenGrid) -> None:
     """Put the next image in the place of each that the store skipped; others have to have tokens."""
-    store, paths = load.store, image_paths(dataset)
-    names = list(_names(paths, load))
-    rows = store.rows(names)
-    lacking = np.flatnonzero((rows < 0) | ~store.written()[rows])
-    reasons = store.skipped if lacking.size else {}
-    skipped = [index for index in lacking.tolist() if names[index] in reasons]
-    if missing := sorted(set(lacking.tolist()) - set(skipped)):
+
+    def path(index: int) -> str:
+        return path_of(dataset.get_data_info(index), dataset)
+
+    rows = load.store.rows(_names(image_paths(dataset), load))
+    lacking = np.flatnonzero((rows < 0) | ~load.store.written()[rows]).tolist()
+    reasons = load.store.skipped if lacking else {}
+    skipped = [index for index in lacking if reasons and load.name_of(path(index)) in reasons]
+    if missing := sorted(set(lacking) - set(skipped)):
         raise MissingTokensError(
             f"token store `{load.path}` has no tokens for {len(missing)} of {len(dataset)} images of "
-            f"{type(dataset).__name__}, the first `{paths[missing[0]]}`: run tools/extract_tokens.py"
+            f"{type(dataset).__name__}, the first `{path(missing[0])}`: run tools/extract_tokens.py"
         )
     if not skipped:
         print_log(f"token store `{load.path}` has tokens for all {len(dataset)} images", logger="current")
         return
-    _leave_out(dataset, skipped, load)
     MMLogger.get_current_instance().warning(
         f"token store `{load.path}` skipped {len(skipped)} of {len(dataset)} images of "
         f"{type(dataset).__name__}, which could not be decoded: the next image takes the place of each; the "
-        f"first is `{paths[skipped[0]]}`"
+        f"first is `{path(skipped[0])}`"
     )
+    _leave_out(dataset, skipped, load)
 
 
 def leave_out_as_in(trained_on: Dataset, dataset: Dataset) -> None:
@@ -170,7 +172,7 @@ def leave_out_as_in(trained_on: Dataset, dataset: Dataset) -> None:
                 _leave_out(leaf, skipped, load)
 
 
-def _names(paths: list[str], load: LoadTokenGrid) -> Iterator[str]:
+def _names(paths: Iterable[str], load: LoadTokenGrid) -> Iterator[str]:
     """Names of images in a store; a million in half a second where the paths are plain."""
     root = os.path.join(load.data_root or load.store.data_root or "", "")
     for path in paths:

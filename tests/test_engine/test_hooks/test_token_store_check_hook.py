@@ -1,5 +1,6 @@
 """Stored tokens that do not fit are found before the first iteration."""
 
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -199,8 +200,12 @@ def test_a_million_images_are_looked_up_in_a_few_calls(tmp_path, monkeypatch):
     calls = []
     for owner, name in ((TokenStore, "row"), (LoadTokenGrid, "name_of")):
         monkeypatch.setattr(owner, name, lambda *_, name=name: calls.append(name))
-    token_store_check_hook.leave_out_skipped(Images(names, []), LoadTokenGrid(store.path))
+    images, load = Images(names, []), LoadTokenGrid(store.path)
+    tracemalloc.start()
+    token_store_check_hook.leave_out_skipped(images, load)
+    (_, peak), _ = tracemalloc.get_traced_memory(), tracemalloc.stop()
     assert not calls
+    assert peak < 100 * len(names)  # bytes: no text of each name is kept
 
 
 def test_a_run_that_only_tests_is_checked(store):

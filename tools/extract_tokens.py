@@ -63,10 +63,10 @@ def main() -> None:
     keep_freed_memory()
     store, extraction = run_extract_tokens(cfg, args.retry_skipped)
     if is_first_process():
-        rows, columns = store.grid
+        (rows, columns), done = store.grid, "wrote" if extraction.images else "kept"
         print(extraction)
         print(
-            f"wrote {store.path}: {rows} x {columns} tokens of {int(store.written().sum())} images, "
+            f"{done} {store.path}: {rows} x {columns} tokens of {int(store.written().sum())} images, "
             f"{store.vocab_size} ids, tokenizer {store.tokenizer[:12]}"
         )
         print(next_step(cfg, store))

@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
 
-from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.errors import STOPPED, UserError
 
 
 @dataclass
@@ -42,7 +42,7 @@ def run_stages(stages: Sequence[Stage], folder: Path, held: TextIO) -> None:
 
     Raises:
         UserError: a stage failed, and has said why.
-        SystemExit: SIGTERM came; the stage has ended, too.
+        SystemExit: a signal came, here or in a stage, which has ended, too.
     """
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     for number, stage in enumerate(stages, 1):
@@ -55,6 +55,8 @@ def run_stages(stages: Sequence[Stage], folder: Path, held: TextIO) -> None:
             process.terminate()
             process.wait()  # a training saves where it stands, and says so
             raise
+        if code == STOPPED:  # by a signal, as it has said
+            sys.exit(code)
         if code:
             raise UserError(
                 f"{stage.title}: exit code {code}, for the reason above. Correct the cause, then run "

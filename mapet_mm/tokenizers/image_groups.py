@@ -111,7 +111,7 @@ def encode_blocks(
 
     rank, processes = process_number()
     total = sum(len(lacking(block)) for block in range(number))
-    with tqdm(total=total, desc=what, unit="image", disable=rank > 0) as bar:
+    with tqdm(total=total, desc=what, unit="image", disable=rank > 0 or not total) as bar:
         for block, loaded in groupby(loader.load(groups()), key=lambda group: group.block):
             results: dict[int, Result] = {}
             reasons: dict[int, str] = {}

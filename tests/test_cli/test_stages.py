@@ -56,6 +56,13 @@ time.sleep(60)
 """
 
 
+def test_a_stage_that_was_stopped_is_no_failure(tmp_path, capfd):
+    with pytest.raises(SystemExit) as ended:
+        run(tmp_path, stage("training", "print('stopped after step 7'); raise SystemExit(75)"))
+    assert ended.value.code == 75
+    assert capfd.readouterr().out.splitlines()[-1] == "stopped after step 7"
+
+
 def test_sigterm_is_passed_on_and_the_stage_saves(tmp_path, capfd):
     def tell() -> None:
         while not (tmp_path / "started").exists():

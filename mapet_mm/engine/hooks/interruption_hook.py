@@ -93,7 +93,7 @@ class InterruptionHook(Hook):
             self._restore()
             raise KeyboardInterrupt
         self.told = number
-        os.write(2, f"{signal.Signals(number).name}: saving after this step, then ending\n".encode())
+        os.write(2, f"\n{signal.Signals(number).name}: saving after this step, then ending\n".encode())
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

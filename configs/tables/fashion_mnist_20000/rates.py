@@ -44,8 +44,8 @@ columns = [
     dict(held_out, name="attentive probe", metric="attentive probe, patch tokens, last layer"),
 ]
 notes = [
-    "Top-1 on 5,000 training images that no pre-training, tokenizer or other table has: nothing is chosen by "
-    "an image that a table measures.",
+    "Top-1 on 5,000 training images from which no pre-training, tokenizer or probe of this table learns and "
+    "which no other table measures.",
     "Chosen for each row's objective and length: the rate with the highest mean of k-NN (both), 10 labels a "
     "class and attentive probe, by one seed.",
     "TFLOPs: the products of the pre-training, forward and backward, counted by PyTorch.",

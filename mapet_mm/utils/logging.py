@@ -22,6 +22,7 @@ NOTICES = (
     '"FileClient" will be deprecated',
     '"HardDiskBackend" is the alias',
     "Distributed training is not used, all SyncBatchNorm",
+    "The prefix is not set in metric class IoUMetric",
 )
 LINES = 8  # longest message that is shown in a terminal
 

@@ -47,7 +47,8 @@ def trained(tmp_path):
     config.model.backbone.init_cfg = None
     model = init_model(config, device="cpu")
     model.decode_head.conv_seg.bias.data = torch.tensor([0.0, 99.0, 0.0])
-    torch.save({"state_dict": model.state_dict(), "meta": {}}, tmp_path / "weights.pth")
+    meta = dict(dataset_meta=dict(classes=("a", "b", "c"), palette=[[0] * 3] * 3))
+    torch.save({"state_dict": model.state_dict(), "meta": meta}, tmp_path / "weights.pth")
     return tmp_path / "config.py", tmp_path / "weights.pth"
 
 

@@ -62,7 +62,7 @@ class ProgressHook(Hook):
 
     def _make_room(self, record: logging.LogRecord) -> bool:
         """Clear the live line for a message; False for the messages that it replaces."""
-        is_shown = not record.getMessage().startswith("Epoch(train)")
+        is_shown = not record.getMessage().startswith(("Epoch(train)", "Exp name"))
         if is_shown:
             self.bar.clear()
         return is_shown

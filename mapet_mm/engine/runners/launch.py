@@ -182,4 +182,6 @@ def next_command(cfg: Config, config_path: str, checkpoint: str) -> str:
     else:
         tool = "test" if cfg.get("test_evaluator") else "evaluate_features"
         words = [f"tools/{tool}.py", config_path, checkpoint]
+        if tool == "evaluate_features" and "evaluation" not in cfg:
+            words += ["--data", "FOLDER"]
     return config_files.typed(cfg, shlex.join(["python", *words]))

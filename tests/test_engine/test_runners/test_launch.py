@@ -149,7 +149,9 @@ def test_the_next_command_is_the_recipes_entry(config, monkeypatch):
     assert training_report(cfg, "mine.py").startswith(f"wrote {cfg.work_dir} (no checkpoint")
     assert next_command(cfg, "mine.py", "my run/last.pth") == "python tools/test.py mine.py 'my run/last.pth'"
     cfg.test_evaluator = None
-    assert next_command(cfg, "mine.py", "last.pth") == "python tools/evaluate_features.py mine.py last.pth"
+    assert next_command(cfg, "mine.py", "last.pth") == (
+        "python tools/evaluate_features.py mine.py last.pth --data FOLDER"
+    )
     monkeypatch.setenv("MAPET_MM_DATA", "digits_inverted")
     recipe = ROOT / "configs/micro/beit_vit-micro_kclip_1xb32-coslr.py"
     assert next_command(load_config(str(recipe)), str(recipe), "last.pth") == (

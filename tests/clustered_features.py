@@ -26,7 +26,7 @@ def as_evaluated(train: MemoryFeatures, val: MemoryFeatures) -> Evaluated:
     """Features as protocols get them, with labels for image sets."""
     features = {"train": train, "val": val}
     images = {
-        name: SimpleNamespace(name=name, labels=one.labels, class_names=None)
+        name: SimpleNamespace(name=name, labels=one.labels, class_names=None, per_class=False)
         for name, one in features.items()
     }
     return Evaluated(features, images, torch.device("cpu"))

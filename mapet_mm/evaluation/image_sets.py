@@ -36,12 +36,12 @@ class ImageSet:
     Args:
         name: one of `SETS`, or of a further test.
         config: as a data loader's: `dataset`, and `batch_size` (64) and `num_workers` (0); `answers` is a
-            JSON file with the right classes of each image of ImageNet's `val`, as ReaL's; other options are
-            ignored.
+            JSON file with the right classes of each image of ImageNet's `val`, as ReaL's; with `per_class`
+            the figure is the mean over classes; other options are ignored.
     """
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
-        self.answers = config.get("answers")
+        self.answers, self.per_class = config.get("answers"), config.get("per_class", False)
         self.name, self.config = name, config["dataset"]
         self.batch_size, self.num_workers = config.get("batch_size", 64), config.get("num_workers", 0)
         self.dataset: Dataset = DATASETS.build(config["dataset"])

@@ -85,8 +85,7 @@ class Areas:
     @property
     def interval(self) -> tuple[float, float]:
         """The mean IoU's 95 % interval over draws of images."""
-        images = np.stack(self._images)
-        return bootstrap(lambda drawn: _mean(_ious(images[drawn].sum(0))), len(images))
+        return bootstrap(lambda areas: _mean(_ious(areas.sum(0))), np.stack(self._images))
 
 
 def _ious(areas: Float[np.ndarray, "2 classes"]) -> Float[np.ndarray, " classes"]:

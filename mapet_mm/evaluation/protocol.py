@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from mmengine.config import Config
 from mmengine.registry import Registry
 from torch import Tensor
@@ -90,10 +90,11 @@ def at_edge(value: float, grid: Sequence[float]) -> str:
     return f" (the {'lowest' if value == min(grid) else 'highest'} of the grid)"
 
 
-def bootstrap(figure: Callable[[Int64[np.ndarray, " image"]], float], images: int) -> tuple[float, float]:
+def bootstrap(figure: Callable[..., float], *values: Shaped[np.ndarray, "image ..."]) -> tuple[float, float]:
     """The middle 95 % of a figure over draws of as many images, with replacement (Efron's percentiles)."""
-    generator = np.random.default_rng(0)
-    found = [figure(generator.integers(images, size=images)) for _ in range(DRAWS)]
+    generator, images = np.random.default_rng(0), len(values[0])
+    draws = (generator.integers(images, size=images) for _ in range(DRAWS))
+    found = [figure(*(one[drawn] for one in values)) for drawn in draws]
     low, high = np.nanquantile(found, [0.025, 0.975])
     return float(low), float(high)
 
@@ -140,13 +141,21 @@ class Classification(Protocol):
                 best = offered[scores(evaluated.features[name]).cpu()[:, offered].argmax(1)]
                 hits.append(100 * right.gather(1, best[:, None])[judged, 0].double())
             each = torch.stack(hits).numpy()  # scorer image
-            spread = float(each.mean(1).std(ddof=1)) if len(each) > 1 else None
-            by_image = each.mean(0)
-            interval = bootstrap(lambda drawn, values=by_image: values[drawn].mean(), len(by_image))
+            groups = (images.labels if images.per_class else torch.zeros(len(judged)).long())[judged].numpy()
+            figures = [mean_of_groups(one, groups) for one in each]
+            spread = float(np.std(figures, ddof=1)) if len(each) > 1 else None
+            interval = bootstrap(mean_of_groups, each.mean(0), groups)
             title = setting if name == "val" else f"{setting}, on {name}"
+            unit = "mean per class, %" if images.per_class else "top-1, %"
             known = dict(spread=spread, interval=interval, note=note, detail=detail)
-            made.append(Row(self.name, title, float(by_image.mean()), **known))
+            made.append(Row(self.name, title, float(np.mean(figures)), unit, **known))
         return made
+
+
+def mean_of_groups(values: Float[np.ndarray, " image"], groups: Int64[np.ndarray, " image"]) -> float:
+    """The mean over some groups, 0, 1, ..., of each one's mean value; with one group the mean."""
+    sizes = np.bincount(groups)
+    return float((np.bincount(groups, values)[sizes > 0] / sizes[sizes > 0]).mean())
 
 
 def further(images: Mapping[str, ImageSet]) -> list[str]:
@@ -246,12 +255,15 @@ def evaluate_data(
     found, values = [], defaultdict(list)
     for name, folder in folders.items():
         images = read_image_sets(config, folder)
+        for one in images.values():
+            one.per_class |= name in section.get("per_class", ())
         for row in evaluate(checkpoint, images, choose_protocols(config, data, names, images), cache):
-            values[row.protocol, row.unit, row.setting].append(row.value)
+            values[row.protocol, row.setting].append(row)
             found.append(replace(row, setting=f"{row.setting}, {name}") if name else row)
-    for (protocol, unit, setting), some in values.items():
+    for (protocol, setting), some in values.items():
         if len(some) == len(folders) > 1:
-            found.append(Row(protocol, f"{setting}, mean of {len(some)} sets", float(np.mean(some)), unit))
+            mean, units = float(np.mean([row.value for row in some])), sorted({row.unit for row in some})
+            found.append(Row(protocol, f"{setting}, mean of {len(some)} sets", mean, " and ".join(units)))
     return found
 
 

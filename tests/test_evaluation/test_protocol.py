@@ -6,16 +6,20 @@ import pytest
 import torch
 from frozen_features import PROTOCOLS
 from mmengine.config import Config
+from sklearn.metrics import balanced_accuracy_score
 
+from mapet_mm.evaluation.features import take_features
 from mapet_mm.evaluation.image_sets import read_image_sets
 from mapet_mm.evaluation.models import load_checkpoint
 from mapet_mm.evaluation.protocol import (
+    Evaluated,
     Row,
     build_protocols,
     choose_protocols,
     evaluate,
     results_table,
 )
+from mapet_mm.evaluation.protocols.knn import NearestNeighbours
 from mapet_mm.utils.errors import UserError
 
 
@@ -70,6 +74,21 @@ def test_the_table_has_a_column_per_checkpoint_and_a_line_per_figure():
         ["k-NN, mean", "top-1, %", "81.2", "79.0 ± 1.2 (rate 1)"],
         ["RankMe, mean", "rank", "0.500", None],
     ]
+
+
+def test_a_figure_per_class_is_scikit_learns_balanced_accuracy(config, root):
+    """An interval's draws may miss a class."""
+    images, checkpoint = read_image_sets(config), load_checkpoint(config, str(root / "weights.pth"))
+    images["val"].per_class = True
+    images["val"].labels[:2] = 1  # one image of class 0, five of class 1, three of class 2
+    features = {name: take_features(checkpoint, images[name], root / "cache") for name in ("train", "val")}
+    scores = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
+    (row,) = NearestNeighbours().rows(Evaluated(features, images, "cpu"), "mean", lambda bank: scores)
+    expected = 100 * balanced_accuracy_score(images["val"].labels, scores.argmax(1))
+    assert row.value == pytest.approx(expected)
+    assert expected != pytest.approx(100 * (scores.argmax(1) == images["val"].labels).double().mean())
+    assert row.unit == "mean per class, %"
+    assert row.interval[0] < row.value < row.interval[1]
 
 
 def test_only_the_features_that_are_needed_are_taken(config, root):

@@ -60,7 +60,8 @@ def warmed_cosine(step: int, total: int, warmup: float) -> float:
 class TrainedProbe(Classification):
     """A protocol that trains heads at several rates, which fall along a cosine, on nine tenths of `train`.
 
-    The other tenth chooses between the heads, as in CAPI, and `val` is only reported.
+    The other tenth chooses between the heads, as in CAPI, and `val` is only reported. Subclasses have an
+    `optimizer` of the heads' parameter groups.
 
     Args:
         rates: swept in one pass, for a batch of 256; each is in proportion to the batch.
@@ -76,10 +77,6 @@ class TrainedProbe(Classification):
 
     kind: ClassVar[str]
     warmup: ClassVar[float] = 0.0  # share of the steps in which the rates rise
-
-    def optimizer(self, groups: list[dict]) -> torch.optim.Optimizer:
-        """The optimizer of the heads' parameter groups."""
-        raise NotImplementedError
 
     def groups(self, head: nn.Module, rate: float) -> list[dict]:
         """Parameter groups of a head."""

@@ -150,3 +150,17 @@ def test_differences_from_mapet_have_the_p_of_welchs_test(section, number):
     note = re.search(r"Holm's correction for (\d+) comparisons leaves p below 0.05 in: (.*)\.\n", text)
     assert int(note[1]) == len(ordered)
     assert sorted(note[2].split("; ")) == sorted(place for place, _ in ordered[:first])
+
+
+def test_every_run_of_the_rate_sweep_is_a_row_of_its_page():
+    page = (DOCS / "results/rates.md").read_text().replace("**", "").replace(", late", "-late")
+    shown = set(re.findall(r"^\| (.+) \| (\d+) \| ([\d.]+) \| [\d.]+ \| (.+) \|$", page, re.MULTILINE))
+    metrics = ["k-NN, class token", "k-NN, mean", *(metric for _, metric in list(COLUMNS.values())[:3])]
+    name = re.compile(r".*_held_out--(.+)_vit-micro_.*-coslr(.*)_lr-([\d.]+)(?:_max_epochs-(\d+).*)?_seed-0")
+    runs = set()
+    for record in RECORDS.values():
+        if run := name.fullmatch(record["run"]):
+            kind, values = run[1] + ", c = 13" * bool(run[2]), [record["metrics"][one] for one in metrics]
+            figures = " | ".join(f"{value:.1f}" for value in [*values, mean(values[2:])])
+            runs.add((kind, run[4] or "5", run[3], figures))
+    assert {(kind.lower(), *others) for kind, *others in shown} == runs

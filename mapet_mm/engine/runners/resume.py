@@ -148,7 +148,8 @@ def recipe(cfg: Config) -> dict[str, str]:
 def differences(current: dict[str, str], checkpoint: str) -> list[str]:
     """Names of the entries in which a recipe differs from a checkpoint's; none where that has no recipe."""
     before = read(Path(checkpoint), trust=True).get("meta", {}).get("recipe", current)
-    return sorted(name for name in before.keys() | current.keys() if before.get(name) != current.get(name))
+    names, nothing = before.keys() | current.keys(), digest(None)[:12]
+    return sorted(name for name in names if before.get(name, nothing) != current.get(name, nothing))
 
 
 def say(text: str) -> None:

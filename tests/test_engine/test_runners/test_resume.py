@@ -169,8 +169,9 @@ def test_another_configs_training_is_not_overwritten_unless_asked(trained, copy,
             start(changed)
     cfg = start({"train_cfg.max_epochs": 3}, resume="auto")
     assert (cfg.resume, cfg.load_from) == (True, str(copy / "epoch_2.pth"))
-    assert "`train_cfg` differ, and the learning rate is the config's at that" in capsys.readouterr().err
-    start({"train_dataloader.num_workers": 1, "log_level": "WARNING"})  # where it runs and how it loads
+    assert "; `train_cfg` differ, and the learning rate is the config's at that" in capsys.readouterr().err
+    # Where it runs, how it loads, and an entry that says nothing.
+    start({"train_dataloader.num_workers": 1, "log_level": "WARNING", "load_from": None})
 
 
 @pytest.mark.parametrize("by_epoch", [True, False])

@@ -137,8 +137,8 @@ def recipe(cfg: Config) -> dict[str, str]:
     for name, entry in entries.items():
         if name.endswith("_dataloader") and entry:
             entries[name] = {key: value for key, value in entry.items() if key not in LOADING}
-    if cfg.get("resume") and cfg.get("load_from"):  # where it resumes
-        entries.pop("load_from")
+    if cfg.get("resume"):  # `load_from` is where it resumes
+        entries.pop("load_from", None)
     named = [one for _, one in nodes([entries.get("model"), entries.get("load_from")])]
     files = {one for one in named if isinstance(one, str) and os.path.isfile(one)}
     weights = {f"content of {path}": digest_of_file(path) for path in files}

@@ -203,12 +203,6 @@ def test_a_training_from_other_weights_of_the_same_name_is_another_one(kind, tmp
     assert differences(recipe(cfg), str(last)) == []
 
 
-def test_resume_alone_changes_no_recipe():
-    """A lengthened run says so of its epochs, not of `load_from`, which most configs leave at None."""
-    cfg = dict(model=dict(type="Mine"), load_from=None)
-    assert recipe(Config(dict(cfg, resume=True))) == recipe(Config(cfg))
-
-
 @pytest.mark.parametrize("source", ["last", "named", "none"])
 def test_resume_in_the_config_is_the_option(trained, copy, tmp_path, source):
     """`resume = True` alone is MMEngine's way to go on from the last; with `load_from`, from that one."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from mapet_mm.structures.token_store import TokenStore, TokenStoreError, new_store, write_names
 from mapet_mm.utils.identity import explain
@@ -39,8 +40,9 @@ def merge_stores(path: str | os.PathLike, stores: Sequence[TokenStore]) -> Token
     names = sorted(name for store in stores for name in store.names)
     with new_store(Path(path), names, stores[0].identity) as merged:
         for store in stores:
-            for rows, grids in store.chunks():
-                merged.write(merged.rows(store.names[row] for row in rows.tolist()), grids)
+            places = merged.rows(store.names)
+            for rows, grids in tqdm(store.chunks(), f"merging {store.path}", store.parts, unit="part"):
+                merged.write(places[rows], grids)
             rows, reasons = merged.rows(store.skipped).tolist(), store.skipped.values()
             nothing = np.empty((0, *store.grid), store.dtype)
             merged.write([], nothing, dict(zip(rows, reasons, strict=True)))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mapet_mm.structures import MissingTokensError, TokenStore, TokenStoreError, extend_store, merge_stores
-from mapet_mm.structures.store_files import PART_ROWS
+from mapet_mm.structures.store_files import PART_ROWS, StoredNames
 
 DIGEST, GRID = "3fa2" * 16, (2, 3)
 FORK = multiprocessing.get_context("fork")
@@ -323,3 +323,13 @@ def test_a_store_of_imagenets_size_opens_at_once_and_costs_no_memory_per_name(la
     assert opened < 0.1
     assert kib < 10 * 1024
     assert per_second > 2000
+
+
+def test_merging_looks_the_names_of_a_store_up_once(tmp_path, monkeypatch):
+    """And not part by part, each time among all names: a million took minutes."""
+    store = make(tmp_path / "a", names_of(2500))
+    store.write(range(2500), np.zeros((2500, *store.grid), int))
+    calls, find_all = [], StoredNames.find_all
+    monkeypatch.setattr(StoredNames, "find_all", lambda *those: calls.append(1) or find_all(*those))
+    merged = merge_stores(tmp_path / "merged", [store])
+    assert (merged.missing().size, len(calls)) == (0, 2)  # of its images, and of the skipped ones

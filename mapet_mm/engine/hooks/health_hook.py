@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 
-import numpy as np
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
@@ -15,15 +13,11 @@ from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.dist import unwrapped
 
-# Warn of a loss above its lowest mean times this, plus this.
-RISEN, RISEN_BY = 1.3, 0.1
 # Warn of fewer effective predicted tokens than this share of the most so far, or of the targets' once a tenth
 # of the steps are done: until then a model knows the commonest few tokens.
 COLLAPSED, FEW_OF_TARGETS, BEGUN = 0.1, 0.02, 0.1
 # Warn of targets that use fewer effective tokens than this share of the vocabulary, and at least this many.
 USED, USED_AT_LEAST = 0.01, 2
-# Warn if more than this share of the time goes by waiting for images.
-WAITING = 0.2
 
 
 @HOOKS.register_module()
@@ -34,8 +28,7 @@ class HealthHook(Hook):
     target tokens (the exponential of their entropy) and the effective rank (RankMe) of the images' mean
     latents. They cover the images of all processes since the last interval.
 
-    It warns of a loss that has risen, of predictions and codebooks that use few tokens, and of a loader that
-    does not keep up. Images and steps that are not finite (see `NonFiniteHook`) do not count.
+    It warns of predictions and codebooks that use few tokens. Images that are not finite do not count.
 
     Args:
         interval: steps between two checks.
@@ -44,8 +37,7 @@ class HealthHook(Hook):
     def __init__(self, interval: int = 100) -> None:
         self.interval = interval
         self.warned: set[str] = set()
-        self.lowest_loss, self.most_predicted = float("inf"), 0.0
-        self.slow_looks = 0
+        self.most_predicted = 0.0
         self.statistics: PredictionStatistics | None = None
 
     def before_train(self, runner: Runner) -> None:
@@ -58,8 +50,6 @@ class HealthHook(Hook):
         """Log and check, once per interval."""
         if not self.every_n_train_iters(runner, self.interval):
             return
-        self._check_loss(runner)
-        self._check_loader(runner)
         if self.statistics is not None:
             self.statistics.reduce()
             if not self.statistics.empty:
@@ -70,41 +60,6 @@ class HealthHook(Hook):
         """Stop counting."""
         if self.statistics is not None:
             unwrapped(runner.model).head.statistics = None
-
-    def _mean(self, runner: Runner, name: str) -> float | None:
-        """Mean of an interval's finite steps; None if there is none."""
-        scalars = runner.message_hub.log_scalars
-        if f"train/{name}" not in scalars:
-            return None
-        values, counts = (array[-self.interval :] for array in scalars[f"train/{name}"].data)
-        finite = np.isfinite(values)
-        return float(values[finite].sum() / counts[finite].sum()) if finite.any() else None
-
-    def _check_loss(self, runner: Runner) -> None:
-        loss = self._mean(runner, "loss")
-        if loss is None:
-            return
-        self.lowest_loss = min(self.lowest_loss, loss)
-        if loss > RISEN * self.lowest_loss + RISEN_BY:
-            self._warn(
-                "loss",
-                f"the loss has risen from {self.lowest_loss:.3g} to {loss:.3g} (means of {self.interval} "
-                "steps): if it stays there, start anew with a lower rate or a longer warm-up",
-            )
-
-    def _check_loader(self, runner: Runner) -> None:
-        waited, took = self._mean(runner, "data_time"), self._mean(runner, "time")
-        if not took:
-            return
-        # Once may be a start of the workers, or a pause of the disk.
-        self.slow_looks = self.slow_looks + 1 if waited > WAITING * took else 0
-        if self.slow_looks > 1:
-            loader = runner.train_dataloader
-            self._warn(
-                "loader",
-                f"{waited / took:.0%} of the time goes by waiting for images: raise "
-                f"`train_dataloader.num_workers` ({loader.num_workers} now, {os.cpu_count()} cores here)",
-            )
 
     def _check_predictions(self, runner: Runner, statistics: PredictionStatistics) -> None:
         predicted, targets = statistics.effective_tokens()

@@ -14,7 +14,7 @@ from mmengine.logging import MMLogger
 # MMCV may have no compiled operators; this package needs none.
 warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformableAttention``")
 warnings.filterwarnings("ignore", message="Only use 'alpha' for pillow backend")
-# MMSegmentation's defaults, which its own configs keep, too.
+# MMSegmentation's defaults, which its own configs keep.
 warnings.filterwarnings("ignore", message="Default ``avg_non_ignore`` is False|The draw is False")
 warnings.filterwarnings("ignore", message="`reduce_zero_label` will be deprecated")
 NOTICES = (

@@ -295,6 +295,6 @@ def costs(folder: Path, names: int) -> tuple[int, int]:
 
 def test_a_part_costs_the_same_with_few_names_and_with_imagenets(tmp_path, monkeypatch):
     monkeypatch.setattr(extract, "FLUSH_SECONDS", float("inf"))  # a loaded machine takes longer
-    few, many = costs(tmp_path, 100_000), costs(tmp_path, 1_281_167)
+    few, many = (costs(tmp_path, parts * PART_ROWS) for parts in (100, 1_252))
     assert many[0] < 1.05 * few[0]
     assert many[1] < 1.2 * few[1] + 2**18

@@ -71,11 +71,11 @@ def choose(args: argparse.Namespace) -> Choices:
 
 def find_images(folder: Path) -> tuple[list[str], Counter[str]]:
     """Names of the images in a folder, and how many other files there are of each kind."""
-    names, others = [], Counter()
+    names, others, root = [], Counter(), str(folder.absolute())
     for name in list_dir_or_file(folder, list_dir=False, recursive=True):
         if "/." in f"/{name}":  # hidden, or in a hidden folder
             continue
-        if re.search("[\n\r\udc80-\udcff]", f"{folder.absolute()}/{name}"):
+        if re.search("[\n\r\udc80-\udcff]", f"{root}/{name}"):
             others["with a line break or no UTF-8 in their names"] += 1
         elif name.lower().endswith(EXTENSIONS):
             names.append(name)

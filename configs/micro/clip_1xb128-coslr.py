@@ -25,6 +25,7 @@ model = dict(
     stride=_base_.clip_stride,
 )
 
+randomness = dict(seed=_base_.get("tokenizer_seed", 0))
 optim_wrapper = dict(optimizer=dict(lr=2e-3))
 param_scheduler = [dict(end=_base_.clip_epochs, **_base_.cosine)]
 train_cfg = dict(by_epoch=True, max_epochs=_base_.clip_epochs, val_interval=1)

@@ -40,7 +40,7 @@ class Row:
     evaluation_options: Mapping[str, Any] = field(default_factory=dict)  # changes to the columns' configs
     curve: str | None = None  # in a picture over compute, the curve with this row's point, None for its own
     columns: Sequence[str] | None = None  # names of the columns in which it is evaluated, None for all
-    data: str | None = None  # dataset of the pre-training, None for the table's
+    data: str | None = None  # dataset of the pre-training, with {seed} for each seed's own; None: the table's
     values: Mapping[str, str] = field(default_factory=dict)  # values for braces; they override the column's
 
 

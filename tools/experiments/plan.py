@@ -94,6 +94,7 @@ def plan_table(table: TableDeclaration, seeds: Iterable[int], out: str | os.Path
     cells = []
     for seed, row, column in product(seeds, table.rows, table.columns):
         if row.columns is None or column.name in row.columns:
+            row = replace(row, data=row.data and row.data.format(seed=seed))
             metric = column.metric.format(**{**column.values, **row.values})
             cells.append(Cell(row.name, column.heading, seed, planner.evaluation(row, column, seed), metric))
     return Plan(list(planner.runs.values()), cells)

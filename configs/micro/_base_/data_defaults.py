@@ -25,6 +25,7 @@ tokenizer_note = (
 )
 tokens = "kclip"  # whose tokens pre-trainings predict: a tokenizer's file of configs/micro
 vocab_size = 128
+# `tokenizer_seed = N` draws another CLIP and another codebook of k-CLIP than 0 does.
 clip_resnet = dict(layers=[1, 1, 1, 1], width=8)
 clip_stride = 32
 clip_weights = dict(type="random", seed=0)

@@ -14,8 +14,10 @@ from fake_project import PRETRAIN, declare_mine
 from mmengine.config import Config
 
 from mapet_mm.evaluation import VERSION
+from mapet_mm.utils.config import read_config
 
 GARMENTS = "fashion_mnist_20000"
+KCLIP = "configs/micro/kclip.py"
 TABLES = [
     (dataset, name)
     for dataset in list_datasets(ROOT / "configs/tables")
@@ -154,6 +156,17 @@ def test_a_round_of_bootstrapping_is_made_from_the_round_before(tmp_path):
         f"work_dirs/{rounds[2]}/previous_round/epoch_5.pth",
         f"work_dirs/{GARMENTS}/clip/epoch_2.pth",
     }
+
+
+def test_each_seed_draws_its_own_tokenizer_if_the_name_of_its_dataset_has_the_seed(tmp_path):
+    data = f"{GARMENTS}_tokens{{seed}}"
+    declare_mine(tmp_path, f"name='a', pretrain={PRETRAIN!r}, tokenizer={KCLIP!r}, data={data!r}")
+    runs = plan_table(load_table("mine", "digits", tmp_path), [0, 2], "out").runs
+    clips = [run for run in runs if run.name.startswith("clip_")]
+    assert [run.data for run in clips] == [data.format(seed=0), data.format(seed=2)]
+    assert [run.data for run in runs if run.kind == "pre-training"] == [run.data for run in clips]
+    assert read_config(clips[1].config, clips[1].data).randomness.seed == 2
+    assert read_config(KCLIP, clips[1].data).codebook.seed == 2
 
 
 def test_the_teacher_is_trained_before_its_pupil_and_its_minutes_count(tmp_path, monkeypatch):

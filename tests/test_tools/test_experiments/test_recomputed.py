@@ -156,11 +156,12 @@ def test_every_run_of_the_rate_sweep_is_a_row_of_its_page():
     page = (DOCS / "results/rates.md").read_text().replace("**", "").replace(", late", "-late")
     shown = set(re.findall(r"^\| (.+) \| (\d+) \| ([\d.]+) \| [\d.]+ \| (.+) \|$", page, re.MULTILINE))
     metrics = ["k-NN, class token", "k-NN, mean", *(metric for _, metric in list(COLUMNS.values())[:3])]
-    name = re.compile(r".*_held_out--(.+)_vit-micro_.*-coslr(.*)_lr-([\d.]+)(?:_max_epochs-(\d+).*)?_seed-0")
+    name = r".*_held_out--(.+)_vit-micro_.*32(-amp)?-coslr(.*)_lr-([\d.]+)(?:_max_epochs-(\d+).*)?_seed-0"
     runs = set()
     for record in RECORDS.values():
-        if run := name.fullmatch(record["run"]):
-            kind, values = run[1] + ", c = 13" * bool(run[2]), [record["metrics"][one] for one in metrics]
+        if run := re.fullmatch(name, record["run"]):
+            kind = run[1] + ", float32" * (not run[2]) + ", c = 13" * bool(run[3])
+            values = [record["metrics"][one] for one in metrics]
             figures = " | ".join(f"{value:.1f}" for value in [*values, mean(values[2:])])
-            runs.add((kind, run[4] or "5", run[3], figures))
+            runs.add((kind, run[5] or "5", run[4], figures))
     assert {(kind.lower(), *others) for kind, *others in shown} == runs

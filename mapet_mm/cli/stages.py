@@ -42,7 +42,7 @@ def run_stages(stages: Sequence[Stage], folder: Path, held: TextIO) -> None:
 
     Raises:
         UserError: a stage failed, and has said why.
-        SystemExit: a signal came, here or in a stage, which has ended, too.
+        SystemExit: a signal ended this process or a stage.
     """
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     for number, stage in enumerate(stages, 1):

@@ -1,5 +1,6 @@
 """Each digits recipe trains two iterations on the real embedded data, as its config says."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,11 @@ from mmengine.runner import Runner
 from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "micro"
-# Of recipes that differ in the tokenizer alone, one is trained in quick tests.
-ALIKE = ("_dalle_", "_grid_", "_vqkd_", "linear-mean")
+# Of recipes that differ in the tokenizer or in the precision alone, one is trained in quick tests.
+ALIKE = re.compile(r"_dalle_|_grid_|_vqkd_|linear-mean|^(?!mapet).*-amp-")
 RECIPES = [
-    pytest.param(path.name, marks=pytest.mark.slow if any(part in path.name for part in ALIKE) else ())
+    pytest.param(path.name, marks=pytest.mark.slow if ALIKE.search(path.name) else ())
     for path in sorted(CONFIGS.glob("*-micro_*.py"))
-    if "-amp-" not in path.name or path.name.startswith("mapet")  # one: each differs from its base alike
 ]
 
 

@@ -94,7 +94,6 @@ def plan_table(table: TableDeclaration, seeds: Iterable[int], out: str | os.Path
     cells = []
     for seed, row, column in product(seeds, table.rows, table.columns):
         if row.columns is None or column.name in row.columns:
-            row = replace(row, data=row.data and row.data.format(seed=seed))
             metric = column.metric.format(**{**column.values, **row.values})
             cells.append(Cell(row.name, column.heading, seed, planner.evaluation(row, column, seed), metric))
     return Plan(list(planner.runs.values()), cells)
@@ -133,7 +132,7 @@ class _Planner:
         values = {**column.values, **row.values}
         config = _existing(column.config, values, column.name)
         # Without a pre-training, a row's dataset is that of its tokens.
-        data = column.data or (None if row.pretrain else row.data) or self.table.dataset
+        data = (column.data or (None if row.pretrain else row.data) or self.table.dataset).format(seed=seed)
         tokenizer = _existing(row.tokenizer, values, row.name)
         options = {**column.options, **row.evaluation_options}
         cfg = self._merged(config, data, options)
@@ -158,7 +157,7 @@ class _Planner:
         values = {**column.values, **row.values}
         config = _existing(row.pretrain, values, row.name)
         tokenizer = _existing(row.tokenizer, values, row.name)
-        data = row.data or self.table.dataset
+        data = (row.data or self.table.dataset).format(seed=seed)
         cfg = self._merged(config, data, row.options)
         needs = self._tokens(tokenizer, cfg, data)
         if tokenizer and not needs:

@@ -160,11 +160,13 @@ def test_a_round_of_bootstrapping_is_made_from_the_round_before(tmp_path):
 
 def test_each_seed_draws_its_own_tokenizer_if_the_name_of_its_dataset_has_the_seed(tmp_path):
     data = f"{GARMENTS}_tokens{{seed}}"
-    declare_mine(tmp_path, f"name='a', pretrain={PRETRAIN!r}, tokenizer={KCLIP!r}, data={data!r}")
+    row = f"pretrain={PRETRAIN!r}, tokenizer={KCLIP!r}, data={data!r}"
+    declare_mine(tmp_path, rows=f"dict(name='a', {row}), dict(name='c', start='a', {row})")
     runs = plan_table(load_table("mine", "digits", tmp_path), [0, 2], "out").runs
     clips = [run for run in runs if run.name.startswith("clip_")]
     assert [run.data for run in clips] == [data.format(seed=0), data.format(seed=2)]
-    assert [run.data for run in runs if run.kind == "pre-training"] == [run.data for run in clips]
+    trained = [run.data for run in runs if run.kind == "pre-training"]
+    assert trained == [clip.data for clip in clips for _ in range(2)]
     assert read_config(clips[1].config, clips[1].data).randomness.seed == 2
     assert read_config(KCLIP, clips[1].data).codebook.seed == 2
 

@@ -152,16 +152,30 @@ def test_differences_from_mapet_have_the_p_of_welchs_test(section, number):
     assert sorted(note[2].split("; ")) == sorted(place for place, _ in ordered[:first])
 
 
-def test_every_run_of_the_rate_sweep_is_a_row_of_its_page():
-    page = (DOCS / "results/rates.md").read_text().replace("**", "").replace(", late", "-late")
-    shown = set(re.findall(r"^\| (.+) \| (\d+) \| ([\d.]+) \| [\d.]+ \| (.+) \|$", page, re.MULTILINE))
+def swept() -> dict[tuple[str, str], dict[str, list[float]]]:
+    """Of each objective and length in epochs of the sweep: its rates and their figures, the mean last."""
     metrics = ["k-NN, class token", "k-NN, mean", *(metric for _, metric in list(COLUMNS.values())[:3])]
     name = r".*_held_out--(.+)_vit-micro_.*32(-amp)?-coslr(.*)_lr-([\d.]+)(?:_max_epochs-(\d+).*)?_seed-0"
-    runs = set()
+    found = {}
     for record in RECORDS.values():
         if run := re.fullmatch(name, record["run"]):
             kind = run[1] + ", float32" * (not run[2]) + ", c = 13" * bool(run[3])
             values = [record["metrics"][one] for one in metrics]
-            figures = " | ".join(f"{value:.1f}" for value in [*values, mean(values[2:])])
-            runs.add((kind, run[5] or "5", run[4], figures))
-    assert {(kind.lower(), *others) for kind, *others in shown} == runs
+            found.setdefault((kind, run[5] or "5"), {})[run[4]] = [*values, mean(values[2:])]
+    return found
+
+
+def test_every_run_of_the_rate_sweep_is_a_row_of_its_page_and_the_best_has_its_gain():
+    page = (DOCS / "results/rates.md").read_text().replace(", late", "-late").lower()
+    rows = re.findall(r"^\| (.+) \| (\d+) \| ([\d.*]+) \| [\d.]+ \| (.+) \|$", page, re.MULTILINE)
+    expected = set()
+    for (kind, epochs), rates in swept().items():
+        best = max(rates, key=lambda rate: rates[rate][-1]) if "float32" not in kind else ""
+        for rate, values in rates.items():
+            figures = " | ".join(f"{value:.1f}" for value in values)
+            expected.add((kind, epochs, f"**{rate}**" if rate == best else rate, figures))
+        if best:
+            gain = rates[best][-1] - rates["0.003"][-1]
+            expected.add((kind, epochs, best, f"{rates[best][-1]:.1f} | {gain:+.1f}"))
+    assert set(rows) == expected
+    assert len(rows) == len(expected)

@@ -21,8 +21,7 @@ MARKERS = "osD^vP*X"
 def draw_tables(filled: Sequence[tuple[TableDeclaration, Grid]]) -> Figure:
     """Draw tables, each with its cells, one below the other, and each column in a panel of its own.
 
-    A table with a column of `pre-training/teraflops` is drawn as curves over it, all others as dots. A row
-    without pre-training has no place on that axis: it is a dashed line.
+    A table with a column of `pre-training/teraflops` is drawn as curves over it, all others as dots.
     """
     heights = []
     for table, _ in filled:
@@ -98,12 +97,8 @@ def _draw_curves(
     handles: dict[str, object] = {}
     for row in table.rows:
         cost, quality = cells[row.name, compute.heading], cells[row.name, column.heading]
-        if not (isinstance(cost, Measured) and isinstance(quality, Measured)):
-            continue
-        if cost.mean:
+        if isinstance(cost, Measured) and isinstance(quality, Measured):
             points[row.curve or row.name].append((cost.mean, quality.mean, quality.spread or 0.0))
-        else:
-            handles[row.name] = panel.axhline(quality.mean, linestyle="--", color=MISSING_COLOUR)
     for number, name in enumerate(names):
         if points[name]:
             costs, means, spreads = zip(*sorted(points[name]), strict=True)

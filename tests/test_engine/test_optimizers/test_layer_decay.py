@@ -232,10 +232,3 @@ def test_options_that_cannot_be_followed_are_refused(model, paramwise_cfg, optim
     with pytest.raises(ValueError, match=noun):
         build(model, paramwise_cfg, optimizer)
     assert len(build(nn.Linear(2, 2), None).optimizer.param_groups) == 2
-
-
-def test_log_has_one_line_with_the_groups(classifier, capture_log):
-    build(classifier, dict(layer_decay_rate=RATE))
-    lines = [line for line in capture_log().splitlines() if "parameter groups" in line]
-    assert len(lines) == 1
-    assert "10 parameter groups, layer decay 0.5: learning rates 0.00625 to 0.1" in lines[0]

@@ -1,21 +1,17 @@
 """Jobs, their dependencies and scripts, and the lines for several machines, to the letter."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from config_building import ROOT, run_tool
 from experiments.declaration import load_table
-from experiments.fill import TableFiller
 from experiments.local import launch_words
 from experiments.plan import plan_table
 from experiments.records import StageError
 from experiments.slurm import live_jobs, sbatch_words, submit
 from fake_project import filler
-
-from mapet_mm.utils.config import VARIABLE
 
 PRETRAIN = "configs/mim/mim_vit-tiny-p16_kclip_16xb128-amp-coslr-300e_in1k.py"
 TOKENIZER = "configs/tokenizers/kclip_rn50x64-448px_k8192_in1k.py"
@@ -75,20 +71,6 @@ def test_dry_run_prints_and_runs_nothing(repository, monkeypatch, capsys, tmp_pa
     assert any(line.startswith("bash tools/dist_train.sh configs/mapet/mapet_vit-base") for line in lines)
     assert "13 runs: 1 tokenizer, 3 pre-training, 9 evaluation" in lines
     assert not out.exists()
-
-
-def test_a_printed_command_is_safe_to_paste(project, monkeypatch, capsys):
-    """A shell makes the words of it with which the job starts the tool, and runs nothing inside them."""
-    out = "out/$(touch hacked) 'o'"
-    run_tool(monkeypatch, "run_table.py", "small", "--launcher", "slurm", "--dry-run", "--out", out)
-    lines = capsys.readouterr().out.split("\n\n")[0].splitlines()
-    runs = TableFiller(load_table("small", "digits"), [0], out).needed_runs()
-    assert len(lines) == len(runs) == 9
-    for line, run in zip(lines, runs, strict=True):
-        words = subprocess.run(["bash", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True)
-        before = [f"{VARIABLE}={run.data}"] if run.data else []
-        assert words.stdout.splitlines() == [*before, "python", *launch_words(run, "slurm", 1)[1:]]
-    assert not Path("hacked").exists()
 
 
 def test_imagenet_without_its_folder_is_one_line(repository, monkeypatch, tmp_path):

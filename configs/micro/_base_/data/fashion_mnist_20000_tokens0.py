@@ -1,5 +1,5 @@
-# The same images for seed 0 of a table; CLIP and codebook are drawn with a seed of their own. None of the
-# three is the 0 with which the learning rates were chosen.
+# The same images, for seed 0 of a table: CLIP and codebook have a seed of their own, and not the 0 of the
+# runs that chose the learning rates.
 _base_ = "fashion_mnist_20000.py"
 
 data_set = "fashion_mnist_20000_tokens0"

@@ -37,7 +37,6 @@ class Row:
     tokenizer: str | None = None  # tokenizer config whose tokens are read, None for none
     options: Mapping[str, Any] = field(default_factory=dict)  # changes to `pretrain`, as in --cfg-options
     start: str | None = None  # the row above whose pre-training this one continues, None for none
-    evaluation_options: Mapping[str, Any] = field(default_factory=dict)  # changes to the columns' configs
     curve: str | None = None  # in a picture over compute, the curve with this row's point, None for its own
     columns: Sequence[str] | None = None  # names of the columns in which it is evaluated, None for all
     data: str | None = None  # dataset of the pre-training, with {seed} for each seed's own; None: the table's

@@ -134,8 +134,7 @@ class _Planner:
         # Without a pre-training, a row's dataset is that of its tokens.
         data = (column.data or (None if row.pretrain else row.data) or self.table.dataset).format(seed=seed)
         tokenizer = _existing(row.tokenizer, values, row.name)
-        options = {**column.options, **row.evaluation_options}
-        cfg = self._merged(config, data, options)
+        cfg = self._merged(config, data, column.options)
         dicts = [(key, node) for key, node in nodes(cfg.get("model"), "model") if isinstance(node, dict)]
         slots = [key for key, node in dicts if "checkpoint" in node and not node["checkpoint"]]
         start, needs, handed_on = f"scratch_seed-{seed}", [], dict.fromkeys(slots)
@@ -149,7 +148,7 @@ class _Planner:
             handed_on, start = {f"{slots[0]}.checkpoint": needs[0].outputs[0]}, needs[0].name
         needs += self._tokens(tokenizer, cfg, data) + self._data(column.source)
         name = "_".join(filter(None, [Path(config).stem, column.data])) + _suffix(column.options)
-        changes = {**options, **handed_on, "randomness.seed": seed}
+        changes = {**column.options, **handed_on, "randomness.seed": seed}
         return self._run_config(f"{name}--{start}", "evaluation", cfg, changes, needs, data)
 
     def _pretraining(self, row: Row, column: Column, seed: int) -> Run:

@@ -1,8 +1,12 @@
-# The objectives at equal passes and, where a step costs less than MaPeT's, at equal compute.
+# The objectives, each at its own rate, at equal passes and at equal compute.
 _base_ = "../micro/objectives.py"
 
-rows = [*_base_.rows, *_base_.equal_compute]
+rows = [_base_.own_tokens_alone, _base_.scratch, *_base_.equal_epochs, *_base_.equal_compute]
 # Fine-tuning and UperNet have tables of their own, `fine_tuning` and `segmentation`.
-columns = [*_base_.frozen_columns, _base_.linear_probe]
-protocols = 1
-notes = [_base_.first_note, *_base_.notes[1:], _base_.equal_compute_note]
+columns = [
+    dict(name="k-NN, class token", metric="k-NN, class token", **_base_.frozen),
+    dict(name="k-NN, patch mean", metric="k-NN, mean", **_base_.frozen),
+    *_base_.frozen_columns,
+    _base_.linear_probe,
+]
+notes = [*_base_.notes, _base_.equal_compute_note]

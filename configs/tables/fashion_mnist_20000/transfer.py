@@ -3,8 +3,7 @@
 _base_ = "../fashion_mnist_20000.py"
 
 title = "Linear probe on digits, pre-trained on fashion_mnist_20000"
-objectives = [_base_.scratch, _base_.mim, _base_.pim, _base_.mapet, _base_.beit, _base_.cae]
-rows = [*objectives, *_base_.equal_compute]
+rows = [_base_.scratch, *_base_.equal_epochs, *_base_.equal_compute]
 digits = dict(
     data="digits",
     source=dict(

@@ -118,14 +118,14 @@ def test_frozen_columns_are_one_evaluation_of_the_pretrained_weights():
 
 def test_a_table_of_earlier_protocols_has_evaluations_of_its_own_and_is_not_added_to(tmp_path, monkeypatch):
     """Its pre-trainings are everybody's; its frozen figures stay those of its records."""
-    table = load_table("objectives", GARMENTS)
+    table = load_table("cutting_point", GARMENTS)
     earlier, today = (
         {run.folder: run.command[0] for run in plan_table(one, [0], "out").runs}
         for one in (table, dataclasses.replace(table, protocols=VERSION))
     )
     assert {*earlier.values()} > {EVALUATE}
     assert {tool for folder, tool in earlier.items() if folder not in today} == {EVALUATE}
-    arguments = ["objectives", "--dataset", GARMENTS, "--out", tmp_path]
+    arguments = ["cutting_point", "--dataset", GARMENTS, "--out", tmp_path]
     with pytest.raises(
         SystemExit, match=r"figures are of version 1 of the protocols.* name the other --colu"
     ):
@@ -201,10 +201,3 @@ def test_a_column_on_other_data_has_them_made():
         run = next(cell.run for cell in plan.cells if cell.row == row)
         assert [made.get(need) for need in run.needs] == [*before, "tools/dataset_converters/digits.py"]
         assert run.data == "digits"
-
-
-def test_options_of_an_evaluation_are_a_rows_own():
-    plan = plan_table(load_table("compute", GARMENTS), [0], "out")
-    for cell in plan.cells:
-        narrow = {"model.arch.embed_dims=64", "model.arch.num_heads=2"} <= set(cell.run.command)
-        assert narrow == ("width 64" in cell.row)

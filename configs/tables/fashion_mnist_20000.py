@@ -47,10 +47,16 @@ equal_compute = [
     dict(pretrained[name][epochs], name=f"{name}, equal compute") for name, epochs in equal.items()
 ]
 own_tokens_alone = dict(_base_.tokens_alone, data="fashion_mnist_20000_tokens{seed}")
-equal_compute_note = (
-    "Equal compute: as many epochs as cost what MaPeT's 5 do, within a tenth; all others 5. Each objective "
-    "and each length has its own rate, by the table `rates`. Each seed draws CLIP and codebook, too."
+equal_compute_note = "Equal compute: as many epochs as cost what MaPeT's 5 do, within a tenth; all others 5."
+own_rate_note = (
+    "Each objective and each length has its own rate, by the table `rates`; twice as many epochs have the "
+    "rate of equal compute. Each seed draws CLIP and codebook, too."
 )
+every_pooling = [
+    dict(name="k-NN, class token", metric="k-NN, class token", **_base_.frozen),
+    dict(name="k-NN, patch mean", metric="k-NN, mean", **_base_.frozen),
+    *_base_.frozen_columns,
+]
 
 # For tables in which all share the rate 3e-3 and one tokenizer.
 shared_equal_compute = [

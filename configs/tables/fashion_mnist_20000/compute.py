@@ -5,13 +5,11 @@ title = "Quality over compute on fashion_mnist_20000, k-CLIP tokens"
 rows = [row for lengths in _base_.pretrained.values() for row in lengths.values()]
 columns = [
     dict(_base_.frozen, name="pre-training", unit="TFLOPs", metric="pre-training/teraflops"),
-    dict(name="k-NN, class token", metric="k-NN, class token", **_base_.frozen),
-    dict(name="k-NN, patch mean", metric="k-NN, mean", **_base_.frozen),
-    *_base_.frozen_columns,
+    *_base_.every_pooling,
 ]
 baseline = "MaPeT, 5 epochs"
 notes = [
     _base_.frozen_note,
     "TFLOPs: the products of the pre-training, forward and backward, counted by PyTorch.",
-    _base_.equal_compute_note,
+    _base_.own_rate_note,
 ]

@@ -18,4 +18,4 @@ columns = [
     dict(name="linear probe, all labels", config=_base_.probe, **digits),
 ]
 baseline = "MaPeT"
-notes = [_base_.probe_note, _base_.equal_compute_note]
+notes = [_base_.probe_note, _base_.equal_compute_note, _base_.own_rate_note]

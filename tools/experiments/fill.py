@@ -8,13 +8,12 @@ import os
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
 from experiments.declaration import TableDeclaration, require_names
 from experiments.plan import Cell, Run, plan_table
-from experiments.records import StageError, is_done, record_of
+from experiments.records import StageError, is_done, note_teraflops, record_of
 from experiments.render import Grid, Measured, render_csv, render_differences, render_markdown, summarise
 from experiments.slurm import live_jobs
 from mmengine.config import DictAction
@@ -101,7 +100,7 @@ class TableFiller:
         """The metrics of a cell's evaluation and the cost of the runs it needs; None if it was not run.
 
         `tokenizer/minutes` has all that made the tokens: training, codebook, extraction.
-        `pre-training/teraflops` is counted only where a column asks for it.
+        `pre-training/teraflops` is counted only where a column asks for it and the record does not say it.
         """
         if not (record := record_of(cell.run)):
             return None
@@ -133,21 +132,19 @@ class TableFiller:
 
 
 def teraflops_of(run: Run) -> float:
-    """Teraflops of a training's products, whatever its seed: unlike minutes, they are any machine's."""
-    command = [word for word in run.command if not word.startswith("randomness.")]
-    # Where it starts and writes changes nothing, so seeds share a count.
-    options = [word for word in command[command.index("--cfg-options") + 1 :] if ".init_cfg." not in word]
-    return _teraflops(run.config, run.data, run.processes, tuple(options))
-
-
-@cache
-def _teraflops(config: str, data: str | None, processes: int, options: Sequence[str]) -> float:
+    """Teraflops of a training's products, alike on any machine; noted in its record, if it has one."""
+    record = record_of(run) or {}
+    if "teraflops" in record:
+        return record["teraflops"]
     from mapet_mm.models.flops import training_flops  # imports MMPretrain, which takes seconds
 
     parser = ArgumentParser()
     parser.add_argument("--cfg-options", nargs="*", action=DictAction)  # as tools/train.py reads them
-    cfg = read_config(config, data, parser.parse_args(["--cfg-options", *options]).cfg_options)
-    return training_flops(cfg, processes) / 1e12
+    options = parser.parse_args(run.command[run.command.index("--cfg-options") :]).cfg_options
+    teraflops = training_flops(read_config(run.config, run.data, options), run.processes) / 1e12
+    if record:
+        note_teraflops(run, teraflops)
+    return teraflops
 
 
 def describe(runs: Sequence[Run]) -> str:

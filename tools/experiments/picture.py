@@ -13,6 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from mapet_mm.utils.errors import UserError
+
 PANELS_ABREAST = 4
 COLOUR, BASELINE_COLOUR, MISSING_COLOUR = "#1f6fb4", "#d1602c", "#8a8a94"
 MARKERS = "osD^vP*X"
@@ -61,6 +63,8 @@ def _draw_table(band: SubFigure, table: TableDeclaration, cells: Grid) -> None:
         panel.spines[["top", "right"]].set_visible(False)
     for panel in axes.flat[len(panels) :]:
         panel.set_visible(False)
+    if compute and not handles:
+        raise UserError(f"{table.title}: no row has both {compute.heading} and a result to draw over it")
     if handles:
         band.legend(handles.values(), handles, loc="outside right center", fontsize=8, frameon=False)
     drawn = [cells[row.name, column.heading] for row in table.rows for column in panels]

@@ -65,6 +65,11 @@ def write_record(run: Run, seconds: float) -> None:
     replace_json(file, record)
 
 
+def note_teraflops(run: Run, teraflops: float) -> None:
+    """Add a training's arithmetic to its record, for machines without its images."""
+    replace_json(_record_file(run), {**record_of(run), "teraflops": teraflops})
+
+
 def _metrics(run: Run) -> dict[str, float]:
     """The last values of a training's log, or an evaluation's, by protocol: `k-NN, class token`."""
     file = Path(run.folder, RESULTS)

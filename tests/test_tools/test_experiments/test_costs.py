@@ -1,5 +1,6 @@
 """Costs of rows: teraflops counted on garments with tokens, minutes from records, seeds alike."""
 
+import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from experiments.fill import TERAFLOPS, TableFiller, teraflops_of
 from experiments.plan import Cell, Run
 from PIL import Image
 
+from mapet_mm.models import flops
 from mapet_mm.tokenizers import TokenStore
 
 DATA = "fashion_mnist_20000"
@@ -67,6 +69,17 @@ def test_rows_of_equal_compute_cost_what_mapet_costs_within_a_tenth():
     assert len(rows) == 5
     for name in rows:
         assert teraflops_of(pretraining("objectives", name)) == pytest.approx(mapet, rel=0.1), name
+
+
+def test_a_training_is_counted_once_and_its_record_says_so(monkeypatch):
+    run = pretraining("objectives", "MIM")
+    file = Path(run.folder).parents[1] / f"results/{Path(run.folder).name}.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(dict(metrics={}, made={}, seconds=60, machine="any")))
+    counted = teraflops_of(run)
+    assert json.loads(file.read_text())["teraflops"] == counted > 0
+    monkeypatch.setattr(flops, "training_flops", None)
+    assert teraflops_of(run) == counted
 
 
 def test_the_round_before_is_part_of_a_rows_cost_and_missing_images_leave_a_gap(monkeypatch):

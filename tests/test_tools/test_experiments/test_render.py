@@ -11,6 +11,8 @@ from experiments.render import difference, holm, render_differences, render_mark
 from fake_project import fill
 from scipy.stats import ttest_ind
 
+from mapet_mm.utils.errors import UserError
+
 ROWS = [Row("old"), Row("new"), Row("other", curve="new")]
 COLUMNS = [
     Column("probe", "%", "probe.py", "accuracy/top1"),
@@ -126,6 +128,9 @@ def test_a_table_with_compute_is_drawn_as_curves_over_it():
     assert [list(line.get_xdata()) for line in lines] == [[10.0], [20.0, 30.0]]
     assert [list(line.get_ydata()) for line in lines] == [[61.0], [65.5, 70.5]]
     assert [text.get_text() for text in band.legends[0].get_texts()] == ["old", "new"]
+    table, grid = over_compute(10.0, 30.0, 20.0)
+    with pytest.raises(UserError, match="no row has both pre-training"):
+        draw_tables([(table, dict.fromkeys(grid, "not run"))])
 
 
 def test_one_command_draws_the_chosen_rows_of_tables(project, monkeypatch, capsys):

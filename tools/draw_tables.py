@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from command_line import described_parser
-from experiments.declaration import load_table, positive, require_names
+from experiments.declaration import load_table, require_names
 from experiments.fill import TableFiller
 from experiments.picture import draw_tables
 
@@ -22,7 +22,7 @@ def main() -> None:
     parser = described_parser(__doc__)
     parser.add_argument("tables", nargs="+", metavar="TABLE", help="names of tables of the dataset")
     parser.add_argument("--dataset", default="digits", help="name of a file in configs/tables")
-    parser.add_argument("--seeds", type=positive, default=1, help="number of seeds that were run")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds that were run")
     only = "of tables that have them, only these"
     parser.add_argument("--rows", nargs="+", default=[], metavar="ROW", help=only)
     parser.add_argument("--columns", nargs="+", default=[], metavar="COLUMN", help=only)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from command_line import described_parser
-from experiments.declaration import LAUNCHERS, Runner, load_table, positive
+from experiments.declaration import LAUNCHERS, Runner, load_table
 from experiments.fill import TableFiller, describe
 from experiments.local import LocalRunner, launch_words, run_job
 from experiments.plan import EVALUATE, Run
@@ -30,8 +30,8 @@ def parse_args() -> argparse.Namespace:
     parser = described_parser(__doc__)
     parser.add_argument("table", help="name of a table of the dataset")
     parser.add_argument("--dataset", default="digits", help="name of a file in configs/tables")
-    parser.add_argument("--seeds", type=positive, default=1, help="number of seeds per cell: 0, 1, ...")
-    parser.add_argument("--jobs", type=positive, default=2, help="launcher local: runs at a time")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds per cell: 0, 1, ...")
+    parser.add_argument("--jobs", type=int, default=2, help="launcher local: runs at a time")
     parser.add_argument(
         "--out", type=Path, default=Path("work_dirs/tables"), help="folder for everything written"
     )

@@ -10,7 +10,6 @@ A name in braces is replaced by the entry of that name in the row or the column.
 from __future__ import annotations
 
 import os
-from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,10 +163,3 @@ def require_names(names: Iterable[str], known: Iterable[str], noun: str) -> None
     known = list(known)
     if unknown := [name for name in names if name not in known]:
         raise DeclarationError(f"{noun} {unknown[0]!r} does not exist; there are: {', '.join(known)}")
-
-
-def positive(text: str) -> int:
-    """Parse a number of seeds or of jobs: an integer of at least one."""
-    if (number := int(text)) < 1:
-        raise ArgumentTypeError(f"{text}: one or more")
-    return number

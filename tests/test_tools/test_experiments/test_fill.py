@@ -196,12 +196,6 @@ def test_a_mistyped_metric_costs_its_column(project, monkeypatch):
     assert starts() == before
 
 
-def test_no_jobs_at_a_time_are_refused_in_one_line(project, monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        run_table(monkeypatch, "--jobs", "0")
-    assert "argument --jobs: 0: one or more" in capsys.readouterr().err
-
-
 def test_columns_leave_out_the_runs_of_the_others(project):
     of_column = filler().needed_runs(rows=["one"], columns=["tuned"])
     assert [run.name for run in of_column] == ["data", "one_seed-0", "tuned--one_seed-0"]

@@ -230,8 +230,6 @@ class _Planner:
         config, checkpoint = training["config"], training["checkpoint"]
         data = training.get("data", data)
         cfg = self.read(config, data)
-        if (last := final_checkpoint(cfg)) != os.path.basename(checkpoint):
-            raise DeclarationError(f"`{checkpoint}` is to be made by `{config}`, which ends with {last}")
         needs = self._tokens(training.get("tokenizer"), cfg, data)
         needs = needs or self._trained_by(cfg.get("trained_by"), data)
         command = (TRAIN, config, "--work-dir", os.path.dirname(checkpoint), "--resume")

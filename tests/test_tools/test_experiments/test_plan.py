@@ -188,12 +188,6 @@ def test_the_teacher_is_trained_before_its_pupil_and_its_minutes_count(tmp_path,
     assert cells["k-means of pixels", "MLP on the tokens (top-1, %)"].mean == 50
 
 
-def test_a_tokenizers_training_that_ends_with_another_checkpoint_is_refused(monkeypatch):
-    monkeypatch.setattr("experiments.plan.final_checkpoint", lambda cfg: "epoch_99.pth")
-    with pytest.raises(DeclarationError, match=r"epoch_5.pth` is to be made by .* ends with epoch_99.pth"):
-        plan_table(load_table("tokenizer_choice", GARMENTS), [0], "out")
-
-
 def test_a_column_on_other_data_has_them_made():
     plan = plan_table(load_table("transfer", GARMENTS), [0], "out")
     made = {run.folder: run.command[0] for run in plan.runs if run.kind == "data"}

@@ -1,4 +1,4 @@
-"""Costs of rows: teraflops counted on garments with tokens, minutes from records, seeds alike."""
+"""Costs of rows: teraflops counted once, on garments with tokens, and minutes from records."""
 
 import json
 from dataclasses import replace

@@ -57,7 +57,6 @@ def parse_args() -> argparse.Namespace:
 @one_line_errors
 def main() -> None:
     args = parse_args()
-    import mapet_mm.utils.logging  # noqa: F401
     from mapet_mm.interop.convert import TO_MM, timm_to_mm
     from mapet_mm.interop.description import ENTRY, description_of, read_description
     from mapet_mm.interop.export import write_export

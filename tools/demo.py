@@ -18,7 +18,6 @@ from experiments.fill import TableFiller
 from experiments.local import LocalRunner
 from experiments.records import record_of
 
-import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.models.utils.objectives import OBJECTIVES
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.utils.errors import one_line_errors

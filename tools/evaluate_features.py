@@ -64,7 +64,6 @@ def main() -> None:
     args = parse_args()
     from mmengine.logging import MMLogger
 
-    import mapet_mm.utils.logging  # noqa: F401
     from mapet_mm.evaluation.named import load_model
     from mapet_mm.evaluation.protocol import evaluate_data, results_table
     from mapet_mm.utils.atomic_files import replace_json

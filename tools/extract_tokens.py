@@ -44,7 +44,6 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     """Extract or verify, and print the next command."""
     args = parse_args()
-    import mapet_mm.utils.logging  # noqa: F401
     from mapet_mm.engine.runners.freed_memory import keep_freed_memory
     from mapet_mm.engine.runners.launch import read_config
     from mapet_mm.tokenizers.run import run_extract_tokens, run_verify_tokens

@@ -35,7 +35,6 @@ def main() -> None:
     args = parse_args()
     from mmengine.dist import is_main_process
 
-    import mapet_mm.utils.logging  # noqa: F401
     from mapet_mm.engine.runners.freed_memory import keep_freed_memory
     from mapet_mm.engine.runners.launch import read_config
     from mapet_mm.tokenizers.run import features_folder, run_fit_codebook

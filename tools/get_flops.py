@@ -22,7 +22,6 @@ def main() -> None:
     args = parser.parse_args()
     from mmengine.logging import MMLogger
 
-    import mapet_mm.utils.logging  # noqa: F401
     from mapet_mm.engine.runners.launch import read_config
     from mapet_mm.models.flops import complexity
 

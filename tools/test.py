@@ -37,7 +37,6 @@ def main() -> None:
     from mmengine.evaluator import DumpResults
     from mmengine.fileio import dump
 
-    import mapet_mm.utils.logging  # noqa: F401
     from mapet_mm.engine.runners.build_runner import build_runner
     from mapet_mm.engine.runners.launch import configure_test, load_config
     from mapet_mm.utils.dist import stop_processes

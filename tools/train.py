@@ -37,7 +37,6 @@ def main() -> None:
     args = parse_args()
     from mmengine.dist import is_main_process
 
-    import mapet_mm.utils.logging  # noqa: F401
     from mapet_mm.engine.runners.build_runner import build_runner
     from mapet_mm.engine.runners.launch import configure_training, load_config, training_report
     from mapet_mm.utils.dist import stop_processes

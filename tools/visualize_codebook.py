@@ -46,7 +46,6 @@ def token_caption(token: int, usage: "TokenUsage", class_names: list[str] | None
 def main() -> None:
     """Measure, draw, write, and print what was written."""
     args = parse_args()
-    import mapet_mm.utils.logging  # noqa: F401
     from mapet_mm.tokenizers import TokenStore
     from mapet_mm.tokenizers.run import build_images
     from mapet_mm.utils.config import read_config

@@ -69,7 +69,6 @@ def pretrain(args: argparse.Namespace) -> None:
     """The whole job."""
     if not args.images.is_dir():
         raise UserError(f"{args.images} is no folder of images")
-    import mapet_mm.utils.logging  # noqa: F401
     from mapet_mm.cli.choices import choose, find_images
     from mapet_mm.cli.configs import IMAGES, PRETRAINING, TOKENIZER, lengthen, write_configs
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.logging import import_quietly
 
 FIFTH = 5
 # MMSegmentation's datasets: folders of images and of labels, and the two parts of each.
@@ -57,7 +56,6 @@ def folder_loaders(folder: Path) -> dict[str, Any]:
 
 def _dense(kind: str, folder: Path, images: str, labels: str, part: str) -> dict[str, Any]:
     """A loader of images with pixel labels; Pascal VOC's parts are lists, the others' are folders."""
-    import_quietly("mmseg.datasets")
     known = dict(type=f"mmseg.{kind}", data_root=str(folder))
     if kind == "PascalVOCDataset":
         prefix = dict(img_path=images, seg_map_path=labels)

@@ -12,8 +12,6 @@ from matplotlib.patches import Patch
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 
-from mapet_mm.utils.logging import import_quietly
-
 CELL_INCHES = 1.3
 
 
@@ -28,7 +26,6 @@ def segmentation_figure(
         count: number of images.
         title: heading of the predictions.
     """
-    import_quietly("mmseg.datasets")
     from mmseg.apis import inference_model, init_model
     from mmseg.registry import DATASETS
     from mmseg.visualization import SegLocalVisualizer

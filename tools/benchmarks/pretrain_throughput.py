@@ -24,7 +24,6 @@ from mmengine.registry import init_default_scope
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 
-import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.datasets.transforms.masking import BlockwiseMask
 from mapet_mm.engine.hooks.compile_hook import CompileHook
 from mapet_mm.engine.runners.freed_memory import keep_freed_memory

@@ -21,7 +21,6 @@ import torch
 from harness import forget_peak, in_fresh_process, machine, peak, table
 from mmengine.dataset import BaseDataset
 
-import mapet_mm.utils.logging  # noqa: F401
 from mapet_mm.cli.choices import choose
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
 from mapet_mm.engine.hooks.class_names_check_hook import check_order

@@ -1,5 +1,6 @@
 """Build the runner of a config, for one process or several, with or without GPUs."""
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,15 @@ from mmengine.runner import Runner
 from mapet_mm.engine.runners.batch_size import scaling_with_accumulation
 from mapet_mm.engine.runners.freed_memory import keep_freed_memory
 from mapet_mm.utils.dist import TIMEOUT_SECONDS, number_slurm_task, start_processes
-from mapet_mm.utils.logging import quieten
 
 # MMEngine has them without being asked, and leaves them out for None; of other hooks it refuses None.
 OWN_HOOKS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")
+LINES = 8  # of the longest message that a terminal gets
+
+
+def is_for_a_terminal(record: logging.LogRecord) -> bool:
+    """False for long messages that warn of nothing: environment, config, hooks."""
+    return record.levelno >= logging.WARNING or record.getMessage().count("\n") < LINES
 
 
 class QuietRunner(Runner):
@@ -24,7 +30,10 @@ class QuietRunner(Runner):
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
         """Build the logger, and say where the file is."""
-        logger = quieten(super().build_logger(*args, **kwargs))
+        logger = super().build_logger(*args, **kwargs)
+        for handler in logger.handlers:
+            if not isinstance(handler, logging.FileHandler):
+                handler.addFilter(is_for_a_terminal)
         logger.info(f"environment and config are in {Path(self.log_dir) / f'{self.timestamp}.log'}")
         return logger
 

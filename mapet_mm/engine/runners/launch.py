@@ -19,7 +19,6 @@ from mapet_mm.engine.runners.resume import (
     say,
 )
 from mapet_mm.utils import config as config_files
-from mapet_mm.utils.logging import import_quietly
 
 CLASS_NAMES = dict(type="mapet_mm.ClassNamesCheckHook")
 PORTABLE_CHECKPOINT = dict(type="mapet_mm.PortableCheckpointHook")
@@ -31,8 +30,6 @@ LOADER_TIMEOUT = 1200
 def read_config(path: str, cfg_options: dict | None = None) -> Config:
     """Read a config, merge `--cfg-options` into it, and say which dataset it is for."""
     cfg = config_files.read_config(path, options=cfg_options)
-    if cfg.get("default_scope") == "mmseg":
-        import_quietly("mmseg.datasets")
     if "data_set" in cfg:
         say(f"dataset: {cfg.data_set}")
     return cfg

@@ -18,11 +18,10 @@ from command_line import described_parser
 from experiments.declaration import LAUNCHERS, Runner, load_table
 from experiments.fill import TableFiller, describe
 from experiments.local import LocalRunner, launch_words, run_job
-from experiments.plan import EVALUATE, Run
+from experiments.plan import Run
 from experiments.records import StageError
 from experiments.slurm import submit
 
-from mapet_mm.evaluation import VERSION
 from mapet_mm.utils.errors import one_line_errors
 
 
@@ -89,11 +88,6 @@ def run(filler: TableFiller, runs: list[Run], jobs: int) -> None:
     """Start the missing runs with the launcher of the table or of `--launcher`."""
     if missing := [folder for folder in filler.table.data.get("folders", ()) if not os.path.isdir(folder)]:
         raise StageError(f"folder {missing[0]} is missing: put the data of this table there")
-    if filler.table.protocols != VERSION and any(one.command[0] == EVALUATE for one in runs):
-        raise StageError(
-            f"the frozen figures are of version {filler.table.protocols} of the protocols, and today's is "
-            f"{VERSION}: name the other --columns, or declare a table of today's"
-        )
     runner = filler.table.runner
     print(f"{filler.status()}\n{len(runs)} runs are needed: {describe(runs) or 'none'}")
     if runner.launcher == "slurm":

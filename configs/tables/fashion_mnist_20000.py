@@ -67,11 +67,3 @@ every_pooling = [
     dict(name="k-NN, patch mean", metric="k-NN, mean", **_base_.frozen),
     *_base_.frozen_columns,
 ]
-
-# For tables with `protocols = 1`, whose records docs/records has.
-first_note = (
-    "Frozen features, by the first version of the protocols: the 20 nearest neighbours, and logistic "
-    "regression on 10 labels a class (mean of five draws), of class token and patch mean, joined as they "
-    "are; attentive probe of the patch tokens, its rate one of four, chosen on the validation images; "
-    "scenes by their patches' nearest neighbours in 100 labelled ones."
-)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mapet_mm.evaluation import VERSION
 from mapet_mm.utils.config import read_config
 from mapet_mm.utils.errors import UserError
 
@@ -93,7 +92,6 @@ class TableDeclaration:
     # The command that makes the data, dict(command=[...], outputs=[...]), or the folders that must exist,
     # dict(folders=[...]).
     data: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    protocols: int = VERSION  # of frozen evaluation; the figures of earlier ones are kept and not added to
     runner: Runner = field(default_factory=Runner)
 
 
@@ -127,7 +125,7 @@ def load_table(name: str, dataset: str, root: str | os.PathLike = TABLES) -> Tab
     _check_names(rows, columns, cfg.get("baseline"), where)
     runner = _build(Runner, cfg.get("runner", {}), where)
     require_names([runner.launcher], LAUNCHERS, f"{where}: launcher")
-    others = {key: cfg[key] for key in ("baseline", "notes", "data", "protocols") if key in cfg}
+    others = {key: cfg[key] for key in ("baseline", "notes", "data") if key in cfg}
     columns = [column for column in columns if column.config is not None]
     return TableDeclaration(name, dataset, cfg["title"], rows, columns, runner=runner, **others)
 

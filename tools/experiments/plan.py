@@ -21,6 +21,7 @@ from experiments.declaration import Column, DeclarationError, Row, TableDeclarat
 from mmengine.config import Config
 
 from mapet_mm import __version__
+from mapet_mm.evaluation import VERSION
 from mapet_mm.utils.config import VARIABLE, nodes, read_config
 from mapet_mm.utils.identity import digest
 
@@ -181,8 +182,8 @@ class _Planner:
         if SECTION in cfg and not cfg.get("train_cfg"):
             command = [EVALUATE, cfg.filename, "--out", "{run}", "--cache", f"{{run}}/{FEATURES}"]
             output = RESULTS
-            if self.table.protocols > 1:  # the first had no number
-                changes = {**changes, f"{SECTION}.version": self.table.protocols}
+            # Figures of earlier protocols are of other runs.
+            changes = {**changes, f"{SECTION}.version": VERSION}
         else:
             command = [TRAIN, cfg.filename, "--work-dir", "{run}", "--resume"]
             output = final_checkpoint(cfg)

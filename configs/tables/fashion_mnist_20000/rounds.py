@@ -22,9 +22,8 @@ rows = [
 ]
 columns = _base_.frozen_columns
 baseline = "round 0, 10 epochs"
-protocols = 1
 notes = [
-    _base_.first_note,
+    _base_.frozen_note,
     "Round 0: k-means of pixels. Rounds 1 and 2: k-means of the features of a MaPeT that was pre-trained for "
     "5 epochs on the tokens of the round before: with these, round 1 costs 10 epochs and round 2 costs 15, "
     "as many as the rows of round 0 that train longer.",

@@ -5,11 +5,11 @@ import os
 import re
 
 import pytest
-from config_building import ROOT, run_tool
+from config_building import ROOT
 from experiments import fill
 from experiments.declaration import DeclarationError, list_datasets, list_tables, load_table
 from experiments.fill import TableFiller
-from experiments.plan import EVALUATE, Plan, final_checkpoint, plan_table
+from experiments.plan import Plan, final_checkpoint, plan_table
 from fake_project import PRETRAIN, declare_mine
 from mmengine.config import Config
 
@@ -114,22 +114,6 @@ def test_frozen_columns_are_one_evaluation_of_the_pretrained_weights():
     assert [one.name for one in plan.closure([alone])] == [
         *("data", "fit_codebook_kclip", "extract_tokens_kclip", "tokens-micro_frozen--scratch_seed-0")
     ]
-
-
-def test_a_table_of_earlier_protocols_has_evaluations_of_its_own_and_is_not_added_to(tmp_path, monkeypatch):
-    """Its pre-trainings are everybody's; its frozen figures stay those of its records."""
-    table = load_table("cutting_point", GARMENTS)
-    earlier, today = (
-        {run.folder: run.command[0] for run in plan_table(one, [0], "out").runs}
-        for one in (table, dataclasses.replace(table, protocols=VERSION))
-    )
-    assert {*earlier.values()} > {EVALUATE}
-    assert {tool for folder, tool in earlier.items() if folder not in today} == {EVALUATE}
-    arguments = ["cutting_point", "--dataset", GARMENTS, "--out", tmp_path]
-    with pytest.raises(
-        SystemExit, match=r"figures are of version 1 of the protocols.* name the other --colu"
-    ):
-        run_tool(monkeypatch, "run_table.py", *arguments)
 
 
 def steps(plan: Plan, row: str) -> list[tuple[str, str | None]]:

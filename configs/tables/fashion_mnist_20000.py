@@ -62,6 +62,10 @@ slower_note = (
     "MaPeT, 3e-3: at the rate of the recipes, a sixteenth of the chosen one. This row was added after the "
     "others had shown MaPeT behind."
 )
+last_layer = "accuracy/layer-4"
+last_layer_note = (
+    "Linear probe: BEiT's protocol, of the last layer. The best one would be chosen on the validation images."
+)
 every_pooling = [
     dict(name="k-NN, class token", metric="k-NN, class token", **_base_.frozen),
     dict(name="k-NN, patch mean", metric="k-NN, mean", **_base_.frozen),

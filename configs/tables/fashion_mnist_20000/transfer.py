@@ -11,11 +11,11 @@ digits = dict(
         outputs=["data/digits", "data/digits_inverted", "data/digits_rotated", "data/digits_scenes"],
     ),
     unit="top-1, %",
-    metric="accuracy/top1",
+    metric=_base_.last_layer,
 )
 columns = [
     dict(name="linear probe, 100 labels", config=_base_.probe_few, **digits),
     dict(name="linear probe, all labels", config=_base_.probe, **digits),
 ]
 baseline = "MaPeT"
-notes = [_base_.probe_note, _base_.equal_compute_note, _base_.own_rate_note, _base_.slower_note]
+notes = [_base_.last_layer_note, _base_.equal_compute_note, _base_.own_rate_note, _base_.slower_note]

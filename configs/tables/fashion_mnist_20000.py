@@ -47,7 +47,7 @@ equal_compute = [
     dict(pretrained[name][epochs], name=f"{name}, equal compute") for name, epochs in equal.items()
 ]
 # Frozen features of garments chose MaPeT's rate, 16 times the recipes'. Digits and fine-tuning had no say.
-mapet_slower = dict(
+mapet_usual_rate = dict(
     pretrained["MaPeT"][_base_.pretrain_epochs],
     name="MaPeT, 3e-3",
     options={"optim_wrapper.optimizer.lr": 3e-3},
@@ -58,7 +58,7 @@ own_rate_note = (
     "Each objective and each length has its own rate, by the table `rates`; twice as many epochs have the "
     "rate of equal compute. Each seed draws CLIP and codebook, too."
 )
-slower_note = (
+usual_rate_note = (
     "MaPeT, 3e-3: at the rate of the recipes, a sixteenth of the chosen one. This row was added after the "
     "others had shown MaPeT behind."
 )

@@ -3,9 +3,9 @@ _base_ = "../micro/cutting_point.py"
 
 rows = [
     dict(
-        _base_.mapet_slower,
+        _base_.mapet_usual_rate,
         name=row.name,
-        options={**row.get("options", {}), **_base_.mapet_slower.options},
+        options={**row.get("options", {}), **_base_.mapet_usual_rate.options},
     )
     for row in _base_.rows
 ]

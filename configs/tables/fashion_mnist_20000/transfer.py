@@ -3,7 +3,7 @@
 _base_ = "../fashion_mnist_20000.py"
 
 title = "Linear probe on digits, pre-trained on fashion_mnist_20000"
-rows = [_base_.scratch, *_base_.equal_epochs, _base_.mapet_slower, *_base_.equal_compute]
+rows = [_base_.scratch, *_base_.equal_epochs, _base_.mapet_usual_rate, *_base_.equal_compute]
 digits = dict(
     data="digits",
     source=dict(
@@ -18,4 +18,4 @@ columns = [
     dict(name="linear probe, all labels", config=_base_.probe, **digits),
 ]
 baseline = "MaPeT"
-notes = [_base_.last_layer_note, _base_.equal_compute_note, _base_.own_rate_note, _base_.slower_note]
+notes = [_base_.last_layer_note, _base_.equal_compute_note, _base_.own_rate_note, _base_.usual_rate_note]

@@ -17,12 +17,7 @@ from mapet_mm.utils.dist import TIMEOUT_SECONDS, number_slurm_task, start_proces
 
 # MMEngine has them without being asked, and leaves them out for None; of other hooks it refuses None.
 OWN_HOOKS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")
-LINES = 8  # of the longest message that a terminal gets
-
-
-def is_for_a_terminal(record: logging.LogRecord) -> bool:
-    """False for long messages that warn of nothing: environment, config, hooks."""
-    return record.levelno >= logging.WARNING or record.getMessage().count("\n") < LINES
+LINES = 8  # of the longest message that a terminal gets, but for warnings
 
 
 class QuietRunner(Runner):
@@ -33,7 +28,9 @@ class QuietRunner(Runner):
         logger = super().build_logger(*args, **kwargs)
         for handler in logger.handlers:
             if not isinstance(handler, logging.FileHandler):
-                handler.addFilter(is_for_a_terminal)
+                handler.addFilter(
+                    lambda record: record.levelno > logging.INFO or record.getMessage().count("\n") < LINES
+                )
         logger.info(f"environment and config are in {Path(self.log_dir) / f'{self.timestamp}.log'}")
         return logger
 

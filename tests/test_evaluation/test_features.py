@@ -163,6 +163,7 @@ def test_a_backbone_without_patches_has_no_tokens(config, root):
 
 def test_a_pipeline_that_draws_at_random_is_refused(config, root):
     config.evaluation.train.dataset.pipeline.insert(1, dict(type="RandomFlip", prob=0.5))
+    np.random.seed(0)  # one in 128 series of draws is all alike
     with pytest.raises(ImageSetError, match="draws at random"):
         take(config, root / "cache")
 

@@ -20,11 +20,13 @@ from experiments.records import record_of
 
 from mapet_mm.models.utils.objectives import OBJECTIVES
 from mapet_mm.tokenizers import TokenStore
+from mapet_mm.utils import tables
 from mapet_mm.utils.errors import one_line_errors
+from mapet_mm.utils.tables import Table, format_table
 from mapet_mm.visualization import codebook_sheet, report
 from mapet_mm.visualization.attention_masks import GROUP_NAMES, attention_mask_figure
 from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure
-from mapet_mm.visualization.report import Section, Table, format_table, write_report
+from mapet_mm.visualization.report import Section, write_report
 from mapet_mm.visualization.segmentation import segmentation_figure
 from mapet_mm.visualization.token_statistics import measure_usage
 from mapet_mm.visualization.training_log import read_scalars
@@ -78,7 +80,7 @@ def results_table(filler: TableFiller) -> Table:
         gain, spread = values[MAPET] - values[SCRATCH], SPREADS.get(column.name, "not measured")
         rows.append([column.heading, values[SCRATCH], values[MAPET], gain, spread])
     headings = (("task", ""), (SCRATCH, ".1f"), (MAPET, ".1f"), ("gain", "+.1f"), ("spread of each", ""))
-    return Table([report.Column(*heading) for heading in headings], rows, filler.table.notes)
+    return Table([tables.Column(*heading) for heading in headings], rows, filler.table.notes)
 
 
 def curves_section(work_dir: str) -> Section:

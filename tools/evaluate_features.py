@@ -68,7 +68,8 @@ def main() -> None:
     from mapet_mm.evaluation.protocol import evaluate_data, results_table
     from mapet_mm.utils.atomic_files import replace_json
     from mapet_mm.utils.dist import choose_device, is_first_process
-    from mapet_mm.visualization.report import Report, format_table, write_report
+    from mapet_mm.utils.tables import format_table
+    from mapet_mm.visualization.report import Report, write_report
 
     choose_device()
     MMLogger.get_instance("evaluate_features", log_level="WARNING")  # MMEngine logs initialisations

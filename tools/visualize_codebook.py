@@ -49,13 +49,14 @@ def main() -> None:
     from mapet_mm.tokenizers import TokenStore
     from mapet_mm.tokenizers.run import build_images
     from mapet_mm.utils.config import read_config
+    from mapet_mm.utils.tables import format_table
     from mapet_mm.visualization.codebook_sheet import (
         SheetRow,
         choose_members,
         draw_codebook_sheet,
         find_members,
     )
-    from mapet_mm.visualization.report import Report, Section, format_table, write_report
+    from mapet_mm.visualization.report import Report, Section, write_report
     from mapet_mm.visualization.token_statistics import draw_usage, measure_usage, usage_table
 
     cfg = read_config(args.config, options=args.cfg_options)

@@ -22,7 +22,7 @@ from mapet_mm.evaluation.models import Checkpoint
 from mapet_mm.utils.config import read_config, type_name
 from mapet_mm.utils.dist import is_first_process, print_once
 from mapet_mm.utils.errors import UserError
-from mapet_mm.visualization.report import Column, Table
+from mapet_mm.utils.tables import Column, Table
 
 HELD_OUT = 10  # every tenth training image chooses between settings, as in CAPI
 DRAWS = 1000  # of a bootstrap

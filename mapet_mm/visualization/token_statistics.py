@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.utils.errors import UserError
-from mapet_mm.visualization.report import Column, Table
+from mapet_mm.utils.tables import Column, Table
 
 BAR_COLOUR = "#2f6fb0"
 

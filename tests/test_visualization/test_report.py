@@ -9,7 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from mapet_mm.visualization.report import Column, Report, Section, Table, write_report
+from mapet_mm.utils.tables import Column, Table
+from mapet_mm.visualization.report import Report, Section, write_report
 
 TABLE = Table(
     columns=[
@@ -18,7 +19,7 @@ TABLE = Table(
         Column("MaPeT (%)", ".1f"),
         Column("gain", "+.1f"),
     ],
-    rows=[["linear probe, 100 labels", 63.24, 71.46, 8.22], ["UperNet", None, 40.0, None]],
+    rows=[["linear probe, 100 labels", 63.24, 71.46, 8.22], ["<b>UperNet", None, 40.0, None]],
     notes=["one seed"],
 )
 
@@ -39,14 +40,14 @@ def page(tmp_path_factory):
     return path.read_text(encoding="utf-8")
 
 
-def test_report_shows_every_number_name_and_command(page):
+def test_report_shows_every_number_name_and_command_escaped(page):
     cells = re.findall(r"<td[^>]*>(.*?)</td>", page)
     assert cells == [
         *["linear probe, 100 labels", "63.2", "71.5", "+8.2"],
-        *["UperNet", "–", "40.0", "–"],
+        *["&lt;b&gt;UperNet", "–", "40.0", "–"],
         *["torch", "2.11.0"],
     ]
-    assert "python tools/train.py a.py --cfg-options x=&#x27;&lt;y&gt;&#x27;" in page
+    assert "python tools/train.py a.py --cfg-options x=&#39;&lt;y&gt;&#39;" in page
     assert "MaPeT &lt;demo&gt;" in page
     assert "Digits &amp; scenes" in page
 

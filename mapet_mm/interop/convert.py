@@ -228,6 +228,13 @@ def sizes_of(weights: Mapping[str, Tensor]) -> dict[str, int]:
     )
 
 
+def num_classes_of(weights: Mapping[str, Tensor]) -> int:
+    """Number of classes of a classifier's head; 0 without one."""
+    if "head.fc.weight" not in weights:
+        return 0
+    return len(weights["head.fc.weight"])
+
+
 def _unwrapped(state_dict: Mapping[str, Tensor]) -> StateDict:
     return {name.replace("_orig_mod.", "").removeprefix("module."): v for name, v in state_dict.items()}
 

@@ -170,7 +170,7 @@ def as_start(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
         if "backbone.layers.0.ln1.weight" in backbone:
             left = sorted({name.split(".")[0] for name in weights.keys() - kept.keys()})
             return backbone, f"names of {origin}" + (f", without {', '.join(left)}" if left else "")
-    raise ValueError(f"these are no weights of a plain ViT ({'; '.join(reasons)})")
+    raise ValueError(f"these are not the weights of a plain ViT ({'; '.join(reasons)})")
 
 
 def network(state_dict: Mapping[str, Tensor], *without: str) -> StateDict:
@@ -199,24 +199,39 @@ def complete(state_dict: Mapping[str, Tensor]) -> StateDict:
         ValueError: another weight is missing.
     """
     weights = dict(state_dict)
-    numbers = [
-        int(found[1]) for found in map(re.compile(r"backbone\.layers\.(\d+)\.").match, weights) if found
-    ]
-    layers = [f"backbone.layers.{number}." for number in range(1 + max(numbers, default=-1))]
-    modules = ["backbone.patch_embed.projection", *(layer + name for layer in layers for name in LAYER)]
+    layers = _layers_of(weights)
+    modules = ["backbone.patch_embed.projection"]
+    for layer in layers:
+        modules += [layer + name for name in LAYER]
     for name in (POSITIONS, *(f"{module}.weight" for module in modules)):
         if name not in weights:
             raise ValueError(
-                f"`{name}` (this package's name) is missing: the weights are no whole plain ViT's"
+                f"`{name}` (this package's name) is missing: the weights are not a whole plain ViT's"
             )
-    width = weights[POSITIONS].shape[-1]
+
+    # The final norms may be missing; what is there gets its bias.
     for module in [*modules, "backbone.ln1", "backbone.ln2"]:
-        if (weight := weights.get(f"{module}.weight")) is not None:
+        weight = weights.get(f"{module}.weight")
+        if weight is not None:
             weights.setdefault(f"{module}.bias", weight.new_zeros(len(weight)))
+
+    width = weights[POSITIONS].shape[-1]
     for layer in layers:
         for scale in SCALED:
+            # A tensor for each: files of weights refuse shared memory.
             weights.setdefault(layer + scale, weights[f"{layer}attn.proj.weight"].new_ones(width))
     return weights
+
+
+def _layers_of(weights: StateDict) -> list[str]:
+    """The prefixes of the layers' names, up to the last layer that has a weight."""
+    numbers = []
+    for name in weights:
+        found = re.match(r"backbone\.layers\.(\d+)\.", name)
+        if found:
+            numbers.append(int(found[1]))
+    depth = 1 + max(numbers, default=-1)
+    return [f"backbone.layers.{number}." for number in range(depth)]
 
 
 def sizes_of(weights: Mapping[str, Tensor]) -> dict[str, int]:

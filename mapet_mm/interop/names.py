@@ -39,41 +39,55 @@ class Naming:
     def _join(self, weights: Mapping[str, Tensor]) -> StateDict:
         """Join queries, keys and values into one `qkv` per layer."""
         joined = dict(weights)
-        first = re.compile(rf"(.*\.{re.escape(self.attention)}){self.parts[0][0]}\.(weight|bias)")
-        for found in filter(None, map(first.fullmatch, weights)):
-            names = [f"{found[1]}{part}.{found[2]}" for part, _ in self.parts]
-            if missing := [name for name in names if name not in weights]:
-                raise ValueError(f"`{missing[0]}` is missing: it belongs to `{found[0]}`")
-            joined[f"{found[1]}qkv.{found[2]}"] = torch.cat([joined.pop(name) for name in names])
+        first_part = re.compile(rf"(.*\.{re.escape(self.attention)}){self.parts[0][0]}\.(weight|bias)")
+        for name in weights:
+            found = first_part.fullmatch(name)
+            if not found:
+                continue
+            prefix, kind = found.groups()
+            parts = [f"{prefix}{part}.{kind}" for part, _ in self.parts]
+            for part in parts:
+                if part not in weights:
+                    raise ValueError(f"`{part}` is missing: it belongs to `{name}`")
+            joined[f"{prefix}qkv.{kind}"] = torch.cat([joined.pop(part) for part in parts])
         return joined
 
     def _cut(self, weights: StateDict) -> StateDict:
         """Cut each `qkv` into the parts that the network stores apart."""
         cut = {}
+        whole = re.compile(rf"(.*\.{re.escape(self.attention)})qkv\.(weight|bias)")
         for name, value in weights.items():
-            if found := re.fullmatch(rf"(.*\.{re.escape(self.attention)})qkv\.(weight|bias)", name):
-                pieces = value.split([len(value) // 3 * share for _, share in self.parts])
-                for (part, _), piece in zip(self.parts, pieces, strict=True):
-                    cut[f"{found[1]}{part}.{found[2]}"] = piece.contiguous()
-            else:
+            found = whole.fullmatch(name)
+            if not found:
                 cut[name] = value
+                continue
+            prefix, kind = found.groups()
+            third = len(value) // 3
+            pieces = value.split([third * share for _, share in self.parts])
+            for (part, _), piece in zip(self.parts, pieces, strict=True):
+                cut[f"{prefix}{part}.{kind}"] = piece.contiguous()
         return cut
 
 
 def _rename(weights: Mapping[str, Tensor], outer: Names, layer: Names, network: str) -> StateDict:
-    def replaced(name: str, part: str, names: Names) -> tuple[str, str]:
-        for old, new in names:
-            if part.startswith(old):
-                return new, part.removeprefix(old)
-        raise ValueError(f"`{name}`: {network} has nothing of this name")
-
+    """Replace the prefix of each name, and of layers also the prefix after the layer's number."""
     renamed = {}
     for name, value in weights.items():
-        beginning, rest = replaced(name, name, outer)
-        if number := re.match(r"\d+\.", rest):
-            rest = number[0] + "".join(replaced(name, rest[number.end() :], layer))
+        beginning, rest = _replace_prefix(name, name, outer, network)
+        number = re.match(r"\d+\.", rest)
+        if number:
+            part = rest[number.end() :]
+            rest = number[0] + "".join(_replace_prefix(name, part, layer, network))
         renamed[beginning + rest] = value
     return renamed
+
+
+def _replace_prefix(name: str, part: str, prefixes: Names, network: str) -> tuple[str, str]:
+    """The new prefix of this part of a name, and the rest of the part."""
+    for old, new in prefixes:
+        if part.startswith(old):
+            return new, part.removeprefix(old)
+    raise ValueError(f"`{name}`: {network} has nothing of this name")
 
 
 _TIMM_LAYER = [

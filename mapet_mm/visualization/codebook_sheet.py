@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,9 @@ from matplotlib.patches import Rectangle
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.utils.errors import UserError
 
-CELL_INCHES, GAP_INCHES, TITLE_INCHES = 0.72, 0.06, 0.26
+CELL_INCHES = 0.72
+GAP_INCHES = 0.06
+TITLE_INCHES = 0.26
 FRAME_COLOUR = "#e6252f"
 
 
@@ -47,31 +49,40 @@ def find_members(
         limit: keep a random sample, in random order, of at most this many patches per token.
         seed: for that sample.
     """
-    found: dict[int, list[np.ndarray]] = {int(token): [np.empty((0, 3), np.int64)] for token in tokens}
-    if outside := [token for token in found if not 0 <= token < store.vocab_size]:
-        raise UserError(f"token {outside[0]}: token store `{store.path}` has 0 to {store.vocab_size - 1}")
-    for rows, grids in store.chunks():
-        for token, places in found.items():
-            images, *cells = np.nonzero(grids == token)
-            places.append(np.stack([rows[images], *cells], axis=1))
+    wanted = [int(token) for token in tokens]
+    for token in wanted:
+        if not 0 <= token < store.vocab_size:
+            raise UserError(f"token {token}: token store `{store.path}` has 0 to {store.vocab_size - 1}")
+
+    # Of each token, arrays of (store row, grid row, grid column).
+    found: dict[int, list[np.ndarray]] = {token: [np.empty((0, 3), np.int64)] for token in wanted}
+    for store_rows, grids in store.chunks():
+        for token in wanted:
+            images, grid_rows, grid_cols = np.nonzero(grids == token)
+            found[token].append(np.stack([store_rows[images], grid_rows, grid_cols], axis=1))
+
     draw = np.random.default_rng(seed)
     members = {}
     for token, parts in found.items():
-        places = np.concatenate(parts)
-        if limit is not None and len(places) > limit:
-            places = draw.choice(places, limit, replace=False)
-        members[token] = [Patch(store.names[image], row, col) for image, row, col in places.tolist()]
+        positions = np.concatenate(parts)
+        if limit is not None and len(positions) > limit:
+            positions = draw.choice(positions, limit, replace=False)
+        members[token] = [Patch(store.names[image], row, col) for image, row, col in positions.tolist()]
     return members
 
 
 def choose_members(patches: Sequence[Patch], count: int, seed: int) -> list[Patch]:
     """Choose at most `count` patches at random, from as many different images as possible."""
-    shuffled = [patches[place] for place in np.random.default_rng(seed).permutation(len(patches))]
-    of_image: dict[str, list[Patch]] = defaultdict(list)
-    for patch in shuffled:
-        of_image[patch.name].append(patch)
-    # the first patch of each image, then the second, ...
-    return sorted(shuffled, key=lambda patch: of_image[patch.name].index(patch))[:count]
+    order = np.random.default_rng(seed).permutation(len(patches))
+    taken: Counter[str] = Counter()
+    numbered = []
+    for index in order:
+        patch = patches[index]
+        numbered.append((taken[patch.name], patch))
+        taken[patch.name] += 1
+    # The first patch of each image, then the second, ...
+    numbered.sort(key=lambda pair: pair[0])
+    return [patch for _, patch in numbered[:count]]
 
 
 def crop_around(
@@ -83,14 +94,26 @@ def crop_around(
     the patch's frame in the crop: left, top, width, height in pixels.
     """
     height, width = image.shape[:2]
-    side = min(height / grid[0], width / grid[1])  # pixels of a patch
-    top, left = (height - side * grid[0]) / 2, (width - side * grid[1]) / 2
-    rows, cols = (min(2 * context + 1, length) for length in grid)
-    first_row = min(max(patch.row - context, 0), grid[0] - rows)
-    first_col = min(max(patch.col - context, 0), grid[1] - cols)
-    y, x = round(top + first_row * side), round(left + first_col * side)
-    crop = image[y : round(top + (first_row + rows) * side), x : round(left + (first_col + cols) * side)]
-    return crop, (left + patch.col * side - x, top + patch.row * side - y, side, side)
+    num_rows, num_cols = grid
+    side = min(height / num_rows, width / num_cols)  # pixels of a patch
+    # The grid's corner in the image.
+    top = (height - side * num_rows) / 2
+    left = (width - side * num_cols) / 2
+
+    first_row, last_row = _window(patch.row, context, num_rows)
+    first_col, last_col = _window(patch.col, context, num_cols)
+    y = round(top + first_row * side)
+    x = round(left + first_col * side)
+    crop = image[y : round(top + last_row * side), x : round(left + last_col * side)]
+    frame = (left + patch.col * side - x, top + patch.row * side - y, side, side)
+    return crop, frame
+
+
+def _window(centre: int, context: int, length: int) -> tuple[int, int]:
+    """The first cell, and the one after the last, of a window around a cell that stays inside the grid."""
+    size = min(2 * context + 1, length)
+    first = min(max(centre - context, 0), length - size)
+    return first, first + size
 
 
 def draw_codebook_sheet(
@@ -119,7 +142,7 @@ def draw_codebook_sheet(
         for axes, patch in zip(line, row.patches, strict=False):
             image = mmcv.imread(Path(image_root, patch.name), channel_order="rgb")  # upright, 8 bits
             crop, (x, y, *size) = crop_around(image, patch, grid, context)
-            # smoothing would hide the patch's content in a small crop
+            # Smoothing would hide the patch's content in a small crop
             axes.imshow(crop, interpolation="antialiased" if crop.shape[1] > 96 else "nearest")
             frame = Rectangle((x - 0.5, y - 0.5), *size, fill=False, color=FRAME_COLOUR, linewidth=1.5)
             axes.add_patch(frame)

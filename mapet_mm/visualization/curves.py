@@ -11,7 +11,9 @@ from matplotlib.ticker import MaxNLocator
 
 from mapet_mm.visualization.training_log import Record
 
-TRAIN_COLOUR, VAL_COLOUR, REFERENCE_COLOUR = "#2f6fb0", "#d9722a", "#b8b8c0"
+TRAIN_COLOUR = "#2f6fb0"
+VAL_COLOUR = "#d9722a"
+REFERENCE_COLOUR = "#b8b8c0"
 
 
 class Panel(NamedTuple):
@@ -54,11 +56,13 @@ def curve_figure(panel: Panel, records: Sequence[Record], reference: Sequence[Re
         (records, panel.train_key, "training", TRAIN_COLOUR, "-", 1.6),
         (records, panel.val_key, "validation", VAL_COLOUR, "--", 1.6),
     ):
-        if drawn := curve(source, key):
-            marker = "o" if len(drawn) == 1 else ""
-            axes.plot(
-                list(drawn), list(drawn.values()), style + marker, color=colour, linewidth=width, label=label
-            )
+        drawn = curve(source, key)
+        if not drawn:
+            continue
+        marker = "o" if len(drawn) == 1 else ""  # a line of one point would be invisible
+        axes.plot(
+            list(drawn), list(drawn.values()), style + marker, color=colour, linewidth=width, label=label
+        )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=8, frameon=False)
     return axes.figure

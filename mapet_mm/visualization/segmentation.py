@@ -36,8 +36,7 @@ def segmentation_figure(
     dataset = DATASETS.build(cfg.val_dataloader.dataset)
     model = init_model(cfg, str(checkpoint), "cpu")
     classes = list(dataset.metainfo["classes"])
-    hues = np.arange(1, len(classes)) / len(classes)
-    palette = [[0, 0, 0], *colormaps["hsv"](hues, bytes=True)[:, :3].tolist()]
+    palette = _palette(len(classes))
     visualizer = SegLocalVisualizer(alpha=0.6)
     visualizer.dataset_meta = {"classes": classes, "palette": palette}
     count = min(count, len(dataset))
@@ -58,7 +57,16 @@ def segmentation_figure(
             axes.set_axis_off()
     for axes, text in zip(cells[0], ("image", "ground truth", title), strict=True):
         axes.set_title(text, fontsize=10)
-    foreground = list(zip(palette, classes, strict=True))[1:]
-    handles = [Patch(color=np.array(colour) / 255, label=name) for colour, name in foreground]
+    handles = [
+        Patch(color=np.array(colour) / 255, label=name)
+        for colour, name in zip(palette[1:], classes[1:], strict=True)  # without the background
+    ]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return figure
+
+
+def _palette(num_classes: int) -> list[list[int]]:
+    """Black for the background, and evenly spaced hues for the other classes."""
+    hues = np.arange(1, num_classes) / num_classes
+    colours = colormaps["hsv"](hues, bytes=True)[:, :3]  # without alpha
+    return [[0, 0, 0], *colours.tolist()]

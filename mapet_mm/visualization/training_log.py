@@ -31,9 +31,11 @@ def read_scalars(source: str | os.PathLike) -> list[Record]:
         if source.is_dir() and lines and not lines[-1].endswith("}"):
             lines.pop()
         later = [json.loads(line) for line in lines if line.strip()]
+        # The first step of this start, of training (True) and of validation (False).
         restart = {True: math.inf, False: math.inf}
         for record in later:
-            restart[_is_train(record)] = min(restart[_is_train(record)], record.get("step", 0))
+            kind = _is_train(record)
+            restart[kind] = min(restart[kind], record.get("step", 0))
         records = [record for record in records if record.get("step", 0) < restart[_is_train(record)]] + later
     return records
 

@@ -1,11 +1,11 @@
 """Convert weights between the names of the authors (reference), this package (mm), timm, Hugging Face (hf)
 and torchvision, or write the backbone as an ONNX file.
 
-    python tools/convert.py mm timm work_dirs/RUN/epoch_300.pth vit      # timm.create_model("local-dir:vit")
-    python tools/convert.py mm hf work_dirs/RUN/epoch_300.pth dinov2     # AutoModel.from_pretrained("dinov2")
-    python tools/convert.py mm timm work_dirs/RUN/epoch_300.pth vit.safetensors
-    python tools/convert.py mm torchvision work_dirs/RUN/epoch_300.pth vit.pth
-    python tools/convert.py mm onnx work_dirs/RUN/epoch_300.pth vit.onnx    # any number of images
+    python tools/convert.py mm timm work_dirs/RUN/epoch_310.pth vit      # timm.create_model("local-dir:vit")
+    python tools/convert.py mm hf work_dirs/RUN/epoch_310.pth dinov2     # AutoModel.from_pretrained("dinov2")
+    python tools/convert.py mm timm work_dirs/RUN/epoch_310.pth vit.safetensors
+    python tools/convert.py mm torchvision work_dirs/RUN/epoch_310.pth vit.pth
+    python tools/convert.py mm onnx work_dirs/RUN/epoch_310.pth vit.onnx    # any number of images
     python tools/convert.py reference mm mapet_small.tar mapet_small.pth
 
 A folder gets the weights and the files that timm or Hugging Face read: architecture and preprocessing, from

@@ -40,6 +40,6 @@ columns = [
     ),
 ]
 notes = [
-    "The caption of the paper's table adds that CLIP's features classify 73.6 % of the images without training "
-    "(zero-shot). That is no row: the paper names neither the encoder nor the prompts.",
+    "The caption of the paper's table adds that CLIP's features classify 73.6 % of the images without "
+    "training (zero-shot). It has no row: the paper names neither the encoder nor the prompts.",
 ]

@@ -95,6 +95,31 @@ def read_weights(path: str | Path, key: str | None = None) -> dict[str, Tensor]:
 
 def read_checkpoint(path: str | Path, key: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """As `read_weights`, with the metadata: MMEngine's `meta`, or the texts in a .safetensors header."""
+    content, header = _read(path)
+    if header is not None:
+        return content, header
+    meta = content.get("meta") if isinstance(content, dict) else None
+    return _state_dict(content, key, Path(path)), dict(meta) if isinstance(meta, dict) else {}
+
+
+def read_entries(path: str | Path) -> dict[str, Any]:
+    """All entries of a checkpoint by name, weights and others, or the texts in a .safetensors header.
+
+    timm's saver leaves `epoch`, `metric` and `args` beside the weights, MMEngine `meta`.
+
+    Raises:
+        WeightFileError: as for `read_weights`, or the checkpoint is no dict.
+    """
+    content, header = _read(path)
+    if header is not None:
+        return dict(header)
+    if not isinstance(content, dict):
+        raise WeightFileError(f"{path} is a {type(content).__name__}, not a checkpoint with named entries")
+    return dict(content)
+
+
+def _read(path: str | Path) -> tuple[Any, dict[str, str] | None]:
+    """A file's content, and its header if it is .safetensors; no code in it is run."""
     path = Path(path)
     path = path / "model.safetensors" if path.is_dir() else path
     if not path.is_file():
@@ -107,7 +132,7 @@ def read_checkpoint(path: str | Path, key: str | None = None) -> tuple[dict[str,
                 content = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 return content, file.metadata() or {}
         with only_safe_globals():
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True), None
     except Exception as error:  # a damaged file can raise any error
         met = error.__context__ if isinstance(error, UnpicklingError) and error.__context__ else error
         reason = f"{type(met).__name__}: {met}".partition("\n")[0].partition(". Please")[0]
@@ -115,8 +140,6 @@ def read_checkpoint(path: str | Path, key: str | None = None) -> tuple[dict[str,
             f"{path} is no checkpoint of tensors and plain values ({reason[:200]}): if you trust it, "
             "save its weights alone by torch.save(model.state_dict(), FILE)"
         ) from error
-    meta = content.get("meta") if isinstance(content, dict) else None
-    return _state_dict(content, key, path), dict(meta) if isinstance(meta, dict) else {}
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> None:

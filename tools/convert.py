@@ -1,12 +1,13 @@
 """Convert weights between the names of the authors (reference), this package (mm), timm, Hugging Face (hf)
 and torchvision, or write the backbone as an ONNX file.
 
-    python tools/convert.py mm timm work_dirs/RUN/epoch_300.pth vit      # timm.create_model("local-dir:vit")
-    python tools/convert.py mm hf work_dirs/RUN/epoch_300.pth dinov2     # AutoModel.from_pretrained("dinov2")
-    python tools/convert.py mm timm work_dirs/RUN/epoch_300.pth vit.safetensors
-    python tools/convert.py mm torchvision work_dirs/RUN/epoch_300.pth vit.pth
-    python tools/convert.py mm onnx work_dirs/RUN/epoch_300.pth vit.onnx    # any number of images
+    python tools/convert.py mm timm work_dirs/RUN/epoch_310.pth vit      # timm.create_model("local-dir:vit")
+    python tools/convert.py mm hf work_dirs/RUN/epoch_310.pth dinov2     # AutoModel.from_pretrained("dinov2")
+    python tools/convert.py mm timm work_dirs/RUN/epoch_310.pth vit.safetensors
+    python tools/convert.py mm torchvision work_dirs/RUN/epoch_310.pth vit.pth
+    python tools/convert.py mm onnx work_dirs/RUN/epoch_310.pth vit.onnx    # any number of images
     python tools/convert.py reference mm mapet_small.tar mapet_small.pth
+    python tools/convert.py --show mapet_small.tar     # epoch, metric and args that the training saved
 
 A folder gets the weights and the files that timm or Hugging Face read: architecture and preprocessing, from
 the description that a training writes into its checkpoints, or from --config. A .safetensors file gets the
@@ -25,6 +26,16 @@ from mapet_mm.utils.errors import UserError, one_line_errors
 
 SOURCES = ("mm", "reference", "timm", "hf")
 TARGETS = (*SOURCES, "torchvision", "onnx")
+
+
+class Show(argparse.Action):
+    """An option that prints what a file's training recorded, and ends, as `--help` does."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        from mapet_mm.interop.record import training_record
+
+        print(training_record(values))
+        parser.exit()
 
 
 def parse_args() -> argparse.Namespace:
@@ -47,6 +58,13 @@ def parse_args() -> argparse.Namespace:
         "--fold-layerscale",
         action="store_true",
         help="for timm: fold LayerScale into the weights, same outputs (torchvision always is)",
+    )
+    parser.add_argument(
+        "--show",
+        action=Show,
+        type=Path,
+        metavar="FILE",
+        help="only print the epoch, metric and args that the training of FILE saved in it, as timm does",
     )
     parser.add_argument(
         "--backbone", action="store_true", help="keep only the backbone of a segmentor or CAE"

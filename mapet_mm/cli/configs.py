@@ -88,8 +88,12 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
     load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=STORE)
     pipeline = [*cfg.load_square, cfg.color_jitter, load_tokens, cfg.pack]
     cfg.train_dataloader.dataset = images_config(args, pipeline)
-    warming, cooling = cfg.param_scheduler
-    warming.end, cooling.begin, cooling.end = warm_up, warm_up, args.epochs
+    # In each iteration: the recipe's rate changes once an epoch, of which a folder may need only a few.
+    unit = dict(by_epoch=True, convert_to_iter_based=True)
+    warming = dict(type="LinearLR", start_factor=1e-6 / PAPERS_RATE, begin=0, end=warm_up, **unit)
+    cooling = dict(
+        type="CosineAnnealingLR", eta_min_ratio=1e-5 / PAPERS_RATE, begin=warm_up, end=args.epochs, **unit
+    )
     schedules = [warming, cooling] if warm_up else [cooling]
     init = dict(type="Pretrained", checkpoint=INIT, prefix="backbone.") if args.init else None
     cfg.merge_from_dict(

@@ -1,4 +1,4 @@
-"""The codebook of k-CLIP: k centroids of encoder features, found by k-means (paper Section 3.3)."""
+"""The codebook of k-CLIP: k centroids of encoder features, found by k-means (paper Section 4.2)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Codebook:
     def fit(
         cls, features: np.ndarray | Tensor, k: int, metadata: Mapping[str, Any] | None = None, **options: int
     ) -> Codebook:
-        """Find k centroids by k-means: L2 distance, features not normalised (paper Section 3.3).
+        """Find k centroids by k-means: L2 distance, features not normalised (paper Section 4.2).
 
         Args:
             features: (rows, D) encoder features.

@@ -30,8 +30,8 @@ def sections() -> list[tuple[str, list[Path], list[tuple[str, str, str]]]]:
 SECTIONS = sections()
 # Recipes and claims of each section, in the page's order.
 COUNTS = [
-    (6, 22),
-    (3, 31),
+    (6, 25),
+    (3, 34),
     (3, 15),
     (3, 6),
     (3, 14),
@@ -42,7 +42,7 @@ COUNTS = [
     (7, 2),
     (7, 4),
     (6, 5),
-    (6, 12),
+    (6, 16),
 ]
 
 

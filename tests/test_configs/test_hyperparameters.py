@@ -1,15 +1,29 @@
-"""Optimizers, schedules and models that recipes build are the paper's; test_fidelity_page has the entries."""
+"""Optimizers, schedules and models that recipes build are those of docs/fidelity.md, whose entries
+test_fidelity_page checks."""
 
 import numpy as np
 import pytest
 import torch
-from config_building import RECIPES, build_model, in_scope, label, learning_rates, load, optim_wrapper_of
+from config_building import (
+    RECIPES,
+    TOKENIZERS,
+    build_model,
+    in_scope,
+    label,
+    learning_rates,
+    load,
+    optim_wrapper_of,
+)
 from imagenet_folder import PHOTOGRAPH
 from mmcv.transforms import Compose
-from mmengine.registry import DATASETS
+from mmengine.registry import DATASETS, MODELS
 from PIL import Image
 from timm.data import create_transform
+from timm.data.transforms import RandomResizedCropAndInterpolation
+from timm.scheduler import CosineLRScheduler
 from torch import nn
+from torchvision import transforms
+from torchvision.transforms import InterpolationMode
 
 from mapet_mm.engine.runners.launch import configure_test
 
@@ -30,12 +44,77 @@ def rates_of(cfg, steps: int = STEPS) -> np.ndarray:
     return learning_rates(cfg, optimizer, steps)[:, 0]
 
 
+# What the authors give timm's `create_scheduler`: peak rate, epochs, minimal rate, epochs of warm-up. The
+# warm-up starts at 1e-6, and a cool-down of ten epochs is the default of their options.
+PRETRAINING_CURVE = (1.5e-3, 300, 1e-5, 10)
+FINE_TUNING_CURVES = {
+    "tiny": (2.5e-4, 300, 1e-6, 20),
+    "small": (5e-3, 200, 1e-6, 20),
+    "base": (5e-4, 100, 1e-6, 20),
+}
+COOLDOWN = 10
+METHODS = ("mapet", "pim", "mim", "beit", "cae")
+
+
+def timm_rates(curve: tuple, scales: np.ndarray) -> np.ndarray:
+    """Rates `(epochs, groups)` of the authors' training, with timm's `lr_scale` for each parameter group."""
+    peak, epochs, minimum, warmup = curve
+    groups = [dict(params=[nn.Parameter(torch.zeros(1))], lr_scale=scale) for scale in scales]
+    optimizer = torch.optim.AdamW(groups, lr=peak)
+    scheduler = CosineLRScheduler(
+        optimizer, t_initial=epochs, lr_min=minimum, warmup_t=warmup, warmup_lr_init=1e-6
+    )
+    rates = []
+    for epoch in range(epochs + COOLDOWN):
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        scheduler.step(epoch + 1)
+    return np.array(rates)
+
+
+def assert_rates_are_timms(cfg, curve: tuple) -> np.ndarray:
+    """Compare every epoch and parameter group of a recipe's real optimizer; returns each group's share.
+
+    The recipes give the step from the peak onto the cosine with seven digits: from there on 1e-7 holds.
+    """
+    assert all(
+        "end" in scheduler for scheduler in cfg.param_scheduler
+    )  # MMEngine's default is the training's
+    wrapper = optim_wrapper_of(cfg, build_model(cfg))
+    shares = np.array([group["lr"] for group in wrapper.param_groups]) / curve[0]
+    rates = learning_rates(cfg, wrapper, steps=2)
+    np.testing.assert_array_equal(rates[::2], rates[1::2])  # the rate changes once an epoch
+    expected, warmup = timm_rates(curve, shares), curve[3]
+    np.testing.assert_allclose(rates[: 2 * warmup : 2], expected[:warmup], rtol=1e-12)
+    np.testing.assert_allclose(rates[::2], expected, rtol=1e-7)
+    return shares
+
+
 def trained(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_pretraining_rates_are_timms_as_the_authors_call_it(method):
+    cfg = recipe(f"{method}/{method}_vit-tiny-p16_kclip_*")
+    assert set(assert_rates_are_timms(cfg, PRETRAINING_CURVE)) == {1.0}
+    others = [load(path) for path in RECIPES if path.parent.name == method]
+    assert len(others) >= 7
+    for other in others:
+        assert other.param_scheduler == cfg.param_scheduler
+        assert other.optim_wrapper.optimizer.lr == cfg.optim_wrapper.optimizer.lr
+        assert other.train_cfg.max_epochs == cfg.train_cfg.max_epochs
+
+
 @pytest.mark.parametrize("size", SIZES)
-def test_pretraining_model_and_schedule_are_the_papers(size):
+def test_fine_tuning_rates_are_timms_as_the_authors_call_it_in_every_layer(size):
+    shares = assert_rates_are_timms(recipe(FINE_TUNING, size), FINE_TUNING_CURVES[size])
+    # The patch embedding is 13 steps of layer-wise decay below the head.
+    decay = 1.0 if size == "tiny" else 0.65
+    assert sorted(set(shares)) == pytest.approx(sorted({decay**depth for depth in range(14)}))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pretraining_model_is_the_papers(size):
     cfg = recipe("mapet/mapet_vit-{}-p16_kclip_*", size)
     vit, width = build_model(cfg).backbone, dict(tiny=192, small=384, base=768)[size]
     assert (len(vit.layers), vit.embed_dims, vit.layers[0].attn.num_heads) == (12, width, width // 64)
@@ -43,10 +122,6 @@ def test_pretraining_model_and_schedule_are_the_papers(size):
     assert (vit.patch_resolution, vit.num_tokens) == ((14, 14), 197)
     drops = [getattr(layer.attn.out_drop, "drop_prob", 0.0) for layer in vit.layers]
     assert drops == pytest.approx([0.1 * layer / 11 for layer in range(12)])
-    rates = rates_of(cfg)
-    assert len(rates) == 300 * STEPS
-    places = [0, 10 * STEPS - 1, 155 * STEPS, -1]  # start, end of the warm-up, half of the cosine, end
-    assert rates[places] == pytest.approx([1e-6, 1.5e-3, (1.5e-3 + 1e-5) / 2, 1e-5], rel=1e-3)
 
 
 def test_pretraining_decays_no_bias_norm_class_token_or_position():
@@ -61,33 +136,28 @@ def test_pretraining_decays_no_bias_norm_class_token_or_position():
     assert {group["lr"] for group in groups} == {1.5e-3}
 
 
-def test_cae_is_the_authors():
-    """Width 384, 6 heads, 4 + 4 layers at every size, with the encoder's drop rates; twice the alignment."""
-    tiny, *others = (recipe("cae/cae_vit-{}-p16_kclip_*", size) for size in SIZES)
-    for cfg, width in zip(others, (384, 768), strict=True):
-        assert cfg.model.neck == dict(tiny.model.neck, encoder_dims=width)
-    model = build_model(tiny)
-    for layers in (model.neck.regressors, model.neck.decoders):
+@pytest.mark.parametrize(
+    ("size", "width", "parameters"),
+    [("tiny", 192, 5_145_536), ("small", 384, 17_360_768), ("base", 768, 63_024_896)],
+)
+def test_caes_regressor_and_decoder_are_as_wide_as_the_encoder(size, width, parameters):
+    """As in CAE's code: 4 + 4 layers with the encoder's heads and drop rates, and nothing to project."""
+    cfg = recipe("cae/cae_vit-{}-p16_kclip_*", size)
+    with in_scope(cfg):
+        neck = MODELS.build(cfg.model.neck)
+    assert (neck.embed_dim, neck.regressors[0].cross_attn.num_heads) == (width, width // 64)
+    assert isinstance(neck.encoder_to_neck, nn.Identity)
+    assert sum(parameter.numel() for parameter in neck.parameters()) == parameters
+    for layers in (neck.regressors, neck.decoders):
         drops = [layer.drop_path.drop_prob for layer in layers]
         assert drops == pytest.approx([0.0, 0.1 / 3, 0.2 / 3, 0.1])
-    assert model.neck.regressors[0].gamma_1_cross.unique().tolist() == pytest.approx([0.1])
-    assert (model.momentum, model.neck_positions.shape) == (0.0, (1, 196, 384))
+    assert neck.regressors[0].gamma_1_cross.unique().tolist() == pytest.approx([0.1])
+
+
+def test_caes_positions_are_fixed_and_its_teacher_follows_at_once():
+    model = build_model(recipe("cae/cae_vit-tiny-p16_kclip_*"))
+    assert (model.momentum, model.neck_positions.shape) == (0.0, (1, 196, 192))
     assert not model.backbone.pos_embed.requires_grad
-
-
-@pytest.mark.parametrize(
-    ("size", "peak", "epochs", "decay"),
-    [("tiny", 2.5e-4, 300, 1.0), ("small", 5e-3, 200, 0.65), ("base", 5e-4, 100, 0.65)],
-)
-def test_fine_tuning_schedule_is_the_papers_in_every_layer(size, peak, epochs, decay):
-    cfg = recipe(FINE_TUNING, size)
-    rates = learning_rates(cfg, optim_wrapper_of(cfg, build_model(cfg)), STEPS)
-    assert len(rates) == epochs * STEPS
-    # The head's rate, and the patch embedding's: 13 steps of layer-wise decay below it at all times.
-    for group, share in ((rates.max(axis=1), 1.0), (rates.min(axis=1), decay**13)):
-        expected = np.array([1e-6, peak, 1e-6]) * share
-        assert group[[0, 20 * STEPS - 1, -1]] == pytest.approx(expected, rel=2e-2)
-    assert len(set(rates[0])) == (1 if decay == 1 else 14)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +174,38 @@ def test_evaluation_sees_the_share_of_the_image_that_timm_crops(pattern, crop):
     with in_scope(cfg):
         seen = Compose(cfg.val_dataloader.dataset.pipeline[1:-1])(image)["img"][..., ::-1]
     np.testing.assert_allclose(seen, expected, atol=1e-3)
+
+
+def seen_by(steps: list, size: tuple[int, int]) -> tuple[np.ndarray, Image.Image]:
+    """RGB pixels of a noisy image after some steps, and the image."""
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    with in_scope(recipe("mapet/mapet_vit-tiny-p16_kclip_*")):
+        seen = Compose(steps)(dict(img=np.ascontiguousarray(image[..., ::-1])))["img"][..., ::-1]
+    return seen, Image.fromarray(image)
+
+
+# Sides that differ by 1 and by 3 modulo 4, where rounding and flooring part.
+SHAPES = [(333, 500), (500, 333), (375, 500), (500, 375)]
+
+
+@pytest.mark.parametrize("size", SHAPES)
+def test_pretraining_sees_the_square_of_the_authors(size):
+    """Their random crop of scale 1 and ratio 1 falls back to the centre, rounded down."""
+    square = recipe("mapet/mapet_vit-tiny-p16_kclip_*").load_square[1:]
+    theirs = RandomResizedCropAndInterpolation(224, scale=(1, 1), ratio=(1, 1), interpolation="bicubic")
+    seen, image = seen_by(square, size)
+    np.testing.assert_array_equal(seen, np.asarray(theirs(image)))
+
+
+@pytest.mark.parametrize("size", SHAPES)
+@pytest.mark.parametrize(("name", "pixels"), [("kclip", 448), ("vqkd", 224), ("dalle", 112)])
+def test_tokenizers_see_the_square_of_torchvisions_crop(name, pixels, size):
+    (path,) = (path for path in TOKENIZERS if path.match(f"configs/tokenizers/{name}_*"))
+    theirs = transforms.Compose(
+        [transforms.Resize(pixels, InterpolationMode.BICUBIC), transforms.CenterCrop(pixels)]
+    )
+    seen, image = seen_by(load(path).tokenizer_square, size)
+    np.testing.assert_array_equal(seen, np.asarray(theirs(image)))
 
 
 def test_linear_probe_is_beits_on_all_twelve_layers():

@@ -9,11 +9,14 @@ data_preprocessor = dict(
 
 load_square = [
     dict(type="LoadImageFromFile"),
-    # With no padding this is the largest centred square, cropped first and resized after.
+    # The largest centred square, then resized: without an attempt at a random crop there is its fallback, the
+    # centre rounded down, which is the authors' crop.
     dict(
-        type="EfficientNetCenterCrop",
-        crop_size=224,
-        crop_padding=0,
+        type="RandomResizedCrop",
+        scale=224,
+        crop_ratio_range=(1.0, 1.0),
+        aspect_ratio_range=(1.0, 1.0),
+        max_attempts=0,
         backend="pillow",
         interpolation="bicubic",
     ),

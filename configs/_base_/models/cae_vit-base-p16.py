@@ -1,5 +1,5 @@
 # MMPretrain's CAE on a plain ViT-B/16 (fixed sine-cosine positions, biases for q, k and v). Regressor and
-# decoder have the size that the authors of MaPeT give them for every encoder: width 384, 6 heads.
+# decoder have the encoder's width and heads, as in CAE's own recipes: nothing has to be projected.
 model = dict(
     type="mapet_mm.ProjectedCAE",
     backbone=dict(
@@ -14,8 +14,8 @@ model = dict(
     neck=dict(
         type="mapet_mm.ProjectedCAENeck",
         encoder_dims=768,
-        embed_dims=384,
-        num_heads=6,
+        embed_dims=768,
+        num_heads=12,
         regressor_depth=4,
         decoder_depth=4,
         drop_path_rate=0.1,

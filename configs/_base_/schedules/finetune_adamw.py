@@ -1,5 +1,6 @@
 # The paper's hyper-parameters for fine-tuning, for a batch of 1024; rate, layer-wise decay, epochs and with
-# them `param_scheduler` depend on the size of the model.
+# them `param_scheduler` depend on the size of the model. The curve is timm's, as in pre-training: one rate
+# for each epoch, the warm-up in place of the cosine's first epochs, ten more epochs at the minimal rate.
 #
 # The paper's warm-up and minimal rates (1e-6) are the head's. With layer-wise decay, `start_factor` and
 # `eta_min_ratio` give each layer its own share of them, as timm and BEiT do. An absolute `eta_min` would be

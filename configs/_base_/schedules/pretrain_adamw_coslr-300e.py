@@ -6,26 +6,24 @@ optim_wrapper = dict(
     clip_grad=dict(max_norm=3.0),
 )
 
+# timm's curve, as the authors train: one rate for each epoch, the warm-up in place of the first ten epochs of
+# a cosine that counts from epoch 0, and ten more epochs at the minimal rate.
 param_scheduler = [
-    dict(
-        type="LinearLR",
-        start_factor=1e-6 / 1.5e-3,
-        begin=0,
-        end=10,
-        by_epoch=True,
-        convert_to_iter_based=True,
-    ),
+    dict(type="LinearLR", start_factor=1e-6 / 1.5e-3, begin=0, end=11, by_epoch=True),
+    # From the peak onto the cosine: r + (1 - r) * (1 + cos(pi * 10 / 300)) / 2 with r = 1e-5 / 1.5e-3.
+    dict(type="MultiStepLR", milestones=[10], gamma=0.9972792, begin=0, end=11, by_epoch=True),
     dict(
         type="CosineAnnealingLR",
         eta_min_ratio=1e-5 / 1.5e-3,
-        begin=10,
-        end=300,
+        T_max=300,
+        last_step=10,
+        begin=11,
+        end=301,
         by_epoch=True,
-        convert_to_iter_based=True,
     ),
 ]
 
-train_cfg = dict(by_epoch=True, max_epochs=300, val_interval=10)
+train_cfg = dict(by_epoch=True, max_epochs=310, val_interval=10)
 
 # The rates above belong to this total batch; `--auto-scale-lr` follows another one linearly.
 auto_scale_lr = dict(base_batch_size=2048)

@@ -11,22 +11,18 @@ train_dataloader = dict(batch_size=256)
 optim_wrapper = dict(optimizer=dict(lr=5e-3), paramwise_cfg=dict(layer_decay_rate=0.65))
 
 param_scheduler = [
-    dict(
-        type="LinearLR",
-        start_factor=1e-6 / 5e-3,
-        begin=0,
-        end=20,
-        by_epoch=True,
-        convert_to_iter_based=True,
-    ),
+    dict(type="LinearLR", start_factor=1e-6 / 5e-3, begin=0, end=21, by_epoch=True),
+    # From the peak onto the cosine: r + (1 - r) * (1 + cos(pi * 20 / 200)) / 2 with r = 1e-6 / 5e-3.
+    dict(type="MultiStepLR", milestones=[20], gamma=0.9755332, begin=0, end=21, by_epoch=True),
     dict(
         type="CosineAnnealingLR",
         eta_min_ratio=1e-6 / 5e-3,
-        begin=20,
-        end=200,
+        T_max=200,
+        last_step=20,
+        begin=21,
+        end=201,
         by_epoch=True,
-        convert_to_iter_based=True,
     ),
 ]
 
-train_cfg = dict(by_epoch=True, max_epochs=200)
+train_cfg = dict(by_epoch=True, max_epochs=210)

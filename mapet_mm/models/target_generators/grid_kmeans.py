@@ -1,4 +1,4 @@
-"""Tokens by k-means of any encoder's grid features (as k-CLIP's, paper Section 3.3)."""
+"""Tokens by k-means of any encoder's grid features (as k-CLIP's, paper Section 4.2)."""
 
 from __future__ import annotations
 

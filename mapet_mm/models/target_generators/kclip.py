@@ -1,4 +1,4 @@
-"""k-CLIP: visual tokens as nearest centroids of CLIP ResNet grid features (paper Section 3.3).
+"""k-CLIP: visual tokens as nearest centroids of CLIP ResNet grid features (paper Section 4.2).
 
 The tower is open_clip's architecture without the text tower, with any weights.
 """

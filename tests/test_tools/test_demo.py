@@ -20,7 +20,7 @@ from mmseg.visualization import SegLocalVisualizer
 
 from mapet_mm.utils.config import read_config
 
-IMAGES = 60  # in each split
+IMAGES = 30  # in each split
 
 
 class CommandHere:

@@ -1,168 +1,234 @@
 """The demo: from raw images to a segmentation mIoU on handwritten digits, with and without pre-training.
 
-    python tools/demo.py [--jobs N] [--out work_dirs/demo]
+    python tools/demo.py [--jobs N] [--out work_dirs/demo] [--quick]
 
-Runs each stage below, prints its exact command line, and ends with a table and a self-contained HTML report.
-After a kill or a failure, the same command resumes and skips completed stages.
+Runs the stages below that are not done yet, prints each one's exact command line, and ends with a table and a
+self-contained HTML report. After a kill or a failure, the same command continues.
 """
 
-import importlib
+import os
+import platform
+import signal
 import sys
-import time
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from benchmarks.harness import machine
 from command_line import described_parser
-from experiments.declaration import Column, Row, TableDeclaration
-from experiments.fill import TableFiller
-from experiments.local import LocalRunner
-from experiments.records import record_of
+from demo_stages import Stage, run_stages
 
-from mapet_mm.models.utils.objectives import OBJECTIVES
 from mapet_mm.tokenizers import TokenStore
-from mapet_mm.utils import tables
+from mapet_mm.utils.config import read_config
 from mapet_mm.utils.errors import one_line_errors
-from mapet_mm.utils.tables import Table, format_table
-from mapet_mm.visualization import codebook_sheet, report
-from mapet_mm.visualization.attention_masks import GROUP_NAMES, attention_mask_figure
-from mapet_mm.visualization.curves import PRETRAINING_PANELS, curve_figure
-from mapet_mm.visualization.report import Section, write_report
+from mapet_mm.utils.identity import digest
+from mapet_mm.utils.tables import Column, Table, format_table
+from mapet_mm.visualization.attention_masks import masks_section
+from mapet_mm.visualization.codebook_sheet import codebook_section
+from mapet_mm.visualization.curves import curves_section
+from mapet_mm.visualization.report import Report, Section, write_report
 from mapet_mm.visualization.segmentation import segmentation_figure
-from mapet_mm.visualization.token_statistics import measure_usage
-from mapet_mm.visualization.training_log import read_scalars
 
-SCRATCH, MAPET = "no pre-training", "MaPeT"
-LIBRARIES = ("torch", "torchvision", "mmengine", "mmcv", "mmpretrain", "mmseg", "mapet_mm")
-CONFIGS = "configs/micro"
-PRETRAIN = f"{CONFIGS}/mapet_vit-micro_kclip_1xb32-coslr.py"
-SEGMENTATION = f"{CONFIGS}/vit-micro_linear-segmentation_1xb8-coslr.py"
+TRAIN = "tools/train.py"
+RECIPES = "configs/micro"
+TOKENIZER = f"{RECIPES}/kclip.py"
+PRETRAINING = f"{RECIPES}/mapet_vit-micro_kclip_1xb32-coslr.py"
+PROBE = f"{RECIPES}/vit-micro_1xb100-linear-mean-coslr_few-labels.py"
+SEGMENTATION = f"{RECIPES}/vit-micro_linear-segmentation_1xb8-coslr.py"
 DATA, PIXELS, TOKENS = "data/digits", "data/digits_pixels", "work_dirs/digits/tokens"
+CODEBOOK = "work_dirs/digits/codebook.safetensors"
 REFERENCE = "docs/reference/mapet_digits.json"
-PROBE = f"{CONFIGS}/vit-micro_1xb100-linear-mean-coslr_few-labels.py"
-FINETUNE_FEW = f"{CONFIGS}/vit-micro_1xb50-coslr_few-labels.py"
-FINETUNE = f"{CONFIGS}/vit-micro_1xb64-coslr.py"
-# Standard deviations over three seeds, without and with pre-training, where they were measured.
-SPREADS = {"linear probe, 100 labels": "1.8, 2.2", "fine-tuning, all labels": "0.6, 0.8"}
-UNFROZEN = {"model.backbone.frozen_stages": -1}
+LIBRARIES = ("torch", "torchvision", "mmengine", "mmcv", "mmpretrain", "mmseg", "mapet_mm")
+TOP1 = "accuracy/top1"
+SCRATCH, MAPET = "scratch", "mapet"  # what a stage starts from
 
-# All stages; rows that need the pre-training come first, so that it starts as early as possible.
-TABLE = TableDeclaration(
-    name="demo",
-    dataset="digits",
-    title="MaPeT on handwritten digits",
-    data=dict(command=["tools/dataset_converters/digits.py"], outputs=[DATA, PIXELS]),
-    rows=[Row(MAPET, pretrain=PRETRAIN, tokenizer=f"{CONFIGS}/kclip.py"), Row(SCRATCH)],
-    columns=[
-        Column("linear probe, 100 labels", "top-1, %", PROBE, "accuracy/top1"),
-        Column("fine-tuning, 100 labels", "top-1, %", FINETUNE_FEW, "accuracy/top1"),
-        Column("fine-tuning, all labels", "top-1, %", FINETUNE, "accuracy/top1"),
-        Column("linear segmentation, 100 labels", "mIoU, %", SEGMENTATION, "mIoU", data="digits_pixels"),
-        Column(
-            "fine-tuned segmentation, 100 labels", "mIoU, %", SEGMENTATION, "mIoU", UNFROZEN, "digits_pixels"
-        ),
-    ],
-    notes=(
-        "One run each, seed 0. Validation after the last epoch, no selection.",
-        "The same figures come back on the same type of machine only. Spread: standard deviation of 3 seeds.",
-        "Segmentation: a linear layer on the patch tokens of the ViT, frozen or fine-tuned; 100 digits with "
-        "pixel labels.",
-        "k-CLIP's encoder here is a small CLIP ResNet with fixed random weights.",
+
+class Task(NamedTuple):
+    """A row of the table: a recipe that starts from the pre-training, and one from random weights."""
+
+    name: str
+    heading: str
+    recipe: str
+    scratch_recipe: str
+    metric: str = TOP1
+    data: str = "digits"
+    options: Mapping[str, Any] = MappingProxyType({})  # changes to both recipes
+    spread: str = "not measured"  # standard deviations over three seeds, from scratch and from MaPeT
+
+
+TASKS = (
+    Task("probe", "linear probe, 100 labels: top-1 (%)", PROBE, PROBE, spread="1.8, 2.2"),
+    Task(
+        name="few-labels",
+        heading="fine-tuning, 100 labels: top-1 (%)",
+        recipe=f"{RECIPES}/vit-micro_1xb50-coslr_few-labels.py",
+        scratch_recipe=f"{RECIPES}/vit-micro_1xb50-scratch-coslr_few-labels.py",
     ),
+    Task(
+        name="all-labels",
+        heading="fine-tuning, all 1,437 labels: top-1 (%)",
+        recipe=f"{RECIPES}/vit-micro_1xb64-coslr.py",
+        scratch_recipe=f"{RECIPES}/vit-micro_1xb64-scratch-coslr.py",
+        spread="0.5, 0.6",
+    ),
+    Task(
+        name="segmentation-frozen",
+        heading="segmentation, 100 labelled digits, frozen: mIoU (%)",
+        recipe=SEGMENTATION,
+        scratch_recipe=SEGMENTATION,
+        metric="mIoU",
+        data="digits_pixels",
+    ),
+    Task(
+        name="segmentation",
+        heading="segmentation, 100 labelled digits, fine-tuned: mIoU (%)",
+        recipe=SEGMENTATION,
+        scratch_recipe=f"{RECIPES}/vit-micro_linear-segmentation_1xb8-scratch-coslr.py",
+        metric="mIoU",
+        data="digits_pixels",
+        options={"model.backbone.frozen_stages": -1},
+    ),
+)
+NOTES = (
+    "One run each, seed 0. Validation after the last epoch, no selection.",
+    "Fine-tuning without pre-training has its own recipe: no layer-wise decay, and as many images as in "
+    "pre-training and fine-tuning together.",
+    "The same figures come back on the same type of machine only. Spread: standard deviation of three seeds.",
+    "Segmentation: a linear layer on the patch tokens of the ViT; 100 digits with pixel labels.",
+    "k-CLIP's encoder here is a small CLIP ResNet with fixed random weights.",
 )
 
 
-def results_table(filler: TableFiller) -> Table:
+def make_stage(
+    out: Path,
+    name: str,
+    tool: str,
+    config: str | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    output: str | None = None,
+    needs: Sequence[Stage] = (),
+    data: str = "digits",
+    metric: str | None = None,
+) -> Stage:
+    """A stage in a folder named after what decides its result, so that a changed recipe is run anew.
+
+    The output of a training is its last checkpoint.
+    """
+    words = [tool]
+    settings = None
+    if config is not None:
+        words.append(config)
+        settings = read_config(config, data, options).to_dict()
+    decisive = digest([words, settings, [need.folder.name for need in needs]])
+    folder = out / f"{name}-{decisive[:8]}"
+    if tool == TRAIN:
+        words += ["--work-dir", str(folder)]
+        length = settings["train_cfg"]
+        last = f"epoch_{length['max_epochs']}" if "max_epochs" in length else f"iter_{length['max_iters']}"
+        output = f"{folder}/{last}.pth"
+    if options:
+        words += ["--cfg-options", *(f"{key}={value}" for key, value in options.items())]
+    return Stage(name, folder, words, Path(output), needs, data, metric)
+
+
+def plan_stages(out: Path, quick: bool = False) -> list[Stage]:
+    """All stages, each after those that it needs; if `quick`, of one epoch or two iterations."""
+    one_epoch = {"train_cfg.max_epochs": 1} if quick else {}
+    two_iterations = {"train_cfg.max_iters": 2} if quick else {}
+
+    data = make_stage(out, "data", "tools/dataset_converters/digits.py", output=PIXELS)
+    codebook = make_stage(out, "codebook", "tools/fit_codebook.py", TOKENIZER, output=CODEBOOK, needs=[data])
+    tokens = make_stage(out, "tokens", "tools/extract_tokens.py", TOKENIZER, output=TOKENS, needs=[codebook])
+    pretraining = make_stage(out, "pretraining", TRAIN, PRETRAINING, one_epoch, needs=[tokens])
+
+    from_scratch = {"model.backbone.init_cfg": None}
+    from_mapet = {"model.backbone.init_cfg.checkpoint": str(pretraining.output)}
+    scratch = []
+    mapet = []
+    for task in reversed(TASKS):  # the longest first
+        changes = {**task.options, **(one_epoch if task.metric == TOP1 else two_iterations)}
+        measured = dict(data=task.data, metric=task.metric)
+        name = f"{task.name}-{SCRATCH}"
+        options = {**changes, **from_scratch}
+        scratch.append(make_stage(out, name, TRAIN, task.scratch_recipe, options, needs=[data], **measured))
+        name = f"{task.name}-{MAPET}"
+        options = {**changes, **from_mapet}
+        mapet.append(make_stage(out, name, TRAIN, task.recipe, options, needs=[pretraining], **measured))
+    return [data, codebook, tokens, pretraining, *scratch, *mapet]
+
+
+def results_table(stages: Sequence[Stage]) -> Table:
     """Each task's result without and with pre-training, the gain in points, and the spread of both."""
+    values = {stage.name: stage.result["value"] for stage in stages if stage.metric}
     rows = []
-    for column in filler.table.columns:
-        cells = [cell for cell in filler.plan.cells if cell.column == column.heading]
-        values = {cell.row: record_of(cell.run)["metrics"][cell.metric] for cell in cells}
-        gain, spread = values[MAPET] - values[SCRATCH], SPREADS.get(column.name, "not measured")
-        rows.append([column.heading, values[SCRATCH], values[MAPET], gain, spread])
-    headings = (("task", ""), (SCRATCH, ".1f"), (MAPET, ".1f"), ("gain", "+.1f"), ("spread of each", ""))
-    return Table([tables.Column(*heading) for heading in headings], rows, filler.table.notes)
-
-
-def curves_section(work_dir: str) -> Section:
-    """Loss and token accuracy of the pre-training, drawn over the committed reference run."""
-    records, reference = read_scalars(work_dir), read_scalars(REFERENCE)
-    figures = [curve_figure(panel, records, reference) for panel in PRETRAINING_PANELS]
-    caption = (
-        "Training: mean over each epoch. Validation: the same permutations every time. Grey: the committed "
-        f"reference run, {REFERENCE}."
-    )
-    return Section("Pre-training", caption, figures)
-
-
-def codebook_section() -> Section:
-    """Patches that share a token, of the most used tokens."""
-    store = TokenStore.open(TOKENS)
-    members = codebook_sheet.find_members(store, measure_usage(store).most_used(8))
-    rows = []
-    for token, patches in members.items():
-        chosen = codebook_sheet.choose_members(patches, 6, seed=0)
-        rows.append(codebook_sheet.SheetRow(f"token {token}: {len(patches):,} patches", chosen))
-    caption = (
-        "One token a row, its patch framed in red in its surroundings: the eight most used of "
-        f"{store.vocab_size} tokens; patches drawn at random."
-    )
-    figure = codebook_sheet.draw_codebook_sheet(rows, DATA, store.grid)
-    return Section("Patches that share a token", caption, [figure])
-
-
-def masks_section() -> Section:
-    """The attention masks of the three objectives, from the code that training uses."""
-    names = ", ".join(f"{group} {name}" for group, name in GROUP_NAMES.items())
-    caption = (
-        "Rows attend to columns; a coloured cell is one that is seen. Drawn from the function that builds "
-        f"the masks of the model, with 3 context tokens and 4 targets. {names}; nobody attends to Q."
-    )
-    return Section("Who sees whom", caption, [attention_mask_figure(one) for one in OBJECTIVES.values()])
-
-
-def segmentation_section(filler: TableFiller, count: int = 5) -> Section:
-    """Ground truth and prediction on the first validation images, after fine-tuning in each row."""
-    runs = {cell.row: cell.run for cell in filler.plan.cells if cell.metric == "mIoU"}  # the last column's
-    figures = [
-        segmentation_figure(Path(run.folder, Path(SEGMENTATION).name), run.outputs[0], count, name)
-        for name, run in runs.items()
+    for task in TASKS:
+        scratch = values[f"{task.name}-{SCRATCH}"]
+        mapet = values[f"{task.name}-{MAPET}"]
+        rows.append([task.heading, scratch, mapet, mapet - scratch, task.spread])
+    columns = [
+        Column("task"),
+        Column("no pre-training", ".1f"),
+        Column("MaPeT", ".1f"),
+        Column("gain", "+.1f"),
+        Column("spread of each"),
     ]
+    return Table(columns, rows, NOTES)
+
+
+def segmentation_section(stages: Mapping[str, Stage], count: int = 5) -> Section:
+    """Ground truth and prediction on the first validation images, after fine-tuning from both starts."""
+    figures = []
+    for start, title in ((SCRATCH, "no pre-training"), (MAPET, "MaPeT")):
+        stage = stages[f"segmentation-{start}"]
+        config = stage.folder / Path(stage.command[1]).name
+        figures.append(segmentation_figure(config, stage.output, count, title))
     return Section("Segmentation", f"The first {count} validation images, after fine-tuning.", figures)
 
 
-def make_report(filler: TableFiller, jobs: int, seconds: float) -> report.Report:
+def make_report(stages: Sequence[Stage], jobs: int) -> Report:
     """The page: results, pictures, machine and commands."""
-    runs = filler.plan.runs
-    pretraining = next(run for run in runs if run.kind == "pre-training")
-    sections = [curves_section(pretraining.folder), codebook_section(), masks_section()]
-    versions = [(name, importlib.import_module(name).__version__) for name in LIBRARIES]
-    return report.Report(
-        title=TABLE.title,
-        summary="From raw images to a segmentation mIoU: digits, codebook, tokens, MaPeT pre-training, "
-        "then the same small ViT with and without it. "
-        f"This run took {seconds:.0f} s with {jobs} stages side by side.",
-        results=results_table(filler),
-        sections=[*sections, segmentation_section(filler)],
-        facts=[("machine", machine()), *versions],
-        commands=["export OMP_NUM_THREADS=1", *(run.line for run in runs)],
+    by_name = {stage.name: stage for stage in stages}
+    seconds = sum(stage.result["seconds"] for stage in stages)
+    sections = [
+        curves_section(by_name["pretraining"].folder, REFERENCE),
+        codebook_section(TokenStore.open(TOKENS), DATA),
+        masks_section(),
+        segmentation_section(by_name),
+    ]
+    facts = [
+        ("machine", f"{platform.platform()}, {os.cpu_count()} CPU cores"),
+        ("Python", platform.python_version()),
+        *((name, import_module(name).__version__) for name in LIBRARIES),
+    ]
+    return Report(
+        title="MaPeT on handwritten digits",
+        summary="From raw images to a segmentation mIoU: digits, codebook, tokens, MaPeT pre-training, then "
+        f"the same small ViT with and without it. The stages took {seconds:.0f} s in all, {jobs} at a time.",
+        results=results_table(stages),
+        sections=sections,
+        facts=facts,
+        commands=["export OMP_NUM_THREADS=1", *(stage.line for stage in stages)],
     )
 
 
 @one_line_errors
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = described_parser(__doc__)
-    parser.add_argument("--out", type=Path, default=Path("work_dirs/demo"), help="folder of runs and report")
+    parser.add_argument("--out", type=Path, default=Path("work_dirs/demo"), help="for stages and report")
     parser.add_argument("--jobs", type=int, default=2, help="stages at a time, one thread each")
-    args, started = parser.parse_args(), time.monotonic()
+    parser.add_argument("--quick", action="store_true", help="one epoch each: the figures mean nothing")
+    args = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
-        filler = TableFiller(TABLE, [0], args.out, "make demo")
-        LocalRunner(filler.plan.runs, args.jobs).run()
+        stages = plan_stages(args.out, args.quick)
+        run_stages(stages, args.jobs)
         print("drawing the report")
-        page = make_report(filler, args.jobs, time.monotonic() - started)
-        path = write_report(args.out / "report.html", page)
+        report = make_report(stages, args.jobs)
+        path = write_report(args.out / "report.html", report)
     except KeyboardInterrupt:
         sys.exit("Stopped. Run the same command again to continue.")
-    print(f"\n{format_table(page.results)}\n\nreport: {path} (open it in a browser)")
+    print(f"\n{format_table(report.results)}\n\nreport: {path} (open it in a browser)")
     print("next: put your own images in a folder and follow README.md, `Your own images`")
 
 

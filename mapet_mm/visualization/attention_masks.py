@@ -6,7 +6,8 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from mapet_mm.models.utils.objectives import Objective, group_sizes, visibility
+from mapet_mm.models.utils.objectives import OBJECTIVES, Objective, group_sizes, visibility
+from mapet_mm.visualization.report import Section
 
 GROUPS = "CMTQ"
 GROUP_COLOURS = {"C": "#4c78a8", "M": "#e8963c", "T": "#4f9d5d", "Q": "#8a63c9"}
@@ -51,3 +52,13 @@ def attention_mask_figure(objective: Objective, num_context: int = 3, num_target
             side = dict(ha="center", va="bottom") if is_key else dict(ha="right", va="center")
             axes.text(*place, group, color=GROUP_COLOURS[group], fontsize=11, fontweight="bold", **side)
     return figure
+
+
+def masks_section() -> Section:
+    """The attention masks of all objectives."""
+    groups = ", ".join(f"{group} {name}" for group, name in GROUP_NAMES.items())
+    caption = (
+        "Rows attend to columns; a coloured cell is one that is seen. Drawn from the function that builds "
+        f"the masks of the model, with 3 context tokens and 4 targets. {groups}; nobody attends to Q."
+    )
+    return Section("Who sees whom", caption, [attention_mask_figure(one) for one in OBJECTIVES.values()])

@@ -16,6 +16,8 @@ from matplotlib.patches import Rectangle
 
 from mapet_mm.tokenizers import TokenStore
 from mapet_mm.utils.errors import UserError
+from mapet_mm.visualization.report import Section
+from mapet_mm.visualization.token_statistics import measure_usage
 
 CELL_INCHES = 0.72
 GAP_INCHES = 0.06
@@ -147,3 +149,26 @@ def draw_codebook_sheet(
             frame = Rectangle((x - 0.5, y - 0.5), *size, fill=False, color=FRAME_COLOUR, linewidth=1.5)
             axes.add_patch(frame)
     return figure
+
+
+def codebook_section(
+    store: TokenStore, image_root: str | os.PathLike, tokens: int = 8, patches: int = 6
+) -> Section:
+    """Random patches of the most used tokens, one token a row.
+
+    Args:
+        store: the token store.
+        image_root: the folder that the store's image names are relative to.
+        tokens: number of tokens.
+        patches: number of patches of each.
+    """
+    members = find_members(store, measure_usage(store).most_used(tokens))
+    rows = []
+    for token, found in members.items():
+        chosen = choose_members(found, patches, seed=0)
+        rows.append(SheetRow(f"token {token}: {len(found):,} patches", chosen))
+    caption = (
+        f"One token a row, its patch framed in red in its surroundings: the {len(rows)} most used of "
+        f"{store.vocab_size} tokens; patches drawn at random."
+    )
+    return Section("Patches that share a token", caption, [draw_codebook_sheet(rows, image_root, store.grid)])

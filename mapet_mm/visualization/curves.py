@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,7 +10,8 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from mapet_mm.visualization.training_log import Record
+from mapet_mm.visualization.report import Section
+from mapet_mm.visualization.training_log import Record, read_scalars
 
 TRAIN_COLOUR = "#2f6fb0"
 VAL_COLOUR = "#d9722a"
@@ -66,3 +68,20 @@ def curve_figure(panel: Panel, records: Sequence[Record], reference: Sequence[Re
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=8, frameon=False)
     return axes.figure
+
+
+def curves_section(work_dir: str | os.PathLike, reference: str | os.PathLike) -> Section:
+    """Loss and token accuracy of a pre-training, drawn over those of a reference run.
+
+    Args:
+        work_dir: of the pre-training.
+        reference: another work dir, or a file of scalars.
+    """
+    records = read_scalars(work_dir)
+    behind = read_scalars(reference)
+    figures = [curve_figure(panel, records, behind) for panel in PRETRAINING_PANELS]
+    caption = (
+        "Training: mean over each epoch. Validation: the same permutations every time. "
+        f"Grey: the reference run, {reference}."
+    )
+    return Section("Pre-training", caption, figures)

@@ -1,47 +1,144 @@
-"""The demo's table has the logged numbers, and its parts name what they show."""
+"""The demo runs to its report with short stages, and its table compares what it says."""
 
-import json
+import contextlib
+import os
+import re
+import runpy
+import signal
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
+import demo
+import demo_stages
 import pytest
 from config_building import ROOT
-from experiments.fill import TableFiller
+from dataset_converters.digits import write_pixel_labels
+from digits_tokenizer import write_few_digits
+from mmseg.visualization import SegLocalVisualizer
 
 from mapet_mm.utils.config import read_config
 
+IMAGES = 30  # in each split
+
+
+class CommandHere:
+    """A `Popen` that runs a tool in this process, which spares each of them its imports."""
+
+    returncode = 0
+
+    def __init__(self, words, env, stdout, stderr):
+        _, _, _, *command = words
+        streams = contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr)
+        with patch.dict(os.environ, env), patch.object(sys, "argv", command), streams[0], streams[1]:
+            if command == ["tools/dataset_converters/digits.py"]:
+                write_few_digits(Path("data/digits"), IMAGES)
+                write_pixel_labels(Path("data/digits_pixels"))
+                leave_pixels(IMAGES)
+            else:
+                SegLocalVisualizer._instance_dict.clear()  # or this run logs into the last one's work dir
+                runpy.run_path(command[0], run_name="__main__")
+
+    def poll(self):
+        return 0
+
+
+def leave_pixels(count):
+    for folder in Path("data/digits_pixels").glob("*/validation"):
+        for path in sorted(folder.iterdir())[count:]:
+            path.unlink()
+
 
 @pytest.fixture
-def demo(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    import demo
+def clone(tmp_path, monkeypatch):
+    """A working folder with nothing but the tools, the configs and the reference log."""
+    for name in ("configs", "docs", "tools"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+    yield tmp_path
+    signal.signal(signal.SIGTERM, before)  # which the demo takes as Ctrl-C
 
-    return demo
 
-
-def test_results_are_what_was_recorded_and_the_gain_in_points(demo, tmp_path):
-    filler = TableFiller(demo.TABLE, [0], tmp_path)
-    results = tmp_path / "digits/results"
-    results.mkdir(parents=True)
-    for cell in filler.plan.cells:
-        value = 71.5 if cell.row == "MaPeT" else 63.0
-        record = {"metrics": {cell.metric: value}, "seconds": 2.0, "made": {}, "machine": "any"}
-        (results / f"{Path(cell.run.folder).name}.json").write_text(json.dumps(record))
-    table = demo.results_table(filler)
-    assert table.rows[0] == ["linear probe, 100 labels (top-1, %)", 63.0, 71.5, 8.5, "1.8, 2.2"]
-    assert table.texts()[3][1:] == ["63.0", "71.5", "+8.5", "not measured"]
-    readme = (ROOT / "README.md").read_text().split("| spread of each |")[1].partition("\n\n")[0]
-    assert [line.split("|")[-2].strip() for line in readme.splitlines()[2:]] == [
-        row[-1] for row in table.texts()
+def test_short_stages_lead_to_a_report_and_are_not_run_again(clone, monkeypatch, capsys):
+    monkeypatch.setattr(demo_stages, "subprocess", SimpleNamespace(Popen=CommandHere))
+    demo.main(["--quick"])
+    page = Path("work_dirs/demo/report.html").read_text()
+    printed = capsys.readouterr().out
+    assert page.count("<img") == 2 + 1 + 3 + 2  # curves, codebook, masks, segmentations
+    assert "report: work_dirs/demo/report.html" in printed
+    stages = demo.plan_stages(Path("work_dirs/demo"), quick=True)
+    assert all(stage.is_done for stage in stages)
+    for stage in stages:
+        assert stage.line.replace("'", "&#x27;") in page
+    # The table has the last value of each training's own log.
+    (row,) = (row for row in demo.results_table(stages).rows if row[0].startswith("fine-tuning, all"))
+    logged = [
+        float(re.findall(r"accuracy/top1: ([\d.]+)", stage.log.read_text())[-1])
+        for stage in stages
+        if stage.name in ("all-labels-scratch", "all-labels-mapet")
     ]
+    assert row[1:4] == pytest.approx([*logged, logged[1] - logged[0]], abs=1e-3)
+
+    monkeypatch.setattr(demo_stages, "subprocess", None)  # a stage that started would fail
+    demo.main(["--quick"])
+    assert "14 of 14 stages were done before" in capsys.readouterr().out
 
 
-def test_segmentation_starts_with_the_same_images_and_trains_all_or_the_head_alone(demo, tmp_path):
-    cells = [cell for cell in TableFiller(demo.TABLE, [0], tmp_path).plan.cells if cell.metric == "mIoU"]
-    assert [(cell.row, cell.run.data) for cell in cells] == [
-        (row, "digits_pixels") for row in ("MaPeT", "no pre-training") for _ in range(2)
-    ]
+def test_without_pretraining_as_many_images_are_seen_and_no_layer_learns_slower(clone):
+    """Each fine-tuning from random weights, against the pre-training and the fine-tuning after it."""
+
+    def images_seen(config, data, per_epoch):
+        cfg = read_config(config, data)
+        if "max_iters" in cfg.train_cfg:
+            return cfg.train_cfg.max_iters * cfg.train_dataloader.batch_size
+        return cfg.train_cfg.max_epochs * per_epoch
+
+    tasks = {task.name: task for task in demo.TASKS}
+    pretraining = images_seen(demo.PRETRAINING, "digits", 1437)
+    for name, labels in (("few-labels", 100), ("all-labels", 1437), ("segmentation", 100)):
+        task = tasks[name]
+        scratch = read_config(task.scratch_recipe, task.data)
+        both = pretraining + images_seen(task.recipe, task.data, labels)
+        assert images_seen(task.scratch_recipe, task.data, labels) == pytest.approx(both, rel=1e-3)
+        assert "layer_decay_rate" not in str(scratch.optim_wrapper)
+        assert scratch.model.backbone.init_cfg is None
+        # The schedule is as long as the training.
+        length = scratch.train_cfg.get("max_epochs") or scratch.train_cfg.max_iters
+        assert scratch.param_scheduler[-1].end == length
+
+
+def test_frozen_and_fine_tuned_segmentation_train_the_head_alone_or_all(clone):
+    stages = {stage.name: stage for stage in demo.plan_stages(Path("out"))}
     unfrozen = "model.backbone.frozen_stages=-1"
-    assert [unfrozen in cell.run.command for cell in cells] == [False, True, False, True]
-    assert len({cell.run.folder for cell in cells}) == 4
+    for start in ("scratch", "mapet"):
+        assert unfrozen not in stages[f"segmentation-frozen-{start}"].command
+        assert unfrozen in stages[f"segmentation-{start}"].command
     cfg = read_config(demo.SEGMENTATION, "digits_pixels")
     assert (cfg.model.backbone.frozen_stages, cfg.train_dataloader.dataset.indices) == (4, 100)
+
+
+def test_a_changed_recipe_runs_anew_with_all_that_starts_from_it(clone):
+    before = {stage.name: stage.folder for stage in demo.plan_stages(Path("out"))}
+    (clone / "configs").unlink()
+    (clone / "configs").mkdir()
+    for path in (ROOT / "configs").iterdir():
+        (clone / "configs" / path.name).symlink_to(path)
+    (clone / "configs/micro").unlink()
+    (clone / "configs/micro").mkdir()
+    for path in (ROOT / "configs/micro").iterdir():
+        (clone / "configs/micro" / path.name).symlink_to(path)
+    recipe = clone / demo.PRETRAINING
+    text = recipe.read_text()
+    recipe.unlink()
+    recipe.write_text(f"{text}optim_wrapper = dict(optimizer=dict(lr=1e-3))\n")
+    after = {stage.name: stage.folder for stage in demo.plan_stages(Path("out"))}
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"pretraining", *(f"{task.name}-mapet" for task in demo.TASKS)}
+
+
+def test_readme_shows_the_same_rows_and_spreads():
+    lines = (ROOT / "README.md").read_text().split("| spread of each |")[1].partition("\n\n")[0].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    assert [(row[0], row[-1]) for row in cells] == [(task.heading, task.spread) for task in demo.TASKS]

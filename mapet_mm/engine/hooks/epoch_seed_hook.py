@@ -28,10 +28,11 @@ class EpochSeedHook(Hook):
     image a seed made of the run's seed, the epoch and the image's place in the epoch's order. What the model
     draws in a step, for example stochastic depth, comes from the seed, the step and the process. A run that
     was killed and resumed, also in the middle of an epoch, therefore ends with the same weights as an
-    undisturbed one, bit for bit on one machine type, with any number of workers. The exceptions: gradients
-    that were being accumulated at the checkpoint are lost, and a batch sampler of the config's own (as
-    MMDetection's by aspect ratio) groups the rest of the epoch anew. Another number of processes draws the
-    same if `processes x batch_size` is the same, but for images that MMEngine repeats at an epoch's end.
+    undisturbed one, with any number of workers: bit for bit on CPUs of one type, and on CUDA only with
+    `randomness=dict(deterministic=True)`. The exceptions: gradients that were being accumulated at the
+    checkpoint are lost, and a batch sampler of the config's own (as MMDetection's by aspect ratio) groups the
+    rest of the epoch anew. Another number of processes draws the same if `processes x batch_size` is the
+    same, but for images that MMEngine repeats at an epoch's end.
 
     Raises:
         ResumeError: the checkpoint's epochs had another number of steps.

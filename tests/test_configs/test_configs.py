@@ -134,9 +134,9 @@ def test_imagenet_recipe_reads_a_photograph(path, loader, imagenet):
 
 @pytest.mark.parametrize("path", [p for p in PRETRAINING if load(p).val_dataloader], ids=label)
 def test_pretraining_image_is_the_largest_centred_square(path, imagenet):
-    """Cropped first, resized bicubic after; validation shows it without jitter."""
+    """Cropped first, rounded down as by the authors, then resized; validation shows it without jitter."""
     height, width, _ = PHOTOGRAPH.shape
-    left = round((width - height) / 2)
+    left = (width - height) // 2
     square = Image.fromarray(PHOTOGRAPH[:, left : left + height]).resize((224, 224), Image.Resampling.BICUBIC)
     inputs = first_sample(load(path), "val_dataloader", imagenet)["inputs"]
     np.testing.assert_array_equal(inputs.permute(1, 2, 0).numpy()[..., ::-1], np.asarray(square))

@@ -41,7 +41,6 @@ VARIANTS = {
     "eager": "MaPeT",
     "compiled": "MaPeT, compiled",
     "checkpointed": "MaPeT, checkpointed",
-    "half": "MaPeT, half the predictions",
     "beit": "BEiT (MMPretrain)",
     "mim": "MIM",
 }
@@ -134,8 +133,6 @@ def build_model(variant: str, size: str) -> nn.Module:
     cfg.backbone.drop_path_rate = 0.0
     if variant == "checkpointed":
         cfg.backbone.with_cp = True
-    if variant == "half":
-        cfg.prediction_ratio = 0.5
     init_default_scope("mmpretrain")
     MMLogger.get_instance("benchmark", log_level="ERROR")
     model = MODELS.build(cfg)

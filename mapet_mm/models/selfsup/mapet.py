@@ -30,14 +30,11 @@ class MaPeT(BaseSelfSupervisor):
             `DALL-E`; always in evaluation mode. None for a model that only gives features.
         data_preprocessor: gives a list of the images `(B, 3, H, W)` and what the target generator takes
             (stored token grids, or a second view of the images).
-        prediction_ratio: share of the targets that a training step predicts, in (0, 1]. Each step draws them
-            anew, at the same places of the permuted sequence for all its images. All targets stay in the
-            sequence, and the expected gradient is the same.
         **kwargs: as for MMPretrain's algorithms: `init_cfg`.
 
     Raises:
-        ValueError: a backbone without a two-stream forward, a target generator with a larger vocabulary than
-            the head's, or a prediction ratio outside (0, 1].
+        ValueError: a backbone without a two-stream forward, or a target generator with a larger vocabulary
+            than the head's.
     """
 
     def __init__(
@@ -46,7 +43,6 @@ class MaPeT(BaseSelfSupervisor):
         head: dict,
         target_generator: dict | None,
         data_preprocessor: dict | None = None,
-        prediction_ratio: float = 1.0,
         **kwargs,
     ) -> None:
         parts = dict(head=head, target_generator=target_generator, data_preprocessor=data_preprocessor)
@@ -55,9 +51,6 @@ class MaPeT(BaseSelfSupervisor):
         vit = getattr(self.backbone, "module", self.backbone)
         if not isinstance(vit, TwoStreamViT):
             raise ValueError(f"{type(vit).__name__} has no two-stream forward: take a MaPeTPretrain...")
-        if not 0 < prediction_ratio <= 1:
-            raise ValueError(f"prediction_ratio={prediction_ratio} is outside (0, 1]: 1 predicts all targets")
-        self.prediction_ratio = prediction_ratio
         vocab_size = getattr(self.target_generator, "vocab_size", 0)
         if vocab_size > self.head.vocab_size:
             raise ValueError(f"the target generator's vocab_size={vocab_size} is larger than the head's")
@@ -93,14 +86,14 @@ class MaPeT(BaseSelfSupervisor):
 
         Where the loader seeds each image (`EpochSeedHook`), its permutation comes from that seed.
         """
-        images, permutation = images_of(inputs), None
-        predicted = self.sample_predicted(images.device)
+        images = images_of(inputs)
+        permutation = None  # drawn by the backbone
         seeds = [sample.get("draw_seed") for sample in data_samples or ()]
         if seeds and None not in seeds:
             permutation = self.training_permutation(seeds, images.device)
-        latents, permutation = self.backbone(images, permutation, predicted)
-        tokens = self.target_tokens(inputs[1], permutation)
-        return self.head.loss(latents, tokens if predicted is None else tokens[:, predicted])
+        latents, permutation = self.backbone(images, permutation)  # B N-c D
+        tokens = self.target_tokens(inputs[1], permutation)  # B N-c
+        return self.head.loss(latents, tokens)
 
     def training_permutation(
         self, seeds: list[int], device: torch.device | str
@@ -112,14 +105,6 @@ class MaPeT(BaseSelfSupervisor):
             return seeded_permutations(seeds, vit.num_tokens, vit.num_extra_tokens)
         generators = (torch.Generator().manual_seed(seed) for seed in seeds)
         return torch.cat([vit.sample_permutation(1, "cpu", one) for one in generators]).to(device)
-
-    def sample_predicted(self, device: torch.device | str) -> Int64[Tensor, " predicted"] | None:
-        """Draw the targets that a step predicts, `(m,)` in ascending order; None for all."""
-        if self.prediction_ratio == 1:
-            return None
-        num_targets = self.backbone.num_targets
-        number = max(1, round(self.prediction_ratio * num_targets))
-        return torch.randperm(num_targets, device=device)[:number].sort().values
 
     @torch.no_grad()
     def predict(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> list[DataSample]:

@@ -14,8 +14,8 @@ from mmengine.fileio import list_dir_or_file
 from mmpretrain.models.backbones import VisionTransformer
 
 from mapet_mm.interop.convert import as_start, sizes_of
-from mapet_mm.models.target_generators.base import TokenizerError
 from mapet_mm.models.target_generators.kclip import weights_file
+from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import read_weights, write_weights
 

@@ -108,9 +108,7 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
     pipeline = [*cfg.load_square, cfg.color_jitter, load_tokens, cfg.pack]
     cfg.train_dataloader.dataset = images_config(args, pipeline)
     warming, cooling = cfg.param_scheduler
-    warming.end = warm_up
-    cooling.begin = warm_up
-    cooling.end = args.epochs
+    warming.end, cooling.begin, cooling.end = warm_up, warm_up, args.epochs
     schedules = [warming, cooling] if warm_up else [cooling]
     init = dict(type="Pretrained", checkpoint=INIT, prefix="backbone.") if args.init else None
     cfg.merge_from_dict(

@@ -15,7 +15,7 @@ from mapet_mm.cli.choices import choose, take_weights, vocabulary
 from mapet_mm.cli.pretrain import main, parse_args, pretrain
 from mapet_mm.cli.stages import Stage, claim
 from mapet_mm.models import MaPeTPretrainViT
-from mapet_mm.models.target_generators.base import TokenizerError
+from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import read_weights

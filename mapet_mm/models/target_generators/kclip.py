@@ -15,9 +15,9 @@ from filelock import FileLock
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mapet_mm.models.target_generators.base import TokenizerError
 from mapet_mm.models.target_generators.frozen_network import load_weights
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
+from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.registry import MODELS
 from mapet_mm.structures.codebook import Codebook
 from mapet_mm.utils.errors import reason_of

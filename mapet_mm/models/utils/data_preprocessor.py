@@ -24,12 +24,15 @@ def check_pixel_range(preprocessor: nn.Module, images: Tensor, prefix: str = "")
     and `std` are the preprocessor's; `prefix` is "second_" for the second view's. The first images stand for
     all: reading values waits for the device.
     """
-    checked = vars(preprocessor).setdefault("range_checked", set())
-    mean, std = (getattr(preprocessor, prefix + name, None) for name in ("mean", "std"))
+    checked = getattr(preprocessor, "range_checked", frozenset())  # prefixes of the views that were seen
+    mean = getattr(preprocessor, f"{prefix}mean", None)
+    std = getattr(preprocessor, f"{prefix}std", None)
     if prefix in checked or mean is None or std is None or not images.numel():
         return
-    checked.add(prefix)
-    low, high = images.min().item(), images.max().item()
+    preprocessor.range_checked = checked | {prefix}
+
+    low = images.min().item()
+    high = images.max().item()
     if images.is_floating_point() and low >= 0 and 0 < high <= 1 and mean.max() > 2:
         raise PixelRangeError("the images have values from 0 to 1, and the `mean` is for 0 to 255")
     if high > 2 and std.max() < 1:
@@ -56,10 +59,14 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
         samples = data.get("data_samples") or ()
         images = self._send(data["inputs"])
         check_pixel_range(self, images)
+
+        # Masks, if the samples have any.
         if samples and "mask" in samples[0]:
             masks = self._send([torch.as_tensor(sample.mask) for sample in samples])
             for sample, mask in zip(samples, masks, strict=True):
                 sample.set_mask(mask)
+
+        # Normalise the images; the samples stay as they are.
         grids = [sample.get("token_grid") for sample in samples]
         images = super().forward({"inputs": images, "data_samples": None}, training)["inputs"]
         if not training and all(grid is None for grid in grids):

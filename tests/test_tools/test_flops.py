@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from flops import PASSES, complexity, model_step_flops, training_flops
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 from mmpretrain.structures import DataSample
@@ -10,7 +11,6 @@ from torch.utils.data import Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from mapet_mm.models import LateQueryViT, MaPeTPretrainViT, TokenPredictionHead
-from mapet_mm.models.flops import PASSES, complexity, model_step_flops, training_flops
 from mapet_mm.models.utils import two_stream
 from mapet_mm.models.utils.attention import attend_with_bmm
 from mapet_mm.models.utils.objectives import get_objective, group_sizes, visibility

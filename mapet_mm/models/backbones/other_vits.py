@@ -91,6 +91,12 @@ class MaPeTPretrainBEiT(_OtherViT, BEiTViT):
 
     Raises:
         ValueError: as for `MaPeTPretrainViT`, or no position embeddings but shared ones.
+
+    Example:
+        >>> vit = MaPeTPretrainBEiT(arch="base", img_size=32, cutting_point=2)
+        >>> latents, permutation = vit(torch.randn(2, 3, 32, 32))
+        >>> latents.shape
+        torch.Size([2, 3, 768])
     """
 
     layer_type = BEiTLayer
@@ -155,6 +161,12 @@ class MaPeTPretrainEVA02(_OtherViT, ViTEVA02):
 
     Raises:
         ValueError: as for `MaPeTPretrainViT`.
+
+    Example:
+        >>> vit = MaPeTPretrainEVA02(arch="tiny", img_size=28, cutting_point=2)
+        >>> latents, permutation = vit(torch.randn(2, 3, 28, 28))
+        >>> latents.shape
+        torch.Size([2, 3, 192])
     """
 
     layer_type = EVA02Layer

@@ -100,6 +100,12 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
 
     Raises:
         ValueError: as for `MaPeTPretrainViT`, or a model with a forward pass that is unknown here.
+
+    Example:
+        >>> vit = MaPeTPretrainTIMM("vit_tiny_patch16_224", img_size=32, cutting_point=2)
+        >>> latents, permutation = vit(torch.randn(2, 3, 32, 32))
+        >>> latents.shape
+        torch.Size([2, 3, 192])
     """
 
     def __init__(self, model_name: str, **kwargs: Any) -> None:

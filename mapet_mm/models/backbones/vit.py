@@ -98,6 +98,12 @@ class MaPeTViT(VisionTransformer):
 
     Raises:
         ValueError: a size that is not one or two whole numbers.
+
+    Example:
+        >>> vit = MaPeTViT("deit-tiny", img_size=32, out_type="featmap")
+        >>> (features,) = vit(torch.randn(2, 3, 32, 32))
+        >>> features.shape
+        torch.Size([2, 192, 2, 2])
     """
 
     OUT_TYPES = VisionTransformer.OUT_TYPES | {WITH_CLASS_TOKEN}
@@ -183,6 +189,12 @@ class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
             ViT-T and S, 60 for B.
         recompute: compute GELU, and LayerNorm under autocast, again in the backward pass instead of keeping
             their results: a fifth less memory, a little slower (docs/performance.md). `with_cp` overrides it.
+
+    Example:
+        >>> vit = MaPeTPretrainViT("deit-tiny", img_size=32, cutting_point=2)  # of 5 tokens
+        >>> latents, permutation = vit(torch.randn(2, 3, 32, 32))
+        >>> latents.shape  # 3 targets
+        torch.Size([2, 3, 192])
     """
 
     def __init__(

@@ -23,6 +23,13 @@ class LinearProbe(ImageClassifier):
     Raises:
         ValueError: the head is a `LayerwiseLinearHead`, and the backbone normalises its last layer's tokens,
             or has not just a class token before the patches.
+
+    Example:
+        >>> backbone = dict(type="mapet_mm.MaPeTViT", arch="deit-tiny", img_size=32)
+        >>> head = dict(type="mmpretrain.LinearClsHead", num_classes=10, in_channels=192)
+        >>> probe = LinearProbe(backbone=backbone, head=head).train()
+        >>> probe.backbone.training
+        False
     """
 
     def __init__(self, *args, **kwargs) -> None:
@@ -62,6 +69,12 @@ class LayerwiseLinearHead(ClsHead):
 
     Raises:
         ValueError: an inference layer that is not probed, or features of another number of layers.
+
+    Example:
+        >>> head = LayerwiseLinearHead(num_classes=10, in_channels=192, layers=2)
+        >>> tokens = torch.randn(3, 5, 192)  # of 4 patches and the class token
+        >>> [logits.shape for logits in head.layer_logits([tokens, tokens])]
+        [torch.Size([3, 10]), torch.Size([3, 10])]
     """
 
     def __init__(

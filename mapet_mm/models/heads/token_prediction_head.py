@@ -29,6 +29,12 @@ class TokenPredictionHead(BaseModule):
         embed_dims: dimension `D` of the latents.
         vocab_size: number of visual tokens `V`; the paper's is 8192.
         **kwargs: as for any MMEngine module: `init_cfg`.
+
+    Example:
+        >>> head = TokenPredictionHead(embed_dims=192, vocab_size=8192)
+        >>> losses = head.loss(torch.randn(2, 137, 192), torch.randint(8192, (2, 137)))
+        >>> sorted(losses)
+        ['loss', 'token_accuracy']
     """
 
     def __init__(self, embed_dims: int, vocab_size: int = 8192, **kwargs) -> None:
@@ -103,6 +109,13 @@ class BEiTTokenHead(TokenPredictionHead):
         max_masked: the largest number of masked patches of an image; the head computes this many rows per
             image. None computes all patches: the same loss with more arithmetic.
         **kwargs: as for `TokenPredictionHead`.
+
+    Example:
+        >>> head = BEiTTokenHead(embed_dims=192, vocab_size=8192, max_masked=2)
+        >>> latents = torch.randn(1, 5, 192)  # of the class token and 4 patches
+        >>> loss = head.loss(latents, torch.randint(8192, (1, 4)), mask=torch.tensor([[[1, 0], [1, 0]]]))
+        >>> loss.shape
+        torch.Size([])
     """
 
     values_checked = False
@@ -142,7 +155,16 @@ class BEiTTokenHead(TokenPredictionHead):
 
 @MODELS.register_module()
 class CAETokenHead(CAEHead):
-    """MMPretrain's `CAEHead` with token ids as targets; MMPretrain's takes DALL-E logits."""
+    """MMPretrain's `CAEHead` with token ids as targets; MMPretrain's takes DALL-E logits.
+
+    Example:
+        >>> head = CAETokenHead(loss=dict(type="mmpretrain.CAELoss", lambd=2))
+        >>> logits, latents = torch.randn(2, 8192), torch.randn(1, 2, 192)  # of 2 masked patches
+        >>> masked = torch.tensor([[True, False, True, False]])
+        >>> main, align = head.loss(logits, torch.randint(8192, (1, 4)), latents, latents, masked)
+        >>> align  # the predicted latents are the true ones
+        tensor(0.)
+    """
 
     def _generate_target(self, logits_target: Int64[Tensor, "batch patch"]) -> Int64[Tensor, "batch patch"]:
         return logits_target.clamp(min=0)

@@ -27,6 +27,12 @@ class ProjectedCAENeck(CAENeck):
         num_classes: size of the vocabulary.
         **kwargs: as for `CAENeck`: `num_heads`, `regressor_depth`, `decoder_depth`, `mask_tokens_num`,
             `layer_scale_init_value`, `drop_path_rate`, ...
+
+    Example:
+        >>> options = dict(num_heads=3, mask_tokens_num=2, layer_scale_init_value=0.1)
+        >>> neck = ProjectedCAENeck(encoder_dims=384, embed_dims=192, **options)
+        >>> neck.encoder_to_neck(torch.randn(1, 4, 384)).shape
+        torch.Size([1, 4, 192])
     """
 
     def __init__(self, encoder_dims: int, embed_dims: int, num_classes: int = 8192, **kwargs) -> None:
@@ -48,6 +54,11 @@ class BatchNormNeck(BaseModule):
         dropout: share of the channels that are dropped in training.
         norm_cfg: the norm, `dict(type="BN")` by default, "SyncBN" in several processes.
         **kwargs: as for any MMEngine module: `init_cfg`.
+
+    Example:
+        >>> (features,) = BatchNormNeck(channels=192)([torch.randn(2, 192, 14, 14)])
+        >>> features.shape
+        torch.Size([2, 192, 14, 14])
     """
 
     def __init__(self, channels: int, dropout: float = 0.1, norm_cfg: dict | None = None, **kwargs) -> None:
@@ -77,6 +88,11 @@ class SimpleFeaturePyramid(BaseModule):
             default makes strides 4, 8, 16 and 32.
         num_outs: number of maps, at least one a factor; the others take every second value of the one before.
         **kwargs: as for any MMEngine module: `init_cfg`.
+
+    Example:
+        >>> maps = SimpleFeaturePyramid(in_channels=192)([torch.randn(1, 192, 14, 14)])
+        >>> [each.shape[-1] for each in maps]
+        [56, 28, 14, 7]
     """
 
     def __init__(

@@ -22,6 +22,21 @@ class ProjectedCAE(CAE):
     Args:
         **kwargs: as for MMPretrain's `CAE`: `backbone`, `neck`, `head`, `target_generator`,
             `base_momentum`, `data_preprocessor`, `init_cfg`.
+
+    Example:
+        >>> vit = dict(type="mmpretrain.CAEPretrainViT", arch="deit-tiny", img_size=32)
+        >>> widths = dict(encoder_dims=192, embed_dims=96, num_heads=3, num_classes=64)
+        >>> options = dict(mask_tokens_num=2, layer_scale_init_value=0.1)
+        >>> model = ProjectedCAE(
+        ...     backbone=dict(vit, layer_scale_init_value=0.1),
+        ...     neck=dict(type="mapet_mm.ProjectedCAENeck", **widths, **options),
+        ...     head=dict(type="mapet_mm.CAETokenHead", loss=dict(type="mmpretrain.CAELoss", lambd=2)),
+        ...     target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=64),
+        ... )
+        >>> sample = DataSample(mask=torch.tensor([[1, 0], [1, 0]]))
+        >>> losses = model.loss([torch.randn(1, 3, 32, 32), torch.randint(64, (1, 2, 2))], [sample])
+        >>> list(losses)
+        ['loss', 'main', 'align']
     """
 
     def __init__(self, **kwargs) -> None:

@@ -35,6 +35,18 @@ class MaPeT(BaseSelfSupervisor):
     Raises:
         ValueError: a backbone without a two-stream forward, or a target generator with a larger vocabulary
             than the head's.
+
+    Example:
+        >>> vit = dict(type="mapet_mm.MaPeTPretrainViT", arch="deit-tiny", img_size=32, cutting_point=2)
+        >>> model = MaPeT(
+        ...     backbone=vit,
+        ...     head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=192, vocab_size=64),
+        ...     target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=64),
+        ... )
+        >>> images, token_grids = torch.randn(2, 3, 32, 32), torch.randint(64, (2, 2, 2))
+        >>> losses = model([images, token_grids], mode="loss")
+        >>> sorted(losses)
+        ['loss', 'token_accuracy']
     """
 
     def __init__(

@@ -40,6 +40,16 @@ class GridKMeans(Tokenizer):
     Raises:
         TokenizerError: the encoder has no such layer, the layer has no square grid, or see `build_frozen`.
         CodebookError: the codebook cannot be read or was fitted on other features.
+
+    Example:
+        >>> vit = dict(type="mapet_mm.MaPeTViT", arch="deit-tiny", img_size=32, out_type="featmap")
+        >>> features = GridKMeans(vit, image_size=32, random_seed=0).features(torch.randn(8, 3, 32, 32))
+        >>> features.shape  # a grid of 2 x 2
+        torch.Size([8, 4, 192])
+        >>> codebook = Codebook(features.flatten(0, 1))  # or of k centroids: `fit_codebook`
+        >>> tokenizer = GridKMeans(vit, image_size=32, codebook=codebook, random_seed=0)
+        >>> tokenizer(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 4])
     """
 
     def __init__(

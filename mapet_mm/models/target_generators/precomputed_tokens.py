@@ -16,6 +16,10 @@ class PrecomputedTokens(BaseModule):
 
     Args:
         vocab_size: number of token ids that the head predicts; ids must be below it.
+
+    Example:
+        >>> PrecomputedTokens(vocab_size=8192)(torch.randint(8192, (2, 14, 14))).shape
+        torch.Size([2, 196])
     """
 
     def __init__(self, vocab_size: int) -> None:

@@ -52,6 +52,14 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
     Raises:
         ValueError: a sample has no token grid.
         PixelRangeError: the first images do not have the range of `mean` and `std`.
+
+    Example:
+        >>> preprocessor = TokenGridDataPreprocessor(mean=[127.5] * 3, std=[127.5] * 3)
+        >>> sample = DataSample(token_grid=np.zeros((2, 2), np.uint16))
+        >>> batch = dict(inputs=torch.full((1, 3, 32, 32), 255), data_samples=[sample])
+        >>> images, token_grids = preprocessor(batch, training=True)["inputs"]
+        >>> images.max(), token_grids.shape
+        (tensor(1.), torch.Size([1, 2, 2]))
     """
 
     def forward(self, data: dict, training: bool = False) -> dict:
@@ -96,6 +104,16 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
 
     Raises:
         PixelRangeError: the first images do not have the range of the means and deviations.
+
+    Example:
+        >>> first = dict(mean=[0.0] * 3, std=[255.0] * 3)
+        >>> second = dict(second_mean=[127.5] * 3, second_std=[127.5] * 3)
+        >>> preprocessor = TwoViewDataPreprocessor(**first, **second)
+        >>> views = [torch.full((1, 3, 32, 32), 255), torch.zeros(1, 3, 16, 16)]
+        >>> batch = dict(inputs=views, data_samples=[DataSample()])
+        >>> images, second_view = preprocessor(batch, training=True)["inputs"]
+        >>> images.max(), second_view.max()
+        (tensor(1.), tensor(-1.))
     """
 
     def forward(self, data: dict, training: bool = False) -> dict:

@@ -51,6 +51,16 @@ class Objective:
     Raises:
         ValueError: other groups, or the targets' content last, which has seen what it would predict; or
             groups without a mask that `sees` does not describe as dense.
+
+    Example:
+        >>> Objective("mapet", groups="CMTQ").predicting_group
+        'Q'
+        >>> visibility(PIM, num_context=1, num_targets=2).int()  # rows C T T Q Q, keys C T T
+        tensor([[1, 0, 0],
+                [1, 1, 0],
+                [1, 1, 1],
+                [1, 0, 0],
+                [1, 1, 0]], dtype=torch.int32)
     """
 
     name: str

@@ -94,7 +94,7 @@ def main(arguments: Sequence[str]) -> None:
 def pretrain(args: argparse.Namespace) -> None:
     """The whole job."""
     if not args.images.is_dir():
-        raise UserError(f"{args.images} is no folder of images")
+        raise UserError(f"{args.images} is not a folder of images")
     from mapet_mm.cli.configs import lengthen, set_max_skipped
 
     held = claim(args.out)  # until this process and those that it starts have ended

@@ -137,7 +137,7 @@ def test_options_that_decided_nothing_bind_to_nothing(photographs, planned):
     for wrong, said in (
         (options(photographs, "--init", "nowhere.pth", "--tokenizer", "init"), "nowhere.pth"),
         (options(photographs.parent / "empty"), "holds no images"),
-        (options(photographs.parent / "gone"), "is no folder"),
+        (options(photographs.parent / "gone"), "is not a folder"),
     ):
         with pytest.raises(UserError, match=said):
             pretrain(wrong)

@@ -88,8 +88,10 @@ class LayerwiseLinearHead(ClsHead):
         super().__init__(**{"loss": dict(type="CrossEntropyLoss"), **kwargs})
         self.layers = list(range(1, layers + 1))
         self.inference_layer = self.layers[-1] if inference_layer is None else inference_layer
-        self.num_classes, self.in_channels = num_classes, in_channels
         self._inference_index = self.layers.index(self.inference_layer)
+        self.num_classes = num_classes
+        self.in_channels = in_channels
+        # One classifier for each layer, all from the same start.
         classifier = nn.Linear(2 * in_channels, num_classes)
         nn.init.normal_(classifier.weight, std=0.01)
         nn.init.zeros_(classifier.bias)
@@ -107,10 +109,11 @@ class LayerwiseLinearHead(ClsHead):
         """Logits of each layer, `(B, C)` each, of all layers' tokens, `(B, N, D)` each."""
         if len(feats) != len(self.layers):
             raise ValueError(f"features of {len(feats)} layers, not {len(self.layers)}: set `out_indices`")
+        logits = []
         with torch.autocast(feats[0].device.type, enabled=False):
-            return [
-                classifier(pool(tokens)) for classifier, tokens in zip(self.classifiers, feats, strict=True)
-            ]
+            for classifier, tokens in zip(self.classifiers, feats, strict=True):
+                logits.append(classifier(pool(tokens)))
+        return logits
 
     def loss(
         self, feats: Sequence[Tensor], data_samples: list[DataSample], **kwargs

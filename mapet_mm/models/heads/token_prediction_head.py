@@ -22,7 +22,7 @@ from mapet_mm.registry import MODELS
 class TokenPredictionHead(BaseModule):
     """Linear layer to the vocabulary, with cross-entropy against the targets' tokens (paper, Eq. 2).
 
-    A subclass with a `forward` of its own is trained through it; the logits of the whole batch are then in
+    A subclass with another `forward` is trained through it; the logits of the whole batch are then in
     memory. Another loss goes into `cross_entropy`; validation (`evaluate`) reports the plain one.
 
     Args:
@@ -83,8 +83,9 @@ class TokenPredictionHead(BaseModule):
     @property
     def is_linear(self) -> bool:
         """True if the logits are a linear layer of the latents: no subclass or LoRA computes others."""
-        own = type(self).forward is TokenPredictionHead.forward
-        return own and type(self.projection) is nn.Linear and self.projection.bias is not None
+        has_plain_forward = type(self).forward is TokenPredictionHead.forward
+        has_plain_layer = type(self.projection) is nn.Linear and self.projection.bias is not None
+        return has_plain_forward and has_plain_layer
 
     @torch.no_grad()
     def evaluate(

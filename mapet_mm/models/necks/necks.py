@@ -1,4 +1,4 @@
-"""Necks: CAE's at a width of its own, BatchNorm for linear segmentation, a feature pyramid of a plain ViT."""
+"""Necks: CAE's at another width, BatchNorm for linear segmentation, a feature pyramid of a plain ViT."""
 
 from collections.abc import Sequence
 from math import log2
@@ -16,7 +16,7 @@ from mapet_mm.registry import MODELS
 
 @MODELS.register_module()
 class ProjectedCAENeck(CAENeck):
-    """MMPretrain's `CAENeck` at a width of its own, for `ProjectedCAE`.
+    """MMPretrain's `CAENeck` at another width than the encoder's, for `ProjectedCAE`.
 
     `encoder_to_neck` takes latents of the encoder to the neck's width: a linear layer and a LayerNorm, as in
     the code of CAE's authors, or nothing where the widths are the same.
@@ -78,8 +78,8 @@ class SimpleFeaturePyramid(BaseModule):
     """ViTDet's simple feature pyramid: every map comes from the ViT's last one (Li et al., 2022, Section 3).
 
     A neck for MMSegmentation and MMDetection. All maps of a ViT have the stride of its patches, so an FPN
-    over several layers would merge maps that are no pyramid. The backbone needs `out_type='featmap'`; if it
-    gives several maps, the last one is used.
+    over several layers would merge maps that are not a pyramid. The backbone needs `out_type='featmap'`; of
+    several maps, the last one is used.
 
     Args:
         in_channels: width of the ViT.
@@ -116,7 +116,7 @@ class SimpleFeaturePyramid(BaseModule):
 
 
 def _level(in_channels: int, out_channels: int, octaves: int) -> nn.Sequential:
-    """One map: so many times doubled (or, below 0, halved) in size, then brought to its width."""
+    """One map: doubled in size `octaves` times (halved if below 0), then brought to its width."""
     layers: list[nn.Module] = []
     channels = in_channels
     for octave in range(octaves):

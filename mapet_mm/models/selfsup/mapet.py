@@ -18,7 +18,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by
 
 @MODELS.register_module()
 class MaPeT(BaseSelfSupervisor):
-    """Masked and permuted pre-training: predict the visual tokens of the patches behind the cutting point.
+    """Masked and permuted pre-training: predict the visual tokens of the patches after the cutting point.
 
     With the backbone's objectives 'pim' and 'mim' it trains Permuted and Masked Image Modeling.
 
@@ -112,11 +112,15 @@ class MaPeT(BaseSelfSupervisor):
     ) -> Int64[Tensor, "batch token"]:
         """The permutation `(B, N)` of each image by its seed; a subclass of the backbone may draw its own."""
         vit = getattr(self.backbone, "module", self.backbone)
+        # The usual order is drawn on the device, for all images at once.
         if type(vit).sample_permutation is TwoStreamViT.sample_permutation:
             seeds = torch.tensor(seeds).to(device, non_blocking=True)
             return seeded_permutations(seeds, vit.num_tokens, vit.num_extra_tokens)
-        generators = (torch.Generator().manual_seed(seed) for seed in seeds)
-        return torch.cat([vit.sample_permutation(1, "cpu", one) for one in generators]).to(device)
+        permutations = []
+        for seed in seeds:
+            generator = torch.Generator().manual_seed(seed)
+            permutations.append(vit.sample_permutation(1, "cpu", generator))
+        return torch.cat(permutations).to(device)
 
     @torch.no_grad()
     def predict(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> list[DataSample]:
@@ -133,10 +137,11 @@ class MaPeT(BaseSelfSupervisor):
 
     def validation_permutation(self, images: Tensor) -> Int64[Tensor, "batch token"]:
         """The permutation `(B, N)` that each image has in every validation, in whichever batch it comes."""
-        seeds = image_seeds(images).tolist()  # the only wait for the device, once per batch
-        generators = (torch.Generator().manual_seed(seed) for seed in seeds)
-        rows = [self.backbone.sample_permutation(1, "cpu", one) for one in generators]
-        return torch.cat(rows).to(images.device)
+        permutations = []
+        for seed in image_seeds(images).tolist():  # the only wait for the device, once per batch
+            generator = torch.Generator().manual_seed(seed)
+            permutations.append(self.backbone.sample_permutation(1, "cpu", generator))
+        return torch.cat(permutations).to(images.device)
 
     @torch.no_grad()
     def target_tokens(self, target_inputs: Tensor, permutation: Tensor) -> Int64[Tensor, "batch target"]:
@@ -146,8 +151,9 @@ class MaPeT(BaseSelfSupervisor):
         num_patches = self.backbone.num_tokens - extra
         if tokens.shape != (len(permutation), num_patches):
             raise ValueError(f"tokens of shape {tuple(tokens.shape)} for {num_patches} patches per image")
-        # Place c + i of the permutation holds token p, which is patch p - 1 behind one class token.
-        return tokens.gather(1, permutation[:, self.backbone.cutting_point :] - extra)
+        # The i-th target is token p of rank c + i in the permutation: patch p - 1 after one class token.
+        patches = permutation[:, self.backbone.cutting_point :] - extra
+        return tokens.gather(1, patches)
 
 
 def images_of(inputs: Tensor | list[Tensor]) -> Tensor:

@@ -92,7 +92,7 @@ def load_checkpoint(network: nn.Module, checkpoint: str, prefix: str | None = No
 
 
 def refuse_nested_checkpoints(network: nn.Module, kind: str) -> None:
-    """Raise TokenizerError if a part of a network names weights by an `init_cfg` of its own."""
+    """Raise TokenizerError if a part of a network names weights in its own `init_cfg`."""
     for name, module in network.named_modules():
         if any(pretrained_entries(getattr(module, "init_cfg", None))):
             raise TokenizerError(

@@ -84,7 +84,8 @@ class KCLIP(GridKMeans):
         image_size = image_size or tower_config(clip_model)["image_size"]
         if image_size % stride:
             raise ValueError(f"KCLIP's image_size must be a multiple of {stride} px, got {image_size}")
-        self.stride, self._tower = stride, (clip_model, pretrained)
+        self.stride = stride
+        self._tower = (clip_model, pretrained)
         super().__init__(build_tower(clip_model, pretrained, stride), image_size, codebook)
 
     def _describe(self, *_: Any) -> dict[str, Any]:
@@ -117,8 +118,8 @@ def tower_config(clip_model: str | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(vision.get("layers"), list | tuple):
         known = ", ".join(name for name in open_clip.list_models() if name.startswith("RN"))
         raise TokenizerError(
-            f"clip_model '{clip_model}' is no CLIP ResNet of open_clip: choose one of {known}, give a dict "
-            "with layers, width and image_size, or take a GridKMeans with type='open_clip.create_model'"
+            f"clip_model '{clip_model}' is not a CLIP ResNet of open_clip: choose one of {known}, give a "
+            "dict with layers, width and image_size, or take a GridKMeans with type='open_clip.create_model'"
         )
     width = vision["width"]
     return {
@@ -185,7 +186,7 @@ def weights_file(clip_model: str | Mapping[str, Any], pretrained: str) -> str:
     tags = list_pretrained_tags_by_model(clip_model) if isinstance(clip_model, str) else []
     if pretrained not in tags:
         raise TokenizerError(
-            f"pretrained='{pretrained}' is no file and no tag of {clip_model} in open_clip, which has "
+            f"pretrained='{pretrained}' is neither a file nor a tag of {clip_model} in open_clip, which has "
             f"{', '.join(tags) or 'none'}: {REMEDY}"
         )
     cache = os.path.expanduser("~/.cache/clip")  # open_clip's default, named here for the lock

@@ -79,6 +79,8 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
         images = super().forward({"inputs": images, "data_samples": None}, training)["inputs"]
         if not training and all(grid is None for grid in grids):
             return {**data, "inputs": images}
+
+        # The grids, as one tensor of ids.
         if not grids or any(grid is None for grid in grids):
             raise ValueError(
                 "the batch has samples without token_grid: put LoadTokenGrid in the pipeline and "
@@ -121,6 +123,7 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
         inputs = data["inputs"]
         if not training and (isinstance(inputs, Tensor) or inputs[0].ndim == 3):
             return SelfSupDataPreprocessor.forward(self, {**data, "inputs": _stacked(inputs)}, training)
+        # Two views: their ranges are looked at before they are normalised.
         views = [_stacked(view) for view in inputs]
         for view, prefix in zip(views, ("", "second_"), strict=True):
             check_pixel_range(self, view, prefix)

@@ -23,7 +23,7 @@ def token_ids(outputs: Tensor) -> Int64[Tensor, "batch grid"]:
     `(B, V, H, W)`, logits over the vocabulary (MMPretrain's `DALL-E`); others are a ValueError.
     """
     if outputs.ndim == 4 and outputs.is_floating_point():
-        tokens = outputs.argmax(1, keepdim=True)  # of a NaN, where there is one
+        tokens = outputs.argmax(1, keepdim=True)  # a NaN counts as the largest
         tokens = tokens.masked_fill(~outputs.gather(1, tokens).isfinite(), -1)
         return tokens.flatten(1)  # B 1 H W -> B (H W)
     if outputs.ndim == 2 and not outputs.is_floating_point():

@@ -5,7 +5,8 @@ package's requirements name none of them, and this check runs when `mapet_mm` is
 metadata and imports nothing.
 """
 
-from importlib.metadata import PackageNotFoundError, version
+import platform
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 
 INSTALL = 'pip install "mapet_mm[onedl]" (in a clone of the repository: pip install -e ".[onedl]")'
@@ -21,6 +22,34 @@ LIBRARIES = {
     "mmseg": ("onedl-mmsegmentation", "mmsegmentation"),
 }
 
+# The modules whose versions a bug report needs; several distributions can bring the same module.
+REPORTED = ("torch", "torchvision", *LIBRARIES, "mmdet", "mmpose", "timm", "open_clip", "faiss")
+
+
+def version_report() -> str:
+    """Versions of this package and of what it stands on, a line each, to paste into a bug report."""
+    from mapet_mm import __version__
+
+    versions = {"mapet_mm": __version__, "Python": f"{platform.python_version()} on {platform.platform()}"}
+    distributions = packages_distributions()
+    for module in REPORTED:
+        names = sorted(set(distributions.get(module, [])))
+        versions[module] = ", ".join(f"{name} {version(name)}" for name in names) or "not installed"
+    versions["CUDA"] = _cuda()
+    return "\n".join(f"{name:12}{found}" for name, found in versions.items())
+
+
+def _cuda() -> str:
+    """The CUDA that PyTorch was built for, and the GPUs that it sees."""
+    try:
+        import torch
+    except ImportError as error:
+        return f"unknown, because PyTorch cannot be imported: {error}"
+    if torch.version.cuda is None:
+        return "none: PyTorch was built without it"
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return f"{torch.version.cuda}, {', '.join(gpus) or 'no GPU'}"
+
 
 def check_openmmlab() -> None:
     """Raise a one-line ImportError with the command that helps, unless the libraries can be used."""
@@ -28,7 +57,8 @@ def check_openmmlab() -> None:
     if missing:
         raise ImportError(f"mapet_mm needs OpenMMLab, and {', '.join(missing)} cannot be imported: {INSTALL}")
     installed = [list(filter(_is_installed, distributions)) for distributions in LIBRARIES.values()]
-    if doubles := [names for names in installed if len(names) > 1]:
+    doubles = [names for names in installed if len(names) > 1]
+    if doubles:
         # Uninstall both and reinstall one, because each may have overwritten the other's files.
         raise ImportError(
             f"{'; '.join(map(' and '.join, doubles))} are installed together and overwrite each other's "

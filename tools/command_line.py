@@ -49,4 +49,10 @@ def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
         help="images that cannot be decoded or encoded: stop after all others (the default), or leave "
         "them out, which a store records",
     )
+    parser.add_argument(
+        "--max-skipped",
+        type=float,
+        metavar="SHARE",
+        help="stop if more than this share of the images is left out (default: the config's, else 0.05)",
+    )
     add_config_options(parser)

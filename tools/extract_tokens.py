@@ -54,6 +54,8 @@ def main() -> None:
         cfg.token_store = args.out
     if args.on_error:
         cfg.on_error = args.on_error
+    if args.max_skipped is not None:
+        cfg.max_skipped = args.max_skipped
     choose_device()
     if args.verify is not None:
         store, verification = run_verify_tokens(cfg, args.verify)

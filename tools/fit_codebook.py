@@ -43,6 +43,8 @@ def main() -> None:
     cfg = read_config(args.config, args.cfg_options)
     if args.on_error:
         cfg.on_error = args.on_error
+    if args.max_skipped is not None:
+        cfg.max_skipped = args.max_skipped
     keep_freed_memory()
     choose_device()
     join = partial(start_processes, args.launcher)

@@ -20,10 +20,10 @@ def main() -> None:
     parser.add_argument("configs", nargs="+", metavar="CONFIG")
     parser.add_argument("--shape", type=int, nargs="+", help="another side, or height and width")
     args = parser.parse_args()
+    from flops import complexity
     from mmengine.logging import MMLogger
 
     from mapet_mm.engine.runners.launch import read_config
-    from mapet_mm.models.flops import complexity
 
     MMLogger.get_instance("mmengine", log_level="WARNING")  # nothing between the table's rows
     print("| recipe | parameters (M) | FLOPs (G) | FLOPs of a step (G) |")

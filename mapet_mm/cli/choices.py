@@ -14,8 +14,8 @@ from mmengine.fileio import list_dir_or_file
 from mmpretrain.models.backbones import VisionTransformer
 
 from mapet_mm.interop.convert import as_start, sizes_of
-from mapet_mm.models.target_generators.base import TokenizerError
 from mapet_mm.models.target_generators.kclip import weights_file
+from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import read_weights, write_weights
 
@@ -54,14 +54,20 @@ class Choices:
 def choose(args: argparse.Namespace) -> Choices:
     """Count the images and decide; weights to start from become RUN/init.pth."""
     names, others = find_images(args.images)
-    words, arch, count = [f"images: {len(names)}"], args.arch or "small", len(names)
-    if told := ", ".join(f"{number} {kind}" for kind, number in sorted(others.items())):
-        words.append(f"other files, left out: {told}")
+    count = len(names)
+    words = [f"images: {count}"]
+    left_out = ", ".join(f"{number} {kind}" for kind, number in sorted(others.items()))
+    if left_out:
+        words.append(f"other files, left out: {left_out}")
     if not names:
-        raise UserError(f"{args.images} holds no images ({', '.join(EXTENSIONS)}) but {told or 'no files'}")
+        raise UserError(
+            f"{args.images} holds no images ({', '.join(EXTENSIONS)}) but {left_out or 'no files'}"
+        )
+
+    arch = args.arch or "small"
     if args.init:
-        arch, told = take_weights(args.init, args.out / INIT, args.arch)
-        words.append(told)
+        arch, start = take_weights(args.init, args.out / INIT, args.arch)
+        words.append(start)
     tokens = choose_tokens(args.tokenizer, arch, bool(args.init))
     positions, k = vocabulary(count)
     words.append(f"tokens: {tokens.words}; {k} centroids, from {positions} of {GRID**2} positions per image")
@@ -71,7 +77,9 @@ def choose(args: argparse.Namespace) -> Choices:
 
 def find_images(folder: Path) -> tuple[list[str], Counter[str]]:
     """Names of the images in a folder, and how many other files there are of each kind."""
-    names, others, root = [], Counter(), str(folder.absolute())
+    root = str(folder.absolute())
+    names: list[str] = []
+    others: Counter[str] = Counter()
     for name in list_dir_or_file(folder, list_dir=False, recursive=True):
         if "/." in f"/{name}":  # hidden, or in a hidden folder
             continue
@@ -100,18 +108,21 @@ def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str
         weights, told = as_start(read_weights(source))
     except ValueError as error:
         raise UserError(f"--init {source}: {error}") from error
-    sizes, patch = sizes_of(weights), weights["backbone.patch_embed.projection.weight"].shape[-1]
-    known = {
-        arch: {key: VisionTransformer.arch_zoo[f"deit-{arch}"][key] for key in sizes}
-        for arch in ([arch] if arch else ARCHS)
-    }
+    sizes = sizes_of(weights)
+    patch = weights["backbone.patch_embed.projection.weight"].shape[-1]
+
+    # The sizes that the pre-training has recipes for; with --arch only that one.
+    known = {}
+    for name in [arch] if arch else ARCHS:
+        settings = VisionTransformer.arch_zoo[f"deit-{name}"]
+        known[name] = {key: settings[key] for key in sizes}
     if sizes not in known.values() or patch != 16 or "backbone.cls_token" not in weights:
         raise UserError(
             f"--init {source}: a ViT with {sizes} and patches of {patch}; the pre-training needs a class "
             f"token, patches of 16, and one of {known}"
         )
     write_weights(target, weights)
-    (found,) = (arch for arch in known if known[arch] == sizes)
+    (found,) = (name for name in known if known[name] == sizes)
     return found, f"start: {source}, {told}"
 
 
@@ -126,7 +137,9 @@ def choose_tokens(wish: str, arch: str, has_init: bool) -> Tokens:
         wish = "init" if has_init else "random"
     if wish == "clip":
         return clip_tokens()
-    return init_tokens(arch) if wish == "init" else random_tokens()
+    if wish == "init":
+        return init_tokens(arch)
+    return random_tokens()
 
 
 def clip_tokens() -> Tokens:
@@ -149,8 +162,8 @@ def random_tokens() -> Tokens:
     """Clusters of the features of a small random CLIP ResNet, which capture colours and textures only."""
     tower = dict(layers=[1, 1, 1, 1], width=16, image_size=16 * GRID)
     config = dict(type="mapet_mm.KCLIP", clip_model=tower, pretrained=dict(type="random", seed=0), stride=16)
-    told = (
+    words = (
         "clusters of a random network's features, which know colours and textures only (better ones: "
         "--tokenizer clip or init)"
     )
-    return Tokens(told, config, 16 * GRID, CLIP_STATISTICS)
+    return Tokens(words, config, 16 * GRID, CLIP_STATISTICS)

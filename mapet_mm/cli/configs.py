@@ -17,10 +17,14 @@ from mapet_mm.utils.atomic_files import replace_file, replace_json
 from mapet_mm.utils.commands import PACKAGE
 from mapet_mm.utils.identity import IDENTITY
 
-TOKENIZER, PRETRAINING = "tokenizer.py", "pretrain.py"
-STORE, IMAGES = "tokens", "images.txt"
+TOKENIZER = "tokenizer.py"
+PRETRAINING = "pretrain.py"
+STORE = "tokens"
+IMAGES = "images.txt"
 HEAD = "# Written by `mapet-mm pretrain`, yours to edit; its paths are relative to this folder.\n"
-PAPERS_RATE, PAPERS_BATCH = 1.5e-3, 2048
+PAPERS_RATE = 1.5e-3
+PAPERS_BATCH = 2048
+MAX_SKIPPED = 0.05  # share of the images that may be left out
 
 
 def write_configs(args: argparse.Namespace, choices: Choices) -> None:
@@ -28,19 +32,34 @@ def write_configs(args: argparse.Namespace, choices: Choices) -> None:
     replace_file(args.out / IMAGES, "\n".join(choices.names).encode())
     for name, make in ((TOKENIZER, tokenizer_config), (PRETRAINING, pretraining_config)):
         if not (args.out / name).exists():
-            replace_file(args.out / name, (HEAD + make(args, choices).pretty_text).encode())
+            write_config(args.out / name, make(args, choices))
+
+
+def write_config(path: Path, cfg: Config) -> None:
+    """Write one config, which then inherits nothing."""
+    replace_file(path, (HEAD + cfg.pretty_text).encode())
 
 
 def lengthen(out: Path, options: dict[str, Any], epochs: int) -> str:
     """Give RUN's training more epochs than its options have; returns a line about it."""
     cfg = Config.fromfile(out / PRETRAINING)
-    cfg.resume, cfg.train_cfg.max_epochs, cfg.param_scheduler[-1].end = True, epochs, epochs
-    replace_file(out / PRETRAINING, (HEAD + cfg.pretty_text).encode())
+    cfg.resume = True
+    cfg.train_cfg.max_epochs = epochs
+    cfg.param_scheduler[-1].end = epochs
+    write_config(out / PRETRAINING, cfg)
     replace_json(out / IDENTITY, {**options, "epochs": epochs})
     return (
         f"epochs: {options['epochs']}, now {epochs}: the training goes on from its last checkpoint, at the "
         f"learning rate that {epochs} epochs have there"
     )
+
+
+def set_max_skipped(out: Path, share: float) -> None:
+    """Let this share of the images be left out, now and at later starts."""
+    cfg = Config.fromfile(out / TOKENIZER)
+    if cfg.max_skipped != share:
+        cfg.max_skipped = share
+        write_config(out / TOKENIZER, cfg)
 
 
 def process_count(args: argparse.Namespace) -> int:
@@ -58,8 +77,8 @@ def tokenizer_config(args: argparse.Namespace, choices: Choices) -> Config:
     """Images -> codebook -> tokens; images that cannot be decoded are left out and listed in the store."""
     tokens = choices.tokens
     mean, std = tokens.statistics
-    resize = dict(type="ResizeEdge", edge="short", backend="pillow", interpolation="bicubic")
-    resize["scale"] = tokens.image_size
+    resampling = dict(backend="pillow", interpolation="bicubic")
+    resize = dict(type="ResizeEdge", edge="short", scale=tokens.image_size, **resampling)
     crop = dict(type="CenterCrop", crop_size=tokens.image_size)
     pipeline = [dict(type="LoadImageFromFile"), resize, crop, dict(type="PackInputs")]
     images = images_config(args, pipeline)
@@ -73,7 +92,7 @@ def tokenizer_config(args: argparse.Namespace, choices: Choices) -> Config:
             codebook=dict(dataset=images, positions_per_image=choices.positions, k=choices.k, seed=args.seed),
             dataloader=dict(num_workers=args.workers),
             on_error="skip",
-            max_skipped=0.05,  # share of the images that may be left out
+            max_skipped=MAX_SKIPPED,
             next_config=PRETRAINING,
         )
     )
@@ -116,8 +135,10 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
             "randomness.seed": args.seed,
         }
     )
+    # The images have no labels, so there is nothing to validate with.
     for name in ("val", "test"):
-        cfg[f"{name}_cfg"] = cfg[f"{name}_dataloader"] = cfg[f"{name}_evaluator"] = None
+        for part in ("cfg", "dataloader", "evaluator"):
+            cfg[f"{name}_{part}"] = None
     cfg.custom_hooks = [*cfg.get("custom_hooks", []), dict(type="mapet_mm.ProgressHook")]
     kept = {*signature(Runner).parameters, "custom_hooks"}
     return Config({name: value for name, value in cfg.items() if name in kept})

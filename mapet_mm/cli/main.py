@@ -3,17 +3,20 @@
 import os
 import sys
 
+from mapet_mm.dependencies import version_report
 from mapet_mm.utils.commands import PACKAGE, TOOLS, tool_command
 from mapet_mm.utils.errors import one_line_errors
 
 PRETRAIN = "a folder of images -> a pre-trained ViT, in one command"
 USAGE = """usage: mapet-mm COMMAND [arguments]     (mapet-mm COMMAND --help lists them)
+       mapet-mm --version               (versions of all libraries, for a bug report)
 
 commands:
 {commands}
 
 `mapet-mm --processes N COMMAND ...` runs a tool in N processes on this machine (torchrun), one for each GPU.
-A config `configs/...` that is not in this folder is taken from the package: {package}"""
+A config `configs/...` that is not in this folder is taken from the package: {package}
+An error that you can fix is one line, `error: ...`; with MAPET_MM_TRACEBACK=1 it shows the traceback."""
 
 
 @one_line_errors
@@ -22,9 +25,14 @@ def main(arguments: list[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     processes = None
     if words[:1] == ["--processes"]:
-        processes, words = "".join(words[1:2]), words[2:]
+        processes = "".join(words[1:2])
+        words = words[2:]
     name = words[0] if words else "--help"
-    if name == "pretrain":
+    if name in ("-h", "--help"):
+        print(usage())
+    elif name == "--version":
+        print(version_report())
+    elif name == "pretrain":
         from mapet_mm.cli.pretrain import main as pretrain
 
         pretrain([*words[1:], *(["--processes", processes] if processes else [])])
@@ -32,11 +40,15 @@ def main(arguments: list[str] | None = None) -> None:
         command = tool_command(name, words[1:], processes)
         os.execv(command[0], command)
     else:
-        told = {"pretrain": PRETRAIN, **{each: what for each, (_, what) in TOOLS.items()}}
-        known = [f"  {each:20}{what}" for each, what in told.items()]
-        if name not in ("-h", "--help"):
-            sys.exit(f"error: mapet-mm has no command {name!r}: {', '.join(told)}")
-        print(USAGE.format(commands="\n".join(known), package=PACKAGE))
+        sys.exit(f"error: mapet-mm has no command {name!r}: {', '.join(['pretrain', *TOOLS])}")
+
+
+def usage() -> str:
+    """All commands, a line each."""
+    lines = [f"  {'pretrain':20}{PRETRAIN}"]
+    for name, (_, purpose) in TOOLS.items():
+        lines.append(f"  {name:20}{purpose}")
+    return USAGE.format(commands="\n".join(lines), package=PACKAGE)
 
 
 if __name__ == "__main__":

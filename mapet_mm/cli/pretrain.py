@@ -2,7 +2,7 @@
 
 Looks at the images, chooses a tokenizer, writes two configs and runs the tools on them: codebook, tokens,
 pre-training, export. The same command resumes after an interruption. The configs are ordinary configs: you
-can edit them and run the printed commands yourself.
+can edit them and run the printed commands yourself, in RUN.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mapet_mm.cli.stages import Stage, claim, run_stages
 from mapet_mm.utils.commands import tool_command
@@ -21,7 +22,8 @@ from mapet_mm.utils.errors import UserError, one_line_errors
 from mapet_mm.utils.identity import IDENTITY, canonical, require_settings
 
 ARCHS = ("tiny", "small", "base")
-BESIDES = ("out", "workers", "processes")  # options that do not decide the results
+# Options that may differ between two starts of one job, because they do not decide what a training computes.
+FREE_OPTIONS = ("out", "workers", "processes", "max_skipped", "retry_skipped")
 EPOCHS = 300
 
 
@@ -30,27 +32,51 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="mapet-mm pretrain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add, workers = parser.add_argument, min(4, os.cpu_count() or 1)
+    workers = min(4, os.cpu_count() or 1)
+    add = parser.add_argument
     add("images", type=Path, metavar="DIR", help="folder of images, searched recursively")
     add("--out", type=Path, required=True, metavar="RUN", help="folder for everything that is made")
     add("--arch", choices=ARCHS, help="size of the ViT (default: small, or that of --init)")
-    told = "start from these: a checkpoint of MAE, DeiT, DINOv2, timm, Hugging Face or this package"
-    add("--init", type=Path, metavar="WEIGHTS", help=told)
-    told = (
-        "whose features are clustered into tokens: `clip`, a CLIP ResNet's; `init`, the weights of --init; "
-        "`random`, a network's with random weights. auto (default): clip if its weights are there or can be "
-        "downloaded, else init, else random"
+    add(
+        "--init",
+        type=Path,
+        metavar="WEIGHTS",
+        help="start from these: a checkpoint of MAE, DeiT, DINOv2, timm, Hugging Face or this package",
     )
-    add("--tokenizer", default="auto", choices=("auto", "clip", "init", "random"), help=told)
-    told = f"passes over the images (default {EPOCHS}); with more of them, a RUN that has ended goes on"
-    add("--epochs", type=int, help=told)
+    add(
+        "--tokenizer",
+        default="auto",
+        choices=("auto", "clip", "init", "random"),
+        help="whose features are clustered into tokens: `clip`, a CLIP ResNet's; `init`, the weights of "
+        "--init; `random`, a network's with random weights. auto (default): clip if its weights are there or "
+        "can be downloaded, else init, else random",
+    )
+    add(
+        "--epochs",
+        type=int,
+        help=f"passes over the images (default {EPOCHS}); with more of them, a RUN that has ended goes on",
+    )
     add("--batch-size", type=int, default=64, help="images per step and process (default 64)")
     add("--workers", type=int, default=workers, help=f"processes that load images (default {workers})")
     add("--processes", type=int, help="processes to train in (default: one for each GPU)")
     add("--seed", type=int, default=0, help="seed of all random numbers (default 0)")
+    add(
+        "--max-skipped",
+        type=float,
+        metavar="SHARE",
+        help="stop if more than this share of the images cannot be decoded (default 0.05); 1 trains with "
+        "whatever images are left",
+    )
+    add(
+        "--retry-skipped",
+        action="store_true",
+        help="try the images again that were left out, after you have repaired them",
+    )
     args = parser.parse_args(arguments)
     if args.batch_size < 1 or (args.epochs is not None and args.epochs < 1):
         parser.error("--epochs and --batch-size must be 1 or more")
+    if args.max_skipped is not None and not 0 <= args.max_skipped <= 1:
+        parser.error("--max-skipped must be between 0 and 1")
     if args.tokenizer == "init" and not args.init:
         parser.error("--tokenizer init needs --init WEIGHTS")
     return args
@@ -68,56 +94,104 @@ def main(arguments: Sequence[str]) -> None:
 def pretrain(args: argparse.Namespace) -> None:
     """The whole job."""
     if not args.images.is_dir():
-        raise UserError(f"{args.images} is no folder of images")
-    from mapet_mm.cli.choices import choose, find_images
-    from mapet_mm.cli.configs import IMAGES, PRETRAINING, TOKENIZER, lengthen, write_configs
+        raise UserError(f"{args.images} is not a folder of images")
+    from mapet_mm.cli.configs import lengthen, set_max_skipped
 
     held = claim(args.out)  # until this process and those that it starts have ended
     if held is None:
         raise UserError(f"{args.out}: another `mapet-mm pretrain` is at work there")
-    configs, identity = [args.out / TOKENIZER, args.out / PRETRAINING], args.out / IDENTITY
-    known = json.loads(identity.read_text()) if identity.exists() else {}
-    args.epochs = args.epochs or known.get("epochs", EPOCHS)
-    epochs = min(args.epochs, known.get("epochs", args.epochs))
-    options = {name: value for name, value in vars(args).items() if name not in BESIDES}
-    options = canonical(options | {"images": args.images.resolve(), "epochs": epochs})
-    if all(config.exists() for config in configs):
-        require_settings(args.out, options, "run", "take another --out")
-        print(f"going on with {' and '.join(map(str, configs))}", flush=True)
-        listed = (args.out / IMAGES).read_text().split("\n")
-        if new := len(set(find_images(args.images)[0]).difference(listed)):
-            print(f"images: {new} are new and left out (another --out trains with them)", flush=True)
-    else:
+
+    # More epochs than before are no other job: they lengthen the training that is there.
+    identity = args.out / IDENTITY
+    earlier = json.loads(identity.read_text()) if identity.exists() else {}
+    args.epochs = args.epochs or earlier.get("epochs", EPOCHS)
+    epochs = min(args.epochs, earlier.get("epochs", args.epochs))
+    options = deciding_options(args, epochs)
+
+    prepare(args, options)
+    if args.epochs > epochs:
+        print(lengthen(args.out, options, args.epochs), flush=True)
+    if args.max_skipped is not None:
+        set_max_skipped(args.out, args.max_skipped)
+    commands = stages(args)
+    print(f"the following commands run in {args.out}, where you can also run them yourself", flush=True)
+    run_stages(commands, args.out, held)
+    print(next_steps(args))
+
+
+def deciding_options(args: argparse.Namespace, epochs: int) -> dict[str, Any]:
+    """The options that decide what is computed; a RUN keeps those of its first start."""
+    options = {name: value for name, value in vars(args).items() if name not in FREE_OPTIONS}
+    options["images"] = args.images.resolve()
+    options["epochs"] = epochs
+    return canonical(options)
+
+
+def prepare(args: argparse.Namespace, options: dict[str, Any]) -> None:
+    """Decide, and write the configs into RUN; or keep those that are there, if they are of these options."""
+    from mapet_mm.cli.choices import choose, find_images
+    from mapet_mm.cli.configs import IMAGES, PRETRAINING, TOKENIZER, write_configs
+
+    configs = [args.out / TOKENIZER, args.out / PRETRAINING]
+    if not all(config.exists() for config in configs):
         choices = choose(args)
         print("\n".join(choices.words), flush=True)
         require_settings(args.out, options, "run", "take another --out")
         write_configs(args, choices)
-    if args.epochs > epochs:
-        print(lengthen(args.out, options, args.epochs), flush=True)
-    run_stages(stages(args), args.out, held)
-    print(
-        f'next: timm.create_model("local-dir:{args.out}/timm", pretrained=True), or transformers: '
-        f'AutoModel.from_pretrained("{args.out}/huggingface")'
-    )
+        return
+
+    require_settings(args.out, options, "run", "take another --out")
+    print(f"going on with {' and '.join(map(str, configs))}", flush=True)
+    listed = (args.out / IMAGES).read_text().split("\n")
+    names, _ = find_images(args.images)
+    num_new = len(set(names).difference(listed))
+    if num_new:
+        print(f"images: {num_new} are new and left out (another --out trains with them)", flush=True)
 
 
 def stages(args: argparse.Namespace) -> list[Stage]:
-    """The commands that run the configs in RUN, from there; each finds what it has done before."""
-    from mapet_mm.cli.configs import PRETRAINING, TOKENIZER, Config, process_count
+    """The commands that run the configs in RUN, from there; each finds what it has done before.
 
-    cfg = Config.fromfile(args.out / PRETRAINING)
-    checkpoint = f"{cfg.work_dir}/epoch_{cfg.train_cfg.max_epochs}.pth"
+    They name files by whole paths, so what the tools print is right from any folder.
+    """
+    from mapet_mm.cli.configs import PRETRAINING, TOKENIZER, process_count
+
+    run = args.out.absolute()
+    checkpoint = last_checkpoint(run)
+    retry = ["--retry-skipped"] if args.retry_skipped else []
     commands = [
-        ("codebook", "fit-codebook", TOKENIZER),
-        ("tokens", "extract-tokens", TOKENIZER),
-        ("pre-training", "train", PRETRAINING),
-        ("for timm", "convert", "mm", "timm", checkpoint, "timm"),
-        ("for Hugging Face", "convert", "mm", "hf", checkpoint, "huggingface"),
+        ("codebook", "fit-codebook", run / TOKENIZER),
+        ("tokens", "extract-tokens", run / TOKENIZER, *retry),
+        ("pre-training", "train", run / PRETRAINING, "--work-dir", checkpoint.parent),
+        ("for timm", "convert", "mm", "timm", checkpoint, run / "timm"),
+        ("for Hugging Face", "convert", "mm", "hf", checkpoint, run / "huggingface"),
     ]
     made = []
-    for title, tool, *words in commands:
+    for title, tool, *arguments in commands:
+        words = [str(argument) for argument in arguments]
         processes = 1 if tool == "convert" else process_count(args)
         several = ["--processes", str(processes)] if processes > 1 else []
         shown = shlex.join(["mapet-mm", *several, tool, *words])
         made.append(Stage(title, tool_command(tool, words, processes), shown))
     return made
+
+
+def last_checkpoint(run: Path) -> Path:
+    """The checkpoint that the pre-training in a RUN will end with."""
+    from mapet_mm.cli.configs import PRETRAINING, Config
+
+    cfg = Config.fromfile(run / PRETRAINING)
+    return run / cfg.work_dir / f"epoch_{cfg.train_cfg.max_epochs}.pth"
+
+
+def next_steps(args: argparse.Namespace) -> str:
+    """What to do with a RUN that has ended, by names that are right in the folder of the caller."""
+    from mapet_mm.cli.configs import PRETRAINING
+
+    config = args.out / PRETRAINING
+    evaluate = shlex.join(["mapet-mm", "evaluate", str(config), str(last_checkpoint(args.out)), "--data"])
+    return (
+        f"next: {evaluate} FOLDER\n"
+        f'      timm.create_model("local-dir:{args.out}/timm", pretrained=True)\n'
+        f'      transformers.AutoModel.from_pretrained("{args.out}/huggingface")'
+    )

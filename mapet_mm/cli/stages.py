@@ -45,8 +45,9 @@ def run_stages(stages: Sequence[Stage], folder: Path, held: TextIO) -> None:
         SystemExit: a signal ended this process or a stage.
     """
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    for number, stage in enumerate(stages, 1):
-        head, start = f"[{number}/{len(stages)}] {stage.title}", time.monotonic()
+    for step, stage in enumerate(stages, 1):
+        start = time.monotonic()
+        head = f"[{step}/{len(stages)}] {stage.title}"
         print(f"{head}: {stage.shown}", flush=True)
         process = subprocess.Popen(stage.command, cwd=folder, pass_fds=[held.fileno()])
         try:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
-from mapet_mm.models.target_generators.base import Tokenizer
+from mapet_mm.models.target_generators.tokenizer import Tokenizer
 from mapet_mm.structures import TokenStore, TokenStoreError, extend_store
 from mapet_mm.structures.store_files import MISSING, PART_ROWS, WRITTEN
 from mapet_mm.tokenizers.image_groups import GroupLoader, encode_blocks, split

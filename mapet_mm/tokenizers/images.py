@@ -49,11 +49,14 @@ def note_left_out(left_out: Mapping[str, str], total: int, listing: Path, most: 
         return ""
     lines = (f"{path}\t{reason}\n" for path, reason in left_out.items())
     replace_file(listing, "".join(lines).encode("utf-8", "surrogateescape"))
-    said = f"left {len(left_out)} of {total} images out that could not be decoded or encoded, see {listing}"
+    said = (
+        f"left {len(left_out)} of {total} images out that could not be decoded or encoded, see "
+        f"{listing.absolute()}"
+    )
     if len(left_out) > most * total:
         raise UserError(
             f"{said}: that is more than {most:.0%}; repair them and run the same command again (with "
-            "--retry-skipped where tokens are extracted), or go on without them: --cfg-options max_skipped=1"
+            "--retry-skipped where tokens are extracted), or go on without them: --max-skipped 1"
         )
     return f"; {said}"
 

@@ -22,7 +22,7 @@ from mmengine.dist import all_reduce, get_rank, get_world_size, is_main_process
 from mmengine.logging import print_log
 from tqdm import tqdm
 
-from mapet_mm.models.target_generators.base import full_float32
+from mapet_mm.models.target_generators.tokenizer import full_float32
 from mapet_mm.structures.codebook import Codebook, CodebookError, KMeansOptions, far_centre
 
 # Rows assigned at a time: 64 MiB of float32 at 4096 channels. Fixed, because the last bits of a matrix

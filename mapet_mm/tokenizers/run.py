@@ -15,7 +15,7 @@ from mmengine.logging import print_log
 from mmengine.registry import init_default_scope
 from torch import nn
 
-from mapet_mm.models.target_generators.base import Tokenizer
+from mapet_mm.models.target_generators.tokenizer import Tokenizer
 from mapet_mm.registry import MODELS
 from mapet_mm.structures import Codebook, CodebookError, TokenStore
 from mapet_mm.structures.codebook import KMeansOptions

@@ -15,7 +15,7 @@ from mapet_mm.cli.choices import choose, take_weights, vocabulary
 from mapet_mm.cli.pretrain import main, parse_args, pretrain
 from mapet_mm.cli.stages import Stage, claim
 from mapet_mm.models import MaPeTPretrainViT
-from mapet_mm.models.target_generators.base import TokenizerError
+from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import read_weights
@@ -92,6 +92,24 @@ def test_without_clip_weights_the_network_is_a_random_one_and_a_line_says_so(pho
         choices.choose_tokens("clip", "tiny", False)
 
 
+@pytest.mark.parametrize(
+    ("has_clip", "has_init", "tokenizer"),
+    [
+        (True, True, "k-CLIP of RN50"),
+        (True, False, "k-CLIP of RN50"),
+        (False, True, "clusters of the features of --init"),
+        (False, False, "clusters of a random network's features"),
+    ],
+)
+def test_the_tokenizer_is_clip_then_init_then_random(photographs, monkeypatch, has_clip, has_init, tokenizer):
+    weights = photographs.parent / "deit.pth"
+    torch.save(deit().state_dict(), weights)
+    if has_clip:
+        monkeypatch.setattr(choices, "weights_file", lambda *_: "RN50.pt")
+    chosen = choose(options(photographs, *(["--init", str(weights)] if has_init else [])))
+    assert chosen.tokens.words.startswith(tokenizer)
+
+
 def test_other_options_for_the_same_folder_are_refused(photographs, planned, monkeypatch):
     monkeypatch.chdir(photographs.parent)
     pretrain(parse_args(["mine", "--out", "run", "--epochs", "5"]))
@@ -106,7 +124,7 @@ def test_more_epochs_lengthen_the_training_and_its_schedule(photographs, planned
         pretrain(options(photographs, *words))
         cfg = Config.fromfile(photographs.parent / "run/pretrain.py")
         assert (cfg.train_cfg.max_epochs, cfg.param_scheduler[-1].end, cfg.resume) == (epochs, epochs, True)
-        assert planned[-1][-1].shown == f"mapet-mm convert mm hf training/epoch_{epochs}.pth huggingface"
+        assert f"{photographs.parent}/run/training/epoch_{epochs}.pth" in planned[-1][-1].shown
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epochs: ")]
     where = "the training goes on from its last checkpoint, at the learning rate that"
     assert said == [
@@ -119,7 +137,7 @@ def test_options_that_decided_nothing_bind_to_nothing(photographs, planned):
     for wrong, said in (
         (options(photographs, "--init", "nowhere.pth", "--tokenizer", "init"), "nowhere.pth"),
         (options(photographs.parent / "empty"), "holds no images"),
-        (options(photographs.parent / "gone"), "is no folder"),
+        (options(photographs.parent / "gone"), "is not a folder"),
     ):
         with pytest.raises(UserError, match=said):
             pretrain(wrong)
@@ -160,7 +178,9 @@ def test_what_was_decided_stays_and_nothing_else_is_said(photographs, planned, m
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == f"going on with {run}/tokenizer.py and {run}/pretrain.py"
     assert printed[1] == "images: 1 are new and left out (another --out trains with them)"
-    assert len(printed) == 3  # and what to do next
+    assert printed[2].startswith("the following commands run in")
+    assert printed[3].startswith("next: ")
+    assert len(printed) == 6
     assert {path: path.stat().st_mtime_ns for path in run.iterdir()} == made
 
 
@@ -216,20 +236,42 @@ def test_the_configs_are_ordinary_ones_with_paths_inside_the_folder(photographs,
     assert (training.randomness.seed, tokens.codebook.seed) == (7, 7)
     assert training.optim_wrapper.optimizer.lr == pytest.approx(1.5e-3 * (64 / 2048) ** 0.5, rel=1e-2)
     assert training.auto_scale_lr == dict(base_batch_size=64)
-    assert tokens.on_error == "skip"
+    assert (tokens.on_error, tokens.max_skipped) == ("skip", 0.05)
+    # At least 20 times in a training: an interruption costs a twentieth of it.
+    checkpoint = training.default_hooks.checkpoint
+    assert (checkpoint.interval, checkpoint.max_keep_ckpts) == (3, 2)
     assert [stage.shown for stage in stages] == [
-        "mapet-mm fit-codebook tokenizer.py",
-        "mapet-mm extract-tokens tokenizer.py",
-        "mapet-mm train pretrain.py",
-        "mapet-mm convert mm timm training/epoch_60.pth timm",
-        "mapet-mm convert mm hf training/epoch_60.pth huggingface",
+        f"mapet-mm fit-codebook {run}/tokenizer.py",
+        f"mapet-mm extract-tokens {run}/tokenizer.py",
+        f"mapet-mm train {run}/pretrain.py --work-dir {run}/training",
+        f"mapet-mm convert mm timm {run}/training/epoch_60.pth {run}/timm",
+        f"mapet-mm convert mm hf {run}/training/epoch_60.pth {run}/huggingface",
     ]
     with torch.device("meta"):
         backbone = MODELS.build(training.model.backbone)
     assert backbone.embed_dims == {"tiny": 192, "small": 384, "base": 768}[arch]
 
 
-@pytest.mark.parametrize("option", ["--epochs=0", "--batch-size=0", "--tokenizer=init"])
+def test_the_next_commands_name_files_as_they_lie_for_the_caller(photographs, planned, monkeypatch, capsys):
+    monkeypatch.chdir(photographs.parent)
+    pretrain(parse_args(["mine", "--out", "my run", "--epochs", "2"]))
+    following = capsys.readouterr().out.splitlines()[-3:]
+    assert following == [
+        "next: mapet-mm evaluate 'my run/pretrain.py' 'my run/training/epoch_2.pth' --data FOLDER",
+        '      timm.create_model("local-dir:my run/timm", pretrained=True)',
+        '      transformers.AutoModel.from_pretrained("my run/huggingface")',
+    ]
+
+
+def test_more_images_may_be_skipped_from_then_on(photographs, planned):
+    """The options that the error of a tokenizer tool names; neither is another job."""
+    for words, share in (([], 0.05), (["--max-skipped", "1"], 1), (["--retry-skipped"], 1)):
+        pretrain(options(photographs, *words))
+        assert Config.fromfile(photographs.parent / "run/tokenizer.py").max_skipped == share
+        assert ("--retry-skipped" in planned[-1][1].shown) == ("--retry-skipped" in words)
+
+
+@pytest.mark.parametrize("option", ["--epochs=0", "--batch-size=0", "--tokenizer=init", "--max-skipped=2"])
 def test_numbers_that_train_nothing_are_refused(photographs, option, capsys):
     with pytest.raises(SystemExit):
         options(photographs, option)

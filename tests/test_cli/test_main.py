@@ -4,10 +4,14 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
+import torch
 
+from mapet_mm import __version__
 from mapet_mm.cli.main import PACKAGE, main
+from mapet_mm.dependencies import LIBRARIES
 from mapet_mm.engine.runners.launch import load_config
 from mapet_mm.utils.commands import TOOLS, as_typed
 
@@ -52,6 +56,16 @@ def test_help_is_there_at_once(words):
     assert "tools/" not in done.stdout.replace("tools/dist_", "").replace("tools/slurm_", "")
     assert "| torch" not in re.sub(" +", " ", done.stderr)
     assert words or all(f"\n  {name} " in done.stdout for name in ("pretrain", *TOOLS))
+
+
+def test_the_versions_of_all_libraries_are_one_block(capsys):
+    main(["--version"])
+    versions = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert versions["mapet_mm"] == __version__
+    assert versions["torch"] == f"torch {version('torch')}"
+    assert versions["mmengine"].rpartition(" ")[0] in LIBRARIES["mmengine"]
+    assert versions["CUDA"].startswith(torch.version.cuda or "none")
+    assert {"Python", "mmcv", "mmpretrain", "mmseg", "timm", "open_clip", "faiss"} <= versions.keys()
 
 
 def test_pretrain_runs_in_this_process(started, monkeypatch):

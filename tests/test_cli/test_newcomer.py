@@ -69,7 +69,7 @@ def test_a_folder_of_photographs_becomes_features_in_timm_and_hugging_face(photo
     pretrain([*command, "--tokenizer", "random", "--out", str(run)])
     printed = capfd.readouterr()
     assert "epochs: 2, now 3: the training goes on" in printed.out
-    assert "going on from training/epoch_2.pth; `param_scheduler`, `train_cfg` differ" in printed.err
+    assert "training/epoch_2.pth; `param_scheduler`, `train_cfg` differ" in printed.err
     assert "nothing to do" in printed.out
     assert not torch.equal(
         timm.create_model(f"local-dir:{run}/timm", pretrained=True, num_classes=0).pos_embed,

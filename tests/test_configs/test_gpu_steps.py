@@ -49,7 +49,7 @@ def build(cfg: Config) -> nn.Module:
         model = MODELS.build(settings).train()
     model.data_preprocessor.to("cuda")
     for module in model.modules():
-        module._checked, module.range_checked = True, {"", "second_"}
+        module.values_checked, module.range_checked = True, {"", "second_"}
     return model
 
 

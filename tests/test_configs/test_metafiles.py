@@ -5,8 +5,7 @@ import re
 import pytest
 import yaml
 from config_building import ROOT, read
-
-from mapet_mm.models.flops import complexity
+from flops import complexity
 
 METAFILES = sorted((ROOT / "configs").glob("*/metafile.yml"))
 MODELS = {model["Name"]: model for file in METAFILES for model in yaml.safe_load(file.read_text())["Models"]}

@@ -70,7 +70,7 @@ def test_an_undecodable_image_is_left_out_if_asked_and_tried_again_if_asked(fitt
 @pytest.mark.parametrize("run", [run_extract_tokens, lambda cfg: run_fit_codebook(cfg, overwrite=True)])
 def test_too_many_images_left_out_stop_the_command(fitted, broken, run):
     fitted.on_error = "skip"
-    with pytest.raises(UserError, match=r"left 1 of 1[27] images out .* more than 5%.*max_skipped=1"):
+    with pytest.raises(UserError, match=r"left 1 of 1[27] images out .* more than 5%.*--max-skipped 1"):
         run(fitted)
     fitted.max_skipped = 1
     run(fitted)

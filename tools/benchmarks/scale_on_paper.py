@@ -4,21 +4,24 @@ FLOPs are the package's own formulas and PyTorch's count of the encoder; a GPU i
 dense bfloat16 rate. Only the rate of decoding is measured, in one thread of this machine.
 """
 
+import sys
 import tempfile
 import time
 
 import numpy as np
 import torch
-from harness import machine, table
+from harness import ROOT, machine, table
 from mmengine.dataset import Compose
 from mmengine.registry import DefaultScope
 from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
 from mapet_mm.engine.runners.launch import read_config
-from mapet_mm.models.flops import complexity
 from mapet_mm.models.target_generators.kclip import build_tower, grid_features
 from mapet_mm.structures.store_files import PART_ROWS, STEP
+
+sys.path.append(str(ROOT / "tools"))
+from flops import complexity
 
 IMAGES = {"ImageNet-1k": 1_281_167, "ImageNet-21k": 14_197_122, "400 M": 400_000_000}
 GPUS = {"A100": 312e12 / 2, "H100": 989e12 / 2}  # FLOPs a second

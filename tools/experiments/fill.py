@@ -136,7 +136,7 @@ def teraflops_of(run: Run) -> float:
     record = record_of(run) or {}
     if "teraflops" in record:
         return record["teraflops"]
-    from mapet_mm.models.flops import training_flops  # imports MMPretrain, which takes seconds
+    from flops import training_flops  # imports MMPretrain, which takes seconds
 
     parser = ArgumentParser()
     parser.add_argument("--cfg-options", nargs="*", action=DictAction)  # as tools/train.py reads them

@@ -25,22 +25,25 @@ def adapt_checkpoint(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str)
     own = vit.state_dict()
     layers = {name for name in own if name.startswith("layers.")}
     others = [name for name in state_dict if name not in own and name != "mask_token"]
-    # A whole model may be given weights that are not its backbone's.
+    # A whole model may be given weights that are not its backbone's; a backbone alone may not.
     if not prefix and others and layers.isdisjoint(state_dict):
         raise ValueError(
             f"the checkpoint has none of the backbone's layers, but `{others[0]}`, ...: give the `init_cfg` "
             "a `prefix`, or convert the weights with tools/convert.py"
         )
-    if renamed := beit_to_vit(state_dict, prefix):
+    renamed = beit_to_vit(state_dict, prefix)
+    if renamed:
         print_log(f"Renamed the parameters of {renamed} BEiT layers to a plain ViT's.", "current")
     if "mask_token" not in own and state_dict.pop(f"{prefix}mask_token", None) is not None:
         print_log(f"Dropped `{prefix}mask_token`: only pre-training masks patches.", "current")
     fill_layer_scales(vit, state_dict, prefix)
     scales = [name for name in state_dict if name.startswith(prefix) and name.endswith(tuple(SCALED))]
-    if lacking := [name for name in scales if name.removeprefix(prefix) not in own]:
-        folded = fold_layer_scale({name: state_dict.pop(name) for name in [*state_dict]}, lacking)
+    to_fold = [name for name in scales if name.removeprefix(prefix) not in own]
+    if to_fold:
+        folded = fold_layer_scale(state_dict, to_fold)
+        state_dict.clear()  # in place, because the caller goes on with this dictionary
         state_dict.update(folded)
-        print_log(f"Folded {len(lacking)} LayerScales: the backbone has none.", "current")
+        print_log(f"Folded {len(to_fold)} LayerScales: the backbone has none.", "current")
     fit_positions(vit, state_dict, prefix)
 
 
@@ -54,7 +57,8 @@ def beit_to_vit(state_dict: dict[str, Tensor], prefix: str = "") -> int:
         ValueError: the weights have relative position biases, which a plain ViT lacks.
     """
     names = [name for name in state_dict if name.startswith(prefix)]
-    if relative := [name for name in names if any(part in name for part in RELATIVE_POSITIONS)]:
+    relative = [name for name in names if any(part in name for part in RELATIVE_POSITIONS)]
+    if relative:
         raise ValueError(f"`{relative[0]}`: a plain ViT has no relative position biases; use `BEiTViT`")
     pattern = re.compile(re.escape(prefix) + r"(layers\.\d+\.)(gamma_1|attn\.q_bias)")
     layers = {f"{prefix}{match[1]}" for match in map(pattern.fullmatch, names) if match}
@@ -62,9 +66,11 @@ def beit_to_vit(state_dict: dict[str, Tensor], prefix: str = "") -> int:
         for old, new in LAYER_SCALES.items():
             if layer + old in state_dict:  # not with `layer_scale_init_value=0`
                 state_dict[layer + new] = state_dict.pop(layer + old)
-        query, value = (state_dict.pop(f"{layer}attn.{one}_bias", None) for one in "qv")
-        if query is not None:
-            state_dict[f"{layer}attn.qkv.bias"] = torch.cat([query, torch.zeros_like(query), value])
+        query_bias = state_dict.pop(f"{layer}attn.q_bias", None)
+        value_bias = state_dict.pop(f"{layer}attn.v_bias", None)
+        if query_bias is not None:
+            key_bias = torch.zeros_like(query_bias)
+            state_dict[f"{layer}attn.qkv.bias"] = torch.cat([query_bias, key_bias, value_bias])
     return len(layers)
 
 
@@ -87,7 +93,9 @@ def fill_layer_scales(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str
 def fold_layer_scale(weights: Mapping[str, Tensor], scales: Iterable[str] | None = None) -> dict[str, Tensor]:
     """A plain ViT's weights with these LayerScales, or all, multiplied in float32 into the layers before."""
     folded = dict(weights)
-    for scale in [name for name in weights if name.endswith(tuple(SCALED))] if scales is None else scales:
+    if scales is None:
+        scales = [name for name in weights if name.endswith(tuple(SCALED))]
+    for scale in scales:
         linear = next(scale.removesuffix(end) + SCALED[end] for end in SCALED if scale.endswith(end))
         factor = folded.pop(scale).float()
         folded[f"{linear}.weight"] = folded[f"{linear}.weight"].float() * factor[:, None]
@@ -97,11 +105,13 @@ def fold_layer_scale(weights: Mapping[str, Tensor], scales: Iterable[str] | None
 
 def fit_positions(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> None:
     """Bring the position embeddings of a state dict, in place, to the backbone's class token and grid."""
-    name, own = f"{prefix}pos_embed", tuple(vit.patch_resolution)
+    name = f"{prefix}pos_embed"
+    own = tuple(vit.patch_resolution)
     if name not in state_dict:
         return
-    # N D of the class token, which has a position if it is there, and of the patches
-    of_class, of_patches = state_dict[name].tensor_split([int(f"{prefix}cls_token" in state_dict)], dim=1)
+    # Positions of the class token, if it is there, and of the patches: 1 0|1 D and 1 N D.
+    num_class_tokens = int(f"{prefix}cls_token" in state_dict)
+    of_class, of_patches = state_dict[name].tensor_split([num_class_tokens], dim=1)
     grid = source_grid(of_patches.shape[1], own, vit.pretrained_grid)
     if grid == own and of_class.shape[1] == vit.num_extra_tokens:
         return  # untouched: joined again, a shard would be the whole in PyTorch 2.15

@@ -25,8 +25,8 @@ class _OtherViT(TwoStreamViT):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(out_type="raw", final_norm=True, **kwargs)
-        for number, layer in enumerate(self.layers):
-            self.layers[number] = self.layer_type(layer)
+        for index, layer in enumerate(self.layers):
+            self.layers[index] = self.layer_type(layer)
         self.register_load_state_dict_pre_hook(fill_layer_scales)
 
     def init_weights(self) -> None:
@@ -51,13 +51,18 @@ class BEiTLayer(TwoStreamLayer):
         return self._branch(self.attn(self.ln1(tokens), rel_pos_bias), 1)
 
     def attention(self, tokens: Tensor, layout: Layout, first_row: int, positions: Tensor | None) -> Tensor:
-        """The update of both streams; `positions` are places in the table of biases, None without tables."""
-        attention, qkv_bias, bias = self.attn, None, None
+        """The update of both streams; `positions` are rows of the table of biases, None without tables."""
+        attention = self.attn
+        # BEiT keeps the bias of queries and values apart, and has none for the keys.
+        qkv_bias = None
         if attention.bias == "qv_bias":
-            keys = torch.zeros_like(attention.v_bias)
-            qkv_bias = torch.cat([attention.q_bias, keys, attention.v_bias])
-        normed, num_heads = self.ln1(tokens), attention.num_heads
-        heads = project_heads(normed, attention.qkv, num_heads, layout, first_row, qkv_bias)
+            key_bias = torch.zeros_like(attention.v_bias)
+            qkv_bias = torch.cat([attention.q_bias, key_bias, attention.v_bias])
+        normed = self.ln1(tokens)
+        heads = project_heads(normed, attention.qkv, attention.num_heads, layout, first_row, qkv_bias)
+
+        # Relative position biases, of each row and key by the patches that they stand for.
+        bias = None
         if attention.use_rel_pos_bias:
             bias = F.embedding(positions[:, first_row:], attention.relative_position_bias_table)
             bias = bias.permute(0, 3, 1, 2).contiguous()  # B R K H -> B H R K
@@ -68,9 +73,12 @@ class BEiTLayer(TwoStreamLayer):
     def feed_forward(self, tokens: Tensor) -> Tensor:
         return tokens + self._branch(self.ffn(self.ln2(tokens)), 2)
 
-    def _branch(self, update: Tensor, number: int) -> Tensor:
-        scale = getattr(self, f"gamma_{number}", None)
-        return self.drop_path(update if scale is None else scale * update)
+    def _branch(self, update: Tensor, branch: int) -> Tensor:
+        """LayerScale, if the layer has any, and stochastic depth of the first or second branch."""
+        scale = getattr(self, f"gamma_{branch}", None)
+        if scale is not None:
+            update = scale * update
+        return self.drop_path(update)
 
 
 @MODELS.register_module()
@@ -83,6 +91,12 @@ class MaPeTPretrainBEiT(_OtherViT, BEiTViT):
 
     Raises:
         ValueError: as for `MaPeTPretrainViT`, or no position embeddings but shared ones.
+
+    Example:
+        >>> vit = MaPeTPretrainBEiT(arch="base", img_size=32, cutting_point=2)
+        >>> latents, permutation = vit(torch.randn(2, 3, 32, 32))
+        >>> latents.shape
+        torch.Size([2, 3, 768])
     """
 
     layer_type = BEiTLayer
@@ -96,15 +110,15 @@ class MaPeTPretrainBEiT(_OtherViT, BEiTViT):
                 "others let its queries know which patch to predict"
             )
 
-    def enter(self, tokens: Tensor) -> Tensor:
+    def before_layers(self, tokens: Tensor) -> Tensor:
         return self.drop_after_pos(tokens)
 
     def attention_positions(self, permutation: Tensor, layout: Layout) -> Tensor | None:
-        """For each row and key, the place of their bias in the layers' tables; None without tables."""
+        """For each row and key, the row of their bias in the layers' tables; None without tables."""
         if not self.biased:
             return None
         index = self.biased[0].relative_position_index  # N N
-        tokens = permutation[:, layout.places]
+        tokens = permutation[:, layout.ranks]
         return index.flatten()[tokens[:, :, None] * len(index) + tokens[:, None, : layout.num_keys]]
 
 
@@ -117,11 +131,13 @@ class EVA02Layer(TwoStreamLayer):
     def attention(self, tokens: Tensor, layout: Layout, first_row: int, positions: tuple) -> Tensor:
         """The update of both streams; `positions` are cosines and sines `(B, 1, L, d)` of each row."""
         attention = self.attn
-        queries, keys, values = project_heads(
-            self.norm1(tokens), attention.qkv, attention.num_heads, layout, first_row
-        )
-        queries = rotate(queries, *(x[:, :, first_row:] for x in positions)).type_as(values)
-        keys = rotate(keys, *(x[:, :, : layout.num_keys] for x in positions)).type_as(values)
+        normed = self.norm1(tokens)
+        queries, keys, values = project_heads(normed, attention.qkv, attention.num_heads, layout, first_row)
+        # Turn queries and keys by the angles of the patches that they stand for.
+        cosines, sines = positions
+        num_keys = layout.num_keys
+        queries = rotate(queries, cosines[:, :, first_row:], sines[:, :, first_row:]).type_as(values)
+        keys = rotate(keys, cosines[:, :, :num_keys], sines[:, :, :num_keys]).type_as(values)
         dropout = attention.attn_drop.p if self.training else 0.0
         rows = attend_streams(queries, keys, values, layout, first_row, dropout, scale=attention.scale)
         return self.drop_path(attention.proj_drop(attention.proj(rows)))
@@ -131,7 +147,7 @@ class EVA02Layer(TwoStreamLayer):
 
 
 def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn each pair of neighbouring channels `(B, H, R, d)` by the angle of the row's place."""
+    """Turn each pair of neighbouring channels `(B, H, R, d)` by the angle of the row's position."""
     even, odd = heads.unflatten(-1, (-1, 2)).unbind(-1)
     return heads * cosines + torch.stack([-odd, even], dim=-1).flatten(-2) * sines
 
@@ -145,6 +161,12 @@ class MaPeTPretrainEVA02(_OtherViT, ViTEVA02):
 
     Raises:
         ValueError: as for `MaPeTPretrainViT`.
+
+    Example:
+        >>> vit = MaPeTPretrainEVA02(arch="tiny", img_size=28, cutting_point=2)
+        >>> latents, permutation = vit(torch.randn(2, 3, 28, 28))
+        >>> latents.shape
+        torch.Size([2, 3, 192])
     """
 
     layer_type = EVA02Layer
@@ -159,5 +181,5 @@ class MaPeTPretrainEVA02(_OtherViT, ViTEVA02):
 
     def attention_positions(self, permutation: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """Cosines and sines `(B, 1, L, d)` of each row's angles."""
-        tokens = permutation[:, layout.places]
+        tokens = permutation[:, layout.ranks]
         return self.cosines[tokens][:, None], self.sines[tokens][:, None]

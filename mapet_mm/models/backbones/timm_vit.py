@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
 from mapet_mm.models.utils.helpers import init_truncated_normal
 from mapet_mm.models.utils.layout import Layout
-from mapet_mm.models.utils.two_stream import TwoStreamLayer, attend_streams, project_heads
+from mapet_mm.models.utils.two_stream import TwoStreamLayer, attend_streams, project_heads_of_all
 from mapet_mm.registry import MODELS
 
 KNOWN = {"VisionTransformer", "Eva", "Block", "EvaBlock", "Attention", "EvaAttention"}
@@ -21,14 +21,16 @@ class TIMMLayer(TwoStreamLayer):
     """timm's `Block` or `EvaBlock`."""
 
     def plain_attention(self, tokens: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return self.drop_path1(self._scaled(self.attn(self.norm1(tokens), *args, **kwargs), 1))
+        update = self.attn(self.norm1(tokens), *args, **kwargs)
+        return self.drop_path1(self._with_layer_scale(update, branch=1))
 
     def attention(self, tokens: Tensor, layout: Layout, first_row: int, positions: Tensor | None) -> Tensor:
-        """The update of both streams; `positions` are sines and cosines of each row's place, or None."""
+        """The update of both streams; `positions` are sines and cosines of each row, or None."""
         attention = self.attn
-        normed, num_heads = self.norm1(tokens), attention.num_heads
-        queries, keys, values = project_heads(normed, self._project, num_heads, layout, first_row)
-        queries, keys = attention.q_norm(queries), attention.k_norm(keys)
+        joint = self._project(self.norm1(tokens))  # B L 3D
+        queries, keys, values = project_heads_of_all(joint, attention.num_heads, layout, first_row)
+        queries = attention.q_norm(queries)
+        keys = attention.k_norm(keys)
         if positions is not None:
             from timm.layers import apply_rot_embed_cat
 
@@ -38,26 +40,27 @@ class TIMMLayer(TwoStreamLayer):
         dropout = attention.attn_drop.p if self.training else 0.0
         rows = attend_streams(queries, keys, values, layout, first_row, dropout, scale=attention.scale)
         rows = attention.proj_drop(attention.proj(attention.norm(rows)))
-        return self.drop_path1(self._scaled(rows, 1))
+        return self.drop_path1(self._with_layer_scale(rows, branch=1))
 
     def feed_forward(self, tokens: Tensor) -> Tensor:
-        return tokens + self.drop_path2(self._scaled(self.mlp(self.norm2(tokens)), 2))
+        update = self.mlp(self.norm2(tokens))
+        return tokens + self.drop_path2(self._with_layer_scale(update, branch=2))
 
     def _project(self, normed: Tensor) -> Tensor:
         """Queries, keys and values side by side."""
         attention = self.attn
         if attention.qkv is None:
-            parts = attention.q_proj, attention.k_proj, attention.v_proj
+            parts = [attention.q_proj, attention.k_proj, attention.v_proj]
             return torch.cat([part(normed) for part in parts], -1)
         joint = attention.qkv(normed)
         if getattr(attention, "q_bias", None) is None:
             return joint
         return joint + torch.cat([attention.q_bias, attention.k_bias, attention.v_bias])
 
-    def _scaled(self, update: Tensor, number: int) -> Tensor:
-        if hasattr(self, f"ls{number}"):  # Block's, a module
-            return getattr(self, f"ls{number}")(update)
-        scale = getattr(self, f"gamma_{number}", None)  # EvaBlock's, a parameter
+    def _with_layer_scale(self, update: Tensor, branch: int) -> Tensor:
+        if hasattr(self, f"ls{branch}"):  # Block's, a module
+            return getattr(self, f"ls{branch}")(update)
+        scale = getattr(self, f"gamma_{branch}", None)  # EvaBlock's, a parameter
         return update if scale is None else scale * update
 
 
@@ -69,10 +72,13 @@ class TIMMViT(TIMMBackbone):
         vit = self.timm_model
         layers = getattr(vit, "blocks", ())
         parts = {type(vit), *map(type, layers), *(type(getattr(layer, "attn", None)) for layer in layers)}
-        if unknown := {part.__name__ for part in parts} - KNOWN:
+        unknown = {part.__name__ for part in parts} - KNOWN
+        if unknown:
             raise ValueError(f"timm's {', '.join(unknown)} has no two-stream forward here")
-        self.embed_dims, self.num_extra_tokens = vit.embed_dim, vit.num_prefix_tokens
-        self.img_size, self.patch_resolution = vit.patch_embed.img_size, vit.patch_embed.grid_size
+        self.embed_dims = vit.embed_dim
+        self.num_extra_tokens = vit.num_prefix_tokens
+        self.img_size = vit.patch_embed.img_size
+        self.patch_resolution = vit.patch_embed.grid_size
 
     @property
     def layers(self) -> nn.ModuleList | nn.Sequential:
@@ -94,6 +100,12 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
 
     Raises:
         ValueError: as for `MaPeTPretrainViT`, or a model with a forward pass that is unknown here.
+
+    Example:
+        >>> vit = MaPeTPretrainTIMM("vit_tiny_patch16_224", img_size=32, cutting_point=2)
+        >>> latents, permutation = vit(torch.randn(2, 3, 32, 32))
+        >>> latents.shape
+        torch.Size([2, 3, 192])
     """
 
     def __init__(self, model_name: str, **kwargs: Any) -> None:
@@ -109,25 +121,28 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
             names = ", ".join(name for name, wrong in unknown.items() if wrong)
             raise ValueError(f"pre-training has no forward pass for this setting of {names}: leave it out")
         init_truncated_normal(self.mask_token)  # timm's weights are drawn at construction as well
-        for number, layer in enumerate(self.layers):
-            self.layers[number] = TIMMLayer(layer)
+        for index, layer in enumerate(self.layers):
+            self.layers[index] = TIMMLayer(layer)
 
     def encode(self, images: Float[Tensor, "batch channel height width"]) -> tuple[Tensor, ...]:
         """Features of whole images, none masked: class token and patches, without the registers."""
         (tokens,) = super().encode(images)
         return (torch.cat([tokens[:, :1], tokens[:, self.num_extra_tokens :]], dim=1),)
 
-    def stem(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+    def embed_patches(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         vit = self.timm_model
         patches = vit.patch_embed(images).flatten(1, -2)  # B N-e D; with `dynamic_img_size` it is B h w D
-        extra = [one for one in (vit.cls_token, vit.reg_token) if one is not None]
-        tokens = torch.cat([*(one.expand(len(images), -1, -1) for one in extra), patches], dim=1)
+        groups = [patches]
+        for extra in (vit.reg_token, vit.cls_token):  # class token first, then registers
+            if extra is not None:
+                groups.insert(0, extra.expand(len(images), -1, -1))
+        tokens = torch.cat(groups, dim=1)  # B N D
         if vit.pos_embed is None:
             return tokens, None
         # With `no_embed_class` the extra tokens have no position.
         return tokens, F.pad(vit.pos_embed, (0, 0, tokens.shape[1] - vit.pos_embed.shape[1], 0))
 
-    def enter(self, tokens: Tensor) -> Tensor:
+    def before_layers(self, tokens: Tensor) -> Tensor:
         return self.timm_model.norm_pre(self.timm_model.pos_drop(tokens))
 
     def attention_positions(self, permutation: Tensor, layout: Layout) -> Tensor | None:
@@ -138,7 +153,7 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
         sines, cosines = of_patches.chunk(2, dim=-1)
         extra = (0, 0, self.num_extra_tokens, 0)
         angles = torch.cat([F.pad(sines, extra), F.pad(cosines, extra, value=1.0)], dim=-1)  # N 2d
-        return angles[permutation[:, layout.places]][:, None]
+        return angles[permutation[:, layout.ranks]][:, None]
 
-    def leave(self, latents: Tensor) -> Tensor:
+    def after_layers(self, latents: Tensor) -> Tensor:
         return self.timm_model.fc_norm(self.timm_model.norm(latents))

@@ -24,6 +24,11 @@ class TokenMLP(BaseModule):
         vocab_size: number of token ids.
         embed_dims: dimension of embedding and linear layer; the paper's is 192.
         **kwargs: as for any MMEngine module: `init_cfg`.
+
+    Example:
+        >>> (features,) = TokenMLP(vocab_size=8192)(torch.randint(8192, (2, 14, 14)))
+        >>> features.shape
+        torch.Size([2, 192])
     """
 
     def __init__(self, vocab_size: int, embed_dims: int = 192, **kwargs) -> None:
@@ -47,6 +52,11 @@ class OneHotTokens(BaseModule):
 
     Args:
         vocab_size: number of token ids.
+
+    Example:
+        >>> (features,) = OneHotTokens(vocab_size=3)(torch.tensor([[[2, 0]]]))
+        >>> features
+        tensor([[0., 0., 1., 1., 0., 0.]])
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -69,6 +79,11 @@ class TokenViT(MaPeTViT):
         grid: tokens per side, or (rows, columns).
         arch: as for `MaPeTViT`; the paper's is ViT-T.
         **kwargs: as for `MaPeTViT`, without `img_size` and `patch_size`.
+
+    Example:
+        >>> (features,) = TokenViT(vocab_size=8192, grid=14)(torch.randint(8192, (2, 14, 14)))
+        >>> features.shape
+        torch.Size([2, 192])
     """
 
     def __init__(

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from mapet_mm.models.utils.helpers import is_due, product_dtype
-from mapet_mm.models.utils.layout import Layout, lay_out
+from mapet_mm.models.utils.helpers import product_dtype, should_check_values
+from mapet_mm.models.utils.layout import Layout, build_layout
 from mapet_mm.models.utils.objectives import get_objective
-from mapet_mm.models.utils.permutation import check_order
+from mapet_mm.models.utils.permutation import check_permutation
 
 
 class TwoStreamViT(nn.Module):
@@ -23,25 +23,21 @@ class TwoStreamViT(nn.Module):
     heads, and every layer runs once on the whole layout: the streams share all weights.
 
     The ViT has `layers` (each a `TwoStreamLayer`), `img_size`, `patch_resolution`, `num_extra_tokens`,
-    `embed_dims`, a class token and a final norm. The methods `stem`, `enter`, `attention_positions` and
-    `leave` suit MMPretrain's ViTs; other libraries' override them.
+    `embed_dims`, a class token and a final norm. The methods `embed_patches`, `before_layers`,
+    `attention_positions` and `after_layers` suit MMPretrain's ViTs; other libraries' override them.
 
     Args:
         *args: as for the library's ViT.
         cutting_point: number of tokens of the permuted sequence that are context, including the extra tokens
             (class token, registers); below `N`, the number of patches plus extra tokens.
         objective: 'mapet' | 'pim' | 'mim'.
-        query_from_layer: the first layer that runs the query stream. It starts there as a copy of the mask
-            tokens from the layer before, or, without mask tokens ('pim'), as the mask token plus position
-            embeddings. This is an extension; 0 is the paper's method.
         **kwargs: as for the library's ViT.
 
     Raises:
-        ValueError: the objective is not known, no patch would be left to predict or to see, or there is no
-            layer for the query stream to start from, or no query stream.
+        ValueError: the objective is not known, or no patch would be left to predict or to see.
     """
 
-    _checked = False
+    values_checked = False
     num_extra_tokens: int
     patch_resolution: Sequence[int]
     layers: Sequence[nn.Module]
@@ -51,16 +47,10 @@ class TwoStreamViT(nn.Module):
         *args: Any,
         cutting_point: SupportsIndex,
         objective: str = "mapet",
-        query_from_layer: SupportsIndex = 0,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         self.objective = get_objective(objective)
-        self.query_from_layer = operator.index(query_from_layer)
-        if not 0 <= self.query_from_layer < len(self.layers):
-            raise ValueError(f"query_from_layer={query_from_layer} is outside 0..{len(self.layers) - 1}")
-        if self.query_from_layer and "Q" not in self.objective.groups:
-            raise ValueError(f"query_from_layer={query_from_layer} needs an objective with a query stream")
         self.num_tokens = self.num_extra_tokens + prod(self.patch_resolution)
         self.cutting_point = operator.index(cutting_point)
         if not self.num_extra_tokens <= self.cutting_point < self.num_tokens:
@@ -70,23 +60,23 @@ class TwoStreamViT(nn.Module):
         self.num_targets = self.num_tokens - self.cutting_point
 
         self.mask_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
-        layout = lay_out(self.objective, self.cutting_point, self.num_targets)
+        layout = build_layout(self.objective, self.cutting_point, self.num_targets)
         self.group_sizes = layout.sizes
         # The only mask there is: of the rows T and Q over the keys C | M | T. No checkpoint has it.
         self.register_buffer("stream_bias", layout.padded_bias, persistent=False)
-        self.register_buffer("row_places", layout.places, persistent=False)
+        self.register_buffer("row_ranks", layout.ranks, persistent=False)
 
     @property
     def layout(self) -> Layout:
         """The rows of each group in the layout, and the keys that T and Q see."""
-        return Layout(self.objective, self.group_sizes, self.stream_bias, self.row_places)
+        return Layout(self.objective, self.group_sizes, self.stream_bias, self.row_ranks)
 
     def sample_permutation(
         self, batch_size: int, device: torch.device | str, generator: torch.Generator | None = None
     ) -> Int64[Tensor, "batch token"]:
         """Draw one uniform random order of the patches per image; the extra tokens always come first.
 
-        Of the result, `(B, N)`, `permutation[b, t]` is the token at place `t`; 0 is the class token.
+        Of the result, `(B, N)`, `permutation[b, t]` is the token of rank `t`; 0 is the class token.
         """
         extra = self.num_extra_tokens
         keys = torch.rand(batch_size, self.num_tokens - extra, device=device, generator=generator)
@@ -97,60 +87,59 @@ class TwoStreamViT(nn.Module):
         self,
         images: Float[Tensor, "batch channel height width"],
         permutation: Int64[Tensor, "batch token"] | None = None,
-        predicted: Int64[Tensor, " predicted"] | None = None,
     ) -> tuple[Float[Tensor, "batch target dim"], Int64[Tensor, "batch token"]]:
-        """Embed the targets.
+        """Run both streams and return the outputs that predict the targets' tokens.
 
         Args:
             images: `(B, 3, H, W)`, normalised, of the size that the model was built for.
             permutation: `(B, N)` int64, the extra tokens (0 is the class token) first; drawn on the images'
                 device if None.
-            predicted: `(m,)` int64, the targets to predict, of `N-c` in permuted order; all if None.
 
         Returns:
-            The predicting group's outputs after the final norm, `(B, N-c, D)` or `(B, m, D)`: the `i`-th
-            belongs to the token `permutation[:, c + i]`. And the permutation, `(B, N)`.
+            The predicting group's outputs after the final norm, `(B, N-c, D)`: the `i`-th belongs to the
+            token `permutation[:, c + i]`. And the permutation, `(B, N)`.
 
         Raises:
-            ValueError: images or permutation have another size than the model's; or a row is no order of all
-                tokens with the extra ones first (seen always on CPU, in the first batch elsewhere).
+            ValueError: see `checked_permutation`.
         """
-        if (size := tuple(images.shape[-2:])) != tuple(self.img_size):
-            raise ValueError(f"images of {size} pixels, but the backbone's img_size is {self.img_size}")
-        if permutation is None:
-            permutation = self.sample_permutation(images.shape[0], images.device)
-        elif permutation.shape != (len(images), self.num_tokens):
-            raise ValueError(f"permutation has shape {tuple(permutation.shape)} for {self.num_tokens} tokens")
-        elif is_due(self, permutation):
-            check_order(permutation, self.num_extra_tokens)
-            self._checked = True
+        permutation = self.checked_permutation(images, permutation)
+        # Permute once, at the input, and lay the groups out side by side.
         tokens = self.embed(images, permutation)  # B C|M|T|Q D
         layout = self.layout.to(product_dtype(tokens))  # once for all layers
-        queries_apart = "Q" in self.objective.groups  # MIM's mask tokens, which predict, are keys as well
-        if predicted is not None and queries_apart:
-            content, queries = tokens.tensor_split([layout.slice_of("Q").start], dim=1)
-            tokens, layout = torch.cat([content, queries[:, predicted]], dim=1), layout.keep(predicted)
-        # A slice of a ModuleList would be a new module, which torch.compile refuses.
-        *layers, last_layer = self.layers
-        if first := self.query_from_layer:  # C, M and T alone
-            content = layout.keep(layout.places[:0])
-            positions = self.attention_positions(permutation, content)
-            tokens, queries = tokens.tensor_split([content.num_rows], dim=1)
-            for layer in layers[:first]:
-                tokens = layer(tokens, content, 0, positions)
-            if "M" in self.objective.groups:  # the queries go on from the mask tokens
-                queries = tokens[:, content.slice_of("M")]
-                queries = queries if predicted is None else queries[:, predicted]
-            tokens = torch.cat([tokens, queries], dim=1)  # B C|M|T|Q D
         positions = self.attention_positions(permutation, layout)
-        for layer in layers[first:]:
-            tokens = layer(tokens, layout, 0, positions)
-        # Beyond the last layer only the predictions count; the other groups still give it keys and values.
-        first_row = layout.slice_of(self.objective.predicting_group).start
-        latents = last_layer(tokens, layout, first_row, positions)
-        if predicted is not None and not queries_apart:
-            latents = latents[:, predicted]
-        return self.leave(latents), permutation
+
+        # Both streams in each layer. (A slice of a ModuleList would be a new module, which torch.compile
+        # refuses.)
+        *layers, last_layer = self.layers
+        for layer in layers:
+            tokens = layer.two_streams(tokens, layout, 0, positions)
+
+        # After the last layer only the predictions count; the other groups still give it keys and values.
+        first_row = layout.rows_of(self.objective.predicting_group).start
+        latents = last_layer.two_streams(tokens, layout, first_row, positions)  # B N-c D
+        return self.after_layers(latents), permutation
+
+    def checked_permutation(
+        self, images: Float[Tensor, "batch channel height width"], permutation: Tensor | None
+    ) -> Int64[Tensor, "batch token"]:
+        """The permutation of a forward pass: the given one, or one that is drawn.
+
+        Raises:
+            ValueError: images or permutation have another size than the model's; or a row of the permutation
+                is not one of all tokens with the extra ones first (seen always on CPU, in the first batch
+                elsewhere).
+        """
+        size = tuple(images.shape[-2:])
+        if size != tuple(self.img_size):
+            raise ValueError(f"images of {size} pixels, but the backbone's img_size is {self.img_size}")
+        if permutation is None:
+            return self.sample_permutation(images.shape[0], images.device)
+        if permutation.shape != (len(images), self.num_tokens):
+            raise ValueError(f"permutation has shape {tuple(permutation.shape)} for {self.num_tokens} tokens")
+        if should_check_values(self, permutation):
+            check_permutation(permutation, self.num_extra_tokens)
+            self.values_checked = True
+        return permutation
 
     def encode(self, images: Float[Tensor, "batch channel height width"]) -> tuple[Tensor, ...]:
         """Features `(B, N, D)` of whole images, none masked: the library's own forward pass."""
@@ -160,36 +149,38 @@ class TwoStreamViT(nn.Module):
         self, images: Float[Tensor, "batch channel height width"], permutation: Int64[Tensor, "batch token"]
     ) -> Float[Tensor, "batch layout dim"]:
         """Embed the patches, permute the tokens and lay them out in the objective's groups, `(B, L, D)`."""
-        tokens, positions = self.stem(images)  # B N D, 1 N D
+        tokens, positions = self.embed_patches(images)  # B N D, 1 N D
         if positions is not None:
             tokens = tokens + positions
+        # Permute the tokens and cut the sequence: B c D and B N-c D.
         tokens = tokens.gather(1, permutation[..., None].expand_as(tokens))
         context, targets = tokens.split([self.cutting_point, self.num_targets], dim=1)
+        # One mask token for each target; the query stream starts as the same tensor.
         if positions is None:
             masks = self.mask_token.expand_as(targets)
         else:  # a position embedding travels with its token, so each mask token stands where its target does
             masks = self.mask_token + positions[0][permutation[:, self.cutting_point :]]  # B n D
         start = {"C": context, "M": masks, "T": targets, "Q": masks}
         tokens = torch.cat([start[group] for group in self.objective.groups], dim=1)  # B L D
-        return self.enter(tokens)
+        return self.before_layers(tokens)
 
-    def stem(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+    def embed_patches(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """Extra tokens and patches `(B, N, D)`, and the position embeddings `(1, N, D)` to add to them."""
         patches, _ = self.patch_embed(images)  # B N-1 D
         class_token = self.cls_token.expand(images.shape[0], -1, -1)  # B 1 D
         return torch.cat([class_token, patches], dim=1), self.pos_embed
 
-    def enter(self, tokens: Tensor) -> Tensor:
+    def before_layers(self, tokens: Tensor) -> Tensor:
         """Dropout and norm between the embedding and the first layer."""
         return self.pre_norm(self.drop_after_pos(tokens))
 
     def attention_positions(self, permutation: Tensor, layout: Layout) -> Any:
-        """The rows' places in each image, as the layers' attention takes them; None if it takes none.
+        """The rows' positions in each image, as the layers' attention takes them; None if it takes none.
 
-        Row `r` of the layout holds token `permutation[:, layout.places[r]]`, its mask or its query.
+        Row `r` of the layout holds token `permutation[:, layout.ranks[r]]`, its mask or its query.
         """
         return None
 
-    def leave(self, latents: Tensor) -> Tensor:
+    def after_layers(self, latents: Tensor) -> Tensor:
         """The final norm."""
         return self.ln1(latents)

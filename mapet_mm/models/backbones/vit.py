@@ -6,7 +6,6 @@ Both are MMPretrain's `VisionTransformer` and share its parameter names, so weig
 from collections.abc import Iterable, Sequence
 from typing import SupportsIndex
 
-from mmcv.cnn import Linear
 from mmcv.cnn.bricks.scale import LayerScale
 from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule
@@ -19,18 +18,23 @@ from mapet_mm.models.backbones.checkpoint_hooks import adapt_checkpoint
 from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
 from mapet_mm.models.utils.helpers import init_truncated_normal
 from mapet_mm.models.utils.layout import Layout
-from mapet_mm.models.utils.two_stream import TwoStreamLayer, attend_streams, project_heads
+from mapet_mm.models.utils.two_stream import (
+    TwoStreamLayer,
+    attend_streams,
+    is_plain_linear,
+    project_heads,
+)
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.config import pair
 
 WITH_CLASS_TOKEN = "featmap_and_cls_token"
-LAYER_SCALES = (LayerScale, mmpretrain_parts.LayerScale)
+LAYER_SCALE_TYPES = (LayerScale, mmpretrain_parts.LayerScale)
 
 
 class ViTLayer(TwoStreamLayer):
     """MMPretrain's Transformer layer.
 
-    The two streams call neither `attn` nor a plain `attn.qkv` as a whole, and a LayerScale behind a plain
+    The two streams call neither `attn` nor a plain `attn.qkv` as a whole, and a LayerScale after a plain
     linear layer is multiplied into its weights: hooks on these do not run.
     """
 
@@ -43,20 +47,23 @@ class ViTLayer(TwoStreamLayer):
         """The update of both streams by attention."""
         attention = self.attn
         heads = project_heads(self.ln1(tokens), attention.qkv, attention.num_heads, layout, first_row)
-        rows = attend_streams(*heads, layout, first_row, attention.attn_drop if self.training else 0.0)
-        return attention.out_drop(attention.proj_drop(_scaled(attention.proj, attention.gamma1, rows)))
+        dropout = attention.attn_drop if self.training else 0.0
+        rows = attend_streams(*heads, layout, first_row, dropout)  # B R D
+        update = linear_with_layer_scale(attention.proj, attention.gamma1, rows)
+        return attention.out_drop(attention.proj_drop(update))
 
     def feed_forward(self, tokens: Tensor) -> Tensor:
         if type(self.ffn) is not FFN or len(self.ffn.layers) != 3:  # `layer_cfgs` asked for another MLP
             return self.ffn(self.ln2(tokens), identity=tokens)
-        hidden, last, drop = self.ffn.layers
-        update = _scaled(last, self.ffn.gamma2, hidden(self.ln2(tokens)))
-        return tokens + self.ffn.dropout_layer(drop(update))
+        hidden_layer, last_layer, dropout = self.ffn.layers
+        hidden = hidden_layer(self.ln2(tokens))  # B R 4D
+        update = linear_with_layer_scale(last_layer, self.ffn.gamma2, hidden)
+        return tokens + self.ffn.dropout_layer(dropout(update))
 
 
-def _scaled(linear: nn.Module, scale: nn.Module, rows: Tensor) -> Tensor:
-    """A LayerScale behind a linear layer, multiplied into the weights: a tenth less memory for a step."""
-    if type(linear) not in (nn.Linear, Linear) or type(scale) not in LAYER_SCALES:
+def linear_with_layer_scale(linear: nn.Module, scale: nn.Module, rows: Tensor) -> Tensor:
+    """A LayerScale after a linear layer, multiplied into the weights: a tenth less memory for a step."""
+    if not is_plain_linear(linear) or type(scale) not in LAYER_SCALE_TYPES:
         return scale(linear(rows))
     bias = None if linear.bias is None else linear.bias * scale.weight
     return F.linear(rows, linear.weight * scale.weight[:, None], bias)
@@ -91,6 +98,12 @@ class MaPeTViT(VisionTransformer):
 
     Raises:
         ValueError: a size that is not one or two whole numbers.
+
+    Example:
+        >>> vit = MaPeTViT("deit-tiny", img_size=32, out_type="featmap")
+        >>> (features,) = vit(torch.randn(2, 3, 32, 32))
+        >>> features.shape
+        torch.Size([2, 192, 2, 2])
     """
 
     OUT_TYPES = VisionTransformer.OUT_TYPES | {WITH_CLASS_TOKEN}
@@ -118,8 +131,8 @@ class MaPeTViT(VisionTransformer):
             **kwargs,
         )
         self.pretrained_grid = None if pretrained_grid is None else pair("pretrained_grid", pretrained_grid)
-        for number, layer in enumerate(self.layers):
-            self.layers[number] = ViTLayer(layer, with_cp)
+        for index, layer in enumerate(self.layers):
+            self.layers[index] = ViTLayer(layer, with_cp)
 
     def init_weights(self) -> None:
         """Initialise as the authors do, then as `init_cfg` says; only once, as MMEngine's modules do."""
@@ -160,7 +173,9 @@ class MaPeTViT(VisionTransformer):
         patches = tokens[:, self.num_extra_tokens :].unflatten(1, tuple(grid))  # B h w D
         # Not MMPretrain's permuted view: some decoders take views of it themselves.
         feature_map = patches.permute(0, 3, 1, 2).contiguous()
-        return feature_map if self.out_type == "featmap" else (feature_map, tokens[:, 0])
+        if self.out_type == "featmap":
+            return feature_map
+        return feature_map, tokens[:, 0]
 
 
 @MODELS.register_module()
@@ -174,6 +189,12 @@ class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
             ViT-T and S, 60 for B.
         recompute: compute GELU, and LayerNorm under autocast, again in the backward pass instead of keeping
             their results: a fifth less memory, a little slower (docs/performance.md). `with_cp` overrides it.
+
+    Example:
+        >>> vit = MaPeTPretrainViT("deit-tiny", img_size=32, cutting_point=2)  # of 5 tokens
+        >>> latents, permutation = vit(torch.randn(2, 3, 32, 32))
+        >>> latents.shape  # 3 targets
+        torch.Size([2, 3, 192])
     """
 
     def __init__(

@@ -23,6 +23,13 @@ class LinearProbe(ImageClassifier):
     Raises:
         ValueError: the head is a `LayerwiseLinearHead`, and the backbone normalises its last layer's tokens,
             or has not just a class token before the patches.
+
+    Example:
+        >>> backbone = dict(type="mapet_mm.MaPeTViT", arch="deit-tiny", img_size=32)
+        >>> head = dict(type="mmpretrain.LinearClsHead", num_classes=10, in_channels=192)
+        >>> probe = LinearProbe(backbone=backbone, head=head).train()
+        >>> probe.backbone.training
+        False
     """
 
     def __init__(self, *args, **kwargs) -> None:
@@ -62,6 +69,12 @@ class LayerwiseLinearHead(ClsHead):
 
     Raises:
         ValueError: an inference layer that is not probed, or features of another number of layers.
+
+    Example:
+        >>> head = LayerwiseLinearHead(num_classes=10, in_channels=192, layers=2)
+        >>> tokens = torch.randn(3, 5, 192)  # of 4 patches and the class token
+        >>> [logits.shape for logits in head.layer_logits([tokens, tokens])]
+        [torch.Size([3, 10]), torch.Size([3, 10])]
     """
 
     def __init__(
@@ -75,8 +88,10 @@ class LayerwiseLinearHead(ClsHead):
         super().__init__(**{"loss": dict(type="CrossEntropyLoss"), **kwargs})
         self.layers = list(range(1, layers + 1))
         self.inference_layer = self.layers[-1] if inference_layer is None else inference_layer
-        self.num_classes, self.in_channels = num_classes, in_channels
         self._inference_index = self.layers.index(self.inference_layer)
+        self.num_classes = num_classes
+        self.in_channels = in_channels
+        # One classifier for each layer, all from the same start.
         classifier = nn.Linear(2 * in_channels, num_classes)
         nn.init.normal_(classifier.weight, std=0.01)
         nn.init.zeros_(classifier.bias)
@@ -94,10 +109,11 @@ class LayerwiseLinearHead(ClsHead):
         """Logits of each layer, `(B, C)` each, of all layers' tokens, `(B, N, D)` each."""
         if len(feats) != len(self.layers):
             raise ValueError(f"features of {len(feats)} layers, not {len(self.layers)}: set `out_indices`")
+        logits = []
         with torch.autocast(feats[0].device.type, enabled=False):
-            return [
-                classifier(pool(tokens)) for classifier, tokens in zip(self.classifiers, feats, strict=True)
-            ]
+            for classifier, tokens in zip(self.classifiers, feats, strict=True):
+                logits.append(classifier(pool(tokens)))
+        return logits
 
     def loss(
         self, feats: Sequence[Tensor], data_samples: list[DataSample], **kwargs

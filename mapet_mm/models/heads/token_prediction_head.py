@@ -8,8 +8,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mapet_mm.models.losses.linear_cross_entropy import cross_entropy, linear_cross_entropy
-from mapet_mm.models.utils.helpers import init_truncated_normal, is_due, presence, sum_dtype, token_ids
-from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
+from mapet_mm.models.utils.helpers import (
+    init_truncated_normal,
+    nan_without_tokens,
+    should_check_values,
+    sum_dtype,
+    token_ids,
+)
 from mapet_mm.registry import MODELS
 
 
@@ -17,20 +22,25 @@ from mapet_mm.registry import MODELS
 class TokenPredictionHead(BaseModule):
     """Linear layer to the vocabulary, with cross-entropy against the targets' tokens (paper, Eq. 2).
 
-    A subclass with a `forward` of its own is trained through it; the logits of the whole batch are then in
+    A subclass with another `forward` is trained through it; the logits of the whole batch are then in
     memory. Another loss goes into `cross_entropy`; validation (`evaluate`) reports the plain one.
 
     Args:
         embed_dims: dimension `D` of the latents.
         vocab_size: number of visual tokens `V`; the paper's is 8192.
         **kwargs: as for any MMEngine module: `init_cfg`.
+
+    Example:
+        >>> head = TokenPredictionHead(embed_dims=192, vocab_size=8192)
+        >>> losses = head.loss(torch.randn(2, 137, 192), torch.randint(8192, (2, 137)))
+        >>> sorted(losses)
+        ['loss', 'token_accuracy']
     """
 
     def __init__(self, embed_dims: int, vocab_size: int = 8192, **kwargs) -> None:
         super().__init__(**kwargs)
         self.vocab_size = vocab_size
         self.projection = nn.Linear(embed_dims, vocab_size)
-        self.statistics: PredictionStatistics | None = None  # of whoever watches the training
 
     def init_weights(self) -> None:
         """Initialise as the authors do, then as `init_cfg` says; only once, as MMEngine's modules do."""
@@ -47,10 +57,7 @@ class TokenPredictionHead(BaseModule):
         self, latents: Float[Tensor, "batch target dim"], tokens: Int64[Tensor, "batch target"]
     ) -> dict[str, Tensor]:
         """`loss`, the mean cross-entropy in nats, and `token_accuracy`, top-1, in percent (only logged)."""
-        predictions = None if self.statistics is None else torch.full_like(tokens, -1)
-        loss, hits = self.cross_entropy(latents, tokens, predictions=predictions)
-        if predictions is not None:
-            self.statistics.add(latents, predictions, tokens.clamp(min=0))
+        loss, hits = self.cross_entropy(latents, tokens)
         return {"loss": loss, "token_accuracy": 100 * hits.float() / tokens.numel()}
 
     def cross_entropy(
@@ -58,26 +65,27 @@ class TokenPredictionHead(BaseModule):
         latents: Float[Tensor, "batch target dim"],
         tokens: Int64[Tensor, "batch target"],
         counted: Bool[Tensor, "batch target"] | None = None,
-        predictions: Int64[Tensor, "batch target"] | None = None,
     ) -> tuple[Float[Tensor, ""], Int64[Tensor, ""]]:
         """Mean cross-entropy (nats) of the logits, NaN with a token of -1; and the number of hits.
 
-        All targets count if `counted` is None; `predictions` are filled with the most likely tokens.
+        All targets count if `counted` is None.
         """
-        targets = [None if one is None else one.reshape(-1) for one in (tokens.clamp(min=0), counted)]
-        targets.append(None if predictions is None else predictions.view(-1))
-        if self.is_linear:
-            layer = self.projection
-            loss, hits = linear_cross_entropy(latents.flatten(0, 1), layer.weight, layer.bias, *targets)
+        targets = tokens.clamp(min=0).flatten()  # (B n)
+        if counted is not None:
+            counted = counted.flatten()
+        if self.is_linear:  # without ever holding all logits
+            weight, bias = self.projection.weight, self.projection.bias
+            loss, hits = linear_cross_entropy(latents.flatten(0, 1), weight, bias, targets, counted)
         else:
-            loss, hits = cross_entropy(self(latents).flatten(0, 1), *targets)
-        return loss * presence(tokens.flatten()), hits
+            loss, hits = cross_entropy(self(latents).flatten(0, 1), targets, counted)
+        return loss * nan_without_tokens(tokens.flatten()), hits
 
     @property
     def is_linear(self) -> bool:
         """True if the logits are a linear layer of the latents: no subclass or LoRA computes others."""
-        own = type(self).forward is TokenPredictionHead.forward
-        return own and type(self.projection) is nn.Linear and self.projection.bias is not None
+        has_plain_forward = type(self).forward is TokenPredictionHead.forward
+        has_plain_layer = type(self.projection) is nn.Linear and self.projection.bias is not None
+        return has_plain_forward and has_plain_layer
 
     @torch.no_grad()
     def evaluate(
@@ -89,7 +97,7 @@ class TokenPredictionHead(BaseModule):
         rows = logits.flatten(0, 1).to(sum_dtype(logits.dtype))
         losses = F.cross_entropy(rows, ids, reduction="none").view_as(tokens)
         accuracies = 100 * (logits.argmax(-1) == tokens).float()
-        return losses.mean(1) * presence(tokens), accuracies.mean(1)
+        return losses.mean(1) * nan_without_tokens(tokens), accuracies.mean(1)
 
 
 @MODELS.register_module()
@@ -102,9 +110,16 @@ class BEiTTokenHead(TokenPredictionHead):
         max_masked: the largest number of masked patches of an image; the head computes this many rows per
             image. None computes all patches: the same loss with more arithmetic.
         **kwargs: as for `TokenPredictionHead`.
+
+    Example:
+        >>> head = BEiTTokenHead(embed_dims=192, vocab_size=8192, max_masked=2)
+        >>> latents = torch.randn(1, 5, 192)  # of the class token and 4 patches
+        >>> loss = head.loss(latents, torch.randint(8192, (1, 4)), mask=torch.tensor([[[1, 0], [1, 0]]]))
+        >>> loss.shape
+        torch.Size([])
     """
 
-    _checked = False
+    values_checked = False
 
     def __init__(self, *args, max_masked: int | None = None, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -124,20 +139,33 @@ class BEiTTokenHead(TokenPredictionHead):
             ValueError: more patches are masked than `max_masked` (seen always on CPU, at first elsewhere).
         """
         masked = mask.flatten(1).bool()  # B N-1
-        if self.max_masked is not None and is_due(self, masked):
-            if (most := int(masked.sum(1).max())) > self.max_masked:
-                raise ValueError(f"{most} patches of an image are masked, max_masked={self.max_masked}")
-            self._checked = True
-        # The masked patches first.
-        places = masked.byte().argsort(dim=1, descending=True, stable=True)[:, : self.max_masked]  # B m
-        rows = latents[:, 1:].gather(1, places[..., None].expand(-1, -1, latents.shape[-1]))
-        loss, _ = self.cross_entropy(rows, token_ids(targets).gather(1, places), masked.gather(1, places))
+        if self.max_masked is not None and should_check_values(self, masked):
+            num_masked = int(masked.sum(1).max())
+            if num_masked > self.max_masked:
+                raise ValueError(f"{num_masked} patches of an image are masked, max_masked={self.max_masked}")
+            self.values_checked = True
+
+        # As many patches of each image, the masked ones first; those that are not masked do not count.
+        order = masked.byte().argsort(dim=1, descending=True, stable=True)  # B N-1
+        patches = order[:, : self.max_masked]  # B m
+        rows = latents[:, 1:].gather(1, patches[..., None].expand(-1, -1, latents.shape[-1]))  # B m D
+        tokens = token_ids(targets).gather(1, patches)
+        loss, _ = self.cross_entropy(rows, tokens, counted=masked.gather(1, patches))
         return loss
 
 
 @MODELS.register_module()
 class CAETokenHead(CAEHead):
-    """MMPretrain's `CAEHead` with token ids as targets; MMPretrain's takes DALL-E logits."""
+    """MMPretrain's `CAEHead` with token ids as targets; MMPretrain's takes DALL-E logits.
+
+    Example:
+        >>> head = CAETokenHead(loss=dict(type="mmpretrain.CAELoss", lambd=2))
+        >>> logits, latents = torch.randn(2, 8192), torch.randn(1, 2, 192)  # of 2 masked patches
+        >>> masked = torch.tensor([[True, False, True, False]])
+        >>> main, align = head.loss(logits, torch.randint(8192, (1, 4)), latents, latents, masked)
+        >>> align  # the predicted latents are the true ones
+        tensor(0.)
+    """
 
     def _generate_target(self, logits_target: Int64[Tensor, "batch patch"]) -> Int64[Tensor, "batch patch"]:
         return logits_target.clamp(min=0)
@@ -148,4 +176,4 @@ class CAETokenHead(CAEHead):
         """MMPretrain's losses; the one of the tokens is NaN if an image has none."""
         tokens = token_ids(logits_target)
         main, align = super().loss(logits, tokens, latent_pred, latent_target, mask)
-        return main * presence(tokens.flatten()), align
+        return main * nan_without_tokens(tokens.flatten()), align

@@ -1,4 +1,8 @@
-"""Linear layer and cross-entropy in one, without ever holding the logits of a whole batch."""
+"""Linear layer and cross-entropy in one, without ever holding the logits of a whole batch.
+
+This file goes when the oldest PyTorch that we support is 2.13, which has
+`torch.nn.functional.linear_cross_entropy`.
+"""
 
 from itertools import repeat
 from typing import Any
@@ -15,7 +19,7 @@ from mapet_mm.models.utils.helpers import product_dtype, sum_dtype
 # so that its products stay large.
 BLOCK_ELEMENTS = {"cpu": 2**21}
 BLOCK_ELEMENTS_ELSEWHERE = 2**26
-# A block's gradient is summed before it is divided by the number of targets: in float16 over so many at most.
+# Largest block in float16: its gradients are summed before they are divided by the number of targets.
 FLOAT16_ROWS = 2048
 
 
@@ -25,31 +29,32 @@ def linear_cross_entropy(
     bias: Float[Tensor, " vocab"],
     targets: Int64[Tensor, " target"],
     counted: Bool[Tensor, " target"] | None = None,
-    predictions: Int64[Tensor, " target"] | None = None,
 ) -> tuple[Float[Tensor, ""], Int64[Tensor, ""]]:
     """Mean cross-entropy (nats) of `latents @ weight.T + bias`, and the number of hits (largest logits).
 
     The logits are made block by block, and with them the gradients, which are exact; under autocast the
     products run in its precision, and softmax and sums in float32 (`sum_dtype`), as PyTorch's own would. All
-    targets count if `counted` is None; `predictions` are filled with the classes of the largest logits.
+    targets count if `counted` is None.
+
+    Example:
+        >>> latents, weight, bias = torch.randn(6, 4), torch.randn(10, 4), torch.zeros(10)
+        >>> loss, hits = linear_cross_entropy(latents, weight, bias, torch.arange(6))
+        >>> torch.allclose(loss, F.cross_entropy(latents @ weight.T + bias, torch.arange(6)))
+        True
     """
-    # Inside, gradients are always off.
+    # `Function.forward` runs without gradients, so ask here.
     with_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (latents, weight, bias))
-    return _LinearCrossEntropy.apply(latents, weight, bias, targets, counted, predictions, with_gradients)
+    return _LinearCrossEntropy.apply(latents, weight, bias, targets, counted, with_gradients)
 
 
 def cross_entropy(
     logits: Float[Tensor, "target vocab"],
     targets: Int64[Tensor, " target"],
     counted: Bool[Tensor, " target"] | None = None,
-    predictions: Int64[Tensor, " target"] | None = None,
 ) -> tuple[Float[Tensor, ""], Int64[Tensor, ""]]:
     """`linear_cross_entropy` from the logits `(R, V)` of a head with more than a linear layer."""
     losses = F.cross_entropy(logits.to(sum_dtype(logits.dtype)), targets, reduction="none")
-    where = logits.detach().argmax(1)
-    if predictions is not None:
-        predictions.copy_(where)
-    hits = where == targets
+    hits = logits.detach().argmax(1) == targets
     if counted is None:
         return losses.mean(), hits.sum()
     return losses.where(counted, 0).sum() / counted.sum(), (hits & counted).sum()
@@ -58,16 +63,15 @@ def cross_entropy(
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        latents, weight, bias, targets, counted, predictions, with_gradients = arguments
-        device = latents.device.type
+        latents, weight, bias, targets, counted, with_gradients = arguments
         dtype = product_dtype(latents)
-        operands = (operand.to(dtype) for operand in (latents, weight, bias))
-        with torch.autocast(device, enabled=False):
-            loss, hits, gradients = _by_blocks(*operands, targets, counted, predictions, with_gradients)
+        operands = [operand.to(dtype) for operand in (latents, weight, bias)]
+        with torch.autocast(latents.device.type, enabled=False):
+            loss, hits, gradients = _by_blocks(*operands, targets, counted, with_gradients)
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(hits)
         ctx.num_targets = len(targets) if counted is None else counted.sum()
-        ctx.dtypes = latents.dtype, weight.dtype, bias.dtype
+        ctx.dtypes = (latents.dtype, weight.dtype, bias.dtype)
         return loss / ctx.num_targets, hits
 
     @staticmethod
@@ -75,8 +79,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, loss_gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         # Only now divided by the number of targets: float16 would not hold gradients so small.
         scale = loss_gradient / ctx.num_targets
-        gradients = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        return *((gradient * scale).to(dtype) for gradient, dtype in gradients), *[None] * 4
+        gradients = []
+        for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
+            gradients.append((gradient * scale).to(dtype))
+        return *gradients, None, None, None  # none for the targets and what follows them
 
 
 def _by_blocks(
@@ -85,44 +91,67 @@ def _by_blocks(
     bias: Tensor,
     targets: Tensor,
     counted: Tensor | None,
-    predictions: Tensor | None,
     with_gradients: bool,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Summed loss, hits, and the summed loss's gradients by latents, weight and bias (empty if not asked)."""
-    elements = BLOCK_ELEMENTS.get(latents.device.type, BLOCK_ELEMENTS_ELSEWHERE)
-    rows = max(1, elements // len(weight))
-    if latents.dtype is torch.float16:
-        rows = min(rows, FLOAT16_ROWS)
-    wide = sum_dtype(latents.dtype)
-    loss = torch.zeros((), device=latents.device, dtype=wide)
+    rows = block_rows(latents, len(weight))
+    sum_type = sum_dtype(latents.dtype)
+    loss = torch.zeros((), dtype=sum_type, device=latents.device)
     hits = torch.zeros((), dtype=torch.int64, device=latents.device)
-    by_latents: list[Tensor] = []
-    by_weight = by_bias = None
-    blocks = [latents.split(rows), targets[:, None].split(rows)]
-    for more in (counted, predictions):
-        blocks.append(repeat(None, len(blocks[0])) if more is None else more[:, None].split(rows))
-    for block, target, counts, predicted in zip(*blocks, strict=True):
-        logits = torch.addmm(bias, block, weight.t()).to(wide)  # R V
-        largest, where = logits.max(1, keepdim=True)
-        if predicted is not None:
-            predicted.copy_(where)
-        at_target = logits.gather(1, target)
-        probabilities = logits.softmax(1)
-        # log(sum(exp(logits))), by way of the largest probability, which is at least 1 / V.
-        log_normaliser = largest - probabilities.gather(1, where).log()
-        losses, hit = log_normaliser - at_target, where == target
-        if counts is not None:
-            losses, hit = losses.where(counts, 0), hit & counts
-        loss, hits = loss + losses.sum(), hits + hit.sum()
+    grad_latents = []
+    grad_weight = grad_bias = None
+
+    latent_blocks = latents.split(rows)
+    target_blocks = targets[:, None].split(rows)
+    masks = repeat(None) if counted is None else counted[:, None].split(rows)
+    for block, target, mask in zip(latent_blocks, target_blocks, masks, strict=False):
+        logits = torch.addmm(bias, block, weight.t()).to(sum_type)  # R V
+        losses, is_hit, probabilities = block_loss(logits, target)
+        if mask is not None:
+            losses = losses.where(mask, 0)
+            is_hit = is_hit & mask
+        loss = loss + losses.sum()
+        hits = hits + is_hit.sum()
+
         if with_gradients:
-            minus_one = probabilities.new_full((1, 1), -1.0).expand_as(target)
-            by_logits = probabilities.scatter_add_(1, target, minus_one)
-            if counts is not None:
-                by_logits.mul_(counts)
-            block_by_bias = by_logits.sum(0)
-            by_logits = by_logits.to(latents.dtype)
-            by_latents.append(by_logits @ weight)
-            block_by_weight = (by_logits.t() @ block).to(wide)
-            by_bias = block_by_bias if by_bias is None else by_bias + block_by_bias
-            by_weight = block_by_weight if by_weight is None else by_weight.add_(block_by_weight)
-    return loss, hits, (torch.cat(by_latents), by_weight, by_bias) if with_gradients else ()
+            grad_logits = logit_gradients(probabilities, target, mask)
+            block_grad_bias = grad_logits.sum(0)
+            grad_logits = grad_logits.to(latents.dtype)  # the precision of the products
+            block_grad_weight = (grad_logits.t() @ block).to(sum_type)
+            grad_latents.append(grad_logits @ weight)
+            # In place, so that there are two gradients of the weight at most.
+            grad_weight = block_grad_weight if grad_weight is None else grad_weight.add_(block_grad_weight)
+            grad_bias = block_grad_bias if grad_bias is None else grad_bias.add_(block_grad_bias)
+
+    if not with_gradients:
+        return loss, hits, ()
+    return loss, hits, (torch.cat(grad_latents), grad_weight, grad_bias)
+
+
+def block_rows(latents: Tensor, vocab_size: int) -> int:
+    """Rows of one block: as many as its logits have room for."""
+    elements = BLOCK_ELEMENTS.get(latents.device.type, BLOCK_ELEMENTS_ELSEWHERE)
+    rows = max(1, elements // vocab_size)
+    return min(rows, FLOAT16_ROWS) if latents.dtype is torch.float16 else rows
+
+
+def block_loss(
+    logits: Float[Tensor, "target vocab"], target: Int64[Tensor, "target 1"]
+) -> tuple[Float[Tensor, "target 1"], Bool[Tensor, "target 1"], Float[Tensor, "target vocab"]]:
+    """Cross-entropies (nats), whether the largest logit is the target's, and the probabilities."""
+    largest, argmax = logits.max(1, keepdim=True)  # R 1
+    probabilities = logits.softmax(1)  # R V
+    # log(sum(exp(logits))), by way of the largest probability, which is at least 1 / V.
+    log_normaliser = largest - probabilities.gather(1, argmax).log()
+    return log_normaliser - logits.gather(1, target), argmax == target, probabilities
+
+
+def logit_gradients(
+    probabilities: Float[Tensor, "target vocab"],
+    target: Int64[Tensor, "target 1"],
+    mask: Bool[Tensor, "target 1"] | None,
+) -> Float[Tensor, "target vocab"]:
+    """The summed loss's gradients by the logits, written over the probabilities: less 1 at the target."""
+    minus_one = probabilities.new_full((1, 1), -1.0).expand_as(target)
+    gradients = probabilities.scatter_add_(1, target, minus_one)
+    return gradients if mask is None else gradients.mul_(mask)

@@ -1,4 +1,4 @@
-"""Necks: CAE's at a width of its own, BatchNorm for linear segmentation, a feature pyramid of a plain ViT."""
+"""Necks: CAE's at another width, BatchNorm for linear segmentation, a feature pyramid of a plain ViT."""
 
 from collections.abc import Sequence
 from math import log2
@@ -16,7 +16,7 @@ from mapet_mm.registry import MODELS
 
 @MODELS.register_module()
 class ProjectedCAENeck(CAENeck):
-    """MMPretrain's `CAENeck` at a width of its own, for `ProjectedCAE`.
+    """MMPretrain's `CAENeck` at another width than the encoder's, for `ProjectedCAE`.
 
     `encoder_to_neck` takes latents of the encoder to the neck's width: a linear layer and a LayerNorm, as in
     the code of CAE's authors, or nothing where the widths are the same.
@@ -27,6 +27,12 @@ class ProjectedCAENeck(CAENeck):
         num_classes: size of the vocabulary.
         **kwargs: as for `CAENeck`: `num_heads`, `regressor_depth`, `decoder_depth`, `mask_tokens_num`,
             `layer_scale_init_value`, `drop_path_rate`, ...
+
+    Example:
+        >>> options = dict(num_heads=3, mask_tokens_num=2, layer_scale_init_value=0.1)
+        >>> neck = ProjectedCAENeck(encoder_dims=384, embed_dims=192, **options)
+        >>> neck.encoder_to_neck(torch.randn(1, 4, 384)).shape
+        torch.Size([1, 4, 192])
     """
 
     def __init__(self, encoder_dims: int, embed_dims: int, num_classes: int = 8192, **kwargs) -> None:
@@ -48,6 +54,11 @@ class BatchNormNeck(BaseModule):
         dropout: share of the channels that are dropped in training.
         norm_cfg: the norm, `dict(type="BN")` by default, "SyncBN" in several processes.
         **kwargs: as for any MMEngine module: `init_cfg`.
+
+    Example:
+        >>> (features,) = BatchNormNeck(channels=192)([torch.randn(2, 192, 14, 14)])
+        >>> features.shape
+        torch.Size([2, 192, 14, 14])
     """
 
     def __init__(self, channels: int, dropout: float = 0.1, norm_cfg: dict | None = None, **kwargs) -> None:
@@ -67,8 +78,8 @@ class SimpleFeaturePyramid(BaseModule):
     """ViTDet's simple feature pyramid: every map comes from the ViT's last one (Li et al., 2022, Section 3).
 
     A neck for MMSegmentation and MMDetection. All maps of a ViT have the stride of its patches, so an FPN
-    over several layers would merge maps that are no pyramid. The backbone needs `out_type='featmap'`; if it
-    gives several maps, the last one is used.
+    over several layers would merge maps that are not a pyramid. The backbone needs `out_type='featmap'`; of
+    several maps, the last one is used.
 
     Args:
         in_channels: width of the ViT.
@@ -77,6 +88,11 @@ class SimpleFeaturePyramid(BaseModule):
             default makes strides 4, 8, 16 and 32.
         num_outs: number of maps, at least one a factor; the others take every second value of the one before.
         **kwargs: as for any MMEngine module: `init_cfg`.
+
+    Example:
+        >>> maps = SimpleFeaturePyramid(in_channels=192)([torch.randn(1, 192, 14, 14)])
+        >>> [each.shape[-1] for each in maps]
+        [56, 28, 14, 7]
     """
 
     def __init__(
@@ -100,7 +116,7 @@ class SimpleFeaturePyramid(BaseModule):
 
 
 def _level(in_channels: int, out_channels: int, octaves: int) -> nn.Sequential:
-    """One map: so many times doubled (or, below 0, halved) in size, then brought to its width."""
+    """One map: doubled in size `octaves` times (halved if below 0), then brought to its width."""
     layers: list[nn.Module] = []
     channels = in_channels
     for octave in range(octaves):

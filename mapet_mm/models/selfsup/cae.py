@@ -22,6 +22,21 @@ class ProjectedCAE(CAE):
     Args:
         **kwargs: as for MMPretrain's `CAE`: `backbone`, `neck`, `head`, `target_generator`,
             `base_momentum`, `data_preprocessor`, `init_cfg`.
+
+    Example:
+        >>> vit = dict(type="mmpretrain.CAEPretrainViT", arch="deit-tiny", img_size=32)
+        >>> widths = dict(encoder_dims=192, embed_dims=96, num_heads=3, num_classes=64)
+        >>> options = dict(mask_tokens_num=2, layer_scale_init_value=0.1)
+        >>> model = ProjectedCAE(
+        ...     backbone=dict(vit, layer_scale_init_value=0.1),
+        ...     neck=dict(type="mapet_mm.ProjectedCAENeck", **widths, **options),
+        ...     head=dict(type="mapet_mm.CAETokenHead", loss=dict(type="mmpretrain.CAELoss", lambd=2)),
+        ...     target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=64),
+        ... )
+        >>> sample = DataSample(mask=torch.tensor([[1, 0], [1, 0]]))
+        >>> losses = model.loss([torch.randn(1, 3, 32, 32), torch.randint(64, (1, 2, 2))], [sample])
+        >>> list(losses)
+        ['loss', 'main', 'align']
     """
 
     def __init__(self, **kwargs) -> None:
@@ -37,14 +52,20 @@ class ProjectedCAE(CAE):
         """
         images, targets = inputs
         masked = torch.stack([sample.mask for sample in data_samples]).flatten(1).bool()  # B N-1
+
+        # The encoder sees the visible patches, its momentum copy the masked ones.
         visible = self._project(self.backbone(images, masked))
         with torch.no_grad():
             true_latents = self._project(self.teacher(images, ~masked))
             self.momentum_update()
+
+        # The regressor predicts the masked patches' latents, the decoder their tokens. Each image has as
+        # many masked patches, and as many visible ones.
         positions = self.neck_positions.expand(len(images), -1, -1)
-        # Positions of as many masked, and visible, patches in each image.
-        parts = (positions[where].view(len(images), -1, positions.shape[-1]) for where in (masked, ~masked))
-        logits, latents = self.neck(visible, *parts)
+        of_masked = positions[masked].view(len(images), -1, positions.shape[-1])
+        of_visible = positions[~masked].view(len(images), -1, positions.shape[-1])
+        logits, latents = self.neck(visible, of_masked, of_visible)
+
         tokens = self.target_generator(targets)
         main, align = self.head.loss(logits.flatten(0, 1), tokens, latents, true_latents, masked)
         return {"loss": main + align, "main": main, "align": align}

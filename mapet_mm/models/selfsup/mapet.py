@@ -18,7 +18,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by
 
 @MODELS.register_module()
 class MaPeT(BaseSelfSupervisor):
-    """Masked and permuted pre-training: predict the visual tokens of the patches behind the cutting point.
+    """Masked and permuted pre-training: predict the visual tokens of the patches after the cutting point.
 
     With the backbone's objectives 'pim' and 'mim' it trains Permuted and Masked Image Modeling.
 
@@ -30,14 +30,23 @@ class MaPeT(BaseSelfSupervisor):
             `DALL-E`; always in evaluation mode. None for a model that only gives features.
         data_preprocessor: gives a list of the images `(B, 3, H, W)` and what the target generator takes
             (stored token grids, or a second view of the images).
-        prediction_ratio: share of the targets that a training step predicts, in (0, 1]. Each step draws them
-            anew, at the same places of the permuted sequence for all its images. All targets stay in the
-            sequence, and the expected gradient is the same.
         **kwargs: as for MMPretrain's algorithms: `init_cfg`.
 
     Raises:
-        ValueError: a backbone without a two-stream forward, a target generator with a larger vocabulary than
-            the head's, or a prediction ratio outside (0, 1].
+        ValueError: a backbone without a two-stream forward, or a target generator with a larger vocabulary
+            than the head's.
+
+    Example:
+        >>> vit = dict(type="mapet_mm.MaPeTPretrainViT", arch="deit-tiny", img_size=32, cutting_point=2)
+        >>> model = MaPeT(
+        ...     backbone=vit,
+        ...     head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=192, vocab_size=64),
+        ...     target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=64),
+        ... )
+        >>> images, token_grids = torch.randn(2, 3, 32, 32), torch.randint(64, (2, 2, 2))
+        >>> losses = model([images, token_grids], mode="loss")
+        >>> sorted(losses)
+        ['loss', 'token_accuracy']
     """
 
     def __init__(
@@ -46,7 +55,6 @@ class MaPeT(BaseSelfSupervisor):
         head: dict,
         target_generator: dict | None,
         data_preprocessor: dict | None = None,
-        prediction_ratio: float = 1.0,
         **kwargs,
     ) -> None:
         parts = dict(head=head, target_generator=target_generator, data_preprocessor=data_preprocessor)
@@ -55,9 +63,6 @@ class MaPeT(BaseSelfSupervisor):
         vit = getattr(self.backbone, "module", self.backbone)
         if not isinstance(vit, TwoStreamViT):
             raise ValueError(f"{type(vit).__name__} has no two-stream forward: take a MaPeTPretrain...")
-        if not 0 < prediction_ratio <= 1:
-            raise ValueError(f"prediction_ratio={prediction_ratio} is outside (0, 1]: 1 predicts all targets")
-        self.prediction_ratio = prediction_ratio
         vocab_size = getattr(self.target_generator, "vocab_size", 0)
         if vocab_size > self.head.vocab_size:
             raise ValueError(f"the target generator's vocab_size={vocab_size} is larger than the head's")
@@ -93,33 +98,29 @@ class MaPeT(BaseSelfSupervisor):
 
         Where the loader seeds each image (`EpochSeedHook`), its permutation comes from that seed.
         """
-        images, permutation = images_of(inputs), None
-        predicted = self.sample_predicted(images.device)
+        images = images_of(inputs)
+        permutation = None  # drawn by the backbone
         seeds = [sample.get("draw_seed") for sample in data_samples or ()]
         if seeds and None not in seeds:
             permutation = self.training_permutation(seeds, images.device)
-        latents, permutation = self.backbone(images, permutation, predicted)
-        tokens = self.target_tokens(inputs[1], permutation)
-        return self.head.loss(latents, tokens if predicted is None else tokens[:, predicted])
+        latents, permutation = self.backbone(images, permutation)  # B N-c D
+        tokens = self.target_tokens(inputs[1], permutation)  # B N-c
+        return self.head.loss(latents, tokens)
 
     def training_permutation(
         self, seeds: list[int], device: torch.device | str
     ) -> Int64[Tensor, "batch token"]:
         """The permutation `(B, N)` of each image by its seed; a subclass of the backbone may draw its own."""
         vit = getattr(self.backbone, "module", self.backbone)
+        # The usual order is drawn on the device, for all images at once.
         if type(vit).sample_permutation is TwoStreamViT.sample_permutation:
             seeds = torch.tensor(seeds).to(device, non_blocking=True)
             return seeded_permutations(seeds, vit.num_tokens, vit.num_extra_tokens)
-        generators = (torch.Generator().manual_seed(seed) for seed in seeds)
-        return torch.cat([vit.sample_permutation(1, "cpu", one) for one in generators]).to(device)
-
-    def sample_predicted(self, device: torch.device | str) -> Int64[Tensor, " predicted"] | None:
-        """Draw the targets that a step predicts, `(m,)` in ascending order; None for all."""
-        if self.prediction_ratio == 1:
-            return None
-        num_targets = self.backbone.num_targets
-        number = max(1, round(self.prediction_ratio * num_targets))
-        return torch.randperm(num_targets, device=device)[:number].sort().values
+        permutations = []
+        for seed in seeds:
+            generator = torch.Generator().manual_seed(seed)
+            permutations.append(vit.sample_permutation(1, "cpu", generator))
+        return torch.cat(permutations).to(device)
 
     @torch.no_grad()
     def predict(self, inputs: list[Tensor], data_samples: list[DataSample] | None = None) -> list[DataSample]:
@@ -136,10 +137,11 @@ class MaPeT(BaseSelfSupervisor):
 
     def validation_permutation(self, images: Tensor) -> Int64[Tensor, "batch token"]:
         """The permutation `(B, N)` that each image has in every validation, in whichever batch it comes."""
-        seeds = image_seeds(images).tolist()  # the only wait for the device, once per batch
-        generators = (torch.Generator().manual_seed(seed) for seed in seeds)
-        rows = [self.backbone.sample_permutation(1, "cpu", one) for one in generators]
-        return torch.cat(rows).to(images.device)
+        permutations = []
+        for seed in image_seeds(images).tolist():  # the only wait for the device, once per batch
+            generator = torch.Generator().manual_seed(seed)
+            permutations.append(self.backbone.sample_permutation(1, "cpu", generator))
+        return torch.cat(permutations).to(images.device)
 
     @torch.no_grad()
     def target_tokens(self, target_inputs: Tensor, permutation: Tensor) -> Int64[Tensor, "batch target"]:
@@ -149,8 +151,9 @@ class MaPeT(BaseSelfSupervisor):
         num_patches = self.backbone.num_tokens - extra
         if tokens.shape != (len(permutation), num_patches):
             raise ValueError(f"tokens of shape {tuple(tokens.shape)} for {num_patches} patches per image")
-        # Place c + i of the permutation holds token p, which is patch p - 1 behind one class token.
-        return tokens.gather(1, permutation[:, self.backbone.cutting_point :] - extra)
+        # The i-th target is token p of rank c + i in the permutation: patch p - 1 after one class token.
+        patches = permutation[:, self.backbone.cutting_point :] - extra
+        return tokens.gather(1, patches)
 
 
 def images_of(inputs: Tensor | list[Tensor]) -> Tensor:

@@ -6,14 +6,14 @@ import hashlib
 import os
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from filelock import FileLock
 from mmengine.config import ConfigDict
 from torch import Tensor, nn
 
-from mapet_mm.models.target_generators.base import TokenizerError
+from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.config import nodes, pretrained_entries, type_name
 from mapet_mm.utils.identity import digest
@@ -28,7 +28,19 @@ COUNTERS = ("cluster_size", "num_batches_tracked")
 def split_checkpoint(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A network's config without `init_cfg`, and the `Pretrained` entry of `init_cfg` (empty if none)."""
     config = ConfigDict(config).to_dict()
-    return config, next((entry for _, entry in pretrained_entries(config.pop("init_cfg", None))), {})
+    entries = [entry for _, entry in pretrained_entries(config.pop("init_cfg", None))]
+    return config, entries[0] if entries else {}
+
+
+def weights_source(config: Mapping[str, Any]) -> Literal["checkpoint", "constructor", "seed"]:
+    """Where a network's config says that its weights come from."""
+    config, checkpoint = split_checkpoint(config)
+    if checkpoint:
+        return "checkpoint"
+    for _, node in nodes(config):
+        if isinstance(node, Mapping) and any(node.get(option) for option in OWN_WEIGHTS):
+            return "constructor"
+    return "seed"
 
 
 def build_frozen(config: Mapping[str, Any], random_seed: int | None) -> tuple[nn.Module, str]:
@@ -43,33 +55,50 @@ def build_frozen(config: Mapping[str, Any], random_seed: int | None) -> tuple[nn
         TokenizerError: no weights and no seed, weights that nothing loads, or a checkpoint that lacks weights
             or has weights that are not finite.
     """
+    source = weights_source(config)
     config, checkpoint = split_checkpoint(config)
     kind = type_name(config["type"])
-    own = any(isinstance(node, Mapping) and any(map(node.get, OWN_WEIGHTS)) for _, node in nodes(config))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random_seed or 0)
         network = MODELS.build(config)
-    if checkpoint:
-        file, prefix = checkpoint["checkpoint"], checkpoint.get("prefix") or ""
-        prefix = prefix and prefix.removesuffix(".") + "."
-        weights = read_weights(download(file) if "://" in file else file)
-        kept = {name[len(prefix) :]: value for name, value in weights.items() if name.startswith(prefix)}
-        load_weights(network, kept, file)
-        return network, os.path.basename(file)
+
+    if source == "checkpoint":
+        load_checkpoint(network, **checkpoint)
+        return network, os.path.basename(checkpoint["checkpoint"])
+
+    refuse_nested_checkpoints(network, kind)
+    if source == "constructor":
+        return network, f"{kind}'s own"
+
+    has_parameters = any(True for _ in network.parameters())
+    if random_seed is None and has_parameters:
+        raise TokenizerError(
+            f"{kind} has no weights: give it init_cfg=dict(type='Pretrained', checkpoint=<address or file>), "
+            "or random_seed=<int> for fixed random weights"
+        )
+    return network, f"random, seed {random_seed or 0}"
+
+
+def load_checkpoint(network: nn.Module, checkpoint: str, prefix: str | None = None, **_: Any) -> None:
+    """Load all weights of a network from a checkpoint, from the names that start with `prefix`."""
+    if prefix:
+        prefix = prefix.removesuffix(".") + "."
+    weights = read_weights(download(checkpoint) if "://" in checkpoint else checkpoint)
+    own = {}
+    for name, value in weights.items():
+        if name.startswith(prefix or ""):
+            own[name.removeprefix(prefix or "")] = value
+    load_weights(network, own, checkpoint)
+
+
+def refuse_nested_checkpoints(network: nn.Module, kind: str) -> None:
+    """Raise TokenizerError if a part of a network names weights in its own `init_cfg`."""
     for name, module in network.named_modules():
         if any(pretrained_entries(getattr(module, "init_cfg", None))):
             raise TokenizerError(
                 f"`init_cfg` of `{name}` in {kind} names weights that nothing loads: weights of the whole "
                 "network go into its own `init_cfg`"
             )
-    if own:
-        return network, f"{kind}'s own"
-    if random_seed is None and any(True for _ in network.parameters()):
-        raise TokenizerError(
-            f"{kind} has no weights: give it init_cfg=dict(type='Pretrained', checkpoint=<address or file>), "
-            "or random_seed=<int> for fixed random weights"
-        )
-    return network, f"random, seed {random_seed or 0}"
 
 
 def weights_digest(network: nn.Module) -> str:
@@ -91,14 +120,16 @@ def load_weights(network: nn.Module, weights: Mapping[str, Tensor], file: str) -
         TokenizerError: weights are missing or not finite.
     """
     missing = network.load_state_dict(weights, strict=False).missing_keys
-    if names := [name for name in missing if not name.endswith(COUNTERS)]:
+    names = [name for name in missing if not name.endswith(COUNTERS)]
+    if names:
         raise TokenizerError(
             f"checkpoint `{file}` lacks {len(names)} of {len(network.state_dict())} tensors, `{names[0]}` "
             "first: correct the config, its `init_cfg.prefix` or the path"
         )
     parameters = (name for name, value in network.named_parameters() if not value.isfinite().all())
     buffers = (name for name, value in network.named_buffers() if value.isnan().any())  # masks have infinity
-    if name := next(chain(parameters, buffers), None):
+    name = next(chain(parameters, buffers), None)
+    if name is not None:
         raise TokenizerError(
             f"checkpoint `{file}` holds NaN or infinity, in `{name}` first: its training diverged"
         )

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from mapet_mm.models.target_generators.base import Tokenizer, TokenizerError, full_float32
 from mapet_mm.models.target_generators.frozen_network import build_frozen, split_checkpoint, weights_digest
+from mapet_mm.models.target_generators.tokenizer import Tokenizer, TokenizerError, full_float32
 from mapet_mm.models.utils.helpers import token_ids
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.identity import digest
@@ -33,6 +33,12 @@ class FrozenTokenizer(Tokenizer):
 
     Raises:
         TokenizerError: see `build_frozen`, or VQ-KD's codebook is not initialised.
+
+    Example:
+        >>> dalle = dict(type="mmpretrain.DALL-E", n_hid=8, n_blk_per_group=1, vocab_size=16)
+        >>> tokenizer = FrozenTokenizer(dalle, image_size=32, vocab_size=16, random_seed=0)
+        >>> tokenizer(torch.rand(2, 3, 32, 32)).shape  # ids of a grid of 4 x 4
+        torch.Size([2, 16])
     """
 
     def __init__(

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from mapet_mm.models.target_generators.base import Tokenizer, TokenizerError, full_float32
 from mapet_mm.models.target_generators.frozen_network import build_frozen, split_checkpoint, weights_digest
+from mapet_mm.models.target_generators.tokenizer import Tokenizer, TokenizerError, full_float32
 from mapet_mm.registry import MODELS
 from mapet_mm.structures.codebook import Codebook, CodebookError
 from mapet_mm.utils.identity import canonical, digest, explain
@@ -40,6 +40,16 @@ class GridKMeans(Tokenizer):
     Raises:
         TokenizerError: the encoder has no such layer, the layer has no square grid, or see `build_frozen`.
         CodebookError: the codebook cannot be read or was fitted on other features.
+
+    Example:
+        >>> vit = dict(type="mapet_mm.MaPeTViT", arch="deit-tiny", img_size=32, out_type="featmap")
+        >>> features = GridKMeans(vit, image_size=32, random_seed=0).features(torch.randn(8, 3, 32, 32))
+        >>> features.shape  # a grid of 2 x 2
+        torch.Size([8, 4, 192])
+        >>> codebook = Codebook(features.flatten(0, 1))  # or of k centroids: `fit_codebook`
+        >>> tokenizer = GridKMeans(vit, image_size=32, codebook=codebook, random_seed=0)
+        >>> tokenizer(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 4])
     """
 
     def __init__(
@@ -53,25 +63,34 @@ class GridKMeans(Tokenizer):
     ) -> None:
         if codebook is not None and not isinstance(codebook, Codebook):
             codebook = Codebook.load(codebook)  # before the minutes of a weights download
-        network, weights = encoder, "given"
-        if not isinstance(encoder, nn.Module):
+        if isinstance(encoder, nn.Module):
+            network, weights = encoder, "given"
+        else:
             network, weights = build_frozen(encoder, random_seed)
         super().__init__(network, image_size)
-        if num_extra_tokens is None:
-            prefix_tokens = getattr(getattr(network, "timm_model", network), "num_prefix_tokens", 0)
-            num_extra_tokens = getattr(network, "num_extra_tokens", None) or prefix_tokens
-        self.layer, self.codebook, self.num_extra_tokens = layer, codebook, num_extra_tokens
+        self.codebook = codebook
+        self.layer = layer
+        self.num_extra_tokens = extra_tokens_of(network) if num_extra_tokens is None else num_extra_tokens
         side, self.dim = self._measure()
-        self.grid = side, side
+        self.grid = (side, side)
         # Description of the encoder, for the metadata of a codebook fitted on these features.
         self.metadata = {
             **self._describe(encoder, weights),
             "encoder_digest": weights_digest(network),
             "image_size": image_size,
         }
-        recorded = codebook.metadata if codebook is not None else {}
-        known = {key: value for key, value in self.metadata.items() if key in recorded and key != "weights"}
-        if difference := explain({key: recorded[key] for key in known}, known):
+        if codebook is not None:
+            self._require_same_encoder(codebook)
+
+    def _require_same_encoder(self, codebook: Codebook) -> None:
+        """Raise CodebookError if the codebook records another encoder than this one.
+
+        The name of the weights is not compared: their digest is.
+        """
+        recorded = codebook.metadata
+        keys = [key for key in self.metadata if key in recorded and key != "weights"]
+        difference = explain({key: recorded[key] for key in keys}, {key: self.metadata[key] for key in keys})
+        if difference:
             raise CodebookError(
                 f"codebook {codebook.digest[:12]} was fitted on another encoder ({difference}; weights "
                 f"{recorded.get('weights')}, now {self.metadata['weights']}): use that one, or fit another "
@@ -98,10 +117,12 @@ class GridKMeans(Tokenizer):
         with full_float32(images.device):
             output = layer_output(encoder, images.float(), self.layer)
         if len(output) == len(images):  # not a batch of windows
+            # A square map.
             if output.ndim == 4 and output.shape[2] == output.shape[3]:
                 return output.flatten(2).transpose(1, 2)  # B D H W -> B (H W) D
-            count = output.shape[1] - self.num_extra_tokens
-            if output.ndim == 3 and count > 0 and math.isqrt(count) ** 2 == count:
+            # A sequence that ends with a square grid.
+            num_positions = output.shape[1] - self.num_extra_tokens
+            if output.ndim == 3 and num_positions > 0 and math.isqrt(num_positions) ** 2 == num_positions:
                 return output[:, self.num_extra_tokens :]
         raise TokenizerError(
             f"layer {self.layer!r} of {type(encoder).__name__} gives {tuple(output.shape)} for {len(images)} "
@@ -112,7 +133,8 @@ class GridKMeans(Tokenizer):
     @torch.no_grad()
     def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Int64[Tensor, "batch grid"]:
         """Token ids (B, HW), int64, in raster order, of normalised images (B, 3, H, W)."""
-        codebook, features = self._fitted(), self.features(images)
+        codebook = self._fitted()
+        features = self.features(images)
         with full_float32(images.device):
             return codebook.assign(features)
 
@@ -136,9 +158,18 @@ class GridKMeans(Tokenizer):
 
     def _measure(self) -> tuple[int, int]:
         """Side of the grid and number of channels, from the features of black images."""
-        # two, because a batch of windows must not look like one image
-        features = self.features(torch.zeros(2, 3, self.image_size, self.image_size))
+        # Two images, because a batch of windows must not look like one image.
+        images = torch.zeros(2, 3, self.image_size, self.image_size)
+        features = self.features(images)
         return math.isqrt(features.shape[1]), features.shape[2]
+
+
+def extra_tokens_of(network: nn.Module) -> int:
+    """Tokens before the grid's: the number that MMPretrain's and timm's networks state, else 0."""
+    stated = getattr(network, "num_extra_tokens", None)
+    if stated:
+        return stated
+    return getattr(getattr(network, "timm_model", network), "num_prefix_tokens", 0)
 
 
 def layer_output(encoder: nn.Module, images: Tensor, layer: int | str) -> Tensor:
@@ -153,8 +184,9 @@ def layer_output(encoder: nn.Module, images: Tensor, layer: int | str) -> Tensor
             output = encoder.model(images, output_hidden_states=True).hidden_states
         else:
             output = encoder(images)
+        outputs = (output,) if isinstance(output, Tensor) else output
         try:
-            output = ((output,) if isinstance(output, Tensor) else output)[layer]
+            output = outputs[layer]
         except (KeyError, IndexError, TypeError):
             output = None
     while isinstance(output, list | tuple) and output:

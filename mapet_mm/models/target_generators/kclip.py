@@ -15,9 +15,9 @@ from filelock import FileLock
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mapet_mm.models.target_generators.base import TokenizerError
 from mapet_mm.models.target_generators.frozen_network import load_weights
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
+from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.registry import MODELS
 from mapet_mm.structures.codebook import Codebook
 from mapet_mm.utils.errors import reason_of
@@ -65,6 +65,12 @@ class KCLIP(GridKMeans):
     Raises:
         TokenizerError: the tower's weights cannot be found or do not fit, or the stride is not supported.
         CodebookError: the codebook cannot be read or was fitted on another encoder.
+
+    Example:
+        >>> small = dict(layers=[1, 1, 1, 1], width=8, image_size=64)  # the paper's is "RN50x64"
+        >>> kclip = KCLIP(small, pretrained=dict(type="random", seed=0))
+        >>> kclip.features(torch.randn(2, 3, 64, 64)).shape  # of a grid of 2 x 2
+        torch.Size([2, 4, 256])
     """
 
     def __init__(
@@ -78,7 +84,8 @@ class KCLIP(GridKMeans):
         image_size = image_size or tower_config(clip_model)["image_size"]
         if image_size % stride:
             raise ValueError(f"KCLIP's image_size must be a multiple of {stride} px, got {image_size}")
-        self.stride, self._tower = stride, (clip_model, pretrained)
+        self.stride = stride
+        self._tower = (clip_model, pretrained)
         super().__init__(build_tower(clip_model, pretrained, stride), image_size, codebook)
 
     def _describe(self, *_: Any) -> dict[str, Any]:
@@ -111,8 +118,8 @@ def tower_config(clip_model: str | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(vision.get("layers"), list | tuple):
         known = ", ".join(name for name in open_clip.list_models() if name.startswith("RN"))
         raise TokenizerError(
-            f"clip_model '{clip_model}' is no CLIP ResNet of open_clip: choose one of {known}, give a dict "
-            "with layers, width and image_size, or take a GridKMeans with type='open_clip.create_model'"
+            f"clip_model '{clip_model}' is not a CLIP ResNet of open_clip: choose one of {known}, give a "
+            "dict with layers, width and image_size, or take a GridKMeans with type='open_clip.create_model'"
         )
     width = vision["width"]
     return {
@@ -179,7 +186,7 @@ def weights_file(clip_model: str | Mapping[str, Any], pretrained: str) -> str:
     tags = list_pretrained_tags_by_model(clip_model) if isinstance(clip_model, str) else []
     if pretrained not in tags:
         raise TokenizerError(
-            f"pretrained='{pretrained}' is no file and no tag of {clip_model} in open_clip, which has "
+            f"pretrained='{pretrained}' is neither a file nor a tag of {clip_model} in open_clip, which has "
             f"{', '.join(tags) or 'none'}: {REMEDY}"
         )
     cache = os.path.expanduser("~/.cache/clip")  # open_clip's default, named here for the lock

@@ -1,4 +1,4 @@
-"""Attention kernels: which one runs is settled here, by what was measured (docs/performance.md)."""
+"""Attention: the kernel is chosen by measurements (docs/performance.md)."""
 
 import torch
 from jaxtyping import Float
@@ -15,20 +15,20 @@ def attend(
     scale: float | None = None,
 ) -> Float[Tensor, "batch head row channel"]:
     """Scaled dot-product attention with an additive mask; arguments are as for PyTorch's."""
-    if takes_products(queries):
-        return attend_by_products(queries, keys, values, bias, dropout, scale)
+    if uses_bmm(queries):
+        return attend_with_bmm(queries, keys, values, bias, dropout, scale)
     bias = None if bias is None else bias.to(queries.dtype)
     return F.scaled_dot_product_attention(
         queries, keys, values, attn_mask=bias, dropout_p=dropout, scale=scale
     )
 
 
-def takes_products(queries: Tensor) -> bool:
+def uses_bmm(queries: Tensor) -> bool:
     """True if `attend` takes matrix products: on CPU, bfloat16 has units that the fused kernel ignores."""
     return queries.device.type == "cpu" and queries.dtype is torch.bfloat16
 
 
-def attend_by_products(
+def attend_with_bmm(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -39,12 +39,18 @@ def attend_by_products(
     """`attend` by two matrix products and a softmax; keeps the weights (B, H, R, K) for the backward pass."""
     batch_and_head = queries.shape[:2]
     scale = queries.shape[-1] ** -0.5 if scale is None else scale
-    bias = bias.flatten(0, 1) if bias is not None and bias.ndim == 4 else bias  # (B H) R K
-    queries, keys, values = (x.flatten(0, 1) for x in (queries, keys, values))  # (B H) L d
+
+    # One dimension of images and heads, as batched products take it.
+    queries = queries.flatten(0, 1)  # (B H) R d
+    keys = keys.flatten(0, 1)  # (B H) K d
+    values = values.flatten(0, 1)  # (B H) K d
+    if bias is not None and bias.ndim == 4:
+        bias = bias.flatten(0, 1)  # (B H) R K
+
     with torch.autocast(queries.device.type, enabled=False):  # its softmax would be a float32 copy
         if bias is None:
             scores = torch.bmm(queries * scale, keys.transpose(1, 2))
-        else:  # scale and mask ride on the product
+        else:  # scale and mask are part of the same call
             scores = torch.baddbmm(bias.to(queries.dtype), queries, keys.transpose(1, 2), alpha=scale)
         weights = F.dropout(scores.softmax(-1), dropout)  # (B H) R K
         return torch.bmm(weights, values).unflatten(0, batch_and_head)

@@ -24,12 +24,15 @@ def check_pixel_range(preprocessor: nn.Module, images: Tensor, prefix: str = "")
     and `std` are the preprocessor's; `prefix` is "second_" for the second view's. The first images stand for
     all: reading values waits for the device.
     """
-    checked = vars(preprocessor).setdefault("range_checked", set())
-    mean, std = (getattr(preprocessor, prefix + name, None) for name in ("mean", "std"))
+    checked = getattr(preprocessor, "range_checked", frozenset())  # prefixes of the views that were seen
+    mean = getattr(preprocessor, f"{prefix}mean", None)
+    std = getattr(preprocessor, f"{prefix}std", None)
     if prefix in checked or mean is None or std is None or not images.numel():
         return
-    checked.add(prefix)
-    low, high = images.min().item(), images.max().item()
+    preprocessor.range_checked = checked | {prefix}
+
+    low = images.min().item()
+    high = images.max().item()
     if images.is_floating_point() and low >= 0 and 0 < high <= 1 and mean.max() > 2:
         raise PixelRangeError("the images have values from 0 to 1, and the `mean` is for 0 to 255")
     if high > 2 and std.max() < 1:
@@ -49,6 +52,14 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
     Raises:
         ValueError: a sample has no token grid.
         PixelRangeError: the first images do not have the range of `mean` and `std`.
+
+    Example:
+        >>> preprocessor = TokenGridDataPreprocessor(mean=[127.5] * 3, std=[127.5] * 3)
+        >>> sample = DataSample(token_grid=np.zeros((2, 2), np.uint16))
+        >>> batch = dict(inputs=torch.full((1, 3, 32, 32), 255), data_samples=[sample])
+        >>> images, token_grids = preprocessor(batch, training=True)["inputs"]
+        >>> images.max(), token_grids.shape
+        (tensor(1.), torch.Size([1, 2, 2]))
     """
 
     def forward(self, data: dict, training: bool = False) -> dict:
@@ -56,14 +67,20 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
         samples = data.get("data_samples") or ()
         images = self._send(data["inputs"])
         check_pixel_range(self, images)
+
+        # Masks, if the samples have any.
         if samples and "mask" in samples[0]:
             masks = self._send([torch.as_tensor(sample.mask) for sample in samples])
             for sample, mask in zip(samples, masks, strict=True):
                 sample.set_mask(mask)
+
+        # Normalise the images; the samples stay as they are.
         grids = [sample.get("token_grid") for sample in samples]
         images = super().forward({"inputs": images, "data_samples": None}, training)["inputs"]
         if not training and all(grid is None for grid in grids):
             return {**data, "inputs": images}
+
+        # The grids, as one tensor of ids.
         if not grids or any(grid is None for grid in grids):
             raise ValueError(
                 "the batch has samples without token_grid: put LoadTokenGrid in the pipeline and "
@@ -89,6 +106,16 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
 
     Raises:
         PixelRangeError: the first images do not have the range of the means and deviations.
+
+    Example:
+        >>> first = dict(mean=[0.0] * 3, std=[255.0] * 3)
+        >>> second = dict(second_mean=[127.5] * 3, second_std=[127.5] * 3)
+        >>> preprocessor = TwoViewDataPreprocessor(**first, **second)
+        >>> views = [torch.full((1, 3, 32, 32), 255), torch.zeros(1, 3, 16, 16)]
+        >>> batch = dict(inputs=views, data_samples=[DataSample()])
+        >>> images, second_view = preprocessor(batch, training=True)["inputs"]
+        >>> images.max(), second_view.max()
+        (tensor(1.), tensor(-1.))
     """
 
     def forward(self, data: dict, training: bool = False) -> dict:
@@ -96,6 +123,7 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
         inputs = data["inputs"]
         if not training and (isinstance(inputs, Tensor) or inputs[0].ndim == 3):
             return SelfSupDataPreprocessor.forward(self, {**data, "inputs": _stacked(inputs)}, training)
+        # Two views: their ranges are looked at before they are normalised.
         views = [_stacked(view) for view in inputs]
         for view, prefix in zip(views, ("", "second_"), strict=True):
             check_pixel_range(self, view, prefix)

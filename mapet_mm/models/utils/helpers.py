@@ -23,7 +23,7 @@ def token_ids(outputs: Tensor) -> Int64[Tensor, "batch grid"]:
     `(B, V, H, W)`, logits over the vocabulary (MMPretrain's `DALL-E`); others are a ValueError.
     """
     if outputs.ndim == 4 and outputs.is_floating_point():
-        tokens = outputs.argmax(1, keepdim=True)  # of a NaN, where there is one
+        tokens = outputs.argmax(1, keepdim=True)  # a NaN counts as the largest
         tokens = tokens.masked_fill(~outputs.gather(1, tokens).isfinite(), -1)
         return tokens.flatten(1)  # B 1 H W -> B (H W)
     if outputs.ndim == 2 and not outputs.is_floating_point():
@@ -31,7 +31,7 @@ def token_ids(outputs: Tensor) -> Int64[Tensor, "batch grid"]:
     raise ValueError(f"the target generator gives {outputs.dtype} {tuple(outputs.shape)}: expected token ids")
 
 
-def presence(tokens: Int64[Tensor, "*batch target"]) -> Float[Tensor, "*batch"]:
+def nan_without_tokens(tokens: Int64[Tensor, "*batch target"]) -> Float[Tensor, "*batch"]:
     """Factor of each image's loss: 1 with tokens, NaN for an image without them (id -1).
 
     A loss that is not finite is noticed after the step, and no device is waited for.
@@ -39,12 +39,12 @@ def presence(tokens: Int64[Tensor, "*batch target"]) -> Float[Tensor, "*batch"]:
     return torch.where((tokens < 0).any(-1), torch.nan, 1.0)
 
 
-def is_due(module: nn.Module, values: Tensor) -> bool:
-    """True if a module should check these values: always on CPU, else only until it sets `_checked`.
+def should_check_values(module: nn.Module, values: Tensor) -> bool:
+    """True if a module should check these values: always on CPU, else only until it sets `values_checked`.
 
     Reading values waits for the device, and cannot be part of a compiled graph.
     """
-    return not torch.compiler.is_compiling() and (values.device.type == "cpu" or not module._checked)
+    return not torch.compiler.is_compiling() and (values.device.type == "cpu" or not module.values_checked)
 
 
 def product_dtype(operand: Tensor) -> torch.dtype:

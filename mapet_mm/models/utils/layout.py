@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -13,14 +13,14 @@ from mapet_mm.models.utils.objectives import Objective, group_sizes, visibility
 ALIGNMENT = 8
 
 
-@dataclass(eq=False)  # PyTorch 2.6 compiles no NamedTuple with properties
+@dataclass(eq=False)  # no NamedTuple: PyTorch 2.6, the oldest that we support, compiles none with properties
 class Layout:
     """Rows of each group of an objective, and the keys that T and Q see."""
 
     objective: Objective
     sizes: tuple[int, ...]  # rows of each group
     padded_bias: Tensor  # `bias` with the keys filled up to a multiple of 8
-    places: Tensor  # L, the place of the permuted sequence that stands in each row
+    ranks: Tensor  # L, for each row the rank in the permutation of the token that it stands for
 
     @property
     def num_rows(self) -> int:
@@ -30,47 +30,43 @@ class Layout:
     @property
     def num_dense(self) -> int:
         """Rows of C and M, which come first, see each other in full and nothing else."""
-        return self._rows_of(self.objective.dense_groups)
+        return self._num_rows_of(self.objective.dense_groups)
 
     @property
     def num_keys(self) -> int:
         """Rows of C, M and T, which come before Q and give keys and values."""
-        return self._rows_of(self.objective.key_groups)
+        return self._num_rows_of(self.objective.key_groups)
 
     @property
     def bias(self) -> Float[Tensor, "stream key"]:
         """For each row of T and Q 0 where it sees a key, else minus infinity."""
         return self.padded_bias[:, : self.num_keys]
 
-    def slice_of(self, group: str) -> slice:
+    def rows_of(self, group: str) -> slice:
         """The rows of a group."""
-        place = self.objective.groups.index(group)
-        start = sum(self.sizes[:place])
-        return slice(start, start + self.sizes[place])
-
-    def keep(self, queries: Int64[Tensor, " kept"]) -> "Layout":
-        """The layout with only these rows of Q; nobody attends to Q, so nothing else changes."""
-        stream, asking = self.padded_bias.tensor_split([-self.sizes[-1]])
-        bias = torch.cat([stream, asking[queries]])
-        content, targets = self.places.tensor_split([-self.sizes[-1]])
-        places = torch.cat([content, targets[queries]])
-        return Layout(self.objective, (*self.sizes[:-1], len(queries)), bias, places)
+        index = self.objective.groups.index(group)
+        start = sum(self.sizes[:index])
+        return slice(start, start + self.sizes[index])
 
     def to(self, dtype: torch.dtype) -> "Layout":
         """The layout with its bias in the precision of the attention."""
-        return Layout(self.objective, self.sizes, self.padded_bias.to(dtype), self.places)
+        return Layout(self.objective, self.sizes, self.padded_bias.to(dtype), self.ranks)
 
-    def _rows_of(self, groups: str) -> int:
+    def _num_rows_of(self, groups: str) -> int:
         sizes = zip(self.objective.groups, self.sizes, strict=True)
         return sum(size for group, size in sizes if group in groups)
 
 
-def lay_out(objective: Objective, num_context: int, num_targets: int) -> Layout:
+def build_layout(objective: Objective, num_context: int, num_targets: int) -> Layout:
     """The layout of whole sequences; arguments are as for `visibility`."""
     sizes = tuple(group_sizes(objective.groups, num_context, num_targets))
+
+    # C stands for the first tokens of the permutation; M, T and Q each for the tokens after them.
     context, targets = torch.arange(num_context + num_targets).split([num_context, num_targets])
-    places = torch.cat([context if group == "C" else targets for group in objective.groups])
-    layout = Layout(objective, sizes, torch.empty(0), places)
+    ranks = torch.cat([context if group == "C" else targets for group in objective.groups])
+
+    # Only T and Q need a mask: C and M see each other in full.
+    layout = Layout(objective, sizes, torch.empty(0), ranks)
     sees = visibility(objective, num_context, num_targets)[layout.num_dense :]
     bias = torch.zeros(sees.shape).masked_fill(~sees, float("-inf"))
-    return Layout(objective, sizes, F.pad(bias, (0, -layout.num_keys % ALIGNMENT)), places)
+    return Layout(objective, sizes, F.pad(bias, (0, -layout.num_keys % ALIGNMENT)), ranks)

@@ -4,7 +4,7 @@ A permuted sequence is laid out in up to four groups, always in this order:
 
 - `C`, the context: the class token and the visible patches (the first `c` tokens, `c` the cutting point);
 - `M`, the mask tokens: one learnable vector plus the position embedding of each target;
-- `T`, the targets' content: the content stream of the patches behind the cutting point;
+- `T`, the targets' content: the content stream of the patches after the cutting point;
 - `Q`, the query stream, which starts as the same tensor as `M` and predicts the targets' visual tokens.
 
 Keys and values come only from `C`, `M` and `T`: no token attends to the query stream. The last group
@@ -33,7 +33,7 @@ def _nothing(t: Tensor, j: Tensor) -> Tensor:
 
 
 # Rows of the paper's content mask (C, M, T) and query mask (Q), one entry a group of keys. The operators read
-# "t <operator> j": a target sees the mask tokens behind it (t < j) and the content up to itself (t >= j).
+# "t <operator> j": a target sees the mask tokens after it (t < j) and the content up to itself (t >= j).
 SEES: dict[str, dict[str, _Relation]] = {
     "C": {"C": _everything, "M": _everything, "T": _nothing},
     "M": {"C": _everything, "M": _everything, "T": _nothing},
@@ -51,6 +51,16 @@ class Objective:
     Raises:
         ValueError: other groups, or the targets' content last, which has seen what it would predict; or
             groups without a mask that `sees` does not describe as dense.
+
+    Example:
+        >>> Objective("mapet", groups="CMTQ").predicting_group
+        'Q'
+        >>> visibility(PIM, num_context=1, num_targets=2).int()  # rows C T T Q Q, keys C T T
+        tensor([[1, 0, 0],
+                [1, 1, 0],
+                [1, 1, 1],
+                [1, 0, 0],
+                [1, 1, 0]], dtype=torch.int32)
     """
 
     name: str
@@ -113,8 +123,12 @@ def visibility(objective: Objective, num_context: int, num_targets: int) -> Bool
     """
 
     def block(row: str, key: str) -> Tensor:
-        t, j = (torch.arange(size) for size in group_sizes(row + key, num_context, num_targets))
-        return objective.sees[row][key](t[:, None], j[None, :])
+        num_rows, num_keys = group_sizes(row + key, num_context, num_targets)
+        t = torch.arange(num_rows)[:, None]
+        j = torch.arange(num_keys)[None, :]
+        return objective.sees[row][key](t, j)
 
-    rows = [torch.cat([block(row, key) for key in objective.key_groups], 1) for row in objective.groups]
+    rows = []
+    for row in objective.groups:
+        rows.append(torch.cat([block(row, key) for key in objective.key_groups], dim=1))
     return torch.cat(rows)

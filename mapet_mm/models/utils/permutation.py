@@ -4,38 +4,41 @@ import torch
 from jaxtyping import Int, Int64
 from torch import Tensor
 
-# SplitMix64's, as the signed numbers that a tensor holds.
-STEP, FIRST, SECOND = (
-    value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
+# SplitMix64's increment and multipliers, as the signed numbers that a tensor holds.
+SPLITMIX_GAMMA = 0x9E3779B97F4A7C15 - 2**64
+SPLITMIX_FIRST = 0xBF58476D1CE4E5B9 - 2**64
+SPLITMIX_SECOND = 0x94D049BB133111EB - 2**64
 
 
 def seeded_permutations(
     seeds: Int64[Tensor, " batch"], num_tokens: int, num_extra_tokens: int = 1
 ) -> Int64[Tensor, "batch token"]:
-    """A uniform random order of the patches for each seed, behind the class token (0) and any registers.
+    """A uniform random order of the patches for each seed, after the class token (0) and any registers.
 
     Integer arithmetic alone: the same on every device, in whatever batch a seed comes. `num_tokens` includes
-    the extra ones, which keep their order. `permutation[b, t]` is the token at place `t`.
+    the extra ones, which keep their order. `permutation[b, t]` is the token of rank `t`.
     """
-    places = torch.arange(1, num_tokens - num_extra_tokens + 1, device=seeds.device)
-    keys = seeds[:, None] + places * STEP  # B patches, modulo 2^64
-    keys = (keys ^ _shift_right(keys, 30)) * FIRST
-    keys = (keys ^ _shift_right(keys, 27)) * SECOND
-    keys = keys ^ _shift_right(keys, 31)
-    patches = keys.argsort(dim=1, stable=True) + num_extra_tokens
+    # One random number for each patch: SplitMix64, started at the seed.
+    patches = torch.arange(1, num_tokens - num_extra_tokens + 1, device=seeds.device)
+    numbers = seeds[:, None] + patches * SPLITMIX_GAMMA  # B patches, modulo 2^64
+    numbers = (numbers ^ _shift_right(numbers, 30)) * SPLITMIX_FIRST
+    numbers = (numbers ^ _shift_right(numbers, 27)) * SPLITMIX_SECOND
+    numbers = numbers ^ _shift_right(numbers, 31)
+    # The patches in the order of their numbers, after the extra tokens.
+    order = numbers.argsort(dim=1, stable=True) + num_extra_tokens
     extra = torch.arange(num_extra_tokens, device=seeds.device).expand(len(seeds), -1)
-    return torch.cat([extra, patches], dim=1)
+    return torch.cat([extra, order], dim=1)
 
 
-def check_order(permutation: Int[Tensor, "batch token"], num_extra_tokens: int = 1) -> None:
-    """Raise ValueError for a row that is no order of all tokens, or has the extra ones not in front.
+def check_permutation(permutation: Int[Tensor, "batch token"], num_extra_tokens: int = 1) -> None:
+    """Raise ValueError if a row is not a permutation of all tokens that starts with the extra tokens.
 
     A token that comes twice would be seen twice, and another never.
     """
     tokens = torch.arange(permutation.shape[1], device=permutation.device)
-    extra = slice(num_extra_tokens)
-    right = (permutation.sort(1).values == tokens).all(1) & (permutation == tokens)[:, extra].all(1)
+    has_all = (permutation.sort(1).values == tokens).all(1)
+    has_extra_first = (permutation == tokens)[:, :num_extra_tokens].all(1)
+    right = has_all & has_extra_first
     if right.all():
         return
     row = right.tolist().index(False)

@@ -1,4 +1,7 @@
-"""LayerNorm and GELU computed again in the backward pass, because their results cost more than they do."""
+"""Recompute LayerNorm and GELU in the backward pass: keeping their outputs costs more than computing them.
+
+PyTorch's own way, selective checkpointing, was tried: it is slower and keeps more (docs/performance.md).
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +22,11 @@ def recomputing(layer: nn.Module) -> Iterator[None]:
     precision of autocast's products, which would otherwise keep a copy in that precision. Where there is no
     copy, its result is kept: a second run costs more time than its memory is worth.
     """
+    # Each cheap result by the address of its memory, with the module and the input that give it again. An
+    # address is unique as long as its tensor lives, and this dictionary keeps the tensors until the layer
+    # ends. A tensor found by its address is therefore the result itself, or a view that begins where the
+    # result does. A wrong hit would give the backward pass other numbers, so `pack` takes only views of the
+    # whole result in its own order; that excludes the first rows alone, which share the address as well.
     results: dict[int, tuple[Tensor, nn.Module, Tensor]] = {}
 
     def note(module: nn.Module, inputs: tuple[Tensor], result: Tensor) -> Tensor:
@@ -29,8 +37,8 @@ def recomputing(layer: nn.Module) -> Iterator[None]:
 
     def pack(kept: Tensor) -> Tensor | tuple:
         result, module, given = results.get(kept.data_ptr(), (None, None, None))
-        # A view of the whole result, such as a matrix of its rows; a part of it is kept.
-        if result is None or kept.numel() != result.numel() or not kept.is_contiguous():
+        is_whole = result is not None and kept.numel() == result.numel() and kept.is_contiguous()
+        if not is_whole:
             return kept
         return module, given, kept.dtype, kept.shape
 
@@ -45,6 +53,7 @@ def recomputing(layer: nn.Module) -> Iterator[None]:
 
 
 def _unpack(packed: Tensor | tuple) -> Tensor:
+    """What was kept, or the module's result once more."""
     if isinstance(packed, Tensor):
         return packed
     module, given, dtype, shape = packed

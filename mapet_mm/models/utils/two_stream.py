@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mapet_mm.models.utils.attention import attend, takes_products
+from mapet_mm.models.utils.attention import attend, uses_bmm
 from mapet_mm.models.utils.helpers import product_dtype
 from mapet_mm.models.utils.layout import Layout
 from mapet_mm.models.utils.recomputation import recomputing
@@ -22,8 +22,9 @@ from mapet_mm.models.utils.recomputation import recomputing
 class TwoStreamLayer(BaseModule):
     """A Transformer layer for whole images or for both streams, made of the parts of a library's layer.
 
-    The parts keep their names, so weights load into the library's own layer and back. A subclass for each
-    library's layer offers the residual branches, with norms, LayerScale and stochastic depth:
+    Calling it runs the library's layer on whole images; `two_streams` runs it on the layout. The parts keep
+    their names, so weights load into the library's own layer and back. A subclass for each library's layer
+    offers the residual branches, with norms, LayerScale and stochastic depth:
 
     - `plain_attention(tokens, ...)`: the update of all rows by attention, all seeing each other;
     - `attention(tokens, layout, first_row, positions)`: the update of the rows from `first_row` on,
@@ -43,21 +44,15 @@ class TwoStreamLayer(BaseModule):
         super().__init__(getattr(layer, "init_cfg", None))
         for name, part in [*layer.named_parameters(recurse=False), *layer.named_children()]:
             setattr(self, name, part)
-        self.with_cp, self.recompute = with_cp, recompute
+        self.with_cp = with_cp
+        self.recompute = recompute
         for module in self.modules():
             if isinstance(module, DropPath):  # with a NumPy scalar, on which torch.compile breaks its graph
                 module.drop_prob = float(module.drop_prob)
 
     def forward(self, tokens: Float[Tensor, "batch row dim"], *args: Any, **kwargs: Any) -> Tensor:
-        """Run `two_streams` if a `Layout` follows the tokens, else the library's layer on whole images."""
-        run = self.two_streams if args and isinstance(args[0], Layout) else self.plain
-        if self.with_cp and torch.is_grad_enabled():
-            return checkpoint(run, tokens, *args, use_reentrant=False, **kwargs)
-        return run(tokens, *args, **kwargs)
-
-    def plain(self, tokens: Float[Tensor, "batch row dim"], *args: Any, **kwargs: Any) -> Tensor:
-        """The layer's output `(B, N, D)`, all tokens seeing each other; arguments as the library's layer."""
-        return self.feed_forward(tokens + self.plain_attention(tokens, *args, **kwargs))
+        """The library's layer on whole images `(B, N, D)`; other arguments are the library's."""
+        return self._checkpointed(self.plain, tokens, *args, **kwargs)
 
     def two_streams(
         self, tokens: Tensor, layout: Layout, first_row: int = 0, positions: Any = None
@@ -69,14 +64,32 @@ class TwoStreamLayer(BaseModule):
         """
         if tokens.shape[1] != layout.num_rows:
             raise ValueError(f"{tokens.shape[1]} rows of tokens, but the layout has {layout.num_rows}")
-        # Checkpointing and compilers settle by themselves what to compute again; a trace is kept as a file.
-        settled = self.with_cp or torch.compiler.is_compiling() or torch.jit.is_tracing()
-        recomputes = self.recompute and self.training and torch.is_grad_enabled() and not settled
+        return self._checkpointed(self._two_streams, tokens, layout, first_row, positions)
+
+    def plain(self, tokens: Float[Tensor, "batch row dim"], *args: Any, **kwargs: Any) -> Tensor:
+        """The layer's output `(B, N, D)`, all tokens seeing each other; arguments as the library's layer."""
+        return self.feed_forward(tokens + self.plain_attention(tokens, *args, **kwargs))
+
+    def _two_streams(self, tokens: Tensor, layout: Layout, first_row: int, positions: Any) -> Tensor:
+        # Not under activation checkpointing or torch.compile, which decide this themselves, nor while tracing
+        # for export.
+        decided = self.with_cp or torch.compiler.is_compiling() or torch.jit.is_tracing()
+        recomputes = self.recompute and self.training and torch.is_grad_enabled() and not decided
         with recomputing(self) if recomputes else nullcontext():
             update = self.attention(tokens, layout, first_row, positions)
             if first_row:  # the gradient of a slice is a copy, even of all rows
                 tokens = tokens[:, first_row:]
             return self.feed_forward(tokens + update)
+
+    def _checkpointed(self, run: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        if self.with_cp and torch.is_grad_enabled():
+            return checkpoint(run, *args, use_reentrant=False, **kwargs)
+        return run(*args, **kwargs)
+
+
+def is_plain_linear(module: Callable) -> bool:
+    """True for a linear layer of PyTorch or MMCV, whose product may be computed in another way."""
+    return type(module) in (nn.Linear, Linear)
 
 
 def project_heads(
@@ -92,20 +105,50 @@ def project_heads(
     A plain linear layer `qkv` computes only the rows that are needed; others, such as LoRA's, are called as
     they are. The bias is one that a library keeps apart.
     """
-    if type(qkv) in (nn.Linear, Linear):
-        parts = [len(qkv.weight) // 3, len(qkv.weight) // 3 * 2]
+    if is_plain_linear(qkv):
         bias = qkv.bias if bias is None else bias
-        biases = (None, None) if bias is None else bias.split(parts)
-        normed = normed.to(product_dtype(normed))  # once, not for each product
-        rows = normed[:, first_row:], normed[:, : layout.num_keys].contiguous()
-        queries, pairs = map(F.linear, rows, qkv.weight.split(parts), biases)
-    else:
-        joint = qkv(normed) if bias is None else qkv(normed) + bias
-        queries, pairs = joint.tensor_split([joint.shape[-1] // 3], dim=-1)
-        queries, pairs = queries[:, first_row:], pairs[:, : layout.num_keys]
-    # B R (H d) -> B H R d
-    heads = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (queries, *pairs.chunk(2, dim=-1)))
-    return tuple(heads)
+        return project_heads_of_rows(normed, qkv.weight, bias, num_heads, layout, first_row)
+    joint = qkv(normed) if bias is None else qkv(normed) + bias
+    return project_heads_of_all(joint, num_heads, layout, first_row)
+
+
+def project_heads_of_rows(
+    normed: Float[Tensor, "batch layout dim"],
+    weight: Float[Tensor, "three_dims dim"],
+    bias: Float[Tensor, " three_dims"] | None,
+    num_heads: int,
+    layout: Layout,
+    first_row: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values by two products, each for the rows that need it."""
+    dim = len(weight) // 3
+    query_weight, pair_weight = weight.split([dim, 2 * dim])
+    query_bias, pair_bias = (None, None) if bias is None else bias.split([dim, 2 * dim])
+
+    normed = normed.to(product_dtype(normed))  # once, not for each product
+    query_rows = normed[:, first_row:]
+    key_rows = normed[:, : layout.num_keys].contiguous()
+    queries = F.linear(query_rows, query_weight, query_bias)  # B R D
+    pairs = F.linear(key_rows, pair_weight, pair_bias)  # B K 2D
+
+    keys, values = pairs.chunk(2, dim=-1)
+    return split_heads(queries, num_heads), split_heads(keys, num_heads), split_heads(values, num_heads)
+
+
+def project_heads_of_all(
+    joint: Float[Tensor, "batch layout three_dims"], num_heads: int, layout: Layout, first_row: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values out of one product that has been computed for all rows."""
+    dim = joint.shape[-1] // 3
+    queries, pairs = joint.split([dim, 2 * dim], dim=-1)
+    queries = queries[:, first_row:]  # B R D
+    keys, values = pairs[:, : layout.num_keys].chunk(2, dim=-1)  # B K D
+    return split_heads(queries, num_heads), split_heads(keys, num_heads), split_heads(values, num_heads)
+
+
+def split_heads(rows: Float[Tensor, "batch row dim"], num_heads: int) -> Float[Tensor, "batch head row _"]:
+    """`(B, R, H d) -> (B, H, R, d)`."""
+    return rows.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
 def attend_streams(
@@ -118,29 +161,35 @@ def attend_streams(
     bias: Float[Tensor, "batch head row key"] | None = None,
     scale: float | None = None,
 ) -> Float[Tensor, "batch row dim"]:
-    """Two-stream attention (paper, Eq. 3): C and M among themselves, T and Q behind one mask.
+    """Two-stream attention (paper, Eq. 3): C and M among themselves, T and Q with one mask.
 
     Queries are of the rows from `first_row` on, keys and values of C, M and T. The bias is added to each
     image's and head's scores; `dropout` and `scale` are as for PyTorch's attention.
     """
-    mask = layout.bias[max(first_row - layout.num_dense, 0) :]
+    # The rows before the mask's first one attend densely; with a `first_row`, fewer of both kinds are left.
     num_dense_rows = max(layout.num_dense - first_row, 0)
     num_stream_rows = queries.shape[2] - num_dense_rows
+    mask = layout.bias[max(first_row - layout.num_dense, 0) :]
     if len(mask) != num_stream_rows:
         raise ValueError(f"a mask of {len(mask)} rows for {num_stream_rows} rows of T and Q")
+
     # Split, not sliced: the gradient is then one copy instead of sums into zeros.
     dense_queries, stream_queries = queries.split([num_dense_rows, num_stream_rows], dim=2)
     dense_bias = None
     if bias is not None:
         dense_bias, stream_bias = bias.split([num_dense_rows, num_stream_rows], dim=2)
-        dense_bias, mask = dense_bias[..., : layout.num_dense], stream_bias + mask
-    if takes_products(keys):  # copied once for both calls, not in each
-        keys, values = keys.contiguous(), values.contiguous()
+        dense_bias = dense_bias[..., : layout.num_dense]
+        mask = stream_bias + mask
+    if uses_bmm(keys):  # copied once for both calls, not in each
+        keys = keys.contiguous()
+        values = values.contiguous()
+
     attended = []
-    if num_dense_rows:
-        dense_keys, dense_values = keys[:, :, : layout.num_dense], values[:, :, : layout.num_dense]
+    if num_dense_rows:  # C and M attend to C and M
+        dense_keys = keys[:, :, : layout.num_dense]
+        dense_values = values[:, :, : layout.num_dense]
         attended.append(attend(dense_queries, dense_keys, dense_values, dense_bias, dropout, scale=scale))
-    if num_stream_rows:
+    if num_stream_rows:  # T and Q attend to C, M and T, as the mask says
         attended.append(attend(stream_queries, keys, values, mask, dropout, scale=scale))
     # B H L d -> B L (H d); the kernels already write it in this order.
-    return torch.cat([x.transpose(1, 2) for x in attended], dim=1).flatten(2)
+    return torch.cat([rows.transpose(1, 2) for rows in attended], dim=1).flatten(2)

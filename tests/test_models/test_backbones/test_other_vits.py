@@ -107,7 +107,7 @@ def eva02_angles() -> torch.Tensor:
     return with_class_token(torch.cat([angles.sin(), angles.cos()], 1))
 
 
-def compare(vit, drop_rates=(0.0, 0.0), predicted=None):
+def compare(vit, drop_rates=(0.0, 0.0)):
     """Latents in raster order, ours and the naive reference's."""
     images = torch.randn(3, 3, 12, 20)
     permutation = vit.sample_permutation(3, "cpu")
@@ -124,7 +124,6 @@ def compare(vit, drop_rates=(0.0, 0.0), predicted=None):
         num_heads=3,
         drop_rates=drop_rates,
         library=library_of(vit),
-        query_from_layer=vit.query_from_layer,
     )
     assert is_target.sum(1).eq(vit.num_targets).all()
     raster = permutation[:, vit.cutting_point :].argsort(1)[..., None].expand_as(latents)
@@ -146,38 +145,26 @@ def test_equals_the_naive_reference(config, objective):
         assert (gradient - other).norm() < TOLERANCE * max(other.norm(), 1e-2 * scale), name
 
 
-@pytest.mark.parametrize("objective", ["mapet", "pim"])
-def test_a_query_stream_that_starts_later_equals_the_naive_reference(config, objective):
-    """In the last of two layers, from the mask tokens that there are; and of a part of the targets."""
-    vit = build(config, objective, query_from_layer=1)
-    ours, reference = compare(vit)
-    assert relative_error(ours, reference) < TOLERANCE
-    assert relative_error(compare(build(config, objective))[0], ours) > 0.01
-    late = dict(config, query_from_layer=1, objective=objective)
-    test_predicting_a_part_gives_the_rows_of_the_whole(late)
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_on_its_own_content_it_is_the_librarys_network(name):
     """MIM's rows see each other in full: with patches in place of mask tokens, nothing else differs."""
     vit = build(VARIANTS[name], "mim")
     images = torch.randn(2, 3, 12, 20)
     permutation = vit.sample_permutation(2, "cpu")
-    tokens, positions = vit.stem(images)
+    tokens, positions = vit.embed_patches(images)
     tokens = tokens if positions is None else tokens + positions
-    tokens = vit.enter(tokens.gather(1, permutation[..., None].expand_as(tokens)))
+    tokens = vit.before_layers(tokens.gather(1, permutation[..., None].expand_as(tokens)))
     where = vit.attention_positions(permutation, vit.layout)
     for layer in vit.layers:
-        tokens = layer(tokens, vit.layout, 0, where)
+        tokens = layer.two_streams(tokens, vit.layout, 0, where)
     whole = TwoStreamViT.encode(vit, images)[-1]  # registers included
     expected = whole.gather(1, permutation[..., None].expand_as(whole))
-    assert relative_error(vit.leave(tokens), expected) < TOLERANCE
+    assert relative_error(vit.after_layers(tokens), expected) < TOLERANCE
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_target_never_sees_its_own_content_nor_what_comes_behind(config, first):
+def test_a_target_never_sees_its_own_content_nor_what_comes_behind(config):
     """By gradient: prediction t depends on the content of context and of targets before t only."""
-    vit = build(config, query_from_layer=first)
+    vit = build(config)
     images = torch.randn(1, 3, 12, 20, requires_grad=True)
     latents, permutation = vit(images)
     patches = (permutation[0, vit.num_extra_tokens :] - vit.num_extra_tokens).tolist()
@@ -217,14 +204,6 @@ def test_weights_of_beit_without_layer_scale_keep_their_features(capture_log):
     assert "Filled 4 LayerScales with one" in capture_log()
 
 
-def test_predicting_a_part_gives_the_rows_of_the_whole(config):
-    vit = build(config, config.get("objective", "mapet"))
-    images, permutation = torch.randn(2, 3, 12, 20), vit.sample_permutation(2, "cpu")
-    whole, _ = vit(images, permutation)
-    some, _ = vit(images, permutation, predicted=torch.tensor([1, 4, 5]))
-    torch.testing.assert_close(some, whole[:, [1, 4, 5]], rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["beit", "eva02", "timm, registers", "timm eva02"])
 def test_stochastic_depth_drops_a_branch_of_all_streams(name):
     """Of an image either all rows of the layout are as before or all are changed."""
@@ -234,7 +213,7 @@ def test_stochastic_depth_drops_a_branch_of_all_streams(name):
     permutation = vit.sample_permutation(24, "cpu")
     tokens = vit.embed(images, permutation)
     where = vit.attention_positions(permutation, vit.layout)
-    changed = (vit.layers[1](tokens, vit.layout, 0, where) != tokens).any(-1)
+    changed = (vit.layers[1].two_streams(tokens, vit.layout, 0, where) != tokens).any(-1)
     assert torch.equal(changed.all(1), changed.any(1))
     assert 0 < changed.all(1).sum() < 24
 
@@ -247,7 +226,6 @@ def test_mapet_trains_it_on_the_targets_tokens(config):
             backbone=dict(config, cutting_point=6),
             head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=16),
             target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=16),
-            prediction_ratio=0.5,
         )
     )
     model.init_weights()

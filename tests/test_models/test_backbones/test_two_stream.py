@@ -20,10 +20,10 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mapet_mm.interop.convert import reference_to_mm
-from mapet_mm.models import MaPeTPretrainViT, MaPeTViT, TokenPredictionHead
+from mapet_mm.models import LateQueryViT, MaPeTPretrainViT, MaPeTViT, TokenPredictionHead
 from mapet_mm.models.losses import linear_cross_entropy as losses
 from mapet_mm.models.utils import two_stream
-from mapet_mm.models.utils.attention import attend_by_products
+from mapet_mm.models.utils.attention import attend_with_bmm
 
 TOLERANCE = 1e-5  # relative, float32
 ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
@@ -56,10 +56,10 @@ def part(golden: dict[str, np.ndarray], prefix: str) -> dict[str, torch.Tensor]:
     return {name.removeprefix("backbone."): value for name, value in reference_to_mm(theirs).items()}
 
 
-def build_golden(golden, golden_arch, **options):
+def build_golden(golden, golden_arch, kind=MaPeTPretrainViT, **options):
     """Backbone and head with the authors' weights."""
     geometry, cutting_point, vocab = golden_arch
-    vit = MaPeTPretrainViT(cutting_point=cutting_point, **geometry, **options)
+    vit = kind(cutting_point=cutting_point, **geometry, **options)
     head = TokenPredictionHead(vit.embed_dims, vocab)
     weights = part(golden, "w/")
     head.load_state_dict({"projection." + k: weights.pop("head.projection." + k) for k in ("weight", "bias")})
@@ -111,7 +111,7 @@ def test_mapet_equals_the_authors_code(golden, golden_arch, device, path, monkey
     if path == "small blocks":  # of 7 targets; the batch has another multiple
         monkeypatch.setattr(losses, "BLOCK_ELEMENTS", {device: 7 * golden_arch[2]})
     if path == "attention by products":
-        monkeypatch.setattr(two_stream, "attend", attend_by_products)
+        monkeypatch.setattr(two_stream, "attend", attend_with_bmm)
     vit, head = build_golden(golden, golden_arch, with_cp=path == "checkpointing")
     with sdpa_kernel(KERNELS[path]) if path in KERNELS else nullcontext():
         errors = errors_against_golden(golden, vit, head, device)
@@ -165,7 +165,7 @@ def error_compiled(script: str, data_dir: Path, device: str, backend: str) -> fl
 
 SETUP, _, _ = COMPILED.partition("vit, head =")
 LATE = """
-vit, _ = build_golden(golden, arch_of(golden), query_from_layer=1)
+vit, _ = build_golden(golden, arch_of(golden), LateQueryViT, query_from_layer=1)
 images, permutation = (torch.from_numpy(golden[key]) for key in ("images", "permutation"))
 def results():
     latents, _ = vit(images, permutation)
@@ -224,19 +224,18 @@ def test_a_query_stream_that_starts_later_equals_the_naive_reference(objective, 
     compare_with_the_naive_reference(objective, "third", (12, 28), 0.5, query_from_layer=first, **options)
 
 
-def compare_with_the_naive_reference(objective, cut, grid, drop_path_rate, query_from_layer=0, **options):
+def compare_with_the_naive_reference(objective, cut, grid, drop_path_rate, **options):
     torch.manual_seed(len(objective) + sum(grid))
     num_tokens = grid[0] * grid[1] // 16 + 1
     cutting_point = {"first": 1, "third": num_tokens // 3, "last": num_tokens - 1}[cut]
     arch = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
-    vit = MaPeTPretrainViT(
+    vit = (LateQueryViT if "query_from_layer" in options else MaPeTPretrainViT)(
         arch,
         cutting_point=cutting_point,
         objective=objective,
         img_size=grid,
         patch_size=4,
         drop_path_rate=drop_path_rate,
-        query_from_layer=query_from_layer,
         **options,
     )
     for parameter in vit.parameters():
@@ -257,7 +256,7 @@ def compare_with_the_naive_reference(objective, cut, grid, drop_path_rate, query
         patch_size=4,
         num_heads=3,
         drop_rates=np.linspace(0, drop_path_rate, 3).tolist(),
-        query_from_layer=query_from_layer,
+        query_from_layer=options.get("query_from_layer", 0),
     )
     # Ours come in permuted order, the reference's in raster order.
     raster = permutation[:, cutting_point:].argsort(1)[..., None].expand_as(latents)
@@ -290,8 +289,8 @@ def test_computing_again_changes_no_gradient(objective, autocast, options):
         for layer in vit.layers:
             layer.recompute = recompute
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            rows = vit.layers[1](inputs, vit.layout)
-            rows = vit.layers[2](rows, vit.layout, rows.shape[1] - 18)
+            rows = vit.layers[1].two_streams(inputs, vit.layout)
+            rows = vit.layers[2].two_streams(rows, vit.layout, rows.shape[1] - 18)
         parameters = [p for layer in vit.layers[1:] for p in layer.parameters()]
         weight = torch.linspace(-1, 1, rows.numel()).view_as(rows)
         gradients.append(torch.autograd.grad((rows * weight).sum(), [inputs, *parameters]))
@@ -309,7 +308,7 @@ def test_what_is_computed_again_is_not_kept(recompute, autocast):
     for before_linear in (layer.ln1, layer.ln2, layer.ffn.layers[0]):
         before_linear.register_forward_hook(lambda _, __, result: inputs.append(weakref.ref(result)))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        output = layer(tokens, vit.layout)
+        output = layer.two_streams(tokens, vit.layout)
     assert output.requires_grad
     assert [given() is not None for given in inputs] == [not autocast, not autocast, not recompute]
 
@@ -402,7 +401,7 @@ def test_any_layer_of_mmpretrain_runs_as_it_does_there(options):
     arch = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
     vit = MaPeTPretrainViT(arch, 20, 4, 8, "mim", **options)
     tokens = vit.embed(torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu"))
-    ours = vit.layers[0](tokens, vit.layout)
+    ours = vit.layers[0].two_streams(tokens, vit.layout)
     torch.testing.assert_close(
         ours, TransformerEncoderLayer.forward(vit.layers[0], tokens), rtol=1e-5, atol=1e-6
     )

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from mapet_mm.models import OBJECTIVES, MaPeTPretrainViT
+from mapet_mm.models import OBJECTIVES, LateQueryViT, MaPeTPretrainViT
 
 ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
 
 
 def build(objective: str, cutting_point: int, img_size: int = 20, **options) -> MaPeTPretrainViT:
-    backbone = MaPeTPretrainViT(ARCH, img_size, 4, cutting_point, objective, **options)
+    kind = LateQueryViT if "query_from_layer" in options else MaPeTPretrainViT
+    backbone = kind(ARCH, img_size, 4, cutting_point, objective, **options)
     backbone.init_weights()
     return backbone.eval()
 
@@ -21,8 +22,8 @@ def groups_after_all_layers(
     """The whole layout after the last layer, by group."""
     tokens = backbone.embed(images, permutation)
     for layer in backbone.layers:
-        tokens = layer(tokens, backbone.layout)
-    return {group: tokens[:, backbone.layout.slice_of(group)] for group in backbone.objective.groups}
+        tokens = layer.two_streams(tokens, backbone.layout)
+    return {group: tokens[:, backbone.layout.rows_of(group)] for group in backbone.objective.groups}
 
 
 def test_mim_masks_75_patches_at_random():
@@ -71,11 +72,12 @@ def test_mim_sees_no_pixel_of_a_masked_patch_and_all_others():
 
 
 @pytest.mark.parametrize(
-    ("objective", "first"), [*((name, 0) for name in OBJECTIVES), ("mapet", 2), ("pim", 2)]
+    ("objective", "options"),
+    [*((name, {}) for name in OBJECTIVES), *((name, dict(query_from_layer=2)) for name in ("mapet", "pim"))],
 )
-def test_no_prediction_depends_on_its_own_patch_or_on_one_behind_it(objective, first):
+def test_no_prediction_depends_on_its_own_patch_or_on_one_behind_it(objective, options):
     """Of every objective that there is, through all layers: what it is to predict it has not seen."""
-    backbone = build(objective, cutting_point=8, query_from_layer=first)
+    backbone = build(objective, cutting_point=8, **options)
     images = torch.randn(1, 3, 20, 20)
     permutation = backbone.sample_permutation(1, "cpu")
     with torch.no_grad():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from flops import model_step_flops
 from mmpretrain.models.heads import BEiTV1Head, CAEHead
 from mmpretrain.registry import MODELS
 from mmpretrain.structures import DataSample
@@ -11,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mapet_mm.datasets.transforms.masking import BlockwiseMask
 from mapet_mm.models import BEiTTokenHead, CAETokenHead, TokenPredictionHead
-from mapet_mm.models.flops import model_step_flops
 from mapet_mm.models.utils.helpers import token_ids
 
 ARCH = dict(embed_dims=48, num_layers=2, num_heads=3, feedforward_channels=96)

@@ -173,7 +173,7 @@ REFUSED = [
     (dict(clip_model="ViT-B-32"), "ViT-B-32"),
     (dict(clip_model="RN50", pretrained="laion"), "openai, yfcc15m, cc12m"),
     (dict(pretrained="openai"), "none"),
-    (dict(pretrained="missing/weights.pt"), "no file"),
+    (dict(pretrained="missing/weights.pt"), "neither a file"),
     (dict(pretrained={"type": "randn"}), "type='random'"),
     (dict(stride=24, image_size=48), "`stride` is 24"),
     (dict(image_size=100), "multiple of 32"),

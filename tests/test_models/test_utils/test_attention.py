@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from mapet_mm.models.utils import attention
-from mapet_mm.models.utils.attention import attend, attend_by_products
+from mapet_mm.models.utils.attention import attend, attend_with_bmm
 
 
 def operands(dtype, rows=9, keys=13):
@@ -22,7 +22,7 @@ def test_products_are_scaled_dot_product_attention(masked):
     made, bias = operands(torch.float64)
     bias = bias.double() if masked else None
     expected = F.scaled_dot_product_attention(*made, attn_mask=bias)
-    actual = attend_by_products(*made, bias)
+    actual = attend_with_bmm(*made, bias)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
     weight = torch.randn_like(expected)
     for ours, theirs in zip(
@@ -39,14 +39,14 @@ def test_the_devices_kernel_is_exact_within_its_precision(dtype):
     assert error < (1e-6 if dtype is torch.float32 else 1e-2)
 
 
-def test_bfloat16_on_cpu_takes_products(monkeypatch):
+def test_bfloat16_on_cpu_uses_bmm(monkeypatch):
     """The faster one there; an output of another kernel would not be this marker."""
-    monkeypatch.setattr(attention, "attend_by_products", lambda q, *_: torch.full_like(q, 7))
+    monkeypatch.setattr(attention, "attend_with_bmm", lambda q, *_: torch.full_like(q, 7))
     assert (attend(*operands(torch.bfloat16)[0]) == 7).all()
     assert not (attend(*operands(torch.float32)[0]) == 7).all()
 
 
 def test_dropout_keeps_the_expectation():
     made, bias = operands(torch.float32)
-    mean = torch.stack([attend_by_products(*made, bias, 0.3) for _ in range(4000)]).mean(0)
-    torch.testing.assert_close(mean, attend_by_products(*made, bias), rtol=0, atol=0.12)
+    mean = torch.stack([attend_with_bmm(*made, bias, 0.3) for _ in range(4000)]).mean(0)
+    torch.testing.assert_close(mean, attend_with_bmm(*made, bias), rtol=0, atol=0.12)

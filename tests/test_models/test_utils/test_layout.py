@@ -7,8 +7,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mapet_mm.models import MaPeTPretrainViT
+from mapet_mm.models.backbones.late_query_vit import without_queries
 from mapet_mm.models.utils import two_stream
-from mapet_mm.models.utils.layout import lay_out
+from mapet_mm.models.utils.layout import build_layout
 from mapet_mm.models.utils.objectives import MAPET, MIM, PIM, visibility
 
 ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
@@ -31,27 +32,23 @@ def build(objective="mapet", cutting_point=9, **options):
     ids=lambda value: getattr(value, "name", None),
 )
 def test_groups_follow_each_other(objective, slices, dense, keys):
-    layout = lay_out(objective, 4, 6)
-    assert {group: (layout.slice_of(group).start, layout.slice_of(group).stop) for group in slices} == slices
+    layout = build_layout(objective, 4, 6)
+    assert {group: (layout.rows_of(group).start, layout.rows_of(group).stop) for group in slices} == slices
     assert layout.num_dense == dense
     assert layout.num_keys == keys
     assert layout.num_rows == max(stop for _, stop in slices.values())
-    assert layout.places.tolist() == [*range(4)] + [*range(4, 10)] * (len(slices) - 1)
+    assert layout.ranks.tolist() == [*range(4)] + [*range(4, 10)] * (len(slices) - 1)
     sees = visibility(objective, 4, 6)[dense:]
     assert torch.equal(layout.bias == 0, sees)
     assert torch.equal(layout.bias == float("-inf"), ~sees)
 
 
-def test_keeping_queries_keeps_their_masks():
-    layout = lay_out(MAPET, 4, 6)
-    kept = layout.keep(torch.tensor([1, 4]))
-    assert kept.sizes == (4, 6, 6, 2)
-    assert kept.num_rows == 18
-    assert torch.equal(kept.places, layout.places[[*range(16), 17, 20]])
-    assert torch.equal(kept.bias, layout.bias[[0, 1, 2, 3, 4, 5, 7, 10]])
-    again = kept.keep(torch.tensor([1]))
-    assert torch.equal(again.bias, layout.bias[[0, 1, 2, 3, 4, 5, 10]])
-    assert torch.equal(again.places, layout.places[[*range(16), 20]])
+def test_without_queries_the_other_groups_keep_their_masks():
+    layout = build_layout(MAPET, 4, 6)
+    content = without_queries(layout)
+    assert (content.sizes, content.num_rows, content.num_keys) == ((4, 6, 6, 0), 16, 16)
+    assert torch.equal(content.ranks, layout.ranks[:16])
+    assert torch.equal(content.bias, layout.bias[:6])
 
 
 @pytest.mark.parametrize("left_out", ["C", "M", "T", "Q"])
@@ -59,10 +56,10 @@ def test_a_layer_refuses_tokens_without_one_of_the_groups(left_out):
     """Else T would have Q's mask, or keys would be missing, without a word."""
     vit = build()
     tokens = vit.embed(torch.randn(1, 3, 20, 20), vit.sample_permutation(1, "cpu"))
-    kept = [tokens[:, vit.layout.slice_of(group)] for group in "CMTQ" if group != left_out]
+    kept = [tokens[:, vit.layout.rows_of(group)] for group in "CMTQ" if group != left_out]
     rows = sum(group.shape[1] for group in kept)
     with pytest.raises(ValueError, match=rf"{rows} rows of tokens, but the layout has 60"):
-        vit.layers[0](torch.cat(kept, 1), vit.layout)
+        vit.layers[0].two_streams(torch.cat(kept, 1), vit.layout)
 
 
 @pytest.mark.parametrize("sizes", [(9, 17, 17, 16), (9, 17, 17, 18)])
@@ -71,7 +68,7 @@ def test_a_layer_refuses_a_mask_of_other_rows(sizes):
     vit = build()
     layout = replace(vit.layout, sizes=sizes)
     with pytest.raises(ValueError, match=rf"a mask of 34 rows for {17 + sizes[-1]} rows of T and Q"):
-        vit.layers[0](torch.randn(1, layout.num_rows, 24), layout)
+        vit.layers[0].two_streams(torch.randn(1, layout.num_rows, 24), layout)
 
 
 @pytest.mark.parametrize("first_row", [0, 9, 26, 30, 43, 50])
@@ -81,9 +78,9 @@ def test_the_rows_of_a_part_are_those_of_the_whole(objective, first_row):
     vit = build(objective)
     tokens = vit.embed(torch.randn(2, 3, 20, 20), vit.sample_permutation(2, "cpu"))
     first_row = min(first_row, vit.layout.num_rows - 1)
-    whole = vit.layers[0](tokens, vit.layout)
+    whole = vit.layers[0].two_streams(tokens, vit.layout)
     torch.testing.assert_close(
-        vit.layers[0](tokens, vit.layout, first_row), whole[:, first_row:], rtol=1e-5, atol=1e-6
+        vit.layers[0].two_streams(tokens, vit.layout, first_row), whole[:, first_row:], rtol=1e-5, atol=1e-6
     )
 
 
@@ -109,12 +106,12 @@ def test_attention_drops_weights_in_training_only(training, monkeypatch):
     assert rates == [0.25 * training] * 5
 
 
-def biases_of_a_pass(vit, monkeypatch, **options):
+def biases_of_a_pass(vit, monkeypatch):
     """The masks that attention gets."""
-    return [bias for bias in attention_calls(vit, monkeypatch, **options) if bias is not None]
+    return [bias for bias in attention_calls(vit, monkeypatch) if bias is not None]
 
 
-def attention_calls(vit, monkeypatch, **options):
+def attention_calls(vit, monkeypatch):
     """The mask of each call of attention, None without one."""
     seen, plain = [], two_stream.attend
 
@@ -124,16 +121,15 @@ def attention_calls(vit, monkeypatch, **options):
 
     with monkeypatch.context() as patch:
         patch.setattr(two_stream, "attend", watch)
-        vit(torch.randn(1, 3, 20, 20, dtype=vit.pos_embed.dtype), **options)
+        vit(torch.randn(1, 3, 20, 20, dtype=vit.pos_embed.dtype))
     return seen
 
 
-@pytest.mark.parametrize("predicted", [None, torch.tensor([0, 3, 16])])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_rows_of_the_mask_are_aligned(autocast, predicted, monkeypatch):
+def test_rows_of_the_mask_are_aligned(autocast, monkeypatch):
     """43 keys a row, 48 elements from row to row, from a multiple of 8 on: no kernel has to copy it."""
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        biases = biases_of_a_pass(build(), monkeypatch, predicted=predicted)
+        biases = biases_of_a_pass(build(), monkeypatch)
     assert len(biases) == 3
     for bias in biases:
         assert bias.dtype is (torch.bfloat16 if autocast else torch.float32)

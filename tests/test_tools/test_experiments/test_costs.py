@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import flops
 import numpy as np
 import pytest
 from config_building import ROOT
@@ -14,7 +15,6 @@ from experiments.fill import TERAFLOPS, TableFiller, teraflops_of
 from experiments.plan import Cell, Run
 from PIL import Image
 
-from mapet_mm.models import flops
 from mapet_mm.tokenizers import TokenStore
 
 DATA = "fashion_mnist_20000"

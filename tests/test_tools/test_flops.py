@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from flops import PASSES, complexity, model_step_flops, training_flops
 from mmengine.config import Config
 from mmengine.registry import DATASETS
 from mmpretrain.structures import DataSample
@@ -9,10 +10,9 @@ from torch import nn
 from torch.utils.data import Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from mapet_mm.models import MaPeTPretrainViT, TokenPredictionHead
-from mapet_mm.models.flops import PASSES, complexity, model_step_flops, training_flops
+from mapet_mm.models import LateQueryViT, MaPeTPretrainViT, TokenPredictionHead
 from mapet_mm.models.utils import two_stream
-from mapet_mm.models.utils.attention import attend_by_products
+from mapet_mm.models.utils.attention import attend_with_bmm
 from mapet_mm.models.utils.objectives import get_objective, group_sizes, visibility
 
 DIM, DEPTH, CUTTING_POINT, TOKENS, VOCAB = 24, 3, 6, 17, 40
@@ -38,10 +38,9 @@ def surplus_flops(objective, query_from_layer) -> int:
 )
 def test_the_floor_is_a_steps_count_less_its_surplus(name, first, monkeypatch):
     # Fused kernels are counted as if they computed their weights again.
-    monkeypatch.setattr(two_stream, "attend", attend_by_products)
-    backbone = MaPeTPretrainViT(
-        ARCH, 16, 4, cutting_point=CUTTING_POINT, objective=name, query_from_layer=first
-    ).train()
+    monkeypatch.setattr(two_stream, "attend", attend_with_bmm)
+    kind, late = (LateQueryViT, dict(query_from_layer=first)) if first else (MaPeTPretrainViT, {})
+    backbone = kind(ARCH, 16, 4, cutting_point=CUTTING_POINT, objective=name, **late).train()
     head = TokenPredictionHead(DIM, VOCAB)
     targets = torch.randint(VOCAB, (2, TOKENS - CUTTING_POINT))
     with FlopCounterMode(display=False) as counter:

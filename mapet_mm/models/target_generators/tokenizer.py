@@ -30,7 +30,6 @@ class Tokenizer(BaseModule):
         network: encodes images of `image_size` x `image_size` pixels.
     """
 
-    network: nn.Module  # on the device of the last images
     grid: tuple[int, int]  # (H, W) tokens of an image of `image_size`
     digest: str  # of everything that decides an image's tokens
 
@@ -39,8 +38,13 @@ class Tokenizer(BaseModule):
         self.image_size = image_size
         network.float().requires_grad_(False)
         network.eval()  # not chained: MMPretrain's backbones return None here
-        vars(self)["network"] = network  # past nn.Module, which would make it a submodule
+        self._networks = (network,)  # in a tuple, where it is not a submodule
         self.eval()
+
+    @property
+    def network(self) -> nn.Module:
+        """The frozen network, on the device of the last images."""
+        return self._networks[0]
 
     def train(self, mode: bool = True) -> Tokenizer:
         """Stay in evaluation mode whatever `mode` is: tokens must not depend on the batch."""

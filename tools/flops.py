@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mapet_mm.models.backbones.vit import MaPeTPretrainViT
-from mapet_mm.models.utils.objectives import MIM, group_sizes, visibility
+from mapet_mm.models.utils.objectives import MIM, visibility
 
 # One matrix product forward, two backward: for the gradients of the inputs and of the weights.
 PASSES = 3
@@ -32,27 +32,35 @@ def model_step_flops(model: nn.Module) -> int | None:
     """
     backbone = getattr(model, "backbone", None)
     if isinstance(backbone, MaPeTPretrainViT):
-        objective, num_tokens, context = backbone.objective, backbone.num_tokens, backbone.cutting_point
+        objective = backbone.objective
+        num_tokens = backbone.num_tokens
+        num_context = backbone.cutting_point
     elif isinstance(model, BEiT):
-        objective, num_tokens = MIM, 1 + prod(backbone.patch_resolution)
-        context = num_tokens - (model.head.max_masked or num_tokens - 1)
+        objective = MIM
+        num_tokens = 1 + prod(backbone.patch_resolution)
+        num_context = num_tokens - (model.head.max_masked or num_tokens - 1)
     else:
         return None
-    sees = visibility(objective, context, num_tokens - context)
-    rows, keys = sees.shape
-    predictions = group_sizes(objective.predicting_group, context, num_tokens - context)[0]
-    dim, feedforward = backbone.embed_dims, backbone.arch_settings["feedforward_channels"]
+
+    num_targets = num_tokens - num_context
+    sees = visibility(objective, num_context, num_targets)
+    num_rows, num_keys = sees.shape
+    dim = backbone.embed_dims
+    feedforward = backbone.arch_settings["feedforward_channels"]
 
     def layer(queries: int, pairs: int) -> int:
         # Query and output projections and the MLP for the rows; keys and values for the keys; scores and
         # weighted sums of the pairs that see each other.
-        return 2 * (dim * (2 * queries * (dim + feedforward) + 2 * keys * dim) + 2 * pairs * dim)
+        return 2 * (dim * (2 * queries * (dim + feedforward) + 2 * num_keys * dim) + 2 * pairs * dim)
 
-    without_queries = getattr(backbone, "query_from_layer", 0)
-    forward = without_queries * layer(keys, int(sees[:keys].sum()))
-    forward += (len(backbone.layers) - 1 - without_queries) * layer(rows, int(sees.sum()))
-    forward += layer(predictions, int(sees[-predictions:].sum()))
-    forward += 2 * predictions * dim * model.head.vocab_size
+    # Layers without the query stream, layers with it, the last one for the predictions alone, and the head.
+    num_without_queries = getattr(backbone, "query_from_layer", 0)
+    num_with_queries = len(backbone.layers) - 1 - num_without_queries
+    forward = num_without_queries * layer(num_keys, int(sees[:num_keys].sum()))
+    forward += num_with_queries * layer(num_rows, int(sees.sum()))
+    forward += layer(num_targets, int(sees[-num_targets:].sum()))
+    forward += 2 * num_targets * dim * model.head.vocab_size
+
     # Images need no gradient, so the patch embedding has one product less.
     patch_values = backbone.patch_embed.projection.weight[0].numel()
     return PASSES * forward + (PASSES - 1) * 2 * (num_tokens - 1) * patch_values * dim

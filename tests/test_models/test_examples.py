@@ -1,0 +1,31 @@
+"""The example in the docstring of each public class of `mapet_mm.models`, run as it stands there."""
+
+import doctest
+import inspect
+import sys
+
+import numpy as np
+import pytest
+import torch
+from mmpretrain.structures import DataSample
+
+from mapet_mm import models
+
+CLASSES = [
+    value
+    for value in vars(models).values()
+    if inspect.isclass(value)
+    and value.__module__.startswith("mapet_mm.models.")
+    # Trainings of toy tokenizers are no part of what users name.
+    and not value.__module__.endswith(".tokenizer_training")
+]
+
+
+@pytest.mark.parametrize("public", CLASSES, ids=lambda public: public.__name__)
+def test_the_example_gives_what_it_says(public, unchecked_types):
+    names = dict(vars(sys.modules[public.__module__]), torch=torch, np=np, DataSample=DataSample)
+    found = doctest.DocTestFinder(recurse=False).find(public, public.__name__, globs=names)
+    examples = [example for test in found for example in test.examples]
+    assert examples, f"the docstring of {public.__name__} has no example"
+    result = doctest.DocTestRunner().run(found[0])
+    assert result.failed == 0

@@ -89,6 +89,8 @@ class PortableCheckpointHook(Hook):
         Raises:
             UserError: no weight has the name of one of the model's: MMEngine would only warn.
         """
+        # MMEngine runs this text as a config when it resumes; it writes none itself.
+        checkpoint.get("meta", {}).pop("config", None)
         weights = [name.removeprefix("module.") for name in checkpoint.get("state_dict", checkpoint)]
         names = [name.removeprefix("module.") for name in unwrapped(runner.model).state_dict()]
         if set(names).isdisjoint(weights):

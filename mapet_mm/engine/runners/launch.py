@@ -108,11 +108,11 @@ def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, t
     if resume in (None, "auto"):
         checkpoint = find_checkpoint(cfg, trust)
     else:
-        require_checkpoint("checkpoint to resume from:", checkpoint := resume, trust)
+        checkpoint = require_checkpoint("checkpoint to resume from:", resume, trust)
     cfg.resume = bool(checkpoint)
     if not checkpoint:
         if cfg.get("load_from"):
-            require_checkpoint("`load_from`:", cfg.load_from, trust)
+            cfg.load_from = require_checkpoint("`load_from`:", cfg.load_from, trust)
         return
     cfg.load_from = checkpoint
     changed = ", ".join(f"`{name}`" for name in differences(digests, checkpoint))
@@ -137,9 +137,9 @@ def configure_test(
         tta: test-time augmentation with the config's `tta_model` and `tta_pipeline`.
         trust_checkpoint: load it whatever it holds, which can run code of its own.
     """
-    require_checkpoint("checkpoint", checkpoint, trust_checkpoint)
+    cfg.load_from = require_checkpoint("checkpoint", checkpoint, trust_checkpoint)
+    cfg.resume = False
     _let_mmengine_load(trust_checkpoint)
-    cfg.load_from, cfg.resume = checkpoint, False
     own = dict(portable_checkpoint=PORTABLE_CHECKPOINT, class_names_check=CLASS_NAMES)
     cfg.default_hooks = ConfigDict({**own, **(cfg.get("default_hooks") or {})})
     _require(cfg, "test_dataloader", "test_evaluator")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from mmengine.config import Config
+from mmengine.runner.checkpoint import get_external_models, get_torchvision_models
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from mapet_mm.interop.released import SCHEME, released_weights
@@ -17,12 +18,18 @@ from mapet_mm.utils.config import nodes, pretrained_entries
 from mapet_mm.utils.dist import is_first_process
 from mapet_mm.utils.errors import UserError, listed
 from mapet_mm.utils.identity import digest, digest_of_file
-from mapet_mm.weight_files import only_safe_globals
+from mapet_mm.weight_files import WeightFileError, fetch, only_safe_globals
 
 # Entries that may differ between two starts of one training: where it runs, how much it logs.
 START = {"resume", "launcher", "work_dir", "model_wrapper_cfg", "env_cfg"}
 START |= {"default_hooks", "log_level", "log_processor", "visualizer", "vis_backends"}
 NUMBERED = re.compile(r"(?:epoch|iter)_(\d+)\.pth")
+# MMEngine's names of models and the tables of their addresses.
+MODEL_ZOOS = {
+    "torchvision": get_torchvision_models,
+    "open-mmlab": get_external_models,
+    "openmmlab": get_external_models,
+}
 LOADING = ("num_workers", "persistent_workers", "pin_memory", "timeout")
 
 
@@ -34,23 +41,51 @@ class BrokenCheckpointError(LaunchError):
     """A checkpoint is missing, truncated, or of another format."""
 
 
-def require_checkpoint(what: str, path: str, trust: bool = False) -> None:
-    """Raise LaunchError unless `path` can be loaded, and without running code that it may hold.
+def require_checkpoint(what: str, path: str, trust: bool = False) -> str:
+    """The local file of a checkpoint, which can be loaded without running code that it may hold.
 
-    MMEngine runs what a file holds where reading it safely fails.
+    MMEngine runs what a file holds where reading it safely fails, and always at an address. So an https://
+    address, or a name of torchvision's or OpenMMLab's models, is fetched first and then read like any file.
 
     Args:
         what: names the file in the message.
-        path: a file; an address is left to what loads it.
+        path: a file, an https:// address, or `mapet://`, `torchvision://` or `open-mmlab://` with a name.
         trust: read it whatever it holds.
+
+    Raises:
+        LaunchError: it cannot be read, or not without running code.
     """
     if path.startswith(SCHEME):
         released_weights(path)
-    elif "://" not in path:
-        try:
-            read(Path(path).expanduser(), trust)
-        except LaunchError as error:
-            raise type(error)(f"{what} {error}") from None
+        return path
+    scheme, _, name = path.partition("://")
+    if scheme in MODEL_ZOOS:
+        path = MODEL_ZOOS[scheme]().get(name, path)
+    try:
+        file = local_file(path, trust)
+        if file is None:
+            return path
+        read(file, trust)
+    except WeightFileError as error:
+        raise LaunchError(f"{what} {error}") from None
+    except LaunchError as error:
+        raise type(error)(f"{what} {error}") from None
+    return str(file) if "://" in path else path
+
+
+def local_file(path: str, trust: bool) -> Path | None:
+    """The file at a path or an address; None if MMEngine has to fetch it, and it is trusted."""
+    scheme = path.partition("://")[0] if "://" in path else ""
+    if not scheme:
+        return Path(path).expanduser()
+    if scheme in ("http", "https"):
+        return fetch(path)
+    if trust:
+        return None
+    raise LaunchError(
+        f"{path} is read by MMEngine, which can run code that it holds: download it, or if you trust it, add "
+        "--trust-checkpoint"
+    )
 
 
 def read(path: Path, trust: bool = False) -> Any:
@@ -83,12 +118,18 @@ def read(path: Path, trust: bool = False) -> Any:
 def check_pretrained(cfg: Config, trust: bool = False) -> None:
     """Check that each `init_cfg=dict(type="Pretrained")` names a file, unless `load_from` brings the weights.
 
+    MMSegmentation's and MMDetection's models also take `pretrained=FILE`, of the whole or of its backbone.
+
     Raises:
         LaunchError: one leaves it open, or the file is not there.
     """
+    for key, part in (("model", cfg.model), ("model.backbone", cfg.model.get("backbone") or {})):
+        source = part.get("pretrained")
+        if isinstance(source, str) and ("://" in source or os.path.isfile(source)):
+            part["pretrained"] = require_checkpoint(f"`{key}.pretrained`", source, trust)
     for key, init_cfg in list(pretrained_entries(cfg.model, "model")):
         if init_cfg.checkpoint:
-            require_checkpoint(f"`{key}.checkpoint`", init_cfg.checkpoint, trust)
+            init_cfg["checkpoint"] = require_checkpoint(f"`{key}.checkpoint`", init_cfg.checkpoint, trust)
         elif cfg.get("load_from"):
             cfg.merge_from_dict({key: None})
         else:

@@ -79,12 +79,13 @@ TRAINING_REFUSED = [
     ({INIT: dict(type="Pretrained", checkpoint="")}, {}, "open: --cfg-options"),
     ({INIT: [dict(type="Pretrained", checkpoint="gone.pth")]}, {}, r"init_cfg\.0\.checkpoint` gone.pth"),
 ]
-ELSEWHERE = dict(checkpoint="https://x/y.pth")
+REMOTE = dict(checkpoint="http://x/y.pth")
 TEST_REFUSED = [
     ({}, dict(checkpoint="gone.pth"), "gone.pth does not exist"),
-    (dict(test_dataloader=None), ELSEWHERE, "test_dataloader"),
-    (dict(test_evaluator=[]), ELSEWHERE, "test_evaluator"),
-    ({}, dict(ELSEWHERE, tta=True), "tta_model"),
+    ({}, REMOTE, "https"),
+    (dict(test_dataloader=None), {}, "test_dataloader"),
+    (dict(test_evaluator=[]), {}, "test_evaluator"),
+    ({}, dict(tta=True), "tta_model"),
 ]
 
 
@@ -95,7 +96,8 @@ def test_training_that_cannot_start_says_which_option_to_change(config, options,
 
 
 @pytest.mark.parametrize(("options", "kwargs", "noun"), TEST_REFUSED)
-def test_a_test_that_cannot_start_says_which_option_to_change(config, options, kwargs, noun):
+def test_a_test_that_cannot_start_says_which_option_to_change(config, options, kwargs, noun, trained):
+    kwargs = {"checkpoint": str(trained.work / "epoch_2.pth"), **kwargs}
     with pytest.raises(LaunchError, match=noun):
         configure_test(load_config(str(config), options), **kwargs)
 

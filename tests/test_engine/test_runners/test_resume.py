@@ -24,6 +24,7 @@ from mapet_mm.engine.runners.resume import (
     recipe,
     require_checkpoint,
 )
+from mapet_mm.utils.config import nodes
 
 
 class Foreign:
@@ -64,24 +65,87 @@ def test_checkpoints_of_mmengine_alone_are_read_without_a_warning(tmp_path, caps
     assert linear.weight.item() == 1
 
 
-@pytest.mark.parametrize("how", ["resume", "load_from", "init_cfg", "test"])
-def test_a_file_with_foreign_objects_is_refused_unless_it_is_trusted(trained, tmp_path, how, monkeypatch):
+# Options of the config and of the tool that name a checkpoint.
+ROADS = {
+    "resume": lambda path: ({}, dict(resume=path)),
+    "load_from": lambda path: (dict(load_from=path), {}),
+    "init_cfg": lambda path: (
+        {"model.backbone.init_cfg": [dict(type=PretrainedInit, checkpoint=path)]},
+        {},
+    ),
+    "pretrained": lambda path: ({"model.backbone.pretrained": path}, {}),
+    "test": lambda path: ({}, dict(checkpoint=path)),
+}
+
+
+def configured(road: str, config: Path, path: str, work: Path, **kwargs) -> Config:
+    """A config for which a tool was told to load a checkpoint on one of the roads."""
+    options, named = ROADS[road](path)
+    cfg = load_config(str(config), options, str(work))
+    configure = configure_test if road == "test" else configure_training
+    configure(cfg, **named, **kwargs)
+    return cfg
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_a_file_with_foreign_objects_is_refused_unless_it_is_trusted(trained, tmp_path, road, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0")
     path = tmp_path / "foreign.pth"
     torch.save({"state_dict": {}, "mine": Foreign()}, path)
-    entry = {"model.backbone.init_cfg": [dict(type=PretrainedInit, checkpoint=str(path))]}
-    options, kwargs = {
-        "resume": ({}, dict(resume=str(path))),
-        "load_from": (dict(load_from=str(path)), {}),
-        "init_cfg": (entry, {}),
-        "test": ({}, dict(checkpoint=str(path))),
-    }[how]
-    configure = configure_test if how == "test" else configure_training
     with pytest.raises(LaunchError, match=r"Foreign.*--trust-checkpoint"):
-        configure(load_config(str(trained.config), options, str(tmp_path / "work")), **kwargs)
-    trusted = load_config(str(trained.config), options, str(tmp_path / "work"))
-    configure(trusted, **kwargs, trust_checkpoint=True)
+        configured(road, trained.config, str(path), tmp_path / "work")
+    configured(road, trained.config, str(path), tmp_path / "work", trust_checkpoint=True)
     load_checkpoint(torch.nn.Linear(1, 1), str(path), map_location="cpu")
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_a_checkpoint_at_an_address_is_fetched_and_read_as_safely_as_a_file(
+    trained, tmp_path, road, monkeypatch
+):
+    """MMEngine's own loading of addresses runs whatever they hold."""
+    foreign = tmp_path / "foreign.pth"
+    torch.save({"state_dict": {}, "mine": Foreign()}, foreign)
+    files = {"https://host/good.pth": trained.work / "epoch_2.pth", "https://host/foreign.pth": foreign}
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda url, file: shutil.copy(files[url], file))
+    with pytest.raises(LaunchError, match=r"Foreign.*--trust-checkpoint"):
+        configured(road, trained.config, "https://host/foreign.pth", tmp_path / "work")
+    with pytest.raises(LaunchError, match=r"http:.*https"):
+        configured(road, trained.config, "http://host/good.pth", tmp_path / "work")
+    cfg = configured(road, trained.config, "https://host/good.pth", tmp_path / "work")
+    named = [one for _, one in nodes(cfg.to_dict()) if isinstance(one, str) and one.endswith("good.pth")]
+    assert len(named) == 1
+    assert Path(named[0]).read_bytes() == (trained.work / "epoch_2.pth").read_bytes()
+
+
+def test_names_of_model_zoos_are_fetched_and_other_addresses_need_trust(trained, tmp_path, monkeypatch):
+    addresses = []
+
+    def download(address: str, file: str) -> None:
+        addresses.append(address)
+        shutil.copy(trained.work / "epoch_2.pth", file)
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    for name in ("torchvision://resnet18", "open-mmlab://vgg16_caffe"):
+        assert Path(require_checkpoint("checkpoint", name)).is_file()
+    assert [address.partition("://")[0] for address in addresses] == ["https", "https"]
+    assert "resnet18" in addresses[0]
+    with pytest.raises(LaunchError, match="--trust-checkpoint"):
+        require_checkpoint("checkpoint", "s3://bucket/weights.pth")
+    assert require_checkpoint("checkpoint", "s3://bucket/a.pth", trust=True) == "s3://bucket/a.pth"
+
+
+def test_the_config_in_a_checkpoint_is_not_run(trained, copy, tmp_path, monkeypatch):
+    """MMEngine runs `meta["config"]` when it resumes, a text, which safe reading lets through."""
+    (copy / "epoch_2.pth").unlink()
+    (copy / "last_checkpoint").write_text(str(copy / "epoch_1.pth"))
+    content, canary = read_checkpoint(copy, 1), tmp_path / "canary"
+    content["meta"]["config"] = f"open({str(canary)!r}, 'w').close()"
+    torch.save(content, copy / "epoch_1.pth")
+    run_tool(monkeypatch, "train.py", trained.config, "--work-dir", copy)
+    assert (copy / "epoch_2.pth").is_file()
+    assert not canary.exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"no checkpoint at all"])

@@ -22,7 +22,7 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action=DictAction,
         metavar="KEY=VALUE",
-        help="change entries of the config, for example train_cfg.max_epochs=5 model.head.num_classes=7",
+        help="change entries of the config, for example randomness.seed=1 model.head.num_classes=7",
     )
 
 

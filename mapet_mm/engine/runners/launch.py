@@ -18,6 +18,7 @@ from mapet_mm.engine.runners.resume import (
     require_checkpoint,
     say,
 )
+from mapet_mm.engine.runners.schedule import check_schedule
 from mapet_mm.utils import config as config_files
 
 CLASS_NAMES = dict(type="mapet_mm.ClassNamesCheckHook")
@@ -88,6 +89,7 @@ def configure_training(
     if auto_scale_lr:
         cfg.auto_scale_lr = ConfigDict(cfg.get("auto_scale_lr") or {}, enable=True)
     check_accumulation(cfg)
+    check_schedule(cfg)
     if options := cfg.pop("compile", False):  # the backbone, not MMEngine's whole train step
         hook = dict(type="mapet_mm.CompileHook", **({} if options is True else options))
         cfg.custom_hooks = [*(cfg.get("custom_hooks") or []), hook]

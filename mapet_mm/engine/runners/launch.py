@@ -2,12 +2,13 @@
 
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from mmengine.config import Config, ConfigDict
 
-from mapet_mm.datasets.samplers import seed_dataloaders
 from mapet_mm.engine.runners.batch_size import check_accumulation
 from mapet_mm.engine.runners.resume import (
     LaunchError,
@@ -19,9 +20,13 @@ from mapet_mm.engine.runners.resume import (
     say,
 )
 from mapet_mm.engine.runners.schedule import check_schedule
+from mapet_mm.models.target_generators.base import Tokenizer
+from mapet_mm.registry import MODELS
 from mapet_mm.utils import config as config_files
+from mapet_mm.utils.config import class_of, nodes, type_name
 
 CLASS_NAMES = dict(type="mapet_mm.ClassNamesCheckHook")
+TOKEN_STORE_CHECK = dict(type="mapet_mm.TokenStoreCheckHook")
 PORTABLE_CHECKPOINT = dict(type="mapet_mm.PortableCheckpointHook")
 DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 # Seconds that a batch of a loader's workers may take: less than processes wait for each other.
@@ -94,13 +99,34 @@ def configure_training(
         hook = dict(type="mapet_mm.CompileHook", **({} if options is True else options))
         cfg.custom_hooks = [*(cfg.get("custom_hooks") or []), hook]
     digests = recipe(cfg)
+    checks = dict(class_names_check=CLASS_NAMES)
+    if needs_token_check(cfg):
+        checks["token_store_check"] = TOKEN_STORE_CHECK
     own = dict(portable_checkpoint=dict(PORTABLE_CHECKPOINT, recipe=digests))
-    hooks = {"class_names_check": CLASS_NAMES, **(cfg.get("default_hooks") or {}), **own}
-    cfg.default_hooks = ConfigDict(hooks)
+    cfg.default_hooks = ConfigDict({**checks, **(cfg.get("default_hooks") or {}), **own})
     _configure_start(cfg, digests, resume, trust_checkpoint)
     check_pretrained(cfg, trust_checkpoint)
     _let_mmengine_load(trust_checkpoint)
-    seed_dataloaders(cfg)  # behind the recipe's digests, which are of the config as written
+
+
+def needs_token_check(cfg: Config) -> bool:
+    """True if a config trains on token grids, stored or made in the model, and lists no check of its own.
+
+    A config that replaces the `custom_hooks` of a recipe drops the recipe's check with them.
+    """
+    listed_hooks = [*(cfg.get("default_hooks") or {}).values(), *(cfg.get("custom_hooks") or ())]
+    if any(_is_of_type(hook, "TokenStoreCheckHook") for hook in listed_hooks):
+        return False
+    pipelines = nodes([cfg.train_dataloader, cfg.get("val_dataloader")])
+    if any(_is_of_type(step, "LoadTokenGrid") for _, step in pipelines):
+        return True
+    generator = cfg.model.get("target_generator")
+    kind = class_of(generator["type"], MODELS) if generator else None
+    return isinstance(kind, type) and issubclass(kind, Tokenizer)
+
+
+def _is_of_type(node: Any, name: str) -> bool:
+    return isinstance(node, Mapping) and "type" in node and type_name(node["type"]) == name
 
 
 def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, trust: bool) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import pickle
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from config_building import ROOT, run_tool
@@ -18,6 +20,7 @@ from mapet_mm.engine.runners.launch import (
     next_command,
     training_report,
 )
+from mapet_mm.structures import TokenStore, TokenStoreError
 from mapet_mm.utils.dist import TIMEOUT_SECONDS
 
 
@@ -160,3 +163,44 @@ def test_the_next_command_is_the_recipes_entry(config, monkeypatch):
         "MAPET_MM_DATA=digits_inverted python tools/train.py configs/micro/vit-micro_1xb64-coslr.py "
         "--cfg-options model.backbone.init_cfg.checkpoint=last.pth"
     )
+
+
+TOKENS = ROOT / "configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py"
+ONLINE = ROOT / "configs/mapet/mapet_vit-base-p16_kclip-online_64xb32-amp-coslr-300e_in1k.py"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "expected"),
+    [
+        (TOKENS, {}, 1),  # the recipe's own
+        (TOKENS, dict(custom_hooks=[dict(type="EMAHook")]), 1),
+        (TOKENS, {"custom_hooks": None, "default_hooks.token_store_check": None}, 0),
+        (ONLINE, dict(custom_hooks=[]), 1),
+        (ROOT / "configs/micro/vit-micro_1xb64-scratch-coslr.py", {}, 0),
+    ],
+    ids=["recipe", "replaced", "told not to", "tokenizer in the model", "no tokens"],
+)
+def test_every_training_on_tokens_is_checked(recipe, options, expected, tmp_path):
+    cfg = load_config(str(recipe), options, str(tmp_path / "work"))
+    configure_training(cfg)
+    hooks = [*filter(None, cfg.default_hooks.values()), *(cfg.get("custom_hooks") or ())]
+    assert [hook["type"] for hook in hooks].count("mapet_mm.TokenStoreCheckHook") == expected
+
+
+def test_pixels_that_move_without_their_tokens_stop_a_training_whose_config_lists_no_check(
+    config, images, tmp_path
+):
+    """The whole way: the check is built, and sees the pipeline."""
+    store = TokenStore.create(tmp_path / "store", sorted_names(images), (4, 4), 8, "tokenizer", str(images))
+    store.write(range(8), np.zeros((8, 4, 4), np.uint16))
+    load = dict(type="mapet_mm.LoadTokenGrid", store=str(tmp_path / "store"))
+    pack = dict(type="PackInputs", algorithm_keys=["token_grid"])
+    pipeline = [dict(type="LoadImageFromFile"), dict(type="RandomFlip", prob=0.5), load, pack]
+    cfg = load_config(str(config), {"train_dataloader.dataset.pipeline": pipeline}, str(tmp_path / "work"))
+    configure_training(cfg, no_validate=True)
+    with pytest.raises(TokenStoreError, match="moves pixels"):
+        build_runner(cfg, "none").train()
+
+
+def sorted_names(images: Path) -> list[str]:
+    return sorted(str(path.relative_to(images)) for path in images.rglob("*.png"))

@@ -16,11 +16,17 @@ from mapet_mm.utils.errors import UserError
 
 # Seconds that processes wait for each other: longer than an evaluation in the first process.
 TIMEOUT_SECONDS = 1800
+# Variables for a process's rank and the number of processes: of torchrun, Slurm and Open MPI.
+RANKS = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+)
 
 
 def process_number() -> tuple[int, int]:
-    """Rank of this process and number of processes, as started by torchrun or Slurm; (0, 1) if alone."""
-    for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
+    """Rank of this process and number of processes, as torchrun, Slurm or MPI says; (0, 1) if alone."""
+    for rank, size in RANKS:
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
     return 0, 1

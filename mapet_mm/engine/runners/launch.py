@@ -2,11 +2,13 @@
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from mmengine.config import Config, ConfigDict
 
 from mapet_mm.engine.runners.batch_size import check_accumulation
@@ -24,6 +26,7 @@ from mapet_mm.models.target_generators.base import Tokenizer
 from mapet_mm.registry import MODELS
 from mapet_mm.utils import config as config_files
 from mapet_mm.utils.config import class_of, nodes, type_name
+from mapet_mm.utils.dist import is_first_process
 
 CLASS_NAMES = dict(type="mapet_mm.ClassNamesCheckHook")
 TOKEN_STORE_CHECK = dict(type="mapet_mm.TokenStoreCheckHook")
@@ -31,6 +34,8 @@ PORTABLE_CHECKPOINT = dict(type="mapet_mm.PortableCheckpointHook")
 DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 # Seconds that a batch of a loader's workers may take: less than processes wait for each other.
 LOADER_TIMEOUT = 1200
+LOCK = ".training.lock"  # in a work dir
+CLAIM_SECONDS = 10
 
 
 def read_config(path: str, cfg_options: dict | None = None) -> Config:
@@ -57,11 +62,40 @@ def load_config(path: str, cfg_options: dict | None = None, work_dir: str | None
         loader.persistent_workers = workers and loader.get("persistent_workers", True)
         loader.pin_memory = torch.cuda.is_available() and loader.get("pin_memory", True)
         loader.timeout = loader.get("timeout", LOADER_TIMEOUT) if workers else 0
-    visualizer = cfg.get("visualizer") or {}
-    if isinstance(backends := visualizer.get("vis_backends"), (list, tuple)):
-        # `--cfg-options` cannot give a list of dicts.
-        visualizer.vis_backends = [dict(type=b) if isinstance(b, str) else b for b in backends]
+    if cfg.get("visualizer"):
+        cfg.visualizer.setdefault("type", "Visualizer")  # MMEngine's, as for a config without any
+        backends = cfg.visualizer.get("vis_backends")
+        if isinstance(backends, (list, tuple)):  # `--cfg-options` cannot give a list of dicts
+            cfg.visualizer.vis_backends = [
+                dict(type=backend) if isinstance(backend, str) else backend for backend in backends
+            ]
     return cfg
+
+
+@contextmanager
+def claimed_work_dir(work_dir: str) -> Iterator[None]:
+    """Keep other trainings out of a work dir while this context lasts.
+
+    A killed training's loader workers hold on to it for some seconds, so a claim waits that long.
+
+    Raises:
+        LaunchError: another training is writing into it.
+    """
+    if not is_first_process():
+        yield
+        return
+    Path(work_dir).mkdir(parents=True, exist_ok=True)
+    lock = FileLock(Path(work_dir, LOCK))
+    try:
+        lock.acquire(timeout=CLAIM_SECONDS)
+    except Timeout:
+        raise LaunchError(
+            f"another training is running in {work_dir}: wait for its end, or take another --work-dir"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def configure_training(
@@ -143,7 +177,7 @@ def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, t
             cfg.load_from = require_checkpoint("`load_from`:", cfg.load_from, trust)
         return
     cfg.load_from = checkpoint
-    changed = ", ".join(f"`{name}`" for name in differences(digests, checkpoint))
+    changed = ", ".join(f"`{name}`" for name in differences(digests, checkpoint, trust))
     if changed and resume is None:
         raise LaunchError(
             f"{cfg.work_dir} holds a training with another config ({changed} differ): another --work-dir "

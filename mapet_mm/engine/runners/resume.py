@@ -186,9 +186,9 @@ def recipe(cfg: Config) -> dict[str, str]:
     return {name: digest(value)[:12] for name, value in sorted((entries | weights).items())}
 
 
-def differences(current: dict[str, str], checkpoint: str) -> list[str]:
+def differences(current: dict[str, str], checkpoint: str, trust: bool = False) -> list[str]:
     """Names of the entries in which a recipe differs from a checkpoint's; none where that has no recipe."""
-    before = read(Path(checkpoint), trust=True).get("meta", {}).get("recipe", current)
+    before = read(Path(checkpoint).expanduser(), trust).get("meta", {}).get("recipe", current)
     names, nothing = before.keys() | current.keys(), digest(None)[:12]
     return sorted(name for name in names if before.get(name, nothing) != current.get(name, nothing))
 

@@ -24,14 +24,19 @@ def check_schedule(cfg: Config) -> None:
         return
     options = []
     for key, scheduler in schedulers.items():
-        for name in LENGTHS:
-            if scheduler.get(name):
-                scaled = max(1, round(scheduler[name] * length / max(ends)))
-                options.append(f"{key}.{name}={scaled}")
+        options += shortened(key, scheduler, length / max(ends))
     say(
         f"warning: the training ends after {length} {unit} and its schedule after {max(ends)}, so the "
         f"learning rate does not fall to its end: --cfg-options {' '.join(options)}"
     )
+
+
+def shortened(key: str, scheduler: dict, share: float) -> list[str]:
+    """Options that shorten a scheduler to a share of its length, to one epoch or iteration at least."""
+    lengths = {name: max(1, round(scheduler[name] * share)) for name in LENGTHS if scheduler.get(name)}
+    if "begin" in lengths and "end" in lengths:
+        lengths["begin"] = min(lengths["begin"], lengths["end"] - 1)
+    return [f"{key}.{name}={length}" for name, length in lengths.items()]
 
 
 def training_length(cfg: Config) -> tuple[str, int | None]:

@@ -10,6 +10,7 @@ import torch
 from config_building import ROOT, run_tool
 from trainings import read_scalars
 
+from mapet_mm.engine.runners import launch
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import (
     LOADER_TIMEOUT,
@@ -204,3 +205,36 @@ def test_pixels_that_move_without_their_tokens_stop_a_training_whose_config_list
 
 def sorted_names(images: Path) -> list[str]:
     return sorted(str(path.relative_to(images)) for path in images.rglob("*.png"))
+
+
+def test_a_second_training_in_a_work_dir_is_refused(trained, tmp_path, monkeypatch):
+    """Two would write the same checkpoints, and each resume from the other's."""
+    monkeypatch.setattr(launch, "CLAIM_SECONDS", 0.1)
+    command = [trained.config, "--work-dir", tmp_path, "--cfg-options", "train_cfg.max_epochs=1"]
+    with launch.claimed_work_dir(str(tmp_path)):
+        with pytest.raises(SystemExit, match=rf"another training is running in {tmp_path}"):
+            run_tool(monkeypatch, "train.py", *command)
+        monkeypatch.setenv("RANK", "1")  # of the same training
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with launch.claimed_work_dir(str(tmp_path)):
+            pass
+        monkeypatch.setenv("RANK", "0")
+    run_tool(monkeypatch, "train.py", *command)
+    assert (tmp_path / "epoch_1.pth").is_file()
+
+
+def test_a_disk_that_is_full_of_logs_is_named(config, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mmengine.visualization.LocalVisBackend.add_scalars", full)
+    with pytest.raises(SystemExit, match=rf"No space left on device.*{tmp_path / 'work'}"):
+        run_tool(monkeypatch, "train.py", config, "--work-dir", tmp_path / "work")
+
+
+def test_a_config_without_a_visualizer_takes_the_option_for_backends(config, tmp_path):
+    config.write_text(config.read_text().partition("visualizer =")[0])
+    options = {"visualizer.vis_backends": ["LocalVisBackend"], "default_hooks.visualization": None}
+    cfg = load_config(str(config), options, str(tmp_path / "work"))
+    configure_training(cfg)
+    assert type(build_runner(cfg, "none").visualizer).__name__ == "Visualizer"

@@ -265,6 +265,10 @@ def test_a_training_from_other_weights_of_the_same_name_is_another_one(kind, tmp
     assert differences(recipe(cfg), str(last)) == [f"content of {weights}"]
     torch.save({"meta": {}}, last)  # of MMEngine alone
     assert differences(recipe(cfg), str(last)) == []
+    torch.save({"meta": {}, "mine": Foreign()}, last)
+    with pytest.raises(LaunchError, match="Foreign"):
+        differences(recipe(cfg), str(last))
+    assert differences(recipe(cfg), str(last), trust=True) == []
 
 
 @pytest.mark.parametrize("source", ["last", "named", "none"])

@@ -33,6 +33,11 @@ def test_a_shortened_training_names_the_options_that_shorten_its_schedule(recipe
     assert not said(cfg, capsys)
 
 
+def test_no_option_leaves_a_scheduler_without_a_step(capsys):
+    warning = said(load_config(str(PRETRAINING), {"train_cfg.max_epochs": 1}), capsys)
+    assert "param_scheduler.1.begin=0 param_scheduler.1.end=1" in warning
+
+
 @pytest.mark.parametrize(
     ("scheduler", "length", "warned"),
     [

@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from mmcv.transforms import LoadImageFromFile
 from mmengine.dist import get_dist_info
 from mmengine.registry import DATA_SAMPLERS as ALL_SAMPLERS
 from mmengine.structures import BaseDataElement
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from mapet_mm.datasets.pipelines import find_step, leaf_datasets
 from mapet_mm.utils.errors import UserError, reason_of
 
+REMEDY = (
+    "repair or remove it, leave unreadable images out by ignore_empty=True in the pipeline's "
+    "LoadImageFromFile, or correct the pipeline (MAPET_MM_TRACEBACK=1 shows where)"
+)
 DRAW_SEED = "draw_seed"  # in an image's data sample
 MASK = 2**64 - 1
 # What a loader keeps beside its dataset, its order and its batches.
@@ -34,8 +36,8 @@ LOADER_OPTIONS = (
 )
 
 
-class UnreadableImageError(UserError):
-    """An image of the training set cannot be read; the message names it."""
+class PipelineError(UserError):
+    """An error while an image of the training set is loaded; the message names the image."""
 
 
 class SeededIndex(int):
@@ -141,7 +143,7 @@ class SeededDataset(Dataset):
     A data sample keeps its seed as `draw_seed`, with which MaPeT draws the image's permutation.
 
     Raises:
-        UnreadableImageError: an image cannot be read; other errors in the pipeline are raised unchanged.
+        PipelineError: an error in the pipeline, with the path of the image.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -161,13 +163,11 @@ class SeededDataset(Dataset):
     def __getitem__(self, index: int) -> Any:
         try:
             return self._load(int(index), getattr(index, "seed", None))
+        except UserError:
+            raise
         except Exception as error:
-            if (path := self._unreadable(int(index))) is None:
-                raise
-            raise UnreadableImageError(
-                f"image `{path}` cannot be read ({reason_of(error)}): repair it, or leave such images "
-                "out by ignore_empty=True in the pipeline's LoadImageFromFile"
-            ) from error
+            path = self.dataset.get_data_info(int(index)).get("img_path")
+            raise PipelineError(f"image `{path}`: {reason_of(error)}; {REMEDY}") from error
 
     def _load(self, index: int, seed: int | None) -> Any:
         if seed is None:
@@ -180,15 +180,3 @@ class SeededDataset(Dataset):
         if isinstance(data_sample, BaseDataElement):
             data_sample.set_metainfo({DRAW_SEED: seed})
         return sample
-
-    def _unreadable(self, index: int) -> str | None:
-        """Path of an image if the pipeline's own loading step fails on it alone."""
-        load = find_step(getattr(next(leaf_datasets(self.dataset)), "pipeline", None), LoadImageFromFile)
-        if load is None:
-            return None
-        info = self.dataset.get_data_info(index)
-        try:
-            load(dict(info))
-        except Exception:
-            return info.get("img_path")
-        return None

@@ -16,14 +16,14 @@ from mmpretrain.structures import DataSample
 from torch import nn
 from torch.utils.data import Dataset
 
-from mapet_mm.datasets.pipelines import find_step, image_paths, leaf_datasets, pipeline_steps
+from mapet_mm.datasets.pipelines import find_step, image_paths, leaf_datasets, path_of, pipeline_steps
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid, RandomCropTokenGrid
 from mapet_mm.engine.hooks.alignment import check_alignment
 from mapet_mm.models.target_generators.base import Tokenizer
 from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
 from mapet_mm.registry import HOOKS, MODELS
 from mapet_mm.structures import Codebook, CodebookError, MissingTokensError, TokenStoreError
-from mapet_mm.structures.image_names import path_of, relative_name
+from mapet_mm.structures.image_names import relative_name
 from mapet_mm.utils.dist import unwrapped
 
 TOKENIZER = "tokenizer"  # in a checkpoint's `meta`: the digest that its token stores have

@@ -15,7 +15,6 @@ from mmengine.runner import Runner
 from torch import nn
 
 from mapet_mm.engine.runners.batch_size import scaling_with_accumulation
-from mapet_mm.engine.runners.freed_memory import keep_freed_memory
 from mapet_mm.utils.dist import TIMEOUT_SECONDS, number_slurm_task, start_processes
 
 # MMEngine has them without being asked, and leaves them out for None; of other hooks it refuses None.
@@ -52,7 +51,6 @@ class QuietRunner(Runner):
 def build_runner(cfg: Config, launcher: str) -> Runner:
     """Build the config's runner, for one process ('none') or several, with or without GPUs."""
     cfg.launcher = launcher
-    keep_freed_memory()
     if launcher != "none":
         _start(cfg, launcher)
     hooks = cfg.get("default_hooks") or {}

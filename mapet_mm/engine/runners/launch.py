@@ -168,7 +168,9 @@ def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, t
     if resume is None and cfg.get("resume"):  # True, or a checkpoint
         resume = cfg.resume if isinstance(cfg.resume, str) else cfg.get("load_from") or "auto"
     if resume in (None, "auto"):
-        checkpoint = find_checkpoint(cfg, trust)
+        checkpoint = find_checkpoint(cfg)
+        if checkpoint:
+            require_checkpoint("last checkpoint", checkpoint, trust)
     else:
         checkpoint = require_checkpoint("checkpoint to resume from:", resume, trust)
     cfg.resume = bool(checkpoint)
@@ -226,7 +228,7 @@ def _require(cfg: Config, *keys: str) -> None:
 
 def training_report(cfg: Config, config_path: str) -> str:
     """Two lines for the end of a training run: the last checkpoint, and the next command."""
-    checkpoint = find_checkpoint(cfg, trust=True)
+    checkpoint = find_checkpoint(cfg)
     if checkpoint is None:
         return f"wrote {cfg.work_dir} (no checkpoint: the config's CheckpointHook saved none)"
     following = next_command(cfg, config_path, checkpoint)

@@ -1,8 +1,7 @@
-"""The checkpoint that a run starts from: whole, safe to read, and of this run."""
+"""The checkpoint that a run starts from: safe to read, and of this run."""
 
 import os
 import pickle
-import re
 import sys
 import zipfile
 from pathlib import Path
@@ -23,7 +22,6 @@ from mapet_mm.weight_files import WeightFileError, fetch, only_safe_globals
 # Entries that may differ between two starts of one training: where it runs, how much it logs.
 START = {"resume", "launcher", "work_dir", "model_wrapper_cfg", "env_cfg"}
 START |= {"default_hooks", "log_level", "log_processor", "visualizer", "vis_backends"}
-NUMBERED = re.compile(r"(?:epoch|iter)_(\d+)\.pth")
 # MMEngine's names of models and the tables of their addresses.
 MODEL_ZOOS = {
     "torchvision": get_torchvision_models,
@@ -139,37 +137,28 @@ def check_pretrained(cfg: Config, trust: bool = False) -> None:
             )
 
 
-def find_checkpoint(cfg: Config, trust: bool = False) -> str | None:
-    """The last whole checkpoint in the run's own folder, or None if the folder has none.
+def find_checkpoint(cfg: Config) -> str | None:
+    """The last checkpoint in the run's own folder, or None before the first.
 
-    MMEngine writes down its path; a run that was copied or moved takes the file of that name in its own
-    folder. One that is missing or truncated is passed over with a warning, for the one before.
+    MMEngine writes down its path in `last_checkpoint`, and `PortableCheckpointHook` has it write whole files.
+    A run that was copied or moved takes the file of that name in its own folder.
 
     Raises:
-        LaunchError: there are checkpoints, but none is whole; or the last one needs `trust`.
+        LaunchError: the record is empty, as a full disk leaves it.
     """
-    work = Path(cfg.work_dir)
-    out = ((cfg.get("default_hooks") or {}).get("checkpoint") or {}).get("out_dir")
-    folder = Path(out, work.name) if out else work  # as MMEngine's CheckpointHook has it
-    record = work / "last_checkpoint"
-    last = Path(record.read_text().strip()).name if record.is_file() else ""
-    numbered = map(NUMBERED.fullmatch, os.listdir(folder) if folder.is_dir() else ())
-    steps = {int(match[1]): folder / match[0] for match in numbered if match}
-    if match := NUMBERED.fullmatch(last):  # later ones are of another run
-        steps = {step: path for step, path in steps.items() if step < int(match[1])}
-    found = [folder / last] * bool(last) + [steps[step] for step in sorted(steps, reverse=True)]
-    for path in found:
-        try:
-            read(path, trust)
-            return str(path)
-        except BrokenCheckpointError as error:
-            say(f"warning: {error}: trying the one before")
-    if found:
+    work_dir = Path(cfg.work_dir)
+    record = work_dir / "last_checkpoint"
+    if not record.is_file():
+        return None
+    name = Path(record.read_text().strip()).name
+    if not name:
         raise LaunchError(
-            f"no checkpoint in {found[0].parent} is whole: remove the folder to train from the beginning, "
-            "or name a checkpoint with --resume"
+            f"{record} is empty: name a checkpoint by --resume, or remove the file to train from the beginning"
         )
-    return None
+    hook = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
+    out_dir = hook.get("out_dir")
+    folder = Path(out_dir, work_dir.name) if out_dir else work_dir  # as MMEngine's CheckpointHook has it
+    return str(folder / name)
 
 
 def recipe(cfg: Config) -> dict[str, str]:

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from mapet_mm.models.losses.linear_cross_entropy import cross_entropy, linear_cross_entropy
 from mapet_mm.models.utils.helpers import init_truncated_normal, is_due, presence, sum_dtype, token_ids
-from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
 from mapet_mm.registry import MODELS
 
 
@@ -30,7 +29,6 @@ class TokenPredictionHead(BaseModule):
         super().__init__(**kwargs)
         self.vocab_size = vocab_size
         self.projection = nn.Linear(embed_dims, vocab_size)
-        self.statistics: PredictionStatistics | None = None  # of whoever watches the training
 
     def init_weights(self) -> None:
         """Initialise as the authors do, then as `init_cfg` says; only once, as MMEngine's modules do."""
@@ -47,10 +45,7 @@ class TokenPredictionHead(BaseModule):
         self, latents: Float[Tensor, "batch target dim"], tokens: Int64[Tensor, "batch target"]
     ) -> dict[str, Tensor]:
         """`loss`, the mean cross-entropy in nats, and `token_accuracy`, top-1, in percent (only logged)."""
-        predictions = None if self.statistics is None else torch.full_like(tokens, -1)
-        loss, hits = self.cross_entropy(latents, tokens, predictions=predictions)
-        if predictions is not None:
-            self.statistics.add(latents, predictions, tokens.clamp(min=0))
+        loss, hits = self.cross_entropy(latents, tokens)
         return {"loss": loss, "token_accuracy": 100 * hits.float() / tokens.numel()}
 
     def cross_entropy(
@@ -58,19 +53,21 @@ class TokenPredictionHead(BaseModule):
         latents: Float[Tensor, "batch target dim"],
         tokens: Int64[Tensor, "batch target"],
         counted: Bool[Tensor, "batch target"] | None = None,
-        predictions: Int64[Tensor, "batch target"] | None = None,
     ) -> tuple[Float[Tensor, ""], Int64[Tensor, ""]]:
         """Mean cross-entropy (nats) of the logits, NaN with a token of -1; and the number of hits.
 
-        All targets count if `counted` is None; `predictions` are filled with the most likely tokens.
+        All targets count if `counted` is None.
         """
-        targets = [None if one is None else one.reshape(-1) for one in (tokens.clamp(min=0), counted)]
-        targets.append(None if predictions is None else predictions.view(-1))
+        targets = tokens.clamp(min=0).flatten()
+        if counted is not None:
+            counted = counted.flatten()
         if self.is_linear:
             layer = self.projection
-            loss, hits = linear_cross_entropy(latents.flatten(0, 1), layer.weight, layer.bias, *targets)
+            loss, hits = linear_cross_entropy(
+                latents.flatten(0, 1), layer.weight, layer.bias, targets, counted
+            )
         else:
-            loss, hits = cross_entropy(self(latents).flatten(0, 1), *targets)
+            loss, hits = cross_entropy(self(latents).flatten(0, 1), targets, counted)
         return loss * presence(tokens.flatten()), hits
 
     @property

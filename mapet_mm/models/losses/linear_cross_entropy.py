@@ -25,30 +25,26 @@ def linear_cross_entropy(
     bias: Float[Tensor, " vocab"],
     targets: Int64[Tensor, " target"],
     counted: Bool[Tensor, " target"] | None = None,
-    predictions: Int64[Tensor, " target"] | None = None,
 ) -> tuple[Float[Tensor, ""], Int64[Tensor, ""]]:
     """Mean cross-entropy (nats) of `latents @ weight.T + bias`, and the number of hits (largest logits).
 
     The logits are made block by block, and with them the gradients, which are exact; under autocast the
     products run in its precision, and softmax and sums in float32 (`sum_dtype`), as PyTorch's own would. All
-    targets count if `counted` is None; `predictions` are filled with the classes of the largest logits.
+    targets count if `counted` is None.
     """
     # Inside, gradients are always off.
     with_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (latents, weight, bias))
-    return _LinearCrossEntropy.apply(latents, weight, bias, targets, counted, predictions, with_gradients)
+    return _LinearCrossEntropy.apply(latents, weight, bias, targets, counted, with_gradients)
 
 
 def cross_entropy(
     logits: Float[Tensor, "target vocab"],
     targets: Int64[Tensor, " target"],
     counted: Bool[Tensor, " target"] | None = None,
-    predictions: Int64[Tensor, " target"] | None = None,
 ) -> tuple[Float[Tensor, ""], Int64[Tensor, ""]]:
     """`linear_cross_entropy` from the logits `(R, V)` of a head with more than a linear layer."""
     losses = F.cross_entropy(logits.to(sum_dtype(logits.dtype)), targets, reduction="none")
     where = logits.detach().argmax(1)
-    if predictions is not None:
-        predictions.copy_(where)
     hits = where == targets
     if counted is None:
         return losses.mean(), hits.sum()
@@ -58,12 +54,12 @@ def cross_entropy(
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        latents, weight, bias, targets, counted, predictions, with_gradients = arguments
+        latents, weight, bias, targets, counted, with_gradients = arguments
         device = latents.device.type
         dtype = product_dtype(latents)
         operands = (operand.to(dtype) for operand in (latents, weight, bias))
         with torch.autocast(device, enabled=False):
-            loss, hits, gradients = _by_blocks(*operands, targets, counted, predictions, with_gradients)
+            loss, hits, gradients = _by_blocks(*operands, targets, counted, with_gradients)
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(hits)
         ctx.num_targets = len(targets) if counted is None else counted.sum()
@@ -76,7 +72,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # Only now divided by the number of targets: float16 would not hold gradients so small.
         scale = loss_gradient / ctx.num_targets
         gradients = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        return *((gradient * scale).to(dtype) for gradient, dtype in gradients), *[None] * 4
+        return *((gradient * scale).to(dtype) for gradient, dtype in gradients), *[None] * 3
 
 
 def _by_blocks(
@@ -85,7 +81,6 @@ def _by_blocks(
     bias: Tensor,
     targets: Tensor,
     counted: Tensor | None,
-    predictions: Tensor | None,
     with_gradients: bool,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Summed loss, hits, and the summed loss's gradients by latents, weight and bias (empty if not asked)."""
@@ -99,13 +94,10 @@ def _by_blocks(
     by_latents: list[Tensor] = []
     by_weight = by_bias = None
     blocks = [latents.split(rows), targets[:, None].split(rows)]
-    for more in (counted, predictions):
-        blocks.append(repeat(None, len(blocks[0])) if more is None else more[:, None].split(rows))
-    for block, target, counts, predicted in zip(*blocks, strict=True):
+    blocks.append(repeat(None, len(blocks[0])) if counted is None else counted[:, None].split(rows))
+    for block, target, counts in zip(*blocks, strict=True):
         logits = torch.addmm(bias, block, weight.t()).to(wide)  # R V
         largest, where = logits.max(1, keepdim=True)
-        if predicted is not None:
-            predicted.copy_(where)
         at_target = logits.gather(1, target)
         probabilities = logits.softmax(1)
         # log(sum(exp(logits))), by way of the largest probability, which is at least 1 / V.

@@ -170,44 +170,31 @@ def test_a_copied_run_resumes_from_its_own_checkpoint_and_not_from_a_later_one_o
     assert find(copy) == str(copy / "epoch_2.pth")
 
 
-@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_text("")], ids=["gone", "empty"])
-def test_a_run_without_the_record_resumes_from_its_newest_checkpoint(copy, lose):
-    """MMEngine writes the record in place: a kill may leave an empty one."""
-    lose(copy / "last_checkpoint")
-    shutil.copy(copy / "epoch_2.pth", copy / "epoch_10.pth")
-    assert find(copy) == str(copy / "epoch_10.pth")
+def test_a_run_starts_anew_only_if_there_is_no_record_of_a_checkpoint(copy, tmp_path):
+    """MMEngine writes the record in place: a full disk leaves an empty one."""
+    assert find(tmp_path / "none") is None
+    (copy / "last_checkpoint").write_text("")
+    with pytest.raises(LaunchError, match=r"last_checkpoint is empty"):
+        find(copy)
 
 
 @pytest.mark.parametrize("damage", [truncate, Path.unlink])
-def test_a_damaged_checkpoint_is_passed_over_with_its_name(copy, capsys, damage, monkeypatch):
+def test_a_damaged_last_checkpoint_is_named(trained, copy, damage):
     damage(copy / "epoch_2.pth")
-    assert find(copy) == str(copy / "epoch_1.pth")
-    assert f"warning: {copy / 'epoch_2.pth'}" in capsys.readouterr().err
-    monkeypatch.setenv("RANK", "1")  # of several processes one speaks
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert find(copy) == str(copy / "epoch_1.pth")
-    assert not capsys.readouterr().err
+    with pytest.raises(BrokenCheckpointError, match=r"^last checkpoint .*epoch_2\.pth"):
+        configure_training(load_config(str(trained.config), None, str(copy)))
 
 
-def test_the_last_checkpoint_is_not_passed_over_for_what_it_holds(copy):
-    """It is whole: going on from the one before would train an epoch again without a word."""
+def test_the_last_checkpoint_is_not_run_for_what_it_holds(trained, copy):
     content = torch.load(copy / "epoch_2.pth", weights_only=False)
     torch.save(content | {"mine": Foreign()}, copy / "epoch_2.pth")
     with pytest.raises(LaunchError, match=r"epoch_2\.pth .*--trust"):
-        find(copy)
-    assert find_checkpoint(Config(dict(work_dir=str(copy))), trust=True) == str(copy / "epoch_2.pth")
-
-
-def test_no_whole_checkpoint_is_one_line_and_no_checkpoint_is_a_start(copy, tmp_path):
-    for epoch in (1, 2):
-        truncate(copy / f"epoch_{epoch}.pth")
-    with pytest.raises(LaunchError, match=rf"^no checkpoint in {copy} is whole"):
-        find(copy)
-    assert find(tmp_path) is find(tmp_path / "gone") is None
+        configure_training(load_config(str(trained.config), None, str(copy)))
 
 
 def test_the_same_command_goes_on_where_it_was_stopped(trained, copy, monkeypatch, capsys):
     (copy / "epoch_2.pth").unlink()
+    (copy / "last_checkpoint").write_text(str(copy / "epoch_1.pth"))
     first = (copy / "epoch_1.pth").stat().st_mtime_ns
     run_tool(monkeypatch, "train.py", trained.config, "--work-dir", copy)
     assert f"going on from {copy / 'epoch_1.pth'}" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """Heads of one's own: training goes through the forward pass that validation goes through."""
 
-import math
-
 import pytest
 import torch
 from mmpretrain.models.peft.lora import LoRALinear
@@ -10,7 +8,6 @@ from torch.nn import functional as F
 
 from mapet_mm.models import TokenPredictionHead
 from mapet_mm.models.utils.helpers import presence
-from mapet_mm.models.utils.prediction_statistics import PredictionStatistics
 
 
 class MLPTokenHead(TokenPredictionHead):
@@ -42,7 +39,6 @@ HEADS = [MLPTokenHead, with_lora, without_bias, TokenPredictionHead]
 def test_training_goes_through_the_heads_own_forward_pass(build):
     head, latents = build(24, 11), torch.randn(2, 7, 24)
     tokens = torch.randint(11, (2, 7))
-    head.statistics = PredictionStatistics(11)
     figures = head.loss(latents, tokens)
     losses, accuracies = head.evaluate(latents, tokens)
     torch.testing.assert_close(figures["loss"], losses.mean())
@@ -68,35 +64,17 @@ def test_in_float64_the_loss_is_of_float64(build):
 
 
 class OwnLossHead(TokenPredictionHead):
-    """Labels smoothed over all tokens; says what it has predicted only if it is to."""
+    """Labels smoothed over all tokens."""
 
-    fills = True
-
-    def cross_entropy(self, latents, tokens, counted=None, predictions=None):
+    def cross_entropy(self, latents, tokens, counted=None):
         logits, targets = self(latents).flatten(0, 1), tokens.clamp(min=0).flatten()
-        where = logits.argmax(1)
-        if predictions is not None and self.fills:
-            predictions.copy_(where.view_as(tokens))
         loss = F.cross_entropy(logits, targets, label_smoothing=0.1)
-        return loss * presence(tokens.flatten()), (where == targets).sum()
+        return loss * presence(tokens.flatten()), (logits.argmax(1) == targets).sum()
 
 
-def test_a_loss_of_ones_own_trains_and_is_watched():
+def test_a_loss_of_ones_own_trains():
     head, latents, tokens = OwnLossHead(24, 11), torch.randn(2, 7, 24), torch.randint(11, (2, 7))
-    head.statistics = PredictionStatistics(11)
     figures = head.loss(latents, tokens)
-    logits = head(latents).flatten(0, 1)
-    log_shares = logits.log_softmax(1)
+    log_shares = head(latents).flatten(0, 1).log_softmax(1)
     smoothed = -0.9 * log_shares.gather(1, tokens.view(-1, 1)).mean() - 0.1 * log_shares.mean()
     torch.testing.assert_close(figures["loss"], smoothed)
-    predicted, _ = head.statistics.effective_tokens()
-    shares = logits.argmax(1).bincount().double() / 14
-    assert predicted == pytest.approx(math.exp(-(shares * shares.clamp(min=1e-9).log()).sum()))
-
-
-def test_a_loss_that_does_not_say_what_it_predicted_gives_no_figures_of_it():
-    """They had been those of whatever lay in memory."""
-    head = OwnLossHead(24, 11)
-    head.fills, head.statistics = False, PredictionStatistics(11)
-    with pytest.raises(RuntimeError, match="index -1 is out of bounds"):
-        head.loss(torch.randn(2, 7, 24), torch.randint(11, (2, 7)))

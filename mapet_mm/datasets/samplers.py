@@ -15,13 +15,13 @@ from mmengine.structures import BaseDataElement
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from mapet_mm.utils.errors import UserError, reason_of
+from mapet_mm.utils.splitmix import splitmix
 
 REMEDY = (
     "repair or remove it, leave unreadable images out by ignore_empty=True in the pipeline's "
     "LoadImageFromFile, or correct the pipeline (MAPET_MM_TRACEBACK=1 shows where)"
 )
 DRAW_SEED = "draw_seed"  # in an image's data sample
-MASK = 2**64 - 1
 # What a loader keeps beside its dataset, its order and its batches.
 LOADER_OPTIONS = (
     "num_workers",
@@ -129,12 +129,9 @@ def epoch_state(seed: int, epoch: int) -> int:
     return int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0])
 
 
-def draw_seed(state: int, place: int) -> int:
-    """A number below 2^63 for a place in an epoch's order (SplitMix64)."""
-    mixed = state + (place + 1) * 0x9E3779B97F4A7C15 & MASK
-    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK
-    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK
-    return (mixed ^ mixed >> 31) >> 1
+def draw_seed(state: int, position: int) -> int:
+    """A number below 2^63 for a position in an epoch's order."""
+    return splitmix(state, position + 1) >> 1
 
 
 class SeededDataset(Dataset):

@@ -1,6 +1,6 @@
 """Visual tokens: how they are made (by the target generators) and stored (in token stores)."""
 
-from mapet_mm.models.target_generators.base import TokenizerError, full_float32
+from mapet_mm.models.target_generators.base import TokenizerError
 from mapet_mm.models.target_generators.frozen_tokenizer import FrozenTokenizer
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.models.target_generators.kclip import KCLIP, grid_features
@@ -14,3 +14,4 @@ from mapet_mm.structures import (
     extend_store,
     merge_stores,
 )
+from mapet_mm.utils.precision import full_float32

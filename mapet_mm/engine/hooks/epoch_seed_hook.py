@@ -13,7 +13,7 @@ from mapet_mm.datasets.samplers import seeded_loader
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.errors import UserError
 
-LENGTH = "steps_per_epoch"  # in a checkpoint's `meta`
+STEPS_PER_EPOCH_KEY = "steps_per_epoch"  # in a checkpoint's `meta`
 
 
 class ResumeError(UserError):
@@ -46,11 +46,11 @@ class EpochSeedHook(Hook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Note how long the checkpoint's epochs were."""
-        self.length_before = checkpoint.get("meta", {}).get(LENGTH)
+        self.length_before = checkpoint.get("meta", {}).get(STEPS_PER_EPOCH_KEY)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Write down how long an epoch is."""
-        checkpoint["meta"][LENGTH] = len(runner.train_dataloader)
+        checkpoint["meta"][STEPS_PER_EPOCH_KEY] = len(runner.train_dataloader)
 
     def before_train(self, runner: Runner) -> None:
         """Exchange the loader for one that seeds, and start it where a resumed epoch begins."""

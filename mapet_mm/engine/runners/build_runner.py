@@ -14,7 +14,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from torch import nn
 
-from mapet_mm.engine.runners.batch_size import scaling_with_accumulation
+from mapet_mm.engine.hooks.total_batch_hook import scaling_with_accumulation
 from mapet_mm.utils.dist import TIMEOUT_SECONDS, number_slurm_task, start_processes
 
 # MMEngine has them without being asked, and leaves them out for None; of other hooks it refuses None.

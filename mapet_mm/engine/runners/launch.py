@@ -11,22 +11,21 @@ import torch
 from filelock import FileLock, Timeout
 from mmengine.config import Config, ConfigDict
 
-from mapet_mm.engine.runners.batch_size import check_accumulation
+from mapet_mm.engine.hooks.total_batch_hook import check_accumulation
 from mapet_mm.engine.runners.resume import (
-    LaunchError,
     check_pretrained,
+    config_digests,
     differences,
     find_checkpoint,
-    recipe,
     require_checkpoint,
-    say,
 )
 from mapet_mm.engine.runners.schedule import check_schedule
 from mapet_mm.models.target_generators.base import Tokenizer
 from mapet_mm.registry import MODELS
 from mapet_mm.utils import config as config_files
 from mapet_mm.utils.config import class_of, nodes, type_name
-from mapet_mm.utils.dist import is_first_process
+from mapet_mm.utils.dist import is_first_process, print_to_user
+from mapet_mm.utils.errors import LaunchError
 
 CLASS_NAMES = dict(type="mapet_mm.ClassNamesCheckHook")
 TOKEN_STORE_CHECK = dict(type="mapet_mm.TokenStoreCheckHook")
@@ -42,7 +41,7 @@ def read_config(path: str, cfg_options: dict | None = None) -> Config:
     """Read a config, merge `--cfg-options` into it, and say which dataset it is for."""
     cfg = config_files.read_config(path, options=cfg_options)
     if "data_set" in cfg:
-        say(f"dataset: {cfg.data_set}")
+        print_to_user(f"dataset: {cfg.data_set}")
     return cfg
 
 
@@ -132,7 +131,7 @@ def configure_training(
     if options := cfg.pop("compile", False):  # the backbone, not MMEngine's whole train step
         hook = dict(type="mapet_mm.CompileHook", **({} if options is True else options))
         cfg.custom_hooks = [*(cfg.get("custom_hooks") or []), hook]
-    digests = recipe(cfg)
+    digests = config_digests(cfg)
     checks = dict(class_names_check=CLASS_NAMES)
     if needs_token_check(cfg):
         checks["token_store_check"] = TOKEN_STORE_CHECK
@@ -186,7 +185,7 @@ def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, t
             f"starts a new one, --resume goes on from {checkpoint} all the same"
         )
     note = f"; {changed} differ, and the learning rate is the config's at that step" if changed else ""
-    say(f"going on from {checkpoint}{note} (another --work-dir starts a new training)")
+    print_to_user(f"going on from {checkpoint}{note} (another --work-dir starts a new training)")
 
 
 def configure_test(

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -10,29 +9,25 @@ from typing import Any
 import torch
 from mmengine.config import Config
 from mmengine.runner.checkpoint import get_external_models, get_torchvision_models
+from torch import nn
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from mapet_mm.interop.released import SCHEME, released_weights
 from mapet_mm.utils.config import nodes, pretrained_entries
-from mapet_mm.utils.dist import is_first_process
-from mapet_mm.utils.errors import UserError, listed
+from mapet_mm.utils.errors import LaunchError, UserError, listed
 from mapet_mm.utils.identity import digest, digest_of_file
 from mapet_mm.weight_files import WeightFileError, fetch, only_safe_globals
 
 # Entries that may differ between two starts of one training: where it runs, how much it logs.
-START = {"resume", "launcher", "work_dir", "model_wrapper_cfg", "env_cfg"}
-START |= {"default_hooks", "log_level", "log_processor", "visualizer", "vis_backends"}
+RUN_ONLY_KEYS = {"resume", "launcher", "work_dir", "model_wrapper_cfg", "env_cfg"}
+RUN_ONLY_KEYS |= {"default_hooks", "log_level", "log_processor", "visualizer", "vis_backends"}
 # MMEngine's names of models and the tables of their addresses.
 MODEL_ZOOS = {
     "torchvision": get_torchvision_models,
     "open-mmlab": get_external_models,
     "openmmlab": get_external_models,
 }
-LOADING = ("num_workers", "persistent_workers", "pin_memory", "timeout")
-
-
-class LaunchError(UserError):
-    """A run cannot start like this; the message is one line."""
+LOADER_KEYS = ("num_workers", "persistent_workers", "pin_memory", "timeout")
 
 
 class BrokenCheckpointError(LaunchError):
@@ -113,6 +108,17 @@ def read(path: Path, trust: bool = False) -> Any:
     return content
 
 
+def check_weights(model: nn.Module, checkpoint: dict) -> None:
+    """Raise UserError if no weight of a checkpoint has the name of one of the model's."""
+    weights = [name.removeprefix("module.") for name in checkpoint.get("state_dict", checkpoint)]
+    names = [name.removeprefix("module.") for name in model.state_dict()]
+    if set(names).isdisjoint(weights):
+        raise UserError(
+            f"no weight of the checkpoint has a name of the model's: it has {listed(weights, 3)}, "
+            f"the model {listed(names, 3)}; tools/convert.py renames timm's and Hugging Face's"
+        )
+
+
 def check_pretrained(cfg: Config, trust: bool = False) -> None:
     """Check that each `init_cfg=dict(type="Pretrained")` names a file, unless `load_from` brings the weights.
 
@@ -153,7 +159,7 @@ def find_checkpoint(cfg: Config) -> str | None:
     name = Path(record.read_text().strip()).name
     if not name:
         raise LaunchError(
-            f"{record} is empty: name a checkpoint by --resume, or remove the file to train from the beginning"
+            f"{record} is empty: name a checkpoint by --resume, or remove it to train from the beginning"
         )
     hook = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
     out_dir = hook.get("out_dir")
@@ -161,28 +167,27 @@ def find_checkpoint(cfg: Config) -> str | None:
     return str(folder / name)
 
 
-def recipe(cfg: Config) -> dict[str, str]:
+def config_digests(cfg: Config) -> dict[str, str]:
     """Digests of a training: of each entry of its config, and of each file that its model starts from."""
-    entries = {key: value for key, value in cfg.to_dict().items() if key not in START}
+    entries = {key: value for key, value in cfg.to_dict().items() if key not in RUN_ONLY_KEYS}
     for name, entry in entries.items():
         if name.endswith("_dataloader") and entry:
-            entries[name] = {key: value for key, value in entry.items() if key not in LOADING}
+            entries[name] = {key: value for key, value in entry.items() if key not in LOADER_KEYS}
     if cfg.get("resume"):  # `load_from` is where it resumes
         entries.pop("load_from", None)
-    named = [one for _, one in nodes([entries.get("model"), entries.get("load_from")])]
-    files = {one for one in named if isinstance(one, str) and os.path.isfile(one)}
-    weights = {f"content of {path}": digest_of_file(path) for path in files}
-    return {name: digest(value)[:12] for name, value in sorted((entries | weights).items())}
+    for _, value in nodes([entries.get("model"), entries.get("load_from")]):
+        if isinstance(value, str) and os.path.isfile(value):
+            entries[f"content of {value}"] = digest_of_file(value)
+    return {name: digest(value)[:12] for name, value in sorted(entries.items())}
 
 
 def differences(current: dict[str, str], checkpoint: str, trust: bool = False) -> list[str]:
-    """Names of the entries in which a recipe differs from a checkpoint's; none where that has no recipe."""
-    before = read(Path(checkpoint).expanduser(), trust).get("meta", {}).get("recipe", current)
-    names, nothing = before.keys() | current.keys(), digest(None)[:12]
-    return sorted(name for name in names if before.get(name, nothing) != current.get(name, nothing))
-
-
-def say(text: str) -> None:
-    """Tell the user something before there is a log, once for all processes."""
-    if is_first_process():
-        print(text, file=sys.stderr)
+    """Names of the entries in which a training differs from a checkpoint's; none if that has no digests."""
+    content = read(Path(checkpoint).expanduser(), trust)
+    before = content.get("meta", {}).get("recipe", current)
+    nothing = digest(None)[:12]  # an entry that says None is as good as none
+    return [
+        name
+        for name in sorted(before.keys() | current.keys())
+        if before.get(name, nothing) != current.get(name, nothing)
+    ]

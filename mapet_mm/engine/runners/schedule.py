@@ -5,7 +5,7 @@ from typing import Any
 
 from mmengine.config import Config
 
-from mapet_mm.engine.runners.resume import say
+from mapet_mm.utils.dist import print_to_user
 
 # A schedule may end this much after the training: its rate is then all but the last.
 TOLERANCE = 1.1
@@ -25,7 +25,7 @@ def check_schedule(cfg: Config) -> None:
     options = []
     for key, scheduler in schedulers.items():
         options += shortened(key, scheduler, length / max(ends))
-    say(
+    print_to_user(
         f"warning: the training ends after {length} {unit} and its schedule after {max(ends)}, so the "
         f"learning rate does not fall to its end: --cfg-options {' '.join(options)}"
     )

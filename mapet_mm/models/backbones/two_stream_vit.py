@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from mapet_mm.models.utils.helpers import is_due, product_dtype
 from mapet_mm.models.utils.layout import Layout, lay_out
 from mapet_mm.models.utils.objectives import get_objective
 from mapet_mm.models.utils.permutation import check_order
+from mapet_mm.models.utils.value_checks import should_check_values
+from mapet_mm.utils.precision import product_dtype
 
 
 class TwoStreamViT(nn.Module):
@@ -121,7 +122,7 @@ class TwoStreamViT(nn.Module):
             permutation = self.sample_permutation(images.shape[0], images.device)
         elif permutation.shape != (len(images), self.num_tokens):
             raise ValueError(f"permutation has shape {tuple(permutation.shape)} for {self.num_tokens} tokens")
-        elif is_due(self, permutation):
+        elif should_check_values(self, permutation):
             check_order(permutation, self.num_extra_tokens)
             self._checked = True
         tokens = self.embed(images, permutation)  # B C|M|T|Q D

@@ -7,9 +7,12 @@ from mmpretrain.models.heads import CAEHead
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mapet_mm.models.backbones.initialisation import init_truncated_normal
 from mapet_mm.models.losses.linear_cross_entropy import cross_entropy, linear_cross_entropy
-from mapet_mm.models.utils.helpers import init_truncated_normal, is_due, presence, sum_dtype, token_ids
+from mapet_mm.models.target_generators.token_ids import presence, token_ids
+from mapet_mm.models.utils.value_checks import should_check_values
 from mapet_mm.registry import MODELS
+from mapet_mm.utils.precision import sum_dtype
 
 
 @MODELS.register_module()
@@ -121,7 +124,7 @@ class BEiTTokenHead(TokenPredictionHead):
             ValueError: more patches are masked than `max_masked` (seen always on CPU, at first elsewhere).
         """
         masked = mask.flatten(1).bool()  # B N-1
-        if self.max_masked is not None and is_due(self, masked):
+        if self.max_masked is not None and should_check_values(self, masked):
             if (most := int(masked.sum(1).max())) > self.max_masked:
                 raise ValueError(f"{most} patches of an image are masked, max_masked={self.max_masked}")
             self._checked = True

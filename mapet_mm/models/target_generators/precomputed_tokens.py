@@ -6,7 +6,7 @@ from jaxtyping import Int
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mapet_mm.models.utils.helpers import is_due
+from mapet_mm.models.utils.value_checks import should_check_values
 from mapet_mm.registry import MODELS
 
 
@@ -26,7 +26,7 @@ class PrecomputedTokens(BaseModule):
     def forward(self, token_grids: Int[Tensor, "batch height width"]) -> Int[Tensor, "batch grid"]:
         """Token ids (B, HW), int64, of token grids (B, H, W); ValueError if one is outside the vocabulary."""
         tokens = token_grids.flatten(1).long()
-        if is_due(self, tokens):
+        if should_check_values(self, tokens):
             lowest, highest = (int(bound) for bound in tokens.aminmax())
             if lowest < 0 or highest >= self.vocab_size:
                 raise ValueError(

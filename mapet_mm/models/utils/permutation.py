@@ -4,10 +4,7 @@ import torch
 from jaxtyping import Int, Int64
 from torch import Tensor
 
-# SplitMix64's, as the signed numbers that a tensor holds.
-STEP, FIRST, SECOND = (
-    value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
+from mapet_mm.utils.splitmix import splitmix_of_tensor
 
 
 def seeded_permutations(
@@ -18,11 +15,8 @@ def seeded_permutations(
     Integer arithmetic alone: the same on every device, in whatever batch a seed comes. `num_tokens` includes
     the extra ones, which keep their order. `permutation[b, t]` is the token at place `t`.
     """
-    places = torch.arange(1, num_tokens - num_extra_tokens + 1, device=seeds.device)
-    keys = seeds[:, None] + places * STEP  # B patches, modulo 2^64
-    keys = (keys ^ _shift_right(keys, 30)) * FIRST
-    keys = (keys ^ _shift_right(keys, 27)) * SECOND
-    keys = keys ^ _shift_right(keys, 31)
+    indices = torch.arange(1, num_tokens - num_extra_tokens + 1, device=seeds.device)
+    keys = splitmix_of_tensor(seeds[:, None], indices)  # B patches
     patches = keys.argsort(dim=1, stable=True) + num_extra_tokens
     extra = torch.arange(num_extra_tokens, device=seeds.device).expand(len(seeds), -1)
     return torch.cat([extra, patches], dim=1)
@@ -43,8 +37,3 @@ def check_order(permutation: Int[Tensor, "batch token"], num_extra_tokens: int =
         f"permutation[{row}] does not have each of the tokens 0..{len(tokens) - 1} once, the first "
         f"{num_extra_tokens} (class token, registers) in front"
     )
-
-
-def _shift_right(values: Tensor, bits: int) -> Tensor:
-    """Shift numbers as if they had no sign: zeros come in from the left."""
-    return (values >> bits) & ((1 << (64 - bits)) - 1)

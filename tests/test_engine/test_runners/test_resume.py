@@ -19,9 +19,9 @@ from mapet_mm.engine.runners.launch import configure_test, configure_training, l
 from mapet_mm.engine.runners.resume import (
     BrokenCheckpointError,
     LaunchError,
+    config_digests,
     differences,
     find_checkpoint,
-    recipe,
     require_checkpoint,
 )
 from mapet_mm.utils.config import nodes
@@ -246,16 +246,16 @@ def test_a_training_from_other_weights_of_the_same_name_is_another_one(kind, tmp
     init_cfg = [dict(type="Constant", val=1.0), dict(type="Pretrained", checkpoint=str(weights))]
     cfg = Config(dict(model=dict(backbone=dict(init_cfg=init_cfg)), name="epoch_1.pth"))
     save({"a": torch.ones(3)}, weights)
-    torch.save({"meta": {"recipe": recipe(cfg)}}, last)
-    assert differences(recipe(cfg), str(last)) == []
+    torch.save({"meta": {"recipe": config_digests(cfg)}}, last)
+    assert differences(config_digests(cfg), str(last)) == []
     save({"a": torch.tensor([1.0, 1.0, 2.0])}, weights)
-    assert differences(recipe(cfg), str(last)) == [f"content of {weights}"]
+    assert differences(config_digests(cfg), str(last)) == [f"content of {weights}"]
     torch.save({"meta": {}}, last)  # of MMEngine alone
-    assert differences(recipe(cfg), str(last)) == []
+    assert differences(config_digests(cfg), str(last)) == []
     torch.save({"meta": {}, "mine": Foreign()}, last)
     with pytest.raises(LaunchError, match="Foreign"):
-        differences(recipe(cfg), str(last))
-    assert differences(recipe(cfg), str(last), trust=True) == []
+        differences(config_digests(cfg), str(last))
+    assert differences(config_digests(cfg), str(last), trust=True) == []
 
 
 @pytest.mark.parametrize("source", ["last", "named", "none"])

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mapet_mm.models import TokenPredictionHead
-from mapet_mm.models.utils.helpers import presence
+from mapet_mm.models.target_generators.token_ids import presence
 
 
 class MLPTokenHead(TokenPredictionHead):

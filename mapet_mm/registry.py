@@ -31,8 +31,6 @@ HOOKS = _child(root.HOOKS, "mapet_mm.engine")
 METRICS = _child(root.METRICS, "mapet_mm.evaluation.metrics")
 OPTIM_WRAPPERS = _child(root.OPTIM_WRAPPERS, "mapet_mm.engine")
 OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, "mapet_mm.engine")
-# Not in mapet_mm.engine, because few runs need its imports.
-STRATEGIES = _child(root.STRATEGIES, "mapet_mm.engine.runners.sharding")
 
 # Allow the safe types in training checkpoints for everything that reads them with a model of this scope:
 # MMEngine's list lacks most of NumPy's types, and MMEngine 0.10.7 has none.

@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from mmengine.logging import HistoryBuffer
 from safetensors import safe_open
 from safetensors.torch import save
@@ -18,7 +20,8 @@ from torch import Tensor
 from torch.serialization import add_safe_globals, clear_safe_globals, get_safe_globals
 
 from mapet_mm.utils.atomic_files import replace_file
-from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.errors import UserError, reason_of
+from mapet_mm.utils.identity import digest
 
 # Keys under which checkpoints keep the network's weights, and averages of them beside.
 KEYS = ("state_dict", "model")
@@ -78,17 +81,19 @@ def only_safe_globals() -> Iterator[None]:
 def read_weights(path: str | Path, key: str | None = None) -> dict[str, Tensor]:
     """The state dict in a .safetensors file, in what `torch.save` wrote, or in a folder's model.safetensors.
 
+    A file at an https:// address is fetched first (see `fetch`).
+
     The content, not the name, decides the file's format. Nothing that a pickled checkpoint names is run; one
     that holds anything but tensors, plain values, arguments and MMEngine's log buffers is refused.
 
     Args:
-        path: of the file or folder.
+        path: of the file or folder, or an https:// address.
         key: entry of the checkpoint that has the weights; None for the checkpoint itself or its `state_dict`
             or `model`, unless it has averaged weights beside them.
 
     Raises:
         WeightFileError: no such file, no weights in it, more than one set of them, or an object that is not
-            read.
+            read; or an address that is not https:// or cannot be fetched.
     """
     return read_checkpoint(path, key)[0]
 
@@ -120,7 +125,7 @@ def read_entries(path: str | Path) -> dict[str, Any]:
 
 def _read(path: str | Path) -> tuple[Any, dict[str, str] | None]:
     """A file's content, and its header if it is .safetensors; no code in it is run."""
-    path = Path(path)
+    path = fetch(str(path)) if "://" in str(path) else Path(path)
     path = path / "model.safetensors" if path.is_dir() else path
     if not path.is_file():
         raise WeightFileError(f"{path} does not exist")
@@ -140,6 +145,35 @@ def _read(path: str | Path) -> tuple[Any, dict[str, str] | None]:
             f"{path} is no checkpoint of tensors and plain values ({reason[:200]}): if you trust it, "
             "save its weights alone by torch.save(model.state_dict(), FILE)"
         ) from error
+
+
+def fetch(address: str) -> Path:
+    """Fetch a file at an https:// address into PyTorch's cache, in one process of all that share it.
+
+    The file keeps its name, in a folder named after the whole address: addresses of different weights often
+    end alike.
+
+    Raises:
+        WeightFileError: the address is not https://, or the file cannot be fetched.
+    """
+    if not address.startswith("https://"):
+        raise WeightFileError(
+            f"{address}: weights are read from files and from https:// addresses alone; what comes over "
+            "plain http can be changed on its way"
+        )
+    folder = Path(torch.hub.get_dir(), "checkpoints", digest(address)[:16])
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / os.path.basename(address.partition("?")[0])
+    with FileLock(f"{file}.lock"):
+        if not file.is_file():
+            try:  # the file appears when it is whole
+                torch.hub.download_url_to_file(address, str(file))
+            except OSError as error:
+                raise WeightFileError(
+                    f"could not fetch {address} ({reason_of(error)[:160]}): check the network, or put the "
+                    f"file at {file}"
+                ) from None
+    return file
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> None:

@@ -12,7 +12,6 @@ from mmengine.runner import Runner
 from mmpretrain.structures import DataSample
 from torch.utils.data import Dataset
 
-from mapet_mm.datasets import seed_dataloaders
 from mapet_mm.registry import DATASETS
 
 ARCH = dict(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=48)
@@ -117,7 +116,6 @@ def build(
             experiment_name=f"{work_dir}{resume}{interval}".replace("/", "_"),
         )
     )
-    seed_dataloaders(cfg)
     return Runner.from_cfg(cfg)
 
 

@@ -22,7 +22,7 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action=DictAction,
         metavar="KEY=VALUE",
-        help="change entries of the config, for example train_cfg.max_epochs=5 model.head.num_classes=7",
+        help="change entries of the config, for example randomness.seed=1 model.head.num_classes=7",
     )
 
 
@@ -37,6 +37,8 @@ def add_runner_options(parser: argparse.ArgumentParser) -> None:
         help="load checkpoints that hold Python objects, which can run code: only files you trust",
     )
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
+    # `mim train --launcher pytorch` starts torch.distributed.launch, which adds this to LOCAL_RANK.
+    parser.add_argument("--local-rank", "--local_rank", type=int, help=argparse.SUPPRESS)
     add_config_options(parser)
 
 

@@ -44,7 +44,6 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     """Extract or verify, and print the next command."""
     args = parse_args()
-    from mapet_mm.engine.runners.freed_memory import keep_freed_memory
     from mapet_mm.engine.runners.launch import read_config
     from mapet_mm.tokenizers.run import run_extract_tokens, run_verify_tokens
     from mapet_mm.utils.dist import choose_device, is_first_process
@@ -61,7 +60,6 @@ def main() -> None:
         store, verification = run_verify_tokens(cfg, args.verify)
         print(f"{store.path}: all files are whole, {verification}")
         return
-    keep_freed_memory()
     store, extraction = run_extract_tokens(cfg, args.retry_skipped)
     if is_first_process():
         (rows, columns), done = store.grid, "wrote" if extraction.images else "kept"

@@ -35,7 +35,6 @@ def main() -> None:
     args = parse_args()
     from mmengine.dist import is_main_process
 
-    from mapet_mm.engine.runners.freed_memory import keep_freed_memory
     from mapet_mm.engine.runners.launch import read_config
     from mapet_mm.tokenizers.run import features_folder, run_fit_codebook
     from mapet_mm.utils.dist import choose_device, print_once, start_processes, stop_processes
@@ -45,7 +44,6 @@ def main() -> None:
         cfg.on_error = args.on_error
     if args.max_skipped is not None:
         cfg.max_skipped = args.max_skipped
-    keep_freed_memory()
     choose_device()
     join = partial(start_processes, args.launcher)
     target = Path(args.out or cfg.get("tokenizer", {}).get("codebook") or "")

@@ -39,14 +39,16 @@ def main() -> None:
 
     from mapet_mm.engine.runners.build_runner import build_runner
     from mapet_mm.engine.runners.launch import configure_test, load_config
+    from mapet_mm.utils.atomic_files import full_disk_named
     from mapet_mm.utils.dist import stop_processes
 
     cfg = load_config(args.config, args.cfg_options, args.work_dir)
     configure_test(cfg, args.checkpoint, args.amp, args.tta, args.trust_checkpoint)
-    runner = build_runner(cfg, args.launcher)
-    if kind in PREDICTIONS:
-        runner.test_evaluator.metrics.append(DumpResults(args.out))
-    metrics = runner.test()
+    with full_disk_named(cfg.work_dir):
+        runner = build_runner(cfg, args.launcher)
+        if kind in PREDICTIONS:
+            runner.test_evaluator.metrics.append(DumpResults(args.out))
+        metrics = runner.test()
     if is_main_process():
         if kind in METRICS:
             dump(metrics, args.out)

@@ -38,19 +38,26 @@ def main() -> None:
     from mmengine.dist import is_main_process
 
     from mapet_mm.engine.runners.build_runner import build_runner
-    from mapet_mm.engine.runners.launch import configure_training, load_config, training_report
+    from mapet_mm.engine.runners.launch import (
+        claimed_work_dir,
+        configure_training,
+        load_config,
+        training_report,
+    )
+    from mapet_mm.utils.atomic_files import full_disk_named
     from mapet_mm.utils.dist import stop_processes
 
     cfg = load_config(args.config, args.cfg_options, args.work_dir)
-    configure_training(
-        cfg, args.resume, args.amp, args.no_validate, args.auto_scale_lr, args.trust_checkpoint
-    )
-    runner = build_runner(cfg, args.launcher)
-    runner.train()
-    if is_main_process():
-        print(training_report(cfg, args.config))
-    del runner
-    stop_processes()
+    with claimed_work_dir(cfg.work_dir), full_disk_named(cfg.work_dir):
+        configure_training(
+            cfg, args.resume, args.amp, args.no_validate, args.auto_scale_lr, args.trust_checkpoint
+        )
+        runner = build_runner(cfg, args.launcher)
+        runner.train()
+        if is_main_process():
+            print(training_report(cfg, args.config))
+        del runner
+        stop_processes()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ default_hooks = dict(
     epoch_seed=dict(type="mapet_mm.EpochSeedHook"),  # draws come from seed, epoch and image: resumes exactly
     interruption=dict(type="mapet_mm.InterruptionHook"),  # saves every 30 minutes, and when told to end
     non_finite=dict(type="mapet_mm.NonFiniteHook"),  # leaves steps without finite gradients out
-    health=dict(type="mapet_mm.HealthHook"),  # effective tokens, ranks, warnings
     total_batch=dict(type="mapet_mm.TotalBatchHook"),  # says when the rate is meant for another batch
 )
 

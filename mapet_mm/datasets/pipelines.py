@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain, pairwise
 from typing import Any
 
+import numpy as np
 from mmengine.dataset import BaseDataset
 from torch.utils.data import Dataset
 
-from mapet_mm.structures.image_names import path_of
+from mapet_mm.utils.errors import UserError
 
 
 def leaf_datasets(dataset: Dataset) -> Iterator[Dataset]:
@@ -52,3 +53,21 @@ def image_paths(dataset: Dataset) -> Iterator[str]:
         content, ends = memoryview(dataset.data_bytes), chain([0], dataset.data_address)
         infos = (pickle.loads(content[start:end]) for start, end in pairwise(ends))
     return (path_of(info, dataset) for info in infos)
+
+
+def path_of(info: Mapping[str, Any], dataset: object) -> str:
+    """Path of a dataset's image, from its `get_data_info`; UserError if the dataset holds images itself."""
+    path = info.get("img_path")
+    if path:
+        return path
+    raise UserError(
+        f"images of {type(dataset).__name__} have no `img_path`: tokens are stored by an image's path, so "
+        "write the images into a folder first"
+    )
+
+
+def label_of(info: Mapping[str, Any]) -> int | None:
+    """Class index of an image of a dataset, from what its `get_data_info` says; None unless it is one."""
+    labels = np.atleast_1d(info.get("gt_label"))
+    is_index = labels.size == 1 and labels.dtype.kind in "iu"
+    return int(labels[0]) if is_index else None

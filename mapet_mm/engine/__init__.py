@@ -1,27 +1,14 @@
-"""Hooks, optimizers, metrics and the strategy."""
-
-from importlib import import_module
-from typing import Any
+"""Hooks and optimizers."""
 
 from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesCheckHook
 from mapet_mm.engine.hooks.compile_hook import CompileHook
 from mapet_mm.engine.hooks.epoch_seed_hook import EpochSeedHook
-from mapet_mm.engine.hooks.health_hook import HealthHook
 from mapet_mm.engine.hooks.interruption_hook import InterruptionHook
 from mapet_mm.engine.hooks.knn_probe_hook import KNNProbeHook
 from mapet_mm.engine.hooks.non_finite_hook import NonFiniteHook
 from mapet_mm.engine.hooks.portable_checkpoint_hook import PortableCheckpointHook
 from mapet_mm.engine.hooks.progress_hook import ProgressHook
 from mapet_mm.engine.hooks.token_store_check_hook import TokenStoreCheckHook
-from mapet_mm.engine.hooks.token_usage_hook import TokenUsageHook
 from mapet_mm.engine.hooks.total_batch_hook import TotalBatchHook
 from mapet_mm.engine.optimizers.autocast_optim_wrapper import AutocastOptimWrapper
 from mapet_mm.engine.optimizers.layer_decay import LayerDecayOptimWrapperConstructor
-from mapet_mm.evaluation.metrics.token_accuracy import LayerwiseAccuracy, TokenAccuracy
-
-
-def __getattr__(name: str) -> Any:
-    """Import the strategy when it is asked for: few runs need what it imports."""
-    if name != "FullyShardedStrategy":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module(f"{__name__}.runners.sharding").FullyShardedStrategy

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torchvision.models.feature_extraction import create_feature_extractor
 
-from mapet_mm.utils.dist import choose_dtype
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.precision import choose_dtype
 
 Images = Float[Tensor, "batch channel height width"]
 OUTPUT = "output"  # the name of the last layer behind the final norm

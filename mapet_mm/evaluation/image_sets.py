@@ -16,14 +16,15 @@ import torch
 from jaxtyping import Bool, Int64
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
+from mmengine.utils import to_2tuple
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from mapet_mm.datasets.pipelines import label_of
 from mapet_mm.evaluation.folders import ImageSetError, folder_loaders
 from mapet_mm.registry import DATASETS
-from mapet_mm.structures.image_names import label_of
-from mapet_mm.utils.config import pair, read_config, scope_of, type_name
+from mapet_mm.utils.config import read_config, scope_of, type_name
 from mapet_mm.utils.identity import digest
 
 SECTION = "evaluation"  # of a config
@@ -240,7 +241,7 @@ def _pipeline_of(loader: Mapping[str, Any], dense: bool) -> list[dict[str, Any]]
     if not dense:
         return steps
     sizes = [step.get("crop_size") or step.get("scale") for step in reversed(steps)]
-    size = next((pair("size", one) for one in sizes if one), None)
+    size = next((tuple(to_2tuple(one)) for one in sizes if one), None)
     if size is None:
         raise ImageSetError("the model's pipeline has no size, to which images with pixel labels are resized")
     known = next((step for step in steps if "interpolation" in step), {})

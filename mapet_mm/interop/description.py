@@ -5,15 +5,16 @@ A training writes it into the `meta` of its checkpoints (`description_entry`); a
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mmengine.utils import to_2tuple
 from mmpretrain.models.backbones import VisionTransformer
 from torch import Tensor
 
 from mapet_mm.interop.convert import CLASS_TOKEN, POSITIONS, sizes_of
-from mapet_mm.utils.config import pair, type_name
+from mapet_mm.utils.config import type_name
 
 ENTRY = "description"
 # Interpolations that Pillow, timm and Hugging Face know, with Pillow's numbers.
@@ -140,7 +141,7 @@ def _described(cfg: Mapping[str, Any]) -> Description:
     if not (preprocessor.get("to_rgb") or preprocessor.get("bgr_to_rgb")):
         raise ValueError("the config's images are BGR (`data_preprocessor` without to_rgb=True)")
     mean, std = (tuple(round(value / 255, 6) for value in preprocessor[name]) for name in ("mean", "std"))
-    img_size = pair("img_size", backbone.get("img_size", 224))
+    img_size = tuple(to_2tuple(backbone.get("img_size", 224)))
     return Description(
         img_size=img_size,
         patch_size=backbone.get("patch_size", 16),
@@ -153,6 +154,12 @@ def _described(cfg: Mapping[str, Any]) -> Description:
     )
 
 
+def _height_width(scale: int | Sequence[int]) -> tuple[int, int]:
+    """(height, width) of a `Resize` step's scale, which is (width, height)."""
+    width, height = to_2tuple(scale)
+    return height, width
+
+
 def _resizing(cfg: Mapping[str, Any], img_size: tuple[int, int]) -> dict[str, Any]:
     """Resizing of a pipeline, and its other steps."""
     images, others = dict(resize=min(img_size), interpolation="bicubic"), []
@@ -163,12 +170,10 @@ def _resizing(cfg: Mapping[str, Any], img_size: tuple[int, int]) -> dict[str, An
         elif kind == "EfficientNetCenterCrop":
             images.update(resize=step["crop_size"] + step.get("crop_padding", 32))
             images.update(interpolation=step.get("interpolation", "bicubic"))
-        elif (
-            kind == "Resize" and not step.get("keep_ratio") and pair("scale", step["scale"])[::-1] == img_size
-        ):
+        elif kind == "Resize" and not step.get("keep_ratio") and _height_width(step["scale"]) == img_size:
             images.update(resize=None, interpolation=step.get("interpolation", "bilinear"))
         else:
-            whole = kind == "CenterCrop" and pair("crop_size", step["crop_size"]) == img_size
+            whole = kind == "CenterCrop" and tuple(to_2tuple(step["crop_size"])) == img_size
             others += [] if kind in HARMLESS or kind.startswith(VARYING) or whole else [kind]
             continue
         if step.get("backend", "cv2") == "cv2":

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int, Int64, UInt8, UInt64
+from mmengine.utils import to_2tuple
 from safetensors import safe_open
 
 from mapet_mm.structures import store_files as files
 from mapet_mm.structures.store_files import MISSING, PART_ROWS, SKIPPED, WRITTEN, TokenStoreError
 from mapet_mm.utils.atomic_files import new_folder, replace_file, replace_json
-from mapet_mm.utils.config import pair
 
 FORMAT = {"format": "mapet_mm.token_store", "version": 4}
 IDENTITY = ("grid", "vocab_size", "tokenizer", "data_root", "preprocessing")
@@ -92,10 +92,9 @@ class TokenStore:
 
         Raises:
             TokenStoreError: something is at `path` already, or a name is given twice.
-            ValueError: `grid` is not one or two whole numbers above 0.
         """
         root = None if data_root is None else str(data_root)
-        identity = (pair("grid", grid), int(vocab_size), tokenizer, root, preprocessing)
+        identity = (tuple(map(int, to_2tuple(grid))), int(vocab_size), tokenizer, root, preprocessing)
         with new_store(Path(path), list(names), dict(zip(IDENTITY, identity, strict=True))):
             pass
         return cls(path)

@@ -4,7 +4,7 @@ from mapet_mm.models.target_generators.frozen_tokenizer import FrozenTokenizer
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.models.target_generators.kclip import KCLIP, grid_features
 from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
-from mapet_mm.models.target_generators.tokenizer import TokenizerError, full_float32
+from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.structures import (
     Codebook,
     CodebookError,
@@ -14,3 +14,4 @@ from mapet_mm.structures import (
     extend_store,
     merge_stores,
 )
+from mapet_mm.utils.precision import full_float32

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from mapet_mm.datasets.pipelines import label_of, path_of
 from mapet_mm.registry import DATASETS
-from mapet_mm.structures.image_names import label_of, path_of, relative_name
+from mapet_mm.structures.image_names import relative_name
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError, listed, reason_of
 

@@ -22,8 +22,8 @@ from mmengine.dist import all_reduce, get_rank, get_world_size, is_main_process
 from mmengine.logging import print_log
 from tqdm import tqdm
 
-from mapet_mm.models.target_generators.tokenizer import full_float32
 from mapet_mm.structures.codebook import Codebook, CodebookError, KMeansOptions, far_centre
+from mapet_mm.utils.precision import full_float32
 
 # Rows assigned at a time: 64 MiB of float32 at 4096 channels. Fixed, because the last bits of a matrix
 # product may depend on its shape, and the codebook must not depend on the number of processes.

@@ -33,6 +33,17 @@ def replace_file(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def full_disk_named(path: str | os.PathLike) -> Iterator[None]:
+    """Let the error of a full disk, or of a full quota, name the path that is written to in this context."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and not error.filename:
+            error.filename = os.fspath(path)
+        raise
+
+
 def replace_json(path: Path, content: Any) -> None:
     """Write a value as indented JSON in one step."""
     replace_file(path, (json.dumps(content, indent=1) + "\n").encode())

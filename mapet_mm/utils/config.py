@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -107,12 +107,3 @@ def typed(cfg: Config, command: str) -> str:
     """A command on a config as typed in a shell, with the variables that the config was read with."""
     variables = "".join(f"{name}={shlex.quote(value)} " for name, value in cfg.env_variables.items())
     return variables + as_typed(command)
-
-
-def pair(option: str, size: int | Iterable[int]) -> tuple[int, int]:
-    """(height, width) of one number or two; ValueError, which names the option, for any other size."""
-    sides = tuple(size) if isinstance(size, Iterable) else (size, size)
-    sides = sides * 2 if len(sides) == 1 else sides
-    if len(sides) != 2 or any(side != int(side) or side < 1 for side in sides):
-        raise ValueError(f"{option}={size!r}: one whole number above 0, or two, (height, width)")
-    return int(sides[0]), int(sides[1])

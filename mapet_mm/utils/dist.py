@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import gc
 import os
+import sys
 
 import torch
 from mmengine.device import get_device
@@ -16,11 +17,17 @@ from mapet_mm.utils.errors import UserError
 
 # Seconds that processes wait for each other: longer than an evaluation in the first process.
 TIMEOUT_SECONDS = 1800
+# Variables for a process's rank and the number of processes: of torchrun, Slurm and Open MPI.
+RANKS = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+)
 
 
 def process_number() -> tuple[int, int]:
-    """Rank of this process and number of processes, as started by torchrun or Slurm; (0, 1) if alone."""
-    for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
+    """Rank of this process and number of processes, as torchrun, Slurm or MPI says; (0, 1) if alone."""
+    for rank, size in RANKS:
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
     return 0, 1
@@ -35,6 +42,12 @@ def print_once(text: str) -> None:
     """Print in the first process alone."""
     if is_first_process():
         print(text, flush=True)
+
+
+def print_to_user(text: str) -> None:
+    """Tell the user something before there is a log: on the terminal, in the first process alone."""
+    if is_first_process():
+        print(text, file=sys.stderr)
 
 
 def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS) -> None:
@@ -90,10 +103,3 @@ def stop_processes() -> None:
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside MMEngine's data-parallel wrapper, or the model itself."""
     return model.module if is_model_wrapper(model) else model
-
-
-def choose_dtype(device_type: str) -> torch.dtype:
-    """The dtype of autocast on a device: bfloat16 where it is native, else float16."""
-    # Emulated bfloat16 (before Ampere) is slower than float16 and counts as not supported.
-    native = device_type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if native else torch.float16

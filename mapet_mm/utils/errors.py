@@ -22,6 +22,10 @@ class UserError(Exception):
     __str__ = Exception.__str__
 
 
+class LaunchError(UserError):
+    """A run cannot start like this."""
+
+
 def reason_of(error: Exception) -> str:
     """Type and first line of an error, for a message that says what else went wrong."""
     return f"{type(error).__name__}: {error}".split("\n", 1)[0]

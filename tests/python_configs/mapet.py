@@ -10,9 +10,9 @@ from mapet_mm.engine import (
     AutocastOptimWrapper,
     KNNProbeHook,
     LayerDecayOptimWrapperConstructor,
-    TokenAccuracy,
     TokenStoreCheckHook,
 )
+from mapet_mm.evaluation.metrics import TokenAccuracy
 from mapet_mm.models import MaPeT, MaPeTPretrainViT, TokenGridDataPreprocessor, TokenPredictionHead
 from mapet_mm.tokenizers import PrecomputedTokens
 

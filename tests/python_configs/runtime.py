@@ -6,7 +6,7 @@ from mmengine.visualization import LocalVisBackend
 from mmpretrain.engine.hooks import VisualizationHook
 from mmpretrain.visualization import UniversalVisualizer
 
-from mapet_mm.engine import EpochSeedHook, HealthHook, NonFiniteHook
+from mapet_mm.engine import EpochSeedHook, NonFiniteHook
 
 arch = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
 mean, std = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
@@ -25,7 +25,6 @@ default_hooks = dict(
     visualization=dict(type=VisualizationHook, enable=False),
     epoch_seed=dict(type=EpochSeedHook),
     non_finite=dict(type=NonFiniteHook),
-    health=dict(type=HealthHook),
 )
 env_cfg = dict(cudnn_benchmark=False, mp_cfg=dict(mp_start_method="fork", opencv_num_threads=0))
 visualizer = dict(type=UniversalVisualizer, vis_backends=[dict(type=LocalVisBackend)])

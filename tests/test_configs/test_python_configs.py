@@ -23,8 +23,6 @@ from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
 from mapet_mm.utils.config import read_config, scope_of
 
 CONFIGS = Path(__file__).parents[1] / "python_configs"
-# Not imported with `mapet_mm.engine`: it imports what few runs need.
-ELSEWHERE = {"FullyShardedStrategy"}
 
 
 @pytest.fixture(scope="module")
@@ -114,10 +112,9 @@ def test_each_registered_class_can_be_imported_from_its_package():
     known = {name: kind for one in own for name, kind in one.module_dict.items() if isinstance(kind, type)}
     # Tests register classes of their own.
     known = {name: kind for name, kind in known.items() if kind.__module__.startswith("mapet_mm.")}
-    assert {"MaPeT", "LoadTokenGrid", "HealthHook", *ELSEWHERE} <= known.keys()
-    packages = [
-        importlib.import_module(f"mapet_mm.{name}") for name in ("models", "tokenizers", "datasets", "engine")
-    ]
+    assert {"MaPeT", "LoadTokenGrid", "NonFiniteHook"} <= known.keys()
+    names = ("models", "tokenizers", "datasets", "engine", "evaluation.metrics")
+    packages = [importlib.import_module(f"mapet_mm.{name}") for name in names]
     for name, kind in known.items():
         assert any(getattr(package, name, None) is kind for package in packages), name
 

@@ -4,17 +4,25 @@ import pickle
 
 import pytest
 import torch
-from mmengine.config import Config
 from mmengine.dataset import DefaultSampler, InfiniteSampler
+from mmpretrain.datasets.samplers import RepeatAugSampler
 from torch.utils.data import DataLoader
 from trainings import BATCH, IMAGES, JitteredNoise
 
-from mapet_mm.datasets import SeededDataset, SeededSampler, seed_dataloaders
 from mapet_mm.datasets.pipelines import leaf_datasets
-from mapet_mm.datasets.samplers import SeededIndex, draw_seed, epoch_state
+from mapet_mm.datasets.samplers import (
+    SeededDataset,
+    SeededIndex,
+    SeededSampler,
+    draw_seed,
+    epoch_state,
+    seeded_loader,
+)
 from mapet_mm.models.utils.permutation import seeded_permutations
 
-ORDERED = dict(type="DefaultSampler", shuffle=False)
+
+def ordered(dataset) -> DefaultSampler:
+    return DefaultSampler(dataset, shuffle=False)
 
 
 # Of seed 3, epoch 2, at places 0, 1 and a million.
@@ -24,7 +32,7 @@ SEEDS = [3219854396864964895, 4713021844449198008, 3286002280640709950]
 def test_draws_come_from_seed_epoch_and_image():
     def epoch(workers: int, number: int, start: int = 0, batch: int = BATCH) -> dict:
         dataset = SeededDataset(JitteredNoise())
-        sampler = SeededSampler(dataset, ORDERED, seed=1)
+        sampler = SeededSampler(ordered(dataset), seed=1)
         sampler.set_epoch(number)
         sampler.start = start
         loader = DataLoader(dataset, batch, sampler=sampler, num_workers=workers, collate_fn=list)
@@ -51,14 +59,14 @@ def test_processes_share_one_order(monkeypatch):
     def seeds(rank: int, world_size: int) -> dict[int, int]:
         monkeypatch.setattr("mapet_mm.datasets.samplers.get_dist_info", lambda: (rank, world_size))
         monkeypatch.setattr("mmengine.dataset.sampler.get_dist_info", lambda: (rank, world_size))
-        return {int(index): index.seed for index in SeededSampler(range(8), ORDERED, seed=5)}
+        return {int(index): index.seed for index in SeededSampler(ordered(range(8)), seed=5)}
 
     assert seeds(0, 2) | seeds(1, 2) == seeds(0, 1)
     assert len(seeds(0, 2)) == 4
 
 
 def test_copies_of_an_image_differ():
-    sampler = SeededSampler(range(4), dict(type="RepeatAugSampler", shuffle=False), seed=5)
+    sampler = SeededSampler(RepeatAugSampler(range(4), shuffle=False), seed=5)
     one, two, three, _ = sampler
     assert (one, two, three) == (0, 0, 0)
     assert len({one.seed, two.seed, three.seed}) == 3
@@ -66,54 +74,29 @@ def test_copies_of_an_image_differ():
 
 @pytest.mark.skipif(not hasattr(InfiniteSampler, "skip"), reason="MMEngine 0.10.7 skips batch by batch")
 def test_an_endless_sampler_is_skipped_and_its_seeds_go_on():
-    endless = dict(type="InfiniteSampler", shuffle=True)
-    whole = iter(SeededSampler(range(5), endless, seed=2))
+    whole = iter(SeededSampler(InfiniteSampler(range(5), seed=2), seed=2))
     all_indices = [(int(index), index.seed) for index, _ in zip(whole, range(12), strict=False)]
-    later = SeededSampler(range(5), endless, seed=2)
+    later = SeededSampler(InfiniteSampler(range(5), seed=2), seed=2)
     later.skip(7)
     rest = [(int(index), index.seed) for index, _ in zip(later, range(5), strict=False)]
     assert rest == all_indices[7:]
     assert [index for index, _ in all_indices] == [
         index for index, _ in zip(InfiniteSampler(range(5), seed=2), range(12), strict=False)
     ]
-    assert not hasattr(SeededSampler(range(5), ORDERED, seed=2), "skip")
+    assert not hasattr(SeededSampler(ordered(range(5)), seed=2), "skip")
 
 
 @pytest.mark.parametrize("own", [7, None])
-def test_a_seed_of_the_sampler_alone_orders_the_images(own):
+def test_a_seeded_loader_is_the_loader_with_seeds(own):
+    """Its images are in the order of the sampler's own seed, or the run's; all else stays."""
     config = dict(type="DefaultSampler", shuffle=True) | ({} if own is None else {"seed": own})
-    sampler = SeededSampler(range(IMAGES), config, seed=5)
-    assert list(sampler) == list(DefaultSampler(range(IMAGES), seed=own or 5))
-    sampler.reseed(6)
-    assert list(sampler) == list(DefaultSampler(range(IMAGES), seed=own or 6))
-    assert next(iter(sampler)).seed == draw_seed(epoch_state(6, 0), 0)
-
-
-def config(**changes) -> Config:
-    loader = dict(sampler=dict(ORDERED), dataset=dict(type="mapet_mm.JitteredNoise"), batch_size=2)
-    hooks = dict(epoch_seed=dict(type="mapet_mm.EpochSeedHook"))
-    return Config(dict(train_dataloader=loader, default_hooks=hooks, randomness=dict(seed=4)) | changes)
-
-
-def test_a_config_is_seeded_once():
-    cfg = config()
-    seed_dataloaders(cfg)
-    dataset = dict(type="mapet_mm.SeededDataset", dataset=dict(type="mapet_mm.JitteredNoise"))
-    sampler = dict(type="mapet_mm.SeededSampler", sampler=ORDERED, seed=4)
-    assert cfg.train_dataloader == dict(sampler=sampler, dataset=dataset, batch_size=2)
-    seed_dataloaders(cfg)
-    assert cfg.train_dataloader.sampler == sampler
-    unseeded = config(randomness={})
-    seed_dataloaders(unseeded)
-    assert unseeded.train_dataloader.sampler.seed is None
-
-
-@pytest.mark.parametrize("changes", [dict(default_hooks=dict(epoch_seed=None)), dict(train_dataloader=None)])
-def test_a_run_without_the_hook_or_a_training_set_is_left_alone(changes):
-    cfg = config(**changes)
-    before = cfg.to_dict()
-    seed_dataloaders(cfg)
-    assert cfg.to_dict() == before
+    before = DataLoader(list(range(IMAGES)), 4, num_workers=2, collate_fn=list, drop_last=True, timeout=9)
+    loader = seeded_loader(before, config, seed=5)
+    batches = [index for batch in loader.batch_sampler for index in batch]
+    assert batches == list(DefaultSampler(range(IMAGES), seed=own or 5))[:8]
+    assert batches[0].seed == draw_seed(epoch_state(5, 0), 0)
+    for name in ("batch_size", "drop_last", "num_workers", "collate_fn", "timeout", "prefetch_factor"):
+        assert getattr(loader, name) == getattr(before, name), name
 
 
 def test_wrappers_survive_other_start_methods_and_pass_attributes_on():

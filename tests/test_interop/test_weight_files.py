@@ -10,6 +10,7 @@ import struct
 import subprocess
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,12 @@ import torch
 from mmengine.logging import HistoryBuffer
 from safetensors.torch import save
 
+from mapet_mm.structures import Codebook, TokenStore
+from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import (
     SAFE_GLOBALS,
     WeightFileError,
+    fetch,
     only_safe_globals,
     read_checkpoint,
     read_weights,
@@ -175,3 +179,69 @@ def test_what_is_written_is_read_from_a_file_or_its_folder(tmp_path):
     assert meta["epoch"] == "3"
     with pytest.raises(WeightFileError, match=r"\.safetensors or \.pth"):
         write_weights(tmp_path / "file.npz", both)
+
+
+def test_a_file_at_an_address_is_fetched_once_and_read_safely(tmp_path, monkeypatch):
+    fetched, canary = [], tmp_path / "canary"
+    contents = {"https://host/weights.pth": saved(WEIGHTS), "https://host/evil.pth": a_call(canary)}
+
+    def download(address: str, file: str) -> None:
+        fetched.append(address)
+        Path(file).write_bytes(contents[address])
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    for _ in range(2):
+        torch.testing.assert_close(read_weights("https://host/weights.pth"), WEIGHTS)
+    with pytest.raises(WeightFileError, match="system"):
+        read_weights("https://host/evil.pth")
+    assert fetched == list(contents)
+    assert not canary.exists()
+
+
+def test_addresses_that_end_alike_have_files_of_their_own_under_their_own_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda url, file: Path(file).write_text(url))
+    addresses = [f"https://host/{model}/resolve/main/pytorch_model.bin?x=1" for model in ("a", "b", "a")]
+    files = [fetch(address) for address in addresses]
+    assert [file.read_text() for file in files] == addresses
+    assert {file.name for file in files} == {"pytorch_model.bin"}
+
+
+@pytest.mark.parametrize("address", ["http://host/weights.pth", "s3://bucket/weights.pth"])
+def test_weights_come_over_https_alone(address, monkeypatch):
+    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda *_: pytest.fail("fetched"))
+    with pytest.raises(WeightFileError, match="https"):
+        read_weights(address)
+
+
+def test_an_address_that_cannot_be_fetched_says_where_its_file_may_be_put(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError("no route")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", refuse)
+    with pytest.raises(WeightFileError, match=rf"no route.*{tmp_path}"):
+        read_weights("https://host/weights.pth")
+
+
+@pytest.mark.parametrize("what", ["codebook", "token store", "cached features"])
+def test_no_other_file_that_is_read_runs_code(what, tmp_path):
+    canary = tmp_path / "canary"
+    if what == "codebook":
+        path = tmp_path / "codebook.safetensors"
+        read = partial(Codebook.load, path)
+    elif what == "token store":
+        store = TokenStore.create(tmp_path / "store", ["a"], (1, 1), 2, "tokenizer")
+        store.write([0], np.zeros((1, 1, 1), np.uint16))
+        (path,) = (tmp_path / "store" / "parts").iterdir()
+        read = partial(TokenStore.open(tmp_path / "store").__getitem__, "a")
+    else:
+        path = tmp_path / "features.npy"
+        np.save(path, np.array([Calls(os.system, f"touch {canary}")]), allow_pickle=True)
+        read = partial(np.load, path)
+    if what != "cached features":
+        path.write_bytes(a_call(canary))
+    with pytest.raises((UserError, ValueError)):
+        read()
+    assert not canary.exists()

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from mapet_mm.utils.atomic_files import new_folder, replace_file
+from mapet_mm.utils.atomic_files import full_disk_named, new_folder, replace_file
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,8 @@ def test_a_full_disk_leaves_the_old_file_and_is_named(call, tmp_path, monkeypatc
     with pytest.raises(OSError, match=r"No space left.*file"):
         replace_file(tmp_path / "file", b"new")
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
+
+
+def test_an_error_of_another_kind_keeps_its_words():
+    with pytest.raises(OSError, match=r"^\[Errno 5\] broken$"), full_disk_named("work_dir"):
+        raise OSError(errno.EIO, "broken")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mapet_mm.utils.dist import choose_device, start_processes
+from mapet_mm.utils.dist import RANKS, choose_device, print_once, process_number, start_processes
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,16 @@ def test_processes_with_gpus_talk_over_nccl(monkeypatch):
     )
     start_processes("slurm", 60)
     assert started == [(("slurm",), dict(backend="nccl", timeout=60))]
+
+
+@pytest.mark.parametrize("names", RANKS)
+def test_one_of_several_processes_speaks_whatever_started_them(names, monkeypatch, capsys):
+    for name in sum(RANKS, ()):
+        monkeypatch.delenv(name, raising=False)
+    assert process_number() == (0, 1)
+    for rank in range(3):
+        for name, value in zip(names, (rank, 3), strict=True):
+            monkeypatch.setenv(name, str(value))
+        assert process_number() == (rank, 3)
+        print_once("once")
+    assert capsys.readouterr().out == "once\n"

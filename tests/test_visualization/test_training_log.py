@@ -1,6 +1,7 @@
 """Training logs are read back: last values, curves, resumed and killed runs, damaged files."""
 
 import json
+import math
 
 import pytest
 
@@ -56,3 +57,20 @@ def test_missing_and_damaged_logs_are_refused(tmp_path):
     file.write_text('{"loss": 1.0}\n{"loss": 0.')
     with pytest.raises(ValueError, match="line 1"):
         read_scalars(file)
+
+
+def test_starts_are_ordered_by_their_first_step_not_by_the_clock(tmp_path):
+    """The clock went back by an hour between an interrupted start and the one that finished."""
+    log(tmp_path, "20261025_025900", *RUN)
+    log(tmp_path, "20261025_020100", train(2, 30, 1.0), val(2, 45.0))
+    assert last_values(tmp_path)["token/accuracy"] == 45.0
+    assert curve(read_scalars(tmp_path), "loss") == {1: 3.5, 2: 1.0}
+
+
+def test_a_loss_that_is_not_a_number_is_read_as_logged(tmp_path):
+    log(
+        tmp_path, "1", train(1, 10, float("nan")), train(1, 20, 3.0), val(1, 12.5), train(2, 30, float("nan"))
+    )
+    values = last_values(tmp_path)
+    assert math.isnan(values["loss"])
+    assert values["token/accuracy"] == 12.5

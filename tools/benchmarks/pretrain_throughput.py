@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from mapet_mm.datasets.transforms.masking import BlockwiseMask
 from mapet_mm.engine.hooks.compile_hook import CompileHook
-from mapet_mm.engine.runners.freed_memory import keep_freed_memory
 from mapet_mm.registry import MODELS
 
 sys.path += [str(ROOT / "tools"), str(ROOT / "tests")]
@@ -163,8 +162,6 @@ def measure_memory(variant: str, case: str, batch: int) -> int:
 
 def measure_time(variant: str, case: str, batch: int, rounds: int) -> tuple[list[float], int, int | None]:
     """Seconds of each of a variant's steps, its FLOPs, and on a GPU its peak memory."""
-    if variant != "reference":
-        keep_freed_memory()
     step = Step(variant, case, batch)
     seconds = time_call(step, rounds, WARM_UP)
     return seconds, step.flops, peak_memory(step) if ON_GPU else None

@@ -13,7 +13,7 @@ test_evaluator = val_evaluator
 val_cfg = dict()
 test_cfg = dict()
 
-custom_hooks = [dict(type="mapet_mm.TokenStoreCheckHook"), dict(type="mapet_mm.TokenUsageHook")]
+custom_hooks = [dict(type="mapet_mm.TokenStoreCheckHook")]
 
 optim_wrapper = dict(
     constructor="mapet_mm.LayerDecayOptimWrapperConstructor",

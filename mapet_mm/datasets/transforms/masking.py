@@ -1,10 +1,10 @@
 """BEiT's block-wise masks, for MMPretrain's BEiT and CAE on token grids."""
 
 import numpy as np
+from mmengine.utils import to_2tuple
 from mmpretrain.datasets.transforms import BEiTMaskGenerator
 
 from mapet_mm.registry import TRANSFORMS
-from mapet_mm.utils.config import pair
 
 # After this many draws no block fits, as in grids of one row, and single patches are masked.
 ATTEMPTS = 200
@@ -34,8 +34,7 @@ class BlockwiseMask(BEiTMaskGenerator):
         min_num_patches: int = 16,
         **kwargs,
     ) -> None:
-        size = pair("BlockwiseMask's input_size", input_size)
-        super().__init__(size, num_masking_patches, min_num_patches, **kwargs)
+        super().__init__(to_2tuple(input_size), num_masking_patches, min_num_patches, **kwargs)
         if not 0 < num_masking_patches < self.num_patches:
             raise ValueError(
                 f"BlockwiseMask's num_masking_patches={num_masking_patches} is outside "

@@ -7,11 +7,11 @@ from functools import cached_property
 import mmcv
 import numpy as np
 from mmcv.transforms import BaseTransform
+from mmengine.utils import to_2tuple
 
 from mapet_mm.registry import TRANSFORMS
 from mapet_mm.structures import MissingTokensError, TokenStore
 from mapet_mm.structures.image_names import relative_name
-from mapet_mm.utils.config import pair
 
 
 @TRANSFORMS.register_module()
@@ -105,8 +105,8 @@ class RandomCropTokenGrid(BaseTransform):
     """
 
     def __init__(self, crop_size: int | tuple[int, int], patch_size: int | tuple[int, int]) -> None:
-        self.crop_size = pair("RandomCropTokenGrid's crop_size", crop_size)
-        self.patch_size = pair("RandomCropTokenGrid's patch_size", patch_size)
+        self.crop_size = tuple(to_2tuple(crop_size))
+        self.patch_size = tuple(to_2tuple(patch_size))
         if any(side % patch for side, patch in zip(self.crop_size, self.patch_size, strict=True)):
             raise ValueError(
                 f"RandomCropTokenGrid's crop_size {self.crop_size} is no multiple of patch_size "

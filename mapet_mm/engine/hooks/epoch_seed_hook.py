@@ -1,19 +1,19 @@
-"""A training's random draws as a function of where it stands, so that it can be resumed anywhere."""
+"""Seed every random draw from the step and the image, so that a run can resume at any step."""
 
 import random
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from mmengine.dist import broadcast_object_list, get_rank
 from mmengine.hooks import Hook
-from mmengine.logging import MMLogger
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
-from mapet_mm.datasets.samplers import SeededSampler
+from mapet_mm.datasets.samplers import seeded_loader
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.errors import UserError
 
-LENGTH = "steps_per_epoch"  # in a checkpoint's `meta`
+STEPS_PER_EPOCH_KEY = "steps_per_epoch"  # in a checkpoint's `meta`
 
 
 class ResumeError(UserError):
@@ -24,18 +24,21 @@ class ResumeError(UserError):
 class EpochSeedHook(Hook):
     """Seed the random draws of each image and each step, and resume within an epoch.
 
-    `mapet_mm.datasets.seed_dataloaders`, which `tools/train.py` calls before it builds the Runner, gives each
-    image a seed made of the run's seed, the epoch and the image's place in the epoch's order. What the model
-    draws in a step, for example stochastic depth, comes from the seed, the step and the process. A run that
-    was killed and resumed, also in the middle of an epoch, therefore ends with the same weights as an
-    undisturbed one, with any number of workers: bit for bit on CPUs of one type, and on CUDA only with
-    `randomness=dict(deterministic=True)`. The exceptions: gradients that were being accumulated at the
-    checkpoint are lost, and a batch sampler of the config's own (as MMDetection's by aspect ratio) groups the
-    rest of the epoch anew. Another number of processes draws the same if `processes x batch_size` is the
-    same, but for images that MMEngine repeats at an epoch's end.
+    Each image has a seed made of the run's seed, the epoch and the image's position in the epoch's order.
+    What the model draws in a step, for example stochastic depth, comes from the seed, the step and the
+    process. A run that was killed and resumed, also in the middle of an epoch, therefore ends with the same
+    weights as an undisturbed one: bit for bit on the CPUs of one machine type, and on GPUs with
+    `randomness=dict(deterministic=True)`, with any number of workers.
+
+    The hook does all of this itself, wherever a config lists it: before training it exchanges the loader for
+    one that seeds. The exceptions: gradients that were being accumulated at the checkpoint are lost, and a
+    batch sampler of the config's own (as MMDetection's by aspect ratio) groups the rest of the epoch anew.
+    Another number of processes draws the same if `processes x batch_size` is the same, but for images that
+    MMEngine repeats at an epoch's end.
 
     Raises:
-        ResumeError: the checkpoint's epochs had another number of steps.
+        ResumeError: the checkpoint's epochs had another number of steps, or the run's loader is not from a
+            config.
     """
 
     def __init__(self) -> None:
@@ -43,38 +46,39 @@ class EpochSeedHook(Hook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Note how long the checkpoint's epochs were."""
-        self.length_before = checkpoint.get("meta", {}).get(LENGTH)
+        self.length_before = checkpoint.get("meta", {}).get(STEPS_PER_EPOCH_KEY)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Write down how long an epoch is."""
-        checkpoint["meta"][LENGTH] = len(runner.train_dataloader)
+        checkpoint["meta"][STEPS_PER_EPOCH_KEY] = len(runner.train_dataloader)
 
     def before_train(self, runner: Runner) -> None:
-        """Give the sampler the run's seed, and the place where a resumed epoch begins."""
+        """Exchange the loader for one that seeds, and start it where a resumed epoch begins."""
         seeds = [runner.seed]
         broadcast_object_list(seeds)  # MMEngine adds the process's number
         self.seed = seeds[0]
-        loader = runner.train_dataloader
-        sampler = getattr(loader.batch_sampler, "sampler", None)
-        if not isinstance(sampler, SeededSampler):
-            MMLogger.get_current_instance().warning(
-                "EpochSeedHook: images draw without seeds of their own, and a resumed run will differ: call "
-                "mapet_mm.datasets.seed_dataloaders(cfg) before the Runner is built"
+        config = runner.cfg.get("train_dataloader")
+        if not isinstance(config, Mapping):
+            raise ResumeError(
+                "EpochSeedHook needs `train_dataloader` as a config, not a loader that is built"
             )
-            return
-        if sampler.seed != self.seed:
-            sampler.reseed(self.seed)
-            # MMEngine 0.10.7 started the loader of a loop of iterations before it read the checkpoint.
-            if begun := getattr(runner.train_loop, "dataloader_iterator", None):
-                runner.train_loop.dataloader_iterator = type(begun)(loader)
-        if isinstance(runner.train_loop, EpochBasedTrainLoop) and runner.iter:  # resumed
-            length = len(loader)
-            if self.length_before not in (None, length):
-                raise ResumeError(
-                    f"the checkpoint's epochs have {self.length_before} steps, this run's have {length}: set "
-                    "`train_dataloader.batch_size` so that processes x batch_size is what it was"
-                )
-            sampler.start = (runner.iter - runner.epoch * length) * loader.batch_sampler.batch_size
+        loop = runner.train_loop
+        loop.dataloader = seeded_loader(loop.dataloader, config["sampler"], self.seed)
+        if hasattr(loop, "dataloader_iterator"):  # of a loop of iterations
+            loop.dataloader_iterator = type(loop.dataloader_iterator)(loop.dataloader)
+        if isinstance(loop, EpochBasedTrainLoop) and runner.iter:  # resumed
+            self._start_within_epoch(runner)
+
+    def _start_within_epoch(self, runner: Runner) -> None:
+        batches = runner.train_dataloader.batch_sampler
+        length = len(runner.train_dataloader)
+        if self.length_before not in (None, length):
+            raise ResumeError(
+                f"the checkpoint's epochs have {self.length_before} steps, this run's have {length}: set "
+                "`train_dataloader.batch_size` so that processes x batch_size is what it was"
+            )
+        steps = runner.iter - runner.epoch * length
+        batches.sampler.start = steps * batches.batch_size
 
     def before_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
         """Seed what the step draws: Python, NumPy and PyTorch on all devices."""

@@ -17,14 +17,14 @@ from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch import nn
 from torch.utils.data import DataLoader
 
+from mapet_mm.datasets.pipelines import label_of
+from mapet_mm.datasets.skipped import replace_skipped_as_in
 from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesError, check_order, class_names
-from mapet_mm.engine.hooks.token_store_check_hook import leave_out_as_in
 from mapet_mm.evaluation.adapters import TokenBackbone
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.metrics.rank_me import rank_me
 from mapet_mm.evaluation.protocols.knn import COLUMNS, knn_votes
 from mapet_mm.registry import HOOKS
-from mapet_mm.structures.image_names import label_of
 from mapet_mm.utils.dist import unwrapped
 
 
@@ -86,7 +86,7 @@ class KNNProbeHook(Hook):
         fixed["collate_fn"] = dict(type="default_collate")
         loaders = [Runner.build_dataloader({**config, **fixed}, seed=runner.seed) for config in self.loaders]
         for loader in loaders:
-            leave_out_as_in(runner.train_dataloader.dataset, loader.dataset)
+            replace_skipped_as_in(runner.train_dataloader.dataset, loader.dataset)
         try:
             check_order(*(class_names(loader.dataset) for loader in loaders), "voting", "probe's")
         except ClassNamesError as error:  # the training itself needs no classes

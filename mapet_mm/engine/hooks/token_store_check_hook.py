@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
-
-import numpy as np
 import torch
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
-from mmengine.logging import MMLogger, print_log
 from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 from mmpretrain.structures import DataSample
 from torch import nn
 from torch.utils.data import Dataset
 
-from mapet_mm.datasets.pipelines import find_step, image_paths, leaf_datasets, pipeline_steps
+from mapet_mm.datasets.alignment import check_alignment
+from mapet_mm.datasets.pipelines import find_step, leaf_datasets, pipeline_steps
+from mapet_mm.datasets.skipped import replace_skipped
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid, RandomCropTokenGrid
-from mapet_mm.engine.hooks.alignment import check_alignment
 from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
 from mapet_mm.models.target_generators.tokenizer import Tokenizer
 from mapet_mm.registry import HOOKS, MODELS
-from mapet_mm.structures import Codebook, CodebookError, MissingTokensError, TokenStoreError
-from mapet_mm.structures.image_names import path_of, relative_name
+from mapet_mm.structures import Codebook, CodebookError, TokenStoreError
 from mapet_mm.utils.dist import unwrapped
 
 TOKENIZER = "tokenizer"  # in a checkpoint's `meta`: the digest that its token stores have
@@ -91,26 +86,31 @@ class TokenStoreCheckHook(Hook):
     def _check_leaf(self, model: nn.Module, dataset: Dataset) -> None:
         load = find_step(getattr(dataset, "pipeline", None), LoadTokenGrid)
         generator = getattr(model, "target_generator", None)
-        grid = generator.grid if isinstance(generator, Tokenizer) else None
         if load is not None:
+            self._check_store(model, dataset, load)
             grid = load.store.grid
-            check_fits(model, dataset, load)
-            whose = "that of the run's first token store"
-            if self.codebook is not None:
-                self.tokenizer = Codebook.load(self.codebook).digest
-                whose = f"TokenStoreCheckHook's codebook `{self.codebook}`"
-            self.tokenizer = self.tokenizer or load.store.tokenizer
-            load.store.require_tokenizer(self.tokenizer, whose)
-            if is_main_process():
-                load.store.verify()  # against damage since it was written: a second for ImageNet's
-            leave_out_skipped(dataset, load)
         elif isinstance(generator, PrecomputedTokens):
             raise TokenStoreError(
                 f"the model trains on stored tokens, but the pipeline of {type(dataset).__name__} has no "
                 "LoadTokenGrid: add dict(type='mapet_mm.LoadTokenGrid', store=...) before PackInputs"
             )
+        else:
+            grid = generator.grid if isinstance(generator, Tokenizer) else None
         if self.alignment and grid is not None:
             check_alignment(dataset, grid)
+
+    def _check_store(self, model: nn.Module, dataset: Dataset, load: LoadTokenGrid) -> None:
+        check_fits(model, dataset, load)
+        if self.codebook is not None:
+            self.tokenizer = Codebook.load(self.codebook).digest
+            whose = f"TokenStoreCheckHook's codebook `{self.codebook}`"
+        else:
+            self.tokenizer = self.tokenizer or load.store.tokenizer
+            whose = "that of the run's first token store"
+        load.store.require_tokenizer(self.tokenizer, whose)
+        if is_main_process():
+            load.store.verify()  # against damage since it was written: a second for ImageNet's
+        replace_skipped(dataset, load)
 
 
 def check_fits(model: nn.Module, dataset: Dataset, load: LoadTokenGrid) -> None:
@@ -132,76 +132,6 @@ def check_fits(model: nn.Module, dataset: Dataset, load: LoadTokenGrid) -> None:
                 f"token store `{store.path}` has {store.vocab_size} token ids, `model.{part}.vocab_size` is "
                 f"{vocab_size}: set it to {store.vocab_size}"
             )
-
-
-def leave_out_skipped(dataset: Dataset, load: LoadTokenGrid) -> None:
-    """Put the next image in the place of each that the store skipped; others have to have tokens."""
-
-    def path(index: int) -> str:
-        return path_of(dataset.get_data_info(index), dataset)
-
-    rows = load.store.rows(_names(image_paths(dataset), load))
-    lacking = np.flatnonzero((rows < 0) | ~load.store.written()[rows]).tolist()
-    reasons = load.store.skipped if lacking else {}
-    skipped = [index for index in lacking if reasons and load.name_of(path(index)) in reasons]
-    if missing := sorted(set(lacking) - set(skipped)):
-        raise MissingTokensError(
-            f"token store `{load.path}` has no tokens for {len(missing)} of {len(dataset)} images of "
-            f"{type(dataset).__name__}, the first `{path(missing[0])}`: run tools/extract_tokens.py"
-        )
-    if not skipped:
-        print_log(f"token store `{load.path}` has tokens for all {len(dataset)} images", logger="current")
-        return
-    MMLogger.get_current_instance().warning(
-        f"token store `{load.path}` skipped {len(skipped)} of {len(dataset)} images of "
-        f"{type(dataset).__name__}, which could not be decoded: the next image takes the place of each; the "
-        f"first is `{path(skipped[0])}`"
-    )
-    _leave_out(dataset, skipped, load)
-
-
-def leave_out_as_in(trained_on: Dataset, dataset: Dataset) -> None:
-    """Leave images out of a set without tokens that the token stores of another one skipped."""
-    pipelines = (getattr(leaf, "pipeline", None) for leaf in leaf_datasets(trained_on))
-    for load in (find_step(pipeline, LoadTokenGrid) for pipeline in pipelines):
-        if load is not None and (reasons := load.store.skipped):
-            for leaf in leaf_datasets(dataset):
-                root = load.data_root or load.store.data_root
-                names = (relative_name(path, root) for path in image_paths(leaf))
-                skipped = [index for index, name in enumerate(names) if name in reasons]
-                _leave_out(leaf, skipped, load)
-
-
-def _names(paths: Iterable[str], load: LoadTokenGrid) -> Iterator[str]:
-    """Names of images in a store; a million in half a second where the paths are plain."""
-    root = os.path.join(load.data_root or load.store.data_root or "", "")
-    for path in paths:
-        name = path[len(root) :]
-        is_plain = root and path.startswith(root) and "/." not in name and "//" not in name
-        yield name if is_plain else load.name_of(path)
-
-
-def _leave_out(dataset: Dataset, skipped: list[int], load: LoadTokenGrid) -> None:
-    """Put the image behind each of these in its place."""
-    if not skipped:
-        return
-    shown = np.arange(len(dataset))
-    kept = np.delete(shown, skipped)
-    if not kept.size:
-        raise MissingTokensError(
-            f"token store `{load.path}` skipped all images of {type(dataset).__name__}: correct its data, "
-            "and run tools/extract_tokens.py --retry-skipped"
-        )
-    shown[skipped] = kept[np.searchsorted(kept, skipped) % len(kept)]
-    if not getattr(dataset, "serialize_data", False):
-        dataset.get_subset_(shown.tolist())
-        return
-    # As `get_subset_`, in runs of neighbours instead of image by image, which takes seconds for a million.
-    ends = dataset.data_address
-    starts = np.concatenate([[0], ends[:-1]])
-    runs = np.split(shown, np.flatnonzero(np.diff(shown) != 1) + 1)
-    pieces = [dataset.data_bytes[starts[run[0]] : ends[run[-1]]] for run in runs]
-    dataset.data_bytes, dataset.data_address = np.concatenate(pieces), np.cumsum((ends - starts)[shown])
 
 
 def check_normalisation(model: nn.Module) -> None:

@@ -1,14 +1,16 @@
-"""One line when a run's total batch is another one than its learning rate is meant for."""
+"""Scale the learning rate to the total batch, counting accumulated batches (MMEngine does not), or say so."""
 
 from __future__ import annotations
 
+from mmengine.config import Config, ConfigDict
 from mmengine.dist import get_world_size
 from mmengine.hooks import Hook
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 
-from mapet_mm.engine.runners.batch_size import accumulated
 from mapet_mm.registry import HOOKS
+from mapet_mm.utils.dist import print_to_user
+from mapet_mm.utils.errors import LaunchError
 
 
 @HOOKS.register_module()
@@ -21,13 +23,47 @@ class TotalBatchHook(Hook):
     def before_train(self, runner: Runner) -> None:
         """Compare processes x images per process x accumulated batches with what the rate is meant for."""
         scaling = runner.cfg.get("auto_scale_lr") or {}
-        meant, batch = scaling.get("base_batch_size"), runner.train_dataloader.batch_size
-        if meant is None or batch is None or scaling.get("enable"):
+        base = scaling.get("base_batch_size")
+        batch = runner.train_dataloader.batch_size
+        if base is None or batch is None or scaling.get("enable"):
             return
-        processes, batches = get_world_size(), accumulated(runner.cfg)
-        if (total := processes * batch * batches) != meant:
+        processes = get_world_size()
+        counts = accumulated(runner.cfg)
+        total = processes * batch * counts
+        if total != base:
             MMLogger.get_current_instance().warning(
-                f"the learning rate is meant for a total batch of {meant}, this run's is {total} "
-                f"({processes} processes x {batch} images x {batches} accumulated): add --auto-scale-lr, or "
+                f"the learning rate is meant for a total batch of {base}, this run's is {total} "
+                f"({processes} processes x {batch} images x {counts} accumulated): add --auto-scale-lr, or "
                 "set `optim_wrapper.optimizer.lr`"
             )
+
+
+def check_accumulation(cfg: Config) -> None:
+    """Say, or refuse with `auto_scale_lr`, that a loop of iterations counts batches, not updates."""
+    scaling = cfg.get("auto_scale_lr") or {}
+    counts = accumulated(cfg)
+    batches = cfg.train_cfg.get("max_iters")
+    if counts > 1 and batches:
+        line = (
+            f"max_iters={batches} counts batches: with accumulative_counts={counts} these are "
+            f"{batches // counts} updates, warm-up included. Set train_cfg.max_iters={batches * counts}, and "
+            f"val_interval and the `begin` and `end` of param_scheduler times {counts}"
+        )
+        if scaling.get("enable"):
+            raise LaunchError(f"--auto-scale-lr: {line}; then leave the option out")
+        print_to_user(f"warning: {line}")
+    if scaling.get("enable") and "base_batch_size" not in scaling:
+        raise LaunchError("--auto-scale-lr: the config has no `auto_scale_lr = dict(base_batch_size=...)`")
+
+
+def scaling_with_accumulation(cfg: Config) -> ConfigDict | None:
+    """`auto_scale_lr` with the base per accumulated batch: MMEngine scales to processes x batch size."""
+    scaling = cfg.get("auto_scale_lr")
+    if not scaling or not scaling.get("enable"):
+        return scaling
+    return ConfigDict(scaling, base_batch_size=scaling.base_batch_size / accumulated(cfg))
+
+
+def accumulated(cfg: Config) -> int:
+    """Number of batches that make a step."""
+    return (cfg.get("optim_wrapper") or {}).get("accumulative_counts", 1)

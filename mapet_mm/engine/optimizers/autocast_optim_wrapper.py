@@ -11,7 +11,7 @@ from mmengine.optim import OptimWrapper
 from torch import Tensor, nn
 
 from mapet_mm.registry import OPTIM_WRAPPERS
-from mapet_mm.utils.dist import choose_dtype
+from mapet_mm.utils.precision import choose_dtype
 
 
 @OPTIM_WRAPPERS.register_module()

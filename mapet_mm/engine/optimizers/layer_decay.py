@@ -1,6 +1,5 @@
 """Layer-wise learning rate decay, and no weight decay where the method has none."""
 
-from collections.abc import Callable
 from typing import Any
 
 from mmengine.logging import print_log
@@ -41,10 +40,11 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
-        # Never empty: MMEngine would not look at the parameters one by one then.
+        # MMEngine looks at the parameters one by one only if `paramwise_cfg` is not empty.
         super().__init__(optim_wrapper_cfg, {"layer_decay_rate": 1.0, **(paramwise_cfg or {})})
         self.rate = self.paramwise_cfg["layer_decay_rate"]
-        if unknown := sorted(set(self.paramwise_cfg) - set(OPTIONS)):
+        unknown = sorted(set(self.paramwise_cfg) - set(OPTIONS))
+        if unknown:
             raise ValueError(f"paramwise_cfg has {', '.join(unknown)}: known are {', '.join(OPTIONS)}")
         if self.base_lr is None or self.base_wd is None:
             raise ValueError("optim_wrapper.optimizer has to give `lr` and `weight_decay`")
@@ -53,19 +53,19 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = "", **kwargs: Any) -> None:
         """Append the model's parameter groups to `params`: one per depth, weight decay and rate."""
-        depth_of, custom_keys = self._depth_function(module), self.paramwise_cfg.get("custom_keys", {})
+        depths = Depths(module) if self.rate < 1 else None
+        if depths is not None:
+            depths.require_below_top()
         groups: dict[tuple, dict] = {}
         for path, param in module.named_parameters():
             if not param.requires_grad:
                 continue
             name = plain_name(path)
-            depth, depths = depth_of(name)
-            fitting = [key for key in sorted(custom_keys) if key in name]
-            custom = custom_keys[max(fitting, key=len)] if fitting else {}
-            lr = self.base_lr * self.rate ** (depths - 1 - depth) * custom.get("lr_mult", 1.0)
-            own_name = name.rpartition(".")[2]
-            decayed = param.ndim != 1 and own_name not in UNDECAYED
-            decay = self.base_wd * custom.get("decay_mult", float(decayed))
+            depth, num_depths = depths.of(name) if depths is not None else (0, 1)
+            custom = self._custom(name)
+            lr = self.base_lr * self.rate ** (num_depths - 1 - depth) * custom.get("lr_mult", 1.0)
+            is_decayed = param.ndim != 1 and name.rpartition(".")[2] not in UNDECAYED
+            decay = self.base_wd * custom.get("decay_mult", float(is_decayed))
             group = groups.setdefault((depth, lr, decay), dict(params=[], lr=lr, weight_decay=decay))
             group["params"].append(param)
         params.extend(groups[key] for key in sorted(groups))
@@ -76,36 +76,58 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             logger="current",
         )
 
-    def _depth_function(self, model: nn.Module) -> Callable[[str], tuple[int, int]]:
+    def _custom(self, name: str) -> dict[str, float]:
+        """The options of the longest custom key in a parameter's name."""
+        custom_keys = self.paramwise_cfg.get("custom_keys", {})
+        fitting = [key for key in sorted(custom_keys) if key in name]
+        return custom_keys[max(fitting, key=len)] if fitting else {}
+
+
+class Depths:
+    """The depth of each parameter of a model, as its backbones with `get_layer_depth` say.
+
+    Raises:
+        ValueError: the model has no such backbone.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.names = [plain_name(path) for path, _ in model.named_parameters()]
+        self.backbones = find_backbones(model)
+        if not self.backbones:
+            kind = type(model).__name__
+            raise ValueError(f"{kind} has no `backbone.get_layer_depth`: leave `layer_decay_rate` out")
+
+    def of(self, name: str) -> tuple[int, int]:
         """Depth and number of depths of a parameter, by its plain name."""
-        if self.rate == 1:
-            return lambda name: (0, 1)
-        backbones: dict[str, nn.Module] = {}  # the outermost with depths, by their plain names with a dot
-        for path, module in model.named_modules():
-            name = f"{plain_name(path)}."
-            inside = "backbone" in name.split(".") and not name.startswith(tuple(backbones))
-            if inside and hasattr(module, "get_layer_depth"):
-                backbones[name] = module
-        if not backbones:
-            name = type(model).__name__
-            raise ValueError(f"{name} has no `backbone.get_layer_depth`: leave `layer_decay_rate` out")
+        for prefix, backbone in self.backbones.items():
+            if name.startswith(prefix):
+                # Always as `backbone.`: MMPretrain's ResNet knows no other prefix.
+                return backbone.get_layer_depth(BACKBONE + name.removeprefix(prefix), BACKBONE)
+        # All outside the backbones has the full rate.
+        first = next(iter(self.backbones.values()))
+        return first.get_layer_depth("head", BACKBONE)
 
-        def depth_of(name: str) -> tuple[int, int]:
-            for prefix, backbone in backbones.items():
-                if name.startswith(prefix):
-                    # Always as `backbone.`: MMPretrain's ResNet knows no other prefix.
-                    return backbone.get_layer_depth(BACKBONE + name.removeprefix(prefix), BACKBONE)
-            return next(iter(backbones.values())).get_layer_depth("head", BACKBONE)
-
-        names = [plain_name(path) for path, _ in model.named_parameters()]
-        for prefix, backbone in backbones.items():
-            found = (depth_of(name) for name in names if name.startswith(prefix))
-            if all(depth == depths - 1 for depth, depths in found):
+    def require_below_top(self) -> None:
+        """Raise ValueError if all parameters of a backbone are at the top, so that nothing would decay."""
+        for prefix, backbone in self.backbones.items():
+            depths = [self.of(name) for name in self.names if name.startswith(prefix)]
+            if all(depth == num_depths - 1 for depth, num_depths in depths):
                 raise ValueError(
                     f"get_layer_depth of {type(backbone).__name__} finds no parameter of `{prefix[:-1]}` "
                     "below the top, so all would learn at the full rate: what renames its layers?"
                 )
-        return depth_of
+
+
+def find_backbones(model: nn.Module) -> dict[str, nn.Module]:
+    """The outermost modules inside a `backbone` that have depths, by their plain names with a dot."""
+    backbones: dict[str, nn.Module] = {}
+    for path, module in model.named_modules():
+        name = f"{plain_name(path)}."
+        is_in_backbone = "backbone" in name.split(".")
+        is_outermost = not name.startswith(tuple(backbones))
+        if is_in_backbone and is_outermost and hasattr(module, "get_layer_depth"):
+            backbones[name] = module
+    return backbones
 
 
 def plain_name(path: str) -> str:

@@ -7,12 +7,14 @@ from typing import Any
 
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
+from mmengine.dist import is_distributed
 from mmengine.logging import MMLogger
+from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
+from torch import nn
 
-from mapet_mm.engine.runners.batch_size import scaling_with_accumulation
-from mapet_mm.engine.runners.freed_memory import keep_freed_memory
+from mapet_mm.engine.hooks.total_batch_hook import scaling_with_accumulation
 from mapet_mm.utils.dist import TIMEOUT_SECONDS, number_slurm_task, start_processes
 
 # MMEngine has them without being asked, and leaves them out for None; of other hooks it refuses None.
@@ -21,7 +23,18 @@ LINES = 8  # of the longest message that a terminal gets, but for warnings
 
 
 class QuietRunner(Runner):
-    """MMEngine's Runner; what it logs in many lines stands in the log file only."""
+    """MMEngine's Runner; what it logs in many lines stands in the log file only.
+
+    On CPUs, several processes train models with SyncBN, too, each with the statistics of its own images.
+    """
+
+    def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
+        """Wrap a model for the run's processes, without SyncBN where it cannot compute."""
+        has_sync_bn = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+        if has_sync_bn and is_distributed() and get_device() == "cpu":
+            self.logger.warning("SyncBN needs GPUs: on CPUs each process takes statistics of its own images")
+            model = revert_sync_batchnorm(model)
+        return super().wrap_model(model_wrapper_cfg, model)
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
         """Build the logger, and say where the file is."""
@@ -38,7 +51,6 @@ class QuietRunner(Runner):
 def build_runner(cfg: Config, launcher: str) -> Runner:
     """Build the config's runner, for one process ('none') or several, with or without GPUs."""
     cfg.launcher = launcher
-    keep_freed_memory()
     if launcher != "none":
         _start(cfg, launcher)
     hooks = cfg.get("default_hooks") or {}

@@ -2,36 +2,46 @@
 
 import os
 import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from mmengine.config import Config, ConfigDict
 
-from mapet_mm.datasets.samplers import seed_dataloaders
-from mapet_mm.engine.runners.batch_size import check_accumulation
+from mapet_mm.engine.hooks.total_batch_hook import check_accumulation
 from mapet_mm.engine.runners.resume import (
-    LaunchError,
     check_pretrained,
+    config_digests,
     differences,
     find_checkpoint,
-    recipe,
     require_checkpoint,
-    say,
 )
+from mapet_mm.engine.runners.schedule import check_schedule
+from mapet_mm.models.target_generators.tokenizer import Tokenizer
+from mapet_mm.registry import MODELS
 from mapet_mm.utils import config as config_files
+from mapet_mm.utils.config import class_of, nodes, type_name
+from mapet_mm.utils.dist import is_first_process, print_to_user
+from mapet_mm.utils.errors import LaunchError
 
 CLASS_NAMES = dict(type="mapet_mm.ClassNamesCheckHook")
+TOKEN_STORE_CHECK = dict(type="mapet_mm.TokenStoreCheckHook")
 PORTABLE_CHECKPOINT = dict(type="mapet_mm.PortableCheckpointHook")
 DATALOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 # Seconds that a batch of a loader's workers may take: less than processes wait for each other.
 LOADER_TIMEOUT = 1200
+LOCK = ".training.lock"  # in a work dir
+CLAIM_SECONDS = 10
 
 
 def read_config(path: str, cfg_options: dict | None = None) -> Config:
     """Read a config, merge `--cfg-options` into it, and say which dataset it is for."""
     cfg = config_files.read_config(path, options=cfg_options)
     if "data_set" in cfg:
-        say(f"dataset: {cfg.data_set}")
+        print_to_user(f"dataset: {cfg.data_set}")
     return cfg
 
 
@@ -51,11 +61,40 @@ def load_config(path: str, cfg_options: dict | None = None, work_dir: str | None
         loader.persistent_workers = workers and loader.get("persistent_workers", True)
         loader.pin_memory = torch.cuda.is_available() and loader.get("pin_memory", True)
         loader.timeout = loader.get("timeout", LOADER_TIMEOUT) if workers else 0
-    visualizer = cfg.get("visualizer") or {}
-    if isinstance(backends := visualizer.get("vis_backends"), (list, tuple)):
-        # `--cfg-options` cannot give a list of dicts.
-        visualizer.vis_backends = [dict(type=b) if isinstance(b, str) else b for b in backends]
+    if cfg.get("visualizer"):
+        cfg.visualizer.setdefault("type", "Visualizer")  # MMEngine's, as for a config without any
+        backends = cfg.visualizer.get("vis_backends")
+        if isinstance(backends, (list, tuple)):  # `--cfg-options` cannot give a list of dicts
+            cfg.visualizer.vis_backends = [
+                dict(type=backend) if isinstance(backend, str) else backend for backend in backends
+            ]
     return cfg
+
+
+@contextmanager
+def claimed_work_dir(work_dir: str) -> Iterator[None]:
+    """Keep other trainings out of a work dir while this context lasts.
+
+    A killed training's loader workers hold on to it for some seconds, so a claim waits that long.
+
+    Raises:
+        LaunchError: another training is writing into it.
+    """
+    if not is_first_process():
+        yield
+        return
+    Path(work_dir).mkdir(parents=True, exist_ok=True)
+    lock = FileLock(Path(work_dir, LOCK))
+    try:
+        lock.acquire(timeout=CLAIM_SECONDS)
+    except Timeout:
+        raise LaunchError(
+            f"another training is running in {work_dir}: wait for its end, or take another --work-dir"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def configure_training(
@@ -88,17 +127,39 @@ def configure_training(
     if auto_scale_lr:
         cfg.auto_scale_lr = ConfigDict(cfg.get("auto_scale_lr") or {}, enable=True)
     check_accumulation(cfg)
+    check_schedule(cfg)
     if options := cfg.pop("compile", False):  # the backbone, not MMEngine's whole train step
         hook = dict(type="mapet_mm.CompileHook", **({} if options is True else options))
         cfg.custom_hooks = [*(cfg.get("custom_hooks") or []), hook]
-    digests = recipe(cfg)
+    digests = config_digests(cfg)
+    checks = dict(class_names_check=CLASS_NAMES)
+    if needs_token_check(cfg):
+        checks["token_store_check"] = TOKEN_STORE_CHECK
     own = dict(portable_checkpoint=dict(PORTABLE_CHECKPOINT, recipe=digests))
-    hooks = {"class_names_check": CLASS_NAMES, **(cfg.get("default_hooks") or {}), **own}
-    cfg.default_hooks = ConfigDict(hooks)
+    cfg.default_hooks = ConfigDict({**checks, **(cfg.get("default_hooks") or {}), **own})
     _configure_start(cfg, digests, resume, trust_checkpoint)
     check_pretrained(cfg, trust_checkpoint)
     _let_mmengine_load(trust_checkpoint)
-    seed_dataloaders(cfg)  # behind the recipe's digests, which are of the config as written
+
+
+def needs_token_check(cfg: Config) -> bool:
+    """True if a config trains on token grids, stored or made in the model, and lists no check of its own.
+
+    A config that replaces the `custom_hooks` of a recipe drops the recipe's check with them.
+    """
+    listed_hooks = [*(cfg.get("default_hooks") or {}).values(), *(cfg.get("custom_hooks") or ())]
+    if any(_is_of_type(hook, "TokenStoreCheckHook") for hook in listed_hooks):
+        return False
+    pipelines = nodes([cfg.train_dataloader, cfg.get("val_dataloader")])
+    if any(_is_of_type(step, "LoadTokenGrid") for _, step in pipelines):
+        return True
+    generator = cfg.model.get("target_generator")
+    kind = class_of(generator["type"], MODELS) if generator else None
+    return isinstance(kind, type) and issubclass(kind, Tokenizer)
+
+
+def _is_of_type(node: Any, name: str) -> bool:
+    return isinstance(node, Mapping) and "type" in node and type_name(node["type"]) == name
 
 
 def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, trust: bool) -> None:
@@ -106,23 +167,25 @@ def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, t
     if resume is None and cfg.get("resume"):  # True, or a checkpoint
         resume = cfg.resume if isinstance(cfg.resume, str) else cfg.get("load_from") or "auto"
     if resume in (None, "auto"):
-        checkpoint = find_checkpoint(cfg, trust)
+        checkpoint = find_checkpoint(cfg)
+        if checkpoint:
+            require_checkpoint("last checkpoint", checkpoint, trust)
     else:
-        require_checkpoint("checkpoint to resume from:", checkpoint := resume, trust)
+        checkpoint = require_checkpoint("checkpoint to resume from:", resume, trust)
     cfg.resume = bool(checkpoint)
     if not checkpoint:
         if cfg.get("load_from"):
-            require_checkpoint("`load_from`:", cfg.load_from, trust)
+            cfg.load_from = require_checkpoint("`load_from`:", cfg.load_from, trust)
         return
     cfg.load_from = checkpoint
-    changed = ", ".join(f"`{name}`" for name in differences(digests, checkpoint))
+    changed = ", ".join(f"`{name}`" for name in differences(digests, checkpoint, trust))
     if changed and resume is None:
         raise LaunchError(
             f"{cfg.work_dir} holds a training with another config ({changed} differ): another --work-dir "
             f"starts a new one, --resume goes on from {checkpoint} all the same"
         )
     note = f"; {changed} differ, and the learning rate is the config's at that step" if changed else ""
-    say(f"going on from {checkpoint}{note} (another --work-dir starts a new training)")
+    print_to_user(f"going on from {checkpoint}{note} (another --work-dir starts a new training)")
 
 
 def configure_test(
@@ -137,9 +200,9 @@ def configure_test(
         tta: test-time augmentation with the config's `tta_model` and `tta_pipeline`.
         trust_checkpoint: load it whatever it holds, which can run code of its own.
     """
-    require_checkpoint("checkpoint", checkpoint, trust_checkpoint)
+    cfg.load_from = require_checkpoint("checkpoint", checkpoint, trust_checkpoint)
+    cfg.resume = False
     _let_mmengine_load(trust_checkpoint)
-    cfg.load_from, cfg.resume = checkpoint, False
     own = dict(portable_checkpoint=PORTABLE_CHECKPOINT, class_names_check=CLASS_NAMES)
     cfg.default_hooks = ConfigDict({**own, **(cfg.get("default_hooks") or {})})
     _require(cfg, "test_dataloader", "test_evaluator")
@@ -164,7 +227,7 @@ def _require(cfg: Config, *keys: str) -> None:
 
 def training_report(cfg: Config, config_path: str) -> str:
     """Two lines for the end of a training run: the last checkpoint, and the next command."""
-    checkpoint = find_checkpoint(cfg, trust=True)
+    checkpoint = find_checkpoint(cfg)
     if checkpoint is None:
         return f"wrote {cfg.work_dir} (no checkpoint: the config's CheckpointHook saved none)"
     following = next_command(cfg, config_path, checkpoint)

@@ -1,56 +1,84 @@
-"""The checkpoint that a run starts from: whole, safe to read, and of this run."""
+"""The checkpoint that a run starts from: safe to read, and of this run."""
 
 import os
 import pickle
-import re
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from mmengine.config import Config
+from mmengine.runner.checkpoint import get_external_models, get_torchvision_models
+from torch import nn
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from mapet_mm.interop.released import SCHEME, released_weights
 from mapet_mm.utils.config import nodes, pretrained_entries
-from mapet_mm.utils.dist import is_first_process
-from mapet_mm.utils.errors import UserError, listed
+from mapet_mm.utils.errors import LaunchError, UserError, listed
 from mapet_mm.utils.identity import digest, digest_of_file
-from mapet_mm.weight_files import only_safe_globals
+from mapet_mm.weight_files import WeightFileError, fetch, only_safe_globals
 
 # Entries that may differ between two starts of one training: where it runs, how much it logs.
-START = {"resume", "launcher", "work_dir", "model_wrapper_cfg", "env_cfg"}
-START |= {"default_hooks", "log_level", "log_processor", "visualizer", "vis_backends"}
-NUMBERED = re.compile(r"(?:epoch|iter)_(\d+)\.pth")
-LOADING = ("num_workers", "persistent_workers", "pin_memory", "timeout")
-
-
-class LaunchError(UserError):
-    """A run cannot start like this; the message is one line."""
+RUN_ONLY_KEYS = {"resume", "launcher", "work_dir", "model_wrapper_cfg", "env_cfg"}
+RUN_ONLY_KEYS |= {"default_hooks", "log_level", "log_processor", "visualizer", "vis_backends"}
+# MMEngine's names of models and the tables of their addresses.
+MODEL_ZOOS = {
+    "torchvision": get_torchvision_models,
+    "open-mmlab": get_external_models,
+    "openmmlab": get_external_models,
+}
+LOADER_KEYS = ("num_workers", "persistent_workers", "pin_memory", "timeout")
 
 
 class BrokenCheckpointError(LaunchError):
     """A checkpoint is missing, truncated, or of another format."""
 
 
-def require_checkpoint(what: str, path: str, trust: bool = False) -> None:
-    """Raise LaunchError unless `path` can be loaded, and without running code that it may hold.
+def require_checkpoint(what: str, path: str, trust: bool = False) -> str:
+    """The local file of a checkpoint, which can be loaded without running code that it may hold.
 
-    MMEngine runs what a file holds where reading it safely fails.
+    MMEngine runs what a file holds where reading it safely fails, and always at an address. So an https://
+    address, or a name of torchvision's or OpenMMLab's models, is fetched first and then read like any file.
 
     Args:
         what: names the file in the message.
-        path: a file; an address is left to what loads it.
+        path: a file, an https:// address, or `mapet://`, `torchvision://` or `open-mmlab://` with a name.
         trust: read it whatever it holds.
+
+    Raises:
+        LaunchError: it cannot be read, or not without running code.
     """
     if path.startswith(SCHEME):
         released_weights(path)
-    elif "://" not in path:
-        try:
-            read(Path(path).expanduser(), trust)
-        except LaunchError as error:
-            raise type(error)(f"{what} {error}") from None
+        return path
+    scheme, _, name = path.partition("://")
+    if scheme in MODEL_ZOOS:
+        path = MODEL_ZOOS[scheme]().get(name, path)
+    try:
+        file = local_file(path, trust)
+        if file is None:
+            return path
+        read(file, trust)
+    except WeightFileError as error:
+        raise LaunchError(f"{what} {error}") from None
+    except LaunchError as error:
+        raise type(error)(f"{what} {error}") from None
+    return str(file) if "://" in path else path
+
+
+def local_file(path: str, trust: bool) -> Path | None:
+    """The file at a path or an address; None if MMEngine has to fetch it, and it is trusted."""
+    scheme = path.partition("://")[0] if "://" in path else ""
+    if not scheme:
+        return Path(path).expanduser()
+    if scheme in ("http", "https"):
+        return fetch(path)
+    if trust:
+        return None
+    raise LaunchError(
+        f"{path} is read by MMEngine, which can run code that it holds: download it, or if you trust it, add "
+        "--trust-checkpoint"
+    )
 
 
 def read(path: Path, trust: bool = False) -> Any:
@@ -80,15 +108,32 @@ def read(path: Path, trust: bool = False) -> Any:
     return content
 
 
+def check_weights(model: nn.Module, checkpoint: dict) -> None:
+    """Raise UserError if no weight of a checkpoint has the name of one of the model's."""
+    weights = [name.removeprefix("module.") for name in checkpoint.get("state_dict", checkpoint)]
+    names = [name.removeprefix("module.") for name in model.state_dict()]
+    if set(names).isdisjoint(weights):
+        raise UserError(
+            f"no weight of the checkpoint has a name of the model's: it has {listed(weights, 3)}, "
+            f"the model {listed(names, 3)}; tools/convert.py renames timm's and Hugging Face's"
+        )
+
+
 def check_pretrained(cfg: Config, trust: bool = False) -> None:
     """Check that each `init_cfg=dict(type="Pretrained")` names a file, unless `load_from` brings the weights.
+
+    MMSegmentation's and MMDetection's models also take `pretrained=FILE`, of the whole or of its backbone.
 
     Raises:
         LaunchError: one leaves it open, or the file is not there.
     """
+    for key, part in (("model", cfg.model), ("model.backbone", cfg.model.get("backbone") or {})):
+        source = part.get("pretrained")
+        if isinstance(source, str) and ("://" in source or os.path.isfile(source)):
+            part["pretrained"] = require_checkpoint(f"`{key}.pretrained`", source, trust)
     for key, init_cfg in list(pretrained_entries(cfg.model, "model")):
         if init_cfg.checkpoint:
-            require_checkpoint(f"`{key}.checkpoint`", init_cfg.checkpoint, trust)
+            init_cfg["checkpoint"] = require_checkpoint(f"`{key}.checkpoint`", init_cfg.checkpoint, trust)
         elif cfg.get("load_from"):
             cfg.merge_from_dict({key: None})
         else:
@@ -98,61 +143,51 @@ def check_pretrained(cfg: Config, trust: bool = False) -> None:
             )
 
 
-def find_checkpoint(cfg: Config, trust: bool = False) -> str | None:
-    """The last whole checkpoint in the run's own folder, or None if the folder has none.
+def find_checkpoint(cfg: Config) -> str | None:
+    """The last checkpoint in the run's own folder, or None before the first.
 
-    MMEngine writes down its path; a run that was copied or moved takes the file of that name in its own
-    folder. One that is missing or truncated is passed over with a warning, for the one before.
+    MMEngine writes down its path in `last_checkpoint`, and `PortableCheckpointHook` has it write whole files.
+    A run that was copied or moved takes the file of that name in its own folder.
 
     Raises:
-        LaunchError: there are checkpoints, but none is whole; or the last one needs `trust`.
+        LaunchError: the record is empty, as a full disk leaves it.
     """
-    work = Path(cfg.work_dir)
-    out = ((cfg.get("default_hooks") or {}).get("checkpoint") or {}).get("out_dir")
-    folder = Path(out, work.name) if out else work  # as MMEngine's CheckpointHook has it
-    record = work / "last_checkpoint"
-    last = Path(record.read_text().strip()).name if record.is_file() else ""
-    numbered = map(NUMBERED.fullmatch, os.listdir(folder) if folder.is_dir() else ())
-    steps = {int(match[1]): folder / match[0] for match in numbered if match}
-    if match := NUMBERED.fullmatch(last):  # later ones are of another run
-        steps = {step: path for step, path in steps.items() if step < int(match[1])}
-    found = [folder / last] * bool(last) + [steps[step] for step in sorted(steps, reverse=True)]
-    for path in found:
-        try:
-            read(path, trust)
-            return str(path)
-        except BrokenCheckpointError as error:
-            say(f"warning: {error}: trying the one before")
-    if found:
+    work_dir = Path(cfg.work_dir)
+    record = work_dir / "last_checkpoint"
+    if not record.is_file():
+        return None
+    name = Path(record.read_text().strip()).name
+    if not name:
         raise LaunchError(
-            f"no checkpoint in {found[0].parent} is whole: remove the folder to train from the beginning, "
-            "or name a checkpoint with --resume"
+            f"{record} is empty: name a checkpoint by --resume, or remove it to train from the beginning"
         )
-    return None
+    hook = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
+    out_dir = hook.get("out_dir")
+    folder = Path(out_dir, work_dir.name) if out_dir else work_dir  # as MMEngine's CheckpointHook has it
+    return str(folder / name)
 
 
-def recipe(cfg: Config) -> dict[str, str]:
+def config_digests(cfg: Config) -> dict[str, str]:
     """Digests of a training: of each entry of its config, and of each file that its model starts from."""
-    entries = {key: value for key, value in cfg.to_dict().items() if key not in START}
+    entries = {key: value for key, value in cfg.to_dict().items() if key not in RUN_ONLY_KEYS}
     for name, entry in entries.items():
         if name.endswith("_dataloader") and entry:
-            entries[name] = {key: value for key, value in entry.items() if key not in LOADING}
+            entries[name] = {key: value for key, value in entry.items() if key not in LOADER_KEYS}
     if cfg.get("resume"):  # `load_from` is where it resumes
         entries.pop("load_from", None)
-    named = [one for _, one in nodes([entries.get("model"), entries.get("load_from")])]
-    files = {one for one in named if isinstance(one, str) and os.path.isfile(one)}
-    weights = {f"content of {path}": digest_of_file(path) for path in files}
-    return {name: digest(value)[:12] for name, value in sorted((entries | weights).items())}
+    for _, value in nodes([entries.get("model"), entries.get("load_from")]):
+        if isinstance(value, str) and os.path.isfile(value):
+            entries[f"content of {value}"] = digest_of_file(value)
+    return {name: digest(value)[:12] for name, value in sorted(entries.items())}
 
 
-def differences(current: dict[str, str], checkpoint: str) -> list[str]:
-    """Names of the entries in which a recipe differs from a checkpoint's; none where that has no recipe."""
-    before = read(Path(checkpoint), trust=True).get("meta", {}).get("recipe", current)
-    names, nothing = before.keys() | current.keys(), digest(None)[:12]
-    return sorted(name for name in names if before.get(name, nothing) != current.get(name, nothing))
-
-
-def say(text: str) -> None:
-    """Tell the user something before there is a log, once for all processes."""
-    if is_first_process():
-        print(text, file=sys.stderr)
+def differences(current: dict[str, str], checkpoint: str, trust: bool = False) -> list[str]:
+    """Names of the entries in which a training differs from a checkpoint's; none if that has no digests."""
+    content = read(Path(checkpoint).expanduser(), trust)
+    before = content.get("meta", {}).get("recipe", current)
+    nothing = digest(None)[:12]  # an entry that says None is as good as none
+    return [
+        name
+        for name in sorted(before.keys() | current.keys())
+        if before.get(name, nothing) != current.get(name, nothing)
+    ]

@@ -36,6 +36,7 @@ def adapt_checkpoint(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str)
         print_log(f"Renamed the parameters of {renamed} BEiT layers to a plain ViT's.", "current")
     if "mask_token" not in own and state_dict.pop(f"{prefix}mask_token", None) is not None:
         print_log(f"Dropped `{prefix}mask_token`: only pre-training masks patches.", "current")
+        fit_norms(own, state_dict, prefix)
     fill_layer_scales(vit, state_dict, prefix)
     scales = [name for name in state_dict if name.startswith(prefix) and name.endswith(tuple(SCALED))]
     to_fold = [name for name in scales if name.removeprefix(prefix) not in own]
@@ -45,6 +46,21 @@ def adapt_checkpoint(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str)
         state_dict.update(folded)
         print_log(f"Folded {len(to_fold)} LayerScales: the backbone has none.", "current")
     fit_positions(vit, state_dict, prefix)
+
+
+def fit_norms(own: Mapping[str, Tensor], state_dict: dict[str, Tensor], prefix: str) -> None:
+    """Bring the norm after the last layer of a pre-training's state dict, in place, to the backbone's.
+
+    Fine-tuning leaves out the pre-training's `ln1` and normalises the mean of the patches by an `ln2` of its
+    own, which starts as usual. MMEngine would report both as errors.
+    """
+    for name in ("ln1.weight", "ln1.bias"):
+        if name not in own and state_dict.pop(prefix + name, None) is not None:
+            print_log(f"Dropped `{prefix}{name}`: the backbone has no norm after its last layer.", "current")
+    for name in ("ln2.weight", "ln2.bias"):
+        if name in own and prefix + name not in state_dict:
+            state_dict[prefix + name] = own[name].clone()
+            print_log(f"`{prefix}{name}` starts anew: pre-training has no norm of the mean.", "current")
 
 
 def beit_to_vit(state_dict: dict[str, Tensor], prefix: str = "") -> int:

@@ -8,9 +8,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from mapet_mm.models.backbones.vit import MaPeTPretrainViT
-from mapet_mm.models.utils.helpers import product_dtype
 from mapet_mm.models.utils.layout import Layout
 from mapet_mm.registry import MODELS
+from mapet_mm.utils.precision import product_dtype
 
 
 @MODELS.register_module()

@@ -8,8 +8,8 @@ from mmpretrain.models.backbones import TIMMBackbone
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mapet_mm.models.backbones.initialisation import init_truncated_normal
 from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
-from mapet_mm.models.utils.helpers import init_truncated_normal
 from mapet_mm.models.utils.layout import Layout
 from mapet_mm.models.utils.two_stream import TwoStreamLayer, attend_streams, project_heads_of_all
 from mapet_mm.registry import MODELS

@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from mapet_mm.models.utils.helpers import product_dtype, should_check_values
 from mapet_mm.models.utils.layout import Layout, build_layout
 from mapet_mm.models.utils.objectives import get_objective
 from mapet_mm.models.utils.permutation import check_permutation
+from mapet_mm.models.utils.value_checks import should_check_values
+from mapet_mm.utils.precision import product_dtype
 
 
 class TwoStreamViT(nn.Module):

@@ -9,14 +9,15 @@ from typing import SupportsIndex
 from mmcv.cnn.bricks.scale import LayerScale
 from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule
+from mmengine.utils import to_2tuple
 from mmpretrain.models import utils as mmpretrain_parts
 from mmpretrain.models.backbones import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mapet_mm.models.backbones.checkpoint_hooks import adapt_checkpoint
+from mapet_mm.models.backbones.initialisation import init_truncated_normal
 from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
-from mapet_mm.models.utils.helpers import init_truncated_normal
 from mapet_mm.models.utils.layout import Layout
 from mapet_mm.models.utils.two_stream import (
     TwoStreamLayer,
@@ -25,7 +26,6 @@ from mapet_mm.models.utils.two_stream import (
     project_heads,
 )
 from mapet_mm.registry import MODELS
-from mapet_mm.utils.config import pair
 
 WITH_CLASS_TOKEN = "featmap_and_cls_token"
 LAYER_SCALE_TYPES = (LayerScale, mmpretrain_parts.LayerScale)
@@ -96,9 +96,6 @@ class MaPeTViT(VisionTransformer):
         **kwargs: as for MMPretrain's `VisionTransformer`: `drop_path_rate`, `final_norm`,
             `frozen_stages`, `init_cfg`, ...
 
-    Raises:
-        ValueError: a size that is not one or two whole numbers.
-
     Example:
         >>> vit = MaPeTViT("deit-tiny", img_size=32, out_type="featmap")
         >>> (features,) = vit(torch.randn(2, 3, 32, 32))
@@ -122,15 +119,15 @@ class MaPeTViT(VisionTransformer):
     ) -> None:
         super().__init__(
             arch,
-            img_size=pair("img_size", img_size),
-            patch_size=pair("patch_size", patch_size),
+            img_size=tuple(to_2tuple(img_size)),
+            patch_size=tuple(to_2tuple(patch_size)),
             out_type=out_type,
             # A list of our own: MMPretrain resolves negative ones in place.
             out_indices=list(out_indices) if isinstance(out_indices, Sequence) else int(out_indices),
             layer_scale_init_value=layer_scale_init_value,
             **kwargs,
         )
-        self.pretrained_grid = None if pretrained_grid is None else pair("pretrained_grid", pretrained_grid)
+        self.pretrained_grid = None if pretrained_grid is None else tuple(pretrained_grid)
         for index, layer in enumerate(self.layers):
             self.layers[index] = ViTLayer(layer, with_cp)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from mapet_mm.models.utils.helpers import product_dtype, sum_dtype
+from mapet_mm.utils.precision import product_dtype, sum_dtype
 
 # Rows times classes of one block: 8 MiB in float32 on CPU (measured, docs/performance.md); on a GPU larger,
 # so that its products stay large.

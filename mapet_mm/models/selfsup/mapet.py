@@ -7,7 +7,7 @@ from mmpretrain.structures import DataSample
 from torch import Tensor
 
 from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
-from mapet_mm.models.utils.helpers import token_ids
+from mapet_mm.models.target_generators.token_ids import token_ids
 from mapet_mm.models.utils.permutation import seeded_permutations
 from mapet_mm.registry import MODELS
 

@@ -9,14 +9,12 @@ from itertools import chain
 from typing import Any, Literal
 
 import torch
-from filelock import FileLock
 from mmengine.config import ConfigDict
 from torch import Tensor, nn
 
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.config import nodes, pretrained_entries, type_name
-from mapet_mm.utils.identity import digest
 from mapet_mm.weight_files import read_weights
 
 # Options by which the networks of timm, Hugging Face and open_clip load weights in their constructors.
@@ -83,7 +81,7 @@ def load_checkpoint(network: nn.Module, checkpoint: str, prefix: str | None = No
     """Load all weights of a network from a checkpoint, from the names that start with `prefix`."""
     if prefix:
         prefix = prefix.removesuffix(".") + "."
-    weights = read_weights(download(checkpoint) if "://" in checkpoint else checkpoint)
+    weights = read_weights(checkpoint)
     own = {}
     for name, value in weights.items():
         if name.startswith(prefix or ""):
@@ -133,17 +131,3 @@ def load_weights(network: nn.Module, weights: Mapping[str, Tensor], file: str) -
         raise TokenizerError(
             f"checkpoint `{file}` holds NaN or infinity, in `{name}` first: its training diverged"
         )
-
-
-def download(address: str) -> str:
-    """Download into PyTorch's cache, in one process of all that share it, and return the file.
-
-    The whole address names the file: addresses of different weights often end alike.
-    """
-    folder = os.path.join(torch.hub.get_dir(), "checkpoints")
-    os.makedirs(folder, exist_ok=True)
-    file = os.path.join(folder, f"{digest(address)[:16]}-{os.path.basename(address.partition('?')[0])}")
-    with FileLock(f"{file}.lock"):
-        if not os.path.isfile(file):
-            torch.hub.download_url_to_file(address, file)
-    return file

@@ -12,10 +12,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from mapet_mm.models.target_generators.frozen_network import build_frozen, split_checkpoint, weights_digest
-from mapet_mm.models.target_generators.tokenizer import Tokenizer, TokenizerError, full_float32
-from mapet_mm.models.utils.helpers import token_ids
+from mapet_mm.models.target_generators.token_ids import token_ids
+from mapet_mm.models.target_generators.tokenizer import Tokenizer, TokenizerError
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.identity import digest
+from mapet_mm.utils.precision import full_float32
 
 
 @MODELS.register_module()

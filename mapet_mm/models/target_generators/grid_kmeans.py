@@ -12,10 +12,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from mapet_mm.models.target_generators.frozen_network import build_frozen, split_checkpoint, weights_digest
-from mapet_mm.models.target_generators.tokenizer import Tokenizer, TokenizerError, full_float32
+from mapet_mm.models.target_generators.tokenizer import Tokenizer, TokenizerError
 from mapet_mm.registry import MODELS
 from mapet_mm.structures.codebook import Codebook, CodebookError
 from mapet_mm.utils.identity import canonical, digest, explain
+from mapet_mm.utils.precision import full_float32
 
 
 @MODELS.register_module()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import zipfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -154,8 +155,9 @@ def build_tower(
     else:
         with torch.device("meta"):  # no initialisation
             tower = _bare_tower(config)
+        is_fetched = not os.path.isfile(pretrained)
         file = weights_file(clip_model, pretrained)
-        load_weights(tower.to_empty(device="cpu"), _tower_weights(file), file)
+        load_weights(tower.to_empty(device="cpu"), _tower_weights(file, is_fetched), file)
     set_stride(tower, stride)
     return tower.float().eval().requires_grad_(False)
 
@@ -203,6 +205,14 @@ def weights_file(clip_model: str | Mapping[str, Any], pretrained: str) -> str:
         ) from None
 
 
+def is_torchscript(file: str) -> bool:
+    """True if a file is what `torch.jit.save` writes: a zip archive with code or constants."""
+    if not zipfile.is_zipfile(file):
+        return False
+    with zipfile.ZipFile(file) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+
+
 def _bare_tower(config: Mapping[str, Any]) -> ModifiedResNet:
     from open_clip.modified_resnet import ModifiedResNet
 
@@ -226,11 +236,21 @@ def _random_tower(config: Mapping[str, Any], type: str, seed: int = 0) -> Modifi
     return tower
 
 
-def _tower_weights(file: str) -> dict[str, Tensor]:
-    """The weights of the tower alone, from a file that has it alone or inside a model."""
+def _tower_weights(file: str, is_fetched: bool) -> dict[str, Tensor]:
+    """The weights of the tower alone, from a file that has it alone or inside a model.
+
+    Files that open_clip has fetched may be TorchScript archives, as OpenAI's are. To load one runs its code,
+    which can write files, so no other file is loaded in this way.
+    """
     weights: Mapping[str, Tensor] | None = None
-    with contextlib.suppress(Exception):  # OpenAI's own files are TorchScript archives
-        weights = torch.jit.load(file, map_location="cpu").state_dict()
+    if is_fetched:
+        with contextlib.suppress(Exception):  # not an archive
+            weights = torch.jit.load(file, map_location="cpu").state_dict()
+    elif is_torchscript(file):
+        raise TokenizerError(
+            f"weights file `{file}` is a TorchScript archive, which can run code when it is loaded: give a "
+            "tag of open_clip (OpenAI's files are looked for in ~/.cache/clip), or save its state dict"
+        )
     weights = weights or read_weights(file)
     prefixes = {name.partition("visual.")[0] + "visual." for name in weights if "visual." in name}
     if len(prefixes) > 1:  # for example one that follows by momentum

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain
-from typing import Any
 
-import torch
 from mmengine.model import BaseModule
 from torch import Tensor, nn
 
@@ -62,32 +58,3 @@ class Tokenizer(BaseModule):
         if first.device != images.device:
             self.network.to(images.device)
         return self.network
-
-
-# PyTorch's switches for matrix products and convolutions below float32 precision. The new ones are used where
-# they exist: once one of them has been set, reading an old one raises an error.
-if hasattr(torch.backends.cudnn, "conv"):
-    _SWITCH, _FULL = "fp32_precision", "ieee"
-    _BACKENDS: tuple[Any, ...] = (
-        torch.backends.cuda.matmul,
-        torch.backends.cudnn.conv,
-        torch.backends.mkldnn.matmul,
-        torch.backends.mkldnn.conv,
-    )
-else:
-    _SWITCH, _FULL = "allow_tf32", False
-    _BACKENDS = (torch.backends.cuda.matmul, torch.backends.cudnn)
-
-
-@contextmanager
-def full_float32(device: torch.device) -> Iterator[None]:
-    """Compute in true float32, without autocast or TF32, so an image gets the same tokens on any device."""
-    before = [getattr(backend, _SWITCH) for backend in _BACKENDS]
-    for backend in _BACKENDS:
-        setattr(backend, _SWITCH, _FULL)
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        for backend, value in zip(_BACKENDS, before, strict=True):
-            setattr(backend, _SWITCH, value)

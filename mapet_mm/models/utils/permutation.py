@@ -4,10 +4,7 @@ import torch
 from jaxtyping import Int, Int64
 from torch import Tensor
 
-# SplitMix64's increment and multipliers, as the signed numbers that a tensor holds.
-SPLITMIX_GAMMA = 0x9E3779B97F4A7C15 - 2**64
-SPLITMIX_FIRST = 0xBF58476D1CE4E5B9 - 2**64
-SPLITMIX_SECOND = 0x94D049BB133111EB - 2**64
+from mapet_mm.utils.splitmix import splitmix_of_tensor
 
 
 def seeded_permutations(
@@ -18,13 +15,9 @@ def seeded_permutations(
     Integer arithmetic alone: the same on every device, in whatever batch a seed comes. `num_tokens` includes
     the extra ones, which keep their order. `permutation[b, t]` is the token of rank `t`.
     """
-    # One random number for each patch: SplitMix64, started at the seed.
+    # The patches in the order of their random numbers, after the extra tokens.
     patches = torch.arange(1, num_tokens - num_extra_tokens + 1, device=seeds.device)
-    numbers = seeds[:, None] + patches * SPLITMIX_GAMMA  # B patches, modulo 2^64
-    numbers = (numbers ^ _shift_right(numbers, 30)) * SPLITMIX_FIRST
-    numbers = (numbers ^ _shift_right(numbers, 27)) * SPLITMIX_SECOND
-    numbers = numbers ^ _shift_right(numbers, 31)
-    # The patches in the order of their numbers, after the extra tokens.
+    numbers = splitmix_of_tensor(seeds[:, None], patches)  # B patches
     order = numbers.argsort(dim=1, stable=True) + num_extra_tokens
     extra = torch.arange(num_extra_tokens, device=seeds.device).expand(len(seeds), -1)
     return torch.cat([extra, order], dim=1)
@@ -46,8 +39,3 @@ def check_permutation(permutation: Int[Tensor, "batch token"], num_extra_tokens:
         f"permutation[{row}] does not have each of the tokens 0..{len(tokens) - 1} once, the first "
         f"{num_extra_tokens} (class token, registers) in front"
     )
-
-
-def _shift_right(values: Tensor, bits: int) -> Tensor:
-    """Shift numbers as if they had no sign: zeros come in from the left."""
-    return (values >> bits) & ((1 << (64 - bits)) - 1)

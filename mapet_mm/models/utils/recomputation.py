@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from mapet_mm.models.utils.helpers import product_dtype
+from mapet_mm.utils.precision import product_dtype
 
 CHEAP = (nn.LayerNorm, nn.GELU)  # both keep their own input anyway
 

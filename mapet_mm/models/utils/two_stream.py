@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mapet_mm.models.utils.attention import attend, uses_bmm
-from mapet_mm.models.utils.helpers import product_dtype
 from mapet_mm.models.utils.layout import Layout
 from mapet_mm.models.utils.recomputation import recomputing
+from mapet_mm.utils.precision import product_dtype
 
 
 class TwoStreamLayer(BaseModule):

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.hooks import Hook
-from mmengine.runner import EpochBasedTrainLoop
 from torch.utils.data import BatchSampler, DataLoader
 from trainings import SEEN, JitteredNoise, StopAfter, build, final, same
 
@@ -133,11 +133,20 @@ def test_a_resumed_run_without_a_seed_of_its_own_takes_the_checkpoints(options, 
     assert same(final(tmp_path / "parts"), final(tmp_path / "whole"))
 
 
-def test_images_without_seeds_are_warned_of(capture_log):
-    loader = DataLoader(JitteredNoise(), 2)
-    loop = EpochBasedTrainLoop.__new__(EpochBasedTrainLoop)
-    EpochSeedHook().before_train(SimpleNamespace(seed=1, train_dataloader=loader, iter=0, train_loop=loop))
-    assert "images draw without seeds of their own" in capture_log()
+@pytest.mark.parametrize("options", [{}, ITERATIONS])
+def test_the_hook_seeds_wherever_a_config_lists_it(options, tmp_path):
+    """In a list that an inheriting config replaces, for example, beside other hooks."""
+    hooks = dict(hooks={}, custom_hooks=[dict(type="mapet_mm.EpochSeedHook")])
+    stop(tmp_path / "parts", 4, **options, **hooks)
+    build(tmp_path / "parts", resume=True, **options, **hooks).train()
+    build(tmp_path / "whole", **options, **hooks).train()
+    assert same(final(tmp_path / "parts"), final(tmp_path / "whole"))
+
+
+def test_a_loader_that_is_built_already_is_refused():
+    runner = SimpleNamespace(seed=1, cfg=Config(), train_dataloader=DataLoader(JitteredNoise(), 2), iter=0)
+    with pytest.raises(ResumeError, match="train_dataloader"):
+        EpochSeedHook().before_train(runner)
 
 
 def test_steps_draw_differently():

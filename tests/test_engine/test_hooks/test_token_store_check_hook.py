@@ -8,12 +8,12 @@ import pytest
 import torch
 from mmengine.dataset import BaseDataset, Compose, ConcatDataset, RepeatDataset
 
+from mapet_mm.datasets.skipped import replace_skipped, replace_skipped_as_in
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid, RandomCropTokenGrid
 from mapet_mm.engine.hooks import token_store_check_hook
 from mapet_mm.engine.hooks.token_store_check_hook import (
     TokenStoreCheckHook,
     check_normalisation,
-    leave_out_as_in,
 )
 from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
 from mapet_mm.registry import HOOKS, MODELS
@@ -180,9 +180,9 @@ def test_skipped_images_are_left_out_inside_wrappers_whose_lengths_stay(holed, s
 
 def test_a_set_without_tokens_leaves_out_what_the_training_set_does(holed):
     probed = RepeatDataset(Images(["train/2.png", "train/1.png", "val/2.png"], []), times=2)
-    leave_out_as_in(ConcatDataset([Images(NAMES, [LoadTokenGrid(holed.path)])]), probed)
+    replace_skipped_as_in(ConcatDataset([Images(NAMES, [LoadTokenGrid(holed.path)])]), probed)
     assert shown(probed) == [1, 1, 2] * 2
-    leave_out_as_in(Images(NAMES, []), probed)
+    replace_skipped_as_in(Images(NAMES, []), probed)
     assert shown(probed) == [1, 1, 2] * 2
 
 
@@ -202,7 +202,7 @@ def test_a_million_images_are_looked_up_in_a_few_calls(tmp_path, monkeypatch):
         monkeypatch.setattr(owner, name, lambda *_, name=name: calls.append(name))
     images, load = Images(names, []), LoadTokenGrid(store.path)
     tracemalloc.start()
-    token_store_check_hook.leave_out_skipped(images, load)
+    replace_skipped(images, load)
     (_, peak), _ = tracemalloc.get_traced_memory(), tracemalloc.stop()
     assert not calls
     assert peak < 100 * len(names)  # bytes: no text of each name is kept

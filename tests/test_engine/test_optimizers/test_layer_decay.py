@@ -11,7 +11,6 @@ from mmpretrain.models import ImageClassifier, VisionTransformer
 from mmseg.models import EncoderDecoder, SegTTAModel
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import mapet_mm.registry  # noqa: F401
@@ -108,12 +107,6 @@ def parts_in_ddp(model: nn.Module) -> nn.Module:
     return model
 
 
-def sharded(model: nn.Module) -> nn.Module:
-    for layer in model.backbone.layers:
-        fully_shard(layer, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
-    return model
-
-
 def with_frozen_teacher(model: nn.Module) -> nn.Module:
     teacher = copy.deepcopy(model).requires_grad_(False)
     return nn.ModuleDict(dict(student=model, teacher=teacher))
@@ -129,7 +122,7 @@ class Detector(nn.Module):
 
 
 WRAPPERS = [
-    compiled, checkpointed, parts_in_ddp, sharded, with_frozen_teacher,
+    compiled, checkpointed, parts_in_ddp, with_frozen_teacher,
     torch.compile, checkpoint_wrapper, DistributedDataParallel, Detector, ExponentialMovingAverage,
     lambda model: SegTTAModel(module=model), lambda model: nn.ModuleDict(dict(inner=nn.Sequential(model))),
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from mapet_mm.engine.runners.launch import load_config
 from mapet_mm.utils.dist import number_slurm_task
 from mapet_mm.utils.errors import UserError
 
+SYNC_BN = dict(type="LinearNeck", in_channels=16, out_channels=16, norm_cfg=dict(type="SyncBN"))
 TOGETHER = """
 import sys
 from pathlib import Path
@@ -22,15 +23,19 @@ print(run_together(2, "train.py", *sys.argv[2:], folder=Path(sys.argv[1])))
 
 
 def test_two_processes_train_together_on_cpu(config, tmp_path):
-    """gloo: half the iterations each, one set of weights."""
+    """gloo: half the iterations each, one set of weights. SyncBN computes on GPUs alone, and `mim` passes on
+    `--local-rank`."""
     work = tmp_path / "work"
-    words = ["--work-dir", work, "--launcher", "pytorch", "--cfg-options", "train_cfg.max_epochs=1"]
+    config.write_text(f"{config.read_text()}\nmodel['neck'] = {SYNC_BN}\n")
+    words = ["--work-dir", work, "--launcher", "pytorch", "--local-rank=0"]
+    words += ["--cfg-options", "train_cfg.max_epochs=1"]
     said = run_python("-c", TOGETHER, tmp_path, config, *words)
     assert said.count("next: python tools/test.py") == 1, "every process reports, not the first alone"
     assert read_checkpoint(work, 1)["meta"]["iter"] == 2
     (log,) = work.glob("*/*.log")
     assert re.search(r"GPU number: 2\s", log.read_text())
     assert "System environment" not in said
+    assert "SyncBN needs GPUs" in log.read_text()
 
 
 def test_cpu_processes_start_gloo_and_keep_the_configs_wrapper_options(config, tmp_path, monkeypatch):

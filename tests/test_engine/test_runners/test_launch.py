@@ -2,12 +2,15 @@
 
 import json
 import pickle
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from config_building import ROOT, run_tool
 from trainings import read_scalars
 
+from mapet_mm.engine.runners import launch
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import (
     LOADER_TIMEOUT,
@@ -18,6 +21,7 @@ from mapet_mm.engine.runners.launch import (
     next_command,
     training_report,
 )
+from mapet_mm.structures import TokenStore, TokenStoreError
 from mapet_mm.utils.dist import TIMEOUT_SECONDS
 
 
@@ -79,12 +83,13 @@ TRAINING_REFUSED = [
     ({INIT: dict(type="Pretrained", checkpoint="")}, {}, "open: --cfg-options"),
     ({INIT: [dict(type="Pretrained", checkpoint="gone.pth")]}, {}, r"init_cfg\.0\.checkpoint` gone.pth"),
 ]
-ELSEWHERE = dict(checkpoint="https://x/y.pth")
+REMOTE = dict(checkpoint="http://x/y.pth")
 TEST_REFUSED = [
     ({}, dict(checkpoint="gone.pth"), "gone.pth does not exist"),
-    (dict(test_dataloader=None), ELSEWHERE, "test_dataloader"),
-    (dict(test_evaluator=[]), ELSEWHERE, "test_evaluator"),
-    ({}, dict(ELSEWHERE, tta=True), "tta_model"),
+    ({}, REMOTE, "https"),
+    (dict(test_dataloader=None), {}, "test_dataloader"),
+    (dict(test_evaluator=[]), {}, "test_evaluator"),
+    ({}, dict(tta=True), "tta_model"),
 ]
 
 
@@ -95,7 +100,8 @@ def test_training_that_cannot_start_says_which_option_to_change(config, options,
 
 
 @pytest.mark.parametrize(("options", "kwargs", "noun"), TEST_REFUSED)
-def test_a_test_that_cannot_start_says_which_option_to_change(config, options, kwargs, noun):
+def test_a_test_that_cannot_start_says_which_option_to_change(config, options, kwargs, noun, trained):
+    kwargs = {"checkpoint": str(trained.work / "epoch_2.pth"), **kwargs}
     with pytest.raises(LaunchError, match=noun):
         configure_test(load_config(str(config), options), **kwargs)
 
@@ -158,3 +164,77 @@ def test_the_next_command_is_the_recipes_entry(config, monkeypatch):
         "MAPET_MM_DATA=digits_inverted python tools/train.py configs/micro/vit-micro_1xb64-coslr.py "
         "--cfg-options model.backbone.init_cfg.checkpoint=last.pth"
     )
+
+
+TOKENS = ROOT / "configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py"
+ONLINE = ROOT / "configs/mapet/mapet_vit-base-p16_kclip-online_64xb32-amp-coslr-300e_in1k.py"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "expected"),
+    [
+        (TOKENS, {}, 1),  # the recipe's own
+        (TOKENS, dict(custom_hooks=[dict(type="EMAHook")]), 1),
+        (TOKENS, {"custom_hooks": None, "default_hooks.token_store_check": None}, 0),
+        (ONLINE, dict(custom_hooks=[]), 1),
+        (ROOT / "configs/micro/vit-micro_1xb64-scratch-coslr.py", {}, 0),
+    ],
+    ids=["recipe", "replaced", "told not to", "tokenizer in the model", "no tokens"],
+)
+def test_every_training_on_tokens_is_checked(recipe, options, expected, tmp_path):
+    cfg = load_config(str(recipe), options, str(tmp_path / "work"))
+    configure_training(cfg)
+    hooks = [*filter(None, cfg.default_hooks.values()), *(cfg.get("custom_hooks") or ())]
+    assert [hook["type"] for hook in hooks].count("mapet_mm.TokenStoreCheckHook") == expected
+
+
+def test_pixels_that_move_without_their_tokens_stop_a_training_whose_config_lists_no_check(
+    config, images, tmp_path
+):
+    """The whole way: the check is built, and sees the pipeline."""
+    store = TokenStore.create(tmp_path / "store", sorted_names(images), (4, 4), 8, "tokenizer", str(images))
+    store.write(range(8), np.zeros((8, 4, 4), np.uint16))
+    load = dict(type="mapet_mm.LoadTokenGrid", store=str(tmp_path / "store"))
+    pack = dict(type="PackInputs", algorithm_keys=["token_grid"])
+    pipeline = [dict(type="LoadImageFromFile"), dict(type="RandomFlip", prob=0.5), load, pack]
+    cfg = load_config(str(config), {"train_dataloader.dataset.pipeline": pipeline}, str(tmp_path / "work"))
+    configure_training(cfg, no_validate=True)
+    with pytest.raises(TokenStoreError, match="moves pixels"):
+        build_runner(cfg, "none").train()
+
+
+def sorted_names(images: Path) -> list[str]:
+    return sorted(str(path.relative_to(images)) for path in images.rglob("*.png"))
+
+
+def test_a_second_training_in_a_work_dir_is_refused(trained, tmp_path, monkeypatch):
+    """Two would write the same checkpoints, and each resume from the other's."""
+    monkeypatch.setattr(launch, "CLAIM_SECONDS", 0.1)
+    command = [trained.config, "--work-dir", tmp_path, "--cfg-options", "train_cfg.max_epochs=1"]
+    with launch.claimed_work_dir(str(tmp_path)):
+        with pytest.raises(SystemExit, match=rf"another training is running in {tmp_path}"):
+            run_tool(monkeypatch, "train.py", *command)
+        monkeypatch.setenv("RANK", "1")  # of the same training
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with launch.claimed_work_dir(str(tmp_path)):
+            pass
+        monkeypatch.setenv("RANK", "0")
+    run_tool(monkeypatch, "train.py", *command)
+    assert (tmp_path / "epoch_1.pth").is_file()
+
+
+def test_a_disk_that_is_full_of_logs_is_named(config, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mmengine.visualization.LocalVisBackend.add_scalars", full)
+    with pytest.raises(SystemExit, match=rf"No space left on device.*{tmp_path / 'work'}"):
+        run_tool(monkeypatch, "train.py", config, "--work-dir", tmp_path / "work")
+
+
+def test_a_config_without_a_visualizer_takes_the_option_for_backends(config, tmp_path):
+    config.write_text(config.read_text().partition("visualizer =")[0])
+    options = {"visualizer.vis_backends": ["LocalVisBackend"], "default_hooks.visualization": None}
+    cfg = load_config(str(config), options, str(tmp_path / "work"))
+    configure_training(cfg)
+    assert type(build_runner(cfg, "none").visualizer).__name__ == "Visualizer"

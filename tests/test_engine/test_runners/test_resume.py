@@ -19,11 +19,12 @@ from mapet_mm.engine.runners.launch import configure_test, configure_training, l
 from mapet_mm.engine.runners.resume import (
     BrokenCheckpointError,
     LaunchError,
+    config_digests,
     differences,
     find_checkpoint,
-    recipe,
     require_checkpoint,
 )
+from mapet_mm.utils.config import nodes
 
 
 class Foreign:
@@ -64,24 +65,87 @@ def test_checkpoints_of_mmengine_alone_are_read_without_a_warning(tmp_path, caps
     assert linear.weight.item() == 1
 
 
-@pytest.mark.parametrize("how", ["resume", "load_from", "init_cfg", "test"])
-def test_a_file_with_foreign_objects_is_refused_unless_it_is_trusted(trained, tmp_path, how, monkeypatch):
+# Options of the config and of the tool that name a checkpoint.
+ROADS = {
+    "resume": lambda path: ({}, dict(resume=path)),
+    "load_from": lambda path: (dict(load_from=path), {}),
+    "init_cfg": lambda path: (
+        {"model.backbone.init_cfg": [dict(type=PretrainedInit, checkpoint=path)]},
+        {},
+    ),
+    "pretrained": lambda path: ({"model.backbone.pretrained": path}, {}),
+    "test": lambda path: ({}, dict(checkpoint=path)),
+}
+
+
+def configured(road: str, config: Path, path: str, work: Path, **kwargs) -> Config:
+    """A config for which a tool was told to load a checkpoint on one of the roads."""
+    options, named = ROADS[road](path)
+    cfg = load_config(str(config), options, str(work))
+    configure = configure_test if road == "test" else configure_training
+    configure(cfg, **named, **kwargs)
+    return cfg
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_a_file_with_foreign_objects_is_refused_unless_it_is_trusted(trained, tmp_path, road, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0")
     path = tmp_path / "foreign.pth"
     torch.save({"state_dict": {}, "mine": Foreign()}, path)
-    entry = {"model.backbone.init_cfg": [dict(type=PretrainedInit, checkpoint=str(path))]}
-    options, kwargs = {
-        "resume": ({}, dict(resume=str(path))),
-        "load_from": (dict(load_from=str(path)), {}),
-        "init_cfg": (entry, {}),
-        "test": ({}, dict(checkpoint=str(path))),
-    }[how]
-    configure = configure_test if how == "test" else configure_training
     with pytest.raises(LaunchError, match=r"Foreign.*--trust-checkpoint"):
-        configure(load_config(str(trained.config), options, str(tmp_path / "work")), **kwargs)
-    trusted = load_config(str(trained.config), options, str(tmp_path / "work"))
-    configure(trusted, **kwargs, trust_checkpoint=True)
+        configured(road, trained.config, str(path), tmp_path / "work")
+    configured(road, trained.config, str(path), tmp_path / "work", trust_checkpoint=True)
     load_checkpoint(torch.nn.Linear(1, 1), str(path), map_location="cpu")
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_a_checkpoint_at_an_address_is_fetched_and_read_as_safely_as_a_file(
+    trained, tmp_path, road, monkeypatch
+):
+    """MMEngine's own loading of addresses runs whatever they hold."""
+    foreign = tmp_path / "foreign.pth"
+    torch.save({"state_dict": {}, "mine": Foreign()}, foreign)
+    files = {"https://host/good.pth": trained.work / "epoch_2.pth", "https://host/foreign.pth": foreign}
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda url, file: shutil.copy(files[url], file))
+    with pytest.raises(LaunchError, match=r"Foreign.*--trust-checkpoint"):
+        configured(road, trained.config, "https://host/foreign.pth", tmp_path / "work")
+    with pytest.raises(LaunchError, match=r"http:.*https"):
+        configured(road, trained.config, "http://host/good.pth", tmp_path / "work")
+    cfg = configured(road, trained.config, "https://host/good.pth", tmp_path / "work")
+    named = [one for _, one in nodes(cfg.to_dict()) if isinstance(one, str) and one.endswith("good.pth")]
+    assert len(named) == 1
+    assert Path(named[0]).read_bytes() == (trained.work / "epoch_2.pth").read_bytes()
+
+
+def test_names_of_model_zoos_are_fetched_and_other_addresses_need_trust(trained, tmp_path, monkeypatch):
+    addresses = []
+
+    def download(address: str, file: str) -> None:
+        addresses.append(address)
+        shutil.copy(trained.work / "epoch_2.pth", file)
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    for name in ("torchvision://resnet18", "open-mmlab://vgg16_caffe"):
+        assert Path(require_checkpoint("checkpoint", name)).is_file()
+    assert [address.partition("://")[0] for address in addresses] == ["https", "https"]
+    assert "resnet18" in addresses[0]
+    with pytest.raises(LaunchError, match="--trust-checkpoint"):
+        require_checkpoint("checkpoint", "s3://bucket/weights.pth")
+    assert require_checkpoint("checkpoint", "s3://bucket/a.pth", trust=True) == "s3://bucket/a.pth"
+
+
+def test_the_config_in_a_checkpoint_is_not_run(trained, copy, tmp_path, monkeypatch):
+    """MMEngine runs `meta["config"]` when it resumes, a text, which safe reading lets through."""
+    (copy / "epoch_2.pth").unlink()
+    (copy / "last_checkpoint").write_text(str(copy / "epoch_1.pth"))
+    content, canary = read_checkpoint(copy, 1), tmp_path / "canary"
+    content["meta"]["config"] = f"open({str(canary)!r}, 'w').close()"
+    torch.save(content, copy / "epoch_1.pth")
+    run_tool(monkeypatch, "train.py", trained.config, "--work-dir", copy)
+    assert (copy / "epoch_2.pth").is_file()
+    assert not canary.exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"no checkpoint at all"])
@@ -106,44 +170,31 @@ def test_a_copied_run_resumes_from_its_own_checkpoint_and_not_from_a_later_one_o
     assert find(copy) == str(copy / "epoch_2.pth")
 
 
-@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_text("")], ids=["gone", "empty"])
-def test_a_run_without_the_record_resumes_from_its_newest_checkpoint(copy, lose):
-    """MMEngine writes the record in place: a kill may leave an empty one."""
-    lose(copy / "last_checkpoint")
-    shutil.copy(copy / "epoch_2.pth", copy / "epoch_10.pth")
-    assert find(copy) == str(copy / "epoch_10.pth")
+def test_a_run_starts_anew_only_if_there_is_no_record_of_a_checkpoint(copy, tmp_path):
+    """MMEngine writes the record in place: a full disk leaves an empty one."""
+    assert find(tmp_path / "none") is None
+    (copy / "last_checkpoint").write_text("")
+    with pytest.raises(LaunchError, match=r"last_checkpoint is empty"):
+        find(copy)
 
 
 @pytest.mark.parametrize("damage", [truncate, Path.unlink])
-def test_a_damaged_checkpoint_is_passed_over_with_its_name(copy, capsys, damage, monkeypatch):
+def test_a_damaged_last_checkpoint_is_named(trained, copy, damage):
     damage(copy / "epoch_2.pth")
-    assert find(copy) == str(copy / "epoch_1.pth")
-    assert f"warning: {copy / 'epoch_2.pth'}" in capsys.readouterr().err
-    monkeypatch.setenv("RANK", "1")  # of several processes one speaks
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert find(copy) == str(copy / "epoch_1.pth")
-    assert not capsys.readouterr().err
+    with pytest.raises(BrokenCheckpointError, match=r"^last checkpoint .*epoch_2\.pth"):
+        configure_training(load_config(str(trained.config), None, str(copy)))
 
 
-def test_the_last_checkpoint_is_not_passed_over_for_what_it_holds(copy):
-    """It is whole: going on from the one before would train an epoch again without a word."""
+def test_the_last_checkpoint_is_not_run_for_what_it_holds(trained, copy):
     content = torch.load(copy / "epoch_2.pth", weights_only=False)
     torch.save(content | {"mine": Foreign()}, copy / "epoch_2.pth")
     with pytest.raises(LaunchError, match=r"epoch_2\.pth .*--trust"):
-        find(copy)
-    assert find_checkpoint(Config(dict(work_dir=str(copy))), trust=True) == str(copy / "epoch_2.pth")
-
-
-def test_no_whole_checkpoint_is_one_line_and_no_checkpoint_is_a_start(copy, tmp_path):
-    for epoch in (1, 2):
-        truncate(copy / f"epoch_{epoch}.pth")
-    with pytest.raises(LaunchError, match=rf"^no checkpoint in {copy} is whole"):
-        find(copy)
-    assert find(tmp_path) is find(tmp_path / "gone") is None
+        configure_training(load_config(str(trained.config), None, str(copy)))
 
 
 def test_the_same_command_goes_on_where_it_was_stopped(trained, copy, monkeypatch, capsys):
     (copy / "epoch_2.pth").unlink()
+    (copy / "last_checkpoint").write_text(str(copy / "epoch_1.pth"))
     first = (copy / "epoch_1.pth").stat().st_mtime_ns
     run_tool(monkeypatch, "train.py", trained.config, "--work-dir", copy)
     assert f"going on from {copy / 'epoch_1.pth'}" in capsys.readouterr().err
@@ -195,12 +246,16 @@ def test_a_training_from_other_weights_of_the_same_name_is_another_one(kind, tmp
     init_cfg = [dict(type="Constant", val=1.0), dict(type="Pretrained", checkpoint=str(weights))]
     cfg = Config(dict(model=dict(backbone=dict(init_cfg=init_cfg)), name="epoch_1.pth"))
     save({"a": torch.ones(3)}, weights)
-    torch.save({"meta": {"recipe": recipe(cfg)}}, last)
-    assert differences(recipe(cfg), str(last)) == []
+    torch.save({"meta": {"recipe": config_digests(cfg)}}, last)
+    assert differences(config_digests(cfg), str(last)) == []
     save({"a": torch.tensor([1.0, 1.0, 2.0])}, weights)
-    assert differences(recipe(cfg), str(last)) == [f"content of {weights}"]
+    assert differences(config_digests(cfg), str(last)) == [f"content of {weights}"]
     torch.save({"meta": {}}, last)  # of MMEngine alone
-    assert differences(recipe(cfg), str(last)) == []
+    assert differences(config_digests(cfg), str(last)) == []
+    torch.save({"meta": {}, "mine": Foreign()}, last)
+    with pytest.raises(LaunchError, match="Foreign"):
+        differences(config_digests(cfg), str(last))
+    assert differences(config_digests(cfg), str(last), trust=True) == []
 
 
 @pytest.mark.parametrize("source", ["last", "named", "none"])

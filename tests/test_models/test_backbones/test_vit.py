@@ -79,8 +79,6 @@ REFUSED = [
     (dict(query_from_layer=1, objective="mim"), "query_from_layer"),
     (dict(objective="beit"), "objective"),
     *[(dict(cutting_point=number), "cutting_point=.* is outside 1..25$") for number in (-1, 0, 26, 27)],
-    *[(dict(img_size=size), "img_size") for size in ((20, 20, 20), 0, (20, -4), 22.5, "20", [])],
-    (dict(patch_size=(4, 0)), "patch_size"),
 ]
 
 

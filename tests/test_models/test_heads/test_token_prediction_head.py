@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mapet_mm.models import TokenPredictionHead
-from mapet_mm.models.utils.helpers import nan_without_tokens
+from mapet_mm.models.target_generators.token_ids import nan_without_tokens
 
 
 class MLPTokenHead(TokenPredictionHead):

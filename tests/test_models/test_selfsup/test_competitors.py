@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mapet_mm.datasets.transforms.masking import BlockwiseMask
 from mapet_mm.models import BEiTTokenHead, CAETokenHead, TokenPredictionHead
-from mapet_mm.models.utils.helpers import token_ids
+from mapet_mm.models.target_generators.token_ids import token_ids
 
 ARCH = dict(embed_dims=48, num_layers=2, num_heads=3, feedforward_channels=96)
 VOCAB, MASKED = 16, 14

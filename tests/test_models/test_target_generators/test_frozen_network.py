@@ -1,15 +1,14 @@
 """A frozen network has all of its weights: a checkpoint's, its constructor's, or those of a seed."""
 
-from pathlib import Path
-
 import filelock
 import pytest
 import torch
 
 from mapet_mm.models.target_generators import kclip
-from mapet_mm.models.target_generators.frozen_network import build_frozen, download, weights_digest
+from mapet_mm.models.target_generators.frozen_network import build_frozen, weights_digest
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import TokenizerError
+from mapet_mm.weight_files import fetch
 
 ARCH = dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=48)
 VIT = dict(type="VisionTransformer", arch=ARCH, img_size=24, patch_size=4)
@@ -97,24 +96,17 @@ def test_of_processes_that_start_at_once_one_fetches_the_weights(which, tmp_path
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     fetched = []
 
-    def fetch(*_: object, **__: object) -> str:
+    def download(*_: object, **__: object) -> str:
         (lock,) = tmp_path.rglob("*.lock")
         with pytest.raises(filelock.Timeout), filelock.FileLock(lock, is_singleton=False, timeout=0):
             pass
         fetched.append(lock.name)
         return "RN50.pt"
 
-    monkeypatch.setattr("open_clip.pretrained.download_pretrained", fetch)
-    monkeypatch.setattr(torch.hub, "download_url_to_file", fetch)
+    monkeypatch.setattr("open_clip.pretrained.download_pretrained", download)
+    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
     if which == "CLIP":
         assert kclip.weights_file("RN50", "openai") == "RN50.pt"
     else:
-        download("https://somewhere/weights.pth?version=1")
+        fetch("https://somewhere/weights.pth?version=1")
     assert len(fetched) == 1
-
-
-def test_addresses_that_end_alike_have_weights_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda url, file: Path(file).write_text(url))
-    addresses = [f"https://host/{model}/resolve/main/pytorch_model.bin" for model in ("a", "b", "a")]
-    assert [Path(download(address)).read_text() for address in addresses] == addresses

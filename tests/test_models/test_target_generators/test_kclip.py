@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from sklearn.datasets import load_sample_image
 from torch import nn
 
+from mapet_mm.models.target_generators import kclip
 from mapet_mm.models.target_generators.frozen_network import weights_digest
 from mapet_mm.models.target_generators.kclip import build_tower, tower_config
 from mapet_mm.registry import MODELS
@@ -78,7 +79,7 @@ def test_grid_features_are_those_that_attention_pooling_gets(reference, weights)
     assert (features >= 0).all()
 
 
-@pytest.mark.parametrize("form", ["safetensors", "torchscript", "half", "no counters"])
+@pytest.mark.parametrize("form", ["safetensors", "half", "no counters"])
 def test_weights_files_of_towers_and_of_whole_clip_models_load(reference, weights, tmp_path, form):
     whole = {**{f"visual.{k}": v for k, v in weights.items()}, "text_projection": torch.zeros(3, 3)}
     path = str(tmp_path / "weights.pt")
@@ -89,15 +90,25 @@ def test_weights_files_of_towers_and_of_whole_clip_models_load(reference, weight
     elif form == "no counters":
         kept = {f"module.{name}": value for name, value in whole.items() if "num_batches" not in name}
         torch.save({"state_dict": kept}, path)
-    else:
-        holder = nn.Module()
-        holder.visual = ModifiedResNet([1, 1, 1, 1], output_dim=32, heads=4, image_size=128, width=8).eval()
-        holder.visual.load_state_dict(weights)
-        holder.forward = lambda images: images
-        torch.jit.save(torch.jit.trace_module(holder, {"forward": torch.zeros(1)}), path)
     features = KCLIP(REFERENCE, path).features(reference["images"])
     assert features.dtype == torch.float32
     assert close(features, reference["features"], 1e-2 if form == "half" else 1e-5)
+
+
+def test_a_torchscript_archive_is_loaded_only_if_open_clip_fetched_it(
+    reference, weights, tmp_path, monkeypatch
+):
+    """OpenAI's own files are such archives; to load one runs its code."""
+    holder, path = nn.Module(), str(tmp_path / "RN50x64.pt")
+    holder.visual = ModifiedResNet([1, 1, 1, 1], output_dim=32, heads=4, image_size=128, width=8).eval()
+    holder.visual.load_state_dict(weights)
+    holder.forward = lambda images: images
+    torch.jit.save(torch.jit.trace_module(holder, {"forward": torch.zeros(1)}), path)
+    monkeypatch.setattr(kclip, "weights_file", lambda *_: path)
+    assert close(KCLIP(REFERENCE, "openai").features(reference["images"]), reference["features"], 1e-5)
+    monkeypatch.setattr(torch.jit, "load", lambda *_, **__: pytest.fail("the archive's code was run"))
+    with pytest.raises(TokenizerError, match="TorchScript"):
+        KCLIP(REFERENCE, path)
 
 
 def test_one_of_two_towers_is_not_chosen_by_chance(weights, tmp_path):

@@ -9,7 +9,7 @@ from mmpretrain.registry import DATASETS
 from PIL import Image
 from skimage import data as photographs
 
-from mapet_mm.engine.hooks.alignment import check_alignment
+from mapet_mm.datasets.alignment import check_alignment
 from mapet_mm.structures import TokenStore, TokenStoreError
 
 LOAD = dict(type="LoadImageFromFile")

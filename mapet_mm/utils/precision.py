@@ -1,0 +1,57 @@
+"""The precision in which something is computed: of autocast, of products and sums, and true float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def choose_dtype(device_type: str) -> torch.dtype:
+    """The dtype of autocast on a device: bfloat16 where it is native, else float16."""
+    # Emulated bfloat16 (before Ampere) is slower than float16 and counts as not supported.
+    native = device_type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if native else torch.float16
+
+
+def product_dtype(operand: Tensor) -> torch.dtype:
+    """Data type in which autocast multiplies an operand; its own type without autocast."""
+    device = operand.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else operand.dtype
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Data type of softmax and sums over products of `dtype`: float32, or float64 for float64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+# PyTorch's switches for matrix products and convolutions below float32 precision. The new ones are used where
+# they exist: once one of them has been set, reading an old one raises an error.
+if hasattr(torch.backends.cudnn, "conv"):
+    _SWITCH, _FULL = "fp32_precision", "ieee"
+    _BACKENDS: tuple[Any, ...] = (
+        torch.backends.cuda.matmul,
+        torch.backends.cudnn.conv,
+        torch.backends.mkldnn.matmul,
+        torch.backends.mkldnn.conv,
+    )
+else:
+    _SWITCH, _FULL = "allow_tf32", False
+    _BACKENDS = (torch.backends.cuda.matmul, torch.backends.cudnn)
+
+
+@contextmanager
+def full_float32(device: torch.device) -> Iterator[None]:
+    """Compute in true float32, without autocast or TF32, so an image gets the same tokens on any device."""
+    before = [getattr(backend, _SWITCH) for backend in _BACKENDS]
+    for backend in _BACKENDS:
+        setattr(backend, _SWITCH, _FULL)
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        for backend, value in zip(_BACKENDS, before, strict=True):
+            setattr(backend, _SWITCH, value)

@@ -16,11 +16,12 @@ from mapet_mm.utils.identity import explain
 def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
     """Append rows for further images, whose tokens are not written yet; the store changes in one step.
 
-    Readers that have the store open keep the images that they know. If two processes add different images at
-    the same moment, only one's names count. TokenStoreError if a name is there already or given twice.
+    Readers that have the store open keep the images that they know. TokenStoreError if a name is there
+    already or given twice.
     """
-    store = TokenStore.open(path)
-    write_names(store.path, store.manifest, [*store.names, *names])
+    with TokenStore.open(path).lock():
+        store = TokenStore.open(path)  # as the last process with the lock has left it
+        write_names(store.path, store.manifest, [*store.names, *names])
     return TokenStore.open(path)
 
 

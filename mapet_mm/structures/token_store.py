@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from jaxtyping import Bool, Int, Int64, UInt8, UInt64
 from safetensors import safe_open
 
@@ -30,6 +31,7 @@ from mapet_mm.utils.config import pair
 FORMAT = {"format": "mapet_mm.token_store", "version": 4}
 IDENTITY = ("grid", "vocab_size", "tokenizer", "data_root", "preprocessing")
 MANIFEST = "manifest.json"
+LOCK = ".lock"
 REMEDY = "run tools/extract_tokens.py with the tokenizer's config"
 
 
@@ -196,7 +198,7 @@ class TokenStore:
         """Store token grids; they are on disk when this returns, and a killed run leaves them missing.
 
         Each part with one of the rows is read, checked and replaced, so write many neighbouring rows at once.
-        If two processes write one part at the same moment, the rows of one of them may stay missing.
+        Other writers wait meanwhile, on any machine whose file system shares locks.
 
         Args:
             rows: row of each grid, without duplicates.
@@ -222,7 +224,8 @@ class TokenStore:
         for number in np.unique(every // PART_ROWS).tolist():
             here = rows // PART_ROWS == number
             reasons = {row % PART_ROWS: why for row, why in skipped.items() if row // PART_ROWS == number}
-            self._update(number, rows[here] % PART_ROWS, grids[here], reasons)
+            with self.lock():
+                self._update(number, rows[here] % PART_ROWS, grids[here], reasons)
 
     def verify(self) -> None:
         """Raise TokenStoreError if a file has changed since it was written, by their digests."""
@@ -243,6 +246,10 @@ class TokenStore:
                 f"token store `{self.path}` was replaced while it was in use (id {self.id}, now {now}): "
                 "start this command again"
             )
+
+    def lock(self) -> FileLock:
+        """The lock of whoever reads a part or the manifest in order to replace it."""
+        return FileLock(self.path / LOCK, mode=0o666)  # less the umask, as any file
 
     def _update(self, number: int, places: np.ndarray, grids: np.ndarray, reasons: Mapping[int, str]) -> None:
         """Replace a part by itself with some rows changed."""

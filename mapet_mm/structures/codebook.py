@@ -120,9 +120,12 @@ class Codebook:
         """Read what `save` wrote; CodebookError if the file is missing, damaged, or not a codebook."""
         try:
             with safe_open(path, framework="pt") as file:
-                header = {key: value for key, value in file.metadata().items() if key != "format"}
-                return cls(file.get_tensor("centroids"), {key: json.loads(header[key]) for key in header})
-        except (OSError, SafetensorError, AttributeError) as error:
+                header = file.metadata() or {}
+                if header.pop("format", None) != FORMAT:
+                    raise CodebookError(f"`{path}` is not a codebook of this package: {REMEDY}")
+                metadata = {key: json.loads(value) for key, value in header.items()}
+                return cls(file.get_tensor("centroids"), metadata)
+        except (OSError, SafetensorError, json.JSONDecodeError) as error:
             raise CodebookError(f"codebook `{path}` cannot be read ({error}): {REMEDY}") from error
 
     @torch.no_grad()

@@ -1,5 +1,6 @@
 """The codebook: nearest centroids, k-means, and files that are whole or refused."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -152,13 +153,24 @@ def _truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-DAMAGED = [Path.unlink, _truncate, lambda path: path.write_bytes(save({"weight": torch.zeros(2, 2)}))]
+def _write(metadata: dict[str, str] | None) -> Callable[[Path], None]:
+    content = save({"centroids": torch.zeros(2, 2)}, metadata)
+    return lambda path: path.write_bytes(content) and None
 
 
-@pytest.mark.parametrize("damage", DAMAGED)
-def test_a_file_that_is_no_whole_codebook_is_refused_by_name(tmp_path, rows, damage):
+DAMAGED = [
+    (Path.unlink, "cannot be read"),
+    (_truncate, "cannot be read"),
+    (_write(None), "not a codebook"),
+    (_write({"format": "pt"}), "not a codebook"),
+    (_write({"format": "mapet_mm.codebook", "encoder": "RN50"}), "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("damage", "noun"), DAMAGED)
+def test_a_file_that_is_not_a_whole_codebook_is_refused_by_name(tmp_path, rows, damage, noun):
     path = tmp_path / "codebook.safetensors"
     Codebook(rows[:10]).save(path)
     damage(path)
-    with pytest.raises(CodebookError, match=r"codebook.safetensors. cannot be read"):
+    with pytest.raises(CodebookError, match=f"codebook.safetensors. .*{noun}"):
         Codebook.load(path)

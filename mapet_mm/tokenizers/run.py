@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from mapet_mm.tokenizers.image_groups import GroupLoader
 from mapet_mm.tokenizers.images import LARGEST_SKIPPED, NamedImages, note_left_out
 from mapet_mm.utils.config import scope_of, type_name
 from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.identity import canonical, explain
+from mapet_mm.utils.identity import explain
 
 
 def run_fit_codebook(
@@ -61,22 +63,26 @@ def run_fit_codebook(
         )
     settings, path = dict(cfg.codebook), Path(out or cfg.tokenizer.codebook)
     dataset = settings.pop("dataset", cfg.dataset)
-    preprocessing = preprocessing_of(cfg, dataset)
-    if path.exists() and not overwrite:
-        codebook = Codebook.load(path)
-        wanted, found = canonical({**settings, "preprocessing": preprocessing}), canonical(codebook.metadata)
-        if other := [name for name, value in wanted.items() if found.get(name) != value]:
-            raise CodebookError(
-                f"codebook `{path}` exists, made with another {', '.join(other)}: add --overwrite to replace "
-                "it (token stores made by it then need a new extraction), or give another --out"
-            )
-        return path, codebook
     positions = settings.pop("positions_per_image", 4)
     options = KMeansOptions(**settings)
     images = build_images(cfg, dataset)
-    places = images.places()
-    check_rows(len(places) * positions, options.k)  # before downloading weights and sampling features
+    preprocessing = preprocessing_of(cfg, dataset)
+    made_from = {
+        "preprocessing": preprocessing,
+        "data_root": os.path.realpath(images.data_root),
+        "positions_per_image": positions,
+        **asdict(options),
+    }
+    existing = Codebook.load(path) if path.exists() and not overwrite else None
+    if existing:
+        _require_made_from(existing, path, made_from)  # before loading weights
+    else:
+        places = images.places()
+        check_rows(len(places) * positions, options.k)  # before downloading weights and sampling features
     tokenizer, loader = _load(cfg, images, {"codebook": None})
+    if existing:
+        _require_made_from(existing, path, {k: v for k, v in tokenizer.metadata.items() if k != "weights"})
+        return path, existing
     on_error, most = cfg.get("on_error", "raise"), cfg.get("max_skipped", LARGEST_SKIPPED)
     folder, seed = features_folder(path), options.seed
     blocks = sample_features(tokenizer, loader, places, folder, preprocessing, positions, seed, on_error)
@@ -89,15 +95,24 @@ def run_fit_codebook(
     centroids, fitted = cluster(blocks, sizes, options)
     metadata = {
         **tokenizer.metadata,
-        "preprocessing": preprocessing,
+        **made_from,
         "images": len(places) - len(skipped),
-        "positions_per_image": positions,
     }
     codebook = Codebook(centroids, {**metadata, **fitted})
     if is_main_process():
         codebook.save(path)
     barrier()
     return path, codebook
+
+
+def _require_made_from(codebook: Codebook, path: Path, settings: Mapping[str, Any]) -> None:
+    """Raise CodebookError if the codebook at a path was made with other settings."""
+    recorded = {key: codebook.metadata.get(key) for key in settings}
+    if changed := explain(recorded, settings):
+        raise CodebookError(
+            f"codebook `{path}` exists, made with other settings ({changed}): add --overwrite to replace it "
+            "(token stores made by it then need a new extraction), or give another --out"
+        )
 
 
 def run_extract_tokens(cfg: Config, retry_skipped: bool = False) -> tuple[TokenStore, Extraction]:

@@ -62,8 +62,8 @@ def report(cfg: Config, args: argparse.Namespace, path: Path, codebook: "Codeboo
     num_distinct = len(codebook.centroids.unique(dim=0))
     if num_distinct < codebook.k:
         print(
-            f"warning: {num_distinct} of {codebook.k} centroids are distinct, so at most {num_distinct} tokens "
-            "are used: look at the images, at `data_preprocessor` and at the encoder's weights and `layer`"
+            f"warning: {num_distinct} of {codebook.k} centroids are distinct, so no more tokens are used: "
+            "look at the images, at `data_preprocessor`, and at the encoder's weights and `layer`"
         )
     print(f"kept {features} ({size:.0f} MiB of sampled features): delete it once the codebook is good")
     option = f" --cfg-options tokenizer.codebook={path}" if args.out else ""

@@ -37,7 +37,7 @@ def main() -> None:
 
     from mapet_mm.engine.runners.freed_memory import keep_freed_memory
     from mapet_mm.engine.runners.launch import read_config
-    from mapet_mm.tokenizers.run import features_folder, run_fit_codebook
+    from mapet_mm.tokenizers.fit_and_extract import features_folder, run_fit_codebook
     from mapet_mm.utils.dist import choose_device, print_once, start_processes, stop_processes
 
     cfg = read_config(args.config, args.cfg_options)

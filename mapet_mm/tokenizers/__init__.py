@@ -14,3 +14,4 @@ from mapet_mm.structures import (
     extend_store,
     merge_stores,
 )
+from mapet_mm.tokenizers.kmeans import fit_codebook

@@ -107,7 +107,6 @@ ZEROS = np.zeros((1, *GRID), int)
 REFUSED = [
     (lambda path: make(path / "b", ["a", "b", "a"]), "'a' is given twice"),
     (lambda path: make(path / "b", []), "no image names"),
-    (lambda path: TokenStore.create(path / "b", ["a"], (14, 0), 9, DIGEST), "grid"),
     (lambda path: make(path / "a", ["a"]), "a` exists"),
     (lambda path: TokenStore.open(path / "none"), "does not exist: run tools/extract_tokens.py"),
     (lambda path: TokenStore.open(path), "is not a token store"),

@@ -12,8 +12,8 @@ from mmengine.config import Config
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.structures import Codebook, CodebookError
 from mapet_mm.tokenizers import kmeans, sampling
+from mapet_mm.tokenizers.fit_and_extract import features_folder, run_fit_codebook
 from mapet_mm.tokenizers.images import NamedImages
-from mapet_mm.tokenizers.run import features_folder, run_fit_codebook
 
 
 def test_the_codebook_records_what_it_was_made_from(fitted):
@@ -61,7 +61,7 @@ def test_a_killed_fit_goes_on_with_what_is_left(cfg, read, monkeypatch):
     first = set(read)
     read.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(kmeans, "_one_start", killed)
+        patch.setattr(kmeans, "_run_start", killed)
         with pytest.raises(KeyboardInterrupt):
             run_fit_codebook(cfg)
     assert 0 < len(read) < 12

@@ -12,7 +12,7 @@ from mmengine.config import Config
 from PIL import Image
 
 from mapet_mm.structures import TokenStore
-from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
+from mapet_mm.tokenizers.fit_and_extract import run_extract_tokens, run_fit_codebook
 
 
 def test_the_tools_say_what_was_written_and_what_comes_next(tmp_path, monkeypatch, capsys):

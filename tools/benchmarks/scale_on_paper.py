@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mapet_mm.engine.runners.launch import read_config
 from mapet_mm.models.flops import complexity
 from mapet_mm.models.target_generators.kclip import build_tower, grid_features
-from mapet_mm.structures.store_files import PART_ROWS, STEP
+from mapet_mm.structures.store_files import HASH_STRIDE, PART_ROWS
 
 IMAGES = {"ImageNet-1k": 1_281_167, "ImageNet-21k": 14_197_122, "400 M": 400_000_000}
 GPUS = {"A100": 312e12 / 2, "H100": 989e12 / 2}  # FLOPs a second
@@ -90,7 +90,9 @@ def main() -> None:
     rows = []
     for name, count in IMAGES.items():
         gigabytes = f"{count * ROW / 1e9:,.1f}", f"{count * NAME / 1e9:,.2f}"
-        rows.append([name, *gigabytes, f"{-(-count // PART_ROWS):,}", f"{8 * count / STEP / 1e6:,.1f}"])
+        rows.append(
+            [name, *gigabytes, f"{-(-count // PART_ROWS):,}", f"{8 * count / HASH_STRIDE / 1e6:,.1f}"]
+        )
     print()
     print(table(["computed", "tokens, GB", "names, GB", "parts", "MB a worker keeps"], rows))
 

@@ -45,7 +45,7 @@ def main() -> None:
     """Extract or verify, and print the next command."""
     args = parse_args()
     from mapet_mm.engine.runners.launch import read_config
-    from mapet_mm.tokenizers.run import run_extract_tokens, run_verify_tokens
+    from mapet_mm.tokenizers.fit_and_extract import run_extract_tokens, run_verify_tokens
     from mapet_mm.utils.dist import choose_device, is_first_process
 
     cfg = read_config(args.config, args.cfg_options)

@@ -36,7 +36,7 @@ def main() -> None:
     from mmengine.dist import is_main_process
 
     from mapet_mm.engine.runners.launch import read_config
-    from mapet_mm.tokenizers.run import features_folder, run_fit_codebook
+    from mapet_mm.tokenizers.fit_and_extract import features_folder, run_fit_codebook
     from mapet_mm.utils.dist import choose_device, print_once, start_processes, stop_processes
 
     cfg = read_config(args.config, args.cfg_options)
@@ -59,6 +59,12 @@ def main() -> None:
 def report(cfg: Config, args: argparse.Namespace, path: Path, codebook: "Codebook", features: Path) -> None:
     size = sum(file.stat().st_size for file in features.rglob("*")) / 2**20
     print(f"wrote {path}: {codebook.k} centroids of {codebook.dim} channels, digest {codebook.digest[:12]}")
+    num_distinct = len(codebook.centroids.unique(dim=0))
+    if num_distinct < codebook.k:
+        print(
+            f"warning: {num_distinct} of {codebook.k} centroids are distinct, so no more tokens are used: "
+            "look at the images, at `data_preprocessor`, and at the encoder's weights and `layer`"
+        )
     print(f"kept {features} ({size:.0f} MiB of sampled features): delete it once the codebook is good")
     option = f" --cfg-options tokenizer.codebook={path}" if args.out else ""
     print(f"next: {typed(cfg, f'python tools/extract_tokens.py {args.config}{option}')}")

@@ -47,7 +47,7 @@ def main() -> None:
     """Measure, draw, write, and print what was written."""
     args = parse_args()
     from mapet_mm.tokenizers import TokenStore
-    from mapet_mm.tokenizers.run import build_images
+    from mapet_mm.tokenizers.fit_and_extract import build_images
     from mapet_mm.utils.config import read_config
     from mapet_mm.utils.tables import format_table
     from mapet_mm.visualization.codebook_sheet import (

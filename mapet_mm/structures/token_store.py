@@ -3,7 +3,7 @@
 A store is a folder. `manifest.json` has an id, drawn when the store is created, the store's identity and the
 file of its names. Image i is row i, and rows lie in parts of 1,024: `parts/00017-<id>.safetensors`. A part is
 replaced in one step. Its name has the id, so the files of a store that was replaced are never taken for those
-of the new one.
+of the new one. Whoever reads a part or the manifest in order to replace it holds `.lock` meanwhile.
 """
 
 from __future__ import annotations
@@ -19,18 +19,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from jaxtyping import Bool, Int, Int64, UInt8, UInt64
 from mmengine.utils import to_2tuple
 from safetensors import safe_open
+from tqdm import tqdm
 
 from mapet_mm.structures import store_files as files
-from mapet_mm.structures.store_files import MISSING, PART_ROWS, SKIPPED, WRITTEN, TokenStoreError
+from mapet_mm.structures.store_files import PART_ROWS, PENDING, SKIPPED, WRITTEN, TokenStoreError
 from mapet_mm.utils.atomic_files import new_folder, replace_file, replace_json
+from mapet_mm.utils.identity import explain
 
-FORMAT = {"format": "mapet_mm.token_store", "version": 4}
-IDENTITY = ("grid", "vocab_size", "tokenizer", "data_root", "preprocessing")
+STORE_FORMAT = {"format": "mapet_mm.token_store", "version": 4}
+# Entries of the manifest by which two stores fit together.
+IDENTITY_KEYS = ("grid", "vocab_size", "tokenizer", "data_root", "preprocessing")
 MANIFEST = "manifest.json"
-REMEDY = "run tools/extract_tokens.py with the tokenizer's config"
+LOCK = ".lock"
+EXTRACT = "run tools/extract_tokens.py with the tokenizer's config"
 
 
 class MissingTokensError(TokenStoreError, KeyError):
@@ -51,15 +56,30 @@ class TokenStore:
         tokenizer: digest of the tokenizer that made the ids.
         data_root: folder that the names are relative to, as given when the store was made.
         preprocessing: how images were prepared (`pipeline`, `data_preprocessor`), if recorded.
+
+    Example:
+        >>> from mapet_mm.tokenizers import TokenStore, extend_store
+        >>> names = ["train/cat.png", "train/dog.png"]
+        >>> store = TokenStore.create("tokens", names, grid=2, vocab_size=8, tokenizer="3fa2")
+        >>> store.write(rows=[1], grids=[[[7, 0], [1, 1]]])
+        >>> store["train/dog.png"].tolist()
+        [[7, 0], [1, 1]]
+        >>> store.missing().tolist()
+        [0]
+        >>> extend_store("tokens", ["val/cow.png"]).missing().tolist()
+        [0, 2]
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
         self.path = Path(path)
-        self.manifest = manifest = read_manifest(self.path)
-        self.identity = {key: manifest[key] for key in IDENTITY}
-        self.id, self.tokenizer = manifest["id"], manifest["tokenizer"]
-        self.grid, self.vocab_size = tuple(manifest["grid"]), manifest["vocab_size"]
-        self.data_root, self.preprocessing = manifest["data_root"], manifest["preprocessing"]
+        self.manifest = read_manifest(self.path)
+        self.identity = {key: self.manifest[key] for key in IDENTITY_KEYS}
+        self.id = self.manifest["id"]
+        self.tokenizer = self.manifest["tokenizer"]
+        self.grid = tuple(self.manifest["grid"])
+        self.vocab_size = self.manifest["vocab_size"]
+        self.data_root = self.manifest["data_root"]
+        self.preprocessing = self.manifest["preprocessing"]
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
 
     @classmethod
@@ -75,7 +95,7 @@ class TokenStore:
         grid: int | Sequence[int],
         vocab_size: int,
         tokenizer: str,
-        data_root: str | None = None,
+        data_root: str | os.PathLike | None = None,
         preprocessing: Mapping[str, Any] | None = None,
     ) -> TokenStore:
         """Make a store with no rows written yet; it appears at `path` complete or not at all.
@@ -93,16 +113,21 @@ class TokenStore:
         Raises:
             TokenStoreError: something is at `path` already, or a name is given twice.
         """
-        root = None if data_root is None else str(data_root)
-        identity = (tuple(map(int, to_2tuple(grid))), int(vocab_size), tokenizer, root, preprocessing)
-        with new_store(Path(path), list(names), dict(zip(IDENTITY, identity, strict=True))):
+        identity = {
+            "grid": tuple(int(side) for side in to_2tuple(grid)),
+            "vocab_size": int(vocab_size),
+            "tokenizer": tokenizer,
+            "data_root": None if data_root is None else str(data_root),
+            "preprocessing": preprocessing,
+        }
+        with new_store(Path(path), list(names), identity):
             pass
         return cls(path)
 
     @cached_property
     def names(self) -> files.StoredNames:
         """The image names by row, in a sequence that reads them from disk when accessed."""
-        return files.StoredNames(self.path / self.manifest["names"], len(self), self._opened)
+        return files.StoredNames(self.path / self.manifest["names"], len(self), self._open_file)
 
     @property
     def parts(self) -> int:
@@ -131,6 +156,32 @@ class TokenStore:
                 f"{digest[:12]}: re-extract into another store, or use the other one"
             )
 
+    def require_settings(
+        self, grid: tuple[int, int], preprocessing: Mapping[str, Any], data_root: str | os.PathLike
+    ) -> None:
+        """Raise TokenStoreError if the store has another grid, preprocessing or folder of images."""
+        root = os.path.realpath(data_root)
+        own_root = os.path.realpath(self.data_root or root)
+        before = {"grid": self.grid, "preprocessing": self.preprocessing, "data_root": own_root}
+        now = {"grid": grid, "preprocessing": preprocessing, "data_root": root}
+        difference = explain(before, now)
+        if difference:
+            raise TokenStoreError(
+                f"token store `{self.path}` was made with other settings ({difference}): choose another "
+                "`token_store`; if the folder of images was moved, leave a link to it in its old place"
+            )
+
+    def require_unreplaced(self) -> None:
+        """Raise TokenStoreError if another store was made at the path since this one was opened."""
+        current_id = "gone"
+        if (self.path / MANIFEST).exists():
+            current_id = read_manifest(self.path)["id"]
+        if current_id != self.id:
+            raise TokenStoreError(
+                f"token store `{self.path}` was replaced while it was in use (id {self.id}, now "
+                f"{current_id}): start this command again"
+            )
+
     def __getitem__(self, name: str) -> Int[np.ndarray, "height width"]:
         """Token grid (H, W) of an image, a copy, as uint16 (uint32 past 65,536 ids).
 
@@ -140,51 +191,62 @@ class TokenStore:
         """
         row = self.row(name)
         if row is None:
-            raise MissingTokensError(f"token store `{self.path}` has no image `{name}`: {REMEDY} on it")
-        number, place = divmod(row, PART_ROWS)
-        with self._opened(self._file(number)) as file:
-            state = MISSING if file is None else int(file.get_slice("states")[place])
-            if state != MISSING and file.get_slice("names")[place] != files.name_hashes([name])[0]:
-                raise files.damaged(
-                    self._file(number), f"row {row} has the tokens of another image than `{name}`"
+            raise MissingTokensError(f"token store `{self.path}` has no image `{name}`: {EXTRACT} on it")
+        part, slot = divmod(row, PART_ROWS)
+        path = self._part_file(part)
+        no_tokens = f"token store `{self.path}` has no tokens for image `{name}`"
+        with self._open_file(path) as file:
+            state = PENDING
+            if file is not None:
+                state = int(file.get_slice("states")[slot])
+            if state == PENDING:
+                raise MissingTokensError(f"{no_tokens} yet: {EXTRACT}")
+            if file.get_slice("names")[slot] != files.name_hashes([name])[0]:
+                raise files.damage_error(path, f"row {row} has the tokens of another image than `{name}`")
+            if state == SKIPPED:
+                reason = files.skipped_of(file)[name]
+                raise MissingTokensError(
+                    f"{no_tokens} that it skipped ({reason}, --retry-skipped): {EXTRACT}"
                 )
-            if state == WRITTEN:
-                return file.get_slice("grids")[place]
-            lacking = f"that it skipped ({files.skipped_of(file)[name]}, --retry-skipped)" if state else "yet"
-        raise MissingTokensError(
-            f"token store `{self.path}` has no tokens for image `{name}` {lacking}: {REMEDY}"
-        )
+            return file.get_slice("grids")[slot]
 
     @property
     def skipped(self) -> dict[str, str]:
         """Images that could not be decoded and have no tokens, by name, with the reason."""
-        found: dict[str, str] = {}
-        for number in range(self.parts):
-            with self._opened(self._file(number)) as file:
-                found |= files.skipped_of(file) if file else {}
-        return found
+        skipped: dict[str, str] = {}
+        for part in range(self.parts):
+            with self._open_file(self._part_file(part)) as file:
+                if file is not None:
+                    skipped.update(files.skipped_of(file))
+        return skipped
 
     def states(self, part: int) -> UInt8[np.ndarray, " rows"]:
-        """The state of each row of a part: MISSING, WRITTEN or SKIPPED."""
-        rows = min(PART_ROWS, len(self) - part * PART_ROWS)
-        with self._opened(self._file(part)) as file:
-            return file.get_tensor("states")[:rows] if file else np.zeros(rows, np.uint8)
+        """The state of each row of a part: PENDING, WRITTEN or SKIPPED."""
+        num_rows = min(PART_ROWS, len(self) - part * PART_ROWS)
+        with self._open_file(self._part_file(part)) as file:
+            if file is None:
+                return np.full(num_rows, PENDING, np.uint8)
+            return file.get_tensor("states")[:num_rows]
 
     def written(self) -> Bool[np.ndarray, " rows"]:
         """For every row, True if its tokens are stored."""
-        return np.concatenate([self.states(part) for part in range(self.parts)]) == WRITTEN
+        return self._all_states() == WRITTEN
 
     def missing(self) -> Int64[np.ndarray, " rows"]:
         """Rows (int64, ascending) whose tokens are not written yet; images that were skipped do not count."""
-        return np.flatnonzero(np.concatenate([self.states(part) for part in range(self.parts)]) == MISSING)
+        return np.flatnonzero(self._all_states() == PENDING)
+
+    def _all_states(self) -> UInt8[np.ndarray, " rows"]:
+        return np.concatenate([self.states(part) for part in range(self.parts)])
 
     def chunks(self) -> Iterator[tuple[Int64[np.ndarray, " rows"], Int[np.ndarray, "rows height width"]]]:
         """Rows whose tokens are stored, ascending, with their grids, part by part."""
-        for number in range(self.parts):
-            part = self._read(number)
-            places = np.flatnonzero(part.states[: len(self) - number * PART_ROWS] == WRITTEN)
-            if places.size:
-                yield places + number * PART_ROWS, part.grids[places]
+        for part in range(self.parts):
+            first_row = part * PART_ROWS
+            content = self._read(part)
+            slots = np.flatnonzero(content.states[: len(self) - first_row] == WRITTEN)
+            if slots.size:
+                yield first_row + slots, content.grids[slots]
 
     def write(
         self,
@@ -192,10 +254,10 @@ class TokenStore:
         grids: Int[np.ndarray, "rows height width"],
         skipped: Mapping[int, str] | None = None,
     ) -> None:
-        """Store token grids; they are on disk when this returns, and a killed run leaves them missing.
+        """Store token grids; they are on disk when this returns, and a killed run leaves them pending.
 
         Each part with one of the rows is read, checked and replaced, so write many neighbouring rows at once.
-        If two processes write one part at the same moment, the rows of one of them may stay missing.
+        Other writers wait meanwhile, on any machine whose file system shares locks.
 
         Args:
             rows: row of each grid, without duplicates.
@@ -205,92 +267,139 @@ class TokenStore:
         Raises:
             TokenStoreError: wrong shape, ids or rows, a damaged part, or the store was replaced.
         """
-        rows, grids, skipped = np.asarray(rows, dtype=np.int64), np.asarray(grids), dict(skipped or {})
-        every = np.append(rows, np.fromiter(skipped, dtype=np.int64))
+        rows = np.asarray(rows, dtype=np.int64)
+        grids = np.asarray(grids)
+        skipped = dict(skipped or {})
+        all_rows = np.append(rows, np.fromiter(skipped, dtype=np.int64))
+        self._check_write(rows, grids, all_rows)
+        self.require_unreplaced()
+        for part in np.unique(all_rows // PART_ROWS).tolist():
+            in_part = rows // PART_ROWS == part
+            reasons = {row % PART_ROWS: why for row, why in skipped.items() if row // PART_ROWS == part}
+            with self.lock():
+                self._update(part, rows[in_part] % PART_ROWS, grids[in_part], reasons)
+
+    def _check_write(self, rows: np.ndarray, grids: np.ndarray, all_rows: np.ndarray) -> None:
         problem = None
         if grids.shape != (*rows.shape, *self.grid) or not np.issubdtype(grids.dtype, np.integer):
             shape = (rows.size, *self.grid)
             problem = f"takes integer ids of shape {shape}, got {grids.dtype} of {grids.shape}"
         elif grids.size and not (grids.min() >= 0 and grids.max() < self.vocab_size):
             problem = f"takes ids from 0 to {self.vocab_size - 1}, got {grids.min()} to {grids.max()}"
-        elif every.size and not (every.min() >= 0 and every.max() < len(self)):
-            problem = f"has rows 0 to {len(self) - 1}, got {every.min()} to {every.max()}"
+        elif all_rows.size and not (all_rows.min() >= 0 and all_rows.max() < len(self)):
+            problem = f"has rows 0 to {len(self) - 1}, got {all_rows.min()} to {all_rows.max()}"
         if problem:
             raise TokenStoreError(f"token store `{self.path}` {problem}")
-        self.require_unreplaced()
-        for number in np.unique(every // PART_ROWS).tolist():
-            here = rows // PART_ROWS == number
-            reasons = {row % PART_ROWS: why for row, why in skipped.items() if row // PART_ROWS == number}
-            self._update(number, rows[here] % PART_ROWS, grids[here], reasons)
+
+    def lock(self) -> FileLock:
+        """The lock of whoever reads a part or the manifest in order to replace it."""
+        return FileLock(self.path / LOCK, mode=0o666)  # less the umask, as any file
 
     def verify(self) -> None:
         """Raise TokenStoreError if a file has changed since it was written, by their digests."""
         names = self.path / self.manifest["names"]
         if sha256(names.read_bytes()).hexdigest() != self.manifest["names_sha256"]:
             raise TokenStoreError(
-                f"token store file `{names}` has changed since it was written: {files.RESTORE}"
+                f"token store file `{names}` has changed since it was written: {files.HOW_TO_RESTORE}"
             )
         hashes = self.names.hashes()
-        for number in range(self.parts):
-            self._read(number, hashes[number * PART_ROWS : (number + 1) * PART_ROWS])
+        for part in range(self.parts):
+            self._read(part, hashes[part * PART_ROWS : (part + 1) * PART_ROWS])
 
-    def require_unreplaced(self) -> None:
-        """Raise TokenStoreError if another store was made at the path since this one was opened."""
-        now = read_manifest(self.path)["id"] if (self.path / MANIFEST).exists() else "gone"
-        if now != self.id:
-            raise TokenStoreError(
-                f"token store `{self.path}` was replaced while it was in use (id {self.id}, now {now}): "
-                "start this command again"
-            )
+    def _update(self, part: int, slots: np.ndarray, grids: np.ndarray, reasons: Mapping[int, str]) -> None:
+        """Replace a part by itself with some rows written and others skipped."""
+        content = self._read(part)
+        names = self.names[part * PART_ROWS : (part + 1) * PART_ROWS]
+        content.names[: len(names)] = files.name_hashes(names)
+        content.grids[slots] = grids
+        content.states[slots] = WRITTEN
+        content.states[list(reasons)] = SKIPPED
+        skipped = dict(content.skipped)
+        for slot in slots.tolist():
+            skipped.pop(names[slot], None)
+        for slot, reason in reasons.items():
+            skipped[names[slot]] = reason
+        # In order, so that equal parts have equal bytes whoever wrote them.
+        files.write_part(self._part_file(part), content._replace(skipped=dict(sorted(skipped.items()))))
 
-    def _update(self, number: int, places: np.ndarray, grids: np.ndarray, reasons: Mapping[int, str]) -> None:
-        """Replace a part by itself with some rows changed."""
-        part = self._read(number)
-        names = self.names[number * PART_ROWS : (number + 1) * PART_ROWS]
-        part.names[: len(names)] = files.name_hashes(names)
-        part.grids[places], part.states[places] = grids, WRITTEN
-        part.states[list(reasons)] = SKIPPED
-        for place in places.tolist():
-            part.skipped.pop(names[place], None)
-        skipped = part.skipped | {names[place]: why for place, why in reasons.items()}
-        files.write_part(self._file(number), part._replace(skipped=dict(sorted(skipped.items()))))
-
-    def _read(self, number: int, names: UInt64[np.ndarray, " rows"] | None = None) -> files.Part:
+    def _read(self, part: int, hashes: UInt64[np.ndarray, " rows"] | None = None) -> files.Part:
         """A whole part, checked against its digest and its images' names; an empty one if it is not there."""
-        with self._opened(self._file(number)) as file:
+        path = self._part_file(part)
+        with self._open_file(path) as file:
             if file is None:
-                grids = np.zeros((PART_ROWS, *self.grid), self.dtype)
-                return files.Part(np.zeros(PART_ROWS, np.uint64), np.zeros(PART_ROWS, np.uint8), grids, {})
-            part = files.read_part(file, self._file(number))
-        if names is None:
-            names = files.name_hashes(self.names[number * PART_ROWS : (number + 1) * PART_ROWS])
-        if ((part.names[: len(names)] != names) & (part.states[: len(names)] != MISSING)).any():
-            raise files.damaged(self._file(number), "it has the tokens of other images")
-        return part
+                return files.empty_part(self.grid, self.dtype)
+            content = files.read_part(file, path)
+        if hashes is None:
+            hashes = files.name_hashes(self.names[part * PART_ROWS : (part + 1) * PART_ROWS])
+        is_other = content.names[: len(hashes)] != hashes
+        has_tokens = content.states[: len(hashes)] != PENDING
+        if (is_other & has_tokens).any():
+            raise files.damage_error(path, "it has the tokens of other images")
+        return content
 
-    def _file(self, number: int) -> Path:
-        return self.path / "parts" / f"{number:05d}-{self.id}.safetensors"
+    def _part_file(self, part: int) -> Path:
+        return self.path / "parts" / f"{part:05d}-{self.id}.safetensors"
 
     @contextmanager
-    def _opened(self, path: Path) -> Iterator[safe_open | None]:
+    def _open_file(self, path: Path) -> Iterator[safe_open | None]:
         """A file of the store; None if it is not there yet; a replaced store is an error."""
         if not path.exists():
             self.require_unreplaced()
             yield None
         else:
-            with files.opened(path) as file:
+            with files.open_file(path) as file:
                 yield file
 
 
+def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
+    """Append rows for further images, whose tokens are not written yet; the store changes in one step.
+
+    Readers that have the store open keep the images that they know. TokenStoreError if a name is there
+    already or given twice.
+    """
+    with TokenStore.open(path).lock():
+        store = TokenStore.open(path)  # as the last process with the lock has left it
+        write_names(store.path, store.manifest, [*store.names, *names])
+    return TokenStore.open(path)
+
+
+def merge_stores(path: str | os.PathLike, stores: Sequence[TokenStore]) -> TokenStore:
+    """Merge stores without common images into a new store, which appears complete or not at all.
+
+    Rows pending in them are pending in the new store.
+
+    Raises:
+        TokenStoreError: something is at `path` already, the stores do not fit together, or one is damaged.
+    """
+    for store in stores:
+        difference = explain(stores[0].identity, store.identity)
+        if difference:
+            raise TokenStoreError(
+                f"token stores `{stores[0].path}` and `{store.path}` do not fit together ({difference})"
+            )
+    names = sorted(name for store in stores for name in store.names)
+    with new_store(Path(path), names, stores[0].identity) as merged:
+        for store in stores:
+            merged_rows = merged.rows(store.names)
+            for rows, grids in tqdm(store.chunks(), f"merging {store.path}", store.parts, unit="part"):
+                merged.write(merged_rows[rows], grids)
+            skipped = store.skipped
+            skipped_rows = merged.rows(skipped).tolist()
+            no_grids = np.empty((0, *store.grid), store.dtype)
+            merged.write([], no_grids, dict(zip(skipped_rows, skipped.values(), strict=True)))
+    return TokenStore.open(path)
+
+
 def read_manifest(store: Path) -> dict[str, Any]:
+    """The manifest of a store; TokenStoreError if there is none, or one of another version."""
     path = store / MANIFEST
     if not path.exists():
         how = f"is not a token store (it has no {MANIFEST})" if store.is_dir() else "does not exist"
-        raise TokenStoreError(f"token store `{store}` {how}: {REMEDY} or correct the path")
+        raise TokenStoreError(f"token store `{store}` {how}: {EXTRACT} or correct the path")
     manifest = json.loads(path.read_text())
-    if not FORMAT.items() <= manifest.items():
+    if not STORE_FORMAT.items() <= manifest.items():
         raise TokenStoreError(
-            f"`{store}` is not a token store of version {FORMAT['version']}: {REMEDY} at another path"
+            f"`{store}` is not a token store of version {STORE_FORMAT['version']}: {EXTRACT} at another path"
         )
     return manifest
 
@@ -301,7 +410,7 @@ def new_store(path: Path, names: Sequence[str], identity: Mapping[str, Any]) -> 
     try:
         with new_folder(path) as folder:
             (folder / "parts").mkdir()
-            write_names(folder, {**FORMAT, "id": uuid.uuid4().hex[:12], **identity}, names)
+            write_names(folder, {**STORE_FORMAT, "id": uuid.uuid4().hex[:12], **identity}, names)
             yield TokenStore(folder)
     except FileExistsError:
         raise TokenStoreError(

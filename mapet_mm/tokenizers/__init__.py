@@ -14,4 +14,5 @@ from mapet_mm.structures import (
     extend_store,
     merge_stores,
 )
+from mapet_mm.tokenizers.kmeans import fit_codebook
 from mapet_mm.utils.precision import full_float32

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int, Int64
+from torch import Tensor
 
 from mapet_mm.models.target_generators.tokenizer import Tokenizer
 from mapet_mm.structures import TokenStore, TokenStoreError, extend_store
-from mapet_mm.structures.store_files import MISSING, PART_ROWS, WRITTEN
+from mapet_mm.structures.store_files import PART_ROWS, PENDING, WRITTEN
 from mapet_mm.tokenizers.image_groups import GroupLoader, encode_blocks, split
-from mapet_mm.tokenizers.images import LARGEST_SKIPPED, NamedImages, UnreadableImagesError, note_left_out
-from mapet_mm.utils.identity import explain
+from mapet_mm.tokenizers.images import LARGEST_SKIPPED, NamedImages, UnreadableImagesError, note_skipped
 
 # A kill costs the tokens of this time at most.
 FLUSH_SECONDS = 60.0
@@ -26,20 +27,25 @@ NOT_FINITE = "the network gives NaN or infinity for it"
 LARGEST_DIFFERENCE = 0.05
 
 
-class Extraction(NamedTuple):
-    """Images tokenised by this process, others that have no tokens, and a note on those that were left out.
+@dataclass(frozen=True)
+class Extraction:
+    """Result of a run.
 
-    The others are not in this run's dataset, or another process is at work on them.
+    Attributes:
+        images: number of images tokenised here.
+        pending: number of images of the store still without tokens: in no dataset of this run, or being done
+            elsewhere.
+        note: on the images that were skipped; empty if there are none.
     """
 
     images: int
-    others: int
-    left_out: str
+    pending: int
+    note: str
 
     def __str__(self) -> str:
         done = f"tokenised {self.images} images" if self.images else "all images had their tokens"
-        others = f"; {self.others} images of the store have no tokens yet" if self.others else ""
-        return done + self.left_out + others
+        pending = f"; {self.pending} images of the store have no tokens yet" if self.pending else ""
+        return done + self.note + pending
 
 
 def open_or_create(
@@ -54,48 +60,65 @@ def open_or_create(
         TokenStoreError: the store is of another tokenizer, grid, preprocessing or folder of images.
     """
     names = images.names()
-    identity = (tokenizer.grid, tokenizer.vocab_size, tokenizer.digest, images.data_root, preprocessing)
     if not Path(path).exists():
-        try:
-            TokenStore.create(path, sorted(set(names)), *identity)
-        except TokenStoreError:
-            if not Path(path).exists():
-                raise  # else another process was faster
+        create_store(path, tokenizer, names, images.data_root, preprocessing)
     store = TokenStore.open(path)
     store.require_tokenizer(tokenizer.digest, "the config's tokenizer")
-    root = os.path.realpath(images.data_root)
-    before = (store.grid, store.preprocessing, os.path.realpath(store.data_root or root))
-    keys = ("grid", "preprocessing", "data_root")
-    found = dict(zip(keys, (tokenizer.grid, preprocessing, root), strict=True))
-    if changed := explain(dict(zip(keys, before, strict=True)), found):
-        raise TokenStoreError(
-            f"token store `{store.path}` was made with other settings ({changed}): choose another "
-            "`token_store`; if the folder of images was moved, leave a link to it in its old place"
-        )
+    store.require_settings(tokenizer.grid, preprocessing, images.data_root)
     rows = store.rows(names)
-    if new := sorted({name for name, row in zip(names, rows, strict=True) if row < 0}):
-        try:
-            extend_store(path, new)
-        except TokenStoreError:
-            if (TokenStore.open(path).rows(new) < 0).any():
-                raise  # else another process was faster
-        store = TokenStore.open(path)
+    if (rows < 0).any():
+        store = add_images(store, [name for name, row in zip(names, rows, strict=True) if row < 0])
         rows = store.rows(names)
-    place_of_row = np.full(len(store), -1, dtype=np.int64)
-    place_of_row[rows[::-1]] = np.arange(len(rows))[::-1]  # the first image of a name
-    return store, place_of_row
+    image_of_row = np.full(len(store), -1, dtype=np.int64)
+    found_rows, first_images = np.unique(rows, return_index=True)  # of equal names, the first image counts
+    image_of_row[found_rows] = first_images
+    return store, image_of_row
+
+
+def create_store(
+    path: str | os.PathLike,
+    tokenizer: Tokenizer,
+    names: Sequence[str],
+    data_root: str,
+    preprocessing: Mapping[str, Any],
+) -> None:
+    """Create a token store for a tokenizer's images, unless another process is faster."""
+    try:
+        TokenStore.create(
+            path,
+            sorted(set(names)),
+            tokenizer.grid,
+            tokenizer.vocab_size,
+            tokenizer.digest,
+            data_root,
+            preprocessing,
+        )
+    except TokenStoreError:
+        if not Path(path).exists():
+            raise
+
+
+def add_images(store: TokenStore, names: Sequence[str]) -> TokenStore:
+    """Extend a store by images that it lacks, unless another process is faster."""
+    try:
+        return extend_store(store.path, sorted(set(names)))
+    except TokenStoreError:
+        store = TokenStore.open(store.path)
+        if (store.rows(names) < 0).any():
+            raise
+        return store
 
 
 def extract_tokens(
     tokenizer: Tokenizer,
     loader: GroupLoader,
     store: TokenStore,
-    place_of_row: Int64[np.ndarray, " rows"],
+    image_of_row: Int64[np.ndarray, " rows"],
     on_error: str = "raise",
     retry_skipped: bool = False,
     max_skipped: float = LARGEST_SKIPPED,
 ) -> Extraction:
-    """Write the token grids missing in the store.
+    """Write the token grids that are pending in the store.
 
     Any number of processes and machines may do this at once: each takes parts of the store by its rank, and
     at the end what others have left.
@@ -104,8 +127,8 @@ def extract_tokens(
         tokenizer: computes the tokens on its own device.
         loader: loads the images.
         store: receives the tokens; all processes must see it.
-        place_of_row: index of each row's image in the loader's dataset, -1 if it is not there.
-        on_error: 'raise' leaves images missing that cannot be decoded, or for which the network gives NaN or
+        image_of_row: index of each row's image in the loader's dataset, -1 if it is not there.
+        on_error: 'raise' leaves images pending that cannot be decoded, or for which the network gives NaN or
             infinity, and raises at the end; 'skip' records them in the store.
         retry_skipped: try the images that were skipped again.
         max_skipped: largest share of the images that may be skipped.
@@ -115,33 +138,51 @@ def extract_tokens(
         UserError: more than `max_skipped` of the images were skipped, or the storage gives errors.
     """
 
-    def lacking(part: int) -> Int64[np.ndarray, " rows"]:
-        states, places = store.states(part), place_of_row[part * PART_ROWS : (part + 1) * PART_ROWS]
-        untried = states != WRITTEN if retry_skipped else states == MISSING
-        return places[untried & (places >= 0)]
+    def pending(part: int) -> Int64[np.ndarray, " images"]:
+        states = store.states(part)
+        is_pending = states != WRITTEN if retry_skipped else states == PENDING
+        images = image_of_row[part * PART_ROWS : (part + 1) * PART_ROWS]
+        return images[is_pending & (images >= 0)]
 
-    written, unreadable = {}, {}
-    what = (store.parts, lacking, "extracting tokens", FLUSH_SECONDS)
-    for part, results, reasons in encode_blocks(loader, lambda group: tokenizer(group.inputs), *what):
-        first = part * PART_ROWS
-        places = place_of_row[first : first + PART_ROWS].tolist()
-        row_of = {place: first + row for row, place in enumerate(places)}
-        grids = np.empty((0, *store.grid), np.int64)
-        if results:  # they stay on the device until here, because copying waits for it
-            grids = torch.stack(list(results.values())).cpu().numpy().reshape(-1, *store.grid)
+    num_written: dict[int, int] = {}
+    unreadable: dict[int, str] = {}
+    encoded = encode_blocks(
+        loader,
+        lambda group: tokenizer(group.inputs),
+        store.parts,
+        pending,
+        "extracting tokens",
+        FLUSH_SECONDS,
+    )
+    for part, tokens, reasons in encoded:
+        first_row = part * PART_ROWS
+        images = image_of_row[first_row : first_row + PART_ROWS].tolist()
+        row_of = {image: first_row + slot for slot, image in enumerate(images)}
+        grids = grids_of(tokens, store.grid)
         finite = (grids >= 0).all(axis=(1, 2))
-        rows = np.array([row_of[place] for place in results], np.int64)
-        reasons |= {place: NOT_FINITE for place, good in zip(results, finite, strict=True) if not good}
-        unreadable |= reasons
-        skipped = {row_of[place]: why for place, why in reasons.items()} if on_error == "skip" else {}
+        for image, is_finite in zip(tokens, finite, strict=True):
+            if not is_finite:
+                reasons[image] = NOT_FINITE
+        unreadable.update(reasons)
+        skipped = {}
+        if on_error == "skip":
+            skipped = {row_of[image]: reason for image, reason in reasons.items()}
+        rows = np.array([row_of[image] for image in tokens], np.int64)
         store.write(rows[finite], grids[finite], skipped)
-        written[part] = int(finite.sum())
+        num_written[part] = int(finite.sum())  # of all that there is of the part, flushed before or not
     if unreadable and on_error != "skip":
-        paths = {loader.images.path(place): reason for place, reason in unreadable.items()}
-        raise UnreadableImagesError(paths, f"the tokens of all others are in `{store.path}`")
-    skipped = {os.path.join(store.data_root or "", name): why for name, why in store.skipped.items()}
-    left_out = note_left_out(skipped, len(store), store.path / "skipped.txt", max_skipped)
-    return Extraction(sum(written.values()), store.missing().size, left_out)
+        reasons_by_path = {loader.images.path(image): reason for image, reason in unreadable.items()}
+        raise UnreadableImagesError(reasons_by_path, f"the tokens of all others are in `{store.path}`")
+    skipped_paths = {os.path.join(store.data_root or "", name): why for name, why in store.skipped.items()}
+    note = note_skipped(skipped_paths, len(store), store.path / "skipped.txt", max_skipped)
+    return Extraction(sum(num_written.values()), store.missing().size, note)
+
+
+def grids_of(tokens: Mapping[int, Tensor], grid: tuple[int, int]) -> Int[np.ndarray, "images height width"]:
+    """The images' tokens as grids; they stay on the device until here, because copying waits for it."""
+    if not tokens:
+        return np.empty((0, *grid), np.int64)
+    return torch.stack(list(tokens.values())).cpu().numpy().reshape(-1, *grid)
 
 
 def verify_store(tokenizer: Tokenizer, loader: GroupLoader, store: TokenStore, count: int = 256) -> str:
@@ -154,21 +195,25 @@ def verify_store(tokenizer: Tokenizer, loader: GroupLoader, store: TokenStore, c
     store.require_tokenizer(tokenizer.digest, "the config's tokenizer")
     store.verify()
     names = loader.images.names()
-    rows, written = store.rows(names), store.written()
-    there = [place for place, row in enumerate(rows) if row >= 0 and written[row]]
-    drawn = sorted(np.random.default_rng(0).permutation(there)[:count].tolist())
-    different, tokens = 0, 0
-    for group in loader.load((0, places) for places in split(drawn, loader.group_size)):
-        for place, reason in group.unreadable.items():
-            raise TokenStoreError(f"image `{loader.images.path(place)}` could not be decoded ({reason})")
-        for place, fresh in zip(group.places, tokenizer(group.inputs).cpu().numpy(), strict=False):
-            wrong = int((store[names[place]].ravel() != fresh).sum())
-            if wrong > LARGEST_DIFFERENCE * fresh.size:
+    rows = store.rows(names)
+    written = store.written()
+    with_tokens = [image for image, row in enumerate(rows) if row >= 0 and written[row]]
+    drawn = sorted(np.random.default_rng(0).permutation(with_tokens)[:count].tolist())
+    num_different = 0
+    num_tokens = 0
+    for group in loader.load((0, images) for images in split(drawn, loader.group_size)):
+        if group.reasons:
+            image, reason = next(iter(group.reasons.items()))
+            raise TokenStoreError(f"image `{loader.images.path(image)}` could not be decoded ({reason})")
+        for image, fresh in zip(group.indices, tokenizer(group.inputs).cpu().numpy(), strict=False):
+            different = int((store[names[image]].ravel() != fresh).sum())
+            if different > LARGEST_DIFFERENCE * fresh.size:
                 raise TokenStoreError(
-                    f"token store `{store.path}`: {wrong} of {fresh.size} tokens of image "
-                    f"`{loader.images.path(place)}` differ from fresh ones: the image or the pipeline has "
+                    f"token store `{store.path}`: {different} of {fresh.size} tokens of image "
+                    f"`{loader.images.path(image)}` differ from fresh ones: the image or the pipeline has "
                     "changed since; give the image another name, so that it counts as new, or extract into "
                     "another store"
                 )
-            different, tokens = different + wrong, tokens + fresh.size
-    return f"{different} of {tokens} tokens of {len(drawn)} images differ from fresh ones"
+            num_different += different
+            num_tokens += fresh.size
+    return f"{num_different} of {num_tokens} tokens of {len(drawn)} images differ from fresh ones"

@@ -30,12 +30,12 @@ Result = TypeVar("Result")
 
 
 class ImageGroup(NamedTuple):
-    """Images of a block for one pass of the encoder, on its device; inputs beyond `places` are padding."""
+    """Images of a block for one pass of the encoder, on its device; inputs beyond `indices` are padding."""
 
     block: int
-    places: list[int]
+    indices: list[int]  # of the images that were decoded
     inputs: Float[Tensor, "group 3 height width"]
-    unreadable: dict[int, str]  # reason by place
+    reasons: dict[int, str]  # why the others were not, by index
 
 
 class GroupLoader:
@@ -57,90 +57,110 @@ class GroupLoader:
         group_size: int = GROUP_SIZE,
         num_workers: int = 2,
     ) -> None:
-        self.images, self.preprocessor = images, preprocessor
-        self.group_size, self.num_workers = group_size, num_workers
+        self.images = images
+        self.preprocessor = preprocessor
+        self.group_size = group_size
+        self.num_workers = num_workers
         self._collate = partial(_collate, size=group_size, side=image_size, path=images.path)
 
     def load(self, groups: Iterable[tuple[int, Sequence[int]]]) -> Iterator[ImageGroup]:
-        """Load groups: pairs of a block's number and the indices of at most `group_size` of its images."""
-        order: deque[int] = deque()
+        """Load groups: pairs of a block's index and the indices of at most `group_size` of its images."""
+        # The workers run ahead, so the blocks of the groups that they were given wait here.
+        blocks: deque[int] = deque()
 
         def batches() -> Iterator[list[int]]:
-            for block, places in groups:
-                order.append(block)
-                yield [int(place) for place in places]
+            for block, indices in groups:
+                blocks.append(block)
+                yield [int(index) for index in indices]
 
-        options = dict(batch_sampler=batches(), num_workers=self.num_workers, collate_fn=self._collate)
-        for places, padded, unreadable in DataLoader(self.images, **options):
-            check_pixel_range(self.preprocessor, padded[: len(places)])
+        loader = DataLoader(
+            self.images,
+            batch_sampler=batches(),
+            num_workers=self.num_workers,
+            collate_fn=self._collate,
+        )
+        for indices, padded, reasons in loader:
+            check_pixel_range(self.preprocessor, padded[: len(indices)])
             inputs = self.preprocessor({"inputs": padded, "data_samples": None})["inputs"]
-            yield ImageGroup(order.popleft(), places, inputs, unreadable)
+            yield ImageGroup(blocks.popleft(), indices, inputs, reasons)
 
 
-def split(places: Sequence[int], size: int) -> list[Sequence[int]]:
-    return [places[start : start + size] for start in range(0, len(places), size)]
+def split(indices: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Cut a sequence into pieces of a size; the last one may be smaller."""
+    return [indices[start : start + size] for start in range(0, len(indices), size)]
 
 
 def encode_blocks(
     loader: GroupLoader,
     encode: Callable[[ImageGroup], Iterable[Result]],
-    number: int,
-    lacking: Callable[[int], Sequence[int]],
-    what: str,
+    num_blocks: int,
+    pending: Callable[[int], Sequence[int]],
+    title: str,
     flush_seconds: float = float("inf"),
 ) -> Iterator[tuple[int, dict[int, Result], dict[int, str]]]:
-    """Encode images in blocks, shared with other processes; yield a block's results and failures by place.
+    """Encode images in blocks, shared with other processes.
+
+    Yields a block, its images' results by index, and by index why others have none.
 
     Args:
         loader: loads the images.
         encode: gives a group's results, in order; results of padding are dropped.
-        number: of blocks.
-        lacking: places of a block's images that have no result yet; asked whenever the block is looked at.
-        what: text of the progress bar.
+        num_blocks: number of blocks.
+        pending: indices of a block's images that have no result yet; asked whenever the block is looked at.
+        title: text of the progress bar.
         flush_seconds: also yield what there is of a block when this time has passed.
     """
-    taken: set[int] = set()
-
-    def groups() -> Iterator[tuple[int, Sequence[int]]]:
-        for block in my_blocks(number, lambda one: one in taken or not len(lacking(one))):
-            taken.add(block)
-            for places in split(lacking(block), loader.group_size):
-                if not len(lacking(block)):  # another process was faster
-                    break
-                yield block, places
-
-    rank, processes = process_number()
-    total = sum(len(lacking(block)) for block in range(number))
-    with tqdm(total=total, desc=what, unit="image", disable=rank > 0 or not total) as bar:
-        for block, loaded in groupby(loader.load(groups()), key=lambda group: group.block):
+    rank, num_processes = process_number()
+    total = sum(len(pending(block)) for block in range(num_blocks))
+    groups = loader.load(_my_groups(num_blocks, pending, loader.group_size))
+    with tqdm(total=total, desc=title, unit="image", disable=rank > 0 or not total) as bar:
+        for block, groups_of_block in groupby(groups, key=lambda group: group.block):
             results: dict[int, Result] = {}
             reasons: dict[int, str] = {}
             flushed = time.monotonic()
-            for group in loaded:
-                results |= zip(group.places, encode(group), strict=False)
-                reasons |= group.unreadable
+            for group in groups_of_block:
+                results.update(zip(group.indices, encode(group), strict=False))
+                reasons.update(group.reasons)
                 # The other processes are about as fast.
-                images = processes * (len(group.places) + len(group.unreadable))
-                bar.update(min(images, total - bar.n))
+                num_images = num_processes * (len(group.indices) + len(group.reasons))
+                bar.update(min(num_images, total - bar.n))
                 if time.monotonic() > flushed + flush_seconds:
                     yield block, results, reasons
                     flushed = time.monotonic()
             yield block, results, reasons
 
 
+def _my_groups(
+    num_blocks: int, pending: Callable[[int], Sequence[int]], group_size: int
+) -> Iterator[tuple[int, Sequence[int]]]:
+    """Groups of the blocks that this process takes, until nothing is pending in any block."""
+    taken: set[int] = set()
+
+    def is_done(block: int) -> bool:
+        return block in taken or not len(pending(block))
+
+    for block in my_blocks(num_blocks, is_done):
+        taken.add(block)
+        for indices in split(pending(block), group_size):
+            if not len(pending(block)):  # another process was faster
+                break
+            yield block, indices
+
+
 def _collate(
     samples: Sequence[tuple[int, Tensor | str]], size: int, side: int, path: Callable[[int], str]
 ) -> tuple[list[int], Tensor, dict[int, str]]:
     """Indices of the decoded images, their pixels padded to a group, and why the others failed."""
-    read = [(place, image) for place, image in samples if isinstance(image, Tensor)]
-    padded = torch.zeros(size, 3, side, side, dtype=read[0][1].dtype if read else torch.uint8)
-    for slot, (place, image) in zip(padded, read, strict=False):
-        if (image.shape, image.dtype) != (slot.shape, slot.dtype):
+    decoded = [(index, image) for index, image in samples if isinstance(image, Tensor)]
+    dtype = decoded[0][1].dtype if decoded else torch.uint8
+    padded = torch.zeros(size, 3, side, side, dtype=dtype)
+    for row, (index, image) in zip(padded, decoded, strict=False):
+        if (image.shape, image.dtype) != (row.shape, row.dtype):
             raise UserError(
-                f"the pipeline gives image `{path(place)}` as {image.dtype} of shape {tuple(image.shape)}, "
-                f"the tokenizer takes {slot.dtype} of shape {tuple(slot.shape)}: resize to that size before "
+                f"the pipeline gives image `{path(index)}` as {image.dtype} of shape {tuple(image.shape)}, "
+                f"the tokenizer takes {row.dtype} of shape {tuple(row.shape)}: resize to that size before "
                 "PackInputs, and load all images with color_type='color' (three channels of 8 bit)"
             )
-        slot.copy_(image)
-    unreadable = {place: reason for place, reason in samples if isinstance(reason, str)}
-    return [place for place, _ in read], padded, unreadable
+        row.copy_(image)
+    reasons = {index: reason for index, reason in samples if isinstance(reason, str)}
+    return [index for index, _ in decoded], padded, reasons

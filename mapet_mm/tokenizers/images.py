@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -28,38 +28,49 @@ LARGEST_SKIPPED = 0.05
 
 
 class UnreadableImagesError(UserError, RuntimeError):
-    """Images that could not be decoded or encoded; everything else was computed and written."""
+    """Images that could not be decoded or encoded; everything else was computed and written.
 
-    def __init__(self, unreadable: Mapping[str, str], kept: str) -> None:
-        (path, reason), *others = unreadable.items()
-        more = f" and {len(others)} more ({listed([one for one, _ in others], most=5)})" if others else ""
+    Args:
+        reasons: why, by the image's path.
+        kept: says where the results of the others are.
+    """
+
+    def __init__(self, reasons: Mapping[str, str], kept: str) -> None:
+        first, *others = reasons
+        more = f" and {len(others)} more ({listed(others, most=5)})" if others else ""
         super().__init__(
-            f"image `{path}` could not be decoded or encoded ({reason}){more}: repair or remove it, or leave "
-            f"such images out with --on-error skip, and run the same command again; {kept}"
+            f"image `{first}` could not be decoded or encoded ({reasons[first]}){more}: repair or remove it, "
+            "or leave such images out with --on-error skip, and run the same command again; " + kept
         )
 
 
-def note_left_out(left_out: Mapping[str, str], total: int, listing: Path, most: float) -> str:
-    """List the images that were left out, with reasons, in a file; returns the end of a message about them.
+def note_skipped(skipped: Mapping[str, str], num_images: int, listing: Path, max_skipped: float) -> str:
+    """List the images that were skipped, with reasons, in a file; returns the end of a message about them.
+
+    Args:
+        skipped: the reason by the image's path.
+        num_images: among which they are.
+        listing: the file, which is removed if none was skipped.
+        max_skipped: largest share of the images that may be skipped.
 
     Raises:
-        UserError: a larger share of the images than `most` was left out.
+        UserError: more were skipped.
     """
-    if not left_out:
+    if not skipped:
         listing.unlink(missing_ok=True)
         return ""
-    lines = (f"{path}\t{reason}\n" for path, reason in left_out.items())
+    lines = [f"{path}\t{reason}\n" for path, reason in skipped.items()]
     replace_file(listing, "".join(lines).encode("utf-8", "surrogateescape"))
-    said = (
-        f"left {len(left_out)} of {total} images out that could not be decoded or encoded, see "
+    note = (
+        f"left {len(skipped)} of {num_images} images out that could not be decoded or encoded, see "
         f"{listing.absolute()}"
     )
-    if len(left_out) > most * total:
+    if len(skipped) > max_skipped * num_images:
         raise UserError(
-            f"{said}: that is more than {most:.0%}; repair them and run the same command again (with "
+            f"{note}: that is more than {max_skipped:.0%}; repair them and run the same command again (with "
             "--retry-skipped where tokens are extracted), or go on without them: --max-skipped 1"
         )
-    return f"; {said}"
+    return f"; {note}"
 
 
 class NamedImages(Dataset):
@@ -78,7 +89,7 @@ class NamedImages(Dataset):
     ) -> None:
         configs = [configs] if isinstance(configs, Mapping) else configs
         self._datasets = [DATASETS.build(config) for config in configs]
-        self._ends = list(accumulate(map(len, self._datasets)))
+        self._ends = list(accumulate(len(dataset) for dataset in self._datasets))
         roots = {str(getattr(dataset, "data_root", "") or "") for dataset in self._datasets}
         self.data_root = data_root or (roots.pop() if len(roots) == 1 else "")
         if not self.data_root:
@@ -88,39 +99,47 @@ class NamedImages(Dataset):
             )
         for dataset in self._datasets:
             steps = dataset.pipeline.transforms
-            steps[:1] = map(_Reader, steps[:1])
+            if steps:
+                steps[0] = _Reader(steps[0])
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
     def path(self, index: int) -> str:
         """Path of an image; UserError if a dataset holds its images itself."""
-        dataset, place = self._at(index)
-        return path_of(dataset.get_data_info(place), dataset)
+        dataset, index_within = self._locate(index)
+        return path_of(dataset.get_data_info(index_within), dataset)
 
     def name(self, index: int) -> str:
         """Name of an image; UserError if it is not under the data root."""
-        if (name := relative_name(path := self.path(index), self.data_root)) is None:
+        path = self.path(index)
+        name = relative_name(path, self.data_root)
+        if name is None:
             raise UserError(f"image `{path}` is not under data_root `{self.data_root}`: correct `data_root`")
         return name
 
     def names(self) -> list[str]:
         """Names of all images by index; shows a progress bar if this takes long."""
-        return list(map(self.name, tqdm(range(len(self)), desc="reading names", unit="image", delay=2)))
+        indices = tqdm(range(len(self)), desc="reading names", unit="image", delay=2)
+        return [self.name(index) for index in indices]
 
-    def places(self) -> dict[str, int]:
+    def indices_by_name(self) -> dict[str, int]:
         """Index of the first image with each name, sorted by name."""
-        names = self.names()
-        backwards = sorted(range(len(names) - 1, -1, -1), key=names.__getitem__)
-        return {names[index]: index for index in backwards}  # of equal names, the first one's index stays
+        first: dict[str, int] = {}
+        for index, name in enumerate(self.names()):
+            first.setdefault(name, index)
+        return dict(sorted(first.items()))
 
     def labels(self) -> dict[str, int] | None:
         """Class index of each image by its name, or None where images have no label, or several."""
-        labels: dict[str, int | None] = {}
-        for name, index in self.places().items():
-            dataset, place = self._at(index)
-            labels[name] = label_of(dataset.get_data_info(place))
-        return None if None in labels.values() else labels
+        labels: dict[str, int] = {}
+        for name, index in self.indices_by_name().items():
+            dataset, index_within = self._locate(index)
+            label = label_of(dataset.get_data_info(index_within))
+            if label is None:
+                return None
+            labels[name] = label
+        return labels
 
     def class_names(self) -> list[str] | None:
         """Names of the classes by index, or None where the first dataset has none."""
@@ -129,9 +148,9 @@ class NamedImages(Dataset):
 
     def __getitem__(self, index: int) -> tuple[int, Tensor | str]:
         """Index and pipeline output `inputs` (3, H, W), or the reason why the image could not be decoded."""
-        dataset, place = self._at(index)
+        dataset, index_within = self._locate(index)
         try:
-            inputs = dataset.prepare_data(place)["inputs"]
+            inputs = dataset.prepare_data(index_within)["inputs"]
         except _UndecodableError as error:
             return index, str(error)
         if not isinstance(inputs, Tensor):
@@ -144,18 +163,23 @@ class NamedImages(Dataset):
     def require_repeatable(self) -> None:
         """Raise UserError if the first image that can be decoded does not always come out alike."""
         decoded = (index for index in range(len(self)) if isinstance(self[index][1], Tensor))
-        for index in islice(decoded, 1):
-            first, *others = (self[index][1] for _ in range(REPEATS))
-            if not all(torch.equal(first, other) for other in others):
+        index = next(decoded, None)
+        if index is None:
+            return
+        _, first = self[index]
+        for _ in range(REPEATS - 1):
+            _, again = self[index]
+            if not torch.equal(first, again):
                 raise UserError(
                     f"the pipeline draws random numbers: it gives image `{self.path(index)}` differently "
                     "each time, so its tokens would be other ones; remove the random step"
                 )
 
-    def _at(self, index: int) -> tuple[Dataset, int]:
+    def _locate(self, index: int) -> tuple[Dataset, int]:
         """The dataset of an image, and the image's index in it."""
         which = bisect_right(self._ends, index)
-        return self._datasets[which], index - (self._ends[which - 1] if which else 0)
+        first = self._ends[which - 1] if which else 0
+        return self._datasets[which], index - first
 
 
 class _UndecodableError(Exception):
@@ -169,20 +193,29 @@ class _Reader:
         self.step = step
 
     def __call__(self, results: dict) -> dict:
-        waits = iter(RETRIES)
-        while True:
+        for wait in RETRIES:
             try:
-                return self.step(results)
-            except Exception as error:
-                # Errors of decoders have no number.
-                of_storage = getattr(error, "errno", None) or isinstance(
-                    error, ConnectionError | TimeoutError
-                )
-                if not of_storage or isinstance(error, FileNotFoundError):
-                    raise _UndecodableError(reason_of(error)) from error
-                if (wait := next(waits, None)) is None:
-                    raise UserError(
-                        f"image `{results.get('img_path')}` cannot be read ({reason_of(error)}), in "
-                        f"{len(RETRIES) + 1} tries: look at the storage, then run the same command again"
-                    ) from error
+                return self._read(results)
+            except _StorageError:
                 time.sleep(wait)
+        try:
+            return self._read(results)
+        except _StorageError as error:
+            raise UserError(
+                f"image `{results.get('img_path')}` cannot be read ({error}), in {len(RETRIES) + 1} tries: "
+                "look at the storage, then run the same command again"
+            ) from error
+
+    def _read(self, results: dict) -> dict:
+        try:
+            return self.step(results)
+        except Exception as error:  # of any decoder
+            # Errors of the storage have a number; a file that is not there stays away.
+            of_storage = getattr(error, "errno", None) or isinstance(error, ConnectionError | TimeoutError)
+            if of_storage and not isinstance(error, FileNotFoundError):
+                raise _StorageError(reason_of(error)) from error
+            raise _UndecodableError(reason_of(error)) from error
+
+
+class _StorageError(Exception):
+    """The storage does not give an image, perhaps only now; the message is the reason."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float16
+from jaxtyping import Float16, Float32, Int64
 from safetensors import safe_open
 from safetensors.numpy import save
 
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
-from mapet_mm.structures.store_files import encoded
+from mapet_mm.structures.store_files import encode_name
 from mapet_mm.tokenizers.image_groups import GroupLoader, ImageGroup, encode_blocks
 from mapet_mm.tokenizers.images import UnreadableImagesError
 from mapet_mm.utils.atomic_files import replace_file
@@ -29,44 +29,67 @@ class FeatureBlocks(Sequence):
     """Sampled features on disk: blocks of float16 rows, `per_image` of each image, each in a file.
 
     A checksum of its name says which block an image is in.
+
+    Attributes:
+        names: names of the images of each block.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str], per_image: int) -> None:
-        self.folder, self.per_image = folder, per_image
-        self.names: list[list[str]] = [[] for _ in range(-(-len(names) // IMAGES_PER_BLOCK))]
-        for name in sorted(names):
-            self.names[zlib.crc32(encoded(name)) % len(self.names)].append(name)
+    def __init__(self, folder: Path, names: Iterable[str], per_image: int) -> None:
+        self.folder = folder
+        self.per_image = per_image
+        names = sorted(names)
+        num_blocks = -(-len(names) // IMAGES_PER_BLOCK)
+        self.names: list[list[str]] = [[] for _ in range(num_blocks)]
+        for name in names:
+            self.names[zlib.crc32(encode_name(name)) % num_blocks].append(name)
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def __getitem__(self, number: int) -> Float16[np.ndarray, "rows dim"]:
-        with safe_open(self.file(number), "numpy") as file:
+    def __getitem__(self, block: int) -> Float16[np.ndarray, "rows dim"]:
+        with safe_open(self.file(block), "numpy") as file:
             return file.get_tensor("features")
 
-    def file(self, number: int) -> Path:
+    def file(self, block: int) -> Path:
         """Path of a block."""
-        return self.folder / f"features-{number:05d}.safetensors"
+        return self.folder / f"features-{block:05d}.safetensors"
 
-    def skipped(self, number: int) -> dict[str, str] | None:
+    def write(self, block: int, rows: Float16[np.ndarray, "rows dim"], skipped: Mapping[str, str]) -> None:
+        """Write a block in one step, with the reason for each image that has no features."""
+        replace_file(self.file(block), save({"features": rows}, {"skipped": json.dumps(skipped)}))
+
+    def skipped(self, block: int) -> dict[str, str] | None:
         """Images of a block that have no features, with the reason; None if the block is not written."""
-        if not self.file(number).exists():
+        if not self.file(block).exists():
             return None
-        with safe_open(self.file(number), "numpy") as file:
+        with safe_open(self.file(block), "numpy") as file:
             return json.loads(file.metadata()["skipped"])
 
-    def left_out(self) -> tuple[list[int], dict[str, str]]:
+    def pending(self, block: int, on_error: str) -> list[str]:
+        """Names of the images that a block waits for: all or none, because it is written in one step.
+
+        Where an image without features is an error, a block that skipped one is made again.
+        """
+        skipped = self.skipped(block)
+        if skipped is None or (skipped and on_error != "skip"):
+            return self.names[block]
+        return []
+
+    def summary(self) -> tuple[list[int], dict[str, str]]:
         """Number of rows of each block, once all are written, and the reason by image without features."""
-        skipped = [self.skipped(number) for number in range(len(self))]
-        pairs = zip(self.names, skipped, strict=True)
-        sizes = [self.per_image * (len(names) - len(out)) for names, out in pairs]
-        return sizes, {name: reason for out in skipped for name, reason in out.items()}
+        sizes = []
+        all_skipped: dict[str, str] = {}
+        for block, names in enumerate(self.names):
+            skipped = self.skipped(block)
+            sizes.append(self.per_image * (len(names) - len(skipped)))
+            all_skipped.update(skipped)
+        return sizes, all_skipped
 
 
 def sample_features(
     tokenizer: GridKMeans,
     loader: GroupLoader,
-    places: Mapping[str, int],
+    indices: Mapping[str, int],
     folder: Path,
     preprocessing: Mapping[str, Any],
     positions_per_image: int = 4,
@@ -81,7 +104,7 @@ def sample_features(
     Args:
         tokenizer: computes the features.
         loader: loads the images.
-        places: the images to sample: index in the loader's dataset by name.
+        indices: the images to sample: index in the loader's dataset by name.
         folder: receives the features; all processes must see it.
         preprocessing: how images are prepared for the encoder.
         positions_per_image: 4 of 196 are the paper's 2 %.
@@ -93,52 +116,72 @@ def sample_features(
         UnreadableImagesError: after the features of all other blocks are written.
         ValueError: more positions than the grid has.
     """
-    grid_size = tokenizer.grid[0] * tokenizer.grid[1]
-    names = hashlib.sha256()
-    for name in places:  # as one text, they would take more memory than all else
-        names.update(encoded(name) + b"\0")
-    identity = {
-        **{key: value for key, value in tokenizer.metadata.items() if key != "weights"},  # in the digest
+    identity = features_identity(tokenizer, loader, indices, preprocessing, positions_per_image, seed)
+    blocks = FeatureBlocks(folder / digest(identity)[:12], indices, positions_per_image)
+    blocks.folder.mkdir(parents=True, exist_ok=True)
+
+    def pending(block: int) -> list[int]:
+        return [indices[name] for name in blocks.pending(block, on_error)]
+
+    def encode(group: ImageGroup) -> Iterator[Float16[np.ndarray, "positions dim"]]:
+        grids = tokenizer.features(group.inputs).cpu().numpy()  # B (H W) D
+        for index, grid in zip(group.indices, grids, strict=False):
+            positions = draw_positions(loader.images.name(index), seed, len(grid), positions_per_image)
+            yield as_float16(grid[positions])
+
+    unreadable: dict[str, str] = {}
+    for block, rows, reasons in encode_blocks(loader, encode, len(blocks), pending, "sampling features"):
+        if not pending(block):  # another process was faster, and the block was broken off
+            continue
+        for index, image_rows in rows.items():
+            if not np.isfinite(image_rows).all():
+                reasons[index] = BEYOND_FLOAT16
+        names = blocks.names[block]
+        skipped = {name: reasons[indices[name]] for name in names if indices[name] in reasons}
+        unreadable.update(skipped)
+        if not skipped or on_error == "skip":
+            kept = [rows[indices[name]] for name in names if name not in skipped]
+            no_rows = np.empty((0, tokenizer.dim), np.float16)
+            blocks.write(block, np.concatenate([*kept, no_rows]), skipped)
+    if unreadable and on_error != "skip":
+        reasons_by_path = {loader.images.path(indices[name]): why for name, why in unreadable.items()}
+        raise UnreadableImagesError(
+            reasons_by_path, f"the features of the others are kept in `{blocks.folder}`"
+        )
+    return blocks
+
+
+def features_identity(
+    tokenizer: GridKMeans,
+    loader: GroupLoader,
+    names: Iterable[str],
+    preprocessing: Mapping[str, Any],
+    positions_per_image: int,
+    seed: int,
+) -> dict[str, Any]:
+    """All that decides sampled features: they lie in a folder named by its digest."""
+    names_digest = hashlib.sha256()
+    for name in names:  # as one text, they would take more memory than all else
+        names_digest.update(encode_name(name) + b"\0")
+    encoder = {key: value for key, value in tokenizer.metadata.items() if key != "weights"}  # in its digest
+    return {
+        **encoder,
         "preprocessing": preprocessing,
         "data_root": loader.images.data_root,
-        "names": names.hexdigest(),
+        "names": names_digest.hexdigest(),
         "positions_per_image": positions_per_image,
         "seed": seed,
         "group_size": loader.group_size,
     }
-    blocks = FeatureBlocks(folder / digest(identity)[:12], list(places), positions_per_image)
-    blocks.folder.mkdir(parents=True, exist_ok=True)
 
-    def lacking(number: int) -> list[int]:
-        skipped = blocks.skipped(number)
-        done = skipped is not None and (not skipped or on_error == "skip")
-        return [] if done else [places[name] for name in blocks.names[number]]
 
-    def encode(group: ImageGroup) -> Iterator[Float16[np.ndarray, "positions dim"]]:
-        grids = tokenizer.features(group.inputs).cpu().numpy()
-        for place, grid in zip(group.places, grids, strict=False):
-            rng = np.random.default_rng([seed, zlib.crc32(encoded(loader.images.name(place)))])
-            positions = np.sort(rng.choice(grid_size, size=positions_per_image, replace=False))
-            with np.errstate(over="ignore"):
-                yield grid[positions].astype(np.float16)
+def draw_positions(name: str, seed: int, grid_size: int, num_drawn: int) -> Int64[np.ndarray, " num_drawn"]:
+    """Positions of an image's grid, ascending; ValueError if the grid has fewer."""
+    random = np.random.default_rng([seed, zlib.crc32(encode_name(name))])
+    return np.sort(random.choice(grid_size, size=num_drawn, replace=False))
 
-    unreadable: dict[str, str] = {}
-    for number, features, reasons in encode_blocks(loader, encode, len(blocks), lacking, "sampling features"):
-        if not lacking(number):  # another process was faster, and the block was broken off
-            continue
-        kept, skipped = [], {}
-        for name in blocks.names[number]:
-            if (rows := features.get(places[name])) is None:
-                skipped[name] = reasons[places[name]]
-            elif np.isfinite(rows).all():
-                kept.append(rows)
-            else:
-                skipped[name] = BEYOND_FLOAT16
-        unreadable |= skipped
-        if not skipped or on_error == "skip":
-            rows = np.concatenate([*kept, np.empty((0, tokenizer.dim), np.float16)])
-            replace_file(blocks.file(number), save({"features": rows}, {"skipped": json.dumps(skipped)}))
-    if unreadable and on_error != "skip":
-        paths = {loader.images.path(places[name]): reason for name, reason in unreadable.items()}
-        raise UnreadableImagesError(paths, f"the features of the others are kept in `{blocks.folder}`")
-    return blocks
+
+def as_float16(rows: Float32[np.ndarray, "rows dim"]) -> Float16[np.ndarray, "rows dim"]:
+    """Features as they are stored, infinite where float16 does not hold them."""
+    with np.errstate(over="ignore"):
+        return rows.astype(np.float16)

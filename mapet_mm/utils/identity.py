@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +51,42 @@ def digest_of_file(path: str | os.PathLike) -> str:
 
 
 def explain(before: Any, now: Any, key: str = "") -> str | None:
-    """The first difference between two settings, as "optimizer.lr: 0.1, now 0.2"; None if they are equal."""
+    """The first difference between two settings, as "optimizer.lr: 0.1, now 0.2"; None if they are equal.
+
+    Of lists of unequal length, it is the first entry that was added or removed: "pipeline.2: added {...}".
+    """
     before, now = canonical(before), canonical(now)
     if isinstance(before, dict) and isinstance(now, dict):
-        pairs = [(name, before.get(name), now.get(name)) for name in {**before, **now}]
-    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        pairs = [(str(place), *pair) for place, pair in enumerate(zip(before, now, strict=True))]
-    else:
-        return None if before == now else f"{key or 'value'}: {before}, now {now}"
-    found = (explain(old, new, f"{key}.{name}".lstrip(".")) for name, old, new in pairs)
-    return next(filter(None, found), None)
+        return _first_difference(before, now, {**before, **now}, key)
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        return _first_difference(dict(enumerate(before)), dict(enumerate(now)), range(len(now)), key)
+    if isinstance(before, list) and isinstance(now, list):
+        return _explain_lengths(before, now, key)
+    return None if before == now else f"{key or 'value'}: {before}, now {now}"
+
+
+def _first_difference(before: dict, now: dict, names: Iterable, key: str) -> str | None:
+    for name in names:
+        difference = explain(before.get(name), now.get(name), _inside(key, name))
+        if difference:
+            return difference
+    return None
+
+
+def _explain_lengths(before: list, now: list, key: str) -> str | None:
+    """The first entry that only one of two lists of unequal length has."""
+    as_text = [[json.dumps(entry, sort_keys=True) for entry in entries] for entries in (before, now)]
+    changes = SequenceMatcher(None, *as_text, autojunk=False).get_opcodes()
+    kind, old, _, new, _ = next(change for change in changes if change[0] != "equal")
+    if kind == "insert":
+        return f"{_inside(key, new)}: added {now[new]}"
+    if kind == "delete":
+        return f"{_inside(key, old)}: removed {before[old]}"
+    return explain(before[old], now[new], _inside(key, old))
+
+
+def _inside(key: str, name: str | int) -> str:
+    return f"{key}.{name}" if key else str(name)
 
 
 def require_settings(folder: Path, settings: Any, noun: str, remedy: str) -> None:

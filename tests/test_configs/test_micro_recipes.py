@@ -11,7 +11,7 @@ from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
-from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
+from mapet_mm.tokenizers.fit_and_extract import run_extract_tokens, run_fit_codebook
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "micro"
 # Of recipes that differ in the tokenizer or in the precision alone, one is trained in quick tests.

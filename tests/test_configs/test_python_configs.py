@@ -19,7 +19,7 @@ from mapet_mm.evaluation.models import load_checkpoint
 from mapet_mm.evaluation.protocol import build_protocols, evaluate
 from mapet_mm.evaluation.protocols.label_free import LabelFree
 from mapet_mm.models.target_generators.frozen_tokenizer import split_checkpoint
-from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
+from mapet_mm.tokenizers.fit_and_extract import run_extract_tokens, run_fit_codebook
 from mapet_mm.utils.config import read_config, scope_of
 
 CONFIGS = Path(__file__).parents[1] / "python_configs"

@@ -160,6 +160,26 @@ def test_a_write_killed_before_its_file_has_its_name_costs_only_its_rows(tmp_pat
     assert holds(again, store.names[:2])
 
 
+def test_several_writers_of_one_part_lose_no_rows(tmp_path):
+    """Each writes every fourth row, one by one."""
+    names = names_of(64)
+    make(tmp_path / "a", names)
+
+    def write(first: int) -> None:
+        store = TokenStore.open(tmp_path / "a")
+        for row in range(first, 64, 4):
+            fill(store, [row])
+
+    writers = [FORK.Process(target=write, args=(first,)) for first in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    store = TokenStore.open(tmp_path / "a")
+    assert not store.missing().size
+    assert holds(store, names)
+
+
 REPLACED = {
     "removed": lambda path: None,
     "another codebook": lambda path: fill(make(path, names_of(20), tokenizer="91c0" * 16)),
@@ -247,6 +267,16 @@ def test_an_extended_store_keeps_its_rows_and_an_open_reader_its_images(tmp_path
     assert holds(TokenStore.open(tmp_path / "a"), names)
     assert (len(old), holds(old, names[:30]), names[35] in old) == (30, True, False)
     assert not old.missing().size
+
+
+def test_extensions_at_the_same_moment_all_count(tmp_path):
+    make(tmp_path / "a", ["a"])
+    writers = [FORK.Process(target=extend_store, args=(tmp_path / "a", [name])) for name in "bcdefg"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert sorted(TokenStore.open(tmp_path / "a").names) == list("abcdefg")
 
 
 def test_extensions_at_the_same_moment_give_no_image_anothers_tokens(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from few_images import few_images_config
 from mmengine.config import Config
 
-from mapet_mm.tokenizers.run import run_fit_codebook
+from mapet_mm.tokenizers.fit_and_extract import run_fit_codebook
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -22,9 +22,9 @@ from mapet_mm.structures import Codebook, CodebookError, TokenStore, TokenStoreE
 from mapet_mm.structures.store_files import PART_ROWS
 from mapet_mm.tokenizers import extract
 from mapet_mm.tokenizers.extract import extract_tokens
+from mapet_mm.tokenizers.fit_and_extract import run_extract_tokens, run_verify_tokens
 from mapet_mm.tokenizers.image_groups import ImageGroup
 from mapet_mm.tokenizers.images import NamedImages
-from mapet_mm.tokenizers.run import run_extract_tokens, run_verify_tokens
 from mapet_mm.utils.errors import UserError
 
 
@@ -186,7 +186,7 @@ def test_images_of_another_config_are_left_to_it(fitted):
     store_without_tokens(fitted, whole)
     every, fitted.dataset = fitted.dataset, [fitted.dataset[0], fitted.dataset[0]]
     _, extraction = run_extract_tokens(fitted)
-    assert (extraction.images, extraction.others) == (12, 5)
+    assert (extraction.images, extraction.pending) == (12, 5)
     assert str(extraction).endswith("; 5 images of the store have no tokens yet")
     fitted.dataset = every
     assert run_extract_tokens(fitted)[1].images == 5

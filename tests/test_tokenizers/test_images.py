@@ -13,8 +13,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from mapet_mm.registry import DATASETS, MODELS
+from mapet_mm.tokenizers.fit_and_extract import run_extract_tokens, run_fit_codebook
 from mapet_mm.tokenizers.images import NamedImages
-from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
 from mapet_mm.utils.errors import UserError
 
 ROOT = Path(__file__).parents[2]

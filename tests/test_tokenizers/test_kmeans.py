@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
+from faiss.contrib.clustering import reassign_centroids
 
-from mapet_mm.structures.codebook import KMeansOptions
-from mapet_mm.tokenizers.kmeans import cluster
+from mapet_mm.structures import CodebookError
+from mapet_mm.tokenizers import fit_codebook
+from mapet_mm.tokenizers.kmeans import KMeansOptions, cluster, draw_as_faiss, split_largest
 
 DIM = 24
 
@@ -24,6 +26,29 @@ def make_blocks(rows: int = 6000, clusters: int = 40) -> list[np.ndarray]:
 
 def fit(blocks: list[np.ndarray], *options, **more) -> tuple:
     return cluster(blocks, list(map(len, blocks)), KMeansOptions(*options, **more))
+
+
+@pytest.mark.parametrize(("count", "seed"), [(1, 0), (1000, 3), (5000, 2**32 + 5), (77, -3)])
+def test_rows_are_drawn_as_faiss_draws_them(count, seed):
+    drawn = np.empty(count, np.int32)
+    faiss.rand_perm(faiss.swig_ptr(drawn), count, seed)
+    assert (draw_as_faiss(count, count, seed) == drawn).all()
+    assert (draw_as_faiss(count, count // 3, seed) == drawn[: count // 3]).all()
+
+
+@pytest.mark.parametrize("num_empty", [1, 30, 90])
+def test_empty_clusters_are_split_as_faiss_splits_them(num_empty):
+    """Of more than half of them, some are split from clusters that were split before."""
+    rng = np.random.default_rng(0)
+    centroids = rng.normal(size=(100, DIM)).astype(np.float32)
+    counts = rng.integers(1, 50, size=100)
+    counts[rng.choice(100, num_empty, replace=False)] = 0
+    expected = centroids.copy()
+    expected_counts = counts.copy()
+    reassign_centroids(expected_counts, expected, np.random.RandomState(7))
+    split_largest(centroids, counts, np.random.RandomState(7))
+    assert (centroids == expected).all()
+    assert (counts == expected_counts).all()
 
 
 @pytest.mark.parametrize("options", [dict(k=50, niter=5, seed=0), dict(k=16, niter=8, seed=3)])
@@ -74,3 +99,49 @@ def test_any_number_of_processes_gives_the_same_bits(tmp_path):
         mp.start_processes(_fit, (processes, str(tmp_path)), nprocs=processes, start_method="fork")
     alone, *others = (np.load(tmp_path / f"centroids_{processes}.npy") for processes in (1, 2, 3))
     assert all((other == alone).all() for other in others)
+
+
+def test_codebooks_of_features_far_from_the_origin_are_as_good_as_of_centred_ones():
+    """Products in float32 would not tell the rows apart."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(64, 96, generator=generator).repeat(40, 1)
+    rows += 0.5 * torch.randn(rows.shape, generator=generator)
+    centred, far = (
+        fit_codebook((rows + mean).requires_grad_(), k=64, niter=10, nredo=1) for mean in (0, 3000)
+    )
+    inertia, expected = (
+        book.nearest(rows + mean)[0].sum().item() for book, mean in ((far, 3000), (centred, 0))
+    )
+    assert inertia == pytest.approx(expected, rel=1e-2)
+    assert far.metadata["inertia"] == pytest.approx(inertia, rel=1e-2)
+
+
+def test_fit_finds_separate_clusters_and_records_how():
+    centers = 10 * np.eye(4, 6, dtype=np.float32)
+    noise = np.random.default_rng(2).normal(scale=0.01, size=(50, 4, 6))
+    features = (centers + noise).reshape(-1, 6).astype(np.float32)
+    codebook = fit_codebook(features, k=4, niter=10, nredo=8, seed=3, metadata={"encoder": "none"})
+    nearest = np.linalg.norm(codebook.centroids.numpy()[:, None] - centers, axis=-1)
+    assert nearest.min(axis=0).max() < 0.01
+    recorded = codebook.metadata
+    assert (recorded["encoder"], recorded["k"], recorded["dim"], recorded["rows"]) == ("none", 4, 6, 200)
+    assert (recorded["seed"], recorded["niter"], recorded["nredo"]) == (3, 10, 8)
+    assert recorded["inertia"] == pytest.approx(200 * 6 * 0.01**2, rel=0.1)
+    assert recorded["inertia_per_iteration"][-1] == recorded["inertia"]
+    assert set(recorded["versions"]) == {"torch", "numpy"}
+    assert KMeansOptions(8192) == KMeansOptions(8192, niter=20, nredo=5, max_points_per_centroid=512, seed=0)
+
+
+NOT_FINITE = np.full((2, 2), np.nan)
+REFUSED = [
+    (np.zeros((600, 12)), 601, "600 rows, k = 601"),
+    (NOT_FINITE, 2, "finite"),
+    (torch.zeros(2, 3, 4), 2, "features must be a"),
+    (np.zeros(12), 2, "features must be a"),
+]
+
+
+@pytest.mark.parametrize(("features", "k", "noun"), REFUSED)
+def test_features_that_cannot_be_clustered_are_refused(features, k, noun):
+    with pytest.raises(CodebookError, match=noun):
+        fit_codebook(features, k)

@@ -1,15 +1,19 @@
 """From images to a codebook: sampled, interrupted, refused."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from few_images import SIZE
+from mmengine.config import Config
 
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.structures import Codebook, CodebookError
 from mapet_mm.tokenizers import kmeans, sampling
+from mapet_mm.tokenizers.fit_and_extract import features_folder, run_fit_codebook
 from mapet_mm.tokenizers.images import NamedImages
-from mapet_mm.tokenizers.run import features_folder, run_fit_codebook
 
 
 def test_the_codebook_records_what_it_was_made_from(fitted):
@@ -57,7 +61,7 @@ def test_a_killed_fit_goes_on_with_what_is_left(cfg, read, monkeypatch):
     first = set(read)
     read.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(kmeans, "_one_start", killed)
+        patch.setattr(kmeans, "_run_start", killed)
         with pytest.raises(KeyboardInterrupt):
             run_fit_codebook(cfg)
     assert 0 < len(read) < 12
@@ -99,12 +103,59 @@ def test_features_of_other_preprocessing_are_not_used_again(cfg, read):
     assert not read
 
 
-def test_an_existing_codebook_is_not_overwritten_unasked(fitted):
-    before = Path(fitted.tokenizer.codebook).read_bytes()
+def other_images(cfg: Config) -> None:
+    root = cfg.codebook.dataset.data_root
+    shutil.copytree(root, f"{root}2")
+    cfg.codebook.dataset.data_root = f"{root}2"
+
+
+def as_written_out(cfg: Config) -> None:
+    """The same settings in other words."""
+    root = Path(cfg.codebook.dataset.data_root)
+    cfg.codebook.max_points_per_centroid = 512
+    cfg.codebook.dataset.data_root = str(root / ".." / root.name)
+
+
+def option(name: str, value: Any = None) -> Callable[[Config], None]:
+    """Change an option of the codebook, or leave it out."""
+    return lambda cfg: cfg.codebook.pop(name) if value is None else cfg.codebook.update({name: value})
+
+
+CHANGES = [
+    (option("k", 5), "k: 6, now 5"),
+    (option("niter"), "niter: 5, now 20"),
+    (option("nredo"), "nredo: 2, now 5"),
+    (option("max_points_per_centroid", 100), "max_points_per_centroid: 512, now 100"),
+    (option("seed", 1), "seed: 0, now 1"),
+    (option("positions_per_image"), "positions_per_image: 2, now 4"),
+    (other_images, "data_root: .*data, now .*data2"),
+    (lambda cfg: cfg.tokenizer.pretrained.update(seed=1), "encoder_digest"),
+    (lambda cfg: cfg.tokenizer.clip_model.update(width=16), "width8, now .*width16"),
+    (lambda cfg: cfg.data_preprocessor.update(mean=[90.0] * 3), r"mean\.0: 120\.0, now 90\.0"),
+]
+
+
+@pytest.mark.parametrize(("change", "noun"), CHANGES)
+def test_a_codebook_of_other_settings_images_or_encoder_is_not_taken_nor_overwritten(cfg, change, noun):
+    path, _ = run_fit_codebook(cfg)
+    before = path.read_bytes()
+    change(cfg)
+    with pytest.raises(CodebookError, match=f"{noun}.*--overwrite"):
+        run_fit_codebook(cfg)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("change", [lambda cfg: None, as_written_out])
+def test_a_codebook_of_the_same_settings_is_taken(cfg, read, change):
+    _, codebook = run_fit_codebook(cfg)
+    change(cfg)
+    read.clear()
+    assert run_fit_codebook(cfg)[1].digest == codebook.digest
+    assert not read
+
+
+def test_an_existing_codebook_is_overwritten_if_asked(fitted):
     fitted.codebook.k = 5
-    with pytest.raises(CodebookError, match="made with another k: add --overwrite"):
-        run_fit_codebook(fitted)
-    assert Path(fitted.tokenizer.codebook).read_bytes() == before
     assert run_fit_codebook(fitted, overwrite=True)[1].k == 5
 
 

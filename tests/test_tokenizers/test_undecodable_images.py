@@ -15,8 +15,8 @@ from torch import nn
 from mapet_mm.registry import MODELS
 from mapet_mm.structures import Codebook, TokenStore
 from mapet_mm.tokenizers import images as images_module
+from mapet_mm.tokenizers.fit_and_extract import run_extract_tokens, run_fit_codebook, run_verify_tokens
 from mapet_mm.tokenizers.images import UnreadableImagesError
-from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook, run_verify_tokens
 from mapet_mm.utils.errors import UserError
 
 BROKEN = "train/1/004.png"
@@ -62,7 +62,7 @@ def test_an_undecodable_image_is_left_out_if_asked_and_tried_again_if_asked(fitt
     repair(broken)
     assert run_extract_tokens(fitted)[1].images == 0
     store, extraction = run_extract_tokens(fitted, retry_skipped=True)
-    assert (extraction.images, store.skipped, extraction.left_out) == (1, {}, "")
+    assert (extraction.images, store.skipped, extraction.note) == (1, {}, "")
     assert not listing.exists()
     assert (store[BROKEN] == by_hand(fitted, broken)).all()
 

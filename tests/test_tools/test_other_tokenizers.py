@@ -12,7 +12,7 @@ from mmengine.runner import Runner
 from PIL import Image
 
 from mapet_mm.tokenizers import TokenStore
-from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
+from mapet_mm.tokenizers.fit_and_extract import run_extract_tokens, run_fit_codebook
 
 CONFIGS = ROOT / "configs/micro"
 

@@ -9,9 +9,10 @@ from digits_tokenizer import kclip_config, write_few_digits
 from few_images import few_images_config
 from forked_processes import run_together
 from mmengine.config import Config
+from PIL import Image
 
 from mapet_mm.structures import TokenStore
-from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
+from mapet_mm.tokenizers.fit_and_extract import run_extract_tokens, run_fit_codebook
 
 
 def test_the_tools_say_what_was_written_and_what_comes_next(tmp_path, monkeypatch, capsys):
@@ -21,6 +22,7 @@ def test_the_tools_say_what_was_written_and_what_comes_next(tmp_path, monkeypatc
     out = capsys.readouterr().out
     assert f"wrote {cfg.tokenizer.codebook}: 6 centroids of 256 channels" in out
     assert f"next: python tools/extract_tokens.py {config}" in out
+    assert "distinct" not in out
     run_tool(monkeypatch, "extract_tokens.py", config, "--cfg-options", "dataloader.num_workers=1")
     out = capsys.readouterr().out
     assert f"wrote {cfg.token_store}: 2 x 2 tokens of 17 images, 6 ids" in out
@@ -32,6 +34,16 @@ def test_the_tools_say_what_was_written_and_what_comes_next(tmp_path, monkeypatc
     out = str(tmp_path / "other")
     run_tool(monkeypatch, "extract_tokens.py", config, "--out", out, "--on-error", "skip")
     assert len(TokenStore.open(out)) == 17
+
+
+def test_a_codebook_of_images_that_look_alike_is_reported(tmp_path, monkeypatch, capsys):
+    cfg, config = few_images_config(tmp_path), str(tmp_path / "tokenizer.py")
+    for path in (tmp_path / "data" / "train").rglob("*.png"):
+        Image.new("RGB", (50, 40), (120, 120, 120)).save(path)
+    cfg.codebook.positions_per_image = 1
+    cfg.dump(config)
+    run_tool(monkeypatch, "fit_codebook.py", config)
+    assert "1 of 6 centroids are distinct" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from digits_tokenizer import kclip_config, write_few_digits
 from mmengine.config import Config
 
 from mapet_mm.tokenizers import TokenStore
-from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
+from mapet_mm.tokenizers.fit_and_extract import run_extract_tokens, run_fit_codebook
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ from mmpretrain.models import VQKD
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import canonical, digest, digest_of_file, explain, require_settings
 
+LOAD, FLIP, PACK = (dict(type=name) for name in ("Load", "Flip", "Pack"))
+
 
 @pytest.mark.parametrize(
     ("one", "other"),
@@ -36,7 +38,10 @@ def test_equal_settings_have_one_digest(one, other):
         (dict(optimizer=dict(lr=0.1)), dict(optimizer=dict(lr=0.2)), "optimizer.lr: 0.1, now 0.2"),
         (dict(a=1), dict(a=1, b=2), "b: None, now 2"),
         ([dict(k=1), dict(k=2)], [dict(k=1), dict(k=3)], "1.k: 2, now 3"),
-        ([1], [1, 2], "value: [1], now [1, 2]"),
+        ([1], [1, 2], "1: added 2"),
+        (dict(steps=["a", "b", "c"]), dict(steps=["b", "c"]), "steps.0: removed a"),
+        (dict(steps=[LOAD, PACK]), dict(steps=[LOAD, FLIP, PACK]), "steps.1: added {'type': 'Flip'}"),
+        ([dict(k=1), 5], [dict(k=2), 6, 7], "0.k: 1, now 2"),
         (1, 2, "value: 1, now 2"),
     ],
 )

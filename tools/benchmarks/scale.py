@@ -119,7 +119,7 @@ def cases(count: int, folder: Path, held: int) -> dict[str, Callable[[], object]
         "folder: read by MMPretrain's CustomDataset": read,
         "folder: set-up of `evaluate_features`, with that": evaluate,
         "codebook: choice of images and positions": lambda: sample_features(
-            free, free, images.places(), folder / "features", {}
+            free, free, images.indices_by_name(), folder / "features", {}
         ),
         "extraction": extract,
         "extraction, again": extract,

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mapet_mm.engine.runners.launch import read_config
 from mapet_mm.models.target_generators.kclip import build_tower, grid_features
-from mapet_mm.structures.store_files import PART_ROWS, STEP
+from mapet_mm.structures.store_files import HASH_STRIDE, PART_ROWS
 
 sys.path.append(str(ROOT / "tools"))
 from flops import complexity
@@ -93,7 +93,9 @@ def main() -> None:
     rows = []
     for name, count in IMAGES.items():
         gigabytes = f"{count * ROW / 1e9:,.1f}", f"{count * NAME / 1e9:,.2f}"
-        rows.append([name, *gigabytes, f"{-(-count // PART_ROWS):,}", f"{8 * count / STEP / 1e6:,.1f}"])
+        rows.append(
+            [name, *gigabytes, f"{-(-count // PART_ROWS):,}", f"{8 * count / HASH_STRIDE / 1e6:,.1f}"]
+        )
     print()
     print(table(["computed", "tokens, GB", "names, GB", "parts", "MB a worker keeps"], rows))
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from math import isqrt, prod
+from typing import Any
 
 import torch
 from mmengine.logging import print_log
@@ -13,10 +14,19 @@ from torch import Tensor, nn
 LAYER_SCALES = {"gamma_1": "attn.gamma1.weight", "gamma_2": "ffn.gamma2.weight"}
 SCALED = {"attn.gamma1.weight": "attn.proj", "ffn.gamma2.weight": "ffn.layers.1"}
 SCALE = re.compile(rf"(.*layers\.\d+\.)({'|'.join(map(re.escape, [*LAYER_SCALES, *SCALED]))})")
+# Key of the grid of (rows, columns) of patches in a state dict's metadata of the backbone.
+PATCH_GRID = "patch_grid"
 RELATIVE_POSITIONS = ("relative_position_bias_table", "rel_pos_bias.")
 
 
-def adapt_checkpoint(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> None:
+def record_grid(vit: nn.Module, state_dict: Mapping, prefix: str, local_metadata: dict[str, Any]) -> None:
+    """State dict hook: note the patch grid in the metadata that PyTorch keeps with a state dict."""
+    local_metadata[PATCH_GRID] = tuple(vit.patch_resolution)
+
+
+def adapt_checkpoint(
+    vit: nn.Module, state_dict: dict[str, Tensor], prefix: str, local_metadata: Mapping[str, Any]
+) -> None:
     """Make a state dict one of this `MaPeTViT`, in place: it keeps the features of its own network.
 
     Raises:
@@ -45,7 +55,7 @@ def adapt_checkpoint(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str)
         state_dict.clear()  # in place, because the caller goes on with this dictionary
         state_dict.update(folded)
         print_log(f"Folded {len(to_fold)} LayerScales: the backbone has none.", "current")
-    fit_positions(vit, state_dict, prefix)
+    fit_positions(vit, state_dict, prefix, local_metadata.get(PATCH_GRID))
 
 
 def fit_norms(own: Mapping[str, Tensor], state_dict: dict[str, Tensor], prefix: str) -> None:
@@ -119,7 +129,9 @@ def fold_layer_scale(weights: Mapping[str, Tensor], scales: Iterable[str] | None
     return folded
 
 
-def fit_positions(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> None:
+def fit_positions(
+    vit: nn.Module, state_dict: dict[str, Tensor], prefix: str, recorded: tuple[int, int] | None = None
+) -> None:
     """Bring the position embeddings of a state dict, in place, to the backbone's class token and grid."""
     name = f"{prefix}pos_embed"
     own = tuple(vit.patch_resolution)
@@ -128,7 +140,7 @@ def fit_positions(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str) ->
     # Positions of the class token, if it is there, and of the patches: 1 0|1 D and 1 N D.
     num_class_tokens = int(f"{prefix}cls_token" in state_dict)
     of_class, of_patches = state_dict[name].tensor_split([num_class_tokens], dim=1)
-    grid = source_grid(of_patches.shape[1], own, vit.pretrained_grid)
+    grid = source_grid(of_patches.shape[1], own, recorded, vit.pretrained_grid)
     if grid == own and of_class.shape[1] == vit.num_extra_tokens:
         return  # untouched: joined again, a shard would be the whole in PyTorch 2.15
     if grid != own:
@@ -139,17 +151,28 @@ def fit_positions(vit: nn.Module, state_dict: dict[str, Tensor], prefix: str) ->
     state_dict[name] = torch.cat([of_class, of_patches], dim=1)
 
 
-def source_grid(num_patches: int, own: tuple[int, int], told: tuple[int, int] | None) -> tuple[int, int]:
-    """The (rows, columns) of a checkpoint's position embeddings: the backbone's own, told, or a square.
+def source_grid(
+    num_patches: int,
+    own: tuple[int, int],
+    recorded: tuple[int, int] | None,
+    told: tuple[int, int] | None,
+) -> tuple[int, int]:
+    """The (rows, columns) of a checkpoint's position embeddings.
+
+    What the checkpoint records counts, then what the user says (`pretrained_grid`), then a square. A number
+    of patches does not say which way round an oblong grid lies.
 
     Raises:
-        ValueError: the number fits no such grid.
+        ValueError: the grid cannot be known.
     """
-    side = isqrt(num_patches)
-    for grid in (own, told, (side, side)):
+    for grid in (recorded, told):
         if grid is not None and prod(grid) == num_patches:
-            return grid
+            return tuple(grid)
+    square = (isqrt(num_patches), isqrt(num_patches))
+    could_be_own = prod(own) == num_patches and own != square
+    if prod(square) == num_patches and not could_be_own:
+        return square
     raise ValueError(
-        f"the checkpoint has positions of {num_patches} patches, no square, and the backbone {own}: set its "
-        "`pretrained_grid` to the (rows, columns) of patches that it was trained on"
+        f"the checkpoint has positions of {num_patches} patches and does not say in which grid; the backbone "
+        f"has {own}: set its `pretrained_grid` to the (rows, columns) of patches that it was trained on"
     )

@@ -15,7 +15,7 @@ from mmpretrain.models.backbones import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mapet_mm.models.backbones.checkpoint_hooks import adapt_checkpoint
+from mapet_mm.models.backbones.checkpoint_hooks import adapt_checkpoint, record_grid
 from mapet_mm.models.backbones.initialisation import init_truncated_normal
 from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
 from mapet_mm.models.utils.layout import Layout
@@ -92,7 +92,7 @@ class MaPeTViT(VisionTransformer):
         layer_scale_init_value: initial LayerScale (paper, hyper-parameters for pre-training).
         with_cp: activation checkpointing: less memory for a third more arithmetic.
         pretrained_grid: the (rows, columns) of patches that a loaded checkpoint's position embeddings cover,
-            if they are neither a square nor the backbone's own.
+            if they are not a square and the checkpoint, which may be another library's, does not say.
         **kwargs: as for MMPretrain's `VisionTransformer`: `drop_path_rate`, `final_norm`,
             `frozen_stages`, `init_cfg`, ...
 
@@ -128,6 +128,7 @@ class MaPeTViT(VisionTransformer):
             **kwargs,
         )
         self.pretrained_grid = None if pretrained_grid is None else tuple(pretrained_grid)
+        self.register_state_dict_post_hook(record_grid)
         for index, layer in enumerate(self.layers):
             self.layers[index] = ViTLayer(layer, with_cp)
 
@@ -159,9 +160,9 @@ class MaPeTViT(VisionTransformer):
                 frozen.eval()
         return self
 
-    def _prepare_pos_embed(self, state_dict: dict, prefix: str, *_) -> None:
+    def _prepare_pos_embed(self, state_dict: dict, prefix: str, local_metadata: dict, *_) -> None:
         """MMPretrain's hook on loading; its own takes every grid for a square."""
-        adapt_checkpoint(self, state_dict, prefix)
+        adapt_checkpoint(self, state_dict, prefix, local_metadata)
 
     def _format_output(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor | tuple[Tensor, Tensor]:
         """One layer's output, as `out_type` says."""

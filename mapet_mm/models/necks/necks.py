@@ -1,7 +1,7 @@
 """Necks: CAE's at another width, BatchNorm for linear segmentation, a feature pyramid of a plain ViT."""
 
 from collections.abc import Sequence
-from math import log2
+from math import frexp
 
 from jaxtyping import Float
 from mmcv.cnn import build_norm_layer
@@ -89,6 +89,9 @@ class SimpleFeaturePyramid(BaseModule):
         num_outs: number of maps, at least one a factor; the others take every second value of the one before.
         **kwargs: as for any MMEngine module: `init_cfg`.
 
+    Raises:
+        ValueError: a scale factor that is not a power of two.
+
     Example:
         >>> maps = SimpleFeaturePyramid(in_channels=192)([torch.randn(1, 192, 14, 14)])
         >>> [each.shape[-1] for each in maps]
@@ -105,7 +108,7 @@ class SimpleFeaturePyramid(BaseModule):
     ) -> None:
         super().__init__(**kwargs)
         self.num_outs = num_outs
-        self.levels = nn.ModuleList(_level(in_channels, out_channels, int(log2(x))) for x in scale_factors)
+        self.levels = nn.ModuleList(_level(in_channels, out_channels, octaves_of(x)) for x in scale_factors)
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Float[Tensor, "batch channel _ _"], ...]:
         """The maps, `(B, out_channels, h, w)` each, from the finest to the coarsest."""
@@ -113,6 +116,14 @@ class SimpleFeaturePyramid(BaseModule):
         while len(maps) < self.num_outs:
             maps.append(F.max_pool2d(maps[-1], kernel_size=1, stride=2))
         return tuple(maps)
+
+
+def octaves_of(scale_factor: float | int) -> int:
+    """How often a size is doubled (or, below 0, halved) to be scaled by a power of two."""
+    mantissa, exponent = frexp(scale_factor)
+    if mantissa != 0.5:
+        raise ValueError(f"scale_factors of SimpleFeaturePyramid are powers of two, got {scale_factor}")
+    return exponent - 1
 
 
 def _level(in_channels: int, out_channels: int, octaves: int) -> nn.Sequential:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mmengine.runner.checkpoint import load_checkpoint, save_checkpoint
+from mmengine.runner.checkpoint import get_state_dict, load_checkpoint, save_checkpoint
 from mmpretrain.models.backbones import VisionTransformer
 from mmpretrain.models.selfsup import BEiTPretrainViT, CAEPretrainViT
 from small_vit import ARCH, GEOMETRY, pretrain_vit, randomise
@@ -143,13 +143,44 @@ def test_positions_go_to_the_backbones_grid(source, target, source_has_class, ta
         assert torch.equal(target.pos_embed[:, 0], own_class)
 
 
-def test_the_grid_of_some_positions():
-    # A resumed run has the option that its first weights needed.
-    assert source_grid(8, (4, 2), (2, 4)) == (4, 2)
-    assert source_grid(8, (4, 4), (2, 4)) == (2, 4)
-    assert source_grid(16, (8, 8), None) == (4, 4)
-    with pytest.raises(ValueError, match="`pretrained_grid`"):
-        source_grid(8, (4, 4), (3, 3))
+SOURCES = [  # patches, the backbone's own grid, recorded in the checkpoint, told by the user, found
+    (8, (4, 2), (2, 4), None, (2, 4)),
+    (8, (4, 2), (4, 2), (2, 4), (4, 2)),  # a resumed run has the option that its first weights needed
+    (8, (4, 2), None, (2, 4), (2, 4)),
+    (8, (4, 4), None, (2, 4), (2, 4)),
+    (16, (4, 4), None, None, (4, 4)),
+    (16, (8, 8), None, None, (4, 4)),
+    (16, (2, 8), (2, 8), None, (2, 8)),
+    (8, (4, 2), None, None, None),
+    (8, (4, 2), None, (3, 3), None),
+    (8, (4, 4), None, (3, 3), None),
+    (16, (2, 8), None, None, None),  # its own, or a square
+]
+
+
+@pytest.mark.parametrize(("num_patches", "own", "recorded", "told", "found"), SOURCES)
+def test_a_grid_is_known_or_refused(num_patches, own, recorded, told, found):
+    if found:
+        assert source_grid(num_patches, own, recorded, told) == found
+    else:
+        with pytest.raises(ValueError, match="`pretrained_grid`"):
+            source_grid(num_patches, own, recorded, told)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_oblong_grid_of_as_many_patches_is_resized_or_refused(known, tmp_path):
+    """32 x 64 pixels into 64 x 32; files of MMEngine say which, files of weights alone do not."""
+    source, target = build((2, 4)), build((4, 2))
+    weights = get_state_dict(source)
+    if not known:
+        weights = dict(weights)
+    save_checkpoint({"state_dict": weights}, str(tmp_path / "weights.pth"))
+    if known:
+        load_checkpoint(target, str(tmp_path / "weights.pth"))
+        assert_resized(target, source)
+    else:
+        with pytest.raises(ValueError, match="8 patches"):
+            load_checkpoint(target, str(tmp_path / "weights.pth"))
 
 
 def test_weights_without_positions_and_token_classifiers_load():

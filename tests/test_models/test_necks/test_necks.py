@@ -1,5 +1,6 @@
 """Necks, by value."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -31,6 +32,12 @@ def test_strides_are_those_of_the_scale_factors():
     for one in maps:
         (gradient,) = torch.autograd.grad(one.square().sum(), features, retain_graph=True)
         assert gradient.norm() > 0
+
+
+@pytest.mark.parametrize("factor", [3, 0.3, 0, -2])
+def test_a_scale_that_is_not_a_power_of_two_is_refused(factor):
+    with pytest.raises(ValueError, match="powers of two"):
+        SimpleFeaturePyramid(32, scale_factors=(4, factor))
 
 
 def test_the_numbers_are_those_of_the_paper_written_out():

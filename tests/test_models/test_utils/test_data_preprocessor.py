@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mapet_mm.models.utils.data_preprocessor import PixelRangeError, check_pixel_range
 from mapet_mm.registry import MODELS
-from mapet_mm.tokenizers.run import run_fit_codebook
+from mapet_mm.tokenizers.fit_and_extract import run_fit_codebook
 
 MEAN, STD = [10.0, 20.0, 30.0], [2.0, 4.0, 8.0]
 

@@ -1,0 +1,235 @@
+"""From a tokenizer config to a fitted codebook (k-CLIP) and a filled token store (all tokenizers)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmengine.dist import barrier, is_main_process
+from mmengine.logging import print_log
+from mmengine.registry import init_default_scope
+from torch import nn
+
+from mapet_mm.models.target_generators.tokenizer import Tokenizer
+from mapet_mm.registry import MODELS
+from mapet_mm.structures import Codebook, CodebookError, TokenStore
+from mapet_mm.tokenizers.extract import Extraction, extract_tokens, open_or_create, verify_store
+from mapet_mm.tokenizers.image_groups import GroupLoader
+from mapet_mm.tokenizers.images import LARGEST_SKIPPED, NamedImages, note_skipped
+from mapet_mm.tokenizers.kmeans import KMeansOptions, cluster, require_rows
+from mapet_mm.tokenizers.sampling import sample_features
+from mapet_mm.utils.config import scope_of, type_name
+from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.identity import explain
+
+
+def run_fit_codebook(
+    cfg: Config,
+    out: str | None = None,
+    overwrite: bool = False,
+    join_processes: Callable[[], None] | None = None,
+) -> tuple[Path, Codebook]:
+    """Sample features, cluster them and save the codebook, as specified in the config.
+
+    A codebook that was made with the same settings, by the same encoder from the same folder of images, is
+    returned as it is.
+
+    Args:
+        cfg: a tokenizer config: `tokenizer`, `data_preprocessor`, `dataset`, `codebook`, `token_store`, and
+            optionally `data_root`, `dataloader`, `on_error`, `max_skipped`. `codebook` has `k`,
+            `positions_per_image`, `seed`, the settings of `KMeansOptions`, and optionally a `dataset` to
+            sample instead of the config's.
+        out: file to write; the config's `tokenizer.codebook` if None.
+        overwrite: replace an existing codebook.
+        join_processes: called once the features are written. Only clustering needs a process group.
+
+    Raises:
+        CodebookError: there is no codebook to fit, one of other settings exists, or there are too few rows.
+        UnreadableImagesError: some images cannot be decoded; the features of the others are kept.
+    """
+    if "codebook" not in cfg or "codebook" not in cfg.tokenizer:
+        raise CodebookError(
+            f"tokenizer {type_name(cfg.tokenizer.type)} of `{cfg.filename}` brings its own codebook, there "
+            "is none to fit: go on with tools/extract_tokens.py"
+        )
+    path = Path(out or cfg.tokenizer.codebook)
+    plan = CodebookPlan.from_config(cfg)
+    if path.exists() and not overwrite:
+        return path, existing_codebook(path, cfg, plan)
+    indices = plan.images.indices_by_name()
+    # Before weights are downloaded and features sampled.
+    require_rows(len(indices) * plan.positions_per_image, plan.options.k)
+    tokenizer, loader = load_tokenizer(cfg, plan.images, {"codebook": None})
+    blocks = sample_features(
+        tokenizer,
+        loader,
+        indices,
+        features_folder(path),
+        plan.preprocessing,
+        plan.positions_per_image,
+        plan.options.seed,
+        cfg.get("on_error", "raise"),
+    )
+    if join_processes is not None:
+        join_processes()
+    sizes, skipped = blocks.summary()
+    skipped_paths = {plan.images.path(indices[name]): reason for name, reason in skipped.items()}
+    max_skipped = cfg.get("max_skipped", LARGEST_SKIPPED)
+    note = note_skipped(skipped_paths, len(indices), blocks.folder / "skipped.txt", max_skipped)
+    print_log(f"clustering {sum(sizes)} rows of {tokenizer.dim} channels{note}", "current")
+    centroids, fitted = cluster(blocks, sizes, plan.options)
+    num_images = len(indices) - len(skipped)
+    metadata = {**tokenizer.metadata, **plan.settings, "images": num_images, **fitted}
+    codebook = Codebook(centroids, metadata)
+    if is_main_process():
+        codebook.save(path)
+    barrier()
+    return path, codebook
+
+
+@dataclass(frozen=True)
+class CodebookPlan:
+    """What a codebook is to be made from, besides the encoder.
+
+    Attributes:
+        images: to sample.
+        preprocessing: of these images, for the encoder.
+        positions_per_image: number of features of each.
+        options: of k-means.
+    """
+
+    images: NamedImages
+    preprocessing: dict[str, Any]
+    positions_per_image: int
+    options: KMeansOptions
+
+    @classmethod
+    def from_config(cls, cfg: Config) -> CodebookPlan:
+        """Read the plan from a tokenizer config."""
+        settings = dict(cfg.codebook)
+        dataset = settings.pop("dataset", cfg.dataset)
+        positions = settings.pop("positions_per_image", 4)
+        preprocessing = preprocessing_of(cfg, dataset)
+        return cls(build_images(cfg, dataset), preprocessing, positions, KMeansOptions(**settings))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As the codebook's metadata have it."""
+        return {
+            "preprocessing": self.preprocessing,
+            "data_root": os.path.realpath(self.images.data_root),
+            "positions_per_image": self.positions_per_image,
+            **asdict(self.options),
+        }
+
+
+def existing_codebook(path: Path, cfg: Config, plan: CodebookPlan) -> Codebook:
+    """Load the codebook at a path; CodebookError if other settings, images or encoder made it."""
+    codebook = Codebook.load(path)
+    require_made_with(codebook, path, plan.settings)  # before weights are loaded
+    tokenizer, _ = build_tokenizer(cfg, {"codebook": None})
+    encoder = {key: value for key, value in tokenizer.metadata.items() if key != "weights"}  # in its digest
+    require_made_with(codebook, path, encoder)
+    return codebook
+
+
+def require_made_with(codebook: Codebook, path: Path, settings: Mapping[str, Any]) -> None:
+    """Raise CodebookError if a codebook's metadata have other settings."""
+    recorded = {key: codebook.metadata.get(key) for key in settings}
+    difference = explain(recorded, settings)
+    if difference:
+        raise CodebookError(
+            f"codebook `{path}` exists, made with other settings ({difference}): add --overwrite to replace "
+            "it (token stores made by it then need a new extraction), or give another --out"
+        )
+
+
+def run_extract_tokens(cfg: Config, retry_skipped: bool = False) -> tuple[TokenStore, Extraction]:
+    """Tokenise the config's images into its token store; returns the store and what this run did.
+
+    With `retry_skipped`, the images that an earlier run skipped are tried again. Raises as `build_tokenizer`,
+    `open_or_create` and `extract_tokens`.
+    """
+    tokenizer, loader = load_tokenizer(cfg)
+    preprocessing = preprocessing_of(cfg, cfg.dataset)
+    store, image_of_row = open_or_create(cfg.token_store, tokenizer, loader.images, preprocessing)
+    on_error = cfg.get("on_error", "raise")
+    max_skipped = cfg.get("max_skipped", LARGEST_SKIPPED)
+    extraction = extract_tokens(tokenizer, loader, store, image_of_row, on_error, retry_skipped, max_skipped)
+    return store, extraction
+
+
+def run_verify_tokens(cfg: Config, count: int) -> tuple[TokenStore, str]:
+    """Check the config's token store, and `count` of its images; see `verify_store`."""
+    tokenizer, loader = load_tokenizer(cfg)
+    store = TokenStore.open(cfg.token_store)
+    return store, verify_store(tokenizer, loader, store, count)
+
+
+def build_images(cfg: Config, dataset: Any = None) -> NamedImages:
+    """The images of a tokenizer config, or of another dataset in its place."""
+    init_default_scope(scope_of(cfg))
+    return NamedImages(dataset or cfg.dataset, cfg.get("data_root"))
+
+
+def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tuple[Tokenizer, nn.Module]:
+    """Build the tokenizer, with these changes to its config, and the data preprocessor, on the device.
+
+    Raises:
+        CodebookError: its codebook was fitted on images normalised in another way.
+    """
+    init_default_scope(scope_of(cfg))
+    device = torch.device(get_device())
+    tokenizer = MODELS.build({**cfg.tokenizer, **(changes or {})}).to(device)
+    codebook = getattr(tokenizer, "codebook", None)
+    recorded = {}
+    if codebook:
+        recorded = codebook.metadata.get("preprocessing") or {}
+    now = as_json(cfg.data_preprocessor)
+    before = recorded.get("data_preprocessor", now)
+    difference = explain(before, now, "data_preprocessor")
+    if difference:
+        raise CodebookError(
+            f"codebook `{cfg.tokenizer.codebook}` was fitted on images prepared in another way "
+            f"({difference}): restore `data_preprocessor` of `{cfg.filename}`, or fit a codebook for this "
+            "one with tools/fit_codebook.py --overwrite"
+        )
+    return tokenizer, MODELS.build(cfg.data_preprocessor).to(device)
+
+
+def preprocessing_of(cfg: Config, dataset: Any) -> dict[str, Any]:
+    """Preparation of images for the tokenizer; UserError if the datasets' pipelines are not all alike."""
+    datasets = [dataset] if isinstance(dataset, Mapping) else list(dataset)
+    pipelines = [as_json(each.pipeline) for each in datasets]
+    if any(pipeline != pipelines[0] for pipeline in pipelines):
+        raise UserError(f"the datasets of `{cfg.filename}` have different pipelines: give all the same")
+    return {"pipeline": pipelines[0], "data_preprocessor": as_json(cfg.data_preprocessor)}
+
+
+def features_folder(codebook: Path) -> Path:
+    """Folder of a codebook's sampled features."""
+    return codebook.with_name(f"{codebook.name}.features")
+
+
+def as_json(part: Any) -> Any:
+    """A part of a config as JSON has it, independent of the config file's format."""
+    plain = Config(dict(part=part)).to_dict()["part"]
+    return json.loads(json.dumps(plain, default=lambda value: getattr(value, "__qualname__", str(value))))
+
+
+def load_tokenizer(
+    cfg: Config, images: NamedImages | None = None, changes: Mapping[str, Any] | None = None
+) -> tuple[Tokenizer, GroupLoader]:
+    """Build the tokenizer, with these changes to its config, and a loader of the images (the config's)."""
+    tokenizer, preprocessor = build_tokenizer(cfg, changes)
+    if images is None:
+        images = build_images(cfg)
+    images.require_repeatable()
+    return tokenizer, GroupLoader(images, tokenizer.image_size, preprocessor, **cfg.get("dataloader", {}))

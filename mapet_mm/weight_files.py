@@ -104,7 +104,7 @@ def read_checkpoint(path: str | Path, key: str | None = None) -> tuple[dict[str,
     if header is not None:
         return content, header
     meta = content.get("meta") if isinstance(content, dict) else None
-    return _state_dict(content, key, Path(path)), dict(meta) if isinstance(meta, dict) else {}
+    return find_state_dict(content, key, Path(path)), dict(meta) if isinstance(meta, dict) else {}
 
 
 def read_entries(path: str | Path) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def read_entries(path: str | Path) -> dict[str, Any]:
     timm's saver leaves `epoch`, `metric` and `args` beside the weights, MMEngine `meta`.
 
     Raises:
-        WeightFileError: as for `read_weights`, or the checkpoint is no dict.
+        WeightFileError: as for `read_weights`, or the checkpoint is not a dict.
     """
     content, header = _read(path)
     if header is not None:
@@ -142,7 +142,7 @@ def _read(path: str | Path) -> tuple[Any, dict[str, str] | None]:
         met = error.__context__ if isinstance(error, UnpicklingError) and error.__context__ else error
         reason = f"{type(met).__name__}: {met}".partition("\n")[0].partition(". Please")[0]
         raise WeightFileError(
-            f"{path} is no checkpoint of tensors and plain values ({reason[:200]}): if you trust it, "
+            f"{path} is not a checkpoint of tensors and plain values ({reason[:200]}): if you trust it, "
             "save its weights alone by torch.save(model.state_dict(), FILE)"
         ) from error
 
@@ -203,22 +203,24 @@ def write_weights(path: Path, weights: Mapping[str, Tensor], meta: Mapping[str, 
     replace_file(path, content)
 
 
-def _state_dict(content: Any, key: str | None, path: Path) -> dict[str, Tensor]:
-    """The weights in a file's content."""
-    found = [name for name in (*KEYS, *AVERAGES) if isinstance(content, dict) and name in content]
-    if key is None and set(found) & set(AVERAGES):
-        raise WeightFileError(
-            f"{path} has {' and '.join(f'`{name}`' for name in found)}: choose one with `key`, for example "
-            f"tools/convert.py mm mm IN OUT --key {found[-1]}"
-        )
-    for name in KEYS if key is None else (key,):
-        if isinstance(content, dict) and isinstance(content.get(name), dict):
-            content = content[name]
+def find_state_dict(content: Any, key: str | None, path: Path) -> dict[str, Tensor]:
+    """The weights in a file's content: under `key`, under one of the usual keys, or the content itself."""
     entries = content if isinstance(content, dict) else {}
-    weights = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
-    if not weights:
-        names = ", ".join(f"`{name}`" for name in list(entries)[:8])
+    averages = [name for name in AVERAGES if name in entries]
+    if key is None and averages:
+        others = [name for name in KEYS if name in entries]
         raise WeightFileError(
-            f"{path} has no tensors, nor under {key or ' or '.join(KEYS)}; it has {names or 'none'}"
+            f"{path} has {' and '.join(f'`{name}`' for name in [*others, *averages])}: choose one with "
+            f"`key`, for example tools/convert.py mm mm IN OUT --key {averages[-1]}"
         )
-    return weights
+    # A file of ours may have one inside the other.
+    for name in KEYS if key is None else (key,):
+        if isinstance(entries.get(name), dict):
+            entries = entries[name]
+    weights = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
+    if weights:
+        return weights
+    names = ", ".join(f"`{name}`" for name in list(entries)[:8])
+    raise WeightFileError(
+        f"{path} has no tensors, nor under {key or ' or '.join(KEYS)}; it has {names or 'none'}"
+    )

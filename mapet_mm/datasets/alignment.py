@@ -14,7 +14,7 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from mmcv.transforms import LoadImageFromFile
 from mmengine.dataset import Compose
 from mmengine.registry import DefaultScope
@@ -57,9 +57,11 @@ def check_alignment(dataset: Dataset, grid: tuple[int, int]) -> None:
         TokenStoreError: image and tokens part, or no test image passes the pipeline.
     """
     load = find_step(dataset.pipeline, LoadTokenGrid)
-    pipeline, info = _probed(dataset.pipeline, grid), dataset.get_data_info(0)
+    pipeline = _probed(dataset.pipeline, grid)
+    info = dataset.get_data_info(0)
     view = _tokenizer_view(load.store) if load else None
-    reason, read = "every test image comes out blank", 0
+    reason = "every test image comes out blank"
+    num_read = 0
     with _own_randomness(), TemporaryDirectory() as folder:
         images = list(_test_images(dataset, grid, Path(folder)))
         for draw in range(DRAWS):
@@ -69,14 +71,16 @@ def check_alignment(dataset: Dataset, grid: tuple[int, int]) -> None:
             except Exception as error:  # images of this shape would stop a training, others may pass
                 reason = reason_of(error)
                 continue
-            read += wrong is not None
-            if wrong is not None and wrong > TOLERANCE:
+            if wrong is None:
+                continue
+            num_read += 1
+            if wrong > TOLERANCE:
                 raise TokenStoreError(
                     f"the pipeline of {type(dataset).__name__} moves pixels and not their tokens: {wrong:.0%}"
                     " of a test image is not what its tokens stand for. Use RandomFlipTokenGrid and "
                     "RandomCropTokenGrid, and cut what the tokenizer saw"
                 )
-    if not read:
+    if not num_read:
         raise TokenStoreError(
             f"no test image passes the pipeline of {type(dataset).__name__} ({reason}): correct it, or set "
             "TokenStoreCheckHook's alignment=False"
@@ -108,8 +112,10 @@ def _tokenizer_view(store: TokenStore) -> Compose:
     def largest_centred(results: dict) -> dict:
         height, width = results["img"].shape[:2]
         side = min(height / store.grid[0], width / store.grid[1])
-        rows, columns = round(store.grid[0] * side), round(store.grid[1] * side)
-        top, left = (height - rows) // 2, (width - columns) // 2
+        rows = round(store.grid[0] * side)
+        columns = round(store.grid[1] * side)
+        top = (height - rows) // 2
+        left = (width - columns) // 2
         return {"inputs": results["img"][top : top + rows, left : left + columns]}
 
     return Compose([LoadImageFromFile(), largest_centred])
@@ -117,23 +123,38 @@ def _tokenizer_view(store: TokenStore) -> Compose:
 
 def _test_images(dataset: Dataset, grid: tuple[int, int], folder: Path) -> Iterator[tuple[str, str]]:
     """Files of a pattern and its negative, in several shapes."""
-    load, own = find_step(dataset.pipeline, LoadImageFromFile), []
+    load = find_step(dataset.pipeline, LoadImageFromFile)
+    shapes = list(SHAPES)
     with suppress(Exception):  # the first image may be a broken one
-        own = [load(dataset.get_data_info(0))["img"].shape[:2]]
-    for number, (height, width) in enumerate([*own, *SHAPES]):
-        side, rng = min(height / grid[0], width / grid[1]), np.random.default_rng(0)
-        blobs = np.zeros((height, width), np.float32)
-        for size in (0.5, 1.5):  # in patches: the small ones tell patches apart, the large ones survive blur
-            cells = rng.standard_normal([int(length / (size * side)) + 2 for length in (height, width)])
-            blobs += cv2.resize(cells.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC)
-        bright, exif = blobs > np.median(blobs), Image.Exif()
-        if number == len(own) + len(SHAPES) - 1:
+        shapes.insert(0, load(dataset.get_data_info(0))["img"].shape[:2])
+    for number, shape in enumerate(shapes):
+        exif = Image.Exif()
+        if number == len(shapes) - 1:
             exif[EXIF_ORIENTATION] = ON_ITS_SIDE
-        files = folder / f"{number}.png", folder / f"{number}-negative.png"
-        for file, pattern in zip(files, (bright, ~bright), strict=True):
-            levels = np.where(pattern, *LEVELS[::-1]).astype(np.uint8)
-            Image.fromarray(levels).convert("RGB").save(file, exif=exif)
-        yield str(files[0]), str(files[1])
+        is_bright = _pattern(shape, grid)
+        positive = folder / f"{number}.png"
+        negative = folder / f"{number}-negative.png"
+        _write(positive, is_bright, exif)
+        _write(negative, ~is_bright, exif)
+        yield str(positive), str(negative)
+
+
+def _pattern(shape: tuple[int, int], grid: tuple[int, int]) -> Bool[np.ndarray, "height width"]:
+    """Blobs of two sizes in patches: the small ones tell patches apart, the large ones survive blur."""
+    height, width = shape
+    side = min(height / grid[0], width / grid[1])
+    rng = np.random.default_rng(0)
+    blobs = np.zeros((height, width), np.float32)
+    for size in (0.5, 1.5):
+        cells = rng.standard_normal([int(length / (size * side)) + 2 for length in shape])
+        blobs += cv2.resize(cells.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC)
+    return blobs > np.median(blobs)
+
+
+def _write(path: Path, is_bright: Bool[np.ndarray, "height width"], exif: Image.Exif) -> None:
+    dark, bright = LEVELS
+    levels = np.where(is_bright, bright, dark).astype(np.uint8)
+    Image.fromarray(levels).convert("RGB").save(path, exif=exif)
 
 
 def _wrong_share(
@@ -142,7 +163,7 @@ def _wrong_share(
     """Share of the samples that are not what their tokens stand for; None if too few can be read."""
     (arrived, *others), ids = _differences(pipeline, info, files, seed)
     if view is not None:
-        others = _differences(view, info, files, seed)[0]
+        others, _ = _differences(view, info, files, seed)
     elif len(others) == 1:
         ids = np.arange(grid[0] * grid[1]).reshape(grid)
     if not others or ids is None:
@@ -150,15 +171,32 @@ def _wrong_share(
     rows, columns = ids.shape
     if arrived.shape[0] * columns != arrived.shape[1] * rows:
         raise ValueError(f"{arrived.shape[0]} x {arrived.shape[1]} px arrive with {rows} x {columns} tokens")
-    shown, expected = _samples(arrived, ids.shape), _samples(others[0], grid)[ids.ravel()]
-    readable = (np.abs(shown) > 0.1 * np.abs(shown).max()) & (np.abs(expected) > 0.1 * np.abs(expected).max())
+    shown = _samples(arrived, ids.shape)
+    expected = _samples(others[0], grid)[ids.ravel()]
+    readable = _is_readable(shown) & _is_readable(expected)
     if readable.mean() < 0.25:
         return None
-    shares = []
-    for y, x in product((1, -1), (1, -1)):  # an image that was mirrored with its tokens has mirrored patches
-        agree = ((shown > 0) == (expected[:, ::y, ::x] > 0))[readable].mean()
-        shares.append(min(agree, 1 - agree))  # colours may be inverted
-    return float(min(shares))
+    return 1 - _agreement(shown, expected, readable)
+
+
+def _is_readable(difference: np.ndarray) -> np.ndarray:
+    """Where a sample differs enough between an image and its negative to have a sign."""
+    size = np.abs(difference)
+    return size > 0.1 * size.max()
+
+
+def _agreement(shown: np.ndarray, expected: np.ndarray, readable: np.ndarray) -> float:
+    """Share of the readable samples with the expected sign, in the best of four mirrorings.
+
+    An image that was mirrored with its tokens has mirrored patches. All signs are wrong if the pipeline
+    inverted the colours, which moves no pixel.
+    """
+    best = 0.0
+    for vertical, horizontal in product((1, -1), (1, -1)):
+        mirrored = expected[:, ::vertical, ::horizontal]
+        share = ((shown > 0) == (mirrored > 0))[readable].mean()
+        best = max(best, share, 1 - share)
+    return float(best)
 
 
 def _differences(
@@ -171,10 +209,13 @@ def _differences(
         np.random.seed(seed)
         torch.default_generator.manual_seed(seed)
         samples.append(pipeline({**copy.deepcopy(info), "img_path": file}))
-    one, negative = (sample.get("inputs", sample.get("img")) for sample in samples)
-    views = zip(one, negative, strict=True) if isinstance(one, list) else [(one, negative)]
+    positive, negative = (sample.get("inputs", sample.get("img")) for sample in samples)
+    if not isinstance(positive, list):  # one view
+        positive = [positive]
+        negative = [negative]
+    differences = [_grey(one) - _grey(other) for one, other in zip(positive, negative, strict=True)]
     ids = samples[0].get("data_samples", samples[0]).get("token_grid")
-    return [_grey(a) - _grey(b) for a, b in views], None if ids is None else np.asarray(ids)
+    return differences, None if ids is None else np.asarray(ids)
 
 
 def _samples(difference: np.ndarray, grid: tuple[int, int]) -> Float[np.ndarray, "patch row column"]:
@@ -189,16 +230,20 @@ def _samples(difference: np.ndarray, grid: tuple[int, int]) -> Float[np.ndarray,
 
 def _grey(image: Any) -> Float[np.ndarray, "height width"]:
     values = np.asarray(image, dtype=np.float32)
-    return values.mean(axis=0 if isinstance(image, Tensor) else 2) if values.ndim == 3 else values
+    if values.ndim == 2:
+        return values
+    channel_axis = 0 if isinstance(image, Tensor) else 2
+    return values.mean(axis=channel_axis)
 
 
 @contextmanager
 def _own_randomness() -> Iterator[None]:
     """Leave the random states as they were."""
-    python, numbers = random.getstate(), np.random.get_state()
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
-            random.setstate(python)
-            np.random.set_state(numbers)
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)

@@ -1,4 +1,4 @@
-"""Seeds for each image's random draws, an order of images that starts anywhere, and unreadable images."""
+"""Seeds for the random draws of each image, an order that starts anywhere, and errors that name an image."""
 
 from __future__ import annotations
 

@@ -35,7 +35,10 @@ def data_set(name: str | None) -> Iterator[None]:
 
 def in_package(path: str) -> str:
     """The path itself, or the package's file of this name (`configs/...`) if the working folder has none."""
-    return path if Path(path).exists() or not (PACKAGE / path).is_file() else str(PACKAGE / path)
+    packaged = PACKAGE / path
+    if not Path(path).exists() and packaged.is_file():
+        return str(packaged)
+    return path
 
 
 def read_config(

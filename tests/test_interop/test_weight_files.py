@@ -90,7 +90,7 @@ def test_an_object_that_runs_code_is_refused_in_one_line(attack, tmp_path):
     with torch.serialization.safe_globals([getattr]), pytest.raises(WeightFileError) as error:
         read_weights(path)
     assert not canary.exists()
-    assert str(error.value).startswith(f"{path} is no checkpoint of tensors and plain values (")
+    assert str(error.value).startswith(f"{path} is not a checkpoint of tensors and plain values (")
     assert "\n" not in str(error.value)
     with contextlib.suppress(Exception):  # the attack is a real one
         torch.load(path, weights_only=False)
@@ -150,10 +150,10 @@ def test_averaged_weights_beside_the_others_are_chosen_by_name(tmp_path):
 REFUSED = [
     (None, "does not exist"),
     (b"", "EOFError"),
-    (b"<!DOCTYPE html><html>404</html>", "no checkpoint"),
-    (b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}', "no checkpoint"),
-    (save(WEIGHTS)[:-1], "no checkpoint"),
-    (saved(WEIGHTS)[:-1], "no checkpoint"),
+    (b"<!DOCTYPE html><html>404</html>", "not a checkpoint"),
+    (b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}', "not a checkpoint"),
+    (save(WEIGHTS)[:-1], "not a checkpoint"),
+    (saved(WEIGHTS)[:-1], "not a checkpoint"),
     (saved({"a": torch.ones(1), "b": Calls(getattr, HistoryBuffer, "update")}), "attribute 'update'"),
     (saved([1, 2]), "no tensors"),
     (saved({"teacher": WEIGHTS, "epoch": 3}), "`teacher`, `epoch`"),

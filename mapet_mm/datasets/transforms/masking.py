@@ -6,7 +6,7 @@ from mmpretrain.datasets.transforms import BEiTMaskGenerator
 
 from mapet_mm.registry import TRANSFORMS
 
-# After this many draws no block fits, as in grids of one row, and single patches are masked.
+# After this many failed draws, mask single patches (a grid of one row fits no block).
 ATTEMPTS = 200
 
 
@@ -46,7 +46,8 @@ class BlockwiseMask(BEiTMaskGenerator):
         for _ in range(ATTEMPTS):
             area = np.random.uniform(self.min_num_patches, max_mask_patches)
             aspect = np.exp(np.random.uniform(*self.log_aspect_ratio))
-            height, width = round(np.sqrt(area * aspect)), round(np.sqrt(area / aspect))
+            height = round(np.sqrt(area * aspect))
+            width = round(np.sqrt(area / aspect))
             if height >= self.height or width >= self.width:
                 continue
             top = np.random.randint(self.height - height + 1)

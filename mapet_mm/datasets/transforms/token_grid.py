@@ -32,7 +32,9 @@ class LoadTokenGrid(BaseTransform):
     """
 
     def __init__(self, store: str, data_root: str | None = None, optional: bool = False) -> None:
-        self.path, self.data_root, self.optional = store, data_root, optional
+        self.path = store
+        self.data_root = data_root
+        self.optional = optional
 
     @cached_property
     def store(self) -> TokenStore:
@@ -109,26 +111,30 @@ class RandomCropTokenGrid(BaseTransform):
         self.patch_size = tuple(to_2tuple(patch_size))
         if any(side % patch for side, patch in zip(self.crop_size, self.patch_size, strict=True)):
             raise ValueError(
-                f"RandomCropTokenGrid's crop_size {self.crop_size} is no multiple of patch_size "
+                f"RandomCropTokenGrid's crop_size {self.crop_size} is not a multiple of patch_size "
                 f"{self.patch_size}"
             )
 
     @property
     def grid(self) -> tuple[int, int]:
         """(H, W) tokens of a crop."""
-        (height, width), (patch_height, patch_width) = self.crop_size, self.patch_size
+        height, width = self.crop_size
+        patch_height, patch_width = self.patch_size
         return height // patch_height, width // patch_width
 
     def transform(self, results: dict) -> dict:
         """Crop `img` and `token_grid` to a uniformly drawn window."""
-        tokens, (patch_height, patch_width) = results["token_grid"], self.patch_size
+        tokens = results["token_grid"]
+        patch_height, patch_width = self.patch_size
         if results["img"].shape[:2] != (tokens.shape[0] * patch_height, tokens.shape[1] * patch_width):
             raise ValueError(
                 f"RandomCropTokenGrid: image of {results['img'].shape[:2]} px and token grid {tokens.shape} "
                 f"do not match at patch_size {self.patch_size}"
             )
-        (height, width), (rows, columns) = self.grid, tokens.shape
-        top, left = np.random.randint(rows - height + 1), np.random.randint(columns - width + 1)
+        height, width = self.grid
+        rows, columns = tokens.shape
+        top = np.random.randint(rows - height + 1)
+        left = np.random.randint(columns - width + 1)
         results["token_grid"] = tokens[top : top + height, left : left + width].copy()
         pixel_rows = slice(top * patch_height, (top + height) * patch_height)
         pixel_columns = slice(left * patch_width, (left + width) * patch_width)

@@ -25,7 +25,7 @@ class ClassNamesError(UserError, ValueError):
 class ClassNamesCheckHook(Hook):
     """Stop before training, or before a test, if an index means another class there than in training.
 
-    Datasets number class folders by their sorted names, so a folder that one set lacks shifts all behind it,
+    Datasets number class folders by their sorted names, so a folder that one set lacks shifts all after it,
     and accuracies are wrong. Only models that predict classes and datasets that name theirs are compared.
 
     Raises:
@@ -44,12 +44,14 @@ class ClassNamesCheckHook(Hook):
         """Compare the validation set with the training set."""
         if runner.val_loop is not None and predicts_classes(unwrapped(runner.model)):
             learnt = class_names(runner.train_dataloader.dataset)
-            check_order(learnt, class_names(runner.val_dataloader.dataset), "training", "validation")
+            check_class_order(learnt, class_names(runner.val_dataloader.dataset), "training", "validation")
 
     def before_test(self, runner: Runner) -> None:
         """Compare the test set with the training set that the checkpoint records."""
         if predicts_classes(unwrapped(runner.model)):
-            check_order(self.learnt, class_names(runner.test_dataloader.dataset), "checkpoint's", "test")
+            check_class_order(
+                self.learnt, class_names(runner.test_dataloader.dataset), "checkpoint's", "test"
+            )
 
 
 def predicts_classes(model: nn.Module) -> bool:
@@ -63,12 +65,14 @@ def class_names(dataset: Dataset) -> Sequence[str]:
     return getattr(dataset, "metainfo", {}).get("classes") or ()
 
 
-def check_order(learnt: Sequence[str], measured: Sequence[str], learning: str, measuring: str) -> None:
+def check_class_order(learnt: Sequence[str], measured: Sequence[str], learning: str, measuring: str) -> None:
     """Raise ClassNamesError if a class that both sets name has one index here and another there."""
-    numbers = {name: number for number, name in enumerate(learnt)}
+    index_in_training = {name: index for index, name in enumerate(learnt)}
     for index, name in enumerate(measured):
-        if name in numbers and name not in learnt[index : index + 1]:  # a name may be two classes' ("crane")
+        is_same = name in learnt[index : index + 1]  # a name may be two classes' ("crane")
+        if name in index_in_training and not is_same:
+            other = index_in_training[name]
             raise ClassNamesError(
-                f"class `{name}` is number {index} in the {measuring} images and number {numbers[name]} in "
+                f"class `{name}` is number {index} in the {measuring} images and number {other} in "
                 f"the {learning} images: add the class folder that is missing"
             )

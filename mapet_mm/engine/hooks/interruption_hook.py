@@ -46,14 +46,16 @@ class InterruptionHook(Hook):
 
     def __init__(self, minutes: float | None = 30) -> None:
         self.minutes = minutes
-        self.told: int | None = None
+        self.signal_received: int | None = None
         self._before: dict[int, object] = {}
 
     def before_train(self, runner: Runner) -> None:
         """Listen to the signals, which Python takes in the main thread alone."""
-        self.process, self.saved, self.told = os.getpid(), time.monotonic(), None
+        self.process = os.getpid()
+        self.saved_at = time.monotonic()
+        self.signal_received = None
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._tell) for number in SIGNALS}
+            self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         loader = runner.train_dataloader
         if loader.num_workers:
             ending = multiprocessing.RawValue("b")
@@ -62,15 +64,21 @@ class InterruptionHook(Hook):
 
     def after_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
         """Save if it is time, and end if any process got a signal."""
-        due = self.minutes is not None and time.monotonic() - self.saved > 60 * self.minutes
-        wish = torch.tensor(STOP if self.told else SAVE if due else NOTHING)
-        all_reduce(wish, op="max")
+        wish = NOTHING
+        if self.minutes is not None and time.monotonic() - self.saved_at > 60 * self.minutes:
+            wish = SAVE
+        if self.signal_received:
+            wish = STOP
+        wish = torch.tensor(wish)
+        all_reduce(wish, op="max")  # what any process wants, all do after the same step
         if wish == NOTHING:
             return
         self._save(runner)
         if wish == STOP:
             barrier()  # until the first process has written
-            name = signal.Signals(self.told).name if self.told else "another process's signal"
+            name = "another process's signal"
+            if self.signal_received:
+                name = signal.Signals(self.signal_received).name
             print_log(
                 f"{name}: stopped after step {runner.iter + 1}. Run the same command again to continue.",
                 "current",
@@ -85,14 +93,14 @@ class InterruptionHook(Hook):
         if is_main_process() and record.is_file() and Path(record.read_text()).name != LATEST:
             Path(_folder(runner), LATEST).unlink(missing_ok=True)
 
-    def _tell(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self.process:  # a fork of the run's process ends as it would without the hook
             self._restore()
             signal.raise_signal(number)
-        elif number == signal.SIGINT and self.told:
+        elif number == signal.SIGINT and self.signal_received:
             self._restore()
             raise KeyboardInterrupt
-        self.told = number
+        self.signal_received = number
         os.write(2, f"\n{signal.Signals(number).name}: saving after this step, then ending\n".encode())
 
     def _restore(self) -> None:
@@ -101,8 +109,9 @@ class InterruptionHook(Hook):
         self._before = {}
 
     def _save(self, runner: Runner) -> None:
-        self.saved = time.monotonic()
-        folder, meta = _folder(runner), dict(epoch=runner.epoch, iter=runner.iter + 1)
+        self.saved_at = time.monotonic()
+        folder = _folder(runner)
+        meta = dict(epoch=runner.epoch, iter=runner.iter + 1)
         backend = None if "://" in folder else dict(backend=WHOLE_FILES)
         runner.save_checkpoint(folder, LATEST, meta=meta, by_epoch=False, backend_args=backend)
         if is_main_process():
@@ -110,10 +119,10 @@ class InterruptionHook(Hook):
 
 
 def start_patient_worker(start: Callable[[int], None] | None, ending: ctypes.c_byte, worker: int) -> None:
-    """Start a loader's worker that outlives the first signal, which goes to all processes of a job.
+    """Let a loader's worker ignore the first signal.
 
-    PyTorch's workers end at SIGTERM, and the run with them before it has saved. A second signal ends them, or
-    the first one if the run is `ending`: where an error keeps a loader alive, Python waits for its workers.
+    Slurm signals every process of a job; PyTorch's workers would die and take the run with them before it
+    saves. A second signal, or the first one while the run shuts down (`ending`), ends the worker.
     """
 
     def outlive(number: int, frame: FrameType | None) -> None:

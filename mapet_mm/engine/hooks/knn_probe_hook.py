@@ -14,12 +14,12 @@ from mmengine.dist import all_gather, get_rank, get_world_size
 from mmengine.hooks import EMAHook, Hook
 from mmengine.logging import print_log
 from mmengine.runner import EpochBasedTrainLoop, Runner
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from mapet_mm.datasets.pipelines import label_of
 from mapet_mm.datasets.skipped import replace_skipped_as_in
-from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesError, check_order, class_names
+from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesError, check_class_order, class_names
 from mapet_mm.evaluation.adapters import TokenBackbone
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.metrics.rank_me import rank_me
@@ -55,23 +55,27 @@ class KNNProbeHook(Hook):
         temperature: float = 0.07,
     ) -> None:
         self.loaders = (train_dataloader, val_dataloader)
-        self.interval, self.k, self.temperature = interval, k, temperature
+        self.interval = interval
+        self.k = k
+        self.temperature = temperature
 
     def after_train_epoch(self, runner: Runner) -> None:
         """Probe every `interval` epochs and after the last."""
         if not (self.every_n_epochs(runner, self.interval) or self.is_last_train_epoch(runner)):
             return
-        with undisturbed(model := evaluated_model(runner)):
+        model = evaluated_model(runner)
+        with undisturbed(model):
             loaders = self.build_loaders(runner)
             if loaders[1].dataset[0]["data_samples"].get("gt_label") is None:
                 print_log("the images have no labels: no k-NN probe", logger="current")
                 return
             figures = self.figures(TokenBackbone(model), loaders)
         by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
-        counted, step = ("Epoch", runner.epoch + 1) if by_epoch else ("Iter", runner.iter)
+        step = runner.epoch + 1 if by_epoch else runner.iter
+        unit = "Epoch" if by_epoch else "Iter"
         runner.visualizer.add_scalars(figures, step=step)
-        listed = "  ".join(f"{name}: {value:.4f}" for name, value in figures.items())
-        print_log(f"{counted}(knn) [{step}]  {listed}", logger="current")
+        line = "  ".join(f"{name}: {value:.4f}" for name, value in figures.items())
+        print_log(f"{unit}(knn) [{step}]  {line}", logger="current")
 
     def figures(self, backbone: TokenBackbone, loaders: Sequence[DataLoader]) -> dict[str, float]:
         """The logged values by name."""
@@ -88,15 +92,17 @@ class KNNProbeHook(Hook):
         for loader in loaders:
             replace_skipped_as_in(runner.train_dataloader.dataset, loader.dataset)
         try:
-            check_order(*(class_names(loader.dataset) for loader in loaders), "voting", "probe's")
+            check_class_order(*(class_names(loader.dataset) for loader in loaders), "voting", "probe's")
         except ClassNamesError as error:  # the training itself needs no classes
             print_log(f"the k-NN figures are wrong: {error}", logger="current", level=logging.WARNING)
         return loaders
 
     def top1(self, train: MemoryFeatures, val: MemoryFeatures) -> float:
         """Top-1 in percent of all queries; `train` has this process's training images."""
-        num_classes = 1 + max(map(int, all_gather(torch.cat([train.labels, val.labels]).max())))
-        keys, queries = (bank.values["pooled"][-1] for bank in (train, val))
+        largest = torch.cat([train.labels, val.labels]).max()
+        num_classes = 1 + max(int(label) for label in all_gather(largest))
+        keys = train.values["pooled"][-1]
+        queries = val.values["pooled"][-1]
         known = zip(keys.split(COLUMNS), train.labels.split(COLUMNS), strict=True)
         predicted = knn_votes(queries, known, num_classes, self.k, self.temperature).argmax(1)
         return 100 * (predicted == val.labels).float().mean().item()
@@ -114,33 +120,51 @@ def take_in_memory(
     backbone: TokenBackbone, loader: DataLoader, everywhere: bool, pooling: str
 ) -> MemoryFeatures:
     """Last layer's features, of one pooling if the backbone has it: of own images, or of all `everywhere`."""
-    values, labels = None, []
+    features = None
+    labels: list[int | None] = []
     for batch in loader:
         tokens = backbone(backbone.normalise(batch["inputs"]))
-        found, poolings = tokens.pooled()[-1], tokens.poolings  # B W
+        pooled = tokens.pooled()[-1]  # B (poolings dim)
+        poolings = tokens.poolings
         if pooling in poolings:
-            found, poolings = found.chunk(len(poolings), dim=1)[poolings.index(pooling)], [pooling]
-        if values is None:  # one allocation, because parts and their whole would take twice the memory
-            values = found.new_empty(loader.sampler.num_samples, found.shape[1])
-        values[len(labels) : len(labels) + len(found)] = found
+            pooled = pooled.chunk(len(poolings), dim=1)[poolings.index(pooling)]  # B dim
+            poolings = [pooling]
+        if features is None:  # one allocation: parts and their whole would take twice the memory
+            features = pooled.new_empty(loader.sampler.num_samples, pooled.shape[1])
+        features[len(labels) : len(labels) + len(pooled)] = pooled
         labels += [label_of(sample) for sample in batch["data_samples"]]
     if None in labels:
         raise ValueError(f"each image of {type(loader.dataset).__name__} needs one label, `gt_label`")
-    parts, total = (values, torch.tensor(labels, device=values.device)), len(loader.dataset)
-    if everywhere:  # image i is row i // P of process i % P
-        values, labels = (torch.stack(all_gather(part), dim=1).flatten(0, 1)[:total] for part in parts)
-    else:
-        own = len(range(get_rank(), total, get_world_size()))
-        values, labels = (part[:own] for part in parts)
-    known = dict(name="images", layers=tokens.names[-1:], poolings=poolings, grid=tokens.grid)
-    return MemoryFeatures(values[None], labels=labels, **known)
+    take = gather_in_order if everywhere else own_part
+    num_images = len(loader.dataset)
+    own_labels = torch.tensor(labels, device=features.device)
+    return MemoryFeatures(
+        take(features, num_images)[None],
+        labels=take(own_labels, num_images),
+        name="images",
+        layers=tokens.names[-1:],
+        poolings=poolings,
+        grid=tokens.grid,
+    )
+
+
+def gather_in_order(part: Tensor, total: int) -> Tensor:
+    """Rows of all processes in the order of the images: image i is row i // P of process i % P."""
+    return torch.stack(all_gather(part), dim=1).flatten(0, 1)[:total]
+
+
+def own_part(part: Tensor, total: int) -> Tensor:
+    """This process's rows without those that come a second time to make all processes' parts equal."""
+    num_own = len(range(get_rank(), total, get_world_size()))
+    return part[:num_own]
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, uncompiled and without gradient; modes and random generators are then as before."""
     modes = {module: module.training for module in model.modules()}
-    states = random.getstate(), np.random.get_state()
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
     devices = range(torch.cuda.device_count())
     try:
         with torch.random.fork_rng(devices), torch.no_grad(), torch.compiler.set_stance("force_eager"):
@@ -149,5 +173,5 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)

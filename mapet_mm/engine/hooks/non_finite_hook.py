@@ -48,7 +48,7 @@ class NonFiniteHook(Hook):
         """Look at the gradients before each step of an optimizer."""
         wrapper = runner.optim_wrapper
         for one in wrapper.values() if isinstance(wrapper, OptimWrapperDict) else [wrapper]:
-            one.optimizer.register_step_pre_hook(self._look)
+            one.optimizer.register_step_pre_hook(self._check_gradients)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Note the paths of the batch's images."""
@@ -66,7 +66,8 @@ class NonFiniteHook(Hook):
                 self.in_a_row = 0
                 self.images.clear()
             return
-        self.left_out, self.in_a_row = self.left_out + self.bad, self.in_a_row + 1
+        self.left_out += self.bad
+        self.in_a_row += 1
         line = f"{self.in_a_row} steps in a row, up to step {runner.iter + 1}, had no finite loss or gradient"
         MMLogger.get_current_instance().warning(f"{line} (the run ends after {self.patience})")
         runner.message_hub.update_info("steps_left_out", self.left_out)
@@ -78,7 +79,7 @@ class NonFiniteHook(Hook):
                 "rate, clip gradients (`optim_wrapper.clip_grad`), or look at these images"
             )
 
-    def _look(self, optimizer: Optimizer, *_: Any) -> None:
+    def _check_gradients(self, optimizer: Optimizer, *_: Any) -> None:
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         norm = get_total_norm([one.grad for one in parameters if one.grad is not None])
         self.stepped = True

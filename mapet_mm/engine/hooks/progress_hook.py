@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from mapet_mm.registry import HOOKS
 
-EVERY = 60.0  # seconds between lines where there is no terminal
+SECONDS_BETWEEN_LINES = 60.0  # seconds between lines where there is no terminal
 
 
 @HOOKS.register_module()
@@ -33,7 +33,8 @@ class ProgressHook(Hook):
         for handler in runner.logger.handlers:
             if not isinstance(handler, logging.FileHandler):
                 handler.addFilter(self._make_room)
-        self.is_live, self.due = sys.stderr.isatty(), time.monotonic() + EVERY
+        self.is_live = sys.stderr.isatty()
+        self.due = time.monotonic() + SECONDS_BETWEEN_LINES
         self.bar = tqdm(
             total=runner.max_iters,
             initial=runner.iter,
@@ -47,14 +48,15 @@ class ProgressHook(Hook):
 
     def after_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
         """Renew the line."""
-        step, loss = runner.iter + 1, runner.message_hub.get_scalar("train/loss").current()
+        step = runner.iter + 1
+        loss = runner.message_hub.get_scalar("train/loss").current()
         epoch = f"epoch {runner.epoch + 1}/{runner.max_epochs}, " if runner.max_epochs else ""
         self.bar.set_description_str(f"{epoch}step {step}/{runner.max_iters}, loss {loss:.3f}", refresh=False)
         self.bar.update()
         is_due = time.monotonic() >= self.due or step == runner.max_iters
         if is_due and not self.is_live and not self.bar.disable:
             print(self.bar, flush=True)
-            self.due = time.monotonic() + EVERY
+            self.due = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def after_train(self, runner: Runner) -> None:
         """Leave the last line."""

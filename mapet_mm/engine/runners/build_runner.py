@@ -17,9 +17,9 @@ from torch import nn
 from mapet_mm.engine.hooks.total_batch_hook import scaling_with_accumulation
 from mapet_mm.utils.dist import TIMEOUT_SECONDS, number_slurm_task, start_processes
 
-# MMEngine has them without being asked, and leaves them out for None; of other hooks it refuses None.
+# MMEngine adds these hooks itself and accepts None for them; for any other hook None is an error.
 OWN_HOOKS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")
-LINES = 8  # of the longest message that a terminal gets, but for warnings
+MAX_LINES = 8  # longer messages go to the log file only; warnings always reach the terminal
 
 
 class QuietRunner(Runner):
@@ -41,11 +41,14 @@ class QuietRunner(Runner):
         logger = super().build_logger(*args, **kwargs)
         for handler in logger.handlers:
             if not isinstance(handler, logging.FileHandler):
-                handler.addFilter(
-                    lambda record: record.levelno > logging.INFO or record.getMessage().count("\n") < LINES
-                )
+                handler.addFilter(is_for_terminal)
         logger.info(f"environment and config are in {Path(self.log_dir) / f'{self.timestamp}.log'}")
         return logger
+
+
+def is_for_terminal(record: logging.LogRecord) -> bool:
+    """True for a warning, and for a message of a few lines."""
+    return record.levelno > logging.INFO or record.getMessage().count("\n") < MAX_LINES
 
 
 def build_runner(cfg: Config, launcher: str) -> Runner:
@@ -77,7 +80,9 @@ def _start(cfg: Config, launcher: str) -> None:
     cfg.merge_from_dict({"env_cfg": {"dist_cfg": {"timeout": timeout}}})
     if get_device() == "cpu":
         start_processes(launcher, timeout)
-        unused = cfg.get("find_unused_parameters", False)
-        wrapper = dict(type="MMDistributedDataParallel", broadcast_buffers=False)
-        wrapper["find_unused_parameters"] = unused
+        wrapper = dict(
+            type="MMDistributedDataParallel",
+            broadcast_buffers=False,
+            find_unused_parameters=cfg.get("find_unused_parameters", False),
+        )
         cfg.model_wrapper_cfg = {**wrapper, **(cfg.get("model_wrapper_cfg") or {}), "device_ids": None}

@@ -128,8 +128,11 @@ def configure_training(
         cfg.auto_scale_lr = ConfigDict(cfg.get("auto_scale_lr") or {}, enable=True)
     check_accumulation(cfg)
     check_schedule(cfg)
-    if options := cfg.pop("compile", False):  # the backbone, not MMEngine's whole train step
-        hook = dict(type="mapet_mm.CompileHook", **({} if options is True else options))
+    options = cfg.pop("compile", False)
+    if options:  # compiles the backbone, not MMEngine's whole train step
+        hook = dict(type="mapet_mm.CompileHook")
+        if options is not True:
+            hook.update(options)
         cfg.custom_hooks = [*(cfg.get("custom_hooks") or []), hook]
     digests = config_digests(cfg)
     checks = dict(class_names_check=CLASS_NAMES)
@@ -236,7 +239,8 @@ def training_report(cfg: Config, config_path: str) -> str:
 
 def next_command(cfg: Config, config_path: str, checkpoint: str) -> str:
     """The command after a training: the recipe that `next_config` names, the test or the features."""
-    if following := cfg.get("next_config"):
+    following = cfg.get("next_config")
+    if following:
         option = f"model.backbone.init_cfg.checkpoint={checkpoint}"
         words = ["tools/train.py", following, "--cfg-options", option]
     else:

@@ -171,8 +171,8 @@ def test_crop_takes_oblong_patches():
 
 
 REFUSED = [
-    (lambda: RandomCropTokenGrid(10, PATCH), "no multiple of patch_size"),
-    (lambda: RandomCropTokenGrid((32, 24), (8, 16)), "no multiple of patch_size"),
+    (lambda: RandomCropTokenGrid(10, PATCH), "multiple of patch_size"),
+    (lambda: RandomCropTokenGrid((32, 24), (8, 16)), "multiple of patch_size"),
     (lambda: RandomCropTokenGrid(8, PATCH)(aligned(3, 3) | {"img": np.zeros((11, 12, 3))}), "do not match"),
     (lambda: RandomCropTokenGrid((16, 8), PATCH)(aligned(3, 3)), "high <= 0"),
     (lambda: RandomCropTokenGrid((8, 16), PATCH)(aligned(3, 3)), "high <= 0"),

@@ -7,7 +7,7 @@ from PIL import Image
 from torch import nn
 from trainings import CONFIG
 
-from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesError, check_order, predicts_classes
+from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesError, check_class_order, predicts_classes
 from mapet_mm.models import MaPeTPretrainViT, TokenPredictionHead
 
 
@@ -55,14 +55,14 @@ def test_a_class_folder_that_a_test_set_lacks_stops_the_test(config, tmp_path, m
 )
 def test_names_that_only_one_set_has_are_not_in_another_order(measured):
     learnt = measured if "crane" in measured else ["a", "b", "c"]
-    check_order(learnt, list(measured), "training", "validation")
-    check_order([], list(measured), "training", "validation")
+    check_class_order(learnt, list(measured), "training", "validation")
+    check_class_order([], list(measured), "training", "validation")
 
 
 @pytest.mark.parametrize("measured", ["bc", "acb", "ac", "xa"])
 def test_one_order_behind_another_is(measured):
     with pytest.raises(ClassNamesError):
-        check_order("abc", list(measured), "training", "validation")
+        check_class_order("abc", list(measured), "training", "validation")
 
 
 def test_a_pre_training_predicts_no_classes():

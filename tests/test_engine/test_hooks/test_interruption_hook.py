@@ -104,7 +104,7 @@ def test_workers_end_with_a_run_whose_error_keeps_its_loader(tmp_path, monkeypat
 @TYPES.register_module()
 class Late(InterruptionHook):
     def after_train_iter(self, runner, *args, **kwargs) -> None:
-        if not self.told or runner.iter + 1 >= 5:
+        if not self.signal_received or runner.iter + 1 >= 5:
             time.sleep(0.2)
             super().after_train_iter(runner)
 

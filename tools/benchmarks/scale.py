@@ -23,7 +23,7 @@ from mmengine.dataset import BaseDataset
 
 from mapet_mm.cli.choices import choose
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
-from mapet_mm.engine.hooks.class_names_check_hook import check_order
+from mapet_mm.engine.hooks.class_names_check_hook import check_class_order
 from mapet_mm.engine.hooks.token_store_check_hook import TokenStoreCheckHook
 from mapet_mm.evaluation.features import FeatureBank
 from mapet_mm.evaluation.image_sets import ImageSet
@@ -126,7 +126,7 @@ def cases(count: int, folder: Path, held: int) -> dict[str, Callable[[], object]
         "store: open, look an image up": lambda: TokenStore.open(folder / "tokens")[path(count // 2)[6:]],
         "store: verify": lambda: TokenStore.open(folder / "tokens").verify(),
         "check before a training": lambda: TokenStoreCheckHook(alignment=False).before_train(runner),
-        "class names of two sets": lambda: check_order(
+        "class names of two sets": lambda: check_class_order(
             *(list(map(path, range(count))) for _ in range(2)), "training", "validation"
         ),
         "k-NN": lambda: neighbours(knn_votes),

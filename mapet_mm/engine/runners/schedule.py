@@ -1,6 +1,6 @@
 """A schedule that is longer than its training: the learning rate would never fall."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mmengine.config import Config
@@ -9,7 +9,8 @@ from mapet_mm.utils.dist import print_to_user
 
 # A schedule may end this much after the training: its rate is then all but the last.
 TOLERANCE = 1.1
-LENGTHS = ("begin", "end", "T_max")
+# Entries of a scheduler that name an epoch or an iteration.
+POSITIONS = ("begin", "milestones", "last_step", "T_max", "end")
 
 
 def check_schedule(cfg: Config) -> None:
@@ -22,21 +23,55 @@ def check_schedule(cfg: Config) -> None:
     ends = [end for end in map(end_of, schedulers.values()) if end is not None]
     if length is None or not ends or max(ends) <= TOLERANCE * length:
         return
+    shorter = shortened_positions(schedulers.values(), max(ends), length)
     options = []
     for key, scheduler in schedulers.items():
-        options += shortened(key, scheduler, length / max(ends))
+        options += shorter_options(key, scheduler, shorter)
     print_to_user(
         f"warning: the training ends after {length} {unit} and its schedule after {max(ends)}, so the "
         f"learning rate does not fall to its end: --cfg-options {' '.join(options)}"
     )
 
 
-def shortened(key: str, scheduler: dict, share: float) -> list[str]:
-    """Options that shorten a scheduler to a share of its length, to one epoch or iteration at least."""
-    lengths = {name: max(1, round(scheduler[name] * share)) for name in LENGTHS if scheduler.get(name)}
-    if "begin" in lengths and "end" in lengths:
-        lengths["begin"] = min(lengths["begin"], lengths["end"] - 1)
-    return [f"{key}.{name}={length}" for name, length in lengths.items()]
+def shortened_positions(schedulers: Iterable[dict], old_length: int, length: int) -> dict[int, int]:
+    """The new place of each epoch or iteration that schedulers name, in the same order, apart by 1 at least.
+
+    What lies after the schedule's length keeps its distance: a cosine of 300 epochs by epoch ends at 301.
+    """
+    named: set[int] = set()
+    for scheduler in schedulers:
+        named.update(positions_of(scheduler))
+    shorter: dict[int, int] = {}
+    last = 0
+    for position in sorted(named):
+        if position > old_length:
+            shorter[position] = length + position - old_length
+        else:
+            last = max(last + 1, round(position * length / old_length))
+            shorter[position] = min(last, length)
+    return shorter
+
+
+def shorter_options(key: str, scheduler: dict, shorter: dict[int, int]) -> list[str]:
+    """The options that move all positions of a scheduler."""
+    values: dict[str, Any] = {}
+    for name in POSITIONS:
+        if name == "milestones" and scheduler.get(name):
+            values[name] = [shorter[position] for position in scheduler[name]]
+        elif scheduler.get(name):
+            values[name] = shorter[scheduler[name]]
+    if "begin" in values and "end" in values:  # one step is left, also of one epoch
+        values["begin"] = min(values["begin"], values["end"] - 1)
+    return [f"{key}.{name}={str(value).replace(' ', '')}" for name, value in values.items()]
+
+
+def positions_of(scheduler: dict) -> list[int]:
+    """The epochs or iterations that a scheduler names, but for 0."""
+    positions = list(scheduler.get("milestones") or ())
+    for name in POSITIONS:
+        if name != "milestones" and scheduler.get(name):
+            positions.append(scheduler[name])
+    return positions
 
 
 def training_length(cfg: Config) -> tuple[str, int | None]:
@@ -59,9 +94,9 @@ def own_schedulers(config: Any, by_epoch: bool) -> Iterator[tuple[str, dict]]:
 
 
 def end_of(scheduler: dict) -> int | None:
-    """The epoch or iteration at which a scheduler ends; None if it says none."""
-    if "end" in scheduler:
-        return scheduler["end"]
-    if "T_max" in scheduler:
-        return scheduler.get("begin", 0) + scheduler["T_max"]
-    return None
+    """Where a scheduler's curve ends, from the training's start; None if it says none."""
+    if "T_max" not in scheduler:
+        return scheduler.get("end")
+    # Steps of the cosine that lie before `begin`, as in timm's curve; `end` may let it stay at its last rate.
+    skipped = scheduler["last_step"] + 1 if "last_step" in scheduler else 0
+    return scheduler.get("begin", 0) - skipped + scheduler["T_max"]

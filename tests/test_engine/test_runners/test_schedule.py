@@ -1,13 +1,21 @@
 """A training that was shortened says which options shorten its schedule."""
 
+import ast
+from pathlib import Path
+
 import pytest
+import torch
 from config_building import ROOT
 from mmengine.config import Config
+from mmengine.registry import PARAM_SCHEDULERS
+from torch import nn
+from torch.optim import SGD
 
 from mapet_mm.engine.runners.launch import load_config
 from mapet_mm.engine.runners.schedule import check_schedule
 
 PRETRAINING = next((ROOT / "configs/mapet").glob("mapet_vit-base-p16_kclip_*.py"))
+SCRATCH = next((ROOT / "configs/scratch").glob("vit-base-p16_*.py"))
 SEGMENTATION = next((ROOT / "configs/segmentation").glob("mapet_vit-tiny-p16_upernet_*.py"))
 
 
@@ -16,26 +24,43 @@ def said(cfg: Config, capsys) -> str:
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("recipe", "length"), [(PRETRAINING, "max_epochs=5"), (SEGMENTATION, "max_iters=400")], ids=["cls", "seg"]
-)
-def test_a_shortened_training_names_the_options_that_shorten_its_schedule(recipe, length, capsys):
-    name, value = length.split("=")
-    cfg = load_config(str(recipe), {f"train_cfg.{name}": int(value)})
+def shortened(recipe: Path, capsys, **length: int) -> Config:
+    """A recipe with another length, and with the options that its warning names."""
+    cfg = load_config(str(recipe), {f"train_cfg.{name}": value for name, value in length.items()})
     warning = said(cfg, capsys)
     assert warning.startswith("warning: ")
     assert warning.count("\n") == 1
     options = dict(word.split("=") for word in warning.split("--cfg-options ")[1].split())
-    assert f"param_scheduler.1.end={value}" in warning
-    cfg.merge_from_dict({key: int(one) for key, one in options.items()})
+    cfg.merge_from_dict({key: ast.literal_eval(value) for key, value in options.items()})
+    return cfg
+
+
+def test_the_named_options_shorten_timms_curve(capsys):
+    """Warm-up, cosine and end by epoch, as in the rates of a training of five epochs."""
+    cfg = shortened(PRETRAINING, capsys, max_epochs=5)
+    assert not said(cfg, capsys)
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedulers = [
+        PARAM_SCHEDULERS.build(one, default_args=dict(optimizer=optimizer)) for one in cfg.param_scheduler
+    ]
+    rates = []
+    for _ in range(5):
+        rates.append(round(optimizer.param_groups[0]["lr"], 2))
+        for scheduler in schedulers:
+            scheduler.step()
+    assert rates == [0.0, 1.0, 0.72, 0.39, 0.11]
+
+
+def test_the_named_options_shorten_a_schedule_of_iterations(capsys):
+    cfg = shortened(SEGMENTATION, capsys, max_iters=400)
     first, last = cfg.param_scheduler
-    assert 0 < first.end < last.end == int(value)
+    assert 0 < first.end <= last.begin < last.end == 400
     assert not said(cfg, capsys)
 
 
 def test_no_option_leaves_a_scheduler_without_a_step(capsys):
-    warning = said(load_config(str(PRETRAINING), {"train_cfg.max_epochs": 1}), capsys)
-    assert "param_scheduler.1.begin=0 param_scheduler.1.end=1" in warning
+    cfg = shortened(SCRATCH, capsys, max_epochs=1)
+    assert all(one.begin < one.end for one in cfg.param_scheduler)
 
 
 @pytest.mark.parametrize(

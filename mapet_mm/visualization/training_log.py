@@ -60,4 +60,4 @@ def last_values(source: str | os.PathLike) -> dict[str, float]:
 
 def _is_train(record: Record) -> bool:
     # Training counts iterations and validation counts epochs, so their steps cannot be compared.
-    return not record.keys().isdisjoint(("lr", "loss", "effective_tokens/targets"))
+    return not record.keys().isdisjoint(("lr", "loss"))

@@ -61,8 +61,8 @@ def _check_ade20k(folder: Path) -> None:
     """Raise ImageSetError for another data set in ADE20K's folders: it has its own classes, perhaps a 0."""
     if not (folder / ADE20K_CLASSES).is_file():
         raise ImageSetError(
-            f"{folder} has ADE20K's folders, and no {ADE20K_CLASSES}, which ADE20K has: for other classes name "
-            "a config with `dense_train` and `dense_val` as --data; for ADE20K's put that file there"
+            f"{folder} has the folders of ADE20K, but not its {ADE20K_CLASSES}: for other classes name a "
+            "config with `dense_train` and `dense_val` as --data; for ADE20K add that file"
         )
 
 

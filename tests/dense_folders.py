@@ -18,6 +18,8 @@ def write_dense(root: Path, kind: str, train: int = 10, val: int = 3) -> Path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 picture = Image.fromarray(values.astype(np.uint8))
                 (picture if values is labels else picture.convert("RGB")).save(path)
+        if kind == "ade20k":
+            (root / "objectInfo150.txt").touch()
         if kind == "voc":
             listed = root / f"VOC2012/ImageSets/Segmentation/{part}.txt"
             listed.parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ DENSE = {
     "PascalVOCDataset": ("JPEGImages", "SegmentationClass", {"train": "train", "val": "val"}),
     "CityscapesDataset": ("leftImg8bit", "gtFine", {"train": "train", "val": "val"}),
 }
+ADE20K_CLASSES = "objectInfo150.txt"  # a file of ADE20K beside `images` and `annotations`
 
 
 class ImageSetError(UserError):
@@ -31,12 +32,14 @@ def folder_loaders(folder: Path) -> dict[str, Any]:
     image of each class is tested on; and ADE20K's, Pascal VOC's and Cityscapes' with pixel labels.
 
     Raises:
-        ImageSetError: another layout.
+        ImageSetError: another layout, or ADE20K's without its list of classes.
     """
     if (folder / "VOC2012").is_dir():
         folder /= "VOC2012"
     for kind, (images, labels, parts) in DENSE.items():
         if (folder / images).is_dir() and (folder / labels).is_dir():
+            if kind == "ADE20KDataset":
+                _check_ade20k(folder)
             return {
                 f"dense_{name}": _dense(kind, folder, images, labels, part) for name, part in parts.items()
             }
@@ -52,6 +55,15 @@ def folder_loaders(folder: Path) -> dict[str, Any]:
             known.update(ann_file=f"meta/{name}.txt", with_label=True)
         made[name] = dict(dataset=dict(type="CustomDataset", data_root=str(folder), **known))
     return made
+
+
+def _check_ade20k(folder: Path) -> None:
+    """Raise ImageSetError for another data set in ADE20K's folders: it has its own classes, perhaps a 0."""
+    if not (folder / ADE20K_CLASSES).is_file():
+        raise ImageSetError(
+            f"{folder} has the folders of ADE20K, but not its {ADE20K_CLASSES}: for other classes name a "
+            "config with `dense_train` and `dense_val` as --data; for ADE20K add that file"
+        )
 
 
 def _dense(kind: str, folder: Path, images: str, labels: str, part: str) -> dict[str, Any]:

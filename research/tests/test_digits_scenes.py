@@ -1,4 +1,4 @@
-"""Scenes of digits: labelled where the ink is, by the split's own digits, and unlabelled ones that are others."""
+"""Scenes of digits: labelled where the ink is, by the split's own digits; unlabelled ones are others."""
 
 from pathlib import Path
 

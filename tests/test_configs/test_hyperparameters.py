@@ -17,6 +17,7 @@ from config_building import (
 from imagenet_folder import PHOTOGRAPH
 from mmcv.transforms import Compose
 from mmengine.registry import DATASETS, MODELS
+from mmseg.structures import SegDataSample
 from PIL import Image
 from timm.data import create_transform
 from timm.data.transforms import RandomResizedCropAndInterpolation
@@ -255,6 +256,7 @@ def test_linear_segmentation_is_dinov3s(data, classes):
 
 @pytest.mark.parametrize("path", [path for path in RECIPES if path.parent.name == "segmentation"], ids=label)
 def test_every_segmentation_recipe_can_be_augmented(path):
+    """At half the size, 341 columns are not whole patches."""
     cfg = load(path)
     segmentor, usual = cfg.model, cfg.test_dataloader.dataset.pipeline
     _, (scales, flips, (labels,), _) = (step.get("transforms") for step in cfg.tta_pipeline)
@@ -264,6 +266,12 @@ def test_every_segmentation_recipe_can_be_augmented(path):
     ]
     assert all(step.type == "Resize" and step.keep_ratio for step in scales)
     assert ([step.prob for step in flips], labels) == ([0, 1], usual[2])
+    half = dict(inputs=[torch.zeros(3, 256, 341)], data_samples=[SegDataSample()])
+    with in_scope(cfg):
+        preprocessor = MODELS.build(segmentor.data_preprocessor)
+    padded = preprocessor(half)
+    assert padded["inputs"].shape[2:] == (512, 512)
+    assert padded["data_samples"][0].img_padding_size == (0, 512 - 341, 0, 512 - 256)  # is cut off again
     configure_test(cfg, "https://x/y.pth", tta=True)
     assert (cfg.model.type, cfg.model.module) == ("SegTTAModel", segmentor)
     assert cfg.test_dataloader.dataset.pipeline[1].type == "TestTimeAug"

@@ -24,7 +24,7 @@ RECIPES = [
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Digits, their pixel labels, and codebook and tokens of the first 24 digits of each split: what a recipe reads."""
+    """What a recipe reads: digits, pixel labels, and codebook and tokens of 24 digits of each split."""
     root = tmp_path_factory.mktemp("data")
     write_digits(root / "digits")
     for domain in ("inverted", "rotated"):

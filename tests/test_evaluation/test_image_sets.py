@@ -133,6 +133,13 @@ def test_a_folder_with_pixel_labels_is_known_by_its_layout(config, root, kind, c
     assert ignored == (kind == "ade20k")  # whose 0 means unlabelled
 
 
+def test_other_classes_in_ade20ks_folders_are_refused(config, root):
+    """They would be taken for ADE20K's 150, and label 0 for none."""
+    (write_dense(root / "own", "ade20k") / "objectInfo150.txt").unlink()
+    with pytest.raises(ImageSetError, match="objectInfo150"):
+        read_image_sets(config, str(root / "own"))
+
+
 def test_a_folder_per_class_is_divided(config, root, capsys):
     images = read_image_sets(config, str(root / "data/train"))
     assert images["train"].labels.tolist() == [0] * 7 + [1] * 7 + [2] * 7

@@ -82,6 +82,15 @@ def test_a_vit_of_hugging_face(tmp_path, picture, kind):
                 torch.testing.assert_close(again.backbone(images).patches[-1], tokens.patches[-1], **CLOSE)
 
 
+def test_a_processor_that_does_not_normalise_gives_values_between_0_and_1(tmp_path, picture):
+    save_hugging_face("vit", tmp_path)
+    processor = transformers.ViTImageProcessor(size=dict(height=28, width=28), do_normalize=False)
+    processor.save_pretrained(tmp_path)
+    expected = processor(Image.open(picture), return_tensors="pt")["pixel_values"]
+    assert (expected.min(), expected.max()) == (0, 1)
+    torch.testing.assert_close(prepared(*load_model(str(tmp_path)), picture), expected, atol=0.03, rtol=0)
+
+
 def test_weights_of_another_network_of_hugging_face_are_refused(tmp_path):
     for kind in ("dinov2", "registers"):
         save_hugging_face(kind, tmp_path / kind)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from config_building import run_tool
 from flops import PASSES, complexity, model_step_flops, training_flops
 from mmengine.config import Config
 from mmengine.registry import DATASETS
@@ -10,7 +11,7 @@ from torch import nn
 from torch.utils.data import Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from mapet_mm.models import LateQueryViT, MaPeTPretrainViT, TokenPredictionHead
+from mapet_mm.models import LateQueryViT, MaPeTPretrainViT, MaPeTViT, TokenPredictionHead
 from mapet_mm.models.utils import two_stream
 from mapet_mm.models.utils.attention import attend_with_bmm
 from mapet_mm.models.utils.objectives import get_objective, group_sizes, visibility
@@ -83,3 +84,16 @@ def test_a_trainings_flops_are_those_of_all_its_images():
     by_steps = training_flops(Config(dict(settings, train_cfg=dict(max_iters=6))), processes=4)
     assert by_epochs / (3 * 5) == by_steps / (6 * 2 * 4)
     assert by_epochs / (3 * 5) > 2 * complexity(Config(settings)).forward
+
+
+def test_the_tool_takes_height_before_width(tmp_path, monkeypatch, capsys):
+    """In patches of 8 x 2 pixels, 32 x 4 pixels are 8 patches; 4 x 32 would be 16."""
+    backbone = dict(type="mapet_mm.MaPeTViT", arch=ARCH, img_size=16, patch_size=(8, 2), out_type="raw")
+    config = Config(dict(default_scope="mmpretrain", model=dict(type="ImageClassifier", backbone=backbone)))
+    config.dump(tmp_path / "config.py")
+    run_tool(monkeypatch, "get_flops.py", tmp_path / "config.py", "--shape", 32, 4)
+    printed = capsys.readouterr().out.splitlines()[-1].split(" | ")[2]
+    vit = MaPeTViT(ARCH, img_size=16, patch_size=(8, 2), out_type="raw").to("meta")
+    with FlopCounterMode(display=False) as counter:
+        vit(torch.zeros(1, 3, 32, 4, device="meta"))
+    assert printed == f"{counter.get_total_flops() / 2 / 1e9:.4g}"

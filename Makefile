@@ -2,6 +2,7 @@
 # make test: set up .venv and run lint and the tests (no slow and no GPU ones)
 # make test-detection: set up .venv, and on top of it .venv-detection (MMDetection, MMRotate, MMPose, and MMCV's operators
 #   compiled here for the CPU), and run the tests of their recipes
+# make test-research: set up .venv, and on top of it .venv-research (Snakemake), and run the experiments' tests that need it
 # make test-openmmlab: set up .venv-openmmlab, OpenMMLab's original distributions with Python 3.11 and PyTorch 2.6, and
 #   run the tests there; MMCV's operators are compiled once and kept in ~/.cache/mapet_mm
 # make test-newest: set up .venv-newest with the newest release of everything, run the tests of CONTRIBUTING's table of
@@ -24,6 +25,10 @@ START := $(shell date +%s)
 DETECTION := .venv-detection
 DETECTION_BIN := $(DETECTION)/bin
 DETECTION_STAMP := $(DETECTION)/.installed
+# The same for the experiments.
+RESEARCH := .venv-research
+RESEARCH_BIN := $(RESEARCH)/bin
+RESEARCH_STAMP := $(RESEARCH)/.installed
 OPENMMLAB := .venv-openmmlab
 OPENMMLAB_BIN := $(OPENMMLAB)/bin
 OPENMMLAB_STAMP := $(OPENMMLAB)/.installed
@@ -38,7 +43,7 @@ JOBS ?= 3
 KEEP_MEMORY := MALLOC_ARENA_MAX=1 MALLOC_TRIM_THRESHOLD_=2147483647 MALLOC_MMAP_THRESHOLD_=2147483647
 TORCH := torch==2.11.0 torchvision==0.26.0
 
-.PHONY: help setup demo test test-detection test-openmmlab test-newest coverage docs bench-gpu lint format lock clean
+.PHONY: help setup demo test test-detection test-research test-openmmlab test-newest coverage docs bench-gpu lint format lock clean
 
 help:
 	@echo "make setup   install everything into $(VENV), pinned by requirements.lock"
@@ -46,6 +51,7 @@ help:
 	@echo "make test    set up, then lint and run the tests"
 	@echo "make coverage   set up, then run the same tests and say which lines and branches they do not run"
 	@echo "make test-detection   set up $(DETECTION) as well, then test detection and pose estimation"
+	@echo "make test-research    set up $(RESEARCH) as well, then test that tables run, are killed and continue"
 	@echo "make test-openmmlab   set up $(OPENMMLAB) with OpenMMLab's original distributions, then run the tests there"
 	@echo "make test-newest   set up $(NEWEST) with the newest of everything, then try what that may break"
 	@echo "make docs    build the documentation's pages into build/site"
@@ -92,6 +98,18 @@ $(DETECTION_STAMP): $(STAMP) requirements-detection.txt tools/build_mmcv.sh
 	@$(subst $(BIN),$(DETECTION_BIN),$(PIP)) install --quiet --no-deps --ignore-installed build/mmcv/onedl_mmcv-*.whl
 	@echo $$(( $$(date +%s) - $(START) )) > $@
 	@echo "set up $(DETECTION) in $$(cat $@) s"
+
+test-research: $(RESEARCH_STAMP)
+	@$(RESEARCH_BIN)/python -m pytest research/tests
+
+$(RESEARCH_STAMP): $(STAMP) research/requirements.txt
+	@echo "setting up $(RESEARCH) over $(VENV)"
+	@$(BIN)/python -m venv --clear $(RESEARCH)
+	@$(BIN)/python -c "import sysconfig; p = sysconfig.get_path('purelib'); print('import site; site.addsitedir(%r)' % p)" \
+		> $$($(RESEARCH_BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/base.pth
+	@$(subst $(BIN),$(RESEARCH_BIN),$(PIP)) install --quiet -r research/requirements.txt
+	@touch $@
+	@echo "set up $(RESEARCH); next: see research/README.md"
 
 test-openmmlab: $(OPENMMLAB_STAMP)
 	@$(OPENMMLAB_BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu"
@@ -143,5 +161,5 @@ lock:
 		--output-file requirements.lock requirements.txt -
 
 clean:
-	rm -rf $(VENV) $(DETECTION) $(OPENMMLAB) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(DETECTION) $(RESEARCH) $(OPENMMLAB) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -not -path "./$(VENV)/*" -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
 """A table filled by jobs of a real Slurm that is disturbed: the table of an undisturbed local run.
 
-python -m pytest tests/slurm -m slow -s        (as root: it starts a Slurm of one node, see start.sh)
+.venv-research/bin/python -m pytest research/tests/test_slurm.py -s        (as root: it starts a Slurm of one node, see slurm.sh)
 """
 
 import os

@@ -130,8 +130,7 @@ test-newest:
 	@$(subst $(BIN),$(NEWEST_BIN),$(PIP)) install --quiet --editable ".[onedl,faiss-cpu,digits,report,onnx,dev]"
 	@echo "set up $(NEWEST) in $$(( $$(date +%s) - $(START) )) s"
 	@$(NEWEST_BIN)/python -m pip freeze | grep -iE "^(torch|torchvision|onedl|timm|transformers|open_clip|numpy)"
-	@$(NEWEST_BIN)/python -m pytest -q $$(sed -n '/^## Private attributes/,$$p' CONTRIBUTING.md | \
-		grep -o 'test_[a-z_]*\.py' | sort -u | xargs -I NAME find tests -name NAME); \
+	@$(NEWEST_BIN)/python -m pytest -q -m "private and not slow and not gpu" tests; \
 	failed=$$?; $(NEWEST_BIN)/python -W ignore tools/demo.py && exit $$failed
 
 docs: $(STAMP)

@@ -16,6 +16,7 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 from mmengine.logging import MMLogger
 from mmengine.registry import DefaultScope
+from private_attributes import TEST_MODULES
 
 install_import_hook("mapet_mm.models", "beartype.beartype")
 
@@ -29,6 +30,12 @@ def pytest_collection_finish() -> None:
     """Leave what the imports made out of garbage collection: MMEngine collects once a dataset."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name in TEST_MODULES:
+            item.add_marker("private")
 
 
 FAKE_GPU = re.compile("on_a_gpu_only|waits_for_no_gpu|wait_for_no_value")

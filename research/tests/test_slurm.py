@@ -1,6 +1,8 @@
 """A table filled by jobs of a real Slurm that is disturbed: the table of an undisturbed local run.
 
-.venv-research/bin/python -m pytest research/tests/test_slurm.py -s        (as root: it starts a Slurm of one node, see slurm.sh)
+.venv-research/bin/python -m pytest research/tests/test_slurm.py -s
+
+As root: it starts a Slurm of one node, see slurm.sh.
 """
 
 import os

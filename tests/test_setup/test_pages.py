@@ -8,6 +8,7 @@ import runpy
 import pytest
 import yaml
 from config_building import ROOT
+from private_attributes import TEST_MODULES
 
 RULE = re.compile(r"\|( *:?-+:? *\|)+")
 PAGES = [path for pattern in ("*.md", "docs/**/*.md", "configs/**/*.md") for path in ROOT.glob(pattern)]
@@ -73,16 +74,22 @@ def test_the_api_pages_show_what_their_modules_have(module, members):
     assert all(getattr(module, name).__doc__ for name in shown)
 
 
-def test_the_tests_and_modules_that_the_guarantees_name_exist():
+def test_the_tests_and_modules_that_pages_name_exist():
     """Tests by their file's name alone, modules by their path in the package, also in CONTRIBUTING.md."""
-    page = (ROOT / "docs/guarantees.md").read_text()
+    page = (ROOT / "docs/checks.md").read_text()
     named = set(re.findall(r"\b(test_\w+\.py)`", page))
-    assert len(named) > 40
+    assert len(named) > 15
     assert named <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
     rooms = "cli|datasets|engine|evaluation|models|structures|tokenizers|utils|visualization"
     modules = re.findall(rf"`((?:{rooms})/[\w/]+\.py)`", page + (ROOT / "CONTRIBUTING.md").read_text())
-    assert len(modules) > 30
+    assert len(modules) > 10
     assert [path for path in modules if not (ROOT / "mapet_mm" / path).is_file()] == []
+
+
+def test_the_newest_releases_are_tried_with_the_tests_of_private_attributes():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    table = page[page.index("## Private attributes") :]
+    assert set(re.findall(r"`(test_\w+\.py)`", table)) == TEST_MODULES
 
 
 def test_the_notebook_is_its_page():

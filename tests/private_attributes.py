@@ -1,0 +1,13 @@
+"""Tests of modules that use what other libraries keep private; CONTRIBUTING.md lists the attributes."""
+
+TEST_MODULES = {
+    "test_adapters.py",
+    "test_checkpoint_hooks.py",
+    "test_compile_hook.py",
+    "test_kclip.py",
+    "test_linear_probe.py",
+    "test_masking.py",
+    "test_other_vits.py",
+    "test_token_prediction_head.py",
+    "test_vit.py",
+}

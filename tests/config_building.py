@@ -23,9 +23,7 @@ from torch import nn
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted(
-    path
-    for path in (ROOT / "configs").rglob("*.py")
-    if not {"_base_", "tables", "evaluation"} & set(path.parts)
+    path for path in (ROOT / "configs").rglob("*.py") if not {"_base_", "evaluation"} & set(path.parts)
 )
 
 read = cache(Config.fromfile)  # a fifth of a second each

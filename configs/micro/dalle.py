@@ -4,10 +4,10 @@ _base_ = "_base_/tokenizer.py"
 token_store = _base_.token_stores.dalle
 image_size = 8 * _base_.grid
 
-trained = dict(config="configs/micro/dalle-training_1xb64-coslr.py", checkpoint=_base_.dalle_checkpoint)
-trained_by = trained if _base_.dalle_trained else None
+trained = dict(config=_base_.dalle_training, checkpoint=_base_.dalle_checkpoint)
+trained_by = trained if _base_.dalle_training else None
 pretrained = dict(type="Pretrained", checkpoint=_base_.dalle_checkpoint, prefix="tokenizer.")
-weights = dict(init_cfg=pretrained) if _base_.dalle_trained else dict()
+weights = dict(init_cfg=pretrained) if _base_.dalle_training else dict()
 
 tokenizer = dict(
     type="mapet_mm.FrozenTokenizer",

@@ -1,29 +1,14 @@
-# Tokens by k-means of the features of the dataset's `grid_encoder`, of the pixels of a patch if it has none,
-# or of what MaPeT has learnt from the tokens of a previous round (bootstrapped).
-_base_ = ["_base_/vit-micro.py", "_base_/tokenizer.py"]
+# Tokens by k-means of the features of the dataset's `grid_encoder`, or of a patch's pixels if it has none.
+_base_ = "_base_/tokenizer.py"
 
 token_store = _base_.token_stores.grid
 
 pixels = dict(type="torch.nn.PixelUnshuffle", downscale_factor=_base_.patch_size)
-learnt = dict(
-    type="mapet_mm.MaPeTViT",
-    arch=_base_.arch,
-    img_size=_base_.img_size,
-    patch_size=_base_.patch_size,
-    out_type="raw",
-    init_cfg=dict(type="Pretrained", checkpoint=_base_.previous_checkpoint, prefix="backbone."),
-)
-previous = dict(
-    config="configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py",
-    checkpoint=_base_.previous_checkpoint,
-    data=_base_.previous_round,
-    tokenizer="configs/micro/grid.py",
-)
-trained_by = previous if _base_.previous_round else None
+trained_by = _base_.grid_training
 
 tokenizer = dict(
     type="mapet_mm.GridKMeans",
-    encoder=learnt if _base_.previous_round else _base_.grid_encoder or pixels,
+    encoder=_base_.grid_encoder or pixels,
     image_size=_base_.img_size,
     codebook=_base_.grid_codebook_file,
 )

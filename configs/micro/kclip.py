@@ -3,13 +3,13 @@ _base_ = "_base_/tokenizer.py"
 
 token_store = _base_.token_stores.kclip
 image_size = _base_.clip_stride * _base_.grid
-trained = dict(config="configs/micro/clip_1xb128-coslr.py", checkpoint=_base_.clip_checkpoint)
-trained_by = trained if _base_.clip_trained else None
+trained = dict(config=_base_.clip_training, checkpoint=_base_.clip_checkpoint)
+trained_by = trained if _base_.clip_training else None
 
 tokenizer = dict(
     type="mapet_mm.KCLIP",
     clip_model=dict(image_size=image_size, **_base_.clip_resnet),
-    pretrained=_base_.clip_checkpoint if _base_.clip_trained else _base_.clip_weights,
+    pretrained=_base_.clip_checkpoint if _base_.clip_training else _base_.clip_weights,
     codebook=_base_.codebook_file,
     stride=_base_.clip_stride,
 )

@@ -3,10 +3,10 @@ _base_ = "_base_/tokenizer.py"
 
 token_store = _base_.token_stores.vqkd
 
-trained = dict(config="configs/micro/vqkd-training_1xb64-coslr.py", checkpoint=_base_.vqkd_checkpoint)
-trained_by = trained if _base_.vqkd_trained else None
+trained = dict(config=_base_.vqkd_training, checkpoint=_base_.vqkd_checkpoint)
+trained_by = trained if _base_.vqkd_training else None
 pretrained = dict(type="Pretrained", checkpoint=_base_.vqkd_checkpoint, prefix="tokenizer.")
-weights = dict(init_cfg=pretrained) if _base_.vqkd_trained else dict()
+weights = dict(init_cfg=pretrained) if _base_.vqkd_training else dict()
 
 tokenizer = dict(
     type="mapet_mm.FrozenTokenizer",

@@ -15,7 +15,6 @@ TOOLS = {
     "visualize-codebook": ("visualize_codebook.py", "show what the tokens stand for, on a page"),
     "evaluate": ("evaluate_features.py", "evaluate frozen features: k-NN, probes, few labels, segmentation"),
     "convert": ("convert.py", "convert weights to and from timm, Hugging Face, torchvision and ONNX"),
-    "table": ("run_table.py", "fill a table of the paper"),
     "digits": ("dataset_converters/digits.py", "write the digits, the small dataset of the examples"),
 }
 

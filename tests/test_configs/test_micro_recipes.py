@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dataset_converters.digits import write_digits, write_scenes
+from dataset_converters.digits import write_digits, write_pixel_labels
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
@@ -24,12 +24,12 @@ RECIPES = [
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Digits, scenes, and codebook and tokens of the first 24 digits of each split: what a recipe reads."""
+    """Digits, their pixel labels, and codebook and tokens of 24 digits of each split: what a recipe reads."""
     root = tmp_path_factory.mktemp("data")
     write_digits(root / "digits")
     for domain in ("inverted", "rotated"):
         write_digits(root / f"digits_{domain}", domain)
-    write_scenes(root / "digits_scenes", training=16, validation=4)
+    write_pixel_labels(root / "digits_pixels")
     config = Config.fromfile(CONFIGS / "kclip.py")
     config.tokenizer.codebook = str(root / "codebook.safetensors")
     config.token_store = str(root / "tokens")

@@ -8,6 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from mapet_mm.utils.atomic_files import new_folder
 from mapet_mm.utils.identity import explain
 
@@ -50,3 +53,26 @@ def write_list(path: Path, images: Iterable[tuple[str, int]]) -> None:
     """Write a list for MMPretrain's `CustomDataset`: one image path and class per line."""
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(f"{name} {label}\n" for name, label in images))
+
+
+def fill_labelled(
+    folder: Path, part: str, images: Iterable[tuple[np.ndarray, np.ndarray, list[dict]]], noun: str
+) -> None:
+    """Write images with pixel labels as ADE20K's are, and the things in each to `meta/<part>.jsonl`.
+
+    Args:
+        folder: gets `{images,annotations}/<part>/<number>.png`.
+        part: "training" or "validation".
+        images: image (H, W, 3) uint8, label (H, W) uint8, 0 = background, and what is in it.
+        noun: names a thing in the list.
+    """
+    images_folder = folder / "images" / part
+    labels_folder = folder / "annotations" / part
+    for made in (images_folder, labels_folder, folder / "meta"):
+        made.mkdir(parents=True, exist_ok=True)
+    with (folder / "meta" / f"{part}.jsonl").open("w") as meta:
+        for index, (image, label, things) in enumerate(images):
+            name = f"{index:05d}.png"
+            Image.fromarray(image).save(images_folder / name)
+            Image.fromarray(label).save(labels_folder / name)
+            meta.write(json.dumps({"name": name, f"{noun}s": things}) + "\n")

@@ -1,4 +1,4 @@
-"""Write the digits datasets: scikit-learn's 1,797 handwritten digits, and scenes made of them.
+"""Write the digits datasets: scikit-learn's 1,797 handwritten digits, in three domains and with pixel labels.
 
     python tools/dataset_converters/digits.py [--out data]
 
@@ -7,8 +7,6 @@ makes in `<out>`:
     digits                      ImageNet-style folder: train, val and a balanced short list of train
     digits_inverted, _rotated   the same digits and split in other domains
     digits_pixels               ADE20K-style folder: digits and pixel labels (0 background, 1..10 digit 0..9)
-    digits_scenes               the same with several digits on textures
-    digits_scenes_unlabelled    other scenes, without labels, for pre-training
 
 Nothing is downloaded, the files are always the same, and a second run changes nothing.
 """
@@ -16,6 +14,7 @@ Nothing is downloaded, the files are always the same, and a second run changes n
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -25,9 +24,7 @@ from PIL import Image
 
 sys.path.append(str(Path(__file__).parents[1]))
 from command_line import described_parser
-from dataset_converters import _scenes
-from dataset_converters._scenes import INSIDE, PARTS, Scene, Things, fill_labelled
-from dataset_converters._write import write_folder, write_list
+from dataset_converters._write import fill_labelled, write_folder, write_list
 
 from mapet_mm.utils.commands import as_typed
 from mapet_mm.utils.errors import one_line_errors
@@ -37,7 +34,7 @@ MARKER = "digits.json"
 OPTIONS = {"image_size": 24, "val_per_class": 36, "few_per_class": 10, "seed": 0}
 DOMAINS = ("plain", "inverted", "rotated")  # light ink on dark ground, dark on light, each digit turned
 ROTATION_SEED = 1
-SIDES = (20, 32)  # of digits in scenes, in pixels
+INSIDE = 0.5  # a pixel with at least this share of full ink is labelled; anything below is a soft edge
 
 
 class Source(NamedTuple):
@@ -113,56 +110,38 @@ def write_digits(out: Path, domain: str = "plain") -> bool:
 
 
 def write_pixel_labels(out: Path) -> bool:
-    """Write the plain digits with pixel labels, in folders as `write_scenes` makes them.
+    """Write the plain digits with pixel labels, in folders as ADE20K's.
 
     The short list's digits come first in training. Result and errors are `write_digits`'s.
     """
     split = split_source()
 
-    def labelled(row: int) -> Scene:
-        ink, digit = render_ink(row), int(load_source().labels[row])
-        label = np.where(ink / 255 >= INSIDE, digit + 1, 0).astype(np.uint8)
-        return Scene(np.repeat(ink[..., None], 3, axis=2), label, [{"row": int(row), "digit": digit}])
+    def labelled(rows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, list[dict]]]:
+        for row in rows:
+            ink, digit = render_ink(row), int(load_source().labels[row])
+            label = np.where(ink / 255 >= INSIDE, digit + 1, 0).astype(np.uint8)
+            yield np.repeat(ink[..., None], 3, axis=2), label, [{"row": int(row), "digit": digit}]
 
     def fill(folder: Path) -> None:
         rest = np.setdiff1d(split.train, split.few)
-        for part, rows in zip(PARTS, (np.concatenate([split.few, rest]), split.val), strict=True):
-            fill_labelled(folder, part, map(labelled, rows), "digit")
+        fill_labelled(folder, "training", labelled(np.concatenate([split.few, rest])), "digit")
+        fill_labelled(folder, "validation", labelled(split.val), "digit")
 
     return write_folder(Path(out), MARKER, {**OPTIONS, "domain": "plain", "pixel_labels": True}, fill)
 
 
-def digit_things() -> Things:
-    """The digits of the split, drawn in one colour as thick as their ink."""
-    split = split_source()
-
-    def draw(row: int, side: int) -> tuple[np.ndarray, np.ndarray]:
-        return render_ink(row, side) / 255, np.ones(())
-
-    rows = {"training": split.train, "validation": split.val}
-    return Things("digit", load_source().labels, rows, draw, SIDES)
-
-
-def write_scenes(out: Path, training: int = 400, validation: int = 100, labels: bool = True) -> bool:
-    """Write scenes of digits, training ones made of training digits alone; without labels other scenes.
-
-    Arguments and result are `write_digits`'s, and the numbers of scenes.
-    """
-    kept = {key: OPTIONS[key] for key in ("val_per_class", "seed")} | ({} if labels else {"labels": False})
-    counts, seed = (training, validation), OPTIONS["seed"] + (not labels)
-    return _scenes.write_scenes(out, MARKER, digit_things(), counts, kept, seed, labels)
+def write_all(out: Path) -> None:
+    """Write the digits in all domains, and with pixel labels."""
+    for domain in DOMAINS:
+        write_digits(out / ("digits" if domain == "plain" else f"digits_{domain}"), domain)
+    write_pixel_labels(out / "digits_pixels")
 
 
 @one_line_errors
 def main() -> None:
     parser = described_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("data"), help="folder for all datasets")
-    out = parser.parse_args().out
-    for domain in DOMAINS:
-        write_digits(out / ("digits" if domain == "plain" else f"digits_{domain}"), domain)
-    write_pixel_labels(out / "digits_pixels")
-    write_scenes(out / "digits_scenes")
-    write_scenes(out / "digits_scenes_unlabelled", training=3000, labels=False)
+    write_all(parser.parse_args().out)
     print(as_typed("next: python tools/fit_codebook.py configs/micro/kclip.py"))
 
 

@@ -9,7 +9,6 @@ num_patches = grid * grid
 vqkd_checkpoint = f"{_base_.work_root}/vqkd/epoch_{_base_.vqkd_epochs}.pth"
 dalle_checkpoint = f"{_base_.work_root}/dalle/epoch_{_base_.dalle_epochs}.pth"
 clip_checkpoint = f"{_base_.work_root}/clip/epoch_{_base_.clip_epochs}.pth"
-previous_checkpoint = f"{_base_.work_root}/previous_round/epoch_{_base_.pretrain_epochs}.pth"
 
 codebook_file = f"{_base_.work_root}/codebook.safetensors"
 grid_codebook_file = f"{_base_.work_root}/codebook_grid.safetensors"

@@ -29,13 +29,13 @@ vocab_size = 128
 clip_resnet = dict(layers=[1, 1, 1, 1], width=8)
 clip_stride = 32
 clip_weights = dict(type="random", seed=0)
-clip_trained = False  # instead of those weights, trained ones, by configs/micro/clip_1xb128-coslr.py
+clip_training = None  # instead of those weights: the config that trains this CLIP on the dataset's images
 grid_encoder = dict()  # of tokens by k-means of any encoder; empty for the pixels of a patch
-previous_round = None  # instead of it, the dataset whose MaPeT gives the features: bootstrapped tokens
+grid_training = dict()  # what trains it: `config`, last `checkpoint`, `data`, and the `tokenizer` it reads
 class_names = ()  # as captions say them
 vqkd = dict(type="VQKD", embed_dims=8, quantize_kmeans_init=False)
 vqkd_encoder = dict(embed_dims=48, num_layers=2, num_heads=3, feedforward_channels=96)
 dalle = dict(type="DALL-E", n_hid=32, n_blk_per_group=1)
-vqkd_trained = dalle_trained = False  # instead of random weights, by configs/micro/{vqkd,dalle}-training_*.py
+vqkd_training = dalle_training = None  # instead of random weights: the configs that train these two
 
 few_scenes = all_scenes = 0  # scenes with pixel labels to train on: there are none

@@ -6,16 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dataset_converters._scenes import compose_scenes
 from dataset_converters.digits import (
     DOMAINS,
-    digit_things,
     load_source,
     render_ink,
-    split_source,
     write_digits,
     write_pixel_labels,
-    write_scenes,
 )
 from PIL import Image
 from toy_data import read_list, read_scenes
@@ -37,8 +33,6 @@ def written(tmp_path_factory) -> Path:
     for domain in DOMAINS:
         assert write_digits(folder / domain, domain)
     assert write_pixel_labels(folder / "pixels")
-    assert write_scenes(folder / "scenes", training=24, validation=12)
-    assert write_scenes(folder / "unlabelled", training=24, validation=12, labels=False)
     return folder
 
 
@@ -82,22 +76,6 @@ def test_every_domain_shows_the_listed_digits_of_one_split(domain, written):
                 assert 0.7 * ink.sum() < image[..., 0].sum() < 1.1 * ink.sum()
 
 
-@pytest.mark.parametrize(("part", "count"), [("training", 24), ("validation", 12)])
-def test_pixel_labels_are_exactly_the_ink_of_the_scenes_digits(written, part, count):
-    seen = list(read_scenes(written / "scenes", part, "digits"))
-    assert len(seen) == count
-    for image, label, digits in seen:
-        assert image.shape == (64, 64, 3)
-        expected = np.zeros((64, 64), np.uint8)
-        for digit in digits:
-            left, top, side = digit["box"]
-            ink = render_ink(digit["row"], side) >= INK_LEVEL
-            expected[top : top + side, left : left + side][ink] = load_source().labels[digit["row"]] + 1
-        np.testing.assert_array_equal(label, expected)
-    own = getattr(split_source(), "train" if part == "training" else "val")
-    assert {digit["row"] for *_, digits in seen for digit in digits} <= set(own.tolist())
-
-
 def test_pixel_labels_of_the_digits_are_their_ink_and_the_short_list_comes_first(written):
     for part, name, count in (("training", "train", 1437), ("validation", "val", 360)):
         made = list(read_scenes(written / "pixels", part, "digits"))
@@ -114,26 +92,13 @@ def test_pixel_labels_of_the_digits_are_their_ink_and_the_short_list_comes_first
             assert {things[0]["row"] for *_, things in made[:100]} == few
 
 
-def test_unlabelled_scenes_are_other_ones_of_the_same_split(written):
-    folder = written / "unlabelled"
-    assert {path.name for path in folder.iterdir()} == {"digits.json", "meta", "train", "val"}
-    for part, (name, count) in zip(("training", "validation"), (("train", 24), ("val", 12)), strict=True):
-        names = (folder / f"meta/{name}.txt").read_text().splitlines()
-        assert names == sorted(path.name for path in (folder / name).iterdir())
-        assert len(names) == count
-        for file, scene in zip(names, compose_scenes(digit_things(), part, count, 1), strict=True):
-            image = np.asarray(Image.open(folder / name / file))
-            np.testing.assert_array_equal(image, scene.image)
-            assert (image != np.asarray(Image.open(written / "scenes/images" / part / file))).any()
-
-
 def test_a_folder_is_left_as_it_is_and_never_replaced(tmp_path):
-    folder = tmp_path / "scenes"
-    assert write_scenes(folder, 2, 1)
+    folder = tmp_path / "digits"
+    assert write_digits(folder, "inverted")
     before = digest(folder)
-    assert not write_scenes(folder, 2, 1)
-    with pytest.raises(FileExistsError, match=r"training: 2, now 3"):
-        write_scenes(folder, 3, 1)
+    assert not write_digits(folder, "inverted")
+    with pytest.raises(FileExistsError, match=r"domain: inverted, now rotated"):
+        write_digits(folder, "rotated")
     assert digest(folder) == before
     (tmp_path / "thesis").mkdir()
     with pytest.raises(FileExistsError, match="not written by this tool"):

@@ -14,14 +14,14 @@ few_images = dict(
 )
 val_images = dict(type="CustomDataset", data_root=data_root, data_prefix="val", ann_file="meta/val.txt")
 
-# Scenes with pixel labels: background and ten digits; 88 % of the pixels are background.
-few_scenes, all_scenes = 50, 400
-scene_crop = 48
+# Images with pixel labels, here the single digits themselves: background and ten digits.
+few_scenes, all_scenes = 100, 1437
+scene_crop = 24
 scene_classes = ("background", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
 scene_class_weights = [0.2] + [1.0] * 10
 scenes = dict(
     type="BaseSegDataset",
-    data_root="data/digits_scenes",
+    data_root="data/digits_pixels",
     img_suffix=".png",
     seg_map_suffix=".png",
     metainfo=dict(classes=scene_classes),

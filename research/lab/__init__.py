@@ -1,0 +1,1 @@
+"""Tables, the runs that fill them, the identities and records of these, and how tables are shown."""

@@ -15,8 +15,7 @@ def read_scalars(source: str | os.PathLike) -> list[Record]:
     """Read logged records from a work dir or a scalars file, one JSON record a line.
 
     A work dir has one file per start of the training; steps that a resumed training repeated replace those
-    of the interrupted one. Starts are ordered by their first steps, not by their folders' times, because
-    a clock may go back. A last line that a killed training cut short is left out.
+    of the interrupted one. A last line that a killed training cut short is left out.
     """
     source = Path(source)
     files = [source]
@@ -26,27 +25,17 @@ def read_scalars(source: str | os.PathLike) -> list[Record]:
         raise FileNotFoundError(
             f"work dir `{source}` has no `<timestamp>/vis_data/scalars.json`: train first"
         )
-    starts = [_read_file(file, is_of_work_dir=source.is_dir()) for file in files]
     records: list[Record] = []
-    for later in sorted(starts, key=_first_step):
+    for file in files:
+        lines = file.read_text().splitlines()
+        if source.is_dir() and lines and not lines[-1].endswith("}"):
+            lines.pop()
+        later = [json.loads(line) for line in lines if line.strip()]
         restart = {True: math.inf, False: math.inf}
         for record in later:
             restart[_is_train(record)] = min(restart[_is_train(record)], record.get("step", 0))
         records = [record for record in records if record.get("step", 0) < restart[_is_train(record)]] + later
     return records
-
-
-def _read_file(file: Path, is_of_work_dir: bool) -> list[Record]:
-    lines = file.read_text().splitlines()
-    if is_of_work_dir and lines and not lines[-1].endswith("}"):
-        lines.pop()
-    return [json.loads(line) for line in lines if line.strip()]
-
-
-def _first_step(records: list[Record]) -> float:
-    """First step of a start: of its training, or of validation if nothing else was logged."""
-    steps = [record.get("step", 0) for record in records if _is_train(record)]
-    return min(steps or [record.get("step", 0) for record in records], default=math.inf)
 
 
 def last_values(source: str | os.PathLike) -> dict[str, float]:

@@ -35,14 +35,6 @@ def test_resumed_run_replaces_what_it_did_again(tmp_path):
     assert curve(records, "token/accuracy") == {1: 12.5, 2: 45.0}
 
 
-def test_a_clock_that_went_back_does_not_bring_the_interrupted_start_back(tmp_path):
-    """Its folder, named by local time, sorts behind that of the start that resumed it."""
-    log(tmp_path, "20261025_025900", *RUN)
-    log(tmp_path, "20261025_020100", train(2, 30, 1.0), val(2, 45.0))
-    assert last_values(tmp_path)["token/accuracy"] == 45.0
-    assert curve(read_scalars(tmp_path), "loss") == {1: 3.5, 2: 1.0}
-
-
 def test_a_shorter_training_in_the_same_folder_leaves_nothing_of_the_longer_one(tmp_path):
     log(tmp_path, "20260101_000000", *RUN)
     log(tmp_path, "20260101_000100", train(1, 10, 9.0), val(1, 5.0))

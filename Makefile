@@ -2,7 +2,8 @@
 # make test: set up .venv and run lint and the tests (no slow and no GPU ones)
 # make test-detection: set up .venv, and on top of it .venv-detection (MMDetection, MMRotate, MMPose, and MMCV's operators
 #   compiled here for the CPU), and run the tests of their recipes
-# make test-research: set up .venv, and on top of it .venv-research (Snakemake), and run the experiments' tests that need it
+# make research: set up .venv, and on top of it .venv-research with Snakemake, which runs the tables in research/
+# make test-research: set up .venv-research, and run a small table with kills, and as root on Slurm's daemons as well
 # make test-openmmlab: set up .venv-openmmlab, OpenMMLab's original distributions with Python 3.11 and PyTorch 2.6, and
 #   run the tests there; MMCV's operators are compiled once and kept in ~/.cache/mapet_mm
 # make test-newest: set up .venv-newest with the newest release of everything, run the tests of CONTRIBUTING's table of
@@ -25,7 +26,6 @@ START := $(shell date +%s)
 DETECTION := .venv-detection
 DETECTION_BIN := $(DETECTION)/bin
 DETECTION_STAMP := $(DETECTION)/.installed
-# The same for the experiments.
 RESEARCH := .venv-research
 RESEARCH_BIN := $(RESEARCH)/bin
 RESEARCH_STAMP := $(RESEARCH)/.installed
@@ -43,7 +43,7 @@ JOBS ?= 3
 KEEP_MEMORY := MALLOC_ARENA_MAX=1 MALLOC_TRIM_THRESHOLD_=2147483647 MALLOC_MMAP_THRESHOLD_=2147483647
 TORCH := torch==2.11.0 torchvision==0.26.0
 
-.PHONY: help setup demo test test-detection test-research test-openmmlab test-newest coverage docs bench-gpu lint format lock clean
+.PHONY: help setup demo test test-detection research test-research test-openmmlab test-newest coverage docs bench-gpu lint format lock clean
 
 help:
 	@echo "make setup   install everything into $(VENV), pinned by requirements.lock"
@@ -51,7 +51,8 @@ help:
 	@echo "make test    set up, then lint and run the tests"
 	@echo "make coverage   set up, then run the same tests and say which lines and branches they do not run"
 	@echo "make test-detection   set up $(DETECTION) as well, then test detection and pose estimation"
-	@echo "make test-research    set up $(RESEARCH) as well, then test that tables run, are killed and continue"
+	@echo "make research   set up $(RESEARCH) as well, with Snakemake, for the tables in research/"
+	@echo "make test-research   run one of these tables with kills, here and (as root) on a Slurm of one node"
 	@echo "make test-openmmlab   set up $(OPENMMLAB) with OpenMMLab's original distributions, then run the tests there"
 	@echo "make test-newest   set up $(NEWEST) with the newest of everything, then try what that may break"
 	@echo "make docs    build the documentation's pages into build/site"
@@ -99,17 +100,19 @@ $(DETECTION_STAMP): $(STAMP) requirements-detection.txt tools/build_mmcv.sh
 	@echo $$(( $$(date +%s) - $(START) )) > $@
 	@echo "set up $(DETECTION) in $$(cat $@) s"
 
+research: $(RESEARCH_STAMP)
+	@echo "next: $(RESEARCH_BIN)/snakemake -s research/Snakefile -n --config table=digits/objectives"
+
 test-research: $(RESEARCH_STAMP)
-	@$(RESEARCH_BIN)/python -m pytest research/tests
+	@$(RESEARCH_BIN)/python -m pytest research/tests/test_snakemake.py research/tests/test_slurm.py
 
 $(RESEARCH_STAMP): $(STAMP) research/requirements.txt
 	@echo "setting up $(RESEARCH) over $(VENV)"
-	@$(BIN)/python -m venv --clear $(RESEARCH)
+	@$(BIN)/python -m venv --clear --without-pip $(RESEARCH)
 	@$(BIN)/python -c "import sysconfig; p = sysconfig.get_path('purelib'); print('import site; site.addsitedir(%r)' % p)" \
 		> $$($(RESEARCH_BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/base.pth
 	@$(subst $(BIN),$(RESEARCH_BIN),$(PIP)) install --quiet -r research/requirements.txt
 	@touch $@
-	@echo "set up $(RESEARCH); next: see research/README.md"
 
 test-openmmlab: $(OPENMMLAB_STAMP)
 	@$(OPENMMLAB_BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu"

@@ -17,7 +17,7 @@ from filelock import FileLock
 from lab.paths import ROOT
 from lab.plan import FEATURES, changed_config, current_identity
 from lab.records import FILE, make_record, write_record
-from lab.runs import TRAIN, Run, environment_of, launch_words
+from lab.runs import TRAIN, Run, environment_of, launch_words, measurement_of
 
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError, one_line_errors
@@ -94,7 +94,12 @@ def main() -> None:
         if Path(run.folder, FILE).is_file():
             return
         check(run, args.nodes)
-        start(run, args.nodes, args.threads)
+        # Killed between the last checkpoint and its validation: resumed, the training would only end.
+        is_trained = run.command[0] == TRAIN and os.path.exists(run.outputs[0])
+        if is_trained and run.kind == "evaluation":
+            start(measurement_of(run), 1, args.threads)
+        else:
+            start(run, args.nodes, args.threads)
         write_record(run, make_record(run, seconds_of(run), teraflops_of(run)))
         shutil.rmtree(Path(run.folder, FEATURES), ignore_errors=True)  # measured, and large
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from lab.paths import RECORDS, RUNS
 from lab.plan import RESULTS
-from lab.runs import Run
+from lab.runs import TESTED, Run
 from mapet_mm import __version__
 from mapet_mm.utils.atomic_files import replace_file, replace_json
 from mapet_mm.visualization.training_log import last_values
@@ -72,6 +72,9 @@ def write_record(run: Run, record: Record) -> None:
 
 def metrics_of(run: Run) -> Mapping[str, float]:
     """The last values of a training's log, or an evaluation's, by protocol: `k-NN, class token`."""
+    tested = Path(run.folder, TESTED)
+    if tested.is_file():
+        return json.loads(tested.read_text())
     file = Path(run.folder, RESULTS)
     if not file.is_file():
         values = last_values(run.folder)

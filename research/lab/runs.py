@@ -7,13 +7,15 @@ import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from lab.paths import RUNS, data_file
 from mapet_mm.utils.config import VARIABLE
 
 TRAIN = "tools/train.py"
+TEST = "tools/test.py"
+TESTED = "test.json"  # metrics of a training that was killed before its last validation
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,14 @@ class Run:
     def from_json(cls, text: str) -> Run:
         """The run that `to_json` wrote."""
         return cls(**json.loads(text))
+
+
+def measurement_of(run: Run) -> Run:
+    """The run that measures a training's last checkpoint, as its last validation would have done."""
+    options = run.command[run.command.index("--cfg-options") :]
+    out = f"{run.folder}/{TESTED}"
+    words = [TEST, run.command[1], run.outputs[0], "--work-dir", f"{run.folder}/test", "--out", out, *options]
+    return replace(run, command=words, outputs=[out], processes=1)
 
 
 def nodes_of(run: Run, gpus_per_node: int) -> int:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Start Slurm on this machine, one node, for the tests: as root on Debian (or where slurm-wlm and munge are).
-#     bash tests/slurm/start.sh FOLDER        settings, logs and state of the cluster go there
-#     bash tests/slurm/start.sh FOLDER stop
+#     bash research/tests/slurm.sh FOLDER        settings, logs and state of the cluster go there
+#     bash research/tests/slurm.sh FOLDER stop
 set -euo pipefail
 FOLDER=$(mkdir -p "$1" && cd "$1" && pwd)
 HOST=$(hostname -s)

@@ -1,72 +1,34 @@
-"""A table filled by jobs of a real Slurm that is disturbed: the table of an undisturbed local run.
+"""A table filled by jobs of a real Slurm that is disturbed: the table of an undisturbed run on this machine.
 
-.venv-research/bin/python -m pytest research/tests/test_slurm.py -s
-
-As root: it starts a Slurm of one node, see slurm.sh.
+make test-research        as root: it starts a Slurm of one node, see slurm.sh
 """
 
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from config_building import ROOT
+from short_table import ROOT, SNAKEMAKE, make_project, shown, snakemake
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.skipif(find_spec("snakemake") is None, reason="needs Snakemake: make test-research"),
     pytest.mark.skipif(os.geteuid() != 0, reason="starts munged, slurmctld and slurmd as root"),
 ]
-
-# Two rows and one seed of the real recipes, shortened.
-TABLE = """
-_base_ = "../digits.py"
-
-title = "Two rows"
-few = {"train_dataloader.dataset.indices": 256}
-rows = [dict(_base_.scratch), dict(_base_.mapet, options={"train_cfg.max_epochs": 8, **few})]
-columns = [
-    dict(name="probe", unit="%", config=_base_.probe, metric="accuracy/top1",
-         options={"train_cfg.max_epochs": 3, **few}),
-]
-"""
-COMMAND = [sys.executable, "tools/run_table.py", "short"]
-SLURM = [*COMMAND, "--launcher", "slurm", "--sbatch=--partition=cpu"]
-FILES = ("tools", "configs/micro", "configs/_base_", "configs/tables/_base_", "configs/tables/digits.py")
-
-
-def output(*words: str, folder: Path | None = None) -> str:
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
-    print(f"$ {' '.join(words)}\n{done.stdout}{done.stderr}", flush=True)
-    assert done.returncode == 0
-    return done.stdout
-
-
-def make_project(folder: Path) -> Path:
-    """The repository's recipes and tools, and the table; data and tokens are its own."""
-    (folder / "configs/tables/digits").mkdir(parents=True)
-    for name in FILES:
-        (folder / name).symlink_to(ROOT / name)
-    (folder / "configs/tables/digits/short.py").write_text(TABLE)
-    return folder
-
-
-def wait_for(happened: Callable[[], object], seconds: float = 900) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+SLURM = ["-j10", "--executor", "slurm", "--default-resources", "slurm_partition=cpu", "slurm_account=root"]
+SLURM += ["runtime=60", "--slurm-init-seconds-before-status-checks", "5"]
+PATIENCE = 1200
 
 
 @pytest.fixture
 def slurm(tmp_path_factory, monkeypatch) -> None:
     folder = tmp_path_factory.mktemp("slurm")
-    start = ["bash", str(ROOT / "tests/slurm/start.sh"), str(folder)]
-    output(*start)
+    start = ["bash", str(ROOT / "research/tests/slurm.sh"), str(folder)]
+    subprocess.run(start, check=True)
     monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     yield
@@ -74,43 +36,72 @@ def slurm(tmp_path_factory, monkeypatch) -> None:
     subprocess.run([*start, "stop"])
 
 
-@pytest.mark.usefixtures("slurm")
-def test_a_disturbed_cluster_fills_the_table_of_an_undisturbed_local_run(tmp_path):
-    here, there = make_project(tmp_path / "local"), make_project(tmp_path / "cluster")
-    runs = there / "work_dirs/tables/digits/runs"
+def wait_for(happened: Callable[[], object], process: subprocess.Popen) -> None:
+    """Wait until something is true, while a process is at work."""
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.2)
 
-    # Two people submit the table at the same moment.
-    both = [subprocess.Popen(SLURM, cwd=there, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    lines = [line for one in both for line in one.communicate()[0].splitlines() if "submitted" in line]
-    assert sorted(int(line.split()[1]) for line in lines) == [0, 6]
 
-    # One job is cancelled, and the process of a training is killed in the middle.
-    (scratch,) = runs.glob("vit-micro_*--scratch_seed-0-*")
-    output("scancel", (scratch / "job").read_text())
-    (pretraining,) = runs.glob("mapet_*_seed-0-*")
-    wait_for(lambda: [*pretraining.glob("epoch_*")])
+def jobs() -> list[str]:
+    """Numbers of the jobs that wait or run."""
+    return subprocess.run(
+        ["squeue", "--noheader", "--format=%A"], capture_output=True, text=True
+    ).stdout.split()
+
+
+def processes_of(word: str, folder: str) -> list[int]:
+    """Processes whose command lines have a tool and a part of a folder's name."""
+    found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        words = path.read_bytes().decode().split("\0")
-        if any(word.endswith("tools/train.py") for word in words[:3]) and str(pretraining.name) in str(words):
-            os.kill(int(path.parent.name), signal.SIGKILL)
-    wait_for(lambda: not subprocess.run(["squeue", "--noheader"], capture_output=True, text=True).stdout)
-    assert not (pretraining / "epoch_8.pth").exists()
-    assert "0 of 2 results are there; runs: 3 done, 1 failed, 2 not run" in output(
-        *COMMAND, "--collect", folder=there
+        try:
+            words = path.read_bytes().decode().split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if any(one.endswith(word) for one in words[:3]) and folder in " ".join(words):
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_disturbed_cluster_fills_the_table_of_an_undisturbed_machine(tmp_path):
+    here, there = make_project(tmp_path / "machine"), make_project(tmp_path / "cluster")
+    runs = there / "work_dirs/tables/runs"
+
+    # A training's process is killed in the middle: its job fails, and what needs it is not run.
+    first = subprocess.Popen(
+        [*SNAKEMAKE, *SLURM], cwd=there, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+    wait_for(lambda: [*runs.glob("mapet_*/epoch_4.pth")], first)
+    (pretraining,) = (path.parent for path in runs.glob("mapet_*/epoch_4.pth"))
+    for number in processes_of("tools/train.py", pretraining.name):
+        os.kill(number, signal.SIGKILL)
+    printed, _ = first.communicate(timeout=PATIENCE)
+    print(printed)
+    assert first.returncode == 1
+    assert not (pretraining / "record.json").exists()
+    assert "Two rows: 3 of 4 results are there" in printed
 
-    # The same command submits what is missing.
-    output(*SLURM, folder=there)
-    wait_for(lambda: not subprocess.run(["squeue", "--noheader"], capture_output=True, text=True).stdout)
-    assert "2 of 2 results are there; runs: 6 done" in output(*COMMAND, "--collect", folder=there)
+    # The same command again; now Snakemake itself is killed while a job runs, and its jobs are cancelled.
+    second = subprocess.Popen(
+        [*SNAKEMAKE, *SLURM], cwd=there, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    wait_for(lambda: processes_of("tools/train.py", pretraining.name), second)
+    second.kill()
+    second.wait()
+    subprocess.run(["scancel", *jobs()], check=True)
+    deadline = time.monotonic() + PATIENCE
+    while jobs():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    snakemake(there, "--unlock")
 
-    # A local run adopts a copy of the data, the codebook and the tokens.
-    for name in ("data", "work_dirs/digits"):
-        shutil.copytree(there / name, here / name)
-    output(*COMMAND, folder=here)
-    for name in ("short.csv", "short.md"):
-        texts = [(at / "work_dirs/tables/digits" / name).read_text().splitlines() for at in (here, there)]
-        one, other = ([line for line in text if "Compute" not in line] for text in texts)
-        assert one == other
-    ends = (pretraining / "run.log").read_text().count("Saving checkpoint at 8 epochs")
+    printed = snakemake(there, *SLURM)
+    assert "Two rows: 4 of 4 results are there" in printed
+    snakemake(here, "-j2")
+    assert shown(there) == shown(here)
+    log = (pretraining / "run.log").read_text()
+    ends = log.count("Saving checkpoint at 8 epochs")
     assert ends == 1, f"trained {ends} times"

@@ -3,6 +3,7 @@
 import lab.tokenizer_training  # noqa: F401, registers the algorithms
 import pytest
 import torch
+from mmengine.registry import DefaultScope
 from mmengine.runner import save_checkpoint
 from mmpretrain.structures import DataSample
 from small_tokenizers import DALLE, vqkd
@@ -22,6 +23,13 @@ CLIP = dict(
     stride=16,
 )
 VQKD = vqkd(16)
+
+
+@pytest.fixture(autouse=True)
+def _default_scope():
+    """MMPretrain's types are found without a prefix."""
+    with DefaultScope.overwrite_default_scope("mmpretrain"):
+        yield
 
 
 def train(model: nn.Module, inputs, samples=None, steps: int = 30, lr: float = 3e-3) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Every command on the Markdown pages is one that its program takes.
 
-Commands of this project's tools go through the tool's own parser, and their configs, options and tables
-exist. Targets of make, extras and tests are looked up. `OTHERS` are commands of other projects.
+Commands of this project's tools go through the tool's own parser, and their configs and options exist.
+Targets of make, extras and tests are looked up. `OTHERS` are commands of other projects.
 """
 
 import argparse
@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 from config_building import ROOT, load
-from experiments.declaration import load_table
 
 from mapet_mm.cli.pretrain import main as pretrain
 from mapet_mm.utils.commands import tool_command
@@ -47,7 +46,9 @@ STARTS = re.compile(
     r"([A-Z_]+=\S+ )*"
     r"(python|bash|torchrun|srun|make|mapet-mm|mim|pip|docker|uv|pre-commit|tensorboard|apt-get) "
 )
-ALONE = re.compile(r"python tools/\S+\.py|mapet-mm [\w-]+|pip install")  # a name, without arguments
+ALONE = re.compile(
+    r"python (tools|research)/\S+\.py|mapet-mm [\w-]+|pip install"
+)  # a name, without arguments
 
 
 def commands(page: Path) -> list[str]:
@@ -119,8 +120,6 @@ def check_configs(parsed: argparse.Namespace) -> None:
             for part in option.split(".init_cfg.")[0].split(".")[:-1]:
                 entry = entry[int(part) if isinstance(entry, list) else part]
             assert isinstance(entry, (dict, list)), f"{pattern} has no entry for {option}"
-    if getattr(parsed, "table", None) and parsed.dataset != "NAME":
-        load_table(parsed.table, parsed.dataset)
 
 
 @pytest.fixture(scope="module")

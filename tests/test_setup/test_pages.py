@@ -11,7 +11,11 @@ from config_building import ROOT
 from private_attributes import TEST_MODULES
 
 RULE = re.compile(r"\|( *:?-+:? *\|)+")
-PAGES = [path for pattern in ("*.md", "docs/**/*.md", "configs/**/*.md") for path in ROOT.glob(pattern)]
+PAGES = [
+    path
+    for pattern in ("*.md", "docs/**/*.md", "configs/**/*.md", "research/**/*.md")
+    for path in ROOT.glob(pattern)
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -32,7 +36,9 @@ def test_every_link_into_the_repository_leads_somewhere(page):
     assert not missing
 
 
-FILE = re.compile(r"(?<![\w./-])((?:configs|tools|docs|tests|mapet_mm)/[\w./-]*\w\.(?:py|sh|md|txt))\b")
+FILE = re.compile(
+    r"(?<![\w./-])((?:configs|tools|docs|tests|mapet_mm|research)/[\w./-]*\w\.(?:py|sh|md|txt))\b"
+)
 # Files that a reader is told to write, or that stand for any of their kind.
 TO_WRITE = re.compile(r"/my_|blockwise_|NAME|fashion|letters|/(test_)?x\.py")
 
@@ -79,7 +85,9 @@ def test_the_tests_and_modules_that_pages_name_exist():
     page = (ROOT / "docs/checks.md").read_text()
     named = set(re.findall(r"\b(test_\w+\.py)`", page))
     assert len(named) > 15
-    assert named <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert named <= {
+        path.name for folder in ("tests", "research") for path in (ROOT / folder).rglob("test_*.py")
+    }
     rooms = "cli|datasets|engine|evaluation|models|structures|tokenizers|utils|visualization"
     modules = re.findall(rf"`((?:{rooms})/[\w/]+\.py)`", page + (ROOT / "CONTRIBUTING.md").read_text())
     assert len(modules) > 10

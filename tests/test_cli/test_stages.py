@@ -32,7 +32,7 @@ def run(folder: Path, *made: Stage) -> None:
 def test_stages_run_in_the_folder_and_the_first_that_fails_ends_the_job(tmp_path, capfd):
     making = stage("first", "open('made', 'a').write('x')")
     failing = stage("the second", "print('working'); raise SystemExit(3)")
-    with pytest.raises(UserError, match=r"the second: exit code 3.*run the same command again"):
+    with pytest.raises(UserError, match="the second: exit code 3"):
         run(tmp_path, making, failing, making)
     assert (tmp_path / "made").read_text() == "x"
     printed = capfd.readouterr().out.splitlines()

@@ -50,7 +50,7 @@ def test_stored_grids_are_the_tokenizers_own_tokens(name, size, data, tmp_path):
 
 
 def test_there_is_no_codebook_to_fit(data, tmp_path):
-    with pytest.raises(ValueError, match="brings its own codebook, there is none to fit: go on"):
+    with pytest.raises(ValueError, match="its own codebook"):
         run_fit_codebook(config("vqkd", data, tmp_path / "tokens"))
 
 
@@ -58,7 +58,7 @@ def test_published_weights_without_a_network_are_one_line(monkeypatch, tmp_path)
     """The ImageNet config, as a user without a file and a network meets it."""
     tokenizer = "configs/tokenizers/vqkd_beit-base-224px_k8192_in1k.py"
     option = "tokenizer.tokenizer.init_cfg.checkpoint=no/such/file.pth"
-    with pytest.raises(SystemExit, match=r"^error: .*no/such/file.pth.* does not exist"):
+    with pytest.raises(SystemExit, match=r"no/such/file.pth.* does not exist"):
         run_tool(monkeypatch, "extract_tokens.py", ROOT / tokenizer, "--cfg-options", option)
 
 

@@ -107,5 +107,5 @@ def test_parts_merge_into_the_store_of_all(folder, single, monkeypatch, capsys):
     run_tool(monkeypatch, "merge_token_stores.py", *parts, "--out", folder / "merged")
     assert f"wrote {folder / 'merged'}: 120 images of 2 token stores" in capsys.readouterr().out
     assert same(folder / "merged", single.token_store)
-    with pytest.raises(SystemExit, match=rf"^error: `{folder / 'merged'}` exists: choose another"):
+    with pytest.raises(SystemExit, match="merged` exists"):
         run_tool(monkeypatch, "merge_token_stores.py", *parts, "--out", folder / "merged")

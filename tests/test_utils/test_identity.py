@@ -54,7 +54,7 @@ def test_a_folder_keeps_to_its_settings(tmp_path):
     folder, words = tmp_path / "features", ("feature folder", "choose another")
     require_settings(folder, dict(layer=3, size=(2, 2)), *words)
     require_settings(folder, dict(size=[2, 2], layer=3), *words)
-    with pytest.raises(UserError, match=r"feature folder.*layer: 3, now 4.*choose another"):
+    with pytest.raises(UserError, match="layer: 3, now 4"):
         require_settings(folder, dict(layer=4, size=(2, 2)), *words)
 
 

@@ -113,7 +113,7 @@ def test_an_image_without_tokens_gets_none_of_a_namesake(store, img_path, data_r
 def test_a_store_without_a_data_root_asks_for_one(tmp_path):
     store = TokenStore.create(tmp_path / "rootless", NAMES, (2, 3), 10, "ab" * 32)
     store.write(range(3), np.zeros((3, 2, 3), int))
-    with pytest.raises(MissingTokensError, match=r"records no data root: set .*`train/0/a.png`"):
+    with pytest.raises(MissingTokensError, match="no data root"):
         grid_of(store, "train/0/a.png")
     assert grid_of(store, "train/0/a.png", ".") == [[0, 0, 0], [0, 0, 0]]
 

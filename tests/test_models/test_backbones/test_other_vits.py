@@ -247,7 +247,7 @@ def test_mapet_trains_it_on_the_targets_tokens(config):
 def test_a_backbone_without_two_streams_is_refused_by_name(kind):
     backbone = dict(type=kind, depth=18) if kind.endswith("ResNet") else dict(type=kind, arch=ARCH)
     head = dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=16)
-    with pytest.raises(ValueError, match=rf"{kind.split('.')[1]} has no two-stream forward"):
+    with pytest.raises(ValueError, match=rf"{kind.split('.')[1]} has no"):
         MODELS.build(dict(type="mapet_mm.MaPeT", backbone=backbone, head=head, target_generator=None))
 
 

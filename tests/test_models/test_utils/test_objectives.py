@@ -74,9 +74,7 @@ def pairwise(relation):
 @pytest.mark.parametrize("groups", ["CMT", "CTMQ", "MTQ", "CAM", "CMTR", "CQQ", "C", ""])
 def test_groups_that_would_train_something_else_are_refused(groups):
     """T would predict its own content; in another order rows would have other rows' masks."""
-    with pytest.raises(
-        ValueError, match=rf"objective 'own' has groups='{groups}': a subset of 'CMTQ' in this"
-    ):
+    with pytest.raises(ValueError, match=f"groups='{groups}'"):
         Objective("own", groups)
 
 
@@ -84,9 +82,7 @@ def test_groups_that_would_train_something_else_are_refused(groups):
 def test_what_the_dense_groups_see_is_not_changed_in_the_table_alone(row, key, monkeypatch):
     """C and M attend without the mask that is made of the table; the drawings would show another method."""
     monkeypatch.setitem(SEES[row], key, operator.ge)
-    with pytest.raises(
-        ValueError, match=rf"sees\['{row}'\]\['{key}'\] would not be heeded: CM attend without"
-    ):
+    with pytest.raises(ValueError, match=rf"sees\['{row}'\]\['{key}'\]"):
         Objective("own", "CMTQ")
 
 

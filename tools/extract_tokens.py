@@ -34,9 +34,7 @@ def parse_args() -> argparse.Namespace:
         help="write nothing: check the store's files, and the tokens of this many random images (default "
         "256)",
     )
-    parser.add_argument(
-        "--retry-skipped", action="store_true", help="try the images again that were left out"
-    )
+    parser.add_argument("--retry-skipped", action="store_true", help="try the images again that were skipped")
     return parser.parse_args()
 
 
@@ -62,7 +60,8 @@ def main() -> None:
         return
     store, extraction = run_extract_tokens(cfg, args.retry_skipped)
     if is_first_process():
-        (rows, columns), done = store.grid, "wrote" if extraction.images else "kept"
+        rows, columns = store.grid
+        done = "wrote" if extraction.images else "kept"
         print(extraction)
         print(
             f"{done} {store.path}: {rows} x {columns} tokens of {int(store.written().sum())} images, "

@@ -155,27 +155,50 @@ def extract_tokens(
         FLUSH_SECONDS,
     )
     for part, tokens, reasons in encoded:
-        first_row = part * PART_ROWS
-        images = image_of_row[first_row : first_row + PART_ROWS].tolist()
-        row_of = {image: first_row + slot for slot, image in enumerate(images)}
-        grids = grids_of(tokens, store.grid)
-        finite = (grids >= 0).all(axis=(1, 2))
-        for image, is_finite in zip(tokens, finite, strict=True):
-            if not is_finite:
-                reasons[image] = NOT_FINITE
-        unreadable.update(reasons)
-        skipped = {}
-        if on_error == "skip":
-            skipped = {row_of[image]: reason for image, reason in reasons.items()}
-        rows = np.array([row_of[image] for image in tokens], np.int64)
-        store.write(rows[finite], grids[finite], skipped)
-        num_written[part] = int(finite.sum())  # of all that there is of the part, flushed before or not
+        images = image_of_row[part * PART_ROWS : (part + 1) * PART_ROWS]
+        # Of all that there is of the part, also of what was flushed before.
+        num_written[part], failed = write_tokens(store, part, images, tokens, reasons, on_error)
+        unreadable.update(failed)
     if unreadable and on_error != "skip":
         reasons_by_path = {loader.images.path(image): reason for image, reason in unreadable.items()}
         raise UnreadableImagesError(reasons_by_path, f"the tokens of all others are in `{store.path}`")
     skipped_paths = {os.path.join(store.data_root or "", name): why for name, why in store.skipped.items()}
     note = note_skipped(skipped_paths, len(store), store.path / "skipped.txt", max_skipped)
     return Extraction(sum(num_written.values()), store.missing().size, note)
+
+
+def write_tokens(
+    store: TokenStore,
+    part: int,
+    images: Int64[np.ndarray, " rows"],
+    tokens: Mapping[int, Tensor],
+    reasons: Mapping[int, str],
+    on_error: str,
+) -> tuple[int, dict[int, str]]:
+    """Write a part's tokens; returns the number of images written, and by image why others were not.
+
+    Args:
+        store: receives the tokens.
+        part: of the store.
+        images: index of the image of each row of the part, -1 if it is not there.
+        tokens: by image.
+        reasons: by image that could not be decoded.
+        on_error: 'skip' records images without tokens in the store.
+    """
+    first_row = part * PART_ROWS
+    row_of = {image: first_row + slot for slot, image in enumerate(images.tolist())}
+    rows = np.array([row_of[image] for image in tokens], np.int64)
+    grids = grids_of(tokens, store.grid)
+    is_finite = (grids >= 0).all(axis=(1, 2))
+    failed = dict(reasons)
+    for image, finite in zip(tokens, is_finite, strict=True):
+        if not finite:
+            failed[image] = NOT_FINITE
+    skipped = {}
+    if on_error == "skip":
+        skipped = {row_of[image]: reason for image, reason in failed.items()}
+    store.write(rows[is_finite], grids[is_finite], skipped)
+    return int(is_finite.sum()), failed
 
 
 def grids_of(tokens: Mapping[int, Tensor], grid: tuple[int, int]) -> Int[np.ndarray, "images height width"]:

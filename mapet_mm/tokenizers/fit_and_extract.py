@@ -17,6 +17,7 @@ from mmengine.logging import print_log
 from mmengine.registry import init_default_scope
 from torch import nn
 
+from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.models.target_generators.tokenizer import Tokenizer
 from mapet_mm.registry import MODELS
 from mapet_mm.structures import Codebook, CodebookError, TokenStore
@@ -24,7 +25,7 @@ from mapet_mm.tokenizers.extract import Extraction, extract_tokens, open_or_crea
 from mapet_mm.tokenizers.image_groups import GroupLoader
 from mapet_mm.tokenizers.images import LARGEST_SKIPPED, NamedImages, note_skipped
 from mapet_mm.tokenizers.kmeans import KMeansOptions, cluster, require_rows
-from mapet_mm.tokenizers.sampling import sample_features
+from mapet_mm.tokenizers.sampling import FeatureBlocks, sample_features
 from mapet_mm.utils.config import scope_of, type_name
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import explain
@@ -63,31 +64,18 @@ def run_fit_codebook(
     plan = CodebookPlan.from_config(cfg)
     if path.exists() and not overwrite:
         return path, existing_codebook(path, cfg, plan)
-    indices = plan.images.indices_by_name()
-    # Before weights are downloaded and features sampled.
-    require_rows(len(indices) * plan.positions_per_image, plan.options.k)
-    tokenizer, loader = load_tokenizer(cfg, plan.images, {"codebook": None})
-    blocks = sample_features(
-        tokenizer,
-        loader,
-        indices,
-        features_folder(path),
-        plan.preprocessing,
-        plan.positions_per_image,
-        plan.options.seed,
-        cfg.get("on_error", "raise"),
-    )
+    tokenizer, blocks = sample(cfg, plan, features_folder(path))
     if join_processes is not None:
         join_processes()
     sizes, skipped = blocks.summary()
-    skipped_paths = {plan.images.path(indices[name]): reason for name, reason in skipped.items()}
+    num_images = sum(len(names) for names in blocks.names)
+    skipped_paths = {os.path.join(plan.images.data_root, name): why for name, why in skipped.items()}
     max_skipped = cfg.get("max_skipped", LARGEST_SKIPPED)
-    note = note_skipped(skipped_paths, len(indices), blocks.folder / "skipped.txt", max_skipped)
+    note = note_skipped(skipped_paths, num_images, blocks.folder / "skipped.txt", max_skipped)
     print_log(f"clustering {sum(sizes)} rows of {tokenizer.dim} channels{note}", "current")
     centroids, fitted = cluster(blocks, sizes, plan.options)
-    num_images = len(indices) - len(skipped)
-    metadata = {**tokenizer.metadata, **plan.settings, "images": num_images, **fitted}
-    codebook = Codebook(centroids, metadata)
+    made_from = {**tokenizer.metadata, **plan.settings, "images": num_images - len(skipped)}
+    codebook = Codebook(centroids, {**made_from, **fitted})
     if is_main_process():
         codebook.save(path)
     barrier()
@@ -128,6 +116,25 @@ class CodebookPlan:
             "positions_per_image": self.positions_per_image,
             **asdict(self.options),
         }
+
+
+def sample(cfg: Config, plan: CodebookPlan, folder: Path) -> tuple[GridKMeans, FeatureBlocks]:
+    """Build the encoder, and sample its features of the plan's images into a folder."""
+    indices = plan.images.indices_by_name()
+    # Before weights are downloaded and features computed.
+    require_rows(len(indices) * plan.positions_per_image, plan.options.k)
+    tokenizer, loader = load_tokenizer(cfg, plan.images, {"codebook": None})
+    blocks = sample_features(
+        tokenizer,
+        loader,
+        indices,
+        folder,
+        plan.preprocessing,
+        plan.positions_per_image,
+        plan.options.seed,
+        cfg.get("on_error", "raise"),
+    )
+    return tokenizer, blocks
 
 
 def existing_codebook(path: Path, cfg: Config, plan: CodebookPlan) -> Codebook:

@@ -133,14 +133,9 @@ def sample_features(
     for block, rows, reasons in encode_blocks(loader, encode, len(blocks), pending, "sampling features"):
         if not pending(block):  # another process was faster, and the block was broken off
             continue
-        for index, image_rows in rows.items():
-            if not np.isfinite(image_rows).all():
-                reasons[index] = BEYOND_FLOAT16
-        names = blocks.names[block]
-        skipped = {name: reasons[indices[name]] for name in names if indices[name] in reasons}
+        kept, skipped = finite_rows(blocks.names[block], indices, rows, reasons)
         unreadable.update(skipped)
         if not skipped or on_error == "skip":
-            kept = [rows[indices[name]] for name in names if name not in skipped]
             no_rows = np.empty((0, tokenizer.dim), np.float16)
             blocks.write(block, np.concatenate([*kept, no_rows]), skipped)
     if unreadable and on_error != "skip":
@@ -179,6 +174,26 @@ def draw_positions(name: str, seed: int, grid_size: int, num_drawn: int) -> Int6
     """Positions of an image's grid, ascending; ValueError if the grid has fewer."""
     random = np.random.default_rng([seed, zlib.crc32(encode_name(name))])
     return np.sort(random.choice(grid_size, size=num_drawn, replace=False))
+
+
+def finite_rows(
+    names: Iterable[str],
+    indices: Mapping[str, int],
+    rows: Mapping[int, Float16[np.ndarray, "positions dim"]],
+    reasons: Mapping[int, str],
+) -> tuple[list[Float16[np.ndarray, "positions dim"]], dict[str, str]]:
+    """Rows of the images that have finite ones, and by name why the others have none."""
+    kept = []
+    skipped = {}
+    for name in names:
+        index = indices[name]
+        if index in reasons:
+            skipped[name] = reasons[index]
+        elif not np.isfinite(rows[index]).all():
+            skipped[name] = BEYOND_FLOAT16
+        else:
+            kept.append(rows[index])
+    return kept, skipped
 
 
 def as_float16(rows: Float32[np.ndarray, "rows dim"]) -> Float16[np.ndarray, "rows dim"]:

@@ -77,7 +77,7 @@ def _explain_lengths(before: list, now: list, key: str) -> str | None:
     """The first entry that only one of two lists of unequal length has."""
     as_text = [[json.dumps(entry, sort_keys=True) for entry in entries] for entries in (before, now)]
     changes = SequenceMatcher(None, *as_text, autojunk=False).get_opcodes()
-    kind, old, _, new, _ = next(change for change in changes if change[0] != "equal")
+    kind, old, _, new, _ = next(change for change in changes if change[0] != "equal")  # old, new: indices
     if kind == "insert":
         return f"{_inside(key, new)}: added {now[new]}"
     if kind == "delete":

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -21,9 +22,9 @@ from mapet_mm.models import MaPeT, MaPeTPretrainViT
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.config import class_of, pretrained_entries, read_config, scope_of
 from mapet_mm.utils.dist import print_once
-from mapet_mm.utils.errors import UserError, listed
+from mapet_mm.utils.errors import UserError, listed, reason_of
 from mapet_mm.utils.identity import digest
-from mapet_mm.weight_files import read_weights
+from mapet_mm.weight_files import only_safe_globals, read_weights
 
 # Where checkpoints have a backbone's weights, tried in this order: a training's, a bare network's, those of a
 # wrapper of timm or Hugging Face, and the same under a wrapper for several processes.
@@ -78,7 +79,7 @@ def load_checkpoint(config: str | Config, checkpoint: str | None, prefix: str | 
     weights = checkpoint or cfg.get("load_from") or _named_weights(settings)
     backbone = without_weights(backbone_of(settings))
     torch.manual_seed((cfg.get("randomness") or {}).get("seed") or 0)  # of random weights
-    model = MODELS.build(backbone)
+    model = _built(backbone)
     _check_state(network_of(model))
     missing = []
     if weights:
@@ -172,6 +173,15 @@ def loads_file(value: Any) -> bool:
     if not isinstance(value, Mapping) or "checkpoint" not in value:
         return False
     return class_of(value.get("type"), WEIGHT_INITIALIZERS) is PretrainedInit
+
+
+def _built(backbone: Mapping[str, Any]) -> nn.Module:
+    """A backbone. A wrapper of timm or Hugging Face may load weights: only what the files here may hold."""
+    try:
+        with only_safe_globals():
+            return MODELS.build(backbone)
+    except UnpicklingError as error:
+        raise WeightsError(f"the weights of the config's backbone: {reason_of(error)}") from error
 
 
 def _check_state(network: nn.Module) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from mmengine.config import Config
@@ -29,7 +30,7 @@ from mapet_mm.models import MaPeTViT
 from mapet_mm.utils.config import in_package, read_config
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError, reason_of
-from mapet_mm.weight_files import read_checkpoint
+from mapet_mm.weight_files import only_safe_globals, read_checkpoint
 
 CONFIGS = (".py", ".yml", ".yaml", ".json")
 
@@ -114,8 +115,10 @@ def _of_library(
 ) -> tuple[Config, Checkpoint]:
     """A model of timm, Hugging Face or torchvision."""
     try:
-        network, prepared, missing = LIBRARIES[library](rest, checkpoint is None, changes.get("size"))
-    except (OSError, RuntimeError, ValueError, KeyError, ImportError) as error:
+        # These libraries load with PyTorch's list of what a file may hold, to which MMEngine adds `getattr`.
+        with only_safe_globals():
+            network, prepared, missing = LIBRARIES[library](rest, checkpoint is None, changes.get("size"))
+    except (OSError, RuntimeError, ValueError, KeyError, ImportError, UnpicklingError) as error:
         remedy = "" if checkpoint else "; with a checkpoint as second argument no weights are fetched"
         raise UserError(f"{name}: {reason_of(error)}{remedy}") from error
     title = name

@@ -1,6 +1,7 @@
 """Models by name: their own weights and preparation of images, offline, as their libraries give them."""
 
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torchvision
 import transformers
 from foreign_models import save_hugging_face, save_timm, save_torchvision
 from mmcv.transforms import Compose
+from mmengine.config import Config
 from mmengine.registry import DefaultScope
 from mmpretrain.registry import TRANSFORMS
 from PIL import Image
@@ -156,6 +158,36 @@ def test_what_convert_wrote(tmp_path, capsys):
     torch.save(mm_to_timm(weights), tmp_path / "bare.pth")
     with pytest.raises(UserError, match="name its config first"):
         load_model(str(tmp_path / "bare.pth"))
+
+
+class Toucher:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        Path(path).touch()
+
+    def __reduce__(self):
+        return Toucher, (self.path,)
+
+
+@pytest.mark.parametrize("name", ["timm:local-dir:{}", "hf:{}", "{}/config.py"])
+def test_a_folder_of_a_library_runs_nothing_that_its_file_names(tmp_path, name):
+    """Not even what the process allows: MMEngine allows `getattr`, by which a file can run anything."""
+    canary = tmp_path / "canary"
+    network = save_timm(tmp_path) if name.startswith("timm") else save_hugging_face("vit", tmp_path)
+    model = dict(type="HuggingFaceClassifier", model_name=str(tmp_path), pretrained=True)
+    Config(dict(default_scope="mmpretrain", model=model, data_preprocessor={})).dump(tmp_path / "config.py")
+    (tmp_path / "model.safetensors").unlink(missing_ok=True)
+    weights = dict(network.state_dict(), other=Toucher(str(canary)))
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    with torch.serialization.safe_globals([Toucher]):
+        canary.unlink()
+        with pytest.raises(UserError):
+            load_model(name.format(tmp_path))
+        assert not canary.exists()
+        torch.load(tmp_path / "pytorch_model.bin", weights_only=True)  # the attack is a real one
+    assert canary.exists()
 
 
 def test_normalisation_and_size_can_be_given(tmp_path, picture, capsys):

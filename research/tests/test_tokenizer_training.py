@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers import KCLIP, FrozenTokenizer
 
+pytestmark = pytest.mark.slow
+
 TOWER = dict(layers=[1, 1, 1, 1], width=8)
 CLIP = dict(
     type="mapet_mm.CaptionCLIP",

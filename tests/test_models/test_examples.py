@@ -14,10 +14,8 @@ from mapet_mm import models
 CLASSES = [
     value
     for value in vars(models).values()
-    if inspect.isclass(value)
-    and value.__module__.startswith("mapet_mm.models.")
+    if inspect.isclass(value) and value.__module__.startswith("mapet_mm.models.")
     # Trainings of toy tokenizers are no part of what users name.
-    and not value.__module__.endswith(".tokenizer_training")
 ]
 
 

@@ -15,7 +15,6 @@ CLASSES = [
     value
     for value in vars(models).values()
     if inspect.isclass(value) and value.__module__.startswith("mapet_mm.models.")
-    # Trainings of toy tokenizers are no part of what users name.
 ]
 
 

@@ -35,6 +35,9 @@ OTHERS = {
     "pip install grad-cam": "another project's",
     "pip install openmim": "another project's",
     "python $TOOLS/": "MMPretrain's",
+    "python research/recompute.py": "takes no arguments, and a minute; a test of research/ runs it",
+    "snakemake": "a set-up of its own, see research/README.md",
+    "$SNAKEMAKE": "a set-up of its own, see research/README.md",
     "tensorboard": "another project's",
     "uv": "another project's",
 }

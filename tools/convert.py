@@ -28,23 +28,20 @@ SOURCES = ("mm", "reference", "timm", "hf")
 TARGETS = (*SOURCES, "torchvision", "onnx")
 
 
-class Show(argparse.Action):
-    """An option that prints what a file's training recorded, and ends, as `--help` does."""
-
-    def __call__(self, parser, namespace, values, option_string=None) -> None:
-        from mapet_mm.interop.record import training_record
-
-        print(training_record(values))
-        parser.exit()
-
-
 def parse_args() -> argparse.Namespace:
     parser = described_parser(__doc__)
-    parser.add_argument("source", choices=SOURCES, metavar="FROM", help=f"origin of IN: {', '.join(SOURCES)}")
-    parser.add_argument("target", choices=TARGETS, metavar="TO", help=f"library of OUT: {', '.join(TARGETS)}")
-    parser.add_argument("input", type=Path, metavar="IN", help="checkpoint, as .safetensors or by torch.save")
+    parser.add_argument(
+        "source", nargs="?", choices=SOURCES, metavar="FROM", help=f"origin of IN: {', '.join(SOURCES)}"
+    )
+    parser.add_argument(
+        "target", nargs="?", choices=TARGETS, metavar="TO", help=f"library of OUT: {', '.join(TARGETS)}"
+    )
+    parser.add_argument(
+        "input", nargs="?", type=Path, metavar="IN", help="checkpoint, as .safetensors or by torch.save"
+    )
     parser.add_argument(
         "output",
+        nargs="?",
         type=Path,
         metavar="OUT",
         help=".safetensors or .pth file; for timm and hf also a folder; for onnx .onnx",
@@ -61,7 +58,6 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument(
         "--show",
-        action=Show,
         type=Path,
         metavar="FILE",
         help="only print the epoch, metric and args that the training of FILE saved in it, as timm does",
@@ -69,12 +65,20 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--backbone", action="store_true", help="keep only the backbone of a segmentor or CAE"
     )
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.output is None and args.show is None:
+        parser.error("give FROM TO IN OUT, or --show FILE")
+    return args
 
 
 @one_line_errors
 def main() -> None:
     args = parse_args()
+    if args.show:
+        from mapet_mm.interop.record import training_record
+
+        print(training_record(args.show))
+        return
     from mapet_mm.interop.convert import TO_MM, timm_to_mm
     from mapet_mm.interop.description import ENTRY, description_of, read_description
     from mapet_mm.interop.export import write_export

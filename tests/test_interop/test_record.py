@@ -18,10 +18,8 @@ ARGS = argparse.Namespace(
 
 
 def show(path, monkeypatch, capsys) -> list[str]:
-    """Lines that `convert.py --show FILE` prints; it ends well and asks for nothing else."""
-    with pytest.raises(SystemExit) as ended:
-        run_tool(monkeypatch, "convert.py", "--show", path)
-    assert not ended.value.code, ended.value.code
+    """Lines that `convert.py --show FILE` prints; it asks for nothing else."""
+    run_tool(monkeypatch, "convert.py", "--show", path)
     return capsys.readouterr().out.splitlines()
 
 
@@ -64,7 +62,7 @@ class Attack:
 def test_arguments_that_run_code_are_refused(tmp_path, monkeypatch):
     torch.save(dict(epoch=1, args=Attack(tmp_path / "canary")), tmp_path / "attack.tar")
     torch.save([1, 2], tmp_path / "list.tar")
-    for name, noun in (("attack.tar", "no checkpoint"), ("list.tar", "list"), ("none.tar", "not exist")):
+    for name, noun in (("attack.tar", "not a checkpoint"), ("list.tar", "list"), ("none.tar", "not exist")):
         with pytest.raises(SystemExit, match=f"error: .*{name} .*{noun}"):
             run_tool(monkeypatch, "convert.py", "--show", tmp_path / name)
     assert not (tmp_path / "canary").exists()

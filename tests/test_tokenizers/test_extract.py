@@ -29,7 +29,8 @@ from mapet_mm.utils.errors import UserError
 
 
 def parts_of(path: str | Path) -> list[bytes]:
-    return [file.read_bytes() for file in sorted(Path(path, "parts").iterdir())]
+    """Whole ones: a process killed while it writes leaves a file of another name."""
+    return [file.read_bytes() for file in sorted(Path(path, "parts").glob("*.safetensors"))]
 
 
 def store_without_tokens(cfg: Config, like: TokenStore, names=None, grid=(2, 2)) -> TokenStore:

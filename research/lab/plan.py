@@ -139,27 +139,27 @@ class _Planner:
         """The run that measures a cell."""
         values = {**column.values, **row.values}
         config = _existing(column.config, values, column.name)
-        data = self._evaluation_data(row, column, seed)
+        # Without a pre-training, a row's dataset is that of its tokens.
+        of_tokens = None if row.pretrain else row.data
+        data = (column.data or of_tokens or self.table.dataset).format(seed=seed) or None
+        tokenizer = self._tokenizer_of(row, values)
         if column.metric.startswith("tokens/"):
-            return self._usage_run(self._tokenizer_of(row, values), config, data)
+            return self._usage_run(tokenizer, config, data)
         cfg = changed_config(config, data, column.options)
-        start, needs, slot = f"scratch_seed-{seed}", [], _open_slots(cfg)
-        handed_on: dict[str, Any] = dict.fromkeys(slot)
+        slots = _open_slots(cfg)
         if row.pretrain:
             pretraining = self._pretraining_run(row, column, seed)
-            start, needs = pretraining.name, [pretraining]
-            handed_on = {_one_slot(slot, config, column): pretraining.outputs[0]}
-        needs += self._tokens(self._tokenizer_of(row, values), cfg, data)
-        needs += self._data_runs(column.source)
+            start = pretraining.name
+            needs = [pretraining]
+            handed_on = {_one_slot(slots, config, column): pretraining.outputs[0]}
+        else:
+            start = f"scratch_seed-{seed}"
+            needs = []
+            handed_on = dict.fromkeys(slots)
+        needs += self._tokens(tokenizer, cfg, data) + self._data_runs(column.source)
         name = "_".join(filter(None, [Path(config).stem, column.data])) + _suffix(column.options)
-        return self._config_run(
-            f"{name}--{start}", "evaluation", cfg, column.options, needs, data, seed, handed_on
-        )
-
-    def _evaluation_data(self, row: Row, column: Column, seed: int) -> str | None:
-        """The column's dataset, or the table's; without a pre-training, a row's is that of its tokens."""
-        of_tokens = None if row.pretrain else row.data
-        return (column.data or of_tokens or self.table.dataset).format(seed=seed) or None
+        said = dict(data=data, options=column.options, seed=seed)
+        return self._config_run(f"{name}--{start}", "evaluation", cfg, needs, handed_on, **said)
 
     def _tokenizer_of(self, row: Row, values: Mapping[str, str]) -> str | None:
         return _existing(row.tokenizer or self.table.tokenizer, values, row.name)
@@ -177,20 +177,19 @@ class _Planner:
         name = f"{Path(config).stem}{_suffix(row.options)}"
         handed_on = {}
         if row.start:
-            start = self._start_of(row, config, cfg, column, seed)
+            start = self._start_of(row, cfg, column, seed)
             needs = [start, *needs]
             # The backbone only: the head predicts other tokens.
             weights = {"type": "Pretrained", "prefix": "backbone.", "checkpoint": start.outputs[0]}
             handed_on = {f"model.backbone.init_cfg.{key}": value for key, value in weights.items()}
             name += "_continued"
-        return self._config_run(
-            f"{name}_seed-{seed}", "pre-training", cfg, row.options, needs, data, seed, handed_on
-        )
+        said = dict(data=data, options=row.options, seed=seed)
+        return self._config_run(f"{name}_seed-{seed}", "pre-training", cfg, needs, handed_on, **said)
 
-    def _start_of(self, row: Row, config: str, cfg: Config, column: Column, seed: int) -> Run:
+    def _start_of(self, row: Row, cfg: Config, column: Column, seed: int) -> Run:
         """The pre-training that a row continues."""
         if isinstance(cfg.model.backbone.get("init_cfg"), list):
-            raise DeclarationError(f"{row.name!r}: `{config}` has a list in `model.backbone.init_cfg`")
+            raise DeclarationError(f"{row.name!r}: `{cfg.filename}` has a list in `model.backbone.init_cfg`")
         start = next(other for other in self.table.run_rows if other.name == row.start)
         return self._pretraining_run(start, column, seed)
 
@@ -199,11 +198,12 @@ class _Planner:
         name: str,
         kind: str,
         cfg: Config,
-        options: Mapping[str, Any],
         needs: Sequence[Run],
-        data: str,
-        seed: int,
         handed_on: Mapping[str, Any],
+        *,
+        data: str | None,
+        options: Mapping[str, Any],
+        seed: int,
     ) -> Run:
         """The run that trains with a config, or evaluates frozen features as it says."""
         needs = needs or self._data_runs(self.table.data)
@@ -220,39 +220,25 @@ class _Planner:
             command = [TRAIN, cfg.filename, "--work-dir", folder, "--resume"]
             output = f"{folder}/{final_checkpoint(cfg)}"
         command += ["--cfg-options", *(f"{key}={value}" for key, value in changes.items())]
-        return self._add(
-            Run(
-                identity,
-                name,
-                kind,
-                command,
-                [output],
-                [need.key for need in needs],
-                config=cfg.filename,
-                data=data,
-                options=options,
-                seed=seed,
-                evaluation=version,
-                processes=processes_of(cfg),
-                folders=self.table.data.folders,
-            )
-        )
+        said = dict(config=cfg.filename, data=data, options=options, seed=seed, evaluation=version)
+        return self._add(identity, name, kind, command, output, needs, processes=processes_of(cfg), **said)
 
     def _usage_run(self, tokenizer: str, config: str, data: str) -> Run:
         """The run that counts how the training images use the tokens that a config trains on."""
-        (tokens,) = self._tokens(tokenizer, config_of(config, data), data)
-        identity = identity_of("evaluation", {}, [tokens.id])
+        tokens = self._tokens(tokenizer, config_of(config, data), data)
+        identity = identity_of("evaluation", {}, [need.id for need in tokens])
         name = f"usage_{Path(tokenizer).stem}"
         output = f"{RUNS}/{name}-{identity}/{RESULTS}"
-        command = [USAGE, config, "--out", output]
-        return self._add(Run(identity, name, "evaluation", command, [output], [tokens.key], data=data))
+        return self._add(
+            identity, name, "evaluation", [USAGE, config, "--out", output], output, tokens, data=data
+        )
 
     def _data_runs(self, source: Data) -> list[Run]:
         if not source.command:
             return []
         identity = identity_of("data", data_content(source.command[0]))
         name = f"data_{Path(source.command[0]).stem}"
-        return [self._add(Run(identity, name, "data", source.command, source.outputs))]
+        return [self._add(identity, name, "data", source.command, source.outputs, [])]
 
     def _tokens(self, tokenizer: str | None, reader: Config, data: str | None) -> list[Run]:
         """The last run that makes a tokenizer's codebook and token store, as far as a config reads them."""
@@ -269,28 +255,12 @@ class _Planner:
             steps.append(("extract_tokens", cfg.token_store))
         made = self._training_of(cfg.get("trained_by"), data) if steps else []
         for tool, output in steps:
-            made = [self._tokenizer_run(tool, tokenizer, data, output, made)]
+            name = f"{tool}_{Path(tokenizer).stem}"
+            # On all GPUs of a machine.
+            processes = max(1, self.table.gpus_per_node)
+            command = [f"tools/{tool}.py", tokenizer]
+            made = [self._tokenizer_run(name, cfg, command, output, made, data, processes)]
         return made
-
-    def _tokenizer_run(self, tool: str, tokenizer: str, data: str, output: str, needs: Sequence[Run]) -> Run:
-        """The run of one step of a tokenizer, on all GPUs of a machine."""
-        needs = needs or self._data_runs(self.table.data)
-        cfg = config_of(tokenizer, data)
-        identity = identity_of("tokenizer", cfg.to_dict(), [need.id for need in needs])
-        return self._add(
-            Run(
-                identity,
-                f"{tool}_{Path(tokenizer).stem}",
-                "tokenizer",
-                [f"tools/{tool}.py", tokenizer],
-                [output],
-                [need.key for need in needs],
-                config=tokenizer,
-                data=data,
-                processes=max(1, self.table.gpus_per_node),
-                folders=self.table.data.folders,
-            )
-        )
 
     def _training_of(self, training: Mapping[str, str] | None, data: str | None) -> list[Run]:
         """The training of a tokenizer's own network: its `config` and final `checkpoint`.
@@ -299,31 +269,47 @@ class _Planner:
         """
         if not training:
             return []
-        config, checkpoint = training["config"], training["checkpoint"]
+        config = training["config"]
+        checkpoint = training["checkpoint"]
         data = training.get("data", data)
         cfg = config_of(config, data)
         needs = self._tokens(training.get("tokenizer"), cfg, data)
         needs = needs or self._training_of(cfg.get("trained_by"), data)
-        needs = needs or self._data_runs(self.table.data)
-        identity = identity_of("tokenizer", cfg.to_dict(), [need.id for need in needs])
         command = [TRAIN, config, "--work-dir", os.path.dirname(checkpoint), "--resume"]
         return [
-            self._add(
-                Run(
-                    identity,
-                    f"{Path(config).stem}_tokenizer",
-                    "tokenizer",
-                    command,
-                    [checkpoint],
-                    [need.key for need in needs],
-                    config=config,
-                    data=data,
-                    folders=self.table.data.folders,
-                )
-            )
+            self._tokenizer_run(f"{Path(config).stem}_tokenizer", cfg, command, checkpoint, needs, data, 1)
         ]
 
-    def _add(self, run: Run) -> Run:
+    def _tokenizer_run(
+        self,
+        name: str,
+        cfg: Config,
+        command: Sequence[str],
+        output: str,
+        needs: Sequence[Run],
+        data: str | None,
+        processes: int,
+    ) -> Run:
+        """The run of one step of a tokenizer."""
+        needs = needs or self._data_runs(self.table.data)
+        identity = identity_of("tokenizer", cfg.to_dict(), [need.id for need in needs])
+        said = dict(config=cfg.filename, data=data, processes=processes)
+        return self._add(identity, name, "tokenizer", command, output, needs, **said)
+
+    def _add(
+        self,
+        identity: str,
+        name: str,
+        kind: str,
+        command: Sequence[str],
+        outputs: str | Sequence[str],
+        needs: Sequence[Run],
+        **said: Any,
+    ) -> Run:
+        """Add a run, unless another cell has brought it."""
+        outputs = [outputs] if isinstance(outputs, str) else outputs
+        keys = [need.key for need in needs]
+        run = Run(identity, name, kind, command, outputs, keys, folders=self.table.data.folders, **said)
         return self.runs.setdefault(run.key, run)
 
 

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="starts munged, slurmctld and slurmd as root"),
 ]
 SLURM = ["-j10", "--executor", "slurm", "--default-resources", "slurm_partition=cpu", "slurm_account=root"]
-SLURM += ["runtime=60", "--slurm-init-seconds-before-status-checks", "5"]
+SLURM += ["runtime=60", "--slurm-init-seconds-before-status-checks", "5", "--slurm-status-command", "squeue"]
 PATIENCE = 1200
 
 

@@ -36,7 +36,11 @@ read = cache(read_config)
 MICRO = ROOT / "configs/micro"
 FILES = sorted(path.name for path in MICRO.glob("*.py"))
 UPERNET = "vit-micro_upernet_1xb8-poly.py"
-ON_SCENES = {name for name in FILES if UPERNET in (name, (MICRO / name).read_text().split('"')[1])}
+ON_SCENES = {
+    name
+    for name in FILES
+    if "segmentation" in name or UPERNET in (name, (MICRO / name).read_text().split('"')[1])
+}
 QUICK = ("digits", "digits_rotated", "clouds")
 DATA_SETS = sorted(path.stem for path in (MICRO / "_base_/data").glob("*.py"))
 

@@ -255,7 +255,7 @@ def test_linear_segmentation_is_dinov3s(data, classes):
 
 
 @pytest.mark.parametrize("path", [path for path in RECIPES if path.parent.name == "segmentation"], ids=label)
-def test_every_segmentation_recipe_can_be_augmented(path):
+def test_every_segmentation_recipe_can_be_augmented(path, tmp_path):
     """At half the size, 341 columns are not whole patches."""
     cfg = load(path)
     segmentor, usual = cfg.model, cfg.test_dataloader.dataset.pipeline
@@ -272,7 +272,8 @@ def test_every_segmentation_recipe_can_be_augmented(path):
     padded = preprocessor(half)
     assert padded["inputs"].shape[2:] == (512, 512)
     assert padded["data_samples"][0].img_padding_size == (0, 512 - 341, 0, 512 - 256)  # is cut off again
-    configure_test(cfg, "https://x/y.pth", tta=True)
+    torch.save(dict(state_dict=dict(weight=torch.zeros(1))), tmp_path / "weights.pth")
+    configure_test(cfg, str(tmp_path / "weights.pth"), tta=True)
     assert (cfg.model.type, cfg.model.module) == ("SegTTAModel", segmentor)
     assert cfg.test_dataloader.dataset.pipeline[1].type == "TestTimeAug"
     assert cfg.val_dataloader.dataset.pipeline[1].type == "Resize"

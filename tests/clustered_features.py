@@ -32,6 +32,15 @@ def as_evaluated(train: MemoryFeatures, val: MemoryFeatures) -> Evaluated:
     return Evaluated(features, images, torch.device("cpu"))
 
 
+def tenth_of_each_class(labels: torch.Tensor) -> torch.Tensor:
+    """True for every tenth image of each class, counted image by image."""
+    seen, chosen = {}, []
+    for label in labels.tolist():
+        seen[label] = seen.get(label, 0) + 1
+        chosen.append(seen[label] % 10 == 0)
+    return torch.tensor(chosen)
+
+
 def evaluated_clusters() -> Evaluated:
     """600 training images and 400 others."""
     return as_evaluated(make_features("train", 600, 0), make_features("val", 400, 1))

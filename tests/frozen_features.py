@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 from mmengine.config import Config
 
-from mapet_mm.evaluation.features import FeatureBank, take_features
+from mapet_mm.evaluation.extraction import take_features
+from mapet_mm.evaluation.features import FeatureBank
 from mapet_mm.evaluation.image_sets import read_image_sets
 from mapet_mm.evaluation.models import load_checkpoint
 

@@ -46,6 +46,9 @@ def parse_args() -> argparse.Namespace:
             metavar=("R", "G", "B"),
             help=f"{what} of MODEL's images, of values between 0 and 1, in place of its own",
         )
+    parser.add_argument(
+        "--prefix", help="of the backbone's names in CHECKPOINT, if they are not at a usual place: 'encoder.'"
+    )
     parser.add_argument("--size", type=int, help="side of MODEL's images in pixels, in place of its own")
     parser.add_argument("--protocols", nargs="+", metavar="NAME", help="run only these protocols")
     parser.add_argument(
@@ -65,32 +68,35 @@ def main() -> None:
     from mmengine.logging import MMLogger
 
     from mapet_mm.evaluation.named import load_model
-    from mapet_mm.evaluation.protocol import evaluate_data, results_table
+    from mapet_mm.evaluation.rows import results_table
+    from mapet_mm.evaluation.run import evaluate_data
     from mapet_mm.utils.atomic_files import replace_json
     from mapet_mm.utils.dist import choose_device, is_first_process
     from mapet_mm.visualization.report import Report, format_table, write_report
 
     choose_device()
     MMLogger.get_instance("evaluate_features", log_level="WARNING")  # MMEngine logs initialisations
-    results, declared = {}, None
-    first = [args.model, *filter(None, [args.checkpoint])]
-    changes = dict(options=args.cfg_options, mean=args.mean, std=args.std, size=args.size)
-    for place, (model, *checkpoint) in enumerate([first, *args.compare]):
-        if len(checkpoint) > 1:
-            raise UserError(f"--compare {model} {' '.join(checkpoint)}: one model and one checkpoint")
-        cfg, loaded = load_model(model, *checkpoint, **(changes if place == 0 else {}))
-        declared = cfg if args.data or declared is None else declared  # without --data the first one's
-        name = loaded.name if loaded.name not in results else f"{loaded.name} ({place + 1})"
-        results[name] = evaluate_data(declared, loaded, args.data, args.protocols, args.cache)
+    models = [[args.model, args.checkpoint] if args.checkpoint else [args.model], *args.compare]
+    for given in models:
+        if len(given) > 2:
+            raise UserError(f"--compare {' '.join(given)}: one model and one checkpoint")
+    changes = dict(options=args.cfg_options, prefix=args.prefix, mean=args.mean, std=args.std, size=args.size)
+    results = {}
+    for index, given in enumerate(models):
+        cfg, loaded = load_model(*given, **(changes if index == 0 else {}))
+        # Without --data, all models are evaluated on the images that the first one's config names.
+        if index == 0 or args.data:
+            declaring = cfg
+        name = f"{loaded.name} ({index + 1})" if loaded.name in results else loaded.name
+        results[name] = evaluate_data(declaring, loaded, args.data, args.protocols, args.cache)
     if not is_first_process():
         return
     table = results_table(results)
     print(f"\n{format_table(table)}")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        replace_json(
-            args.out / "results.json", {name: [asdict(row) for row in rows] for name, rows in results.items()}
-        )
+        figures = {name: [asdict(row) for row in rows] for name, rows in results.items()}
+        replace_json(args.out / "results.json", figures)
         summary = f"Frozen features of {', '.join(results)}."
         command = shlex.join(["python", *sys.argv])
         page = write_report(args.out / "report.html", Report("Features", summary, table, commands=[command]))

@@ -8,5 +8,5 @@ names = (
 evaluation = dict(
     folders={name: f"data/transfer/{name}" for name in names},
     per_class=["aircraft", "pets", "caltech101", "flowers102"],  # their figure is the mean over classes
-    protocols=[dict(type="NearestNeighbours"), dict(type="LinearProbes", layers=1)],
+    protocols=[dict(type="NearestNeighbours"), dict(type="Regression", layers=1, memory=1.0)],
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torchvision
 from jaxtyping import Float
+from mmengine.utils import to_2tuple
 from mmpretrain.models import BEiTViT, HuggingFaceClassifier, TimmClassifier, VisionTransformer
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -18,7 +20,7 @@ from mapet_mm.utils.dist import choose_dtype
 from mapet_mm.utils.errors import UserError
 
 Images = Float[Tensor, "batch channel height width"]
-OUTPUT = "output"  # the name of the last layer behind the final norm
+OUTPUT = "output"  # the name of the last layer after the final norm
 
 
 class BackboneError(UserError):
@@ -36,13 +38,20 @@ class LayerTokens(NamedTuple):
     @property
     def poolings(self) -> list[str]:
         """The pooled features that `pooled` joins."""
-        return ["class token"] * (self.class_token is not None) + ["mean"] * (self.patches is not None)
+        found = []
+        if self.class_token is not None:
+            found.append("class token")
+        if self.patches is not None:
+            found.append("mean")
+        return found
 
     def pooled(self) -> Float[Tensor, "layer batch width"]:
         """Class token and patch mean side by side, or the one that there is, in float32."""
-        parts = [] if self.class_token is None else [self.class_token.transpose(0, 1).float()]
+        parts = []
+        if self.class_token is not None:
+            parts.append(self.class_token.transpose(0, 1).float())  # L B D
         if self.patches is not None:
-            parts.append(torch.stack([one.float().mean(1) for one in self.patches]))
+            parts.append(torch.stack([patches.float().mean(1) for patches in self.patches]))  # L B D
         return torch.cat(parts, dim=-1)
 
 
@@ -61,29 +70,47 @@ def split_tokens(
     count = tokens[0].shape[1] - num_extra_tokens
     if count != grid[0] * grid[1]:
         raise BackboneError(f"the backbone gives {count} patches for a grid of {grid[0]} x {grid[1]}")
-    names = [str(place) for place in range(1, 1 + len(tokens))]
+    names = [str(number) for number in range(1, 1 + len(tokens))]
     if has_norm:
         names[-1] = OUTPUT
-    class_token = torch.stack([one[:, 0] for one in tokens], dim=1) if has_class_token else None
-    return LayerTokens(names, class_token, [one[:, num_extra_tokens:] for one in tokens], tuple(grid))
+    class_token = None
+    if has_class_token:
+        class_token = torch.stack([layer[:, 0] for layer in tokens], dim=1)  # B L D
+    patches = [layer[:, num_extra_tokens:] for layer in tokens]
+    return LayerTokens(names, class_token, patches, tuple(grid))
 
 
 def mmpretrain_tokens(vit: VisionTransformer | BEiTViT, images: Images) -> LayerTokens:
     """Layers of MMPretrain's VisionTransformer, BEiTViT and their subclasses."""
     # A two-stream ViT permutes in `forward`; one of a masked pre-training masks unless `mask` is None.
     forward = getattr(vit, "encode", vit)
-    masks = forward is vit and "mask" in inspect.signature(vit.forward).parameters
-    before = vit.out_type, vit.out_indices, vit.final_norm
-    vit.out_type, vit.out_indices, vit.final_norm = "raw", list(range(len(vit.layers))), False
-    try:
-        tokens = list(forward(images, **({"mask": None} if masks else {})))
-    finally:
-        vit.out_type, vit.out_indices, vit.final_norm = before
+    options = {}
+    if forward is vit and "mask" in inspect.signature(vit.forward).parameters:
+        options["mask"] = None
+    tokens = layer_outputs(vit.layers, partial(forward, images, **options))
     if vit.final_norm:
         tokens.append(vit.ln1(tokens[-1]))
-    sizes = zip(images.shape[-2:], vit.img_size, vit.patch_resolution, strict=True)
-    grid = [size * patches // built for size, built, patches in sizes]
+    # The patch grid of images of this size.
+    grid = []
+    for size, built_for, patches in zip(images.shape[-2:], vit.img_size, vit.patch_resolution, strict=True):
+        grid.append(size * patches // built_for)
     return split_tokens(tokens, vit.num_extra_tokens, grid, vit.num_extra_tokens > 0, vit.final_norm)
+
+
+def layer_outputs(layers: Iterable[nn.Module], run: Callable[[], Any]) -> list[Tensor]:
+    """What each of some layers gives in a forward pass."""
+    found = []
+
+    def keep(layer: nn.Module, inputs: tuple, output: Tensor) -> None:
+        found.append(output)
+
+    handles = [layer.register_forward_hook(keep) for layer in layers]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
 
 
 def timm_tokens(model: nn.Module, images: Images) -> LayerTokens:
@@ -92,27 +119,30 @@ def timm_tokens(model: nn.Module, images: Images) -> LayerTokens:
         options = dict(indices=1, norm=True, intermediates_only=True)
         return map_tokens(model.forward_intermediates(images, output_fmt="NCHW", **options)[-1])
     last, layers = model.forward_intermediates(images, output_fmt="NCHW", return_prefix_tokens=True)
-    tokens = [torch.cat([extra, patches.flatten(2).mT], dim=1) for patches, extra in layers]
-    # Models that average the patches have their final norm behind that, as `fc_norm`.
-    norms = [model.norm, getattr(model, "fc_norm", nn.Identity())]
-    has_norm = any(not isinstance(norm, nn.Identity) for norm in norms)
-    tokens += [norms[1](last)] * has_norm
+    tokens = [torch.cat([extra, patches.flatten(2).mT], dim=1) for patches, extra in layers]  # B N D each
+    # Models that average the patches have their final norm after that, as `fc_norm`.
+    fc_norm = getattr(model, "fc_norm", nn.Identity())
+    has_norm = not (isinstance(model.norm, nn.Identity) and isinstance(fc_norm, nn.Identity))
+    if has_norm:
+        tokens.append(fc_norm(last))
     has_class_token = getattr(model, "cls_token", None) is not None
-    return split_tokens(tokens, model.num_prefix_tokens, layers[-1][0].shape[2:], has_class_token, has_norm)
+    grid = layers[-1][0].shape[2:]
+    return split_tokens(tokens, model.num_prefix_tokens, grid, has_class_token, has_norm)
 
 
 def hugging_face_tokens(model: nn.Module, images: Images) -> LayerTokens:
     """Layers of Hugging Face's ViTs with extra tokens in front: ViT, DeiT, BEiT, DINOv2, CLIP, SigLIP, ..."""
-    known = inspect.signature(model.forward).parameters  # ViT takes one size without this option
-    options = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in known else {}
+    options = {}
+    if "interpolate_pos_encoding" in inspect.signature(model.forward).parameters:
+        options["interpolate_pos_encoding"] = True  # without it, ViT takes images of one size
     output = model(images, output_hidden_states=True, **options)
     _, *tokens = output.hidden_states  # the first are the embeddings
     if any(one.shape != tokens[0].shape for one in output.hidden_states) or tokens[0].ndim != 3:
         raise BackboneError(f"{type(model).__name__} has stages: only Hugging Face's plain ViTs are known")
     has_norm = output.last_hidden_state is not tokens[-1]
-    tokens += [output.last_hidden_state] * has_norm
-    patch = model.config.patch_size
-    sides = patch if isinstance(patch, list | tuple) else (patch, patch)
+    if has_norm:
+        tokens.append(output.last_hidden_state)
+    sides = to_2tuple(model.config.patch_size)
     grid = [size // side for size, side in zip(images.shape[-2:], sides, strict=True)]
     extra = tokens[0].shape[1] - grid[0] * grid[1]
     return split_tokens(tokens, extra, grid, extra > 0, has_norm)
@@ -121,7 +151,7 @@ def hugging_face_tokens(model: nn.Module, images: Images) -> LayerTokens:
 def torchvision_layers(model: nn.Module) -> nn.Module:
     """A model of torchvision with the layers of a ViT, or the last feature map, as its outputs."""
     if isinstance(model, torchvision.models.VisionTransformer):
-        names = [f"encoder.layers.encoder_layer_{place}" for place in range(len(model.encoder.layers))]
+        names = [f"encoder.layers.encoder_layer_{index}" for index in range(len(model.encoder.layers))]
         return create_feature_extractor(model, [*names, "encoder.ln"])
     names = ("layer4", "trunk_output", "permute", "features")  # ResNets, RegNets, Swin, the others
     found = [name for name in names if hasattr(model, name)]
@@ -167,15 +197,41 @@ def network_of(model: nn.Module) -> nn.Module:
     return getattr(network, "base_model", network)
 
 
-def adapter_of(network: nn.Module) -> Callable[[nn.Module, Images], LayerTokens]:
-    """The function above that reads a network of `network_of`."""
+class Adapter(NamedTuple):
+    """How a library's networks are read.
+
+    Args:
+        tokens: one of the functions above.
+        parts: first names of the weights that such a network may have and features then depend on.
+    """
+
+    tokens: Callable[[nn.Module, Images], LayerTokens]
+    parts: tuple[str, ...] = ()
+
+    def reads(self, network: nn.Module) -> set[str]:
+        """First names of the weights on which a network's features depend, those included that it lacks."""
+        return {*self.parts, *(name.partition(".")[0] for name in network.state_dict())}
+
+
+EXTRAS = ("cls_token", "reg_token", "dist_token", "pos_embed", "rope", "rel_pos_bias")
+MMPRETRAIN = Adapter(mmpretrain_tokens, (*EXTRAS, "pre_norm"))
+TIMM = Adapter(timm_tokens, (*EXTRAS, "norm_pre"))
+HUGGING_FACE = Adapter(hugging_face_tokens)
+TORCHVISION = Adapter(torchvision_tokens)
+OTHERS = Adapter(last_output)
+
+
+def adapter_of(network: nn.Module) -> Adapter:
+    """The adapter of a network of `network_of`."""
     if isinstance(network, VisionTransformer | BEiTViT):
-        return mmpretrain_tokens
+        return MMPRETRAIN
     if hasattr(network, "forward_intermediates"):
-        return timm_tokens
+        return TIMM
     if isinstance(network, GraphModule):
-        return torchvision_tokens
-    return hugging_face_tokens if hasattr(network, "config") else last_output
+        return TORCHVISION
+    if hasattr(network, "config"):
+        return HUGGING_FACE
+    return OTHERS
 
 
 class TokenBackbone:
@@ -203,7 +259,8 @@ class TokenBackbone:
         images = images.to(self.device, non_blocking=True).float()
         if swaps_channels(self.preprocessor):
             images = images.flip(1)
-        mean, std = (getattr(self.preprocessor, name, None) for name in ("mean", "std"))
+        mean = getattr(self.preprocessor, "mean", None)
+        std = getattr(self.preprocessor, "std", None)
         return images if mean is None else (images - mean) / std
 
     @property
@@ -215,7 +272,7 @@ class TokenBackbone:
     def __call__(self, images: Images) -> LayerTokens:
         """Tokens of each layer, of normalised images."""
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-            return self.adapter(self.network, images)
+            return self.adapter.tokens(self.network, images)
 
 
 def swaps_channels(preprocessor: nn.Module | None) -> bool:
@@ -224,5 +281,7 @@ def swaps_channels(preprocessor: nn.Module | None) -> bool:
     MMPretrain's for classification keeps this as `to_rgb`; MMEngine's, and its subclasses, as
     `_channel_conversion`; the original MMSegmentation's as `channel_conversion`.
     """
-    names = ("_channel_conversion", "channel_conversion", "to_rgb")
-    return bool(next((getattr(preprocessor, name) for name in names if hasattr(preprocessor, name)), False))
+    for name in ("_channel_conversion", "channel_conversion", "to_rgb"):
+        if hasattr(preprocessor, name):
+            return bool(getattr(preprocessor, name))
+    return False

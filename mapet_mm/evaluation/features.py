@@ -1,67 +1,68 @@
-"""The feature bank: a backbone's features of an image set, computed once into files and read in blocks."""
+"""Features of an image set, in files or in memory, read in blocks."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
-from tqdm import tqdm
 
-from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
-from mapet_mm.evaluation.models import Checkpoint
 from mapet_mm.utils.atomic_files import replace_file
-from mapet_mm.utils.dist import is_first_process, print_once
-from mapet_mm.utils.errors import UserError
-from mapet_mm.utils.identity import digest, require_settings
-from mapet_mm.utils.shared_work import my_blocks
 
 BLOCK = 256  # images in a file: 10 MB of ViT-B's pooled features, 77 MB of its patch tokens
-DRAWS = 8  # of the first image: a pipeline that flips half of the images is found with probability 0.99
+BYTES = 2  # of a number on disk, float16
 
 
-@dataclass(eq=False)
-class FeatureBank:
-    """Features of an image set, in files of 256 images each: `<folder>/pooled/000012.npy`.
+class Features:
+    """Features of an image set. Subclasses say where they are: they have `read`.
 
-    There are two kinds. "pooled" has class token and patch mean of every layer side by side, `(L, b, S D)`
+    There are two kinds. "pooled" has class token and patch mean of every layer side by side, `(L, n, S D)`
     with S = 2, or S = 1 where a backbone has no class token or no patches. "tokens" has the last layer's
-    patch tokens, `(b, N, D)`. Files hold float16; everything is read as float32.
+    patch tokens, `(n, N, D)`. Everything is read as float32.
 
     Args:
-        folder: of one image set and one backbone; None if the features are in memory.
         name: of the image set.
         layers: their names, "1", ..., "output".
-        poolings: 'class token' and 'mean', or the one that there is; 'both' joins them.
+        poolings: 'class token' and 'mean', or the one that there is.
         dim: width of a token, `D`.
         grid: (H, W) patches; (0, 0) if the features are vectors.
         labels: class of each image, or None.
         size: number of images.
     """
 
-    folder: Path | None
-    name: str
-    layers: list[str]
-    poolings: list[str]
-    dim: int
-    grid: tuple[int, int]
-    labels: Int64[Tensor, " image"] | None
-    size: int
-
-    def __post_init__(self) -> None:
-        if len(self.poolings) == 2:
-            self.poolings = [*self.poolings, "both"]
+    def __init__(
+        self,
+        name: str,
+        layers: Sequence[str],
+        poolings: Sequence[str],
+        dim: int,
+        grid: tuple[int, int],
+        labels: Int64[Tensor, " image"] | None,
+        size: int,
+    ) -> None:
+        self.name = name
+        self.layers = list(layers)
+        self.poolings = list(poolings)
+        self.dim = dim
+        self.grid = grid
+        self.labels = labels
+        self.size = size
 
     def __len__(self) -> int:
         return self.size
+
+    @property
+    def settings(self) -> list[str]:
+        """What classifiers are given: each pooling and, of two, 'both' side by side."""
+        if len(self.poolings) == 1:
+            return self.poolings
+        return [*self.poolings, "both"]
 
     @property
     def num_blocks(self) -> int:
@@ -72,6 +73,75 @@ class FeatureBank:
         """The images of a block."""
         return slice(block * BLOCK, min(self.size, (block + 1) * BLOCK))
 
+    def block_of(self, image: int) -> int:
+        """The block of an image."""
+        return image // BLOCK
+
+    def read(self, kind: str, block: int, layer: int = -1) -> Tensor:
+        """A block as it is stored: `(b, S D)` of one layer, without reading the others, or `(b, N, D)`."""
+        raise NotImplementedError
+
+    def blocks(self, kind: str, layer: int = -1) -> Iterator[tuple[slice, Float[Tensor, ...]]]:
+        """All blocks in order, with their images.
+
+        Args:
+            kind: 'pooled' gives `(b, S D)` of one layer, 'tokens' the patch tokens `(b, N, D)`.
+            layer: its index in `layers`.
+        """
+        for block in range(self.num_blocks):
+            yield self.rows(block), self.read(kind, block, layer).float()
+
+    def columns(self, setting: str) -> slice:
+        """Columns of a setting in "pooled"."""
+        if setting == "both":
+            return slice(0, 2 * self.dim)
+        start = self.dim * self.poolings.index(setting)
+        return slice(start, start + self.dim)
+
+    def pooled(
+        self, setting: str = "mean", layer: int = -1, images: Int64[Tensor, " row"] | None = None
+    ) -> Float[Tensor, "row width"]:
+        """Features `(n, D)` of one layer, `(n, 2 D)` of both poolings.
+
+        Args:
+            setting: 'class token', 'mean' or 'both'.
+            layer: its index in `layers`.
+            images: in ascending order; all by default.
+        """
+        if images is None:
+            images = torch.arange(len(self))
+        columns = self.columns(setting)
+        found = torch.empty(len(images), columns.stop - columns.start)
+        # Each block is read once, for all of its images together.
+        blocks, counts = (images // BLOCK).unique_consecutive(return_counts=True)
+        start = 0
+        for block, count in zip(blocks.tolist(), counts.tolist(), strict=True):
+            in_block = images[start : start + count] - block * BLOCK
+            found[start : start + count] = self.read("pooled", block, layer)[in_block][:, columns]
+            start += count
+        return found
+
+    def tokens(self, images: Sequence[int]) -> Float[Tensor, "image row column dim"]:
+        """The last layer's patch tokens of some images."""
+        found = []
+        for block, some in groupby(images, key=lambda index: index // BLOCK):
+            in_block = [index - block * BLOCK for index in some]
+            found.append(self.read("tokens", block)[in_block].float())
+        return torch.cat(found).unflatten(1, self.grid)
+
+
+class FeatureBank(Features):
+    """Features in float16 in files of 256 images each: `<folder>/pooled/000012.npy`.
+
+    Args:
+        folder: of one image set and one backbone.
+        **known: as for `Features`.
+    """
+
+    def __init__(self, folder: Path, **known) -> None:
+        super().__init__(**known)
+        self.folder = folder
+
     def path(self, kind: str, block: int) -> Path:
         """File of a block."""
         return self.folder / kind / f"{block:06d}.npy"
@@ -81,7 +151,7 @@ class FeatureBank:
         return all(self.path(kind, block).exists() for kind in kinds)
 
     def read(self, kind: str, block: int, layer: int = -1) -> Tensor:
-        """A block as it is stored: `(b, S D)` of one layer, without reading the others, or `(b, N, D)`."""
+        """A block's file, mapped."""
         values = torch.from_numpy(np.load(self.path(kind, block), mmap_mode="c"))
         return values[layer] if kind == "pooled" else values
 
@@ -92,156 +162,40 @@ class FeatureBank:
         self.path(kind, block).parent.mkdir(parents=True, exist_ok=True)
         replace_file(self.path(kind, block), content.getvalue())
 
-    def blocks(self, kind: str, layer: int = -1) -> Iterator[tuple[slice, Float[Tensor, ...]]]:
-        """All blocks in order, with their images.
-
-        Args:
-            kind: 'pooled' gives `(b, S D)` of one layer, 'tokens' the patch tokens `(b, N, D)`.
-            layer: its place in `layers`.
-        """
+    def missing_bytes(self, kind: str) -> int:
+        """Size on disk of the blocks that are not there yet."""
+        numbers = {
+            "pooled": len(self.layers) * len(self.poolings) * self.dim,
+            "tokens": prod(self.grid) * self.dim,
+        }
+        num_images = 0
         for block in range(self.num_blocks):
-            yield self.rows(block), self.read(kind, block, layer).float()
-
-    def columns(self, pooling: str) -> slice:
-        """Columns of a pooling in "pooled"."""
-        if pooling == "both":
-            return slice(0, 2 * self.dim)
-        start = self.dim * self.poolings.index(pooling)
-        return slice(start, start + self.dim)
-
-    def pooled(
-        self, pooling: str = "mean", layer: int = -1, images: Int64[Tensor, " row"] | None = None
-    ) -> Float[Tensor, "row width"]:
-        """Features `(n, D)` of one layer, `(n, 2 D)` of both poolings.
-
-        Args:
-            pooling: 'class token', 'mean' or 'both'.
-            layer: its place in `layers`.
-            images: in ascending order; all by default.
-        """
-        images = torch.arange(len(self)) if images is None else images
-        columns = self.columns(pooling)
-        found = torch.empty(len(images), columns.stop - columns.start)
-        blocks, counts = (images // BLOCK).unique_consecutive(return_counts=True)
-        parts = (rows.split(counts.tolist()) for rows in (images, found))
-        for block, here, target in zip(blocks.tolist(), *parts, strict=True):
-            target[:] = self.read("pooled", block, layer)[here - block * BLOCK][:, columns]
-        return found
-
-    def tokens(self, images: Sequence[int]) -> Float[Tensor, "image row column dim"]:
-        """The last layer's patch tokens of some images."""
-        found = [
-            self.read("tokens", block)[[index - block * BLOCK for index in some]].float()
-            for block, some in groupby(images, key=lambda index: index // BLOCK)
-        ]
-        return torch.cat(found).unflatten(1, self.grid)
+            if not self.has([kind], block):
+                rows = self.rows(block)
+                num_images += rows.stop - rows.start
+        return num_images * numbers[kind] * BYTES
 
 
-class MemoryFeatures(FeatureBank):
+class MemoryFeatures(Features):
     """Features in memory.
 
     Args:
         pooled: `(L, n, S D)`.
         tokens: `(n, N, D)`.
-        poolings: as for `FeatureBank`.
-        **known: `name`, `layers`, `grid` and `labels`, as for `FeatureBank`.
+        poolings: as for `Features`.
+        **known: `name`, `layers`, `grid` and `labels`, as for `Features`.
     """
 
     def __init__(
-        self, pooled: Tensor, tokens: Tensor | None = None, *, poolings: Sequence[str], **known: Any
+        self, pooled: Tensor, tokens: Tensor | None = None, *, poolings: Sequence[str], **known
     ) -> None:
-        dim, size = pooled.shape[2] // len(poolings), pooled.shape[1]
-        super().__init__(None, poolings=poolings, dim=dim, size=size, **known)
+        dim = pooled.shape[2] // len(poolings)
+        super().__init__(poolings=poolings, dim=dim, size=pooled.shape[1], **known)
         self.values = {"pooled": pooled, "tokens": tokens}
 
     def read(self, kind: str, block: int, layer: int = -1) -> Tensor:
         """A block's part of the values."""
         values = self.values[kind]
-        return (values[layer] if kind == "pooled" else values)[self.rows(block)]
-
-
-def take_features(
-    checkpoint: Checkpoint, images: ImageSet, cache: Path, kinds: Sequence[str] = ("pooled",)
-) -> FeatureBank:
-    """The features of an image set, computed unless they are in the cache.
-
-    Any number of processes and machines may do this at a time, and a later one goes on where a killed one
-    stopped; each returns when all features are there.
-
-    Args:
-        checkpoint: the backbone.
-        images: the images.
-        cache: folder of all features. Those of one checkpoint and image set have a folder in it, named by a
-            digest of weights, normalisation, pipeline, images and precision.
-        kinds: of 'pooled' and 'tokens' (see `FeatureBank`); a backbone without patches has no tokens.
-
-    Raises:
-        UserError: a pipeline that draws at random, or features that are not finite.
-    """
-    backbone, reader = checkpoint.backbone, _Reader(images)
-    _, first = reader[0]
-    if any(not torch.equal(reader[0][1], first) for _ in range(DRAWS - 1)):
-        raise ImageSetError(
-            f"the pipeline of the `{images.name}` images draws at random, and features are taken of each "
-            "image once: give the set a test pipeline"
-        )
-    tokens = backbone(backbone.normalise(first[None]))
-    if tokens.patches is None:
-        kinds = ["pooled"]
-    known = dict(layers=tokens.names, poolings=tokens.poolings, grid=tokens.grid, size=len(images))
-    known["dim"] = tokens.pooled().shape[2] // len(tokens.poolings)
-    decisive = {"weights": checkpoint.digest, "images": images.digest, "autocast": str(backbone.autocast)}
-    identity = decisive | known
-    folder = cache / f"{images.name}-{digest(identity)[:16]}"
-    bank = FeatureBank(folder, images.name, labels=images.labels, **known)
-    if missing := sum(not bank.has(kinds, block) for block in range(bank.num_blocks)):
-        require_settings(folder, identity, "feature cache", "remove it")
-        print_once(f"{', '.join(kinds)} features of {len(bank)} `{bank.name}` images into {folder}")
-        _fill(bank, checkpoint, reader, kinds, missing)
-    return bank
-
-
-class _Reader(Dataset):
-    """Images by number, as the pipeline gives them."""
-
-    def __init__(self, images: ImageSet) -> None:
-        self.images = images
-
-    def __getitem__(self, index: int) -> tuple[int, Tensor]:
-        return index, self.images.dataset[index]["inputs"]
-
-
-def _fill(
-    bank: FeatureBank, checkpoint: Checkpoint, reader: _Reader, kinds: Sequence[str], missing: int
-) -> None:
-    """Compute this process's blocks, then blocks that others have left."""
-    backbone, size, seen = checkpoint.backbone, reader.images.batch_size, set()
-
-    def batches() -> Iterator[range]:
-        for block in my_blocks(bank.num_blocks, lambda block: bank.has(kinds, block)):
-            if block not in seen:  # workers read ahead of what is written
-                seen.add(block)
-                rows = range(len(bank))[bank.rows(block)]
-                yield from (rows[start : start + size] for start in range(0, len(rows), size))
-
-    loader = DataLoader(reader, batch_sampler=batches(), num_workers=reader.images.num_workers)
-    bar = tqdm(total=missing, desc=f"features of {bank.name}", unit="block", disable=not is_first_process())
-    with bar:
-        for block, parts in groupby(loader, key=lambda batch: int(batch[0][0]) // BLOCK):
-            stored: dict[str, list[Tensor]] = {kind: [] for kind in kinds}
-            for _, batch in parts:
-                tokens = backbone(backbone.normalise(batch))
-                for kind, found in stored.items():
-                    values = tokens.pooled() if kind == "pooled" else tokens.patches[-1]
-                    found.append(values.half().cpu())
-            for kind, found in stored.items():
-                values = torch.cat(found, dim=1 if kind == "pooled" else 0)
-                if not values.isfinite().all():
-                    reason = "its weights are, or they are beyond float16"
-                    if missing := checkpoint.missing:
-                        reason = f"the checkpoint lacks {len(missing)} weights, `{missing[0]}`, ..."
-                    raise UserError(
-                        f"the backbone of {checkpoint.name} gives NaN or infinite features: {reason}"
-                    )
-                bank.write(kind, block, values)
-            bar.update()
+        if kind == "pooled":
+            values = values[layer]
+        return values[self.rows(block)]

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Int64
 from mmengine.config import Config
 from mmengine.registry import DefaultScope
+from mmengine.utils import to_2tuple
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
@@ -23,15 +24,18 @@ from tqdm import tqdm
 from mapet_mm.evaluation.folders import ImageSetError, folder_loaders
 from mapet_mm.registry import DATASETS
 from mapet_mm.structures.image_names import label_of
-from mapet_mm.utils.config import pair, read_config, scope_of, type_name
+from mapet_mm.utils.config import read_config, scope_of, type_name
 from mapet_mm.utils.identity import digest
 
 SECTION = "evaluation"  # of a config
+NO_SETS = ("folder", "folders", "per_class", "protocols", "version")  # its other entries
 SETS = ("train", "val", "view", "dense_train", "dense_val")  # others are further tests of a classifier
 
 
 class ImageSet:
     """A dataset of MMPretrain or MMSegmentation with its labels and its identity.
+
+    Two sets with the same config of the dataset and the same files are equal.
 
     Args:
         name: one of `SETS`, or of a further test.
@@ -41,10 +45,19 @@ class ImageSet:
     """
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
-        self.answers, self.per_class = config.get("answers"), config.get("per_class", False)
-        self.name, self.config = name, config["dataset"]
-        self.batch_size, self.num_workers = config.get("batch_size", 64), config.get("num_workers", 0)
+        self.name = name
+        self.config = config["dataset"]
+        self.batch_size = config.get("batch_size", 64)
+        self.num_workers = config.get("num_workers", 0)
+        self.answers = config.get("answers")
+        self.per_class = config.get("per_class", False)
         self.dataset: Dataset = DATASETS.build(config["dataset"])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ImageSet) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -76,12 +89,12 @@ class ImageSet:
     @cached_property
     def _images(self) -> list[tuple[str, int | None]]:
         """Path and label of each image."""
-        indices = tqdm(range(len(self)), desc=f"reading names of {self.name}", unit="image", delay=2)
-        infos = (self.dataset.get_data_info(index) for index in indices)
-        return [
-            (str(info.get("img_path") or f"number {index}"), label_of(info))
-            for index, info in enumerate(infos)
-        ]
+        found = []
+        for index in tqdm(range(len(self)), f"reading names of {self.name}", unit="image", delay=2):
+            info = self.dataset.get_data_info(index)
+            path = str(info.get("img_path") or f"number {index}")
+            found.append((path, label_of(info)))
+        return found
 
 
 def _size_and_time(path: str) -> tuple[int, int] | None:
@@ -127,25 +140,35 @@ def answers(
     Raises:
         ImageSetError: a class that `train` does not have.
     """
-    offered = torch.arange(num_classes)
-    if path := getattr(test, "answers", None):
-        told = json.loads(Path(path).read_text())
-        numbers = [int(re.findall(r"\d+", test.path(index))[-1]) for index in range(len(test))]
-        each = [told[number - 1] for number in numbers]  # of ILSVRC2012_val_00000001.JPEG
+    path = getattr(test, "answers", None)
+    if path:
+        offered = torch.arange(num_classes)
+        right = torch.zeros(len(test), num_classes, dtype=torch.bool)
+        listed = json.loads(Path(path).read_text())
+        for index in range(len(test)):
+            number = int(re.findall(r"\d+", test.path(index))[-1])  # of ILSVRC2012_val_00000001.JPEG
+            right[index, listed[number - 1]] = True
     else:
-        names, known = test.class_names, train.class_names
-        if test.name != "val" and names and known and names != known:
-            index = {name: place for place, name in enumerate(known)}
-            places = [index.get(name, int(name) if name.isdigit() else num_classes) for name in names]
-            if wrong := [name for name, place in zip(names, places, strict=True) if place >= num_classes]:
-                raise ImageSetError(f"`train` has no class `{wrong[0]}` of the `{test.name}` images")
-            offered = torch.tensor(places)
-        each = [[int(offered[label])] for label in test.labels]
-        offered = offered.sort().values
-    right = torch.zeros(len(each), num_classes, dtype=torch.bool)
-    for row, classes in zip(right, each, strict=True):
-        row[classes] = True
+        class_of = torch.tensor(classes_in_train(train, test, num_classes))
+        offered = class_of.sort().values
+        right = torch.zeros(len(test.labels), num_classes, dtype=torch.bool)
+        right[torch.arange(len(test.labels)), class_of[test.labels]] = True
     return offered, right
+
+
+def classes_in_train(train: ImageSet, test: ImageSet, num_classes: int) -> list[int]:
+    """The class of `train` that each class of a test is: of the same name, or of the number in its name."""
+    names, known = test.class_names, train.class_names
+    if test.name == "val" or not names or not known or names == known:
+        return list(range(num_classes))
+    index_of = {name: index for index, name in enumerate(known)}
+    classes = []
+    for name in names:
+        index = index_of.get(name, int(name) if name.isdigit() else num_classes)
+        if index >= num_classes:
+            raise ImageSetError(f"`train` has no class `{name}` of the `{test.name}` images")
+        classes.append(index)
+    return classes
 
 
 def check_class_names(train: ImageSet, val: ImageSet) -> None:
@@ -173,26 +196,37 @@ def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageS
     Raises:
         ImageSetError: no images.
     """
-    declared = config if data is None or Path(data).is_dir() else read_config(data)
-    loaders = folder_loaders(Path(data)) if declared is config and data else _declared_loaders(declared)
+    declared = declaring_config(config, data)
+    is_folder = data and Path(data).is_dir()
+    loaders = folder_loaders(Path(data)) if is_folder else _declared_loaders(declared)
     if not loaders:
         raise ImageSetError(
             f"config {declared.filename} names no images to evaluate on: give it a section `{SECTION}`, "
             "or --data"
         )
-    own, step = None, loaders.get("view") if "type" in loaders.get("view", ()) else None
-    if step:  # a transform that makes the second view
+    view_step = loaders["view"] if "type" in loaders.get("view", ()) else None
+    if view_step:  # a transform that makes the second view
         loaders["view"] = copy.deepcopy(loaders["val"])
     for name, loader in loaders.items():
         if _plain(loader).get("pipeline") is None:
-            own = own or _model_loader(config, str(data or declared.filename))
-            loader["dataset"] = dict(loader["dataset"])
-            _plain(loader)["pipeline"] = _pipeline_of(own, name.startswith("dense"))
-            loaders[name] = {**own, **loader}
-    if step:
-        _plain(loaders["view"])["pipeline"].insert(-1, step)
+            loaders[name] = _with_model_pipeline(name, loader, config, str(data or declared.filename))
+    if view_step:
+        _plain(loaders["view"])["pipeline"].insert(-1, view_step)
     with DefaultScope.overwrite_default_scope(scope_of(declared)):
         return {name: ImageSet(name, loader) for name, loader in loaders.items()}
+
+
+def declaring_config(config: Config, data: str | None) -> Config:
+    """The config that declares image sets and protocols: another one if `data` names it."""
+    return read_config(data) if data and not Path(data).is_dir() else config
+
+
+def _with_model_pipeline(name: str, loader: Mapping[str, Any], config: Config, data: str) -> dict[str, Any]:
+    """A loader whose dataset has no pipeline, with the model's pipeline and, unless it says them, options."""
+    own = _model_loader(config, data)
+    loader = {**own, **loader, "dataset": dict(loader["dataset"])}
+    _plain(loader)["pipeline"] = _pipeline_of(own, dense=name.startswith("dense"))
+    return loader
 
 
 def _plain(loader: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,23 +239,24 @@ def _plain(loader: Mapping[str, Any]) -> dict[str, Any]:
 
 def _declared_loaders(config: Config) -> dict[str, Any]:
     """The image sets that a config names."""
-    section = dict(config.get(SECTION) or {})
-    folder = section.get("folder")
-    loaders = folder_loaders(Path(folder)) if folder else {}
-    for name, one in section.items():
-        if isinstance(one, str) and name != "folder":  # a folder per class
-            one = dict(dataset=dict(type="CustomDataset", data_prefix=one))
-        if name not in ("folder", "protocols", "version"):
-            loaders[name] = one
+    section = config.get(SECTION) or {}
+    loaders = folder_loaders(Path(section["folder"])) if section.get("folder") else {}
+    for name, loader in section.items():
+        if name in NO_SETS:
+            continue
+        if isinstance(loader, str):  # a folder per class
+            loader = dict(dataset=dict(type="CustomDataset", data_prefix=loader))
+        loaders[name] = loader
+    if loaders:
+        return loaders
     probe = config.get("knn_probe") or {}
-    return loaders or {
-        name: probe[f"{name}_dataloader"] for name in ("train", "val") if f"{name}_dataloader" in probe
-    }
+    keys = {"train": "train_dataloader", "val": "val_dataloader"}
+    return {name: probe[key] for name, key in keys.items() if key in probe}
 
 
 def _model_loader(config: Config, data: str) -> Mapping[str, Any]:
     """A loader with the model's own pipeline for a test."""
-    loader = _declared_loaders(config).get("val") if config.get(SECTION) or config.get("knn_probe") else None
+    loader = _declared_loaders(config).get("val")
     if loader is None and scope_of(config) == "mmpretrain":  # others' images have pixel labels or boxes
         loader = config.get("test_dataloader")
     if not loader or not _plain(loader).get("pipeline"):
@@ -239,10 +274,11 @@ def _pipeline_of(loader: Mapping[str, Any], dense: bool) -> list[dict[str, Any]]
     steps[-1].pop("algorithm_keys", None)
     if not dense:
         return steps
-    sizes = [step.get("crop_size") or step.get("scale") for step in reversed(steps)]
-    size = next((pair("size", one) for one in sizes if one), None)
-    if size is None:
+    sizes = [step.get("crop_size") or step.get("scale") for step in steps]
+    sizes = [size for size in sizes if size]
+    if not sizes:
         raise ImageSetError("the model's pipeline has no size, to which images with pixel labels are resized")
+    size = to_2tuple(sizes[-1])
     known = next((step for step in steps if "interpolation" in step), {})
     resize = {key: known[key] for key in ("backend", "interpolation") if key in known}
     return [

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,24 +11,27 @@ from typing import Any
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.registry import init_default_scope
-from mmengine.runner.checkpoint import CheckpointLoader
+from mmengine.model import PretrainedInit
+from mmengine.registry import WEIGHT_INITIALIZERS, init_default_scope
 from torch import Tensor, nn
 
-from mapet_mm.evaluation.adapters import TokenBackbone, network_of, swaps_channels
+from mapet_mm.evaluation.adapters import TokenBackbone, adapter_of, network_of, swaps_channels
+from mapet_mm.interop.released import SCHEME, released_weights
+from mapet_mm.models import MaPeT, MaPeTPretrainViT
 from mapet_mm.registry import MODELS
-from mapet_mm.utils.config import pretrained_entries, read_config, scope_of
+from mapet_mm.utils.config import class_of, pretrained_entries, read_config, scope_of
+from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError, listed
 from mapet_mm.utils.identity import digest
 from mapet_mm.weight_files import read_weights
 
-# Parts of a checkpoint beside the layers, without which features are the same: heads, decoders, final norms
-# (the config says if "output" has one), and tables that a model computes itself.
-OTHER_PARTS = re.compile(
-    r"(mask_token|(lm_)?head|fc\.|fc_norm|ln\d|(layer_?)?norm\d*\.|pooler|decoder|neck|classifier"
-    r"|cls_classifier|distillation_classifier|projector|predictor|text_|logit_scale|visual_projection"
-    r"|data_preprocessor|target_generator|teacher|momentum)|.*\b(attn_mask|relative_coords_table)$"
-)
+# Where checkpoints have a backbone's weights, tried in this order: a training's, a bare network's, those of a
+# wrapper of timm or Hugging Face, and the same under a wrapper for several processes.
+PREFIXES = ("backbone.", "", "model.", "model.backbone.", "module.backbone.", "module.")
+# Tables of Swin Transformers that the model computes itself.
+COMPUTED = ("attn_mask", "relative_coords_table")
+# Options of the two streams, which a plain ViT does not have.
+TWO_STREAM_OPTIONS = ("cutting_point", "objective", "query_from_layer")
 
 
 class WeightsError(UserError):
@@ -54,13 +55,14 @@ class Checkpoint:
     missing: tuple[str, ...] = ()
 
 
-def load_checkpoint(config: str | Config, checkpoint: str | None) -> Checkpoint:
+def load_checkpoint(config: str | Config, checkpoint: str | None, prefix: str | None = None) -> Checkpoint:
     """Build the backbone of a config's model, load its weights and put it on the device.
 
     Args:
         config: of a pre-training, a classifier, a segmentor or a bare backbone.
         checkpoint: what a training wrote, or weights of timm or Hugging Face for a wrapper of theirs; None
             for the weights that the config names by `load_from` or `init_cfg`, or random ones.
+        prefix: of the backbone's names in the checkpoint; None looks for the usual ones.
 
     Raises:
         UserError: a config without a model or normalisation, or weights that do not fit.
@@ -73,17 +75,19 @@ def load_checkpoint(config: str | Config, checkpoint: str | None) -> Checkpoint:
     if preprocessor is None:
         raise UserError(f"config {cfg.filename} has no `data_preprocessor`: add one with `mean` and `std`")
     init_default_scope(scope_of(cfg))
-    backbone = settings.get("backbone", settings)
     weights = checkpoint or cfg.get("load_from") or _named_weights(settings)
+    backbone = without_weights(backbone_of(settings))
     torch.manual_seed((cfg.get("randomness") or {}).get("seed") or 0)  # of random weights
-    options = {name: one for name, one in backbone.items() if name != "init_cfg" or not weights}
-    model = MODELS.build(options)
+    model = MODELS.build(backbone)
+    _check_state(network_of(model))
     missing = []
     if weights:
-        missing = load_weights(network_of(model), weights)
+        missing = load_weights(network_of(model), weights, prefix)
     elif hasattr(model, "init_weights"):
         model.init_weights()
-    title = Path(cfg.filename or "model").stem + (f", {Path(checkpoint).stem}" if checkpoint else "")
+    title = Path(cfg.filename or "model").stem
+    if checkpoint:
+        title += f", {Path(checkpoint).stem}"
     return checkpoint_of(title, model, preprocessor, {**backbone, "init_cfg": None}, missing)
 
 
@@ -110,53 +114,170 @@ def checkpoint_of(
     return Checkpoint(title, TokenBackbone(model, preprocessor), found, tuple(missing))
 
 
+def backbone_of(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of a model's backbone; of a MaPeT pre-training the plain ViT with the same weights."""
+    backbone = model.get("backbone", model)
+    algorithm = class_of(model["type"], MODELS)
+    pretrained_vit = class_of(backbone["type"], MODELS)
+    if not (isinstance(algorithm, type) and issubclass(algorithm, MaPeT)):
+        return backbone
+    if not (isinstance(pretrained_vit, type) and issubclass(pretrained_vit, MaPeTPretrainViT)):
+        return backbone  # another library's ViT, whose own forward pass is read
+    plain = {name: value for name, value in backbone.items() if name not in TWO_STREAM_OPTIONS}
+    return {**plain, "type": "mapet_mm.MaPeTViT", "out_type": "raw"}
+
+
 def _named_weights(model: Mapping[str, Any]) -> str | None:
-    """The file that the `init_cfg` of a model or of its backbone names."""
+    """The file that the `init_cfg` of a model or of its backbone names, or MMSegmentation's `pretrained`.
+
+    Raises:
+        UserError: the config leaves the file open, or names weights of a part of the backbone.
+    """
     for key, init_cfg in pretrained_entries(model, "model"):
-        if key.startswith(("model.init_cfg", "model.backbone.init_cfg")):
-            if not init_cfg["checkpoint"]:
-                raise UserError(f"the config leaves `{key}.checkpoint` open: name the checkpoint")
-            return init_cfg["checkpoint"]
+        if not key.startswith(("model.init_cfg", "model.backbone.init_cfg")):
+            continue
+        if not init_cfg["checkpoint"]:
+            raise UserError(f"the config leaves `{key}.checkpoint` open: name the checkpoint")
+        return init_cfg["checkpoint"]
+    backbone = model.get("backbone", model)
+    for part in (model, backbone):
+        if isinstance(part.get("pretrained"), str):
+            return part["pretrained"]
+    for key, _ in pretrained_entries(backbone, "model.backbone"):
+        raise UserError(
+            f"the config names weights of a part of its backbone, by `{key}`: name a checkpoint of the whole "
+            "backbone as second argument"
+        )
     return None
 
 
-def load_weights(network: nn.Module, path: str) -> list[str]:
-    """Load a checkpoint's weights into a network, under whatever prefix the checkpoint has them.
+def without_weights(config: Any) -> Any:
+    """A copy of a config of a backbone which loads no file while that is built.
+
+    MMEngine would unpickle what the file holds, and go on with random weights where the names do not fit.
+    """
+    if isinstance(config, Mapping):
+        kept = {}
+        for name, value in config.items():
+            if not loads_file(value) and not (name == "pretrained" and isinstance(value, str)):
+                kept[name] = without_weights(value)
+        return kept
+    if isinstance(config, list | tuple):
+        return [without_weights(value) for value in config if not loads_file(value)]
+    return config
+
+
+def loads_file(value: Any) -> bool:
+    """True for MMEngine's `dict(type="Pretrained", checkpoint=...)`."""
+    if not isinstance(value, Mapping) or "checkpoint" not in value:
+        return False
+    return class_of(value.get("type"), WEIGHT_INITIALIZERS) is PretrainedInit
+
+
+def _check_state(network: nn.Module) -> None:
+    """Raise UserError for a network that hides weights, so that nobody could say whether they are loaded."""
+    hidden = dict(network.named_parameters()).keys() - network.state_dict().keys()
+    if hidden:
+        raise WeightsError(
+            f"{type(network).__name__} keeps {len(hidden)} weights out of its state dict, such as "
+            f"`{min(hidden)}`: evaluate the network into which they are merged (of LoRA: MMPretrain's "
+            "tools/model_converters/merge_lora_weight.py)"
+        )
+
+
+def load_weights(network: nn.Module, path: str, prefix: str | None = None) -> list[str]:
+    """Load a checkpoint's weights into a network, and print what of the checkpoint is left out.
+
+    Args:
+        network: as of `network_of`.
+        path: a file, a folder of Hugging Face, an https:// address, or `mapet://NAME`.
+        prefix: of the network's names in the checkpoint; None looks for the usual ones.
 
     Returns:
         Names of the weights that the checkpoint lacks. They are set to NaN.
 
     Raises:
-        WeightsError: none of the network's weights are there, or they are there twice; another shape; or
-            weights that change features, and the network lacks.
+        WeightsError: none of the network's weights are there; another shape; or weights that change
+            features, and the network lacks.
     """
-    weights = _as_built(network, _read(path), path)
-    prefix = _prefix(list(network.state_dict()), weights, path)
+    weights = _as_built(network, read_any(path), path)
+    prefix = find_prefix(network, weights, path, prefix)
     own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
     try:
         keys = network.load_state_dict(own, strict=False)
     except (RuntimeError, ValueError) as error:
-        raise WeightsError(f"checkpoint {path}: {str(error).splitlines()[-1].strip()}") from error
-    # A model that renames weights while loading reports new names: those are float.
-    changing = (name for name in keys.unexpected_keys if name not in own or own[name].is_floating_point())
-    if lost := [name for name in changing if not OTHER_PARTS.match(name)]:
-        raise WeightsError(
-            f"checkpoint {path} has {listed(sorted(lost), most=3)}, which the config's backbone lacks, so "
-            "its features would differ: name the config that it was trained with"
-        )
-    state = network.state_dict()
-    for name in keys.missing_keys:
-        if state[name].is_floating_point():
-            state[name].fill_(float("nan"))
+        raise WeightsError(f"checkpoint {path}: {last_line(error)}") from error
+    left_out = _check_left_out(network, own, keys.unexpected_keys, path)
+    others = {name.partition(".")[0] for name in weights if not name.startswith(prefix)}
+    others |= {prefix + name.partition(".")[0] for name in left_out}
+    if others:
+        print_once(f"{path}: left out, because no features need them: {listed(sorted(others), most=8)}")
+    fill_missing(network, keys.missing_keys)
     return list(keys.missing_keys)
 
 
-def _read(path: str) -> dict[str, Tensor]:
-    """The state dict in a file, or at an address that MMEngine knows."""
-    if "://" not in path:
-        return read_weights(Path(path).expanduser())
-    content = CheckpointLoader.load_checkpoint(path, map_location="cpu")
-    return content.get("state_dict", content)
+def fill_missing(network: nn.Module, names: Sequence[str]) -> None:
+    """Make weights NaN that no file gave: features that need them are NaN, too, and are refused."""
+    state = network.state_dict()
+    for name in names:
+        if name in state and state[name].is_floating_point():
+            state[name].fill_(float("nan"))
+
+
+def read_any(path: str) -> dict[str, Tensor]:
+    """The state dict in a file, a folder or at an address, without running what it holds."""
+    if path.startswith(SCHEME):
+        return read_weights(released_weights(path))
+    return read_weights(path if "://" in path else Path(path).expanduser())
+
+
+def last_line(error: Exception) -> str:
+    """The last line of an error's message, where PyTorch names the weight."""
+    return str(error).splitlines()[-1].strip()
+
+
+def find_prefix(
+    network: nn.Module, weights: Mapping[str, Tensor], path: str, asked: str | None = None
+) -> str:
+    """The first prefix under which a checkpoint has weights of a network.
+
+    Raises:
+        WeightsError: it has none.
+    """
+    prefixes = [*PREFIXES, f"model.{getattr(network, 'base_model_prefix', '')}."]  # of Hugging Face
+    if asked is not None:
+        prefixes = [asked]
+    names = network.state_dict().keys()
+    for prefix in prefixes:
+        if any(prefix + name in weights for name in names):
+            return prefix
+    tried = "at the top, under `backbone.` or `model.`" if asked is None else f"under `{asked}`"
+    raise WeightsError(
+        f"checkpoint {path} has no weights of the config's backbone {tried} (it has "
+        f"{listed(sorted(weights), most=3)}): name their --prefix or the config that it was trained with, or "
+        "convert it with tools/convert.py"
+    )
+
+
+def _check_left_out(
+    network: nn.Module, own: Mapping[str, Tensor], unexpected: Sequence[str], path: str
+) -> list[str]:
+    """Weights of a checkpoint that the network does not take; WeightsError if its features read them."""
+    read = adapter_of(network).reads(network)
+    left_out, changing = [], []
+    for name in unexpected:
+        # A model that renames weights while loading reports new names: those are float.
+        is_table = name in own and not own[name].is_floating_point()
+        if is_table or name.endswith(COMPUTED):
+            continue
+        where = changing if name.partition(".")[0] in read else left_out
+        where.append(name)
+    if changing:
+        raise WeightsError(
+            f"checkpoint {path} has {listed(sorted(changing), most=3)}, which the config's backbone lacks, "
+            "so its features would differ: name the config that it was trained with"
+        )
+    return left_out
 
 
 def _as_built(network: nn.Module, weights: dict[str, Tensor], path: str) -> dict[str, Tensor]:
@@ -176,39 +297,20 @@ def _as_built(network: nn.Module, weights: dict[str, Tensor], path: str) -> dict
             None, config=network.config, state_dict=dict(weights), output_loading_info=True
         )
     except RuntimeError as error:
-        raise WeightsError(f"checkpoint {path}: {str(error).splitlines()[-1].strip()}") from error
+        raise WeightsError(f"checkpoint {path}: {last_line(error)}") from error
     own = {name: value for name, value in loaded.state_dict().items() if name not in found["missing_keys"]}
     others = {name: weights.get(name, torch.zeros(())) for name in found["unexpected_keys"]}
     return {**own, **others} if own else weights
 
 
-def _prefix(own: list[str], weights: Mapping[str, Tensor], path: str) -> str:
-    """The prefix of the network's names in a checkpoint; `backbone.` if two networks fit."""
-    wanted = set(own)
-    found: Counter[str] = Counter()
-    for name in weights:
-        parts = name.split(".")
-        for cut in range(len(parts)):
-            if ".".join(parts[cut:]) in wanted:
-                found[".".join([*parts[:cut], ""])] += 1
-    best = [prefix for prefix, count in found.items() if count == max(found.values())]
-    if not best:
-        raise WeightsError(
-            f"checkpoint {path} has no weights of the config's backbone (it has "
-            f"{listed(sorted(weights), most=3)}): name the config that it was trained with, or convert it "
-            "with tools/convert.py"
-        )
-    backbones = [prefix for prefix in best if prefix.endswith("backbone.")]
-    if len(best) > 1 and len(backbones) != 1:
-        raise WeightsError(f"checkpoint {path} has several networks that fit: {listed(best, most=3)}")
-    return (backbones or best)[0]
-
-
 def _digest(model: nn.Module, config: Mapping[str, Any], preprocessor: nn.Module) -> str:
+    """Digest of weights, architecture and normalisation."""
     found = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         found.update(name.encode())
         found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    scale = {name: getattr(preprocessor, name, None) for name in ("mean", "std")}
-    scale = {name: None if one is None else one.flatten().tolist() for name, one in scale.items()}
+    scale = {}
+    for name in ("mean", "std"):
+        values = getattr(preprocessor, name, None)
+        scale[name] = None if values is None else values.flatten().tolist()
     return digest([found.hexdigest(), config, scale, swaps_channels(preprocessor)])

@@ -14,28 +14,32 @@ from mmengine.config import Config
 from torch import nn
 
 from mapet_mm.evaluation.adapters import torchvision_layers
-from mapet_mm.evaluation.models import (
-    OTHER_PARTS,
-    Checkpoint,
-    WeightsError,
-    checkpoint_of,
-    load_checkpoint,
-    load_weights,
-)
+from mapet_mm.evaluation.image_sets import SECTION
+from mapet_mm.evaluation.models import Checkpoint, checkpoint_of, fill_missing, load_checkpoint, load_weights
 from mapet_mm.interop.convert import CLASS_TOKEN, FINAL_NORM, as_start, sizes_of
-from mapet_mm.interop.description import INTERPOLATIONS, Preparation, read_description
+from mapet_mm.interop.description import (
+    INTERPOLATIONS,
+    Description,
+    Preparation,
+    description_of,
+    read_description,
+)
 from mapet_mm.interop.released import SCHEME
 from mapet_mm.models import MaPeTViT
 from mapet_mm.utils.config import in_package, read_config
 from mapet_mm.utils.dist import print_once
-from mapet_mm.utils.errors import UserError, listed, reason_of
+from mapet_mm.utils.errors import UserError, reason_of
 from mapet_mm.weight_files import read_checkpoint
 
 CONFIGS = (".py", ".yml", ".yaml", ".json")
 
 
 def load_model(
-    name: str, checkpoint: str | None = None, options: Mapping[str, Any] | None = None, **changes: Any
+    name: str,
+    checkpoint: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    prefix: str | None = None,
+    **changes: Any,
 ) -> tuple[Config, Checkpoint]:
     """A model with its weights, and a config that says how it takes images.
 
@@ -45,48 +49,84 @@ def load_model(
             tools/convert.py wrote; or `mapet://NAME`.
         checkpoint: weights to load instead of the library's.
         options: entries to change in a config.
+        prefix: of the backbone's names in the checkpoint; None looks for the usual ones.
         **changes: `mean`, `std` and `size` in place of the model's own, size a square's side.
 
     Raises:
         UserError: no such model, or weights that are not its.
     """
     library, _, rest = name.partition(":")
-    if library not in LIBRARIES and Path(name).is_dir():
-        known = Path(name, "config.json")
-        content = known.read_text() if known.is_file() else ""
-        library = "timm" if '"architecture"' in content else "hf"
-        rest = f"local-dir:{name}" if library == "timm" else name
     if library in LIBRARIES:
-        return _of_library(name, library, rest, checkpoint, changes)
-    if not name.startswith(SCHEME) and not name.endswith(CONFIGS):
-        return _described(name, changes)
+        return _of_library(name, library, rest, checkpoint, prefix, changes)
+    if Path(name).is_dir():
+        if _is_of_timm(Path(name)):
+            return _of_library(name, "timm", f"local-dir:{name}", checkpoint, prefix, changes)
+        return _of_library(name, "hf", name, checkpoint, prefix, changes)
+    if name.startswith(SCHEME):
+        return _of_config(name, _released(name), name, prefix, changes)
+    if name.endswith(CONFIGS):
+        return _of_config(name, read_config(in_package(name), options=options), checkpoint, prefix, changes)
+    return _described(name, changes)
+
+
+def _is_of_timm(folder: Path) -> bool:
+    """True for a folder that timm wrote; False for one of Hugging Face."""
+    known = folder / "config.json"
+    return known.is_file() and '"architecture"' in known.read_text()
+
+
+def _of_config(
+    name: str, config: Config, checkpoint: str | None, prefix: str | None, changes: Mapping[str, Any]
+) -> tuple[Config, Checkpoint]:
+    """The backbone of a config's model, which takes images by the config's pipeline."""
     if changes.get("size"):
         raise UserError(f"--size: {name} is a config, which has its own: change it by --cfg-options")
-    if name.startswith(SCHEME):
-        config, checkpoint = _released(name), name
-    else:
-        config = read_config(in_package(name), options=options)
     known = config.get("model", {}).get("data_preprocessor") or config.get("data_preprocessor") or {}
-    known.update({key: [255 * one for one in value] for key, value in changes.items() if value})
-    loaded = load_checkpoint(config, checkpoint)
-    scale = f"mean {known.get('mean')}, std {known.get('std')}"
-    print_once(f"{loaded.name}: images by the config's pipeline, {scale}")
+    for key in ("mean", "std"):
+        if changes.get(key):
+            known[key] = [255 * value for value in changes[key]]
+    loaded = load_checkpoint(config, checkpoint, prefix)
+    description = _add_test_images(config)
+    prepared = f"images by the config's pipeline, mean {known.get('mean')}, std {known.get('std')}"
+    print_once(f"{loaded.name}: {description or prepared}")
     return config, loaded
 
 
-def _of_library(
-    name: str, library: str, rest: str, checkpoint: str | None, changes: Mapping[str, Any]
-) -> tuple[Config, Checkpoint]:
+def _add_test_images(config: Config) -> Description | None:
+    """Give a pre-training's config the pipeline of a test, resized as in training, unless it has one."""
+    if any(config.get(key) for key in (SECTION, "knn_probe", "test_dataloader")):
+        return None
     try:
-        network, prepared = LIBRARIES[library](rest, checkpoint is None, changes.get("size"))
+        description = description_of(config)
+    except ValueError:  # `read_image_sets` says what is missing if it needs a pipeline
+        return None
+    config.test_dataloader = dict(dataset=dict(pipeline=description.pipeline))
+    return description
+
+
+def _of_library(
+    name: str,
+    library: str,
+    rest: str,
+    checkpoint: str | None,
+    prefix: str | None,
+    changes: Mapping[str, Any],
+) -> tuple[Config, Checkpoint]:
+    """A model of timm, Hugging Face or torchvision."""
+    try:
+        network, prepared, missing = LIBRARIES[library](rest, checkpoint is None, changes.get("size"))
     except (OSError, RuntimeError, ValueError, KeyError, ImportError) as error:
         remedy = "" if checkpoint else "; with a checkpoint as second argument no weights are fetched"
         raise UserError(f"{name}: {reason_of(error)}{remedy}") from error
-    missing = load_weights(network, checkpoint) if checkpoint else []
-    network = torchvision_layers(network) if library == "torchvision" else network
-    folder = Path(rest.removeprefix("local-dir:"))
-    files = [file.read_text() for file in sorted(folder.glob("config.json"))] if folder.is_dir() else []
-    title = name + (f", {Path(checkpoint).stem}" if checkpoint else "")
+    title = name
+    if checkpoint:
+        missing = load_weights(network, checkpoint, prefix)
+        title += f", {Path(checkpoint).stem}"
+    if library == "torchvision":
+        network = torchvision_layers(network)
+    # Of a folder, the architecture is in its config.json.
+    file = Path(rest.removeprefix("local-dir:"), "config.json")
+    files = [file.read_text()] if file.is_file() else []
     return _prepared(title, network, prepared, changes, [name, files], missing)
 
 
@@ -99,16 +139,19 @@ def _prepared(
     missing: Sequence[str] = (),
 ) -> tuple[Config, Checkpoint]:
     """A network with its weights, and a config with its normalisation and pipeline."""
-    given = {name: tuple(changes[name]) for name in ("mean", "std") if changes.get(name)}
-    if side := changes.get("size"):  # resized in proportion
-        given["img_size"], by = (side, side), side / min(prepared.img_size)
-        given["resize"] = prepared.resize and round(prepared.resize * by)
-    prepared = replace(prepared, **given)
-    mean, std = ([255 * value for value in values] for values in (prepared.mean, prepared.std))
+    for name in ("mean", "std"):
+        if changes.get(name):
+            prepared = replace(prepared, **{name: tuple(changes[name])})
+    if changes.get("size"):
+        prepared = _resized(prepared, changes["size"])
     config = Config(
         dict(
             default_scope="mmpretrain",
-            data_preprocessor=dict(mean=mean, std=std, to_rgb=True),
+            data_preprocessor=dict(
+                mean=[255 * value for value in prepared.mean],
+                std=[255 * value for value in prepared.std],
+                to_rgb=True,
+            ),
             test_dataloader=dict(dataset=dict(pipeline=prepared.pipeline)),
         )
     )
@@ -118,7 +161,15 @@ def _prepared(
     return config, loaded
 
 
-def _timm(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, Preparation]:
+def _resized(prepared: Preparation, side: int) -> Preparation:
+    """Images of another size, cropped from a short side in the same proportion to it."""
+    resize = prepared.resize
+    if resize:
+        resize = round(resize * (side / min(prepared.img_size)))
+    return replace(prepared, img_size=(side, side), resize=resize)
+
+
+def _timm(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, Preparation, list[str]]:
     """A model of timm, and what its `pretrained_cfg` says."""
     import timm
 
@@ -127,39 +178,55 @@ def _timm(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, P
         model.set_input_size(img_size=side)
     known = timm.data.resolve_model_data_config(model)
     resize, crop = timm.data.create_transform(**known).transforms[:2]
-    short, size, scale = getattr(resize, "size", 0), tuple(crop.size), (known["mean"], known["std"])
-    if type(resize).__name__ != "Resize" or not (isinstance(short, int) or tuple(short) == size):
+    crop_size = tuple(crop.size)
+    resize_size = getattr(resize, "size", None)
+    is_short_side = isinstance(resize_size, int)
+    is_squashed = type(resize_size) in (list, tuple) and tuple(resize_size) == crop_size
+    if type(resize).__name__ != "Resize" or not (is_short_side or is_squashed):
         raise ValueError(f"images are prepared by {resize} and {crop}, which is not supported")
-    short = short if isinstance(short, int) else None
-    return model, Preparation(size, *map(tuple, scale), short, known["interpolation"])
+    prepared = Preparation(
+        img_size=crop_size,
+        mean=tuple(known["mean"]),
+        std=tuple(known["std"]),
+        resize=resize_size if is_short_side else None,
+        interpolation=known["interpolation"],
+    )
+    return model, prepared, []
 
 
-def _hugging_face(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, Preparation]:
-    """A model of Hugging Face, and what its image processor says."""
+def _hugging_face(
+    name: str, with_weights: bool, side: int | None
+) -> tuple[nn.Module, Preparation, list[str]]:
+    """A model of Hugging Face, what its image processor says, and weights that its files lack, then NaN."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     config = transformers.AutoConfig.from_pretrained(name)
+    missing = []
     if with_weights:
         model, found = transformers.AutoModel.from_pretrained(name, output_loading_info=True)
-        if lost := [one for one in found["missing_keys"] if not OTHER_PARTS.match(one)]:
-            raise WeightsError(f"{name} lacks {listed(sorted(lost), most=3)} of {type(model).__name__}")
+        missing = sorted(found["missing_keys"])
+        fill_missing(model, missing)
     else:
         model = transformers.AutoModel.from_config(config)
     model = getattr(model, "vision_model", model)
     known = transformers.AutoImageProcessor.from_pretrained(name).to_dict()
+    return model, _processor_preparation(known, model.config.image_size), missing
+
+
+def _processor_preparation(known: Mapping[str, Any], side: int) -> Preparation:
+    """What an image processor of Hugging Face says; `side` is that of the model's images."""
     crop = known.get("crop_size") if known.get("do_center_crop") else known["size"]
-    whole = model.config.image_size
-    size = (crop["height"], crop["width"]) if "height" in crop else (whole, whole)
-    numbers = {number: kind for kind, number in INTERPOLATIONS.items()}
-    scale = known["image_mean"], known["image_std"]
-    scale = scale if known.get("do_normalize", True) else ((0.0,) * 3, (1.0,) * 3)
-    short, kind = known["size"].get("shortest_edge"), numbers[int(known["resample"])]
-    return model, Preparation(size, *map(tuple, scale), short, kind)
+    img_size = (crop["height"], crop["width"]) if "height" in crop else (side, side)
+    mean, std = tuple(known["image_mean"]), tuple(known["image_std"])
+    if not known.get("do_normalize", True):
+        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    names = {number: name for name, number in INTERPOLATIONS.items()}
+    return Preparation(img_size, mean, std, known["size"].get("shortest_edge"), names[int(known["resample"])])
 
 
-def _torchvision(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, Preparation]:
-    """A model of torchvision with its layers as outputs, and what its weights' transforms say."""
+def _torchvision(name: str, with_weights: bool, side: int | None) -> tuple[nn.Module, Preparation, list[str]]:
+    """A model of torchvision, and what its weights' transforms say."""
     from torchvision import models
 
     name, _, tag = name.partition(":")
@@ -168,8 +235,10 @@ def _torchvision(name: str, with_weights: bool, side: int | None) -> tuple[nn.Mo
     model = models.get_model(name, weights=weights if with_weights else None, **options)
     known = weights.transforms()
     (crop,), (resize,) = known.crop_size, known.resize_size
-    scale = tuple(known.mean), tuple(known.std)
-    return model, Preparation((crop, crop), *scale, resize, known.interpolation.value)
+    prepared = Preparation(
+        (crop, crop), tuple(known.mean), tuple(known.std), resize, known.interpolation.value
+    )
+    return model, prepared, []
 
 
 LIBRARIES = {"timm": _timm, "hf": _hugging_face, "torchvision": _torchvision}
@@ -181,8 +250,8 @@ def _released(name: str) -> Config:
 
     import mapet_mm.hub  # noqa: F401
 
-    known = [ModelHub.get(each) for each in list_models(pattern="mapet*released*")]
-    found = {each.weights: each.config for each in known}
+    released = [ModelHub.get(model) for model in list_models(pattern="mapet*released*")]
+    found = {model.weights: model.config for model in released}
     if name not in found:
         raise UserError(f"no weights {name}: there are {', '.join(sorted(found))}")
     return found[name]
@@ -195,10 +264,10 @@ def _described(path: str, changes: Mapping[str, Any]) -> tuple[Config, Checkpoin
         raise UserError(f"{path}: no such config, folder or file of weights; by name: {known}, {SCHEME}NAME")
     weights, meta = read_checkpoint(path)
     try:
-        known, (backbone, _) = read_description(meta), as_start(weights)
+        known = read_description(meta)
+        backbone, _ = as_start(weights)
     except ValueError as error:
         raise UserError(f"{path}: {error}, or name its config first: CONFIG {path}") from error
-    side = changes.get("size") or known.img_size
     options = dict(
         arch=dict(num_heads=known.num_heads, **sizes_of(backbone)),
         patch_size=known.patch_size,
@@ -206,7 +275,7 @@ def _described(path: str, changes: Mapping[str, Any]) -> tuple[Config, Checkpoin
         final_norm=FINAL_NORM in backbone,
         out_type="raw",
     )
-    vit = MaPeTViT(img_size=side, **options)
+    vit = MaPeTViT(img_size=changes.get("size") or known.img_size, **options)
     own = {name.removeprefix("backbone."): value for name, value in backbone.items()}
     vit.load_state_dict({name: value for name, value in own.items() if not name.startswith("ln2.")})
     return _prepared(path, vit, known, changes, options)

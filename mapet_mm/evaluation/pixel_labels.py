@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,7 +15,10 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
-from mapet_mm.evaluation.protocol import bootstrap
+from mapet_mm.evaluation.rows import bootstrap
+
+if TYPE_CHECKING:
+    from mmseg.structures import SegDataSample
 
 IGNORED = 255
 
@@ -122,7 +127,15 @@ class PixelLabels(Sequence):
         return np.frombuffer(zlib.decompress(data), np.uint8).reshape(shape)
 
 
+@lru_cache(maxsize=2)
+def pixel_labels(images: ImageSet) -> PixelLabels:
+    """The pixel labels of an image set, read once for all models: sets of the same images are equal."""
+    return PixelLabels(images)
+
+
 class _LabelReader:
+    """The labels of an image set's images, by index."""
+
     def __init__(self, images: ImageSet) -> None:
         self.images = images
 
@@ -130,20 +143,34 @@ class _LabelReader:
         return len(self.images)
 
     def __getitem__(self, index: int) -> UInt8[Tensor, "height width"]:
-        sample, path = self.images.dataset[index]["data_samples"], self.images.path(index)
+        sample = self.images.dataset[index]["data_samples"]
         labels = sample.gt_sem_seg.data[0]
-        classes = min(len(self.images.class_names), IGNORED)
-        if ((labels < 0) | (labels >= classes) & (labels != IGNORED)).any():
-            raise ImageSetError(
-                f"labels of `{path}` go from {int(labels.min())} to {int(labels.max())}: classes are 0 to "
-                f"{classes - 1}, and 255 is ignored; if 0 means unlabelled, set `reduce_zero_label=True`"
-            )
-        scale = sample.get("scale_factor", (1, 1))
-        seen = tuple(round(size / by) for size, by in zip(sample.img_shape, scale[::-1], strict=True))
-        if tuple(labels.shape) != tuple(sample.img_shape) and max(abs(np.subtract(seen, labels.shape))) > 1:
-            raise ImageSetError(
-                f"the model sees {seen[0]} x {seen[1]} pixels of `{path}`, its labels have "
-                f"{labels.shape[0]} x {labels.shape[1]}: resize without crop or padding "
-                "(`keep_ratio=False`), and load the annotations after that"
-            )
+        path = self.images.path(index)
+        check_classes(labels, len(self.images.class_names), path)
+        check_whole(labels, sample, path)
         return labels.byte()
+
+
+def check_classes(labels: Int[Tensor, "height width"], num_classes: int, path: str) -> None:
+    """Raise ImageSetError for labels of a class that the dataset does not have."""
+    num_classes = min(num_classes, IGNORED)
+    unknown = (labels < 0) | (labels >= num_classes) & (labels != IGNORED)
+    if unknown.any():
+        raise ImageSetError(
+            f"labels of `{path}` go from {int(labels.min())} to {int(labels.max())}: classes are 0 to "
+            f"{num_classes - 1}, and 255 is ignored; if 0 means unlabelled, set `reduce_zero_label=True`"
+        )
+
+
+def check_whole(labels: Int[Tensor, "height width"], sample: SegDataSample, path: str) -> None:
+    """Raise ImageSetError for labels of another part of the image than the model sees."""
+    if tuple(labels.shape) == tuple(sample.img_shape):
+        return
+    scale = sample.get("scale_factor", (1, 1))  # of width and height
+    seen = (round(sample.img_shape[0] / scale[1]), round(sample.img_shape[1] / scale[0]))
+    if abs(seen[0] - labels.shape[0]) > 1 or abs(seen[1] - labels.shape[1]) > 1:
+        raise ImageSetError(
+            f"the model sees {seen[0]} x {seen[1]} pixels of `{path}`, its labels have "
+            f"{labels.shape[0]} x {labels.shape[1]}: resize without crop or padding "
+            "(`keep_ratio=False`), and load the annotations after that"
+        )

@@ -16,8 +16,9 @@ from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import configure_training, load_config
 from mapet_mm.evaluation.image_sets import read_image_sets
 from mapet_mm.evaluation.models import load_checkpoint
-from mapet_mm.evaluation.protocol import build_protocols, evaluate
+from mapet_mm.evaluation.protocol import build_protocols
 from mapet_mm.evaluation.protocols.label_free import LabelFree
+from mapet_mm.evaluation.run import evaluate
 from mapet_mm.models.target_generators.frozen_tokenizer import split_checkpoint
 from mapet_mm.tokenizers.run import run_extract_tokens, run_fit_codebook
 from mapet_mm.utils.config import read_config, scope_of

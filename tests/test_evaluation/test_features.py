@@ -9,6 +9,7 @@ from frozen_features import take
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mapet_mm.evaluation import extraction
 from mapet_mm.evaluation import features as module
 from mapet_mm.evaluation.image_sets import ImageSetError, read_image_sets
 from mapet_mm.evaluation.models import load_checkpoint
@@ -21,7 +22,7 @@ def test_features_are_the_models(config, root):
     checkpoint = load_checkpoint(config, str(root / "weights.pth"))
     images = read_image_sets(config)["train"]
     assert (len(bank), bank.layers, bank.grid) == (24, ["1", "2", "output"], (4, 4))
-    assert (bank.poolings, bank.dim) == (["class token", "mean", "both"], 16)
+    assert (bank.poolings, bank.dim) == (["class token", "mean"], 16)
     assert bank.labels.tolist() == [0] * 8 + [1] * 8 + [2] * 8
     inputs = checkpoint.backbone.normalise([images.dataset[index]["inputs"] for index in range(24)])
     with torch.no_grad():
@@ -43,8 +44,8 @@ def test_reading_some_images_equals_reading_all(tmp_path, monkeypatch, in_files)
     bank = make_features("train", 50, 0)
     values = bank.values
     if in_files:
-        known = dict(dim=DIM, grid=(3, 3), labels=bank.labels, size=50)
-        bank = module.FeatureBank(tmp_path, "train", ["1", "2", "output"], bank.poolings[:2], **known)
+        known = dict(layers=bank.layers, poolings=bank.poolings, dim=DIM, grid=(3, 3))
+        bank = module.FeatureBank(tmp_path, name="train", labels=bank.labels, size=50, **known)
         for block in range(bank.num_blocks):
             bank.write("pooled", block, values["pooled"][:, bank.rows(block)])
             bank.write("tokens", block, values["tokens"][bank.rows(block)])
@@ -70,10 +71,10 @@ class Elements(TorchDispatchMode):
 
 def test_the_work_of_reading_features_grows_with_their_number(monkeypatch):
     monkeypatch.setattr(module, "BLOCK", 4)
-    monkeypatch.setattr(module.FeatureBank, "read", lambda *_: torch.zeros(4, 2))
+    monkeypatch.setattr(module.Features, "read", lambda *_: torch.zeros(4, 2))
     counts = []
     for size in (200, 2000):
-        bank = module.FeatureBank(None, "train", ["1"], ["mean"], 2, (0, 0), None, size)
+        bank = module.Features("train", ["1"], ["mean"], 2, (0, 0), None, size)
         with Elements() as counted:
             bank.pooled()
         counts.append(counted.total)
@@ -125,7 +126,7 @@ def test_processes_share_the_blocks_and_do_what_others_left(config, root, monkey
 def test_another_kind_joins_and_a_complete_cache_is_only_read(config, root, monkeypatch):
     first = take(config, root / "cache", ["pooled"])
     assert take(config, root / "cache").folder == first.folder
-    monkeypatch.setattr(module, "_fill", None)
+    monkeypatch.setattr(extraction, "fill_blocks", None)
     assert len(take(config, root / "cache").pooled()) == 24
 
 
@@ -154,7 +155,7 @@ def test_a_backbone_without_patches_has_no_tokens(config, root):
     config.model = dict(type="mapet_mm.OneHotTokens", vocab_size=256)
     config.data_preprocessor = dict(mean=None, std=None)
     checkpoint = load_checkpoint(config, None)
-    bank = module.take_features(
+    bank = extraction.take_features(
         checkpoint, read_image_sets(config)["val"], root / "cache", ["pooled", "tokens"]
     )
     assert (bank.grid, bank.poolings, bank.dim) == ((0, 0), ["class token"], 3 * 16 * 16 * 256)

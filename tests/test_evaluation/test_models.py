@@ -1,13 +1,18 @@
-"""Weights and config of an evaluation: found under any prefix, or refused."""
+"""Weights and config of an evaluation: found under the usual prefixes, read safely, or refused."""
+
+from pathlib import Path
 
 import pytest
 import torch
 from frozen_features import save, take
 from mmengine.config import Config
+from mmengine.runner.checkpoint import CheckpointLoader
 from safetensors.torch import save_file
 from torch import nn
 
+from mapet_mm.evaluation import models
 from mapet_mm.evaluation.models import WeightsError, load_checkpoint, load_weights
+from mapet_mm.models import MaPeTViT
 from mapet_mm.utils.errors import UserError
 
 ONE = torch.ones(16)
@@ -22,8 +27,8 @@ def digest(config, root) -> str:
     return load_checkpoint(config, str(root / "weights.pth")).digest
 
 
-def test_weights_find_their_backbone_under_any_prefix(config, root, weights):
-    """A backbone alone, a classifier with another head, a teacher beside it, a prefix of one's own."""
+def test_weights_find_their_backbone_under_the_usual_prefixes(config, root, weights, capsys):
+    """A backbone alone, a classifier with another head, several processes' wrapper, a teacher beside it."""
     expected = digest(config, root)
     bare = {name.removeprefix("backbone."): value for name, value in weights.items()}
     others = {f"backbone.{name}": ONE for name in ("head.weight", "decoder_blocks.0.bias", "ln2.bias")}
@@ -37,6 +42,7 @@ def test_weights_find_their_backbone_under_any_prefix(config, root, weights):
     ):
         save(form, root)
         assert digest(config, root) == expected
+    assert "left out, because no features need them: `teacher`" in capsys.readouterr().out
     save_file(weights, root / "weights.safetensors")
     assert load_checkpoint(config, str(root / "weights.safetensors")).digest == expected
     config.model = config.model.backbone
@@ -84,14 +90,23 @@ def test_weights_of_another_backbone_are_refused(config, root, weights, added, o
         load_checkpoint(config, str(root / "weights.pth"))
 
 
-def test_no_weights_or_two_networks_are_refused(config, root, weights):
-    save({f"blocks.{place}.w": value for place, value in enumerate(weights.values())}, root)
-    with pytest.raises(WeightsError, match="no weights"):
-        load_checkpoint(config, str(root / "weights.pth"))
+def test_weights_at_an_unusual_place_are_loaded_by_their_prefix(config, root, weights):
+    expected = digest(config, root)
+    file = str(root / "weights.pth")
     bare = {name.removeprefix("backbone."): value for name, value in weights.items()}
     save({f"{side}.{name}": value for side in ("left", "right") for name, value in bare.items()}, root)
-    with pytest.raises(WeightsError, match="several networks"):
-        load_checkpoint(config, str(root / "weights.pth"))
+    for prefix in (None, "middle."):
+        with pytest.raises(WeightsError, match="--prefix"):
+            load_checkpoint(config, file, prefix)
+    assert load_checkpoint(config, file, "right.").digest == expected
+
+
+def test_what_features_do_not_need_is_left_out_and_printed(config, root, weights, capsys):
+    others = {name: ONE for name in ("head.fc.weight", "backbone.mask_token", "backbone.ln2.bias", "neck.w")}
+    save(weights | others, root)
+    config.model.backbone.update(type="VisionTransformer", layer_scale_init_value=0.1)
+    load_checkpoint(config, str(root / "weights.pth"))
+    assert "need them: `backbone.ln2`, `backbone.mask_token`, `head`, `neck`" in capsys.readouterr().out
 
 
 def test_a_missing_weight_is_not_a_number_and_refused_if_features_need_it(config, root, weights):
@@ -105,10 +120,49 @@ def test_a_missing_weight_is_not_a_number_and_refused_if_features_need_it(config
     assert load_checkpoint(config, str(root / "weights.pth")).missing == ("ln2.weight", "ln2.bias")
 
 
-def test_weights_at_an_address_are_loaded_by_mmengine(config, root, weights, monkeypatch):
+def test_weights_at_an_address_are_read_as_safely_as_a_file(config, root, weights, monkeypatch):
+    """Whatever the config calls them, MMEngine, which would run what they hold, gets none."""
     expected = digest(config, root)
-    monkeypatch.setattr("mapet_mm.interop.released.load", lambda *_: dict(state_dict=weights))
+    monkeypatch.setattr(models, "released_weights", {"mapet://a-name": root / "weights.pth"}.get)
     assert load_checkpoint(config, "mapet://a-name").digest == expected
+    monkeypatch.setattr(CheckpointLoader, "load_checkpoint", None)
+    read = []
+    monkeypatch.setattr(models, "read_weights", lambda path: read.append(path) or weights)
+    addresses = [f"https://example.org/{number}.pth" for number in range(4)]
+    config.load_from = addresses[1]
+    init_cfg = dict(type="Pretrained", checkpoint=addresses[2])
+    assert load_checkpoint(config, addresses[0]).digest == load_checkpoint(config, None).digest == expected
+    config.load_from = None
+    config.model.backbone.init_cfg = init_cfg
+    assert load_checkpoint(config, None).digest == expected
+    config.model.backbone.init_cfg = None
+    config.model.pretrained = addresses[3]  # as MMSegmentation has it
+    assert load_checkpoint(config, None).digest == expected
+    assert read == addresses
+
+
+class Canary:
+    """What runs code if it is unpickled."""
+
+    def __init__(self, path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("with_checkpoint", [False, True])
+def test_weights_of_a_part_of_the_backbone_run_no_code_and_give_no_figure(config, root, with_checkpoint):
+    """LoRA names its network's weights itself, and hides this network from every check of names."""
+    torch.save({"state_dict": {}, "meta": Canary(root / "ran")}, root / "part.pth")
+    init_cfg = dict(type="Pretrained", checkpoint=str(root / "part.pth"), prefix="backbone.")
+    part = dict(config.model.backbone, init_cfg=init_cfg)
+    targets = [dict(type=".*qkv")]
+    config.model.backbone = dict(type="LoRAModel", module=part, alpha=2, rank=2, targets=targets)
+    noun = "state dict" if with_checkpoint else r"backbone\.module\.init_cfg"
+    with pytest.raises(UserError, match=noun):
+        load_checkpoint(config, str(root / "weights.pth") if with_checkpoint else None)
+    assert not (root / "ran").exists()
 
 
 def test_a_missing_table_of_places_is_the_models_own(root):
@@ -128,7 +182,9 @@ def test_a_pre_training_is_loaded_without_its_tokenizer(config, root, weights):
     )
     config.model.backbone.pop("out_type")
     loaded = load_checkpoint(config, str(root / "weights.pth"))
+    assert type(loaded.backbone.model) is MaPeTViT
     assert torch.equal(loaded.backbone.model.pos_embed, weights["backbone.pos_embed"])
+    assert set(weights) == {f"backbone.{name}" for name in loaded.backbone.model.state_dict()}
 
 
 @pytest.mark.parametrize("section", ["model", "data_preprocessor"])

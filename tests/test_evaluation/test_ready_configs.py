@@ -50,7 +50,7 @@ def test_imagenet(evaluated, capsys, monkeypatch):
         write_images(Path("data/imagenet") / split, CLASSES, count)
     rows = evaluated("imagenet")
     poolings = ("class token", "mean", "both")
-    expected = [f"k-NN, {one}" for one in poolings] + [f"linear, {one}, last layer" for one in poolings]
+    expected = [f"k-NN, {one}" for one in poolings] + [f"linear (SGD), {one}, last layer" for one in poolings]
     assert list(rows) == [*expected, "attentive probe, patch tokens, last layer"]
     assert all(row["interval"][0] <= row["value"] <= row["interval"][1] for row in rows.values())
     assert "k-NN, class token" in capsys.readouterr().out
@@ -72,7 +72,7 @@ def test_imagenet_shifted(evaluated):
     assert found["k-NN, mean, on a"] == found["k-NN, mean, on r"] == 100
     assert found["k-NN, mean, on sketch"] == pytest.approx(100 / 3)
     assert found["k-NN, mean, on real"] == pytest.approx(100 * 10 / 14)
-    assert rows["linear, mean, last layer, on a"]["value"] == 100
+    assert rows["linear (SGD), mean, last layer, on a"]["value"] == 100
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_transfer(evaluated):
         for split, count in (("train", 8), ("val", 3)):
             write_images(Path("data/transfer") / name / split, "abc", count, greys=(0, 1, 1 + (place % 2)))
     rows = evaluated("transfer")
-    for setting in ("k-NN, class token", "linear, both, last layer"):
+    for setting in ("k-NN, class token", "linear (solved), both, last layer"):
         each = [rows[f"{setting}, {name}"]["value"] for name in names.split()]
         assert rows[f"{setting}, mean of 11 sets"]["value"] == pytest.approx(np.mean(each))
         assert len({*each}) > 1

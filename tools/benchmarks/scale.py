@@ -27,7 +27,7 @@ from mapet_mm.engine.hooks.class_names_check_hook import check_order
 from mapet_mm.engine.hooks.token_store_check_hook import TokenStoreCheckHook
 from mapet_mm.evaluation.features import FeatureBank
 from mapet_mm.evaluation.image_sets import ImageSet
-from mapet_mm.evaluation.protocols.knn import COLUMNS, knn_votes
+from mapet_mm.evaluation.metrics.neighbours import COLUMNS, knn_votes
 from mapet_mm.models.target_generators.precomputed_tokens import PrecomputedTokens
 from mapet_mm.structures import TokenStore
 from mapet_mm.tokenizers.extract import extract_tokens, open_or_create
@@ -102,7 +102,16 @@ def cases(count: int, folder: Path, held: int) -> dict[str, Callable[[], object]
 
     def evaluate() -> None:
         found = read()
-        bank = FeatureBank(folder, "train", ["1"], ["mean"], DIM, (14, 14), found.labels, len(found))
+        bank = FeatureBank(
+            folder,
+            name="train",
+            layers=["1"],
+            poolings=["mean"],
+            dim=DIM,
+            grid=(14, 14),
+            labels=found.labels,
+            size=len(found),
+        )
         print(found.digest, sum(bank.has(["pooled"], block) for block in range(bank.num_blocks)))
 
     def neighbours(predict: Callable) -> None:

@@ -21,8 +21,8 @@ from mapet_mm.engine.hooks.class_names_check_hook import ClassNamesError, check_
 from mapet_mm.engine.hooks.token_store_check_hook import leave_out_as_in
 from mapet_mm.evaluation.adapters import TokenBackbone
 from mapet_mm.evaluation.features import MemoryFeatures
+from mapet_mm.evaluation.metrics.neighbours import COLUMNS, knn_votes
 from mapet_mm.evaluation.metrics.rank_me import rank_me
-from mapet_mm.evaluation.protocols.knn import COLUMNS, knn_votes
 from mapet_mm.registry import HOOKS
 from mapet_mm.structures.image_names import label_of
 from mapet_mm.utils.dist import unwrapped

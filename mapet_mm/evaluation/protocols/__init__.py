@@ -1,3 +1,1 @@
-"""All protocols, in the order of the table."""
-
-from mapet_mm.evaluation.protocols import knn, linear, low_shot, attentive, segmentation, label_free  # noqa: F401, I001
+"""Protocols of frozen evaluation, a file each; `protocol.PROTOCOLS` imports them in the table's order."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -39,16 +40,21 @@ class AttentiveClassifier(nn.Module):
         generator = torch.Generator().manual_seed(0)  # the same start for all rates
 
         def start(*shape: int) -> nn.Parameter:
-            return nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=0.02, generator=generator))
+            values = nn.init.trunc_normal_(torch.empty(shape), std=0.02, generator=generator)
+            return nn.Parameter(values)
 
-        self.query, self.key, self.value = start(dim), start(dim, dim), start(dim, dim)
-        self.value_bias, self.bias = nn.Parameter(torch.zeros(dim)), nn.Parameter(torch.zeros(num_classes))
+        self.query = start(dim)
+        self.key = start(dim, dim)
+        self.value = start(dim, dim)
+        self.value_bias = nn.Parameter(torch.zeros(dim))
+        self.bias = nn.Parameter(torch.zeros(num_classes))
         self.classifier = start(num_classes, dim)
 
     def forward(self, tokens: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch class"]:
         """Logits."""
-        key, value = (weight.unflatten(0, (self.heads, -1)) for weight in (self.key, self.value))  # H E D
-        query = self.query.view(self.heads, 1, -1)
+        key = self.key.unflatten(0, (self.heads, -1))  # H E D
+        value = self.value.unflatten(0, (self.heads, -1))  # H E D
+        query = self.query.view(self.heads, 1, -1)  # H 1 E
         seen = tokens @ (query @ key / math.sqrt(query.shape[2])).squeeze(1).T  # B N H
         pooled = seen.softmax(1).mT @ tokens  # B H D
         values = torch.einsum("bhd,hed->bhe", pooled, value).flatten(1) + self.value_bias
@@ -73,19 +79,23 @@ class AttentiveProbe(TrainedProbe):
     least_steps: int = 2500
 
     name = "attentive probe"
-    kind, warmup, needs = "tokens", 0.1, {"train": ["tokens"], "val": ["tokens"]}
+    kind = "tokens"
+    warmup = 0.1
+    needs: ClassVar = {"train": ["tokens"], "val": ["tokens"]}
 
     def optimizer(self, groups: list[dict]) -> torch.optim.Optimizer:
         """AdamW."""
         return torch.optim.AdamW(groups, betas=(0.9, 0.95))
 
     def groups(self, head: nn.Module, rate: float, decay: float = 0.0) -> list[dict]:
-        """Weights with decay, and biases without."""
-        made = []
-        for is_bias, own in ((True, 0.0), (False, decay)):
-            parameters = [value for name, value in head.named_parameters() if ("bias" in name) == is_bias]
-            made.append({"params": parameters, "lr": rate * self.batch_size / 256, "weight_decay": own})
-        return made
+        """Biases without decay, and weights with it."""
+        biases = [value for name, value in head.named_parameters() if "bias" in name]
+        weights = [value for name, value in head.named_parameters() if "bias" not in name]
+        rate = rate * self.batch_size / 256
+        return [
+            {"params": biases, "lr": rate, "weight_decay": 0.0},
+            {"params": weights, "lr": rate, "weight_decay": decay},
+        ]
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """One row of the setting that held-out images choose; none for a backbone without patch tokens."""
@@ -93,11 +103,13 @@ class AttentiveProbe(TrainedProbe):
         if train.grid == (0, 0):
             return []
         settings = list(product(self.rates, self.decays))
-        heads = [AttentiveClassifier(train.dim, num_classes).to(evaluated.device) for _ in settings]
-        groups = [one for pair in zip(heads, settings, strict=True) for one in self.groups(pair[0], *pair[1])]
+        heads, groups = [], []
+        for rate, decay in settings:
+            head = AttentiveClassifier(train.dim, num_classes).to(evaluated.device)
+            heads.append(head)
+            groups += self.groups(head, rate, decay)
         top1 = self.trained(evaluated, heads, groups)
         best = max(range(len(settings)), key=top1.__getitem__)  # of equals the first
         rate, decay = settings[best]
-        ends = at_edge(rate, self.rates), at_edge(decay, self.decays)
-        note = f"rate {rate:g}{ends[0]}, decay {decay:g}{ends[1]}"
+        note = f"rate {rate:g}{at_edge(rate, self.rates)}, decay {decay:g}{at_edge(decay, self.decays)}"
         return self.rows(evaluated, "patch tokens, last layer", partial(self.scores, heads[best]), note=note)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 import torch
 
+from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
 from mapet_mm.evaluation.metrics.rank_me import (
     alignment,
@@ -23,6 +23,7 @@ from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, Row
 COMPARED = 4096  # images, for uniformity
 # A maximum far off betrays outlier tokens: registers are missing.
 QUANTILES = {"1 %": 0.01, "median": 0.5, "99 %": 0.99, "maximum": 1.0}
+DETAILS = ("1 %", "99 %")
 
 
 @PROTOCOLS.register_module()
@@ -37,7 +38,9 @@ class LabelFree(Protocol):
 
     def wanted(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str]]:
         """The second view if there is one."""
-        return {**self.needs, **({"view": ["pooled"]} if "view" in images else {})}
+        if "view" in images:
+            return {**self.needs, "view": ["pooled"]}
+        return self.needs
 
     def check(self, images: Mapping[str, ImageSet]) -> None:
         """Raise ImageSetError if the second view is of other images."""
@@ -46,25 +49,42 @@ class LabelFree(Protocol):
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """One row per kind of feature and per quantile of the norms."""
-        bank, rows = evaluated.features["val"], []
-        if math.prod(bank.grid):
-            gram, norms = torch.zeros(bank.dim, bank.dim, dtype=torch.float64), []
-            for _, tokens in bank.blocks("tokens"):
-                gram += tokens.flatten(0, 1).double().T @ tokens.flatten(0, 1).double()
-                norms.append(tokens.norm(dim=-1).flatten())
-            rows.append(Row("RankMe", "patch tokens", effective_rank(gram), "effective rank"))
-            found = np.quantile(torch.cat(norms).numpy(), list(QUANTILES.values()))
-            for name, value in zip(QUANTILES, found.tolist(), strict=True):
-                detail = name in ("1 %", "99 %")
-                rows.append(Row("patch tokens' norm", name, value, "L2 norm", detail=detail))
-        for pooling in bank.poolings[:2]:
-            features, name = bank.pooled(pooling), "patch mean" if pooling == "mean" else pooling
-            rows.append(Row("RankMe", name, rank_me([features]), "effective rank"))
-            rows.append(Row("alpha-ReQ", name, alpha_req(features), "exponent"))
-            some = torch.linspace(0, len(features) - 1, min(len(features), COMPARED)).long()
-            rows.append(Row("uniformity", name, uniformity(features[some]), "log potential"))
-            if view := evaluated.features.get("view"):
-                both = features, view.pooled(pooling)
-                rows.append(Row("alignment", name, alignment(*both), "squared distance"))
-                rows.append(Row("LiDAR", name, lidar(torch.stack(both, dim=1)), "effective rank"))
+        val = evaluated.features["val"]
+        rows = []
+        if val.grid != (0, 0):
+            rows += rows_of_tokens(val)
+        for pooling in val.poolings:
+            rows += rows_of_pooling(val, evaluated.features.get("view"), pooling)
         return rows
+
+
+def rows_of_tokens(val: Features) -> list[Row]:
+    """RankMe of the patch tokens, and quantiles of their norms."""
+    gram = torch.zeros(val.dim, val.dim, dtype=torch.float64)
+    norms = []
+    for _, tokens in val.blocks("tokens"):  # b N D
+        flat = tokens.flatten(0, 1).double()
+        gram += flat.T @ flat
+        norms.append(tokens.norm(dim=-1).flatten())
+    rows = [Row("RankMe", "patch tokens", effective_rank(gram), "effective rank")]
+    found = np.quantile(torch.cat(norms).numpy(), list(QUANTILES.values()))
+    for name, value in zip(QUANTILES, found.tolist(), strict=True):
+        rows.append(Row("patch tokens' norm", name, value, "L2 norm", detail=name in DETAILS))
+    return rows
+
+
+def rows_of_pooling(val: Features, view: Features | None, pooling: str) -> list[Row]:
+    """Rank, spectrum and spread of the class tokens or patch means; with a second view their agreement."""
+    features = val.pooled(pooling)
+    name = "patch mean" if pooling == "mean" else pooling
+    compared = torch.linspace(0, len(features) - 1, min(len(features), COMPARED)).long()
+    rows = [
+        Row("RankMe", name, rank_me([features]), "effective rank"),
+        Row("alpha-ReQ", name, alpha_req(features), "exponent"),
+        Row("uniformity", name, uniformity(features[compared]), "log potential"),
+    ]
+    if view:
+        second = view.pooled(pooling)
+        rows.append(Row("alignment", name, alignment(features, second), "squared distance"))
+        rows.append(Row("LiDAR", name, lidar(torch.stack([features, second], dim=1)), "effective rank"))
+    return rows

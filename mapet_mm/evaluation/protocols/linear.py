@@ -1,26 +1,31 @@
-"""Linear probes of every layer and pooling."""
+"""Linear probes of every layer and pooling, trained by SGD."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mapet_mm.evaluation.features import FeatureBank
-from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Row, at_edge, held_out
-from mapet_mm.evaluation.protocols import probes
+from mapet_mm.evaluation.features import Features
+from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row, at_edge
 from mapet_mm.evaluation.protocols.probes import TrainedProbe
-from mapet_mm.evaluation.protocols.regression import STRENGTHS, regressions, scores_of
 
 # Thirteen, as DINOv2's, but up to 100 instead of 0.1: the values of layers without a norm may be small.
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-# A probe that was chosen: its top-1 on the images that choose, its scores of a set's images, and a note.
-Chosen = tuple[float, Callable[[FeatureBank], Tensor], str]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A layer's classifier with the setting that held-out images chose."""
+
+    layer: str  # '3', 'output'
+    top1: float  # on the held-out images
+    scores: Callable[[Features], Float[Tensor, "image class"]]  # of a set's images
+    note: str  # the choice: 'rate 0.1'
 
 
 class LinearHead(nn.Linear):
@@ -46,24 +51,20 @@ class LinearHead(nn.Linear):
 @PROTOCOLS.register_module()
 @dataclass(eq=False)
 class LinearProbes(TrainedProbe):
-    """Linear classifiers of every layer and pooling; held-out images choose strength or rate, and the layer.
+    """Linear classifiers of every layer and pooling, trained by SGD with rates swept as DINOv2 does.
 
-    Features of a layer that fit into 512 MB are standardised, and a logistic regression is solved at each
-    strength, then with all images at the chosen one. Others are classified by SGD, with rates swept as DINOv2
-    does, one layer at a time.
+    One layer is trained at a time; held-out images choose each classifier's rate, and the layer. `Regression`
+    solves the same classifiers, for sets whose features fit into memory.
 
     Args:
-        strengths: scikit-learn's `C`.
-        layers: so many last layers are probed; all by default.
-        concatenated: so many last layers are a further probe together, as DINOv2's four; solved only.
+        layers: number of last layers that are probed; all by default.
     """
 
     rates: Sequence[float] = RATES
-    strengths: Sequence[float] = STRENGTHS
     layers: int | None = None
-    concatenated: int = 1
 
-    name, kind = "linear", "pooled"
+    name = "linear (SGD)"
+    kind = "pooled"
 
     def optimizer(self, groups: list[dict]) -> torch.optim.Optimizer:
         """SGD with momentum."""
@@ -71,68 +72,63 @@ class LinearProbes(TrainedProbe):
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """Rows of the last layer and of the best one, for each pooling; of all layers in detail."""
-        train, _, _ = self.labelled(evaluated)
-        width = train.dim * (2 if len(train.poolings) > 1 else 1)
-        solved = 4 * len(train) * width <= probes.WINDOW_BYTES
-        found: dict[str, list[tuple[str, Chosen]]] = {pooling: [] for pooling in train.poolings}
-        for layer, name in list(enumerate(train.layers))[-(self.layers or 0) :]:
-            own = {} if solved else self._swept(evaluated, layer)
-            for pooling, chosen in found.items():
-                one = self._solved(evaluated, pooling, [layer]) if solved else own[pooling]
-                chosen.append((f"layer {name}", one))
+        train = evaluated.features["train"]
+        chosen: dict[str, list[Chosen]] = {pooling: [] for pooling in train.settings}
+        for layer in probed_layers(train.layers, self.layers):
+            for pooling, head in self.best_heads(evaluated, layer).items():
+                chosen[pooling].append(head)
         rows = []
-        for pooling, chosen in found.items():
-            last, best = chosen[-1], max(chosen, key=lambda each: each[1][0])
-            shown = {"last layer": last}
-            if len(chosen) > 1:
-                shown["best layer"] = best[0], (*best[1][:2], f"{best[0]}, {best[1][2]}")
-            if solved and self.concatenated > 1:
-                together = last_layers(train.layers, self.concatenated)
-                which = f"last {len(together)} layers"
-                shown[which] = which, self._solved(evaluated, pooling, together)
-            for title, (_, (_, scores, note)) in shown.items():
-                rows += self.rows(evaluated, f"{pooling}, {title}", scores, note=note)
-            for title, (_, scores, note) in chosen:
-                rows += self.rows(evaluated, f"{pooling}, {title}", scores, note=note, detail=True)
+        for pooling, heads in chosen.items():
+            rows += rows_of_layers(self, evaluated, pooling, heads)
         return rows
 
-    def _solved(self, evaluated: Evaluated, pooling: str, layers: Sequence[int]) -> Chosen:
-        """The regression with the strength that classifies the held-out images best, of equals the least."""
-        from sklearn.preprocessing import StandardScaler
-
+    def best_heads(self, evaluated: Evaluated, layer: int) -> dict[str, Chosen]:
+        """Each pooling's head of a layer with the best rate on the held-out images, of equals the lowest."""
         train, _, num_classes = self.labelled(evaluated)
-        values = torch.cat([train.pooled(pooling, layer) for layer in layers], dim=1).numpy()
-        scaler, chooses, labels = StandardScaler(), held_out(len(train)).numpy(), train.labels.numpy()
-        rows = scaler.fit_transform(values)
-        models = regressions(rows[~chooses], labels[~chooses], self.strengths)
-        top1 = {strength: 100 * one.score(rows[chooses], labels[chooses]) for strength, one in models.items()}
-        best = max(top1, key=top1.get)
-        model = regressions(rows, labels, [best])[best]
-        scores = partial(scores_of, model, scaler, num_classes, pooling, layers=layers)
-        return top1[best], scores, f"C {best:.3g}{at_edge(best, self.strengths)}"
+        # All poolings and rates are trained in one pass.
+        heads, groups = [], []
+        for pooling in train.settings:
+            for rate in self.rates:
+                head = LinearHead(train.columns(pooling), num_classes).to(evaluated.device)
+                heads.append(head)
+                groups += self.groups(head, rate)
+        top1 = self.trained(evaluated, heads, groups, layer)
+        best = {}
+        for index, pooling in enumerate(train.settings):
+            own = slice(index * len(self.rates), (index + 1) * len(self.rates))
+            best[pooling] = self.best_head(train.layers[layer], layer, heads[own], top1[own])
+        return best
 
-    def _swept(self, evaluated: Evaluated, layer: int) -> Mapping[str, Chosen]:
-        """Each pooling's head with the best rate on the held-out images, of equals the lowest."""
-        train, _, num_classes = self.labelled(evaluated)
-        tried = list(product(train.poolings, self.rates))
-        heads = [LinearHead(train.columns(one), num_classes).to(evaluated.device) for one, _ in tried]
-        pairs = zip(heads, tried, strict=True)
-        groups = [one for head, (_, rate) in pairs for one in self.groups(head, rate)]
-        top1 = dict(zip(tried, self.trained(evaluated, heads, groups, layer), strict=True))
-        chosen = {}
-        for pooling in train.poolings:
-            own = {rate: top1[pooling, rate] for rate in self.rates}
-            rate = max(sorted(own), key=own.get)
-            alike = len(own) > 1 and len({*own.values()}) == 1
-            note = f"rate {rate:g}" + (", all rates alike" if alike else at_edge(rate, self.rates))
-            head = heads[tried.index((pooling, rate))]
-            chosen[pooling] = own[rate], partial(self.scores, head, layer=layer), note
-        return chosen
+    def best_head(self, name: str, layer: int, heads: list[LinearHead], top1: list[float]) -> Chosen:
+        """The best of one pooling's heads, which have the protocol's rates."""
+        ascending = sorted(range(len(self.rates)), key=self.rates.__getitem__)
+        best = max(ascending, key=top1.__getitem__)
+        rate = self.rates[best]
+        note = f"rate {rate:g}{at_edge(rate, self.rates)}"
+        if len(self.rates) > 1 and len(set(top1)) == 1:
+            note = f"rate {rate:g}, all rates alike"
+        return Chosen(name, top1[best], partial(self.scores, heads[best], layer=layer), note)
 
 
-def last_layers(names: Sequence[str], count: int) -> list[int]:
-    """Places of the last layers; of the last one, that behind the final norm if there is one."""
-    places = list(range(len(names)))
-    if names[-1] == "output" and len(names) > 1:
-        del places[-2]  # the same layer without it
-    return places[-count:]
+def probed_layers(names: Sequence[str], last: int | None) -> list[int]:
+    """Indices of the last layers that are probed; of all if `last` is None."""
+    return list(range(len(names)))[-(last or len(names)) :]
+
+
+def rows_of_layers(
+    protocol: Classification, evaluated: Evaluated, pooling: str, chosen: Sequence[Chosen]
+) -> list[Row]:
+    """Rows of the last layer, of the best one if there are several, and of each in detail.
+
+    The best layer is the one that classifies the held-out images best, of equals the first.
+    """
+    last = chosen[-1]
+    rows = protocol.rows(evaluated, f"{pooling}, last layer", last.scores, note=last.note)
+    if len(chosen) > 1:
+        best = max(chosen, key=lambda one: one.top1)
+        note = f"layer {best.layer}, {best.note}"
+        rows += protocol.rows(evaluated, f"{pooling}, best layer", best.scores, note=note)
+    for one in chosen:
+        setting = f"{pooling}, layer {one.layer}"
+        rows += protocol.rows(evaluated, setting, one.scores, note=one.note, detail=True)
+    return rows

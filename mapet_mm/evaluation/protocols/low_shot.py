@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
 from mapet_mm.evaluation.protocols.regression import regressions, scores_of
 
+if TYPE_CHECKING:
+    from sklearn.preprocessing import StandardScaler
+
 
 def draw(labels: np.ndarray, share: int | float, seed: int) -> np.ndarray | None:
-    """Places of images drawn from each class, in ascending order; None if a class has too few.
+    """Indices of images drawn from each class, in ascending order; None if a class has too few.
 
-    They are `share` of each class, or below 1 this share of its images, at least one.
+    Args:
+        labels: class of each image.
+        share: images of each class, or below 1 the share of its images, at least one.
+        seed: of the draw.
     """
     rng = np.random.default_rng(seed)
     chosen = []
     for label in np.unique(labels):
         of_class = np.flatnonzero(labels == label)
-        number = share if share >= 1 else max(1, round(share * len(of_class)))
-        if number > len(of_class):
+        count = int(share) if share >= 1 else max(1, round(share * len(of_class)))
+        if count > len(of_class):
             return None
-        chosen.append(rng.choice(of_class, int(number), replace=False))
+        chosen.append(rng.choice(of_class, count, replace=False))
     return np.sort(np.concatenate(chosen))
 
 
@@ -46,29 +55,49 @@ class LowShot(Classification):
     draws: int = 5
 
     name = "logistic regression"
+    needs_scikit_learn = True
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """A row for each number of labels that every class has images enough for."""
-        # Imported here, because a backbone's user needs no scikit-learn.
-        from sklearn.preprocessing import StandardScaler
-
         train, _, num_classes = self.labelled(evaluated)
-        pooling = train.poolings[-1]
-        scaler = StandardScaler()
-        for _, values in train.blocks("pooled"):
-            scaler.partial_fit(values[:, train.columns(pooling)].numpy())
+        setting = train.settings[-1]
+        scaler = fitted_scaler(train, setting)
         rows = []
         for share in self.shots:
-            scorers = []
-            for seed in range(self.draws):
-                if (chosen := draw(train.labels.numpy(), share, seed)) is None:
-                    break
-                if share < 1 and len(chosen) == num_classes and 1 in self.shots:
-                    break  # it repeats `1 a class`
-                known = scaler.transform(train.pooled(pooling, images=torch.from_numpy(chosen)).numpy())
-                model = regressions(known, train.labels[chosen].numpy(), [1.0])[1.0]
-                scorers.append(partial(scores_of, model, scaler, num_classes, pooling))
+            draws = self.drawn(train, share, num_classes)
+            scorers = [fitted(train, images, setting, scaler, num_classes) for images in draws]
+            shown = f"{share} a class" if share >= 1 else f"{100 * share:g}% of the images"
             if scorers:
-                shown = f"{share} a class" if share >= 1 else f"{100 * share:g}% of the images"
-                rows += self.rows(evaluated, f"{pooling}, {shown}", *scorers)
+                rows += self.rows(evaluated, f"{setting}, {shown}", *scorers)
         return rows
+
+    def drawn(self, train: Features, share: int | float, num_classes: int) -> list[np.ndarray]:
+        """The images of each draw; none if a class has too few, or if the row would repeat `1 a class`."""
+        draws = []
+        for seed in range(self.draws):
+            images = draw(train.labels.numpy(), share, seed)
+            if images is None:
+                return []
+            draws.append(images)
+        one_per_class = share < 1 and draws and len(draws[0]) == num_classes
+        return [] if one_per_class and 1 in self.shots else draws
+
+
+def fitted_scaler(train: Features, setting: str) -> StandardScaler:
+    """Mean and deviation of all training images."""
+    # Imported here, because a backbone's user needs no scikit-learn.
+    from sklearn.preprocessing import StandardScaler
+
+    scaler = StandardScaler()
+    for _, values in train.blocks("pooled"):
+        scaler.partial_fit(values[:, train.columns(setting)].numpy())
+    return scaler
+
+
+def fitted(
+    train: Features, images: np.ndarray, setting: str, scaler: StandardScaler, num_classes: int
+) -> Callable[[Features], Tensor]:
+    """A regression of some images, as a function of a set's features that gives scores."""
+    known = scaler.transform(train.pooled(setting, images=torch.from_numpy(images)).numpy())
+    model = regressions(known, train.labels[images].numpy(), [1.0])[1.0]
+    return partial(scores_of, model, scaler, num_classes, setting)

@@ -13,8 +13,8 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -23,13 +23,23 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from mapet_mm.evaluation.features import FeatureBank
+from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, check_class_names
-from mapet_mm.evaluation.pixel_labels import IGNORED, Areas, PixelLabels, join_cells, label_cells, majority
-from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, Row, at_edge, held_out
-from mapet_mm.evaluation.protocols.knn import COLUMNS, nearest
+from mapet_mm.evaluation.metrics.neighbours import COLUMNS, nearest
+from mapet_mm.evaluation.pixel_labels import (
+    IGNORED,
+    Areas,
+    join_cells,
+    label_cells,
+    majority,
+    pixel_labels,
+)
+from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, Row, at_edge, every_tenth
 from mapet_mm.evaluation.protocols.regression import STRENGTHS, regressions
 from mapet_mm.utils.dist import print_once
+
+if TYPE_CHECKING:
+    from sklearn.linear_model import LogisticRegression
 
 DISTANCES = ("cosine", "L2")
 # Query patches that are compared with all training patches in one pass over them.
@@ -37,7 +47,7 @@ QUERIES = 2**15
 # Numbers of scaled features that a regression is fitted to: 0.5 GB. Of more, patches are drawn at random.
 FITTED = 2**27
 
-# Patches' labels (patch, pixel), by setting.
+# Patches' labels (patch, pixel) by setting.
 Segments = dict[str, UInt8[np.ndarray, "patch pixel"]]
 
 
@@ -46,13 +56,30 @@ def vote(
 ) -> dict[int, UInt8[np.ndarray, "query pixel"]]:
     """The most frequent label of the k nearest neighbours, the lower of equals, for some ascending k."""
     neighbours = torch.from_numpy(cells).long()
-    votes = torch.zeros(len(cells), cells.shape[2], num_classes, dtype=torch.int16)
-    voted, one = {}, torch.ones((), dtype=torch.int16)
-    for place in range(ks[-1]):
-        votes.scatter_add_(2, neighbours[:, place, :, None], one.expand(*votes.shape[:2], 1))
-        if place + 1 in ks:
-            voted[place + 1] = votes.argmax(2).byte().numpy()
+    votes = torch.zeros(len(cells), cells.shape[2], num_classes, dtype=torch.int16)  # query pixel class
+    one = torch.ones((), dtype=torch.int16).expand(len(cells), cells.shape[2], 1)
+    voted = {}
+    for rank in range(ks[-1]):
+        votes.scatter_add_(2, neighbours[:, rank, :, None], one)
+        if rank + 1 in ks:
+            voted[rank + 1] = votes.argmax(2).byte().numpy()
     return voted
+
+
+def labels_of_patches(
+    labels: Sequence[Int[np.ndarray, "height width"]], grid: tuple[int, int], side: int, num_classes: int
+) -> tuple[UInt8[np.ndarray, "patch pixel"], UInt8[np.ndarray, " patch"]]:
+    """The labels of some images' patches, pixel by pixel, and the most frequent one of each.
+
+    In patches that are mostly labelled, ignored pixels vote as most of the patch.
+    """
+    cells, most_frequent = [], []
+    for image in labels:
+        own = label_cells(image, grid, side)
+        most = majority(own, num_classes)
+        cells.append(np.where(own == IGNORED, most[:, None], own))
+        most_frequent.append(most)
+    return np.concatenate(cells), np.concatenate(most_frequent)
 
 
 class SegmentationTask:
@@ -71,9 +98,9 @@ class SegmentationTask:
 
     def __init__(
         self,
-        train: FeatureBank,
+        train: Features,
         train_labels: Sequence[Int[np.ndarray, "height width"]],
-        test: FeatureBank,
+        test: Features,
         test_labels: Sequence[Int[np.ndarray, "height width"]],
         num_classes: int,
         side: int = 1,
@@ -81,16 +108,16 @@ class SegmentationTask:
     ) -> None:
         from sklearn.preprocessing import StandardScaler
 
-        self.train, self.train_labels, self.test, self.test_labels = train, train_labels, test, test_labels
-        self.num_classes, self.device, self.patches = num_classes, torch.device(device), math.prod(train.grid)
-        cells, labels = [], []
-        for one in train_labels:
-            own = label_cells(one, train.grid, side)
-            labels.append(majority(own, num_classes))
-            # In patches that are mostly labelled, ignored pixels vote as most of the patch.
-            cells.append(np.where(own == IGNORED, labels[-1][:, None], own))
-        self.cells, self.labels = np.concatenate(cells), np.concatenate(labels)
-        self.held_out = held_out(len(train)).nonzero().flatten().tolist()
+        self.train = train
+        self.train_labels = train_labels
+        self.test = test
+        self.test_labels = test_labels
+        self.num_classes = num_classes
+        self.device = torch.device(device)
+        self.num_patches = math.prod(train.grid)  # of an image
+        self.cells, self.labels = labels_of_patches(train_labels, train.grid, side, num_classes)
+        # Which training images choose, and which patches are learnt from: without these images, and with.
+        self.held_out = every_tenth(len(train)).nonzero().flatten().tolist()
         self.labelled = torch.from_numpy(self.labels != IGNORED)
         self.kept = self.labelled.clone()
         self.kept.view(len(train), -1)[self.held_out] = False
@@ -102,7 +129,8 @@ class SegmentationTask:
         scaler = StandardScaler()
         for _, tokens in train.blocks("tokens"):
             scaler.partial_fit(tokens.flatten(0, 1).numpy())
-        self.mean, self.scale = (torch.from_numpy(each).float() for each in (scaler.mean_, scaler.scale_))
+        self.mean = torch.from_numpy(scaler.mean_).float()
+        self.scale = torch.from_numpy(scaler.scale_).float()
 
     def neighbours(self, ks: Sequence[int]) -> tuple[dict[str, Areas], ...]:
         """Each setting's areas on the held-out training images and on the test images, by neighbours' votes.
@@ -110,83 +138,100 @@ class SegmentationTask:
         k is at most the number of labelled patches that there are to choose a setting with.
         """
         ks = sorted({min(k, int(self.kept.sum())) for k in ks})
+        chosen_on = self.measure_held_out(partial(self.votes, self.kept, ks))
+        tested = self.measure_test(partial(self.votes, self.labelled, ks))
+        return chosen_on, tested
 
-        def segmenter(mask: Bool[Tensor, " patch"]) -> Callable[[Tensor], Iterator[Segments]]:
-            def segment(rows: Float[Tensor, "query dim"]) -> Iterator[Segments]:
-                places = {}
-                for distance in DISTANCES:
-                    queries = comparable(rows, distance, is_key=False)
-                    places[distance] = nearest(queries, self._keys(mask, distance), ks[-1])[1].cpu().numpy()
-                for start in range(0, len(rows), self.patches):
-                    voted: Segments = {}
-                    for distance, found in places.items():
-                        cells = self.cells[found[start : start + self.patches]]
-                        for k, segments in vote(cells, self.num_classes, ks).items():
-                            voted[f"{distance}, k={k}"] = segments
-                    yield voted
-
-            return segment
-
-        return self._measure(True, segmenter(self.kept)), self._measure(False, segmenter(self.labelled))
+    def votes(
+        self, mask: Bool[Tensor, " patch"], ks: Sequence[int], rows: Float[Tensor, "query dim"]
+    ) -> Segments:
+        """Labels of scaled patches for each distance and k, by votes of the masked training patches."""
+        voted = {}
+        for distance in DISTANCES:
+            queries = comparable(rows, distance, is_key=False)
+            _, patches = nearest(queries, self.keys(mask, distance), ks[-1])  # query k
+            by_image = []
+            for neighbours in patches.cpu().split(self.num_patches):
+                by_image.append(vote(self.cells[neighbours.numpy()], self.num_classes, ks))
+            for k in ks:
+                voted[f"{distance}, k={k}"] = np.concatenate([segments[k] for segments in by_image])
+        return voted
 
     def regression(self, strengths: Sequence[float]) -> tuple[dict[str, Areas], ...]:
         """Each strength's areas on the held-out training images, and the best one's on the test images.
 
         The model is scikit-learn's logistic regression of the patches' most frequent labels.
         """
-        found = regressions(*self._fitted(self.kept), strengths)
-        models = {f"C={strength:.3g}": model for strength, model in found.items()}
+        fits = regressions(*self.fitted(self.kept), strengths)
+        models = {f"C={strength:.3g}": model for strength, model in fits.items()}
+        chosen_on = self.measure_held_out(partial(predictions, models))
+        best = best_setting(chosen_on)
+        models[best].fit(*self.fitted(self.labelled))
+        return chosen_on, self.measure_test(partial(predictions, {best: models[best]}))
 
-        def segment(rows: Float[Tensor, "query dim"]) -> Iterator[Segments]:
-            for own in rows.cpu().split(self.patches):
-                yield {name: each.predict(own.numpy())[:, None] for name, each in models.items()}
+    def measure_held_out(self, segment: Callable[[Tensor], Segments]) -> dict[str, Areas]:
+        """Areas of each setting that `segment` gives, on the held-out training images."""
+        return self.measure(self.train, self.train_labels, self.held_out, segment)
 
-        chosen_on = self._measure(True, segment)
-        name = best_setting(chosen_on)
-        models = {name: models[name].fit(*self._fitted(self.labelled))}
-        return chosen_on, self._measure(False, segment)
+    def measure_test(self, segment: Callable[[Tensor], Segments]) -> dict[str, Areas]:
+        """Areas of each setting that `segment` gives, on the test images."""
+        return self.measure(self.test, self.test_labels, list(range(len(self.test))), segment)
 
-    def _measure(self, chooses: bool, segment: Callable[[Tensor], Iterator[Segments]]) -> dict[str, Areas]:
-        """Areas of each setting that `segment` gives, image by image, for the scaled rows of some images."""
-        bank, labels = (self.train, self.train_labels) if chooses else (self.test, self.test_labels)
-        images = self.held_out if chooses else list(range(len(bank)))
+    def measure(
+        self,
+        features: Features,
+        labels: Sequence[Int[np.ndarray, "height width"]],
+        images: Sequence[int],
+        segment: Callable[[Tensor], Segments],
+    ) -> dict[str, Areas]:
+        """Areas of each setting that `segment` gives for the scaled patches of some images."""
         areas: dict[str, Areas] = defaultdict(lambda: Areas(self.num_classes))
-        at_once = max(1, QUERIES // self.patches)
+        at_once = max(1, QUERIES // self.num_patches)
         for start in tqdm(range(0, len(images), at_once), "segmentation", unit="part"):
             some = images[start : start + at_once]
-            for index, segments in zip(some, segment(self._rows(bank.tokens(some))), strict=True):
-                truth = labels[index]
+            segments = segment(self.scaled(features.tokens(some)))
+            for offset, image in enumerate(some):
+                own = slice(offset * self.num_patches, (offset + 1) * self.num_patches)
+                truth = labels[image]
                 for setting, cells in segments.items():
-                    areas[setting].add(join_cells(cells, bank.grid, truth.shape), truth)
+                    predicted = join_cells(cells[own], features.grid, truth.shape)
+                    areas[setting].add(predicted, truth)
         return dict(areas)
 
-    def _rows(self, tokens: Float[Tensor, "*patch dim"]) -> Float[Tensor, "row dim"]:
+    def scaled(self, tokens: Float[Tensor, "*patch dim"]) -> Float[Tensor, "row dim"]:
+        """Tokens with mean 0 and standard deviation 1, on the device."""
         return ((tokens.flatten(0, -2) - self.mean) / self.scale).to(self.device)
 
-    def _blocks(self, mask: Bool[Tensor, " patch"]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Scaled tokens of the masked training patches, with their places among all of them."""
+    def masked(self, mask: Bool[Tensor, " patch"]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Scaled tokens of the masked training patches, with their indices among all of them."""
         for images, tokens in self.train.blocks("tokens"):
-            own = mask[images.start * self.patches : images.stop * self.patches]
-            places = own.nonzero().flatten()
-            yield self._rows(tokens.flatten(0, 1)[places]), places + images.start * self.patches
+            first = images.start * self.num_patches
+            own = mask[first : images.stop * self.num_patches].nonzero().flatten()
+            yield self.scaled(tokens.flatten(0, 1)[own]), own + first
 
-    def _keys(self, mask: Bool[Tensor, " patch"], distance: str) -> Iterator[tuple[Tensor, Tensor]]:
-        for rows, places in self._blocks(mask):
+    def keys(self, mask: Bool[Tensor, " patch"], distance: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """The masked training patches as keys for `nearest`, with their indices."""
+        for rows, patches in self.masked(mask):
             keys = comparable(rows, distance, is_key=True)
-            yield from zip(keys.split(COLUMNS), places.split(COLUMNS), strict=True)
+            yield from zip(keys.split(COLUMNS), patches.split(COLUMNS), strict=True)
 
-    def _fitted(
+    def fitted(
         self, mask: Bool[Tensor, " patch"]
     ) -> tuple[Float[np.ndarray, "row dim"], UInt8[np.ndarray, " row"]]:
         """Scaled tokens and labels that a regression is fitted to: the masked patches, or a random sample."""
-        places = mask.nonzero().flatten()
+        patches = mask.nonzero().flatten()
         most = max(1, FITTED // self.train.dim)
-        if len(places) > most:
-            drawn = torch.randperm(len(places), generator=torch.Generator().manual_seed(0))[:most]
+        if len(patches) > most:
+            drawn = torch.randperm(len(patches), generator=torch.Generator().manual_seed(0))[:most]
             mask = torch.zeros_like(mask)
-            mask[places[drawn]] = True
-        rows = torch.cat([rows.cpu() for rows, _ in self._blocks(mask)])
+            mask[patches[drawn]] = True
+        rows = torch.cat([rows.cpu() for rows, _ in self.masked(mask)])
         return rows.numpy(), self.labels[mask.numpy()]
+
+
+def predictions(models: Mapping[str, LogisticRegression], rows: Float[Tensor, "query dim"]) -> Segments:
+    """Each model's class of some patches."""
+    return {setting: model.predict(rows.cpu().numpy())[:, None] for setting, model in models.items()}
 
 
 def comparable(rows: Float[Tensor, "row dim"], distance: str, is_key: bool) -> Float[Tensor, "row width"]:
@@ -204,36 +249,47 @@ def best_setting(held_out: dict[str, Areas]) -> str:
 
 
 class Segmentation(Protocol):
-    """Base of both protocols: labels and training patches are read once per checkpoint."""
+    """Base of both protocols, which share the prepared images of a checkpoint."""
 
     needs: ClassVar = {"dense_train": ["tokens"], "dense_val": ["tokens"]}
+    needs_scikit_learn = True
     name: ClassVar[str]
     grid: ClassVar[str]  # the option with the numbers that settings end with
 
     def check(self, images: Mapping[str, ImageSet]) -> None:
         """Raise ImageSetError if both sets name their classes in different orders."""
-        check_class_names(*(images[name] for name in self.needs))
+        check_class_names(images["dense_train"], images["dense_val"])
+
+    def segment(self, task: SegmentationTask) -> tuple[dict[str, Areas], ...]:
+        """Areas by setting on the held-out training images and on the test images."""
+        raise NotImplementedError
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """mIoU with the setting that held-out training images chose; no rows without pixel labels."""
-        train, test = (evaluated.images[name] for name in self.needs)
-        classes = train.class_names
-        known, queries = (evaluated.features[images.name] for images in (train, test))
-        labelled = all("gt_sem_seg" in images.dataset[0].get("data_samples", ()) for images in (train, test))
-        if not (labelled and classes and math.prod(known.grid)):
+        if not can_segment(evaluated):
             print_once(f"no {self.name}: it takes pixel labels, names of classes and patch tokens")
             return []
-        chosen_on, tested = self.segment(_task(known, train, queries, test, evaluated.device))
+        chosen_on, tested = self.segment(shared_task(evaluated))
         setting = best_setting(chosen_on)
-        best, value, grid = tested[setting], float(setting.rpartition("=")[2]), getattr(self, self.grid)
-        note = setting + at_edge(min(grid, key=lambda one: abs(one - value)), grid)
+        best = tested[setting]
+        grid = getattr(self, self.grid)
+        chosen = float(setting.rpartition("=")[2])
+        note = setting + at_edge(min(grid, key=lambda value: abs(value - chosen)), grid)
         row = Row(self.name, "patch tokens", best.miou, "mIoU, %", interval=best.interval, note=note)
-        details = []
-        for where, found in (("test images", tested), ("held-out training images", chosen_on)):
-            details += [(f"{where}: {name}", areas.miou, "mIoU, %") for name, areas in found.items()]
-        ious = zip(classes, best.ious.tolist(), strict=True)
-        details += [(f"class: {name}", iou, "IoU, %") for name, iou in ious]
-        return [row, *(Row(self.name, *each, detail=True) for each in details if not math.isnan(each[1]))]
+        details = [
+            *self.details("test images", tested),
+            *self.details("held-out training images", chosen_on),
+        ]
+        for name, iou in zip(evaluated.images["dense_train"].class_names, best.ious.tolist(), strict=True):
+            details.append(Row(self.name, f"class: {name}", iou, "IoU, %", detail=True))
+        return [row, *(detail for detail in details if not math.isnan(detail.value))]
+
+    def details(self, where: str, found: Mapping[str, Areas]) -> list[Row]:
+        """A row of the JSON file for each setting."""
+        return [
+            Row(self.name, f"{where}: {setting}", areas.miou, "mIoU, %", detail=True)
+            for setting, areas in found.items()
+        ]
 
 
 @PROTOCOLS.register_module()
@@ -247,7 +303,8 @@ class SegmentationByNeighbours(Segmentation):
 
     ks: Sequence[int] = (1, 3, 10, 30)
 
-    name, grid = "k-NN segmentation", "ks"
+    name = "k-NN segmentation"
+    grid = "ks"
 
     def segment(self, task: SegmentationTask) -> tuple[dict[str, Areas], ...]:
         """Areas by setting on the held-out training images and on the test images."""
@@ -265,22 +322,38 @@ class SegmentationByRegression(Segmentation):
 
     strengths: Sequence[float] = STRENGTHS
 
-    name, grid = "logistic segmentation", "strengths"
+    name = "logistic segmentation"
+    grid = "strengths"
 
     def segment(self, task: SegmentationTask) -> tuple[dict[str, Areas], ...]:
         """Areas by setting on the held-out training images and on the test images."""
         return task.regression(self.strengths)
 
 
-_labels = lru_cache(maxsize=2)(PixelLabels)  # read once for all checkpoints
+def can_segment(evaluated: Evaluated) -> bool:
+    """True if the images have pixel labels and names of classes, and the backbone patch tokens."""
+    for name in Segmentation.needs:
+        if "gt_sem_seg" not in evaluated.images[name].dataset[0].get("data_samples", ()):
+            return False
+    has_patches = math.prod(evaluated.features["dense_train"].grid) > 0
+    return has_patches and bool(evaluated.images["dense_train"].class_names)
 
 
-@lru_cache(maxsize=1)
-def _task(
-    known: FeatureBank, train: ImageSet, queries: FeatureBank, test: ImageSet, device: torch.device
-) -> SegmentationTask:
-    pixels = math.prod(train.dataset[0]["inputs"].shape[1:])
-    side = max(1, round((pixels / math.prod(known.grid)) ** 0.5))
-    return SegmentationTask(
-        known, _labels(train), queries, _labels(test), len(train.class_names), side, device
-    )
+def shared_task(evaluated: Evaluated) -> SegmentationTask:
+    """The images prepared once for both protocols."""
+    if "segmentation" not in evaluated.shared:
+        train, test = evaluated.images["dense_train"], evaluated.images["dense_val"]
+        features = evaluated.features["dense_train"]
+        # As many labels per side of a patch as it has pixels.
+        num_pixels = math.prod(train.dataset[0]["inputs"].shape[1:])
+        side = max(1, round((num_pixels / math.prod(features.grid)) ** 0.5))
+        evaluated.shared["segmentation"] = SegmentationTask(
+            features,
+            pixel_labels(train),
+            evaluated.features["dense_val"],
+            pixel_labels(test),
+            len(train.class_names),
+            side,
+            evaluated.device,
+        )
+    return evaluated.shared["segmentation"]

@@ -16,7 +16,7 @@ from trainings import build, read_scalars
 
 from mapet_mm.engine.hooks.knn_probe_hook import KNNProbeHook, evaluated_model, take_in_memory, undisturbed
 from mapet_mm.evaluation.adapters import TokenBackbone
-from mapet_mm.evaluation.protocols.knn import knn_votes
+from mapet_mm.evaluation.metrics.neighbours import knn_votes
 from mapet_mm.registry import DATASETS, HOOKS
 
 

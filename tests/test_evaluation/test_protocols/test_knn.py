@@ -7,8 +7,9 @@ from clustered_features import evaluated_clusters
 from sklearn.neighbors import KNeighborsClassifier
 from torch.nn import functional as F
 
-from mapet_mm.evaluation.protocols import knn
-from mapet_mm.evaluation.protocols.knn import NearestNeighbours, knn_votes
+from mapet_mm.evaluation.metrics import neighbours
+from mapet_mm.evaluation.metrics.neighbours import knn_votes
+from mapet_mm.evaluation.protocols.knn import NearestNeighbours
 
 
 def predict(train, labels, queries, num_classes, part: int = 100, **options):
@@ -37,7 +38,7 @@ def test_votes_at_a_low_temperature_are_finite(temperature):
 @pytest.mark.parametrize(("part", "rows"), [(200, 90), (64, 7), (5, 13)])
 def test_equals_scikit_learns_classifier_with_the_same_weights(part, rows, monkeypatch):
     """Memory is bounded by parts and rows, results are the same."""
-    monkeypatch.setattr(knn, "ROWS", rows)
+    monkeypatch.setattr(neighbours, "ROWS", rows)
     rng = np.random.default_rng(0)
     train, queries = (torch.from_numpy(rng.normal(size=(n, 8)).astype(np.float32)) for n in (200, 90))
     labels = torch.from_numpy(rng.integers(0, 5, 200))

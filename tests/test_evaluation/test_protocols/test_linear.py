@@ -5,7 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from clustered_features import CLASSES, DIM, LAYERS, as_evaluated, evaluated_clusters, one_pooling
+from clustered_features import (
+    CLASSES,
+    DIM,
+    LAYERS,
+    as_evaluated,
+    evaluated_clusters,
+    one_pooling,
+    tenth_of_each_class,
+)
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import nn
@@ -15,9 +23,10 @@ from mapet_mm.evaluation import features
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols import probes
-from mapet_mm.evaluation.protocols.linear import LinearHead, LinearProbes, last_layers
+from mapet_mm.evaluation.protocols.linear import Chosen, LinearHead, LinearProbes, rows_of_layers
 from mapet_mm.evaluation.protocols.probes import shuffled_batches
-from mapet_mm.evaluation.protocols.regression import STRENGTHS
+from mapet_mm.evaluation.protocols.regression import STRENGTHS, Regression, last_layers
+from mapet_mm.utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +34,9 @@ def evaluated() -> Evaluated:
     return evaluated_clusters()
 
 
-@pytest.fixture
-def too_large(monkeypatch):
-    """Features do not fit into memory: classifiers are trained."""
-    monkeypatch.setattr(probes, "WINDOW_BYTES", 2**14)
-
-
-def test_a_probe_learns_what_it_learns_alone(evaluated, too_large):
+def test_a_probe_learns_what_it_learns_alone(evaluated, monkeypatch):
     """Of 27 in a sweep, each equals a plain linear layer trained by torch's optimizer at its rate."""
+    monkeypatch.setattr(probes, "WINDOW_BYTES", 2**14)  # not all features fit into it
     train, val = evaluated.features["train"], evaluated.features["val"]
     options = dict(epochs=3, least_steps=1, batch_size=128)
     for layer, pooling, rate in ((0, "both", 0.01), (2, "mean", 0.1), (1, "class token", 1.0)):
@@ -44,7 +48,7 @@ def test_a_probe_learns_what_it_learns_alone(evaluated, too_large):
             alone.weight.copy_(torch.randn(CLASSES, width, generator=torch.Generator().manual_seed(0)) * 0.01)
             alone.bias.zero_()
         steps = torch.optim.SGD(alone.parameters(), momentum=0.9)
-        own = torch.arange(600) % 10 == 9  # which choose
+        own = tenth_of_each_class(train.labels)
         for step, (values, labels) in enumerate(
             shuffled_batches(train, "pooled", 128, 3, layer, without=own)
         ):
@@ -60,12 +64,12 @@ def test_a_probe_learns_what_it_learns_alone(evaluated, too_large):
 
 @pytest.mark.parametrize("pooling", ["class token", "both"])
 def test_a_solved_probe_equals_newtons_method(evaluated, pooling):
-    """At the strength that it chose on every tenth training image, fitted to all of them."""
+    """At the strength that it chose on every tenth image of each class, fitted to all of them."""
     train, val = evaluated.features["train"], evaluated.features["val"]
-    rows = {row.setting: row for row in LinearProbes().run(evaluated)}
+    rows = {row.setting: row for row in Regression().run(evaluated)}
     scaler = StandardScaler().fit(known := train.pooled(pooling).double())
     known, queries = (scaler.transform(one) for one in (known, val.pooled(pooling).double()))
-    own, top1 = np.arange(600) % 10 == 9, {}
+    own, top1 = tenth_of_each_class(train.labels).numpy(), {}
     for strength in STRENGTHS:
         model = LogisticRegression(C=strength, solver="newton-cholesky", tol=1e-10)
         model.fit(known[~own], train.labels[~own])
@@ -80,15 +84,16 @@ def test_a_solved_probe_equals_newtons_method(evaluated, pooling):
 def test_the_last_layers_together(evaluated):
     """DINOv2's option: the output and the layers before the one that it norms."""
     assert [last_layers(list("1234"), 3), last_layers(["1", "2", "3", "output"], 2)] == [[1, 2, 3], [1, 3]]
-    rows = {row.setting: row for row in LinearProbes(concatenated=4).run(evaluated)}
+    rows = {row.setting: row for row in Regression(concatenated=4).run(evaluated)}
     assert rows["mean, last 2 layers"].value > rows["mean, last layer"].value  # of other noise
 
 
-@pytest.mark.parametrize("train_it", [False, True])
-def test_rows_name_what_was_best(evaluated, train_it, monkeypatch):
-    monkeypatch.setattr(probes, "WINDOW_BYTES", 2**14 if train_it else 2**29)
-    options = dict(rates=[0.01, 0.1], strengths=[0.01, 0.1], epochs=2, least_steps=2)
-    rows = LinearProbes(**options).run(evaluated)
+@pytest.mark.parametrize(
+    "protocol", [LinearProbes([0.01, 0.1], epochs=2, least_steps=2), Regression([0.01, 0.1])]
+)
+def test_rows_name_what_was_best(evaluated, protocol):
+    rows = protocol.run(evaluated)
+    assert {row.protocol for row in rows} == {protocol.name}
     shown = [row for row in rows if not row.detail]
     poolings = ("class token", "mean", "both")
     assert [row.setting for row in shown] == [
@@ -102,6 +107,41 @@ def test_rows_name_what_was_best(evaluated, train_it, monkeypatch):
     assert all(row.interval[0] < row.value < row.interval[1] for row in rows)
 
 
+def test_the_best_layer_is_the_one_that_classifies_the_held_out_images_best(evaluated):
+    """Not the one that classifies the reported images best, and of equals the first."""
+    val = evaluated.features["val"]
+    right = nn.functional.one_hot(val.labels, CLASSES).double()  # of the reported images
+    tried = [("1", 60.0, right.roll(1, 1)), ("2", 80.0, right), ("3", 80.0, -right), ("output", 70.0, -right)]
+    chosen = [
+        Chosen(layer, top1, lambda _, scores=scores: scores, f"rate {layer}") for layer, top1, scores in tried
+    ]
+    last, best, *_ = rows_of_layers(LinearProbes(), evaluated, "mean", chosen)
+    assert (last.setting, last.value, last.note) == ("mean, last layer", 0, "rate output")
+    assert (best.setting, best.value, best.note) == ("mean, best layer", 100, "layer 2, rate 2")
+
+
+@pytest.mark.parametrize("protocol", [LinearProbes([0.1], epochs=2), Regression([1.0])])
+def test_of_layers_with_and_without_classes_the_best_has_them(evaluated, protocol):
+    banks = []
+    for bank in evaluated.features.values():
+        pooled = bank.values["pooled"].clone()
+        pooled[[0, 2]] = torch.randn_like(pooled[[0, 2]])  # layers 1 and output know nothing
+        known = dict(layers=bank.layers, poolings=bank.poolings, grid=bank.grid, labels=bank.labels)
+        banks.append(MemoryFeatures(pooled, name=bank.name, **known))
+    rows = {row.setting: row for row in protocol.run(as_evaluated(*banks))}
+    assert rows["mean, best layer"].note.startswith("layer 2, ")
+    assert rows["mean, best layer"].value > 2 * rows["mean, last layer"].value
+
+
+def test_features_beyond_its_memory_are_refused_and_the_other_protocol_named(evaluated):
+    """600 images of 2 x 16 numbers, of one layer or of three joined."""
+    needed = 4 * 600 * 32 / 2**30
+    Regression(memory=1.01 * needed).check_features(evaluated.features)
+    for protocol in (Regression(memory=0.99 * needed), Regression(memory=1.01 * needed, concatenated=3)):
+        with pytest.raises(UserError, match="LinearProbes"):
+            protocol.check_features(evaluated.features)
+
+
 @pytest.mark.parametrize(
     ("rates", "scale", "note"),
     [
@@ -112,7 +152,7 @@ def test_rows_name_what_was_best(evaluated, train_it, monkeypatch):
         ([1e-4, 2e-4], 0, "rate 0.0001, all rates alike"),
     ],
 )
-def test_a_best_rate_at_the_end_of_the_sweep_says_so(evaluated, rates, scale, note, too_large):
+def test_a_best_rate_at_the_end_of_the_sweep_says_so(evaluated, rates, scale, note):
     """The features may be too small or too large for all rates."""
     banks = as_evaluated(*(one_pooling(bank, "mean", scale) for bank in evaluated.features.values()))
     assert LinearProbes(rates=rates, epochs=2, least_steps=2).run(banks)[0].note == note

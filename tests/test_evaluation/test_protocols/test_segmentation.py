@@ -128,7 +128,7 @@ def test_a_regression_converges_at_each_strength():
     """Losses and predictions are Newton's; warm starts ended early at the largest."""
     train, _ = images(40, 0), images(2, 1)
     task = SegmentationTask(*train, *images(2, 1), 4, side=4)
-    rows, labels = task._fitted(task.kept)
+    rows, labels = task.fitted(task.kept)
     assert len(STRENGTHS) == 8
     for strength, model in regressions(rows, labels, STRENGTHS).items():
         newton = LogisticRegression(C=strength, solver="newton-cholesky", tol=1e-12, max_iter=1000)
@@ -146,7 +146,7 @@ def test_a_regression_on_a_sample_of_the_patches_is_nearly_as_good(monkeypatch):
     every = SegmentationTask(*train, *test, 4, side=4).regression([0.01])[1]["C=0.01"].miou
     monkeypatch.setattr(segmentation, "FITTED", 400 * DIM)
     task = SegmentationTask(*train, *test, 4, side=4)
-    assert task._fitted(task.labelled)[0].shape == (400, DIM)
+    assert task.fitted(task.labelled)[0].shape == (400, DIM)
     assert task.regression([0.01])[1]["C=0.01"].miou == pytest.approx(every, abs=4)
 
 

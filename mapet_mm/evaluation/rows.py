@@ -1,0 +1,96 @@
+"""Figures of an evaluation: rows with their intervals, and the table of several checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64, Shaped
+
+from mapet_mm.visualization.report import Column, Table
+
+DRAWS = 1000  # of a bootstrap
+TAILS = (0.025, 0.975)  # between them lie 95 %
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure.
+
+    Example:
+        >>> Row("k-NN", "class token", 81.5).name
+        'k-NN, class token'
+    """
+
+    protocol: str  # its name in the table: 'k-NN'
+    setting: str  # the features: 'class token'
+    value: float
+    unit: str = "top-1, %"
+    spread: float | None = None  # standard deviation over draws
+    interval: tuple[float, float] | None = None  # 95 %, over images: see `bootstrap`
+    note: str = ""  # the choice made: 'layer 3, rate 0.1'
+    detail: bool = False  # True for a row of the JSON file only
+
+    @property
+    def name(self) -> str:
+        """The name in a table's `metric` and in a log."""
+        return f"{self.protocol}, {self.setting}"
+
+
+def bootstrap(figure: Callable[..., float], *values: Shaped[np.ndarray, "image ..."]) -> tuple[float, float]:
+    """The middle 95 % of a figure over draws of as many images, with replacement (Efron's percentiles).
+
+    Args:
+        figure: of arrays with an entry for each image.
+        *values: these arrays.
+    """
+    generator = np.random.default_rng(0)
+    num_images = len(values[0])
+    found = []
+    for _ in range(DRAWS):
+        drawn = generator.integers(num_images, size=num_images)
+        found.append(figure(*(each[drawn] for each in values)))
+    low, high = np.nanquantile(found, TAILS)
+    return float(low), float(high)
+
+
+def mean_of_groups(values: Shaped[np.ndarray, " image"], groups: Int64[np.ndarray, " image"]) -> float:
+    """The mean over some groups, 0, 1, ..., of each one's mean value; with one group the mean."""
+    sizes = np.bincount(groups)
+    sums = np.bincount(groups, values)
+    occurring = sizes > 0
+    return float((sums[occurring] / sizes[occurring]).mean())
+
+
+def results_table(results: Mapping[str, Sequence[Row]]) -> Table:
+    """One column per checkpoint, one line per figure.
+
+    Args:
+        results: the rows by the checkpoint's name.
+    """
+    by_key = {name: {(row.name, row.unit): row for row in rows} for name, rows in results.items()}
+    # A dict keeps the order in which figures come first.
+    keys = {(row.name, row.unit): None for rows in results.values() for row in rows if not row.detail}
+    columns = [Column("result"), Column("figure"), *(Column(name) for name in results)]
+    lines = []
+    for key in keys:
+        cells = [_cell(by_key[name].get(key)) for name in results]
+        lines.append([*key, *cells])
+    return Table(columns, lines)
+
+
+def _cell(row: Row | None) -> str | None:
+    """The text of a figure: `81.2 ± 0.3 [80.1, 82.4] (rate 0.1)`."""
+    if row is None:
+        return None
+    digits = 1 if abs(row.value) >= 1 else 3
+    text = f"{row.value:.{digits}f}"
+    if row.spread is not None:
+        text += f" ± {row.spread:.1f}"
+    if row.interval is not None:
+        low, high = row.interval
+        text += f" [{low:.1f}, {high:.1f}]"
+    if row.note:
+        text += f" ({row.note})"
+    return text

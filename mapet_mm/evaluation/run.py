@@ -1,0 +1,214 @@
+"""Run protocols on a checkpoint: choose them, say what the features cost, take these, collect the rows."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from mmengine.config import Config
+
+from mapet_mm.evaluation import VERSION
+from mapet_mm.evaluation.extraction import fill, open_bank
+from mapet_mm.evaluation.features import FeatureBank
+from mapet_mm.evaluation.image_sets import SECTION, ImageSet, declaring_config, read_image_sets
+from mapet_mm.evaluation.models import Checkpoint
+from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, build_protocols
+from mapet_mm.evaluation.rows import Row
+from mapet_mm.utils.config import type_name
+from mapet_mm.utils.dist import is_first_process, print_once
+from mapet_mm.utils.errors import UserError
+
+GB = 10**9
+# Patch tokens of one protocol that a default evaluation may write; ImageNet's take 386 GB.
+MOST_TOKENS = 20 * GB
+
+
+def evaluate_data(
+    config: Config, checkpoint: Checkpoint, data: str | None, names: Sequence[str] | None, cache: Path
+) -> list[Row]:
+    """The figures on one group of image sets, or on each of the several that a section's `folders` names.
+
+    Rows of several have the group's name at the end; last come their means.
+
+    Args:
+        config: the model's; its section `evaluation` may name image sets and `protocols`.
+        checkpoint: the backbone.
+        data: another config, which names them instead, or a folder of images.
+        names: only these of the protocols.
+        cache: folder of all features.
+
+    Raises:
+        UserError: the section asks for another `version` of the protocols; see also `choose_protocols` and
+            `evaluate`.
+    """
+    section = declaring_config(config, data).get(SECTION) or {}
+    version = section.get("version", VERSION)
+    if version != VERSION:
+        raise UserError(f"the config asks for version {version} of the protocols: these are {VERSION}")
+    folders = section.get("folders") or {"": data}
+    asked = names is not None or "protocols" in section
+    found, groups = [], defaultdict(list)
+    for name, folder in folders.items():
+        images = read_image_sets(config, folder)
+        for image_set in images.values():
+            image_set.per_class |= name in section.get("per_class", ())
+        protocols = choose_protocols(config, data, names, images)
+        for row in evaluate(checkpoint, images, protocols, cache, asked):
+            groups[row.protocol, row.setting].append(row)
+            found.append(replace(row, setting=f"{row.setting}, {name}") if name else row)
+    if len(folders) > 1:
+        complete = [rows for rows in groups.values() if len(rows) == len(folders)]
+        found += [mean_row(rows) for rows in complete]
+    return found
+
+
+def mean_row(rows: Sequence[Row]) -> Row:
+    """The mean of one figure over several groups of image sets."""
+    value = float(np.mean([row.value for row in rows]))
+    units = sorted({row.unit for row in rows})
+    setting = f"{rows[0].setting}, mean of {len(rows)} sets"
+    return Row(rows[0].protocol, setting, value, " and ".join(units), detail=rows[0].detail)
+
+
+def choose_protocols(
+    config: Config, data: str | None, names: Sequence[str] | None, images: Mapping[str, ImageSet]
+) -> list[Protocol]:
+    """The declared protocols or, without a declaration, all that the images suit, with their defaults.
+
+    Args:
+        config: the model's; its section `evaluation` may have `protocols`.
+        data: another config, which declares them instead; a folder declares none.
+        names: only these of the protocols.
+        images: the image sets by name.
+
+    Raises:
+        UserError: no such protocol, or images that do not suit one that was asked for.
+        ImportError: a protocol needs scikit-learn, which is not installed.
+    """
+    configs = (declaring_config(config, data).get(SECTION) or {}).get("protocols")
+    asked = names is not None or configs is not None
+    if configs is None:
+        PROTOCOLS.import_from_location()
+        configs = [dict(type=name) for name in PROTOCOLS.module_dict]
+    known = [type_name(one["type"]) for one in configs]
+    for name in names or ():
+        if name not in known:
+            raise UserError(f"--protocols {name}: one of {', '.join(known)}")
+    chosen = [one for one in configs if not names or type_name(one["type"]) in names]
+    with_images = []
+    for protocol in build_protocols(chosen):
+        absent = set(protocol.needs) - set(images)
+        if absent:
+            print_once(f"no {type(protocol).__name__}: there are no `{min(absent)}` images")
+        else:
+            with_images.append(protocol)
+    return suiting(with_images, lambda protocol: check_images(protocol, images), asked)
+
+
+def check_images(protocol: Protocol, images: Mapping[str, ImageSet]) -> None:
+    """Raise an error, before any features are computed, if a protocol cannot run on these images."""
+    if protocol.needs_scikit_learn:
+        import sklearn  # noqa: F401  # the error names what to install
+    protocol.check(images)
+
+
+def suiting(protocols: Sequence[Protocol], check: Callable[[Protocol], None], asked: bool) -> list[Protocol]:
+    """The protocols that pass a check; one that was asked for ends the run with its UserError."""
+    passed = []
+    for protocol in protocols:
+        name = type(protocol).__name__
+        try:
+            check(protocol)
+        except UserError as error:
+            if asked:
+                raise type(error)(f"{name}: {error}") from error
+            print_once(f"no {name}: {error}")
+        else:
+            passed.append(protocol)
+    return passed
+
+
+def evaluate(
+    checkpoint: Checkpoint,
+    images: Mapping[str, ImageSet],
+    protocols: Sequence[Protocol],
+    cache: Path,
+    asked: bool = True,
+) -> list[Row]:
+    """Figures of a checkpoint, with its features in the folder `cache`; the first process alone gets them.
+
+    Args:
+        checkpoint: the backbone.
+        images: the image sets by name.
+        protocols: of `choose_protocols`.
+        cache: folder of all features.
+        asked: True if somebody chose the protocols; else those are left out whose patch tokens take more
+            than 20 GB, or whose features do not suit.
+
+    Raises:
+        UserError: the disk has too little space, features do not suit a protocol that was asked for, or two
+            rows have one name, by which a table's column knows them.
+    """
+    names = {name for protocol in protocols for name in protocol.wanted(images)}
+    banks = {name: open_bank(checkpoint, one, cache) for name, one in images.items() if name in names}
+    protocols = suiting(protocols, lambda protocol: protocol.check_features(banks), asked)
+    if not asked:
+        protocols = suiting(protocols, lambda protocol: check_tokens(protocol, images, banks), asked)
+    kinds = needed_kinds(protocols, images)
+    check_space(banks, kinds, cache)
+    for name, needed in kinds.items():
+        fill(banks[name], checkpoint, images[name], needed)
+    if not is_first_process():
+        return []
+    evaluated = Evaluated(banks, images, checkpoint.backbone.device)
+    rows = [row for protocol in protocols for row in protocol.run(evaluated)]
+    for name, count in Counter(row.name for row in rows).items():
+        if count > 1:
+            raise UserError(f"`protocols` give two results `{name}`: run these protocols one at a time")
+    return rows
+
+
+def needed_kinds(protocols: Sequence[Protocol], images: Mapping[str, ImageSet]) -> dict[str, list[str]]:
+    """The kinds of features that some protocols take of each image set, by its name."""
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for protocol in protocols:
+        for name, needed in protocol.wanted(images).items():
+            kinds[name].update(needed)
+    return {name: sorted(needed) for name, needed in kinds.items()}
+
+
+def missing_bytes(banks: Mapping[str, FeatureBank], kinds: Mapping[str, Sequence[str]]) -> int:
+    """Size on disk of features that are not in the cache yet."""
+    return sum(banks[name].missing_bytes(kind) for name, needed in kinds.items() for kind in needed)
+
+
+def check_tokens(
+    protocol: Protocol, images: Mapping[str, ImageSet], banks: Mapping[str, FeatureBank]
+) -> None:
+    """Raise UserError if a protocol takes so many patch tokens that somebody should ask for it."""
+    tokens = {name: ["tokens"] for name, kinds in protocol.wanted(images).items() if "tokens" in kinds}
+    needed = missing_bytes(banks, tokens)
+    if needed > MOST_TOKENS:
+        name = type(protocol).__name__
+        raise UserError(
+            f"its patch tokens take {needed / GB:.1f} GB on disk; `--protocols {name}` takes them"
+        )
+
+
+def check_space(banks: Mapping[str, FeatureBank], kinds: Mapping[str, Sequence[str]], cache: Path) -> None:
+    """Say how much will be written; raise UserError if the disk has less."""
+    needed = missing_bytes(banks, kinds)
+    if not needed:
+        return
+    existing = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    print_once(f"features: {needed / GB:.3g} GB to write into {cache}, {free / GB:.3g} GB free")
+    if needed > free:
+        raise UserError(
+            f"the features take {needed / GB:.1f} GB, and the disk of {cache} has {free / GB:.1f} GB free: "
+            "name another --cache, or fewer --protocols"
+        )

@@ -19,6 +19,10 @@ DENSE = {
 }
 
 
+# In the folder that ADE20K comes as.
+ADE20K_LISTS = ("objectInfo150.txt", "sceneCategories.txt")
+
+
 class ImageSetError(UserError):
     """Images or labels that the evaluation cannot use."""
 
@@ -37,21 +41,36 @@ def folder_loaders(folder: Path) -> dict[str, Any]:
         folder /= "VOC2012"
     for kind, (images, labels, parts) in DENSE.items():
         if (folder / images).is_dir() and (folder / labels).is_dir():
+            if kind == "ADE20KDataset":
+                _say_ade20k(folder)
             return {
                 f"dense_{name}": _dense(kind, folder, images, labels, part) for name, part in parts.items()
             }
     if not (folder / "train").is_dir():
         return _one_folder(folder)
-    made = {}
-    for name in ("train", "val"):
-        if not (folder / name).is_dir():
-            raise ImageSetError(f"{folder} has no folder `{name}`: it takes `train` and `val`")
-        with_label = any(path.is_dir() for path in (folder / name).iterdir())  # a folder per class
-        known = dict(data_prefix=name, with_label=with_label)
-        if not with_label and (folder / f"meta/{name}.txt").is_file():
-            known.update(ann_file=f"meta/{name}.txt", with_label=True)
-        made[name] = dict(dataset=dict(type="CustomDataset", data_root=str(folder), **known))
-    return made
+    if not (folder / "val").is_dir():
+        raise ImageSetError(f"{folder} has no folder `val`: it takes `train` and `val`")
+    return {name: _part(folder, name) for name in ("train", "val")}
+
+
+def _say_ade20k(folder: Path) -> None:
+    """Say what is assumed of a folder that is laid out as ADE20K is, unless ADE20K's lists are in it."""
+    if not any((folder / name).is_file() for name in ADE20K_LISTS):
+        print_once(
+            f"{folder}: labels are taken for ADE20K's 150 classes, and 0 for unlabelled, because its folders "
+            "are named as ADE20K's; for other classes name a config as --data (docs/evaluation.md, Classes "
+            "of your own)"
+        )
+
+
+def _part(folder: Path, name: str) -> dict[str, Any]:
+    """A loader of `train` or `val`: with a folder per class, a list of classes, or no classes."""
+    known = dict(data_root=str(folder), data_prefix=name)
+    has_folders = any(path.is_dir() for path in (folder / name).iterdir())
+    has_list = (folder / f"meta/{name}.txt").is_file()
+    if has_list and not has_folders:
+        known["ann_file"] = f"meta/{name}.txt"
+    return dict(dataset=dict(type="CustomDataset", with_label=has_folders or has_list, **known))
 
 
 def _dense(kind: str, folder: Path, images: str, labels: str, part: str) -> dict[str, Any]:
@@ -73,11 +92,10 @@ def _one_folder(folder: Path) -> dict[str, Any]:
         raise ImageSetError(f"{folder} has no folder `train`, and no folder per class")
     known = dict(type="CustomDataset", data_prefix=str(folder), with_label=True)
     labels = CustomDataset(data_prefix=str(folder), with_label=True).get_gt_labels()
-    places: dict[str, list[int]] = {"train": [], "val": []}
+    indices: dict[str, list[int]] = {"train": [], "val": []}
     for label in np.unique(labels):
-        for count, place in enumerate(np.flatnonzero(labels == label).tolist()):
-            places["val" if count % FIFTH == FIFTH - 1 else "train"].append(place)
-    print_once(
-        f"{folder}: every fifth image of each class is tested on, {len(places['val'])} of {len(labels)}"
-    )
-    return {name: dict(dataset=dict(indices=own, **known)) for name, own in places.items()}
+        for count, index in enumerate(np.flatnonzero(labels == label).tolist(), start=1):
+            indices["val" if count % FIFTH == 0 else "train"].append(index)
+    num_tested = len(indices["val"])
+    print_once(f"{folder}: every fifth image of each class is tested on, {num_tested} of {len(labels)}")
+    return {name: dict(dataset=dict(indices=own, **known)) for name, own in indices.items()}

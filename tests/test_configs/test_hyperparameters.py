@@ -155,7 +155,7 @@ def test_linear_segmentation_is_dinov3s(data, classes):
 def test_every_segmentation_recipe_can_be_augmented(path):
     cfg = load(path)
     segmentor, usual = cfg.model, cfg.test_dataloader.dataset.pipeline
-    _, (scales, flips, (labels,), _) = (step.get("transforms") for step in cfg.tta_pipeline)
+    _, (scales, _, flips, (labels,), _) = (step.get("transforms") for step in cfg.tta_pipeline)
     factors = (0.5, 0.75, 1, 1.25, 1.5, 1.75)
     assert [tuple(step.scale) for step in scales] == [
         (int(2048 * by), int(usual[1].scale[1] * by)) for by in factors

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from config_building import run_tool
+from mmengine.config import Config
 
 
 def table(printed: str) -> str:
@@ -38,6 +39,42 @@ def test_all_models_are_evaluated_on_the_first_ones_images(config, root, monkeyp
     )
     rows = json.loads((root / "out" / "results.json").read_text())
     assert rows["other, weights"] == rows["config, weights"]
+
+
+def test_a_pre_training_is_evaluated_on_a_folder(config, root, monkeypatch, capsys):
+    """The next command that a pre-training prints; its own images are resized squares, with tokens."""
+    arch = config.model.backbone.arch
+    backbone = dict(type="mapet_mm.MaPeTPretrainViT", arch=arch, img_size=16, patch_size=4, cutting_point=6)
+    pipeline = [
+        dict(type="LoadImageFromFile"),
+        dict(type="ResizeEdge", scale=20, backend="pillow", interpolation="bicubic"),
+        dict(type="CenterCrop", crop_size=16),
+        dict(type="mapet_mm.LoadTokenGrid", store="tokens"),
+        dict(type="PackInputs", algorithm_keys=["token_grid"]),
+    ]
+    content = dict(
+        default_scope="mmpretrain",
+        model=dict(
+            type="mapet_mm.MaPeT",
+            backbone=backbone,
+            head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=16, vocab_size=8),
+            target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=8),
+        ),
+        data_preprocessor=dict(config.data_preprocessor, type="mapet_mm.TokenGridDataPreprocessor"),
+        train_dataloader=dict(batch_size=8, dataset=dict(type="CustomDataset", pipeline=pipeline)),
+        test_dataloader=None,
+    )
+    Config(content).dump(root / "pretrain.py")
+    arguments = ["--data", root / "data", "--cache", root / "cache", "--out", root / "out"]
+    run_tool(
+        monkeypatch,
+        "evaluate_features.py",
+        *[root / "pretrain.py", root / "weights.pth", *arguments, "--protocols", "NearestNeighbours"],
+        *["--compare", root / "config.py", root / "weights.pth"],
+    )
+    assert "short side 20 bicubic, central 16 x 16" in capsys.readouterr().out
+    rows = json.loads((root / "out" / "results.json").read_text())
+    assert [row["setting"] for row in rows["pretrain, weights"]] == ["class token", "mean", "both"]
 
 
 def test_two_checkpoints_for_one_config_are_refused(config, root, monkeypatch):

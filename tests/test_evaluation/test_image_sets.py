@@ -133,6 +133,18 @@ def test_a_folder_with_pixel_labels_is_known_by_its_layout(config, root, kind, c
     assert ignored == (kind == "ade20k")  # whose 0 means unlabelled
 
 
+def test_what_is_assumed_of_ade20ks_layout_is_said_unless_its_lists_are_there(config, root, capsys):
+    """One's own labels in folders of these names are other classes, and their 0 may be one."""
+    config.evaluation.val.dataset.pipeline.insert(1, dict(type="CenterCrop", crop_size=16))
+    folder = write_dense(root / "own", "ade20k")
+    read_image_sets(config, str(folder))
+    assert "ADE20K's 150 classes, and 0 for unlabelled" in capsys.readouterr().out
+    (folder / "objectInfo150.txt").write_text("Idx Ratio Train Val Name")
+    read_image_sets(config, str(folder))
+    read_image_sets(config, str(write_dense(root / "voc", "voc")))
+    assert "ADE20K" not in capsys.readouterr().out
+
+
 def test_a_folder_per_class_is_divided(config, root, capsys):
     images = read_image_sets(config, str(root / "data/train"))
     assert images["train"].labels.tolist() == [0] * 7 + [1] * 7 + [2] * 7

@@ -102,7 +102,7 @@ def test_weights_at_an_unusual_place_are_loaded_by_their_prefix(config, root, we
 
 
 def test_what_features_do_not_need_is_left_out_and_printed(config, root, weights, capsys):
-    others = {name: ONE for name in ("head.fc.weight", "backbone.mask_token", "backbone.ln2.bias", "neck.w")}
+    others = dict.fromkeys(("head.fc.weight", "backbone.mask_token", "backbone.ln2.bias", "neck.w"), ONE)
     save(weights | others, root)
     config.model.backbone.update(type="VisionTransformer", layer_scale_init_value=0.1)
     load_checkpoint(config, str(root / "weights.pth"))

@@ -82,6 +82,20 @@ def test_a_vit_of_hugging_face(tmp_path, picture, kind):
                 torch.testing.assert_close(again.backbone(images).patches[-1], tokens.patches[-1], **CLOSE)
 
 
+def test_an_image_processor_that_does_not_normalise_is_believed(tmp_path, picture):
+    save_hugging_face("vit", tmp_path / "vit")
+    file = tmp_path / "vit" / "preprocessor_config.json"
+    if not file.exists():
+        file = tmp_path / "vit" / "processor_config.json"
+    file.write_text(file.read_text().replace('"do_normalize": true', '"do_normalize": false'))
+    config, loaded = load_model(f"hf:{tmp_path / 'vit'}")
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "vit")
+    assert processor.do_normalize is False
+    expected = processor(Image.open(picture), return_tensors="pt")["pixel_values"]
+    assert (expected.min(), expected.max()) > (0, 0.5)  # between 0 and 1
+    torch.testing.assert_close(prepared(config, loaded, picture), expected, atol=0.03, rtol=0)
+
+
 def test_weights_of_another_network_of_hugging_face_are_refused(tmp_path):
     for kind in ("dinov2", "registers"):
         save_hugging_face(kind, tmp_path / kind)

@@ -5,7 +5,14 @@ import pytest
 from PIL import Image
 
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError
-from mapet_mm.evaluation.pixel_labels import Areas, PixelLabels, join_cells, label_cells, majority
+from mapet_mm.evaluation.pixel_labels import (
+    Areas,
+    PixelLabels,
+    join_cells,
+    label_cells,
+    majority,
+    pixel_labels,
+)
 
 SIZES = ((24, 36), (30, 20))
 LOAD, LABELS = dict(type="LoadImageFromFile"), dict(type="mmseg.LoadAnnotations")
@@ -62,6 +69,16 @@ def test_labels_are_read_at_their_own_size_and_unlabelled_pixels_are_ignored(ima
     assert [each.shape for each in labels] == [*SIZES]
     assert [labels[1][y, x] for y in (0, -1) for x in (0, -1)] == [0, 1, 255, 2]
     assert [each.shape for each in PixelLabels(images(LOAD, LABELS, CROP, PACK))] == [(16, 16)] * 2
+
+
+def test_labels_are_read_once_for_sets_of_the_same_images(images, monkeypatch):
+    """Each model that is compared makes its own set."""
+    resize = dict(type="mmseg.Resize", scale=(16, 16), keep_ratio=False)
+    read = pixel_labels(images(LOAD, resize, LABELS, PACK))
+    monkeypatch.setattr("mapet_mm.evaluation.pixel_labels.PixelLabels", None)
+    assert pixel_labels(images(LOAD, resize, LABELS, PACK)) is read
+    with pytest.raises(TypeError):  # labels of other pixels are read
+        pixel_labels(images(LOAD, LABELS, CROP, PACK))
 
 
 REFUSED = [

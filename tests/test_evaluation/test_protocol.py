@@ -184,7 +184,7 @@ def test_features_beyond_a_regressions_memory_end_the_run_of_who_asks(config, ro
     images, checkpoint = read_image_sets(config), load_checkpoint(config, str(root / "weights.pth"))
     protocols = build_protocols([dict(type="Regression", memory=1e-9), PROTOCOLS[0]])
     if asked:
-        with pytest.raises(UserError, match="Regression: .*LinearProbes"):
+        with pytest.raises(UserError, match="LinearProbes"):
             evaluate(checkpoint, images, protocols, root / "cache")
         assert not (root / "cache").exists()
     else:

@@ -19,7 +19,7 @@ TABLE = Table(
         Column("gain", "+.1f"),
     ],
     rows=[["linear probe, 100 labels", 63.24, 71.46, 8.22], ["UperNet", None, 40.0, None]],
-    notes=["one seed"],
+    notes=["one seed, <2 images"],
 )
 
 
@@ -49,6 +49,16 @@ def test_report_shows_every_number_name_and_command(page):
     assert "python tools/train.py a.py --cfg-options x=&#x27;&lt;y&gt;&#x27;" in page
     assert "MaPeT &lt;demo&gt;" in page
     assert "Digits &amp; scenes" in page
+
+
+def test_names_of_a_table_are_text_whatever_they_hold(tmp_path):
+    """Names of models and data sets are other people's: no cell, heading or fact is markup."""
+    name = '<b onclick="x">a & b</b>'
+    table = Table([Column(name), Column("value")], [[name, name]], notes=[name])
+    page = write_report(tmp_path / "report.html", Report("t", "s", table, facts=[(name, name)])).read_text()
+    shown = "&lt;b onclick=&quot;x&quot;&gt;a &amp; b&lt;/b&gt;"
+    assert page.count(shown) == 6
+    assert "<b" not in page.partition("<body>")[2]
 
 
 def test_report_loads_nothing_and_its_tags_are_balanced(page):

@@ -49,6 +49,14 @@ def test_figure_plots_every_used_token(store):
     assert ranks.lines[0].get_ydata().tolist() == [4, 4, 3, 1]
 
 
+def test_figure_marks_the_patches_of_each_token_if_all_were_used_evenly(store):
+    """12 patches of 10 tokens, of which 4 are used."""
+    (ranks,) = draw_usage(measure_usage(store)).axes
+    assert set(ranks.lines[1].get_ydata()) == {12 / 10}
+    (note,) = ranks.texts
+    assert (note.get_text(), note.xy) == ("even use", (1, 12 / 10))
+
+
 def test_images_without_labels_have_no_purity():
     table = usage_table(TokenUsage(np.array([3, 0, 1])))
     assert [value for _, value in table.rows] == ["3", "2 (1 dead)", "4", "1.8", "75.00"]

@@ -21,6 +21,7 @@ test_pipeline = [
 tta_sizes = [[int(side * by) for side in test_pipeline[1]["scale"]] for by in _base_.tta_scales]
 tta_views = [
     [dict(test_pipeline[1], scale=tuple(size)) for size in tta_sizes],
+    _base_.tta_whole_patches,
     _base_.tta_flips,
     *([step] for step in test_pipeline[2:]),
 ]

@@ -18,4 +18,7 @@ test_evaluator = val_evaluator
 # Test-time augmentation (tools/test.py --tta): the mean over these scales of the test image, flipped and not.
 tta_model = dict(type="SegTTAModel")
 tta_scales = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
+# Views smaller than the window of 512 are whole patches. The ViT would pad others, and its answers, spread
+# over the padding, too, would lie up to 20 pixels beside their place.
+tta_whole_patches = [dict(type="ResizeToMultiple", size_divisor=16)]
 tta_flips = [dict(type="RandomFlip", prob=prob) for prob in (0.0, 1.0)]

@@ -181,7 +181,7 @@ def _check_state(network: nn.Module) -> None:
         raise WeightsError(
             f"{type(network).__name__} keeps {len(hidden)} weights out of its state dict, such as "
             f"`{min(hidden)}`: evaluate the network into which they are merged (of LoRA: MMPretrain's "
-            "tools/model_converters/merge_lora_weight.py)"
+            "merge_lora_weight.py)"
         )
 
 

@@ -264,7 +264,8 @@ def _check_left_out(
 ) -> list[str]:
     """Weights of a checkpoint that the network does not take; WeightsError if its features read them."""
     read = adapter_of(network).reads(network)
-    left_out, changing = [], []
+    left_out = []
+    changing = []
     for name in unexpected:
         # A model that renames weights while loading reports new names: those are float.
         is_table = name in own and not own[name].is_floating_point()

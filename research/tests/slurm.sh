@@ -6,11 +6,14 @@ set -euo pipefail
 FOLDER=$(mkdir -p "$1" && cd "$1" && pwd)
 HOST=$(hostname -s)
 export SLURM_CONF=$FOLDER/slurm.conf
+# Inside of jobs Snakemake keeps no variable that says where the settings are.
+DEFAULT=/etc/slurm/slurm.conf
 
 stop() {
     for name in slurmd slurmctld munged; do
         [ ! -f "$FOLDER/$name.pid" ] || kill "$(cat "$FOLDER/$name.pid")" 2>/dev/null || true
     done
+    [ ! -L "$DEFAULT" ] || rm "$DEFAULT"
 }
 if [ "${2:-}" = stop ]; then
     stop
@@ -20,7 +23,12 @@ fi
 if ! command -v slurmctld munged >/dev/null; then
     apt-get install --yes --no-install-recommends slurm-wlm munge >"$FOLDER/apt.log" 2>&1
 fi
-mkdir -p "$FOLDER/state" "$FOLDER/spool"
+if [ -e "$DEFAULT" ] && [ ! -L "$DEFAULT" ]; then
+    echo "error: this machine has a Slurm of its own, $DEFAULT" >&2
+    exit 1
+fi
+mkdir -p "$FOLDER/state" "$FOLDER/spool" "$(dirname "$DEFAULT")"
+ln -sfn "$SLURM_CONF" "$DEFAULT"
 [ -f "$FOLDER/munge.key" ] || dd if=/dev/urandom of="$FOLDER/munge.key" bs=1024 count=1 status=none
 chmod 400 "$FOLDER/munge.key"
 chmod 755 "$FOLDER"

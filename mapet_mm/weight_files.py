@@ -211,7 +211,7 @@ def find_state_dict(content: Any, key: str | None, path: Path) -> dict[str, Tens
         others = [name for name in KEYS if name in entries]
         raise WeightFileError(
             f"{path} has {' and '.join(f'`{name}`' for name in [*others, *averages])}: choose one with "
-            f"`key`, for example tools/convert.py mm mm IN OUT --key {averages[-1]}"
+            f"`key`, for example mapet-mm convert mm mm IN OUT --key {averages[-1]}"
         )
     # A file of ours may have one inside the other.
     for name in KEYS if key is None else (key,):

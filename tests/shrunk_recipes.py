@@ -47,6 +47,7 @@ def shrunk(path: Path) -> Config:
         shrink_decoder(model)
         if path.parent.name == "segmentation":  # a quarter of the size
             model.backbone.img_size = 128
+            model.data_preprocessor.size = model.data_preprocessor.test_cfg.size = (128, 128)
             if model.test_cfg.mode == "slide":
                 model.test_cfg.update(crop_size=(128, 128), stride=(85, 85))
             for pipeline in (cfg.test_pipeline, cfg.test_dataloader.dataset.pipeline):

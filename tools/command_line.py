@@ -2,17 +2,20 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 from mmengine.config import DictAction
 
-from mapet_mm.utils.commands import PACKAGE, as_typed
+from mapet_mm.utils.commands import TOOLS
 
 
 def described_parser(description: str) -> argparse.ArgumentParser:
     """A parser whose help shows a tool's docstring line by line."""
     by_line = argparse.RawDescriptionHelpFormatter
-    command = as_typed(sys.argv[0].partition(f"{PACKAGE}/")[2]) or None
-    return argparse.ArgumentParser(command, description=as_typed(description), formatter_class=by_line)
+    own_file = Path(sys.argv[0]).name
+    names = {Path(file).name: name for name, (file, _) in TOOLS.items()}
+    command = f"mapet-mm {names[own_file]}" if own_file in names else None
+    return argparse.ArgumentParser(command, description=description, formatter_class=by_line)
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:

@@ -1,17 +1,17 @@
 """Convert weights between the names of the authors (reference), this package (mm), timm, Hugging Face (hf)
 and torchvision, or write the backbone as an ONNX file.
 
-    python tools/convert.py mm timm work_dirs/RUN/epoch_310.pth vit      # timm.create_model("local-dir:vit")
-    python tools/convert.py mm hf work_dirs/RUN/epoch_310.pth dinov2     # AutoModel.from_pretrained("dinov2")
-    python tools/convert.py mm timm work_dirs/RUN/epoch_310.pth vit.safetensors
-    python tools/convert.py mm torchvision work_dirs/RUN/epoch_310.pth vit.pth
-    python tools/convert.py mm onnx work_dirs/RUN/epoch_310.pth vit.onnx    # any number of images
-    python tools/convert.py reference mm mapet_small.tar mapet_small.pth
-    python tools/convert.py --show mapet_small.tar     # epoch, metric and args that the training saved
+    mapet-mm convert mm timm work_dirs/RUN/epoch_310.pth vit      # timm.create_model("local-dir:vit")
+    mapet-mm convert mm hf work_dirs/RUN/epoch_310.pth dinov2     # AutoModel.from_pretrained("dinov2")
+    mapet-mm convert mm timm work_dirs/RUN/epoch_310.pth vit.safetensors
+    mapet-mm convert mm torchvision work_dirs/RUN/epoch_310.pth vit.pth
+    mapet-mm convert mm onnx work_dirs/RUN/epoch_310.pth vit.onnx    # any number of images
+    mapet-mm convert reference mm mapet_small.tar mapet_small.pth
+    mapet-mm convert --show mapet_small.tar     # epoch, metric and args that the training saved
 
 A folder gets the weights and the files that timm or Hugging Face read: architecture and preprocessing, from
 the description that a training writes into its checkpoints, or from --config. A .safetensors file gets the
-weights and the description; a .pth file gets the weights, for `init_cfg`, `load_from` and tools/test.py. An
+weights and the description; a .pth file gets the weights, for `init_cfg`, `load_from` and mapet-mm test. An
 .onnx file has the class token and the patch features as outputs. IN is read without running any code in it.
 """
 

@@ -1,10 +1,10 @@
 """Evaluate a backbone's frozen features: nearest neighbours, probes, few labels, segmentation.
 
-    python tools/evaluate_features.py MODEL --data FOLDER --out OUT
-    python tools/evaluate_features.py MODEL CHECKPOINT --compare OTHER_MODEL OTHER_CHECKPOINT
+    mapet-mm evaluate MODEL --data FOLDER --out OUT
+    mapet-mm evaluate MODEL CHECKPOINT --compare OTHER_MODEL OTHER_CHECKPOINT
 
 MODEL is a config of a pre-training, a classifier or a bare backbone; timm:NAME, hf:NAME_OR_FOLDER or
-torchvision:NAME; a folder or file that tools/convert.py wrote; or mapet://NAME. Without CHECKPOINT the
+torchvision:NAME; a folder or file that mapet-mm convert wrote; or mapet://NAME. Without CHECKPOINT the
 weights are the library's; a config names its own, or they are random. Features are computed once and kept
 in --cache. After a kill, the same command resumes. Any number of processes on any number of machines share
 the work: start the same command any number of times, under torchrun, under srun or by hand.

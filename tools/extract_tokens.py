@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from command_line import add_tokenizer_options, described_parser
 from mmengine.config import Config
 
-from mapet_mm.utils.commands import as_typed
 from mapet_mm.utils.config import read_config as read_file
-from mapet_mm.utils.config import typed
+from mapet_mm.utils.config import shell_command
 from mapet_mm.utils.errors import one_line_errors
 
 if TYPE_CHECKING:
@@ -75,10 +74,10 @@ def next_step(cfg: Config, store: "TokenStore") -> str:
     following = cfg.get("next_config")
     if following and Path(following).is_file():
         if repr(str(store.path)) in str(read_file(following).get("train_dataloader")):
-            return f"next: {typed(cfg, f'python tools/train.py {following}')}"
+            return f"next: {shell_command(cfg, f'mapet-mm train {following}')}"
         following = f"CONFIG (not {following}, which reads another store)"
-    return as_typed(
-        f"next: python tools/train.py {following or 'CONFIG'}, with dict(type='mapet_mm.LoadTokenGrid', "
+    return (
+        f"next: mapet-mm train {following or 'CONFIG'}, with dict(type='mapet_mm.LoadTokenGrid', "
         f"store='{store.path}') in its pipeline and vocab_size={store.vocab_size} in its model"
     )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from command_line import add_tokenizer_options, described_parser
 from mmengine.config import Config
 
-from mapet_mm.utils.config import typed
+from mapet_mm.utils.config import shell_command
 from mapet_mm.utils.errors import one_line_errors
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def report(cfg: Config, args: argparse.Namespace, path: Path, codebook: "Codeboo
         )
     print(f"kept {features} ({size:.0f} MiB of sampled features): delete it once the codebook is good")
     option = f" --cfg-options tokenizer.codebook={path}" if args.out else ""
-    print(f"next: {typed(cfg, f'python tools/extract_tokens.py {args.config}{option}')}")
+    print(f"next: {shell_command(cfg, f'mapet-mm extract-tokens {args.config}{option}')}")
 
 
 if __name__ == "__main__":

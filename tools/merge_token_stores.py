@@ -2,7 +2,6 @@
 
 from command_line import described_parser
 
-from mapet_mm.utils.commands import as_typed
 from mapet_mm.utils.errors import one_line_errors
 
 
@@ -17,9 +16,9 @@ def main() -> None:
 
     merged = merge_stores(args.out, [TokenStore.open(path) for path in args.stores])
     print(f"wrote {merged.path}: {len(merged)} images of {len(args.stores)} token stores")
-    if missing := merged.missing().size:
-        command = as_typed("python tools/extract_tokens.py")
-        print(f"{missing} have no tokens yet: {command} CONFIG --out {merged.path}")
+    num_missing = merged.missing().size
+    if num_missing:
+        print(f"{num_missing} have no tokens yet: mapet-mm extract-tokens CONFIG --out {merged.path}")
 
 
 if __name__ == "__main__":

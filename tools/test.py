@@ -1,6 +1,6 @@
 """Test a checkpoint with the config's metrics on its test set; on request, save predictions.
 
-    python tools/test.py CONFIG CHECKPOINT --out predictions.pkl
+    mapet-mm test CONFIG CHECKPOINT --out predictions.pkl
 
 Several processes: tools/dist_test.sh, or tools/slurm_test.sh on a cluster.
 """

@@ -1,6 +1,6 @@
 """Train the model of a config: pre-training, classification or segmentation.
 
-    python tools/train.py configs/micro/vit-micro_1xb64-coslr.py --amp
+    mapet-mm train configs/micro/vit-micro_1xb64-coslr.py --amp
 
 Several processes: tools/dist_train.sh, or tools/slurm_train.sh on a cluster.
 """

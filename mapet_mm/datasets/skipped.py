@@ -73,7 +73,7 @@ def replace_skipped(dataset: Dataset, load: LoadTokenGrid) -> None:
     if pending:
         raise MissingTokensError(
             f"token store `{load.path}` has no tokens for {len(pending)} of {len(dataset)} images of "
-            f"{kind}, the first `{path(pending[0])}`: run tools/extract_tokens.py"
+            f"{kind}, the first `{path(pending[0])}`: run `mapet-mm extract-tokens`"
         )
     MMLogger.get_current_instance().warning(
         f"token store `{load.path}` skipped {len(skipped)} of {len(dataset)} images of {kind}, which could "
@@ -103,7 +103,7 @@ def leave_out(dataset: Dataset, skipped: list[int], load: LoadTokenGrid) -> None
     if len(skipped) == len(dataset):
         raise MissingTokensError(
             f"token store `{load.path}` skipped all images of {type(dataset).__name__}: correct its data, "
-            "and run tools/extract_tokens.py --retry-skipped"
+            "and run `mapet-mm extract-tokens --retry-skipped`"
         )
     reorder(dataset, replace_by_neighbours(len(dataset), skipped))
 

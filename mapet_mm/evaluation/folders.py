@@ -85,11 +85,10 @@ def _one_folder(folder: Path) -> dict[str, Any]:
         raise ImageSetError(f"{folder} has no folder `train`, and no folder per class")
     known = dict(type="CustomDataset", data_prefix=str(folder), with_label=True)
     labels = CustomDataset(data_prefix=str(folder), with_label=True).get_gt_labels()
-    places: dict[str, list[int]] = {"train": [], "val": []}
+    indices: dict[str, list[int]] = {"train": [], "val": []}
     for label in np.unique(labels):
-        for count, place in enumerate(np.flatnonzero(labels == label).tolist()):
-            places["val" if count % FIFTH == FIFTH - 1 else "train"].append(place)
-    print_once(
-        f"{folder}: every fifth image of each class is tested on, {len(places['val'])} of {len(labels)}"
-    )
-    return {name: dict(dataset=dict(indices=own, **known)) for name, own in places.items()}
+        for count, index in enumerate(np.flatnonzero(labels == label).tolist(), start=1):
+            indices["val" if count % FIFTH == 0 else "train"].append(index)
+    num_tested = len(indices["val"])
+    print_once(f"{folder}: every fifth image of each class is tested on, {num_tested} of {len(labels)}")
+    return {name: dict(dataset=dict(indices=own, **known)) for name, own in indices.items()}

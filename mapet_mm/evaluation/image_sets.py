@@ -124,8 +124,9 @@ def check_labels(train: ImageSet, val: ImageSet) -> int:
     if len(classes) < 2:
         raise ImageSetError(f"`train` contains only class {classes.pop()}: classification needs two")
     wanted = {*val.labels.tolist(), *range(len(train.class_names or ()))}
-    if missing := sorted(wanted - classes):
-        raise ImageSetError(f"`train` has no image of class {missing[0]}: add some, or leave the class out")
+    missing = wanted - classes
+    if missing:
+        raise ImageSetError(f"`train` has no image of class {min(missing)}: add some, or leave the class out")
     return max(classes) + 1
 
 
@@ -158,7 +159,8 @@ def answers(
 
 def classes_in_train(train: ImageSet, test: ImageSet, num_classes: int) -> list[int]:
     """The class of `train` that each class of a test is: of the same name, or of the number in its name."""
-    names, known = test.class_names, train.class_names
+    names = test.class_names
+    known = train.class_names
     if test.name == "val" or not names or not known or names == known:
         return list(range(num_classes))
     index_of = {name: index for index, name in enumerate(known)}

@@ -265,7 +265,7 @@ def find_prefix(
     raise WeightsError(
         f"checkpoint {path} has no weights of the config's backbone {tried} (it has "
         f"{listed(sorted(weights), most=3)}): name their --prefix or the config that it was trained with, or "
-        "convert it with tools/convert.py"
+        "convert it with `mapet-mm convert`"
     )
 
 
@@ -274,7 +274,8 @@ def _check_left_out(
 ) -> list[str]:
     """Weights of a checkpoint that the network does not take; WeightsError if its features read them."""
     read = adapter_of(network).reads(network)
-    left_out, changing = [], []
+    left_out = []
+    changing = []
     for name in unexpected:
         # A model that renames weights while loading reports new names: those are float.
         is_table = name in own and not own[name].is_floating_point()

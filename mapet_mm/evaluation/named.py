@@ -47,7 +47,7 @@ def load_model(
     Args:
         name: a config; `timm:NAME`, with timm's own names such as `local-dir:FOLDER`; `hf:NAME_OR_FOLDER`;
             `torchvision:NAME`, or `NAME:WEIGHTS` for other weights than the default; a folder or file that
-            tools/convert.py wrote; or `mapet://NAME`.
+            `mapet-mm convert` wrote; or `mapet://NAME`.
         checkpoint: weights to load instead of the library's.
         options: entries to change in a config.
         prefix: of the backbone's names in the checkpoint; None looks for the usual ones.
@@ -221,9 +221,11 @@ def _processor_preparation(known: Mapping[str, Any], side: int) -> Preparation:
     """What an image processor of Hugging Face says; `side` is that of the model's images."""
     crop = known.get("crop_size") if known.get("do_center_crop") else known["size"]
     img_size = (crop["height"], crop["width"]) if "height" in crop else (side, side)
-    mean, std = tuple(known["image_mean"]), tuple(known["image_std"])
+    mean = tuple(known["image_mean"])
+    std = tuple(known["image_std"])
     if not known.get("do_normalize", True):
-        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+        mean = (0.0, 0.0, 0.0)
+        std = (1.0, 1.0, 1.0)
     names = {number: name for name, number in INTERPOLATIONS.items()}
     return Preparation(img_size, mean, std, known["size"].get("shortest_edge"), names[int(known["resample"])])
 

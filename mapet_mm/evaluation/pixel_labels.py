@@ -73,9 +73,10 @@ class Areas:
         """Count an image's pixels."""
         from mmseg.evaluation import IoUMetric
 
-        both = (torch.from_numpy(each.astype(np.int64)) for each in (predicted, labels))
-        found = IoUMetric.intersect_and_union(*both, self.num_classes, IGNORED)
-        self._images.append(torch.stack(found[:2]).double().numpy())
+        predicted = torch.from_numpy(predicted.astype(np.int64))
+        labels = torch.from_numpy(labels.astype(np.int64))
+        intersection, union, *_ = IoUMetric.intersect_and_union(predicted, labels, self.num_classes, IGNORED)
+        self._images.append(torch.stack([intersection, union]).double().numpy())
 
     @property
     def ious(self) -> Float[np.ndarray, " classes"]:

@@ -51,7 +51,8 @@ def evaluate_data(
         raise UserError(f"the config asks for version {version} of the protocols: these are {VERSION}")
     folders = section.get("folders") or {"": data}
     asked = names is not None or "protocols" in section
-    found, groups = [], defaultdict(list)
+    found = []
+    groups = defaultdict(list)
     for name, folder in folders.items():
         images = read_image_sets(config, folder)
         for image_set in images.values():

@@ -1,6 +1,6 @@
 """The authors' fine-tuned weights by name: use `mapet://vit-base-kclip` wherever MMEngine takes a checkpoint.
 
-`init_cfg=dict(type="Pretrained", checkpoint="mapet://vit-base-kclip")`, `load_from`, `tools/test.py CONFIG
+`init_cfg=dict(type="Pretrained", checkpoint="mapet://vit-base-kclip")`, `load_from`, `mapet-mm test CONFIG
 mapet://vit-base-kclip`, and, with `mapet_mm.hub`, `get_model(NAME, pretrained=True)`. Files are downloaded
 once, into torch.hub's folder, and converted without running any code in them.
 """

@@ -21,7 +21,7 @@ from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError
 
 CODEBOOK_FORMAT = "mapet_mm.codebook"
-HOW_TO_GET_ONE = "fit one with tools/fit_codebook.py or correct the path in the config"
+HOW_TO_GET_ONE = "fit one with `mapet-mm fit-codebook` or correct the path in the config"
 # Rows times centroids of one distance block: 64 MiB in float32, little beside any encoder.
 BLOCK_ELEMENTS = 2**24
 # Points are centred for products if |mean|^2 > FAR * variance. Without it, float32 misplaces 1 token in 2,000

@@ -22,7 +22,7 @@ from mapet_mm.utils.errors import UserError
 PART_ROWS = 1024
 # States of a row.
 PENDING, WRITTEN, SKIPPED = 0, 1, 2
-HOW_TO_RESTORE = "restore it from a copy, or remove it and run tools/extract_tokens.py again"
+HOW_TO_RESTORE = "restore it from a copy, or remove it and run `mapet-mm extract-tokens` again"
 # Every so many hashes one stays in memory: 160 KB for 1.3 M names.
 HASH_STRIDE = 64
 # Names read at once by a loop over all of them.

@@ -35,7 +35,7 @@ STORE_FORMAT = {"format": "mapet_mm.token_store", "version": 4}
 IDENTITY_KEYS = ("grid", "vocab_size", "tokenizer", "data_root", "preprocessing")
 MANIFEST = "manifest.json"
 LOCK = ".lock"
-EXTRACT = "run tools/extract_tokens.py with the tokenizer's config"
+EXTRACT = "run `mapet-mm extract-tokens` with the tokenizer's config"
 
 
 class MissingTokensError(TokenStoreError, KeyError):
@@ -414,7 +414,7 @@ def new_store(path: Path, names: Sequence[str], identity: Mapping[str, Any]) -> 
             yield TokenStore(folder)
     except FileExistsError:
         raise TokenStoreError(
-            f"`{path}` exists: choose another path or remove it; tools/extract_tokens.py continues a store"
+            f"`{path}` exists: choose another path or remove it; `mapet-mm extract-tokens` continues a store"
         ) from None
 
 

@@ -58,7 +58,7 @@ def run_fit_codebook(
     if "codebook" not in cfg or "codebook" not in cfg.tokenizer:
         raise CodebookError(
             f"tokenizer {type_name(cfg.tokenizer.type)} of `{cfg.filename}` brings its own codebook, there "
-            "is none to fit: go on with tools/extract_tokens.py"
+            "is none to fit: go on with `mapet-mm extract-tokens`"
         )
     path = Path(out or cfg.tokenizer.codebook)
     plan = CodebookPlan.from_config(cfg)
@@ -206,7 +206,7 @@ def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tu
         raise CodebookError(
             f"codebook `{cfg.tokenizer.codebook}` was fitted on images prepared in another way "
             f"({difference}): restore `data_preprocessor` of `{cfg.filename}`, or fit a codebook for this "
-            "one with tools/fit_codebook.py --overwrite"
+            "one with `mapet-mm fit-codebook --overwrite`"
         )
     return tokenizer, MODELS.build(cfg.data_preprocessor).to(device)
 

@@ -55,7 +55,7 @@ class KMeansOptions:
 def fit_codebook(
     features: np.ndarray | Tensor, k: int, metadata: Mapping[str, Any] | None = None, **options: int
 ) -> Codebook:
-    """Find k centroids of features in memory by k-means: L2 distance, not normalised (paper Section 3.3).
+    """Find k centroids of features in memory by k-means: L2 distance, not normalised (paper Section 4.2).
 
     Args:
         features: (rows, D) encoder features.

@@ -1,6 +1,5 @@
 """The tools behind the commands, and the command line of each."""
 
-import re
 import sys
 from pathlib import Path
 
@@ -17,14 +16,6 @@ TOOLS = {
     "convert": ("convert.py", "convert weights to and from timm, Hugging Face, torchvision and ONNX"),
     "digits": ("dataset_converters/digits.py", "write the digits, the small dataset of the examples"),
 }
-
-
-def as_typed(text: str) -> str:
-    """A text with `mapet-mm COMMAND` for `python tools/...` in a tool that the `mapet-mm` command started."""
-    if sys.argv[0].startswith(str(PACKAGE)):
-        for name, (path, _) in TOOLS.items():
-            text = re.sub(rf"(python )?tools/{re.escape(path)}", f"mapet-mm {name}", text)
-    return text
 
 
 def tool_command(name: str, arguments: list[str], processes: str | int | None = None) -> list[str]:

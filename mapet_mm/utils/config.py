@@ -13,7 +13,7 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.registry import MODELS, WEIGHT_INITIALIZERS, Registry
 
-from mapet_mm.utils.commands import PACKAGE, as_typed
+from mapet_mm.utils.commands import PACKAGE
 
 VARIABLE = "MAPET_MM_DATA"
 LIBRARIES = ("mmpretrain", "mmseg", "mmdet", "mmrotate", "mmpose")
@@ -106,7 +106,7 @@ def pretrained_entries(config: Any, key: str = "") -> Iterator[tuple[str, Mappin
             yield name, node
 
 
-def typed(cfg: Config, command: str) -> str:
+def shell_command(cfg: Config, command: str) -> str:
     """A command on a config as typed in a shell, with the variables that the config was read with."""
     variables = "".join(f"{name}={shlex.quote(value)} " for name, value in cfg.env_variables.items())
-    return variables + as_typed(command)
+    return variables + command

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 
 from mapet_mm.dependencies import EXTRAS
-from mapet_mm.utils.commands import as_typed
 
 # Exit code of a run that was told to end and continues when it is started again (`EX_TEMPFAIL`).
 STOPPED = 75
@@ -54,6 +53,6 @@ def one_line_errors(main: Callable[..., None]) -> Callable[..., None]:
                 message = f"{missing} is missing: put the dataset there, link it, or change the config"
             if extra := EXTRAS.get(str(getattr(error, "name", "")).partition(".")[0]):
                 message += f': pip install "mapet_mm[{extra}]"'
-            sys.exit(f"error: {as_typed(message)}")
+            sys.exit(f"error: {message}")
 
     return run

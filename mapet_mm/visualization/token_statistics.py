@@ -62,7 +62,9 @@ def measure_usage(store: TokenStore, labels: Mapping[str, int] | None = None) ->
         counts += np.bincount(keys.ravel(), minlength=len(counts))
     counts = counts.reshape(store.vocab_size, classes)
     if not counts.any():
-        raise UserError(f"token store `{store.path}` holds no tokens yet: run tools/extract_tokens.py first")
+        raise UserError(
+            f"token store `{store.path}` holds no tokens yet: run `mapet-mm extract-tokens` first"
+        )
     return TokenUsage(counts.sum(axis=1), counts if labels else None)
 
 

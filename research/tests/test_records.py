@@ -15,14 +15,11 @@ from lab.show import FilledTable
 from lab.tables import load_table
 
 RESULTS = Path(__file__).parents[1] / "results"
-# Tables that the kept records fill, and the version of the frozen protocols that measured them.
-PRINTED = ["objectives", "fine_tuning", "transfer", "compute", "cutting_point"]
 
 
-@pytest.mark.parametrize("name", PRINTED)
-def test_the_kept_records_give_the_printed_table(name):
+def test_the_kept_records_give_the_printed_table():
     """A recipe that changes has other runs: measure them, undo the change, or run `records.py rekey`."""
-    filled = FilledTable(load_table(f"fashion_mnist/{name}"), range(3), read_kept(), evaluation=2)
+    filled = FilledTable(load_table("fashion_mnist/objectives"), range(3), read_kept(), evaluation=2)
     assert filled.missing(filled.plan.cells) == []
     lines = filled.markdown().partition("\n| less MaPeT, 5 epochs")[0].splitlines()
     lines = [line for line in lines if line.startswith(("| ", "- Holm"))]

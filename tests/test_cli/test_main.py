@@ -13,7 +13,7 @@ from mapet_mm import __version__
 from mapet_mm.cli.main import PACKAGE, main
 from mapet_mm.dependencies import LIBRARIES
 from mapet_mm.engine.runners.launch import load_config
-from mapet_mm.utils.commands import TOOLS, as_typed
+from mapet_mm.utils.commands import TOOLS
 
 TOOL = str(PACKAGE / "tools/train.py")
 
@@ -36,14 +36,6 @@ def test_a_command_becomes_its_tool(started):
         [sys.executable, *torchrun, TOOL, "CONFIG", "--launcher", "pytorch"],
         [sys.executable, *torchrun, str(PACKAGE / "tools/extract_tokens.py"), "CONFIG"],
     ]
-
-
-def test_a_tool_of_the_command_names_commands(monkeypatch):
-    said = "next: python tools/extract_tokens.py CONFIG, then tools/train.py"
-    monkeypatch.setattr(sys, "argv", ["tools/fit_codebook.py"])
-    assert as_typed(said) == said
-    monkeypatch.setattr(sys, "argv", [str(PACKAGE / "tools/fit_codebook.py")])
-    assert as_typed(said) == "next: mapet-mm extract-tokens CONFIG, then mapet-mm train"
 
 
 @pytest.mark.parametrize("words", [[], ["pretrain"], *([name] for name in TOOLS)], ids=" ".join)

@@ -13,7 +13,7 @@ from mmengine.config import Config
 from mmengine.registry import TRANSFORMS
 
 from mapet_mm.engine.runners.launch import load_config
-from mapet_mm.utils.config import VARIABLE, data_set, read_config, typed
+from mapet_mm.utils.config import VARIABLE, data_set, read_config, shell_command
 
 NEW = """
 _base_ = "../data_defaults.py"
@@ -132,7 +132,7 @@ def test_what_a_work_directory_keeps_depends_on_no_variable(tmp_path):
     cfg.dump(tmp_path / "kept.py")
     kept = read_config(tmp_path / "kept.py", "digits")
     assert kept.to_dict() == cfg.to_dict()
-    assert typed(kept, "python tools/test.py") == "python tools/test.py"
+    assert shell_command(kept, "mapet-mm test") == "mapet-mm test"
 
 
 def test_a_run_says_its_data_set_and_works_in_its_folder(capsys):
@@ -140,5 +140,5 @@ def test_a_run_says_its_data_set_and_works_in_its_folder(capsys):
         cfg = load_config("configs/micro/vit-micro_1xb64-coslr.py")
     assert cfg.work_dir == "work_dirs/clouds/vit-micro_1xb64-coslr"
     assert capsys.readouterr().err == "dataset: clouds\n"
-    assert typed(cfg, "python tools/test.py") == f"{VARIABLE}=clouds python tools/test.py"
+    assert shell_command(cfg, "mapet-mm test") == f"{VARIABLE}=clouds mapet-mm test"
     assert load_config("configs/micro/vit-micro_1xb64-coslr.py").work_dir.startswith("work_dirs/digits/")

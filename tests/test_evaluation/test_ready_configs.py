@@ -43,6 +43,7 @@ def evaluated(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_imagenet(evaluated, capsys, monkeypatch):
     short = partialmethod(AttentiveProbe.__init__, epochs=1, least_steps=10)
     monkeypatch.setattr(AttentiveProbe, "__init__", short)

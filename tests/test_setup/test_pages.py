@@ -110,7 +110,7 @@ def test_the_notebook_is_its_page():
         ["%cd", "../.."],
         ["%%writefile", "configs/tokenizers/my_kclip.py"],
         ["%%writefile", "configs/mapet/my_pretraining.py"],
-        ["!python", "tools/fit_codebook.py"],
+        ["!mapet-mm", "fit-codebook"],
     ]
     for cell in cells[1:3]:
         compile(cell.partition("\n")[2], "cell", "exec")

@@ -15,14 +15,15 @@ from skimage import data as photographs
 
 from mapet_mm.structures import TokenStore
 from mapet_mm.structures.codebook import Codebook
+from mapet_mm.utils.commands import TOOLS
 
 ROOT = Path(__file__).parents[2]
 IMAGES = 8
 # So small that it takes seconds: these are the only departures from the text.
 SMALLER = {
-    "fit_codebook.py": ["codebook.k=16", "codebook.niter=2", "codebook.nredo=1", "dataloader.num_workers=0"],
-    "extract_tokens.py": ["dataloader.num_workers=0"],
-    "train.py": [
+    "fit-codebook": ["codebook.k=16", "codebook.niter=2", "codebook.nredo=1", "dataloader.num_workers=0"],
+    "extract-tokens": ["dataloader.num_workers=0"],
+    "train": [
         "model.head.vocab_size=16",
         "model.target_generator.vocab_size=16",
         "model.backbone.arch._delete_=True",
@@ -60,15 +61,16 @@ def clone(tmp_path, monkeypatch) -> Path:
 
 
 def run(monkeypatch, command: str, options: list[str]) -> None:
-    python, tool, *arguments = shlex.split(command, comments=True)
-    assert python == "python"
+    program, name, *arguments = shlex.split(command, comments=True)
+    assert program == "mapet-mm"
+    tool = str(ROOT / "tools" / TOOLS[name][0])
     monkeypatch.setattr(sys, "argv", [tool, *arguments, "--cfg-options", *options])
-    runpy.run_path(str(ROOT / tool), run_name="__main__")
+    runpy.run_path(tool, run_name="__main__")
 
 
 def test_your_own_images_lead_to_a_checkpoint_by_the_page_alone(clone, monkeypatch, capsys):
     commands = [line for line in blocks("bash")[0].splitlines() if line]
-    assert [Path(command.split()[1]).name for command in commands] == list(SMALLER)
+    assert [command.split()[1] for command in commands] == list(SMALLER)
     out = []
     for command, options in zip(commands, SMALLER.values(), strict=True):
         run(monkeypatch, command, options)
@@ -92,7 +94,7 @@ def test_a_recipe_of_another_store_is_not_named_as_the_next(clone):
     next_step = runpy.run_path(str(ROOT / "tools" / "extract_tokens.py"))["next_step"]
     store = TokenStore.create("data/mine/others", ["a.png"], (14, 14), 16, "test")
     said = next_step(Config.fromfile("configs/tokenizers/my_kclip.py"), store)
-    assert said.startswith("next: python tools/train.py CONFIG (not configs/mapet/my_pretraining.py, which")
+    assert said.startswith("next: mapet-mm train CONFIG (not configs/mapet/my_pretraining.py, which")
     assert "store='data/mine/others') in its pipeline and vocab_size=16 in its model" in said
 
 

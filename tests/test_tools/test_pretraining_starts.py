@@ -43,7 +43,7 @@ def overrides(cfg, imagenet: Path) -> dict[str, object]:
             for i, step in enumerate(cfg[loader].dataset.pipeline):
                 if "store" in step:
                     options[f"{loader}.dataset.pipeline.{i}.store"] = imagenet / "tokens"
-    if "-tiny-" not in cfg.filename:  # all sizes have the same pipelines
+    if "-tiny-" not in cfg.filename or "_vqkd_" in cfg.filename:  # they have the pipelines of tiny, k-CLIP
         options["custom_hooks.0.alignment"] = False
     return options | {"train_cfg.max_epochs": 1, "train_cfg.val_interval": 1}
 

@@ -21,12 +21,12 @@ def test_the_tools_say_what_was_written_and_what_comes_next(tmp_path, monkeypatc
     run_tool(monkeypatch, "fit_codebook.py", config)
     out = capsys.readouterr().out
     assert f"wrote {cfg.tokenizer.codebook}: 6 centroids of 256 channels" in out
-    assert f"next: python tools/extract_tokens.py {config}" in out
+    assert f"next: mapet-mm extract-tokens {config}" in out
     assert "distinct" not in out
     run_tool(monkeypatch, "extract_tokens.py", config, "--cfg-options", "dataloader.num_workers=1")
     out = capsys.readouterr().out
     assert f"wrote {cfg.token_store}: 2 x 2 tokens of 17 images, 6 ids" in out
-    assert "next: python tools/train.py" in out
+    assert "next: mapet-mm train" in out
     run_tool(monkeypatch, "extract_tokens.py", config, "--verify", "5")
     assert "all files are whole, 0 of 20 tokens of 5 images differ" in capsys.readouterr().out
     run_tool(monkeypatch, "fit_codebook.py", config)

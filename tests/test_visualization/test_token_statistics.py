@@ -40,7 +40,7 @@ def test_purity_is_the_share_of_the_most_frequent_class(store):
 
 def test_empty_store_says_what_to_run(tmp_path):
     made = TokenStore.create(tmp_path / "tokens", NAMES, (2, 3), 10, tokenizer="made")
-    with pytest.raises(UserError, match="extract_tokens"):
+    with pytest.raises(UserError, match="extract-tokens"):
         measure_usage(made)
 
 

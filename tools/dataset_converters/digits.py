@@ -1,6 +1,6 @@
 """Write the digits datasets: scikit-learn's 1,797 handwritten digits, in three domains and with pixel labels.
 
-    python tools/dataset_converters/digits.py [--out data]
+    mapet-mm digits [--out data]
 
 makes in `<out>`:
 
@@ -26,7 +26,6 @@ sys.path.append(str(Path(__file__).parents[1]))
 from command_line import described_parser
 from dataset_converters._write import fill_labelled, write_folder, write_list
 
-from mapet_mm.utils.commands import as_typed
 from mapet_mm.utils.errors import one_line_errors
 
 NUM_CLASSES = 10
@@ -142,7 +141,7 @@ def main() -> None:
     parser = described_parser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("data"), help="folder for all datasets")
     write_all(parser.parse_args().out)
-    print(as_typed("next: python tools/fit_codebook.py configs/micro/kclip.py"))
+    print("next: mapet-mm fit-codebook configs/micro/kclip.py")
 
 
 if __name__ == "__main__":

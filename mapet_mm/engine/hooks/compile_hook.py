@@ -20,7 +20,7 @@ class CompileHook(Hook):
     """Compile the model's backbone, in place, before training.
 
     MMEngine's own `compile` wraps the whole train step, in which `torch.compile` breaks its graph dozens of
-    times and recompiles for each learning rate. The backbone is one graph. `tools/train.py` adds this hook if
+    times and recompiles for each learning rate. The backbone is one graph. `mapet-mm train` adds this hook if
     a config has `compile=True`. Only training is compiled: validation batches have many shapes, each would
     be compiled for minutes, and PyTorch stops at eight.
 

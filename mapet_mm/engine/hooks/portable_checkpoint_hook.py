@@ -24,7 +24,7 @@ class PortableCheckpointHook(WholeCheckpointHook):
     After a change of schedule, training continues at the new schedule's rate for the current step.
 
     Args:
-        recipe: digests of the run's config, kept in each checkpoint; tools/train.py passes them.
+        recipe: digests of the run's config, kept in each checkpoint; `mapet-mm train` passes them.
     """
 
     def __init__(self, recipe: dict[str, Any] | None = None) -> None:

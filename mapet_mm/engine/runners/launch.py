@@ -1,4 +1,4 @@
-"""Configs of `tools/train.py` and `tools/test.py` before the run, and their report after it."""
+"""Configs of `mapet-mm train` and `mapet-mm test` before the run, and their report after it."""
 
 import os
 import shlex
@@ -105,7 +105,7 @@ def configure_training(
     auto_scale_lr: bool = False,
     trust_checkpoint: bool = False,
 ) -> None:
-    """Apply the options of `tools/train.py` to a config and check what it needs.
+    """Apply the options of `mapet-mm train` to a config and check what it needs.
 
     Args:
         cfg: a config of `load_config`, changed in place.
@@ -194,7 +194,7 @@ def _configure_start(cfg: Config, digests: dict[str, str], resume: str | None, t
 def configure_test(
     cfg: Config, checkpoint: str, amp: bool = False, tta: bool = False, trust_checkpoint: bool = False
 ) -> None:
-    """Apply the options of `tools/test.py` to a config and check what it needs.
+    """Apply the options of `mapet-mm test` to a config and check what it needs.
 
     Args:
         cfg: a config of `load_config`, changed in place.
@@ -242,10 +242,11 @@ def next_command(cfg: Config, config_path: str, checkpoint: str) -> str:
     following = cfg.get("next_config")
     if following:
         option = f"model.backbone.init_cfg.checkpoint={checkpoint}"
-        words = ["tools/train.py", following, "--cfg-options", option]
+        words = ["train", following, "--cfg-options", option]
+    elif cfg.get("test_evaluator"):
+        words = ["test", config_path, checkpoint]
     else:
-        tool = "test" if cfg.get("test_evaluator") else "evaluate_features"
-        words = [f"tools/{tool}.py", config_path, checkpoint]
-        if tool == "evaluate_features" and "evaluation" not in cfg:
+        words = ["evaluate", config_path, checkpoint]
+        if "evaluation" not in cfg:
             words += ["--data", "FOLDER"]
-    return config_files.typed(cfg, shlex.join(["python", *words]))
+    return config_files.shell_command(cfg, shlex.join(["mapet-mm", *words]))

@@ -98,7 +98,7 @@ def read(path: Path, trust: bool = False) -> Any:
         except (RuntimeError, EOFError, ValueError, KeyError, OSError, pickle.UnpicklingError) as error:
             raise BrokenCheckpointError(
                 f"{path} is truncated, or no checkpoint of PyTorch ({type(error).__name__}); "
-                f"`python tools/convert.py mm mm {path} weights.pth` makes one of safetensors"
+                f"`mapet-mm convert mm mm {path} weights.pth` makes one of safetensors"
             ) from error
     if unsafe:
         raise LaunchError(
@@ -115,7 +115,7 @@ def check_weights(model: nn.Module, checkpoint: dict) -> None:
     if set(names).isdisjoint(weights):
         raise UserError(
             f"no weight of the checkpoint has a name of the model's: it has {listed(weights, 3)}, "
-            f"the model {listed(names, 3)}; tools/convert.py renames timm's and Hugging Face's"
+            f"the model {listed(names, 3)}; `mapet-mm convert` renames timm's and Hugging Face's"
         )
 
 

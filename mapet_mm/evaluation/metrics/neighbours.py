@@ -82,6 +82,8 @@ def nearest(
 
 def _largest(parts: Iterable[tuple[Tensor, Tensor]], k: int) -> tuple[Tensor, Tensor]:
     """The k largest products in some parts' columns, in falling order, with the values beside them."""
-    products, values = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
+    parts = list(parts)
+    products = torch.cat([products for products, _ in parts], dim=1)
+    values = torch.cat([values for _, values in parts], dim=1)
     products, indices = products.topk(k, dim=1)
     return products, values.gather(1, indices)

@@ -45,11 +45,14 @@ def alpha_req(features: Float[Tensor, "row dim"]) -> float:
     ranks = torch.arange(1, 1 + len(values), dtype=torch.float64, device=values.device)
     kept = values > 1e-12 * values[0]
     part = FITTED if int(kept.sum()) >= 20 else slice(100)
-    values, ranks = values[kept][part], ranks[kept][part]
+    values = values[kept][part]
+    ranks = ranks[kept][part]
     if len(values) < 2:
         return float("nan")
-    x, y, weights = ranks.log(), values.log(), 1 / ranks / (1 / ranks).sum()
-    x, y = x - (weights * x).sum(), y - (weights * y).sum()
+    # The weighted least squares line of log(value) over log(rank).
+    weights = 1 / ranks / (1 / ranks).sum()
+    x = ranks.log() - (weights * ranks.log()).sum()
+    y = values.log() - (weights * values.log()).sum()
     return -float((weights * x * y).sum() / (weights * x * x).sum())
 
 
@@ -63,8 +66,8 @@ def uniformity(features: Float[Tensor, "row dim"]) -> float:
 
 def alignment(first: Float[Tensor, "row dim"], second: Float[Tensor, "row dim"]) -> float:
     """Alignment (Wang and Isola, 2020): mean of |x - y|^2 over the directions of two views of an image."""
-    pair = (F.normalize(each.double(), dim=1) for each in (first, second))
-    return float(torch.sub(*pair).square().sum(1).mean())
+    difference = F.normalize(first.double(), dim=1) - F.normalize(second.double(), dim=1)
+    return float(difference.square().sum(1).mean())
 
 
 def lidar(views: Float[Tensor, "row view dim"]) -> float:
@@ -74,7 +77,8 @@ def lidar(views: Float[Tensor, "row view dim"]) -> float:
     """
     views = views.double()
     means = views.mean(1)
-    inner, outer = (views - means[:, None]).flatten(0, 1), means - means.mean(0)
+    inner = (views - means[:, None]).flatten(0, 1)
+    outer = means - means.mean(0)
     within = inner.T @ inner / len(inner) + RIDGE * torch.eye(views.shape[2], dtype=views.dtype)
     root = torch.linalg.cholesky(within)  # whose whitening has the same eigenvalues
     whitened = torch.linalg.solve_triangular(root, outer.T, upper=False)

@@ -103,7 +103,8 @@ class AttentiveProbe(TrainedProbe):
         if train.grid == (0, 0):
             return []
         settings = list(product(self.rates, self.decays))
-        heads, groups = [], []
+        heads = []
+        groups = []
         for rate, decay in settings:
             head = AttentiveClassifier(train.dim, num_classes).to(evaluated.device)
             heads.append(head)

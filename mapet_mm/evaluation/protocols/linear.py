@@ -86,7 +86,8 @@ class LinearProbes(TrainedProbe):
         """Each pooling's head of a layer with the best rate on the held-out images, of equals the lowest."""
         train, _, num_classes = self.labelled(evaluated)
         # All poolings and rates are trained in one pass.
-        heads, groups = [], []
+        heads = []
+        groups = []
         for pooling in train.settings:
             for rate in self.rates:
                 head = LinearHead(train.columns(pooling), num_classes).to(evaluated.device)

@@ -36,7 +36,8 @@ def shuffled_batches(
     """
     first = bank.read(kind, 0, layer)
     blocks_at_once = max(1, WINDOW_BYTES // (first.numel() * first.element_size()))
-    window, values = None, None
+    window = None  # the blocks whose values are held
+    values = None
     for epoch in range(epochs):
         generator = torch.Generator().manual_seed(epoch)
         for drawn in torch.randperm(bank.num_blocks, generator=generator).split(blocks_at_once):

@@ -73,7 +73,8 @@ def labels_of_patches(
 
     In patches that are mostly labelled, ignored pixels vote as most of the patch.
     """
-    cells, most_frequent = [], []
+    cells = []
+    most_frequent = []
     for image in labels:
         own = label_cells(image, grid, side)
         most = majority(own, num_classes)
@@ -342,7 +343,8 @@ def can_segment(evaluated: Evaluated) -> bool:
 def shared_task(evaluated: Evaluated) -> SegmentationTask:
     """The images prepared once for both protocols."""
     if "segmentation" not in evaluated.shared:
-        train, test = evaluated.images["dense_train"], evaluated.images["dense_val"]
+        train = evaluated.images["dense_train"]
+        test = evaluated.images["dense_val"]
         features = evaluated.features["dense_train"]
         # As many labels per side of a patch as it has pixels.
         num_pixels = math.prod(train.dataset[0]["inputs"].shape[1:])

@@ -39,7 +39,7 @@ def adapt_checkpoint(
     if not prefix and others and layers.isdisjoint(state_dict):
         raise ValueError(
             f"the checkpoint has none of the backbone's layers, but `{others[0]}`, ...: give the `init_cfg` "
-            "a `prefix`, or convert the weights with tools/convert.py"
+            "a `prefix`, or convert the weights with `mapet-mm convert`"
         )
     renamed = beit_to_vit(state_dict, prefix)
     if renamed:

@@ -95,7 +95,7 @@ class GridKMeans(Tokenizer):
             raise CodebookError(
                 f"codebook {codebook.digest[:12]} was fitted on another encoder ({difference}; weights "
                 f"{recorded.get('weights')}, now {self.metadata['weights']}): use that one, or fit another "
-                "codebook with tools/fit_codebook.py"
+                "codebook with `mapet-mm fit-codebook`"
             )
 
     @property
@@ -142,7 +142,7 @@ class GridKMeans(Tokenizer):
     def _fitted(self) -> Codebook:
         if self.codebook is None:
             raise CodebookError(
-                f"{type(self).__name__} has no codebook: set `codebook`, fitted with tools/fit_codebook.py"
+                f"{type(self).__name__} has no codebook: set `codebook`, fitted with `mapet-mm fit-codebook`"
             )
         return self.codebook
 

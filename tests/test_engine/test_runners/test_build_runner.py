@@ -30,7 +30,7 @@ def test_two_processes_train_together_on_cpu(config, tmp_path):
     words = ["--work-dir", work, "--launcher", "pytorch", "--local-rank=0"]
     words += ["--cfg-options", "train_cfg.max_epochs=1"]
     said = run_python("-c", TOGETHER, tmp_path, config, *words)
-    assert said.count("next: python tools/test.py") == 1, "every process reports, not the first alone"
+    assert said.count("next: mapet-mm test") == 1, "every process reports, not the first alone"
     assert read_checkpoint(work, 1)["meta"]["iter"] == 2
     (log,) = work.glob("*/*.log")
     assert re.search(r"GPU number: 2\s", log.read_text())

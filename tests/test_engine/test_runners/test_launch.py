@@ -32,7 +32,7 @@ def test_train_writes_checkpoints_and_says_what_and_what_next(trained):
     assert any("accuracy/top1" in line for line in read_scalars(trained.work))
     *_, wrote, following = trained.said.strip().splitlines()
     assert wrote == f"wrote {trained.work}: last checkpoint {trained.work / 'epoch_2.pth'}"
-    assert following == f"next: python tools/test.py {trained.config} {trained.work / 'epoch_2.pth'}"
+    assert following == f"next: mapet-mm test {trained.config} {trained.work / 'epoch_2.pth'}"
 
 
 def test_amp_computes_in_half_precision_and_keeps_float32_weights(config, tmp_path):
@@ -153,15 +153,13 @@ def test_work_dir_is_the_option_then_the_configs_then_the_configs_name(config):
 def test_the_next_command_is_the_recipes_entry(config, monkeypatch):
     cfg = load_config(str(config))
     assert training_report(cfg, "mine.py").startswith(f"wrote {cfg.work_dir} (no checkpoint")
-    assert next_command(cfg, "mine.py", "my run/last.pth") == "python tools/test.py mine.py 'my run/last.pth'"
+    assert next_command(cfg, "mine.py", "my run/last.pth") == "mapet-mm test mine.py 'my run/last.pth'"
     cfg.test_evaluator = None
-    assert next_command(cfg, "mine.py", "last.pth") == (
-        "python tools/evaluate_features.py mine.py last.pth --data FOLDER"
-    )
+    assert next_command(cfg, "mine.py", "last.pth") == ("mapet-mm evaluate mine.py last.pth --data FOLDER")
     monkeypatch.setenv("MAPET_MM_DATA", "digits_inverted")
     recipe = ROOT / "configs/micro/beit_vit-micro_kclip_1xb32-coslr.py"
     assert next_command(load_config(str(recipe)), str(recipe), "last.pth") == (
-        "MAPET_MM_DATA=digits_inverted python tools/train.py configs/micro/vit-micro_1xb64-coslr.py "
+        "MAPET_MM_DATA=digits_inverted mapet-mm train configs/micro/vit-micro_1xb64-coslr.py "
         "--cfg-options model.backbone.init_cfg.checkpoint=last.pth"
     )
 

@@ -159,7 +159,7 @@ def test_a_file_that_is_no_checkpoint_is_one_line(tmp_path, content):
 
 def test_safetensors_and_work_dirs_are_refused_with_what_to_give_instead(trained, tmp_path):
     save_file({"a": torch.ones(1)}, tmp_path / "weights.safetensors")
-    with pytest.raises(LaunchError, match=r"safetensors.*convert\.py mm mm"):
+    with pytest.raises(LaunchError, match=r"safetensors.*convert mm mm"):
         require_checkpoint("checkpoint", str(tmp_path / "weights.safetensors"))
     with pytest.raises(LaunchError, match="IsADirectory"):
         require_checkpoint("checkpoint", str(trained.work))

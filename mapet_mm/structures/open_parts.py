@@ -7,7 +7,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
-from math import prod
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from mapet_mm.structures.tensor_file import TensorFile
 RECHECK_SECONDS = 5.0
 # As many files as a process may open, if the system lets it: 14 M images have 27,000 parts.
 MOST_FILES = 2**16
+ALL_WRITTEN = bytes([WRITTEN] * PART_ROWS)
 
 
 @cache
@@ -37,11 +37,14 @@ def most_parts() -> int:
 class OpenPart:
     """An open file of a part, from which single rows are read."""
 
+    __slots__ = ("_tensor", "file", "states")
+
     def __init__(self, file: TensorFile, tensor: str) -> None:
         self.file = file
+        self._tensor = tensor
         self.states = file.rows("states").tobytes()
-        self._first_byte, shape, dtype = file.place(tensor)
-        self._row_bytes = prod(shape[1:]) * dtype.itemsize
+        if self.states == ALL_WRITTEN:
+            self.states = ALL_WRITTEN  # the same object for all such parts
 
     def state(self, slot: int) -> int:
         """State of a row of the part: PENDING, WRITTEN or SKIPPED."""
@@ -53,7 +56,7 @@ class OpenPart:
 
     def read(self, slot: int, out: np.ndarray) -> None:
         """Read a row into an array."""
-        self.file.read_into(out, self._first_byte + slot * self._row_bytes)
+        self.file.read_row(self._tensor, slot, out)
 
 
 class OpenParts:

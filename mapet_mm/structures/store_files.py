@@ -101,6 +101,6 @@ def open_file(path: Path) -> Iterator[safe_open]:
         raise damage_error(path, str(error)) from None
 
 
-def damage_error(path: Path, how: str) -> TokenStoreError:
+def damage_error(path: str | Path, how: str) -> TokenStoreError:
     """The error of a file of a store that cannot be used."""
     return TokenStoreError(f"token store file `{path}` is damaged ({how}): {HOW_TO_RESTORE}")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,16 @@ from mapet_mm.structures.store_files import damage_error
 
 # safetensors' names of the types that stores have.
 DTYPES = {"U8": "u1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
+
+
+class TensorPlace(NamedTuple):
+    """Where a tensor lies in a file, and what it is made of."""
+
+    first_byte: int
+    num_rows: int
+    row_shape: tuple[int, ...]
+    dtype: np.dtype
+    row_bytes: int
 
 
 class TensorFile:
@@ -33,16 +43,19 @@ class TensorFile:
         FileNotFoundError: there is none.
     """
 
+    __slots__ = ("_descriptor", "_places", "path")
+
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = os.fspath(path)
         self._descriptor = os.open(path, os.O_RDONLY)
         try:
-            self._first_byte, self._tensors = self._read_header()
+            first_byte, tensors = self._read_header()
         except (ValueError, OverflowError) as error:
             raise damage_error(path, "it has no header of a safetensors file") from error
-        last_byte = max(entry["data_offsets"][1] for entry in self._tensors.values())
-        if os.fstat(self._descriptor).st_size != self._first_byte + last_byte:
+        last_byte = max(entry["data_offsets"][1] for entry in tensors.values())
+        if os.fstat(self._descriptor).st_size != first_byte + last_byte:
             raise damage_error(path, "it has another size than its header says")
+        self._places = {name: self._place(entry, first_byte) for name, entry in tensors.items()}
 
     def _read_header(self) -> tuple[int, dict[str, Mapping[str, Any]]]:
         """The file's first byte of content, and where each tensor lies after it."""
@@ -53,25 +66,32 @@ class TensorFile:
         header.pop("__metadata__", None)
         return 8 + length, header
 
+    @staticmethod
+    def _place(entry: Mapping[str, Any], first_byte: int) -> TensorPlace:
+        num_rows, *row_shape = entry["shape"]
+        dtype = np.dtype(DTYPES[entry["dtype"]])
+        row_bytes = prod(row_shape) * dtype.itemsize
+        return TensorPlace(
+            first_byte + entry["data_offsets"][0], num_rows, tuple(row_shape), dtype, row_bytes
+        )
+
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
             os.close(self._descriptor)
 
-    def place(self, tensor: str) -> tuple[int, tuple[int, ...], np.dtype]:
-        """The first byte of a tensor in the file, its shape and its type."""
-        entry = self._tensors[tensor]
-        first_byte = self._first_byte + entry["data_offsets"][0]
-        return first_byte, tuple(entry["shape"]), np.dtype(DTYPES[entry["dtype"]])
-
     def rows(self, tensor: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Rows of a tensor, a copy; all of them by default."""
-        first_byte, shape, dtype = self.place(tensor)
-        start, stop, _ = slice(start, stop).indices(shape[0])
-        found = np.empty((max(stop - start, 0), *shape[1:]), dtype)
-        self.read_into(found, first_byte + start * prod(shape[1:]) * dtype.itemsize)
+        place = self._places[tensor]
+        stop = place.num_rows if stop is None else min(stop, place.num_rows)
+        found = np.empty((max(stop - start, 0), *place.row_shape), place.dtype)
+        self._fill(found, place.first_byte + start * place.row_bytes)
         return found
 
-    def read_into(self, array: np.ndarray, first_byte: int) -> None:
-        """Fill a contiguous array from this place in the file."""
+    def read_row(self, tensor: str, row: int, out: np.ndarray) -> None:
+        """Read a row into a contiguous array of its shape and type."""
+        place = self._places[tensor]
+        self._fill(out, place.first_byte + row * place.row_bytes)
+
+    def _fill(self, array: np.ndarray, first_byte: int) -> None:
         if array.nbytes and os.preadv(self._descriptor, [array], first_byte) != array.nbytes:
             raise damage_error(self.path, "it ends too early")

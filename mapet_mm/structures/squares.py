@@ -159,10 +159,11 @@ class Squares:
         self.require_complete()
         for part in range(self.store.parts):
             path = self._part_file(part)
+            if path.exists():
+                with files.open_file(path) as file:
+                    files.read_part(file, path, SQUARES)
             if not self.is_whole(part):
                 raise files.damage_error(path, "it is gone or has other images")
-            with files.open_file(path) as file:
-                files.read_part(file, path, SQUARES)
 
     def _part_file(self, part: int) -> Path:
         return part_file(self.folder / "parts", part, self.store.id)

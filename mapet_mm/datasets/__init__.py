@@ -1,4 +1,5 @@
-"""Transforms of images with token grids."""
+"""Stored images, and transforms of images with token grids."""
 
+from mapet_mm.datasets.stored_images import StoredImages, whole_batch
 from mapet_mm.datasets.transforms.masking import BlockwiseMask
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid, RandomCropTokenGrid, RandomFlipTokenGrid

@@ -18,7 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mapet_mm.engine.runners.launch import read_config
 from mapet_mm.models.target_generators.kclip import build_tower, grid_features
-from mapet_mm.structures.store_files import HASH_STRIDE, PART_ROWS
+from mapet_mm.structures.store_files import PART_ROWS
+from mapet_mm.structures.stored_names import HASH_STRIDE
 
 sys.path.append(str(ROOT / "tools"))
 from flops import complexity

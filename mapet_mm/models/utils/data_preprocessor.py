@@ -63,7 +63,10 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
     """
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Preprocess a batch `dict(inputs=images, data_samples=[...])`, collated in any way."""
+        """Preprocess a batch `dict(inputs=images, data_samples=[...])`, collated in any way.
+
+        The grids are in the samples, or together in `token_grids` `(B, h, w)`, as StoredImages gives them.
+        """
         samples = data.get("data_samples") or ()
         images = self._send(data["inputs"])
         check_pixel_range(self, images)
@@ -75,19 +78,22 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
                 sample.set_mask(mask)
 
         # Normalise the images; the samples stay as they are.
-        grids = [sample.get("token_grid") for sample in samples]
+        grids = data.get("token_grids")
+        if grids is None:
+            grids = [sample.get("token_grid") for sample in samples]
         images = super().forward({"inputs": images, "data_samples": None}, training)["inputs"]
         if not training and all(grid is None for grid in grids):
             return {**data, "inputs": images}
 
         # The grids, as one tensor of ids.
-        if not grids or any(grid is None for grid in grids):
+        if not len(grids) or any(grid is None for grid in grids):
             raise ValueError(
                 "the batch has samples without token_grid: put LoadTokenGrid in the pipeline and "
                 "algorithm_keys=['token_grid'] in its PackInputs"
             )
-        grids = self._send([torch.from_numpy(np.asarray(grid, np.int64)) for grid in grids])
-        return {**data, "inputs": [images, grids]}
+        if not isinstance(grids, Tensor):
+            grids = [torch.from_numpy(np.asarray(grid, np.int64)) for grid in grids]
+        return {"inputs": [images, self._send(grids)], "data_samples": data.get("data_samples")}
 
     def _send(self, batch: Tensor | Sequence[Tensor]) -> Tensor:
         """Copy a batch, or the list of its members, to the device in one copy."""

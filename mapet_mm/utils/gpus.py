@@ -11,7 +11,7 @@ import torch
 from mapet_mm.utils.errors import UserError, reason_of
 
 DEVICE_FILES = "/dev/nvidia[0-9]*"  # made by NVIDIA's driver, one for each GPU
-ON_PURPOSE = "(empty CUDA_VISIBLE_DEVICES to compute on the CPU on purpose)"
+ON_PURPOSE = 'CUDA_VISIBLE_DEVICES="" computes on the CPU on purpose'
 CUDA_12_6 = "torch==2.11.0 and torchvision==0.26.0 built for CUDA 12.6 (`cu126`)"
 
 
@@ -27,9 +27,9 @@ def require_usable_gpu(local_rank: int = 0) -> None:
         require_kernels(local_rank % torch.cuda.device_count())
     elif visible_device_files():
         raise UserError(
-            f"there is an NVIDIA GPU, but PyTorch {torch.__version__} cannot use it ({reason_without_cuda()}): "
-            f"if the driver is too old for CUDA {torch.version.cuda}, update it (CUDA 13 takes 580 or newer) "
-            f"or install {CUDA_12_6}, for drivers from 525 on {ON_PURPOSE}"
+            f"PyTorch {torch.__version__} cannot use this machine's NVIDIA GPU ({reason_without_cuda()}): if "
+            f"the driver is too old for CUDA {torch.version.cuda}, update it (CUDA 13 takes 580 or newer) or "
+            f"install {CUDA_12_6}, for drivers from 525 on; {ON_PURPOSE}"
         )
 
 
@@ -39,12 +39,12 @@ def require_kernels(device: int) -> None:
     built_for = torch.cuda.get_arch_list()
     if runs_on((major, minor), built_for):
         return
-    remedy = f"install {CUDA_12_6}, the last that runs on Volta (V100)"
+    remedy = f"install {CUDA_12_6}, which run on Volta (V100)"
     if major >= 10:
         remedy = "install a newer PyTorch"
     raise UserError(
         f"{torch.cuda.get_device_name(device)} is an sm_{major}{minor}, and PyTorch {torch.__version__} was "
-        f"built for {', '.join(built_for)}: {remedy} {ON_PURPOSE}"
+        f"built for {', '.join(built_for)}: {remedy}; {ON_PURPOSE}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The precision in which something is computed: of autocast, of products and sums, and of a frozen network."""
+"""The precision in which something is computed: autocast, products and sums, and frozen networks."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_a_gpu_that_the_build_has_no_code_for_stops_the_processes_that_would_use
     choose_device()
     assert taken == [0]
     monkeypatch.setenv("LOCAL_RANK", "1")
-    with pytest.raises(UserError, match="V100 is an sm_70.*cu126"):
+    with pytest.raises(UserError, match=r"V100 is an sm_70.*cu126"):
         choose_device()
 
 

@@ -204,7 +204,7 @@ def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tu
     tokenizer = MODELS.build({**cfg.tokenizer, **(changes or {})}).to(device)
     if device.type == "cpu" and tokenizer.precision in HALF:
         print_to_user(
-            f"note: the tokenizer computes in {tokenizer.precision}, in which a CPU can take 20 times as long "
+            f"note: the tokenizer computes in {tokenizer.precision}, in which a CPU can be 20 times as slow "
             "as in float32; tokenizer.precision=float32 makes other tokens, with another identity"
         )
     codebook = getattr(tokenizer, "codebook", None)

@@ -1,3 +1,5 @@
+# The tokenizer runs in the model: 491 hours of an A100 for 300 epochs, several times the training itself,
+# computed and not measured (docs/performance.md, "Tokens in the model").
 _base_ = [
     "../_base_/models/beit_vit-base-p16.py",
     "../_base_/datasets/imagenet_online_kclip.py",

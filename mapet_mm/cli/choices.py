@@ -143,10 +143,13 @@ def choose_tokens(wish: str, arch: str, has_init: bool) -> Tokens:
 
 
 def clip_tokens() -> Tokens:
-    """The paper's k-CLIP; without a GPU, k-CLIP with the smallest CLIP ResNet."""
-    name = "RN50x64" if torch.cuda.is_available() else "RN50"
+    """The paper's k-CLIP, in float16; without a GPU, k-CLIP with the smallest CLIP ResNet, in float32."""
+    has_gpu = torch.cuda.is_available()
+    name = "RN50x64" if has_gpu else "RN50"
     weights_file(name, "openai")
     config = dict(type="mapet_mm.KCLIP", clip_model=name, pretrained="openai", image_size=32 * GRID)
+    if has_gpu:
+        config["precision"] = "float16"
     return Tokens(f"k-CLIP of {name}", config, 32 * GRID, CLIP_STATISTICS)
 
 

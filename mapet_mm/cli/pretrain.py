@@ -96,7 +96,9 @@ def pretrain(args: argparse.Namespace) -> None:
     if not args.images.is_dir():
         raise UserError(f"{args.images} is not a folder of images")
     from mapet_mm.cli.configs import lengthen, set_max_skipped
+    from mapet_mm.utils.gpus import require_usable_gpu
 
+    require_usable_gpu()  # what is chosen and written depends on it
     held = claim(args.out)  # until this process and those that it starts have ended
     if held is None:
         raise UserError(f"{args.out}: another `mapet-mm pretrain` is at work there")

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.identity import digest
 
 CODEBOOK_FORMAT = "mapet_mm.codebook"
 HOW_TO_GET_ONE = "fit one with `mapet-mm fit-codebook` or correct the path in the config"
@@ -76,10 +77,14 @@ class Codebook:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 (hexadecimal) of the centroids' shape and bytes: the tokenizer's identity."""
+        """SHA-256 (hexadecimal) of the centroids' shape and bytes: the identity of a float32 tokenizer."""
         sha = hashlib.sha256(np.asarray(self.centroids.shape, dtype="<i8").tobytes())
         sha.update(self.centroids.numpy().astype("<f4", copy=False).tobytes())
         return sha.hexdigest()
+
+    def digest_at(self, precision: str) -> str:
+        """The tokenizer's identity if its features are computed in a precision: `digest` for 'float32'."""
+        return self.digest if precision == "float32" else digest([self.digest, precision])
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file in one step: a killed run leaves the old file or the new one."""

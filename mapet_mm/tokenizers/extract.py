@@ -63,7 +63,7 @@ def open_or_create(
     if not Path(path).exists():
         create_store(path, tokenizer, names, images.data_root, preprocessing)
     store = TokenStore.open(path)
-    store.require_tokenizer(tokenizer.digest, "the config's tokenizer")
+    store.require_tokenizer(tokenizer.digest, f"the config's tokenizer (in {tokenizer.precision})")
     store.require_settings(tokenizer.grid, preprocessing, images.data_root)
     rows = store.rows(names)
     if (rows < 0).any():
@@ -215,7 +215,7 @@ def verify_store(tokenizer: Tokenizer, loader: GroupLoader, store: TokenStore, c
         TokenStoreError: another tokenizer made the store, a file has changed, or more than 5 % of an image's
             tokens differ (fewer are ties that devices break differently).
     """
-    store.require_tokenizer(tokenizer.digest, "the config's tokenizer")
+    store.require_tokenizer(tokenizer.digest, f"the config's tokenizer (in {tokenizer.precision})")
     store.verify()
     names = loader.images.names()
     rows = store.rows(names)

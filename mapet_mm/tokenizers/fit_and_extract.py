@@ -25,10 +25,12 @@ from mapet_mm.tokenizers.extract import Extraction, extract_tokens, open_or_crea
 from mapet_mm.tokenizers.image_groups import GroupLoader
 from mapet_mm.tokenizers.images import LARGEST_SKIPPED, NamedImages, note_skipped
 from mapet_mm.tokenizers.kmeans import KMeansOptions, cluster, require_rows
-from mapet_mm.tokenizers.sampling import FeatureBlocks, sample_features
+from mapet_mm.tokenizers.sampling import FeatureBlocks, draw_images, sample_features
 from mapet_mm.utils.config import scope_of, type_name
+from mapet_mm.utils.dist import print_to_user
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.identity import explain
+from mapet_mm.utils.precision import HALF
 
 
 def run_fit_codebook(
@@ -45,8 +47,8 @@ def run_fit_codebook(
     Args:
         cfg: a tokenizer config: `tokenizer`, `data_preprocessor`, `dataset`, `codebook`, `token_store`, and
             optionally `data_root`, `dataloader`, `on_error`, `max_skipped`. `codebook` has `k`,
-            `positions_per_image`, `seed`, the settings of `KMeansOptions`, and optionally a `dataset` to
-            sample instead of the config's.
+            `positions_per_image`, `num_images` (drawn by the seed; None for all), `seed`, the settings of
+            `KMeansOptions`, and optionally a `dataset` to sample instead of the config's.
         out: file to write; the config's `tokenizer.codebook` if None.
         overwrite: replace an existing codebook.
         join_processes: called once the features are written. Only clustering needs a process group.
@@ -89,13 +91,15 @@ class CodebookPlan:
     Attributes:
         images: to sample.
         preprocessing: of these images, for the encoder.
-        positions_per_image: number of features of each.
+        positions_per_image: number of features of each image that is drawn.
+        num_images: how many images are drawn, by the seed of k-means; None for all.
         options: of k-means.
     """
 
     images: NamedImages
     preprocessing: dict[str, Any]
     positions_per_image: int
+    num_images: int | None
     options: KMeansOptions
 
     @classmethod
@@ -104,8 +108,10 @@ class CodebookPlan:
         settings = dict(cfg.codebook)
         dataset = settings.pop("dataset", cfg.dataset)
         positions = settings.pop("positions_per_image", 4)
+        num_images = settings.pop("num_images", None)
         preprocessing = preprocessing_of(cfg, dataset)
-        return cls(build_images(cfg, dataset), preprocessing, positions, KMeansOptions(**settings))
+        images = build_images(cfg, dataset)
+        return cls(images, preprocessing, positions, num_images, KMeansOptions(**settings))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -114,13 +120,14 @@ class CodebookPlan:
             "preprocessing": self.preprocessing,
             "data_root": os.path.realpath(self.images.data_root),
             "positions_per_image": self.positions_per_image,
+            "num_images": self.num_images,
             **asdict(self.options),
         }
 
 
 def sample(cfg: Config, plan: CodebookPlan, folder: Path) -> tuple[GridKMeans, FeatureBlocks]:
     """Build the encoder, and sample its features of the plan's images into a folder."""
-    indices = plan.images.indices_by_name()
+    indices = draw_images(plan.images.indices_by_name(), plan.num_images, plan.options.seed)
     # Before weights are downloaded and features computed.
     require_rows(len(indices) * plan.positions_per_image, plan.options.k)
     tokenizer, loader = load_tokenizer(cfg, plan.images, {"codebook": None})
@@ -143,14 +150,14 @@ def existing_codebook(path: Path, cfg: Config, plan: CodebookPlan) -> Codebook:
     require_made_with(codebook, path, plan.settings)  # before weights are loaded
     tokenizer, _ = build_tokenizer(cfg, {"codebook": None})
     encoder = {key: value for key, value in tokenizer.metadata.items() if key != "weights"}  # in its digest
-    require_made_with(codebook, path, encoder)
+    require_made_with(codebook, path, {**encoder, "precision": tokenizer.precision})
     return codebook
 
 
 def require_made_with(codebook: Codebook, path: Path, settings: Mapping[str, Any]) -> None:
     """Raise CodebookError if a codebook's metadata have other settings."""
-    recorded = {key: codebook.metadata.get(key) for key in settings}
-    difference = explain(recorded, settings)
+    metadata = {"precision": "float32", **codebook.metadata}  # which codebooks of float32 do not name
+    difference = explain({key: metadata.get(key) for key in settings}, settings)
     if difference:
         raise CodebookError(
             f"codebook `{path}` exists, made with other settings ({difference}): add --overwrite to replace "
@@ -195,6 +202,11 @@ def build_tokenizer(cfg: Config, changes: Mapping[str, Any] | None = None) -> tu
     init_default_scope(scope_of(cfg))
     device = torch.device(get_device())
     tokenizer = MODELS.build({**cfg.tokenizer, **(changes or {})}).to(device)
+    if device.type == "cpu" and tokenizer.precision in HALF:
+        print_to_user(
+            f"note: the tokenizer computes in {tokenizer.precision}, in which a CPU can be 20 times as slow "
+            "as in float32; tokenizer.precision=float32 makes other tokens, with another identity"
+        )
     codebook = getattr(tokenizer, "codebook", None)
     recorded = {}
     if codebook:

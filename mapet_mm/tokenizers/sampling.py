@@ -1,18 +1,20 @@
-"""Feature rows for k-means: a few grid positions of every image, chosen by the image's name and a seed."""
+"""Feature rows for k-means: a few grid positions of each image, chosen by the image's name and a seed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float16, Float32, Int64
 from safetensors import safe_open
 from safetensors.numpy import save
+from torch import Tensor
 
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.structures.stored_names import encode_name
@@ -96,7 +98,7 @@ def sample_features(
     seed: int = 0,
     on_error: str = "raise",
 ) -> FeatureBlocks:
-    """Sample features at `positions_per_image` positions of every image, continuing earlier runs.
+    """Sample features at `positions_per_image` positions of each image, continuing earlier runs.
 
     Any number of processes and machines may do this at once; the features are bit-identical for any number of
     processes and workers.
@@ -104,7 +106,7 @@ def sample_features(
     Args:
         tokenizer: computes the features.
         loader: loads the images.
-        indices: the images to sample: index in the loader's dataset by name.
+        indices: the images to sample: index in the loader's dataset by name (see `draw_images`).
         folder: receives the features; all processes must see it.
         preprocessing: how images are prepared for the encoder.
         positions_per_image: 4 of 196 are the paper's 2 %.
@@ -123,11 +125,13 @@ def sample_features(
     def pending(block: int) -> list[int]:
         return [indices[name] for name in blocks.pending(block, on_error)]
 
-    def encode(group: ImageGroup) -> Iterator[Float16[np.ndarray, "positions dim"]]:
-        grids = tokenizer.features(group.inputs).cpu().numpy()  # B (H W) D
-        for index, grid in zip(group.indices, grids, strict=False):
-            positions = draw_positions(loader.images.name(index), seed, len(grid), positions_per_image)
-            yield as_float16(grid[positions])
+    def encode(group: ImageGroup) -> Iterable[Float16[np.ndarray, "positions dim"]]:
+        features = tokenizer.features(group.inputs)  # B (H W) D
+        grid_size = features.shape[1]
+        drawn = np.empty((len(group.indices), positions_per_image), np.int64)
+        for row, index in zip(drawn, group.indices, strict=True):
+            row[:] = draw_positions(loader.images.name(index), seed, grid_size, positions_per_image)
+        return rows_at(features, torch.from_numpy(drawn)).numpy()
 
     unreadable: dict[str, str] = {}
     for block, rows, reasons in encode_blocks(loader, encode, len(blocks), pending, "sampling features"):
@@ -170,6 +174,21 @@ def features_identity(
     }
 
 
+def draw_images(indices: Mapping[str, int], num_images: int | None, seed: int) -> Mapping[str, int]:
+    """The images to sample: `num_images` of them, drawn by the seed; all if None or if there are not more.
+
+    Args:
+        indices: index of each image by its name.
+        num_images: how many to draw.
+        seed: for the draw, which does not depend on the order of the images.
+    """
+    if num_images is None or num_images >= len(indices):
+        return indices
+    names = sorted(indices)
+    drawn = np.random.default_rng(seed).choice(len(names), size=num_images, replace=False)
+    return {names[rank]: indices[names[rank]] for rank in np.sort(drawn)}
+
+
 def draw_positions(name: str, seed: int, grid_size: int, num_drawn: int) -> Int64[np.ndarray, " num_drawn"]:
     """Positions of an image's grid, ascending; ValueError if the grid has fewer."""
     random = np.random.default_rng([seed, zlib.crc32(encode_name(name))])
@@ -196,7 +215,13 @@ def finite_rows(
     return kept, skipped
 
 
-def as_float16(rows: Float32[np.ndarray, "rows dim"]) -> Float16[np.ndarray, "rows dim"]:
-    """Features as they are stored, infinite where float16 does not hold them."""
-    with np.errstate(over="ignore"):
-        return rows.astype(np.float16)
+def rows_at(
+    features: Float32[Tensor, "group grid dim"], positions: Int64[Tensor, "images drawn"]
+) -> Float16[Tensor, "images drawn dim"]:
+    """Features of a group's first images at these positions, as they are stored, on the host.
+
+    They are picked out and rounded on the features' device, so nothing else is copied from there. Where
+    float16 does not hold them, they are infinite.
+    """
+    images = torch.arange(len(positions), device=features.device).unsqueeze(1)
+    return features[images, positions.to(features.device)].half().cpu()

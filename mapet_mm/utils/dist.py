@@ -14,6 +14,7 @@ from mmengine.model import is_model_wrapper
 from torch import nn
 
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.gpus import require_usable_gpu
 
 # Seconds that processes wait for each other: longer than an evaluation in the first process.
 TIMEOUT_SECONDS = 1800
@@ -83,10 +84,19 @@ def number_slurm_task() -> None:
 
 
 def choose_device() -> None:
-    """Take the GPU of this process's number on its machine, where there are any, without joining others."""
+    """Take the GPU of this process's number on its machine, where there are any, without joining others.
+
+    Raises:
+        UserError: there is one that this PyTorch cannot use.
+    """
+    require_usable_gpu(local_rank())
     if torch.cuda.is_available():
-        number = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
-        torch.cuda.set_device(number % torch.cuda.device_count())
+        torch.cuda.set_device(local_rank() % torch.cuda.device_count())
+
+
+def local_rank() -> int:
+    """Number of this process on its machine, as torchrun or Slurm says; 0 if alone."""
+    return int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0)))
 
 
 def stop_processes() -> None:

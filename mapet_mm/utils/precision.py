@@ -1,9 +1,9 @@
-"""The precision in which something is computed: of autocast, of products and sums, and true float32."""
+"""The precision in which something is computed: autocast, products and sums, and frozen networks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -28,10 +28,14 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+# What a frozen network can compute in; its weights stay in float32.
+PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
+HALF = ("float16", "bfloat16")
+
 # PyTorch's switches for matrix products and convolutions below float32 precision. The new ones are used where
 # they exist: once one of them has been set, reading an old one raises an error.
 if hasattr(torch.backends.cudnn, "conv"):
-    _SWITCH, _FULL = "fp32_precision", "ieee"
+    _SWITCH, _FULL, _TF32 = "fp32_precision", "ieee", "tf32"
     _BACKENDS: tuple[Any, ...] = (
         torch.backends.cuda.matmul,
         torch.backends.cudnn.conv,
@@ -39,19 +43,31 @@ if hasattr(torch.backends.cudnn, "conv"):
         torch.backends.mkldnn.conv,
     )
 else:
-    _SWITCH, _FULL = "allow_tf32", False
+    _SWITCH, _FULL, _TF32 = "allow_tf32", False, True
     _BACKENDS = (torch.backends.cuda.matmul, torch.backends.cudnn)
 
 
 @contextmanager
-def full_float32(device: torch.device) -> Iterator[None]:
-    """Compute in true float32, without autocast or TF32, so an image gets the same tokens on any device."""
+def computing_in(precision: str, device: torch.device) -> Iterator[None]:
+    """Compute in one of `PRECISIONS`, whatever the caller's autocast and switches are.
+
+    float16 and bfloat16 are autocast's: products and convolutions in that type, LayerNorm and softmax in
+    float32. A CLIP ResNet gives the same features, bit for bit, as with weights converted to that type. tf32
+    lets a GPU round the operands of products to 10 bits; on a CPU it is float32.
+    """
     before = [getattr(backend, _SWITCH) for backend in _BACKENDS]
     for backend in _BACKENDS:
-        setattr(backend, _SWITCH, _FULL)
+        setattr(backend, _SWITCH, _TF32 if precision == "tf32" else _FULL)
+    is_half = precision in HALF
+    dtype = getattr(torch, precision) if is_half else None
     try:
-        with torch.autocast(device.type, enabled=False):
+        with torch.autocast(device.type, dtype=dtype, enabled=is_half):
             yield
     finally:
         for backend, value in zip(_BACKENDS, before, strict=True):
             setattr(backend, _SWITCH, value)
+
+
+def full_float32(device: torch.device) -> AbstractContextManager[None]:
+    """Compute in true float32, without autocast or TF32, so an image gets the same tokens on any device."""
+    return computing_in("float32", device)

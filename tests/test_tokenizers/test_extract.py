@@ -224,6 +224,7 @@ MIXED = [
     (changed({RESIZE.format(0): "bilinear"}), UserError, "different pipelines"),
     (other_folder, TokenStoreError, "data_root: .*data, now .*data2"),
     (other_codebook, TokenStoreError, "made by tokenizer .* but the config's"),
+    (changed({"tokenizer.precision": "bfloat16"}), TokenStoreError, "in bfloat16"),
     (store_of_another_grid, TokenStoreError, "grid"),
 ]
 

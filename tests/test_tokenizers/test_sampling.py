@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from few_images import SIZE
 from mmengine.config import Config
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.structures import Codebook, CodebookError
 from mapet_mm.tokenizers import kmeans, sampling
 from mapet_mm.tokenizers.fit_and_extract import features_folder, run_fit_codebook
 from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.tokenizers.sampling import draw_images, rows_at
 
 
 def test_the_codebook_records_what_it_was_made_from(fitted):
@@ -32,6 +36,74 @@ def test_the_codebook_depends_on_neither_workers_nor_the_images_order(fitted, tm
     (tmp_path / "data" / "train.txt").write_text("\n".join(reversed(lines)))
     _, again = run_fit_codebook(fitted, out=str(tmp_path / "other" / "codebook.safetensors"))
     assert again.digest == Codebook.load(fitted.tokenizer.codebook).digest
+
+
+def test_images_are_drawn_by_the_seed_whatever_their_order():
+    indices = {f"{number:02d}.png": number for number in range(40)}
+    drawn = draw_images(indices, 10, seed=3)
+    assert len(drawn) == 10
+    assert list(drawn) == sorted(drawn)
+    assert drawn.items() <= indices.items()
+    assert draw_images(dict(reversed(indices.items())), 10, seed=3) == drawn
+    assert draw_images(indices, 10, seed=4) != drawn
+    assert (
+        draw_images(indices, None, 3) == draw_images(indices, 40, 3) == draw_images(indices, 99, 3) == indices
+    )
+
+
+def test_a_codebook_of_drawn_images_reads_no_others_and_is_the_same_in_any_process(cfg, read, monkeypatch):
+    cfg.codebook.num_images = 8
+    _, codebook = run_fit_codebook(cfg)
+    assert len(read) == len(set(read)) == 8
+    recorded = codebook.metadata
+    assert (recorded["num_images"], recorded["images"], recorded["rows"]) == (8, 8, 16)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    _, again = run_fit_codebook(cfg, out=f"{cfg.tokenizer.codebook}.other")
+    assert again.digest == codebook.digest
+    cfg.codebook.num_images = None
+    assert run_fit_codebook(cfg, overwrite=True)[1].digest != codebook.digest
+
+
+def test_rows_are_picked_out_and_rounded_before_they_leave_the_device():
+    features = torch.randn(4, 9, 5)
+    positions = torch.tensor([[0, 8], [3, 4], [1, 2]])
+    expected = [[features[image, position] for position in row] for image, row in enumerate(positions)]
+    rows = rows_at(features, positions)
+    assert torch.equal(rows, torch.stack([torch.stack(row) for row in expected]).half())
+    assert rows_at(torch.full((1, 1, 1), 7e4), torch.zeros(1, 1, dtype=torch.int64)).isinf()
+
+
+class Copies(TorchDispatchMode):
+    """Keeps the shape and type of whatever is copied from another device to the CPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        given = next((value for value in args if isinstance(value, torch.Tensor)), None)
+        if given is not None and given.is_cuda and isinstance(result, torch.Tensor) and not result.is_cuda:
+            self.seen.append((tuple(result.shape), result.dtype))
+        return result
+
+
+def test_only_the_drawn_rows_are_copied_from_a_gpu():
+    with FakeTensorMode(), Copies() as copies:
+        features = torch.empty(32, 196, 64, device="cuda")
+        rows_at(features, torch.zeros(30, 4, dtype=torch.int64))
+    assert copies.seen == [((30, 4, 64), torch.float16)]
+
+
+def test_a_cpu_that_computes_in_half_precision_is_said_to_be_slow(cfg, capsys):
+    cfg.tokenizer.precision = "bfloat16"
+    _, codebook = run_fit_codebook(cfg)
+    assert codebook.metadata["precision"] == "bfloat16"
+    assert "bfloat16" in capsys.readouterr().err
+    cfg.tokenizer.precision = "float32"
+    run_fit_codebook(cfg, overwrite=True)
+    assert "float32" not in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -128,6 +200,8 @@ CHANGES = [
     (option("max_points_per_centroid", 100), "max_points_per_centroid: 512, now 100"),
     (option("seed", 1), "seed: 0, now 1"),
     (option("positions_per_image"), "positions_per_image: 2, now 4"),
+    (option("num_images", 6), "num_images: None, now 6"),
+    (lambda cfg: cfg.tokenizer.update(precision="bfloat16"), "precision: float32, now bfloat16"),
     (other_images, "data_root: .*data, now .*data2"),
     (lambda cfg: cfg.tokenizer.pretrained.update(seed=1), "encoder_digest"),
     (lambda cfg: cfg.tokenizer.clip_model.update(width=16), "width8, now .*width16"),

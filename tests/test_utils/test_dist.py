@@ -18,6 +18,7 @@ def test_a_process_takes_the_gpu_of_its_number_on_its_machine(environment, numbe
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr("mapet_mm.utils.dist.require_usable_gpu", lambda local_rank: None)
     choose_device()
     assert taken == [number]
 

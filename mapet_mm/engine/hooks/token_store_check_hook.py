@@ -20,6 +20,7 @@ from mapet_mm.models.target_generators.tokenizer import Tokenizer
 from mapet_mm.registry import HOOKS, MODELS
 from mapet_mm.structures import Codebook, CodebookError, TokenStoreError
 from mapet_mm.utils.dist import unwrapped
+from mapet_mm.utils.precision import PRECISIONS
 
 TOKENIZER = "tokenizer"  # in a checkpoint's `meta`: the digest that its token stores have
 
@@ -34,8 +35,8 @@ class TokenStoreCheckHook(Hook):
     so no length changes.
 
     Args:
-        codebook: path of the codebook whose tokens the stores must hold; None only requires that all stores
-            were made by the same one.
+        codebook: path of the codebook whose tokens the stores must hold, in any precision of its encoder;
+            None only requires that all stores were made by the same tokenizer.
         alignment: send test images through the pipelines; False for a pipeline that cannot take them.
 
     Raises:
@@ -102,12 +103,12 @@ class TokenStoreCheckHook(Hook):
     def _check_store(self, model: nn.Module, dataset: Dataset, load: LoadTokenGrid) -> None:
         check_fits(model, dataset, load)
         if self.codebook is not None:
-            self.tokenizer = Codebook.load(self.codebook).digest
-            whose = f"TokenStoreCheckHook's codebook `{self.codebook}`"
-        else:
-            self.tokenizer = self.tokenizer or load.store.tokenizer
-            whose = "that of the run's first token store"
-        load.store.require_tokenizer(self.tokenizer, whose)
+            codebook = Codebook.load(self.codebook)
+            if load.store.tokenizer not in [codebook.digest_at(precision) for precision in PRECISIONS]:
+                whose = f"TokenStoreCheckHook's codebook `{self.codebook}`"
+                load.store.require_tokenizer(codebook.digest, whose)
+        self.tokenizer = self.tokenizer or load.store.tokenizer
+        load.store.require_tokenizer(self.tokenizer, "that of the run's first token store")
         if is_main_process():
             load.store.verify()  # against damage since it was written: a second for ImageNet's
         replace_skipped(dataset, load)

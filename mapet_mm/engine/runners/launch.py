@@ -24,8 +24,9 @@ from mapet_mm.models.target_generators.tokenizer import Tokenizer
 from mapet_mm.registry import MODELS
 from mapet_mm.utils import config as config_files
 from mapet_mm.utils.config import class_of, nodes, type_name
-from mapet_mm.utils.dist import is_first_process, print_to_user
+from mapet_mm.utils.dist import is_first_process, local_rank, print_to_user
 from mapet_mm.utils.errors import LaunchError
+from mapet_mm.utils.gpus import require_usable_gpu
 
 CLASS_NAMES = dict(type="mapet_mm.ClassNamesCheckHook")
 TOKEN_STORE_CHECK = dict(type="mapet_mm.TokenStoreCheckHook")
@@ -118,7 +119,9 @@ def configure_training(
 
     Raises:
         LaunchError: the run cannot start like this.
+        UserError: there is a GPU that this PyTorch cannot use.
     """
+    require_usable_gpu(local_rank())
     _require(cfg, "model", "train_dataloader", "train_cfg", "optim_wrapper")
     if no_validate:
         cfg.val_cfg = cfg.val_dataloader = cfg.val_evaluator = None
@@ -202,7 +205,12 @@ def configure_test(
         amp: autocast the forward pass.
         tta: test-time augmentation with the config's `tta_model` and `tta_pipeline`.
         trust_checkpoint: load it whatever it holds, which can run code of its own.
+
+    Raises:
+        LaunchError: the run cannot start like this.
+        UserError: there is a GPU that this PyTorch cannot use.
     """
+    require_usable_gpu(local_rank())
     cfg.load_from = require_checkpoint("checkpoint", checkpoint, trust_checkpoint)
     cfg.resume = False
     _let_mmengine_load(trust_checkpoint)

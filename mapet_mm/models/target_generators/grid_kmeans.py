@@ -16,7 +16,7 @@ from mapet_mm.models.target_generators.tokenizer import Tokenizer, TokenizerErro
 from mapet_mm.registry import MODELS
 from mapet_mm.structures.codebook import Codebook, CodebookError
 from mapet_mm.utils.identity import canonical, digest, explain
-from mapet_mm.utils.precision import full_float32
+from mapet_mm.utils.precision import PRECISIONS, computing_in, full_float32
 
 
 @MODELS.register_module()
@@ -28,6 +28,10 @@ class GridKMeans(Tokenizer):
     this package. Its output is a square feature map (B, D, H, W), or a sequence of tokens (B, N, D) that ends
     with a square grid.
 
+    A codebook may be used in another precision than its features were computed in, which its metadata name:
+    a centroid is the mean of so many of them that their rounding hardly moves it. Tokens of two precisions
+    never mix, because the precision is part of `digest`; 'float32' leaves no trace there.
+
     Args:
         encoder: its config, or the module itself; see `build_frozen` for its weights.
         image_size: side of the input images in pixels.
@@ -37,9 +41,13 @@ class GridKMeans(Tokenizer):
         num_extra_tokens: tokens before the grid's (class token, registers); None: the number that
             MMPretrain's and timm's networks state, else 0.
         random_seed: draw fixed random weights from this seed if the config names no trained ones.
+        precision: what the encoder computes in: 'float32', in which devices differ in ties alone, or 'tf32',
+            'float16' or 'bfloat16', which GPUs compute many times as fast. Features come out in float32, and
+            the nearest centroids are found in float32.
 
     Raises:
-        TokenizerError: the encoder has no such layer, the layer has no square grid, or see `build_frozen`.
+        TokenizerError: the encoder has no such layer, the layer has no square grid, the precision is
+            unknown, or see `build_frozen`.
         CodebookError: the codebook cannot be read or was fitted on other features.
 
     Example:
@@ -61,7 +69,10 @@ class GridKMeans(Tokenizer):
         layer: int | str = -1,
         num_extra_tokens: int | None = None,
         random_seed: int | None = None,
+        precision: str = "float32",
     ) -> None:
+        if precision not in PRECISIONS:
+            raise TokenizerError(f"`precision` is {precision!r}: one of {', '.join(PRECISIONS)}")
         if codebook is not None and not isinstance(codebook, Codebook):
             codebook = Codebook.load(codebook)  # before the minutes of a weights download
         if isinstance(encoder, nn.Module):
@@ -71,6 +82,7 @@ class GridKMeans(Tokenizer):
         super().__init__(network, image_size)
         self.codebook = codebook
         self.layer = layer
+        self.precision = precision
         self.num_extra_tokens = extra_tokens_of(network) if num_extra_tokens is None else num_extra_tokens
         side, self.dim = self._measure()
         self.grid = (side, side)
@@ -80,16 +92,18 @@ class GridKMeans(Tokenizer):
             "encoder_digest": weights_digest(network),
             "image_size": image_size,
         }
+        if precision != "float32":  # which older codebooks and features do not name
+            self.metadata["precision"] = precision
         if codebook is not None:
             self._require_same_encoder(codebook)
 
     def _require_same_encoder(self, codebook: Codebook) -> None:
         """Raise CodebookError if the codebook records another encoder than this one.
 
-        The name of the weights is not compared: their digest is.
+        The name of the weights is not compared: their digest is. Nor is the precision.
         """
         recorded = codebook.metadata
-        keys = [key for key in self.metadata if key in recorded and key != "weights"]
+        keys = [key for key in self.metadata if key in recorded and key not in ("weights", "precision")]
         difference = explain({key: recorded[key] for key in keys}, {key: self.metadata[key] for key in keys})
         if difference:
             raise CodebookError(
@@ -105,18 +119,18 @@ class GridKMeans(Tokenizer):
 
     @property
     def digest(self) -> str:
-        """Identity: the codebook's digest if it records its encoder, else a digest of both."""
+        """Identity: the codebook's in this precision if it records its encoder, else a digest of both."""
         codebook = self._fitted()
         if "encoder_digest" in codebook.metadata:  # and it is this one
-            return codebook.digest
+            return codebook.digest_at(self.precision)
         return digest([codebook.digest, {k: v for k, v in self.metadata.items() if k != "weights"}])
 
     @torch.no_grad()
     def features(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch grid dim"]:
         """Grid features (B, HW, D) in float32 of normalised images (B, 3, H, W)."""
         encoder = self.network_for(images)
-        with full_float32(images.device):
-            output = layer_output(encoder, images.float(), self.layer)
+        with computing_in(self.precision, images.device):
+            output = layer_output(encoder, images.float(), self.layer).float()
         if len(output) == len(images):  # not a batch of windows
             # A square map.
             if output.ndim == 4 and output.shape[2] == output.shape[3]:

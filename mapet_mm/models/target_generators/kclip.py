@@ -62,9 +62,11 @@ class KCLIP(GridKMeans):
         codebook: path of the codebook (or a `Codebook`); None to compute features only.
         image_size: side of the input images in pixels, if not the architecture's own.
         stride: pixels from one grid position to the next: 32, or 16, 8 or 4 for a finer grid.
+        precision: what the tower computes in (see `GridKMeans`); the authors' is 'float16'.
 
     Raises:
-        TokenizerError: the tower's weights cannot be found or do not fit, or the stride is not supported.
+        TokenizerError: the tower's weights cannot be found or do not fit, or the stride or the precision is
+            not supported.
         CodebookError: the codebook cannot be read or was fitted on another encoder.
 
     Example:
@@ -81,13 +83,15 @@ class KCLIP(GridKMeans):
         codebook: str | os.PathLike | Codebook | None = None,
         image_size: int | None = None,
         stride: int = STRIDE,
+        precision: str = "float32",
     ) -> None:
         image_size = image_size or tower_config(clip_model)["image_size"]
         if image_size % stride:
             raise ValueError(f"KCLIP's image_size must be a multiple of {stride} px, got {image_size}")
         self.stride = stride
         self._tower = (clip_model, pretrained)
-        super().__init__(build_tower(clip_model, pretrained, stride), image_size, codebook)
+        tower = build_tower(clip_model, pretrained, stride)
+        super().__init__(tower, image_size, codebook, precision=precision)
 
     def _describe(self, *_: Any) -> dict[str, Any]:
         encoder, weights = self._tower

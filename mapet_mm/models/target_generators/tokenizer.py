@@ -1,4 +1,4 @@
-"""Base class of the tokenizers that encode images: frozen, in float32, outside the model's weights."""
+"""Base class of the tokenizers that encode images: frozen, outside the model's weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Tokenizer(BaseModule):
     """Target generator that maps images to token ids with a frozen network.
 
     The network is not a submodule, so a model that tokenises on the fly neither trains, saves nor converts
-    it. It stays in float32 and in evaluation mode, and moves to the device of the images that it gets.
+    it. Its weights stay in float32 and it in evaluation mode, and it moves to the device of its images.
     `forward` gives the ids (B, HW), int64, in raster order, of normalised images (B, 3, H, W): -1 where the
     network's features or logits are not finite.
 
@@ -28,6 +28,7 @@ class Tokenizer(BaseModule):
 
     grid: tuple[int, int]  # (H, W) tokens of an image of `image_size`
     digest: str  # of everything that decides an image's tokens
+    precision: str = "float32"  # in which the network computes, one of `PRECISIONS`
 
     def __init__(self, network: nn.Module, image_size: int) -> None:
         super().__init__()

@@ -227,6 +227,21 @@ def test_stores_of_two_tokenizers_are_refused(tmp_path, store):
         check(train, codebook=str(tmp_path / "codebook.safetensors"))
 
 
+def test_a_codebooks_tokens_of_one_precision_fit_it_and_of_two_do_not_fit_each_other(tmp_path):
+    codebook = Codebook(np.eye(3))
+    path = str(tmp_path / "codebook.safetensors")
+    codebook.save(path)
+    images = {}
+    for precision in ("float32", "float16"):
+        digest = codebook.digest_at(precision)
+        store = TokenStore.create(tmp_path / precision, NAMES, (4, 4), 128, digest, "/copy")
+        store.write(range(6), np.zeros((6, 4, 4), dtype=int))
+        images[precision] = Images(NAMES, [LoadTokenGrid(store.path)])
+        assert check(images[precision], codebook=path).tokenizer == digest
+    with pytest.raises(TokenStoreError, match="first token store"):
+        check(images["float32"], images["float16"], codebook=path)
+
+
 # A tokenizer in the model.
 MEAN, STD = [122.7709383, 116.7460125, 104.09373615], [68.5005327, 66.6321579, 70.32316305]
 RECORDED = dict(type="SelfSupDataPreprocessor", mean=MEAN, std=STD, to_rgb=True)

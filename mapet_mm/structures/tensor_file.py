@@ -71,9 +71,8 @@ class TensorFile:
         num_rows, *row_shape = entry["shape"]
         dtype = np.dtype(DTYPES[entry["dtype"]])
         row_bytes = prod(row_shape) * dtype.itemsize
-        return TensorPlace(
-            first_byte + entry["data_offsets"][0], num_rows, tuple(row_shape), dtype, row_bytes
-        )
+        first_byte += entry["data_offsets"][0]
+        return TensorPlace(first_byte, num_rows, tuple(row_shape), dtype, row_bytes)
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
@@ -93,5 +92,10 @@ class TensorFile:
         self._fill(out, place.first_byte + row * place.row_bytes)
 
     def _fill(self, array: np.ndarray, first_byte: int) -> None:
-        if array.nbytes and os.preadv(self._descriptor, [array], first_byte) != array.nbytes:
-            raise damage_error(self.path, "it ends too early")
+        filled = os.preadv(self._descriptor, [array], first_byte)
+        while filled < array.nbytes:  # one call reads 2 GB at most
+            rest = memoryview(array).cast("B")[filled:]
+            count = os.preadv(self._descriptor, [rest], first_byte + filled)
+            if count == 0:
+                raise damage_error(self.path, "it ends too early")
+            filled += count

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from config_building import ROOT, load
+from imagenet_folder import write_imagenet
 from mmengine.hooks import Hook
 from mmengine.registry import DATASETS
 from stored_squares import (
@@ -71,6 +73,27 @@ def test_an_item_is_what_the_whole_pipeline_makes_of_the_file(folder, steps):
         assert np.array_equal(sample.token_grid, before.token_grid)
         for key in ("img_path", "sample_idx", "draw_seed", "mask"):
             assert np.array_equal(sample.get(key), before.get(key)), key
+
+
+RECIPE = ROOT / "configs/mapet/mapet_vit-tiny-p16_kclip_16xb128-amp-coslr-300e_in1k.py"
+
+
+def test_imagenets_recipe_stores_its_squares_and_gives_the_same_items_from_them(tmp_path):
+    write_imagenet(tmp_path)
+    cfg = load(RECIPE)
+    dataset = cfg.train_dataloader.dataset
+    dataset.data_root = str(tmp_path)
+    load_image, crop, jitter, load_tokens, pack = dataset.pipeline
+    load_tokens.store = str(tmp_path / "tokens")
+    store_images(SquareLoader.from_config(cfg))
+    options = dict(prefix="train/", square=[load_image, crop], pipeline=[jitter, pack])
+    from_squares = SeededDataset(StoredImages(load_tokens.store, **options))
+    from_files = SeededDataset(DATASETS.build(dataset))
+    assert len(from_squares) == len(from_files) == 1  # the image that the store skipped is in neither
+    expected, item = from_files[SeededIndex(0, 5)], from_squares[SeededIndex(0, 5)]
+    assert item["inputs"].shape == (3, 224, 224)
+    assert torch.equal(item["inputs"], expected["inputs"])
+    assert np.array_equal(item["data_samples"].token_grid, expected["data_samples"].token_grid)
 
 
 class Noted(Hook):

@@ -327,6 +327,18 @@ def test_workers_read_a_store_that_was_used_before_the_fork_or_pickled(tmp_path)
     assert len(pickle.dumps(store)) < 2000
 
 
+def test_a_file_system_that_gives_a_part_of_what_is_asked_for_is_asked_again(tmp_path, monkeypatch):
+    names = names_of(40)
+    store = fill(make(tmp_path / "a", names))
+    preadv = os.preadv
+
+    def give_little(file: int, arrays: list, at: int) -> int:
+        return preadv(file, [memoryview(arrays[0]).cast("B")[:7]], at)
+
+    monkeypatch.setattr(os, "preadv", give_little)
+    assert holds(store, names)
+
+
 def resident_kib() -> int:
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in line)
     return int(line.split()[1])

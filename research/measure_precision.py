@@ -229,7 +229,7 @@ def main() -> None:
         nargs="*",
         default=PRECISIONS[1:],
         choices=PRECISIONS[1:],
-        help="precisions beside float32",
+        help="beside float32",
     )
     args = parser.parse_args()
     cfg = read_config(CONFIG)

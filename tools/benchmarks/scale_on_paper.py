@@ -1,12 +1,15 @@
-"""Compute what the paper's recipes cost for ImageNet-1k, ImageNet-21k and 400 M images.
+"""Compute what the paper's recipes cost at least for ImageNet-1k, ImageNet-21k and 400 M images.
 
-FLOPs are the package's own formulas and PyTorch's count of the encoder; a GPU is assumed to reach half its
-dense bfloat16 rate. Only the rate of decoding is measured, in one thread of this machine.
+A step takes at least as long as its arithmetic at a GPU's full rate, as its bytes at the full bandwidth, and
+as its launches. FLOPs are the package's own formulas and PyTorch's count of the encoder; bytes and launches
+are counted on tensors of true sizes without values (`tools/step_counts.py`). Only the rate of decoding is
+measured, in one thread of this machine.
 """
 
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,6 +17,7 @@ from harness import ROOT, machine, table
 from mmengine.dataset import Compose
 from mmengine.registry import DefaultScope
 from PIL import Image
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from mapet_mm.engine.runners.launch import read_config
@@ -22,9 +26,23 @@ from mapet_mm.structures.store_files import HASH_STRIDE, PART_ROWS
 
 sys.path.append(str(ROOT / "tools"))
 from flops import complexity
+from step_counts import count_step
 
 IMAGES = {"ImageNet-1k": 1_281_167, "ImageNet-21k": 14_197_122, "400 M": 400_000_000}
-GPUS = {"A100": 312e12 / 2, "H100": 989e12 / 2}  # FLOPs a second
+
+
+@dataclass
+class Gpu:
+    """What a maker states: dense FLOPs a second by precision, and bytes a second."""
+
+    bfloat16: float
+    float32: float
+    bandwidth: float
+
+
+GPUS = {"A100": Gpu(312e12, 19.5e12, 2.0e12), "H100": Gpu(989e12, 67e12, 3.35e12)}
+LAUNCH = 5e-6  # seconds of the host for an operation, assumed
+BATCH = 256  # images on a GPU
 RECIPES = {
     name: f"configs/mapet/mapet_vit-{name}-p16_kclip_{batch}-amp-coslr-300e_in1k.py"
     for name, batch in (("tiny", "16xb128"), ("small", "32xb64"), ("base", "64xb32"))
@@ -51,53 +69,116 @@ def decoding_rate() -> float:
         return DECODED / (time.process_time() - start)
 
 
-def main() -> None:
-    """Print three tables: stages, GPUs, and stores."""
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        features = grid_features(build_tower("RN50x64", dict(type="random")), torch.empty(1, 3, 448, 448))
-    encoder, options = counter.get_total_flops(), read_config(TOKENIZER).codebook
-    product = 2 * options.k * features.shape[-1]  # of one feature with all centroids
-    most = options.k * options.max_points_per_centroid
-    models = {name: complexity(read_config(recipe)) for name, recipe in RECIPES.items()}
+@dataclass
+class Step:
+    """What a training step of `BATCH` images computes, moves and launches."""
+
+    flops: float
+    moved: float
+    launches: int
+    peak: float
+
+    def milliseconds(self, gpu: Gpu) -> list[float]:
+        """By arithmetic, by bytes and by launches; the step takes at least the longest."""
+        seconds = self.flops / gpu.bfloat16, self.moved / gpu.bandwidth, self.launches * LAUNCH
+        return [1000 * one for one in seconds]
+
+    def images_a_second(self, gpu: Gpu) -> float:
+        """At most so many."""
+        return 1000 * BATCH / max(self.milliseconds(gpu))
+
+
+def steps_of_recipes() -> dict[str, Step]:
+    """The training step of each size, by its recipe."""
+    steps = {}
+    for size, recipe in RECIPES.items():
+        cfg = read_config(recipe)
+        launches = count_step(cfg, batch=2).operations.total()
+        with FakeTensorMode(), torch.device("cpu"):
+            counts = count_step(cfg, BATCH)
+        flops = 2 * complexity(cfg).step * BATCH
+        steps[size] = Step(flops, counts.moved, launches, counts.peak)
+    return steps
+
+
+def step_table(steps: dict[str, Step]) -> str:
+    """What bounds a step."""
+    rows = []
+    for size, step in steps.items():
+        row = [f"ViT-{size}", f"{step.flops / 1e12:.1f}", f"{step.moved / 1e9:.0f}", f"{step.launches:,}"]
+        row.append(f"{step.peak / 1e9:.1f}")
+        for gpu in GPUS.values():
+            row += [" / ".join(f"{one:.0f}" for one in step.milliseconds(gpu))]
+            row += [f"{step.images_a_second(gpu):,.0f}"]
+        rows.append(row)
+    headings = [f"computed, {BATCH} images", "TFLOPs", "GB moved", "launches", "GB at most in use"]
+    for gpu in GPUS:
+        headings += [f"ms on an {gpu}: arithmetic / bytes / launches", "images/s at most"]
+    return table(headings, rows)
+
+
+def hours_table(steps: dict[str, Step], token_flops: float, sample_flops: float, kmeans_flops: dict) -> str:
+    """Hours that each stage takes at least."""
     rows = []
     for name, count in IMAGES.items():
-        passes = options.nredo * options.niter * min(most, options.positions_per_image * count)
-        stages = {
-            "sampling": count * encoder,
-            "k-means": passes * product,
-            "tokens": count * (encoder + features.shape[1] * product),
-            **{f"ViT-{size}, 300 epochs": 300 * count * 2 * cost.step for size, cost in models.items()},
+        frozen = {
+            "sampling": count * sample_flops,
+            "k-means": kmeans_flops[name],
+            "tokens": count * token_flops,
         }
-        for stage, flops in stages.items():
-            hours = (f"{flops / rate / 3600:,.1f}" for rate in GPUS.values())
-            rows.append([name, stage, f"{flops:.2e}", *hours])
-    print(table(["computed", "stage", "FLOPs", *(f"hours of an {gpu}" for gpu in GPUS)], rows))
+        for stage, flops in frozen.items():
+            for precision in ("float32", "bfloat16"):
+                hours = (flops / getattr(gpu, precision) / 3600 for gpu in GPUS.values())
+                rows.append([name, f"{stage}, {precision}", *(f"{one:,.1f}" for one in hours)])
+        for size, step in steps.items():
+            hours = (300 * count / step.images_a_second(gpu) / 3600 for gpu in GPUS.values())
+            rows.append([name, f"ViT-{size}, 300 epochs, eager", *(f"{one:,.1f}" for one in hours)])
+    return table(["computed", "stage", *(f"hours of an {gpu}, at least" for gpu in GPUS)], rows)
 
-    decoded, rows = decoding_rate(), []
-    costs = {"tokens": encoder + features.shape[1] * product}
-    for name, flops in (costs | {f"ViT-{size}": 2 * cost.step for size, cost in models.items()}).items():
-        wanted = [rate / flops for rate in GPUS.values()]
-        size = name.removeprefix("ViT-")
-        sent = 4 * models[size].parameters / 1e6 if size in models else None  # gradients in float32, a ring
-        sends = [f"{2 * (n - 1) / n * sent:,.0f}" if sent else "" for n in (8, 64)]
-        cores = (f"{rate / decoded:.1f}" for rate in wanted)
-        rows.append([name, f"{flops / 1e9:,.1f}", *(f"{rate:,.0f}" for rate in wanted), *cores, *sends])
-    print(f"\n{machine()}: a second of CPU decodes {decoded:,.0f} images\n")
-    headings = [
-        "GFLOPs an image",
-        *(f"images/s, {gpu}" for gpu in GPUS),
-        *(f"threads, {gpu}" for gpu in GPUS),
-    ]
-    print(table(["computed", *headings, "MB a step sends, 8 processes", "64 processes"], rows))
 
+def loader_table(steps: dict[str, Step], models: dict, decoded: float) -> str:
+    """Threads that keep a GPU busy, and what a step sends: gradients in float32, by a ring."""
+    rows = []
+    for size, step in steps.items():
+        threads = [f"{step.images_a_second(gpu) / decoded:.1f}" for gpu in GPUS.values()]
+        sent = 4 * models[size].parameters / 1e6
+        sends = [f"{2 * (n - 1) / n * sent:,.0f}" for n in (8, 64)]
+        rows.append([f"ViT-{size}", *threads, *sends])
+    threads = [f"threads for an {gpu}, at most" for gpu in GPUS]
+    return table(["computed", *threads, "MB a step sends, 8 processes", "64 processes"], rows)
+
+
+def store_table() -> str:
+    """What a token store takes."""
     rows = []
     for name, count in IMAGES.items():
         gigabytes = f"{count * ROW / 1e9:,.1f}", f"{count * NAME / 1e9:,.2f}"
-        rows.append(
-            [name, *gigabytes, f"{-(-count // PART_ROWS):,}", f"{8 * count / HASH_STRIDE / 1e6:,.1f}"]
-        )
-    print()
-    print(table(["computed", "tokens, GB", "names, GB", "parts", "MB a worker keeps"], rows))
+        parts = f"{-(-count // PART_ROWS):,}"
+        rows.append([name, *gigabytes, parts, f"{8 * count / HASH_STRIDE / 1e6:,.1f}"])
+    return table(["computed", "tokens, GB", "names, GB", "parts", "MB a worker keeps"], rows)
+
+
+def main() -> None:
+    """Print four tables: steps, hours, loaders and stores."""
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        features = grid_features(build_tower("RN50x64", dict(type="random")), torch.empty(1, 3, 448, 448))
+    encoder = counter.get_total_flops()
+    options = read_config(TOKENIZER).codebook
+    product = 2 * options.k * features.shape[-1]  # of one feature with all centroids
+    most = options.k * options.max_points_per_centroid
+    kmeans = {}
+    for name, count in IMAGES.items():
+        rows = min(most, options.positions_per_image * count)
+        kmeans[name] = options.nredo * options.niter * rows * product
+
+    steps = steps_of_recipes()
+    print(step_table(steps), end="\n\n")
+    print(hours_table(steps, encoder + features.shape[1] * product, encoder, kmeans), end="\n\n")
+    decoded = decoding_rate()
+    print(f"{machine()}: a second of CPU decodes {decoded:,.0f} images\n")
+    models = {size: complexity(read_config(recipe)) for size, recipe in RECIPES.items()}
+    print(loader_table(steps, models, decoded), end="\n\n")
+    print(store_table())
 
 
 if __name__ == "__main__":

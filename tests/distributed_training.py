@@ -43,7 +43,7 @@ def main() -> None:
         folder,
         resume="resume" in options,
         batch=4 // get_world_size(),
-        hooks={**trainings.HOOKS, "interruption": dict(type="mapet_mm.InterruptionHook")},
+        hooks={**trainings.HOOKS, "interruption": dict(type="mapet_mm.InterruptionHook", interval=2)},
         drop_path_rate=0.0,
         launcher="pytorch",
         model_wrapper_cfg=dict(type="MMDistributedDataParallel", broadcast_buffers=False, device_ids=None),

@@ -7,7 +7,8 @@ TEST_MODULES = {
     "test_kclip.py",
     "test_linear_probe.py",
     "test_masking.py",
+    "test_non_finite_hook.py",
     "test_other_vits.py",
-    "test_token_prediction_head.py",
+    "test_step_counts.py",
     "test_vit.py",
 }

@@ -2,10 +2,11 @@
 default_scope = "mmpretrain"
 
 default_hooks = dict(
+    runtime_info=dict(type="mapet_mm.LateLogHook"),  # reads losses only when the log is written
     timer=dict(type="IterTimerHook"),
     logger=dict(type="LoggerHook", interval=100),
     param_scheduler=dict(type="ParamSchedulerHook"),
-    checkpoint=dict(type="CheckpointHook", interval=1, max_keep_ckpts=3),
+    checkpoint=dict(type="CheckpointHook", interval=10, max_keep_ckpts=3),  # and the last; also `latest.pth`
     sampler_seed=dict(type="DistSamplerSeedHook"),
     visualization=dict(type="VisualizationHook", enable=False),
     portable_checkpoint=dict(type="mapet_mm.PortableCheckpointHook"),  # read by torch.load(weights_only=True)

@@ -4,6 +4,7 @@ _base_ = "default_runtime.py"
 default_scope = "mmdet"
 default_hooks = dict(
     logger=dict(interval=50),
+    checkpoint=dict(interval=1),
     visualization=dict(_delete_=True, type="mmdet.DetVisualizationHook"),
 )
 visualizer = dict(type="DetLocalVisualizer", name="visualizer")

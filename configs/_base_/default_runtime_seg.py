@@ -2,6 +2,7 @@
 default_scope = "mmseg"
 
 default_hooks = dict(
+    runtime_info=dict(type="mapet_mm.LateLogHook"),  # reads losses only when the log is written
     timer=dict(type="IterTimerHook"),
     logger=dict(type="LoggerHook", interval=50, log_metric_by_epoch=False),
     param_scheduler=dict(type="ParamSchedulerHook"),

@@ -123,6 +123,7 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
             "model.target_generator.vocab_size": choices.k,
             "train_dataloader.batch_size": args.batch_size,
             "train_dataloader.num_workers": args.workers,
+            "train_dataloader.drop_last": False,  # a folder may have fewer images than a batch
             "train_dataloader.persistent_workers": args.workers > 0,
             "train_cfg.max_epochs": args.epochs,
             "param_scheduler": schedules,

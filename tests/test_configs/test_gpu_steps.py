@@ -16,8 +16,10 @@ from config_building import RECIPES, in_scope, label, load
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from mmpretrain.structures import DataSample
+from step_counts import StepCounts
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # Segmentors and CAE index with masks in their libraries' code, timm reads values while it is built, and
 # fine-tunings mix images by values.
@@ -70,9 +72,64 @@ def batch_of(cfg: Config) -> dict:
 
 @pytest.mark.parametrize("path", MICRO, ids=label)
 def test_the_losses_of_a_recipe_are_computed_on_the_gpu_and_wait_for_no_value(path: Path):
+    """Nor for a copy of anything to the GPU; MMPretrain's preprocessors copy the order of the channels."""
     cfg = load(path)
     with fake_gpu():
         model = build(cfg)
+        with torch.device("cpu"), StepCounts() as counts:  # where a training makes new tensors
+            counts.phase = "preprocessor"
+            data = model.data_preprocessor(batch_of(cfg), training=True)
+            counts.phase = "forward"
+            loss, _ = model.parse_losses(model(**data, mode="loss"))
+    assert (loss.device.type, loss.requires_grad) == ("cuda", True)
+    assert counts.waits["forward"] == 0
+    if "TokenGrid" in model.data_preprocessor.__class__.__name__:
+        assert counts.waits["preprocessor"] <= 1
+
+
+class Products(TorchDispatchMode):
+    """Notes the types in which matrix products and attention are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket in PRODUCTS:
+            self.dtypes |= {one.dtype for one in args if isinstance(one, torch.Tensor)}
+        return function(*args, **(kwargs or {}))
+
+    def attend(self, queries, keys, values, attn_mask=None, **_) -> torch.Tensor:
+        """In place of PyTorch's attention, which without a GPU is decomposed, and computes in float32."""
+        self.dtypes |= {one.dtype for one in (queries, keys, values, attn_mask) if one is not None}
+        return queries + values.mean()
+
+
+aten = torch.ops.aten
+PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution}
+PRETRAININGS = [path for path in MICRO if re.match("(mapet|pim|mim|beit)_", path.stem)]
+
+
+@pytest.fixture
+def _autocast_on_cuda():
+    """As `torch.autocast("cuda", torch.bfloat16)`, which without a GPU does nothing."""
+    before = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    torch.set_autocast_enabled("cuda", True)
+    yield
+    torch.set_autocast_enabled("cuda", False)
+    torch.set_autocast_dtype("cuda", before)
+    torch.clear_autocast_cache()
+
+
+@pytest.mark.usefixtures("_autocast_on_cuda")
+@pytest.mark.parametrize("path", PRETRAININGS, ids=label)
+def test_every_product_of_a_step_runs_in_bfloat16_on_a_gpu_only_the_loss_in_float32(path, monkeypatch):
+    cfg = load(path)
+    with fake_gpu(), Products() as products:
+        monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", products.attend)
+        model = build(cfg)
         data = model.data_preprocessor(batch_of(cfg), training=True)
         loss, _ = model.parse_losses(model(**data, mode="loss"))
-    assert (loss.device.type, loss.requires_grad) == ("cuda", True)
+    assert products.dtypes == {torch.bfloat16}
+    assert loss.dtype is torch.float32

@@ -8,11 +8,12 @@ import subprocess
 import time
 
 import pytest
-from config_building import ROOT
+from config_building import ROOT, read
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 TOOLS = ROOT / "tools"
+IMAGENET = ROOT / "configs/_base_/datasets/imagenet_tokens.py"
 
 
 def run_failing(monkeypatch, code: int) -> None:
@@ -79,12 +80,25 @@ def test_the_tool_of_several_processes_passes_whole_arguments_on(tmp_path):
     assert lines[lines.index(str(TOOLS / "train.py")) + 1 :] == after
 
 
-def test_the_slurm_tool_starts_srun_with_gpus_and_passes_arguments_on(tmp_path):
+@pytest.mark.parametrize(
+    ("environment", "asked"),
+    [
+        ({}, ("--ntasks=8", "--ntasks-per-node=8", "--gres=gpu:8")),
+        ({"GPUS": "16"}, ("--ntasks=16", "--ntasks-per-node=8", "--gres=gpu:8")),
+        ({"GPUS": "2"}, ("--ntasks=2", "--ntasks-per-node=2", "--gres=gpu:2")),
+        ({"GPUS": "8", "GPUS_PER_NODE": "4"}, ("--ntasks=8", "--ntasks-per-node=4", "--gres=gpu:4")),
+    ],
+)
+def test_the_slurm_tool_starts_srun_with_gpus_and_passes_arguments_on(environment, asked, tmp_path):
+    """With as many cores for each GPU as the recipes' loaders have workers."""
     echo(tmp_path / "srun")
     arguments = ["part", "job", "config.py", "work dir", "--resume", "--cfg-options", "a=[1, 2]"]
     path = f"{tmp_path}:{os.environ['PATH']}"
-    lines = run_script("slurm_train.sh", *arguments, PATH=path, GPUS="16", PYTHON="py").stdout.splitlines()
-    assert {"--partition=part", "--ntasks=16", "--ntasks-per-node=8", "--gres=gpu:8"} <= set(lines)
+    lines = run_script(
+        "slurm_train.sh", *arguments, PATH=path, PYTHON="py", **environment
+    ).stdout.splitlines()
+    workers = read(IMAGENET).train_dataloader.num_workers
+    assert {"--partition=part", f"--cpus-per-task={workers}", *asked} <= set(lines)
     after = ["config.py", "--work-dir", "work dir", "--resume", "--cfg-options", "a=[1, 2]"]
     assert lines[lines.index("py") + 3 :] == [*after, "--launcher", "slurm"]
 

@@ -51,6 +51,7 @@ test_pipeline = [
     pack,
 ]
 
-train_dataloader = dict(dataset=dict(pipeline=train_pipeline))
+# Every step has as many images: torch.compile sees one shape, and no batch of few images takes a whole step.
+train_dataloader = dict(drop_last=True, dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(dataset=dict(pipeline=test_pipeline))
 test_dataloader = val_dataloader

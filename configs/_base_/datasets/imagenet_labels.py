@@ -21,7 +21,7 @@ test_pipeline = [
 
 train_dataloader = dict(
     batch_size=128,
-    num_workers=8,
+    num_workers=14,  # as tools/slurm_train.sh asks for cores
     persistent_workers=True,
     pin_memory=True,
     sampler=dict(type="DefaultSampler", shuffle=True),

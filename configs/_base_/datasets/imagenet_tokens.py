@@ -26,9 +26,10 @@ pack = dict(type="PackInputs", algorithm_keys=["token_grid"])
 
 train_dataloader = dict(
     batch_size=32,
-    num_workers=8,
+    num_workers=14,  # as tools/slurm_train.sh asks for cores
     persistent_workers=True,
     pin_memory=True,
+    drop_last=True,  # every step has as many images: torch.compile sees one shape
     sampler=dict(type="DefaultSampler", shuffle=True),
     dataset=dict(type="ImageNet", data_root="data/imagenet", split="train"),
 )

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 import torch
-from mmengine.dist import all_reduce, barrier, is_main_process
+from mmengine.dist import all_reduce, barrier, get_world_size, is_main_process
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.runner import Runner
@@ -40,12 +40,15 @@ class InterruptionHook(Hook):
 
     Args:
         minutes: between two checkpoints; None writes one only at a signal.
+        interval: steps after which several processes tell each other whether to save. Each time they wait for
+            each other, and for their devices.
     """
 
     priority = "LOWEST"  # after CheckpointHook, whose checkpoint may be of the same step
 
-    def __init__(self, minutes: float | None = 30) -> None:
+    def __init__(self, minutes: float | None = 30, interval: int = 10) -> None:
         self.minutes = minutes
+        self.interval = interval
         self.signal_received: int | None = None
         self._before: dict[int, object] = {}
 
@@ -64,13 +67,18 @@ class InterruptionHook(Hook):
 
     def after_train_iter(self, runner: Runner, *args: object, **kwargs: object) -> None:
         """Save if it is time, and end if any process got a signal."""
+        is_alone = get_world_size() == 1
+        if not is_alone and (runner.iter + 1) % self.interval:
+            return
         wish = NOTHING
         if self.minutes is not None and time.monotonic() - self.saved_at > 60 * self.minutes:
             wish = SAVE
         if self.signal_received:
             wish = STOP
-        wish = torch.tensor(wish)
-        all_reduce(wish, op="max")  # what any process wants, all do after the same step
+        if not is_alone:  # what any process wants, all do after the same step
+            wishes = torch.tensor(wish)
+            all_reduce(wishes, op="max")
+            wish = int(wishes)
         if wish == NOTHING:
             return
         self._save(runner)

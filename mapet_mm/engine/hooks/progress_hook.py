@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from mapet_mm.registry import HOOKS
 
-SECONDS_BETWEEN_LINES = 60.0  # seconds between lines where there is no terminal
+SECONDS_BETWEEN_LINES = 60.0  # where there is no terminal
+SECONDS_BETWEEN_LOSSES = 1.0
 
 
 @HOOKS.register_module()
@@ -34,7 +35,9 @@ class ProgressHook(Hook):
             if not isinstance(handler, logging.FileHandler):
                 handler.addFilter(self._make_room)
         self.is_live = sys.stderr.isatty()
-        self.due = time.monotonic() + SECONDS_BETWEEN_LINES
+        now = time.monotonic()
+        self.loss_due = now
+        self.due = now + SECONDS_BETWEEN_LINES
         self.bar = tqdm(
             total=runner.max_iters,
             initial=runner.iter,
@@ -48,15 +51,22 @@ class ProgressHook(Hook):
 
     def after_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
         """Renew the line."""
+        if self.bar.disable:
+            return
         step = runner.iter + 1
-        loss = runner.message_hub.get_scalar("train/loss").current()
+        now = time.monotonic()
+        is_due = now >= self.due or step == runner.max_iters
+        if now >= self.loss_due or is_due:  # to read it waits for the device
+            self.loss = runner.message_hub.get_scalar("train/loss").current()
+            self.loss_due = now + SECONDS_BETWEEN_LOSSES
         epoch = f"epoch {runner.epoch + 1}/{runner.max_epochs}, " if runner.max_epochs else ""
-        self.bar.set_description_str(f"{epoch}step {step}/{runner.max_iters}, loss {loss:.3f}", refresh=False)
+        self.bar.set_description_str(
+            f"{epoch}step {step}/{runner.max_iters}, loss {self.loss:.3f}", refresh=False
+        )
         self.bar.update()
-        is_due = time.monotonic() >= self.due or step == runner.max_iters
-        if is_due and not self.is_live and not self.bar.disable:
+        if is_due and not self.is_live:
             print(self.bar, flush=True)
-            self.due = time.monotonic() + SECONDS_BETWEEN_LINES
+            self.due = now + SECONDS_BETWEEN_LINES
 
     def after_train(self, runner: Runner) -> None:
         """Leave the last line."""

@@ -11,6 +11,7 @@ from mmengine.optim import OptimWrapper
 from torch import Tensor, nn
 
 from mapet_mm.registry import OPTIM_WRAPPERS
+from mapet_mm.utils.late_log import log_late
 from mapet_mm.utils.precision import choose_dtype
 
 
@@ -64,7 +65,7 @@ class AutocastOptimWrapper(OptimWrapper):
             parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
             norm = self.clip_func([p for p in parameters if p.grad is not None], **self.clip_grad_kwargs)
             if norm is not None:  # clipped by norm, not by value
-                self.message_hub.update_scalar(f"train/{self.grad_name}", float(norm))
+                log_late(self.message_hub, f"train/{self.grad_name}", norm)
         self.loss_scaler.step(self.optimizer, **kwargs)
         self.loss_scaler.update(self.fixed_scale)
 

@@ -5,12 +5,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mmengine.config import Config, ConfigDict
+import torch
+from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import is_distributed
 from mmengine.logging import MMLogger
 from mmengine.model import revert_sync_batchnorm
-from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 from torch import nn
 
@@ -52,7 +52,12 @@ def is_for_terminal(record: logging.LogRecord) -> bool:
 
 
 def build_runner(cfg: Config, launcher: str) -> Runner:
-    """Build the config's runner, for one process ('none') or several, with or without GPUs."""
+    """Build the config's runner, for one process ('none') or several, with or without GPUs.
+
+    cuDNN's attention stays off: a training that takes it may get NaN gradients where a mask has -inf
+    (pytorch issue 196678). MAPET_MM_CUDNN_ATTENTION=1 lets PyTorch choose it.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(os.environ.get("MAPET_MM_CUDNN_ATTENTION") == "1")
     cfg.launcher = launcher
     if launcher != "none":
         _start(cfg, launcher)
@@ -60,11 +65,6 @@ def build_runner(cfg: Config, launcher: str) -> Runner:
     for name in [name for name, hook in hooks.items() if hook is None and name not in OWN_HOOKS]:
         del hooks[name]
     scaling = scaling_with_accumulation(cfg)
-    if "runner_type" in cfg:  # FlexibleRunner, whose strategy scales the rate
-        if scaling:
-            default = dict(type="SingleDeviceStrategy" if launcher == "none" else "DDPStrategy")
-            cfg.strategy = ConfigDict(cfg.get("strategy") or default, auto_scale_lr=scaling)
-        return RUNNERS.build(cfg)
     runner = QuietRunner.from_cfg(cfg)
     runner.auto_scale_lr = scaling
     return runner
@@ -78,11 +78,15 @@ def _start(cfg: Config, launcher: str) -> None:
     # PyTorch's own limit for GPUs is ten minutes, which a validation in the first process can outlast.
     timeout = (cfg.get("env_cfg") or {}).get("dist_cfg", {}).get("timeout", TIMEOUT_SECONDS)
     cfg.merge_from_dict({"env_cfg": {"dist_cfg": {"timeout": timeout}}})
+    wrapper = dict(
+        type="MMDistributedDataParallel",
+        broadcast_buffers=False,
+        find_unused_parameters=cfg.get("find_unused_parameters", False),
+        gradient_as_bucket_view=True,  # gradients lie in the buffers that are sent: no copy of either
+    )
+    own = cfg.get("model_wrapper_cfg") or {}
     if get_device() == "cpu":
         start_processes(launcher, timeout)
-        wrapper = dict(
-            type="MMDistributedDataParallel",
-            broadcast_buffers=False,
-            find_unused_parameters=cfg.get("find_unused_parameters", False),
-        )
-        cfg.model_wrapper_cfg = {**wrapper, **(cfg.get("model_wrapper_cfg") or {}), "device_ids": None}
+        cfg.model_wrapper_cfg = {**wrapper, **own, "device_ids": None}
+    elif own.get("type", wrapper["type"]) == wrapper["type"]:
+        cfg.model_wrapper_cfg = {**wrapper, **own}

@@ -6,6 +6,9 @@ Both are MMPretrain's `VisionTransformer` and share its parameter names, so weig
 from collections.abc import Iterable, Sequence
 from typing import SupportsIndex
 
+import torch
+from jaxtyping import Float
+from mmcv.cnn.bricks import DropPath
 from mmcv.cnn.bricks.scale import LayerScale
 from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule
@@ -34,8 +37,8 @@ LAYER_SCALE_TYPES = (LayerScale, mmpretrain_parts.LayerScale)
 class ViTLayer(TwoStreamLayer):
     """MMPretrain's Transformer layer.
 
-    The two streams call neither `attn` nor a plain `attn.qkv` as a whole, and a LayerScale after a plain
-    linear layer is multiplied into its weights: hooks on these do not run.
+    The two streams call neither `attn` nor a plain `attn.qkv` as a whole, and LayerScale and stochastic depth
+    after a plain linear layer are computed with it: hooks on these do not run.
     """
 
     def plain(self, tokens: Tensor) -> Tensor:
@@ -49,24 +52,41 @@ class ViTLayer(TwoStreamLayer):
         heads = project_heads(self.ln1(tokens), attention.qkv, attention.num_heads, layout, first_row)
         dropout = attention.attn_drop if self.training else 0.0
         rows = attend_streams(*heads, layout, first_row, dropout)  # B R D
-        update = linear_with_layer_scale(attention.proj, attention.gamma1, rows)
-        return attention.out_drop(attention.proj_drop(update))
+        return end_of_branch(attention.proj, attention.gamma1, attention.proj_drop, attention.out_drop, rows)
 
     def feed_forward(self, tokens: Tensor) -> Tensor:
         if type(self.ffn) is not FFN or len(self.ffn.layers) != 3:  # `layer_cfgs` asked for another MLP
             return self.ffn(self.ln2(tokens), identity=tokens)
         hidden_layer, last_layer, dropout = self.ffn.layers
         hidden = hidden_layer(self.ln2(tokens))  # B R 4D
-        update = linear_with_layer_scale(last_layer, self.ffn.gamma2, hidden)
-        return tokens + self.ffn.dropout_layer(dropout(update))
+        return tokens + end_of_branch(last_layer, self.ffn.gamma2, dropout, self.ffn.dropout_layer, hidden)
 
 
-def linear_with_layer_scale(linear: nn.Module, scale: nn.Module, rows: Tensor) -> Tensor:
-    """A LayerScale after a linear layer, multiplied into the weights: a tenth less memory for a step."""
+def end_of_branch(
+    linear: nn.Module,
+    scale: nn.Module,
+    dropout: nn.Module,
+    drop_path: nn.Module,
+    rows: Float[Tensor, "batch row hidden"],
+) -> Float[Tensor, "batch row dim"]:
+    """The update of a residual branch: its last linear layer, LayerScale, dropout and stochastic depth.
+
+    LayerScale is multiplied into the weights, a tenth less memory for a step. So is the factor of stochastic
+    depth; all that is left of it is one multiplication of the update, by 1 or 0 for each image.
+    """
     if not is_plain_linear(linear) or type(scale) not in LAYER_SCALE_TYPES:
-        return scale(linear(rows))
-    bias = None if linear.bias is None else linear.bias * scale.weight
-    return F.linear(rows, linear.weight * scale.weight[:, None], bias)
+        return drop_path(dropout(scale(linear(rows))))
+    factor = scale.weight
+    drops_images = type(drop_path) is DropPath and drop_path.training and drop_path.drop_prob > 0
+    if drops_images:
+        factor = factor / (1 - drop_path.drop_prob)
+    bias = None if linear.bias is None else linear.bias * factor
+    update = dropout(F.linear(rows, linear.weight * factor[:, None], bias))
+    if not drops_images:
+        return drop_path(update)
+    draws = torch.rand(len(update), 1, 1, device=update.device)  # float32 also where the update is not
+    is_kept = (1 - drop_path.drop_prob + draws).floor()
+    return update * is_kept.to(update.dtype)
 
 
 @MODELS.register_module()

@@ -164,13 +164,16 @@ class CAETokenHead(CAEHead):
         tensor(0.)
     """
 
-    def _generate_target(self, logits_target: Int64[Tensor, "batch patch"]) -> Int64[Tensor, "batch patch"]:
-        return logits_target.clamp(min=0)
-
     def loss(
         self, logits: Tensor, logits_target: Tensor, latent_pred: Tensor, latent_target: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """MMPretrain's losses; the one of the tokens is NaN if an image has none."""
+        """MMPretrain's losses; the one of the tokens is NaN if an image has none.
+
+        Each image has as many masked patches as predicted latents, so nothing waits for the device to count
+        them, as an index by the mask would.
+        """
         tokens = token_ids(logits_target)
-        main, align = super().loss(logits, tokens, latent_pred, latent_target, mask)
+        order = mask.byte().argsort(dim=1, descending=True, stable=True)  # B N-1, the masked patches first
+        targets = tokens.clamp(min=0).gather(1, order[:, : latent_pred.shape[1]])
+        main, align = self.loss_module(logits, targets.flatten(), latent_pred, latent_target)
         return main * nan_without_tokens(tokens.flatten()), align

@@ -107,6 +107,7 @@ def _by_blocks(
     for block, target, mask in zip(latent_blocks, target_blocks, masks, strict=False):
         logits = torch.addmm(bias, block, weight.t()).to(sum_type)  # R V
         losses, is_hit, probabilities = block_loss(logits, target)
+        del logits  # before the gradients need as much memory
         if mask is not None:
             losses = losses.where(mask, 0)
             is_hit = is_hit & mask
@@ -122,6 +123,8 @@ def _by_blocks(
             # In place, so that there are two gradients of the weight at most.
             grad_weight = block_grad_weight if grad_weight is None else grad_weight.add_(block_grad_weight)
             grad_bias = block_grad_bias if grad_bias is None else grad_bias.add_(block_grad_bias)
+            del grad_logits, block_grad_weight
+        del probabilities  # before the next block's logits
 
     if not with_gradients:
         return loss, hits, ()

@@ -61,9 +61,11 @@ class ProjectedCAE(CAE):
 
         # The regressor predicts the masked patches' latents, the decoder their tokens. Each image has as
         # many masked patches, and as many visible ones.
-        positions = self.neck_positions.expand(len(images), -1, -1)
-        of_masked = positions[masked].view(len(images), -1, positions.shape[-1])
-        of_visible = positions[~masked].view(len(images), -1, positions.shape[-1])
+        # So their number is known, and nothing waits for the device to count them.
+        num_visible = visible.shape[1]
+        order = masked.byte().argsort(dim=1, descending=True, stable=True)  # B N-1, the masked patches first
+        positions = self.neck_positions[0][order]  # B N-1 D
+        of_masked, of_visible = positions.split([masked.shape[1] - num_visible, num_visible], dim=1)
         logits, latents = self.neck(visible, of_masked, of_visible)
 
         tokens = self.target_generator(targets)

@@ -114,7 +114,9 @@ class MaPeT(BaseSelfSupervisor):
         vit = getattr(self.backbone, "module", self.backbone)
         # The usual order is drawn on the device, for all images at once.
         if type(vit).sample_permutation is TwoStreamViT.sample_permutation:
-            seeds = torch.tensor(seeds).to(device, non_blocking=True)
+            is_on_gpu = torch.device(device).type == "cuda"
+            seeds = torch.tensor(seeds, pin_memory=is_on_gpu)  # only from there GPUs copy asynchronously
+            seeds = seeds.to(device, non_blocking=True)
             return seeded_permutations(seeds, vit.num_tokens, vit.num_extra_tokens)
         permutations = []
         for seed in seeds:

@@ -9,8 +9,10 @@ import torch
 from mmengine.logging import MessageHub
 from mmengine.optim import OptimWrapper, OptimWrapperDict
 from torch import nn
+from torch.nn.utils import get_total_norm
 from trainings import BATCH, HOOKS, build
 
+from mapet_mm.engine.hooks import non_finite_hook
 from mapet_mm.engine.hooks.non_finite_hook import NonFiniteError, NonFiniteHook
 from mapet_mm.engine.optimizers.autocast_optim_wrapper import AutocastOptimWrapper
 from mapet_mm.models import MaPeT
@@ -64,15 +66,17 @@ def test_many_bad_steps_in_a_row_end_the_run_with_their_images(tmp_path):
 class Watched:
     """Steps of a model of two weights, one by each optimizer if there are two, under the hook."""
 
-    def __init__(self, name: str, dtype: str | None, several: bool = False, **options) -> None:
+    def __init__(
+        self, name: str, dtype: str | None, several: bool = False, fused: bool | None = None, **options
+    ) -> None:
         self.weights = nn.ParameterList([nn.Parameter(torch.ones(2)) for _ in range(2)])
-        self.hook = NonFiniteHook()
+        self.hook = NonFiniteHook(interval=1)
         if several:
             adam = [torch.optim.AdamW([value], lr=0.1) for value in self.weights]
             wrapper = OptimWrapperDict(one=OptimWrapper(adam[0]), two=OptimWrapper(adam[1]))
             self.parts = [(wrapper["one"], (0,)), (wrapper["two"], (1,))]
         else:
-            adam = torch.optim.AdamW(self.weights, lr=0.1)
+            adam = torch.optim.AdamW(self.weights, lr=0.1, fused=fused)
             kind = OptimWrapper if dtype is None else AutocastOptimWrapper
             extra = {} if dtype is None else dict(dtype=dtype, loss_scale=4.0)
             wrapper = kind(adam, **extra, **options)
@@ -94,10 +98,11 @@ class Watched:
         return [not torch.equal(one, two) for one, two in zip(before, self.weights, strict=True)]
 
 
+@pytest.mark.parametrize("fused", [None, True])
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
-def test_each_wrapper_leaves_bad_steps_out_and_counts_them(dtype, tmp_path):
+def test_each_wrapper_leaves_bad_steps_out_and_counts_them(dtype, fused, tmp_path):
     """By value: weight decay and moments do not act either. A float16 scaler leaves steps out itself."""
-    watched = Watched(tmp_path.name, dtype)
+    watched = Watched(tmp_path.name, dtype, fused=fused)
     assert watched.step(1.0, 1.0) == [True, True]
     assert watched.step(1.0, NAN) == [False, False]
     assert watched.step(NAN, 1.0) == [False, False]
@@ -117,3 +122,51 @@ def test_a_bad_batch_costs_the_step_that_it_is_summed_up_in(tmp_path):
     seen = [watched.step(1.0, loss)[0] for loss in (1.0, 1.0, NAN, 1.0, 1.0, NAN, 1.0, 1.0)]
     assert seen == [False, True, False, False, False, False, False, True]
     assert watched.hook.left_out == 2
+
+
+@pytest.mark.parametrize("interval", [1, 2, 4])
+def test_the_run_ends_at_the_next_look_with_the_same_line_and_images(interval, tmp_path):
+    """Six bad steps: the third ends it, whenever the host looks."""
+    watched = Watched(tmp_path.name, None, fused=True)
+    watched.hook.patience, watched.hook.interval = 3, interval
+    watched.runner.work_dir = tmp_path
+
+    def train() -> None:
+        for loss in (1.0, *[NAN] * 6):
+            watched.step(loss, loss)
+
+    with pytest.raises(NonFiniteError, match="3 steps in a row, up to step 4") as error:
+        train()
+    assert watched.runner.iter + 1 == interval * -(-4 // interval)
+    assert json.loads((tmp_path / "non_finite_0.json").read_text())["last_step"] == 4
+    assert "non_finite_0.json" in str(error.value)
+    assert all(value.isfinite().all() for value in watched.weights)
+
+
+def test_nothing_is_read_between_backward_and_the_step_of_a_fused_optimizer(tmp_path, monkeypatch):
+    """The norm may not become a number there: it is a tensor that refuses."""
+
+    class Unread(torch.Tensor):
+        def __bool__(self) -> bool:
+            raise AssertionError("the host reads a value of the device")
+
+        item = tolist = __float__ = __bool__
+
+    monkeypatch.setattr(
+        non_finite_hook, "get_total_norm", lambda values: get_total_norm(values).as_subclass(Unread)
+    )
+    watched = Watched(tmp_path.name, None, fused=True)
+    watched.hook.interval = 100
+    assert watched.step(1.0, 1.0) == [True, True]
+    assert watched.step(NAN, 1.0) == [False, False]
+    slow = Watched(tmp_path.name, None)
+    with pytest.raises(AssertionError, match="the host reads"):
+        slow.step(1.0, 1.0)
+
+
+def test_no_checkpoint_is_written_with_weights_that_are_not_finite(tmp_path):
+    """By a rate that is too high, from finite gradients."""
+    options = dict(optimizer=dict(type="AdamW", lr=1e39, fused=True))
+    with pytest.raises(NonFiniteError, match="weights that are not finite"):
+        run(tmp_path, set(), **options)
+    assert not list(tmp_path.glob("*.pth"))

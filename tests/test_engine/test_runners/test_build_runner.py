@@ -4,6 +4,7 @@ import os
 import re
 
 import pytest
+import torch
 from forked_processes import run_python
 from trainings import read_checkpoint
 
@@ -51,6 +52,7 @@ def test_cpu_processes_start_gloo_and_keep_the_configs_wrapper_options(config, t
         type="MMDistributedDataParallel",
         broadcast_buffers=False,
         find_unused_parameters=False,
+        gradient_as_bucket_view=True,
         static_graph=True,
         device_ids=None,
     )
@@ -63,6 +65,36 @@ def test_processes_on_gpus_wait_as_long_as_those_on_cpus(config, monkeypatch, op
     monkeypatch.setattr("mapet_mm.engine.runners.build_runner.Runner.from_cfg", lambda cfg: cfg)
     cfg = build_runner(load_config(str(config), options), "pytorch")
     assert cfg.env_cfg.dist_cfg.timeout == seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, True),
+        ({"model_wrapper_cfg.gradient_as_bucket_view": False}, False),
+        ({"model_wrapper_cfg.type": "MMFullyShardedDataParallel"}, None),
+    ],
+)
+def test_gradients_on_gpus_lie_in_the_buffers_that_are_sent(config, monkeypatch, options, expected):
+    """Unless the config says otherwise, or wraps the model in another class."""
+    monkeypatch.setattr("mapet_mm.engine.runners.build_runner.get_device", lambda: "cuda")
+    monkeypatch.setattr("mapet_mm.engine.runners.build_runner.Runner.from_cfg", lambda cfg: cfg)
+    cfg = build_runner(load_config(str(config), options), "pytorch")
+    assert cfg.model_wrapper_cfg.get("gradient_as_bucket_view") is expected
+    assert "device_ids" not in cfg.model_wrapper_cfg  # MMEngine's, of the process
+
+
+@pytest.mark.parametrize(("value", "enabled"), [(None, False), ("1", True)])
+def test_cudnn_attention_is_off_unless_asked_for(config, monkeypatch, value, enabled):
+    monkeypatch.setattr("mapet_mm.engine.runners.build_runner.Runner.from_cfg", lambda cfg: cfg)
+    if value:
+        monkeypatch.setenv("MAPET_MM_CUDNN_ATTENTION", value)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        build_runner(load_config(str(config)), "none")
+        assert torch.backends.cuda.cudnn_sdp_enabled() is enabled
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "mpi"])

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from mmpretrain.models import SelfSupDataPreprocessor, TwoNormDataPreprocessor
+from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 
+from mapet_mm.models.utils.color_jitter import BatchColorJitter
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.splitmix import DRAW_SEED
 
 
 class PixelRangeError(UserError, ValueError):
@@ -47,10 +51,14 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
     samples have them, masks go to the model's device in one asynchronous copy each. Outside training, a batch
     without token grids becomes images only, as MMPretrain's `FeatureExtractor` needs them.
 
-    Arguments are as for MMPretrain's `SelfSupDataPreprocessor`.
+    Args:
+        color_jitter: `dict(brightness=0.4, contrast=0.4, saturation=0.4)`: jitter the images of a training
+            batch on the model's device, each by the seed that `EpochSeedHook` gives it. It takes the place of
+            `ColorJitter` in the pipeline. Images have to be RGB after `to_rgb` and its like. None: no jitter.
+        **kwargs: arguments of MMPretrain's `SelfSupDataPreprocessor`.
 
     Raises:
-        ValueError: a sample has no token grid.
+        ValueError: a sample has no token grid, or images for the jitter are not uint8.
         PixelRangeError: the first images do not have the range of `mean` and `std`.
 
     Example:
@@ -61,6 +69,10 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
         >>> images.max(), token_grids.shape
         (tensor(1.), torch.Size([1, 2, 2]))
     """
+
+    def __init__(self, *args: Any, color_jitter: dict[str, float] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.color_jitter = BatchColorJitter(**color_jitter) if color_jitter else None
 
     def forward(self, data: dict, training: bool = False) -> dict:
         """Preprocess a batch `dict(inputs=images, data_samples=[...])`, collated in any way."""
@@ -74,9 +86,15 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
             for sample, mask in zip(samples, masks, strict=True):
                 sample.set_mask(mask)
 
-        # Normalise the images; the samples stay as they are.
+        # RGB, jittered, normalised. A flip, because an index by a list of channels waits for the device.
+        images = images.flip(1) if self._channel_conversion else images
+        if training and self.color_jitter is not None:
+            images = self._jittered(images, samples)
+        images = images.float()
+        if hasattr(self, "mean"):
+            images = (images - self.mean) / self.std
+
         grids = [sample.get("token_grid") for sample in samples]
-        images = super().forward({"inputs": images, "data_samples": None}, training)["inputs"]
         if not training and all(grid is None for grid in grids):
             return {**data, "inputs": images}
 
@@ -88,6 +106,20 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
             )
         grids = self._send([torch.from_numpy(np.asarray(grid, np.int64)) for grid in grids])
         return {**data, "inputs": [images, grids]}
+
+    def _jittered(self, images: Tensor, samples: Sequence[DataSample]) -> Tensor:
+        """The images, each jittered by its seed; without seeds, by PyTorch's generator of the device."""
+        if images.dtype != torch.uint8:
+            raise ValueError(
+                f"color_jitter takes uint8 images from 0 to 255, these are {images.dtype}: leave steps that "
+                "normalise out of the pipeline"
+            )
+        seeds = [sample.get(DRAW_SEED) for sample in samples]
+        if seeds and None not in seeds:
+            seeds = self._send(torch.tensor(seeds))
+        else:
+            seeds = torch.randint(2**63 - 1, (len(images),), device=images.device)
+        return self.color_jitter(images.float(), seeds)
 
     def _send(self, batch: Tensor | Sequence[Tensor]) -> Tensor:
         """Copy a batch, or the list of its members, to the device in one copy."""

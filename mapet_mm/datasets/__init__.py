@@ -1,4 +1,5 @@
-"""Transforms of images with token grids."""
+"""Datasets, and transforms of images with token grids."""
 
+from mapet_mm.datasets.tar_shards import LoadImageFromTar, TarShards
 from mapet_mm.datasets.transforms.masking import BlockwiseMask
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid, RandomCropTokenGrid, RandomFlipTokenGrid

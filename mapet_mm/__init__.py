@@ -1,7 +1,19 @@
 """MaPeT for OpenMMLab: masked and permuted pre-training of Vision Transformers."""
 
+from importlib import import_module
+from typing import Any
+
 from mapet_mm.dependencies import check_openmmlab
 
 __version__ = "0.1.0"
 
+# What is imported when it is first used, and from where.
+LAZY = {"StoredImages": "mapet_mm.datasets"}
+
 check_openmmlab()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(LAZY[name]), name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -164,6 +164,16 @@ class SeededDataset(Dataset):
         except Exception as error:
             path = self.dataset.get_data_info(int(index)).get("img_path")
             raise PipelineError(f"image `{path}`: {reason_of(error)}; {REMEDY}") from error
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """The items of many indices, or the batch of a dataset that gives whole ones, as StoredImages."""
+        if not getattr(self.dataset, "gives_whole_batches", False):
+            return [self[index] for index in indices]
+        batch = self.dataset.__getitems__(indices)
+        for index, sample in zip(indices, batch["data_samples"], strict=True):
+            if hasattr(index, "seed"):
+                sample.set_metainfo({DRAW_SEED: index.seed})
+        return batch
 
     def _load(self, index: int, seed: int | None) -> Any:
         if seed is None:

@@ -11,6 +11,7 @@ from mmengine.logging import MMLogger, print_log
 from torch.utils.data import Dataset
 
 from mapet_mm.datasets.pipelines import find_step, image_paths, leaf_datasets, path_of
+from mapet_mm.datasets.stored_images import StoredImages
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
 from mapet_mm.structures import MissingTokensError
 from mapet_mm.structures.image_names import relative_name
@@ -54,7 +55,11 @@ def replace_skipped(dataset: Dataset, load: LoadTokenGrid) -> None:
 
     Raises:
         MissingTokensError: images without tokens, with their number and the first one's path.
+        TokenStoreError: stored images lack squares.
     """
+    if isinstance(dataset, StoredImages):  # it has left them out
+        dataset.require_complete()
+        return
 
     def path(index: int) -> str:
         return path_of(dataset.get_data_info(index), dataset)

@@ -8,12 +8,9 @@ of the new one. Whoever reads a part or the manifest in order to replace it hold
 
 from __future__ import annotations
 
-import json
 import os
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -23,19 +20,24 @@ from filelock import FileLock
 from jaxtyping import Bool, Int, Int64, UInt8, UInt64
 from mmengine.utils import to_2tuple
 from safetensors import safe_open
-from tqdm import tqdm
 
 from mapet_mm.structures import store_files as files
-from mapet_mm.structures.store_files import PART_ROWS, PENDING, SKIPPED, WRITTEN, TokenStoreError
-from mapet_mm.utils.atomic_files import new_folder, replace_file, replace_json
+from mapet_mm.structures.manifest import EXTRACT, IDENTITY_KEYS, MANIFEST, new_store_folder, read_manifest
+from mapet_mm.structures.open_parts import OpenPart, OpenParts
+from mapet_mm.structures.store_files import (
+    GRIDS,
+    PART_ROWS,
+    PENDING,
+    SKIPPED,
+    WRITTEN,
+    TokenStoreError,
+    part_file,
+)
+from mapet_mm.structures.stored_names import StoredNames, name_hash, name_hashes
+from mapet_mm.structures.tensor_file import TensorFile
 from mapet_mm.utils.identity import explain
 
-STORE_FORMAT = {"format": "mapet_mm.token_store", "version": 4}
-# Entries of the manifest by which two stores fit together.
-IDENTITY_KEYS = ("grid", "vocab_size", "tokenizer", "data_root", "preprocessing")
-MANIFEST = "manifest.json"
 LOCK = ".lock"
-EXTRACT = "run tools/extract_tokens.py with the tokenizer's config"
 
 
 class MissingTokensError(TokenStoreError, KeyError):
@@ -45,8 +47,8 @@ class MissingTokensError(TokenStoreError, KeyError):
 class TokenStore:
     """A folder with a grid of token ids for each named image; made by `create`, read through `open`.
 
-    Any number of processes may write at once, and die at any time. No file stays open, so a store can be
-    pickled, and used after a fork.
+    Any number of processes may write at once, and die at any time. Files that images are looked up in stay
+    open; a store can be pickled, and used after a fork.
 
     Attributes:
         path: the folder.
@@ -56,6 +58,7 @@ class TokenStore:
         tokenizer: digest of the tokenizer that made the ids.
         data_root: folder that the names are relative to, as given when the store was made.
         preprocessing: how images were prepared (`pipeline`, `data_preprocessor`), if recorded.
+        names: the image names by row, in a sequence that reads them from disk when accessed.
 
     Example:
         >>> from mapet_mm.tokenizers import TokenStore, extend_store
@@ -81,6 +84,8 @@ class TokenStore:
         self.data_root = self.manifest["data_root"]
         self.preprocessing = self.manifest["preprocessing"]
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
+        self.names = StoredNames(self.manifest["rows"], self._open_names)
+        self._open_parts = OpenParts(self._open_part, GRIDS, self.require_unreplaced)
 
     @classmethod
     def open(cls, path: str | os.PathLike) -> TokenStore:
@@ -120,14 +125,9 @@ class TokenStore:
             "data_root": None if data_root is None else str(data_root),
             "preprocessing": preprocessing,
         }
-        with new_store(Path(path), list(names), identity):
+        with new_store_folder(Path(path), list(names), identity):
             pass
         return cls(path)
-
-    @cached_property
-    def names(self) -> files.StoredNames:
-        """The image names by row, in a sequence that reads them from disk when accessed."""
-        return files.StoredNames(self.path / self.manifest["names"], len(self), self._open_file)
 
     @property
     def parts(self) -> int:
@@ -192,33 +192,45 @@ class TokenStore:
         row = self.row(name)
         if row is None:
             raise MissingTokensError(f"token store `{self.path}` has no image `{name}`: {EXTRACT} on it")
-        part, slot = divmod(row, PART_ROWS)
-        path = self._part_file(part)
+        grid = np.empty(self.grid, self.dtype)
+        part, slot = self._open_parts.find(row)
+        self._require_tokens(part, slot, row, name)
+        part.read(slot, grid)
+        return grid
+
+    def _require_tokens(self, part: OpenPart | None, slot: int, row: int, name: str) -> None:
+        """Raise an error if a part does not have an image's tokens in its slot."""
         no_tokens = f"token store `{self.path}` has no tokens for image `{name}`"
-        with self._open_file(path) as file:
-            state = PENDING
-            if file is not None:
-                state = int(file.get_slice("states")[slot])
-            if state == PENDING:
-                raise MissingTokensError(f"{no_tokens} yet: {EXTRACT}")
-            if file.get_slice("names")[slot] != files.name_hashes([name])[0]:
-                raise files.damage_error(path, f"row {row} has the tokens of another image than `{name}`")
-            if state == SKIPPED:
-                reason = files.skipped_of(file)[name]
-                raise MissingTokensError(
-                    f"{no_tokens} that it skipped ({reason}, --retry-skipped): {EXTRACT}"
-                )
-            return file.get_slice("grids")[slot]
+        state = PENDING if part is None else part.state(slot)
+        if state == PENDING:
+            raise MissingTokensError(f"{no_tokens} yet: {EXTRACT}")
+        if part.name_hash(slot) != name_hash(name):
+            path = self._part_file(row // PART_ROWS)
+            raise files.damage_error(path, f"row {row} has the tokens of another image than `{name}`")
+        if state == SKIPPED:
+            reason = self.skipped_in(row // PART_ROWS)[name]
+            raise MissingTokensError(f"{no_tokens} that it skipped ({reason}, --retry-skipped): {EXTRACT}")
+
+    def grids(self, rows: Sequence[int] | np.ndarray) -> Int[np.ndarray, "rows height width"]:
+        """Token grids of many rows, whose names are not looked at; errors are those of `store[name]`."""
+        grids = np.empty((len(rows), *self.grid), self.dtype)
+        for row, grid in zip(rows, grids, strict=True):
+            if not self._open_parts.read(int(row), grid):
+                self[self.names[int(row)]]  # says why there are none
+        return grids
 
     @property
     def skipped(self) -> dict[str, str]:
         """Images that could not be decoded and have no tokens, by name, with the reason."""
         skipped: dict[str, str] = {}
         for part in range(self.parts):
-            with self._open_file(self._part_file(part)) as file:
-                if file is not None:
-                    skipped.update(files.skipped_of(file))
+            skipped.update(self.skipped_in(part))
         return skipped
+
+    def skipped_in(self, part: int) -> dict[str, str]:
+        """Images of a part that were skipped, by name, with the reason."""
+        with self._open_file(self._part_file(part)) as file:
+            return {} if file is None else files.skipped_of(file)
 
     def states(self, part: int) -> UInt8[np.ndarray, " rows"]:
         """The state of each row of a part: PENDING, WRITTEN or SKIPPED."""
@@ -246,7 +258,7 @@ class TokenStore:
             content = self._read(part)
             slots = np.flatnonzero(content.states[: len(self) - first_row] == WRITTEN)
             if slots.size:
-                yield first_row + slots, content.grids[slots]
+                yield first_row + slots, content.values[slots]
 
     def write(
         self,
@@ -310,8 +322,8 @@ class TokenStore:
         """Replace a part by itself with some rows written and others skipped."""
         content = self._read(part)
         names = self.names[part * PART_ROWS : (part + 1) * PART_ROWS]
-        content.names[: len(names)] = files.name_hashes(names)
-        content.grids[slots] = grids
+        content.names[: len(names)] = name_hashes(names)
+        content.values[slots] = grids
         content.states[slots] = WRITTEN
         content.states[list(reasons)] = SKIPPED
         skipped = dict(content.skipped)
@@ -320,7 +332,9 @@ class TokenStore:
         for slot, reason in reasons.items():
             skipped[names[slot]] = reason
         # In order, so that equal parts have equal bytes whoever wrote them.
-        files.write_part(self._part_file(part), content._replace(skipped=dict(sorted(skipped.items()))))
+        content = content._replace(skipped=dict(sorted(skipped.items())))
+        files.write_part(self._part_file(part), content, GRIDS)
+        self._open_parts.forget()
 
     def _read(self, part: int, hashes: UInt64[np.ndarray, " rows"] | None = None) -> files.Part:
         """A whole part, checked against its digest and its images' names; an empty one if it is not there."""
@@ -328,9 +342,9 @@ class TokenStore:
         with self._open_file(path) as file:
             if file is None:
                 return files.empty_part(self.grid, self.dtype)
-            content = files.read_part(file, path)
+            content = files.read_part(file, path, GRIDS)
         if hashes is None:
-            hashes = files.name_hashes(self.names[part * PART_ROWS : (part + 1) * PART_ROWS])
+            hashes = name_hashes(self.names[part * PART_ROWS : (part + 1) * PART_ROWS])
         is_other = content.names[: len(hashes)] != hashes
         has_tokens = content.states[: len(hashes)] != PENDING
         if (is_other & has_tokens).any():
@@ -338,7 +352,7 @@ class TokenStore:
         return content
 
     def _part_file(self, part: int) -> Path:
-        return self.path / "parts" / f"{part:05d}-{self.id}.safetensors"
+        return part_file(self.path / "parts", part, self.id)
 
     @contextmanager
     def _open_file(self, path: Path) -> Iterator[safe_open | None]:
@@ -350,78 +364,20 @@ class TokenStore:
             with files.open_file(path) as file:
                 yield file
 
+    def _open_part(self, part: int) -> TensorFile | None:
+        """A part for reading single rows; None if it is not there yet; a replaced store is an error."""
+        return self.open_tensors(self._part_file(part))
 
-def extend_store(path: str | os.PathLike, names: Iterable[str]) -> TokenStore:
-    """Append rows for further images, whose tokens are not written yet; the store changes in one step.
+    def open_tensors(self, path: Path) -> TensorFile | None:
+        """A file that belongs to the store; None if it is not there yet; a replaced store is an error."""
+        try:
+            return TensorFile(path)
+        except FileNotFoundError:
+            self.require_unreplaced()
+            return None
 
-    Readers that have the store open keep the images that they know. TokenStoreError if a name is there
-    already or given twice.
-    """
-    with TokenStore.open(path).lock():
-        store = TokenStore.open(path)  # as the last process with the lock has left it
-        write_names(store.path, store.manifest, [*store.names, *names])
-    return TokenStore.open(path)
-
-
-def merge_stores(path: str | os.PathLike, stores: Sequence[TokenStore]) -> TokenStore:
-    """Merge stores without common images into a new store, which appears complete or not at all.
-
-    Rows pending in them are pending in the new store.
-
-    Raises:
-        TokenStoreError: something is at `path` already, the stores do not fit together, or one is damaged.
-    """
-    for store in stores:
-        difference = explain(stores[0].identity, store.identity)
-        if difference:
-            raise TokenStoreError(
-                f"token stores `{stores[0].path}` and `{store.path}` do not fit together ({difference})"
-            )
-    names = sorted(name for store in stores for name in store.names)
-    with new_store(Path(path), names, stores[0].identity) as merged:
-        for store in stores:
-            merged_rows = merged.rows(store.names)
-            for rows, grids in tqdm(store.chunks(), f"merging {store.path}", store.parts, unit="part"):
-                merged.write(merged_rows[rows], grids)
-            skipped = store.skipped
-            skipped_rows = merged.rows(skipped).tolist()
-            no_grids = np.empty((0, *store.grid), store.dtype)
-            merged.write([], no_grids, dict(zip(skipped_rows, skipped.values(), strict=True)))
-    return TokenStore.open(path)
-
-
-def read_manifest(store: Path) -> dict[str, Any]:
-    """The manifest of a store; TokenStoreError if there is none, or one of another version."""
-    path = store / MANIFEST
-    if not path.exists():
-        how = f"is not a token store (it has no {MANIFEST})" if store.is_dir() else "does not exist"
-        raise TokenStoreError(f"token store `{store}` {how}: {EXTRACT} or correct the path")
-    manifest = json.loads(path.read_text())
-    if not STORE_FORMAT.items() <= manifest.items():
-        raise TokenStoreError(
-            f"`{store}` is not a token store of version {STORE_FORMAT['version']}: {EXTRACT} at another path"
-        )
-    return manifest
-
-
-@contextmanager
-def new_store(path: Path, names: Sequence[str], identity: Mapping[str, Any]) -> Iterator[TokenStore]:
-    """A store with names and no tokens, which appears at `path` when the block ends."""
-    try:
-        with new_folder(path) as folder:
-            (folder / "parts").mkdir()
-            write_names(folder, {**STORE_FORMAT, "id": uuid.uuid4().hex[:12], **identity}, names)
-            yield TokenStore(folder)
-    except FileExistsError:
-        raise TokenStoreError(
-            f"`{path}` exists: choose another path or remove it; tools/extract_tokens.py continues a store"
-        ) from None
-
-
-def write_names(store: Path, manifest: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Write a file of names, and the manifest that counts it."""
-    content = files.names_file(names)
-    digest = sha256(content).hexdigest()
-    file = f"names-{manifest['id']}-{digest[:12]}.safetensors"
-    replace_file(store / file, content)
-    replace_json(store / MANIFEST, {**manifest, "names": file, "names_sha256": digest, "rows": len(names)})
+    def _open_names(self) -> TensorFile:
+        file = self.open_tensors(self.path / self.manifest["names"])
+        if file is None:
+            raise TokenStoreError(f"token store `{self.path}` has lost its names: {files.HOW_TO_RESTORE}")
+        return file

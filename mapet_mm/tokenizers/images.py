@@ -100,7 +100,7 @@ class NamedImages(Dataset):
         for dataset in self._datasets:
             steps = dataset.pipeline.transforms
             if steps:
-                steps[0] = _Reader(steps[0])
+                steps[0] = ImageReader(steps[0])
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -151,7 +151,7 @@ class NamedImages(Dataset):
         dataset, index_within = self._locate(index)
         try:
             inputs = dataset.prepare_data(index_within)["inputs"]
-        except _UndecodableError as error:
+        except UndecodableError as error:
             return index, str(error)
         if not isinstance(inputs, Tensor):
             raise UserError(
@@ -182,11 +182,11 @@ class NamedImages(Dataset):
         return self._datasets[which], index - first
 
 
-class _UndecodableError(Exception):
+class UndecodableError(Exception):
     """An image cannot be decoded; the message is the reason."""
 
 
-class _Reader:
+class ImageReader:
     """A pipeline's first step, which reads the image: if it fails, the image or the storage is to blame."""
 
     def __init__(self, step: Callable[[dict], dict | None]) -> None:
@@ -214,7 +214,7 @@ class _Reader:
             of_storage = getattr(error, "errno", None) or isinstance(error, ConnectionError | TimeoutError)
             if of_storage and not isinstance(error, FileNotFoundError):
                 raise _StorageError(reason_of(error)) from error
-            raise _UndecodableError(reason_of(error)) from error
+            raise UndecodableError(reason_of(error)) from error
 
 
 class _StorageError(Exception):

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
-from mapet_mm.structures.store_files import encode_name
+from mapet_mm.structures.stored_names import encode_name
 from mapet_mm.tokenizers.image_groups import GroupLoader, ImageGroup, encode_blocks
 from mapet_mm.tokenizers.images import UnreadableImagesError
 from mapet_mm.utils.atomic_files import replace_file

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +19,19 @@ def replace_file(path: Path, content: bytes) -> None:
 
     Its folder must exist.
     """
+    with new_file(path) as partial:
+        partial.write_bytes(content)
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A file to write, which takes its place at `path` in one step when the block ends."""
     partial = partial_path(path)
     try:
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        yield partial
+        sync(partial)
         os.replace(partial, path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:  # the error of a full disk does not name the path
         error.filename = error.filename or os.fspath(path)
         raise
@@ -60,7 +66,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
-        sync_folder(partial)
+        sync(partial)
         try:
             os.rename(partial, path)  # fails if the target is a non-empty folder, on every file system
         except OSError as error:
@@ -68,7 +74,7 @@ def new_folder(path: Path) -> Iterator[Path]:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST) or path.exists():
                 raise FileExistsError(f"`{path}` exists") from None
             raise
-        sync_folder(path.parent)
+        sync(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -78,10 +84,18 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
 
 
-def sync_folder(path: Path) -> None:
-    """Flush the names in a folder to disk."""
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def remove_stale(folder: Path, seconds: float = 3600.0) -> None:
+    """Remove what killed processes have left in a folder: partial files that nobody has written to lately."""
+    for partial in folder.glob(".*.partial"):
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            if time.time() - partial.stat().st_mtime > seconds:
+                partial.unlink()

@@ -11,6 +11,10 @@ TOOLS = {
     "test": ("test.py", "evaluate a checkpoint"),
     "fit-codebook": ("fit_codebook.py", "images -> codebook, as a tokenizer config says"),
     "extract-tokens": ("extract_tokens.py", "images + codebook -> token store, as a tokenizer config says"),
+    "store-images": (
+        "store_images.py",
+        "images of a token store -> squares, so that training decodes none",
+    ),
     "merge-tokens": ("merge_token_stores.py", "several token stores -> one"),
     "visualize-codebook": ("visualize_codebook.py", "show what the tokens stand for, on a page"),
     "evaluate": ("evaluate_features.py", "evaluate frozen features: k-NN, probes, few labels, segmentation"),

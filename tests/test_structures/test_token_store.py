@@ -12,8 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mapet_mm.structures import MissingTokensError, TokenStore, TokenStoreError, extend_store, merge_stores
-from mapet_mm.structures.store_files import PART_ROWS, StoredNames
+from mapet_mm.structures import (
+    MissingTokensError,
+    TokenStore,
+    TokenStoreError,
+    extend_store,
+    merge_stores,
+    open_parts,
+)
+from mapet_mm.structures.store_files import PART_ROWS
+from mapet_mm.structures.stored_names import StoredNames
 
 DIGEST, GRID = "3fa2" * 16, (2, 3)
 FORK = multiprocessing.get_context("fork")
@@ -189,8 +197,9 @@ REPLACED = {
 
 @pytest.mark.parametrize("remake", REPLACED.values(), ids=REPLACED)
 @pytest.mark.parametrize("looked", [True, False])
-def test_a_store_that_is_replaced_stops_its_readers_and_writers(tmp_path, remake, looked):
+def test_a_store_that_is_replaced_stops_its_readers_and_writers(tmp_path, remake, looked, monkeypatch):
     """An extraction that was suspended while its store was made anew, and a training's workers."""
+    monkeypatch.setattr(open_parts, "RECHECK_SECONDS", 0.0)
     names = names_of(20)
     store = fill(make(tmp_path / "a", names), range(10))
     if looked:

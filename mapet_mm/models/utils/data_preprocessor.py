@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int64
 from mmpretrain.models import SelfSupDataPreprocessor, TwoNormDataPreprocessor
 from mmpretrain.structures import DataSample
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from mapet_mm.models.utils.color_jitter import BatchColorJitter
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
 from mapet_mm.utils.splitmix import DRAW_SEED
+
+LOAD_TOKENS = "put LoadTokenGrid in the pipeline and algorithm_keys=['token_grid'] in its PackInputs"
 
 
 class PixelRangeError(UserError, ValueError):
@@ -75,7 +78,10 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
         self.color_jitter = BatchColorJitter(**color_jitter) if color_jitter else None
 
     def forward(self, data: dict, training: bool = False) -> dict:
-        """Preprocess a batch `dict(inputs=images, data_samples=[...])`, collated in any way."""
+        """Preprocess a batch `dict(inputs=images, data_samples=[...])`, collated in any way.
+
+        The grids are in the samples, or together in `token_grids` `(B, h, w)`, as StoredImages gives them.
+        """
         samples = data.get("data_samples") or ()
         images = self._send(data["inputs"])
         check_pixel_range(self, images)
@@ -86,40 +92,36 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
             for sample, mask in zip(samples, masks, strict=True):
                 sample.set_mask(mask)
 
-        # RGB, jittered, normalised. A flip, because an index by a list of channels waits for the device.
-        images = images.flip(1) if self._channel_conversion else images
-        if training and self.color_jitter is not None:
-            images = self._jittered(images, samples)
-        images = images.float()
-        if hasattr(self, "mean"):
-            images = (images - self.mean) / self.std
+        # The images and their grids; the samples stay as they are.
+        images = self._normalised(images, samples if training else None)
+        grids = grids_of(data, samples)
+        if grids is not None:
+            return {"inputs": [images, self._send(grids)], "data_samples": data.get("data_samples")}
+        if training:
+            raise ValueError(f"the batch has samples without token_grid: {LOAD_TOKENS}")
+        return {**data, "inputs": images}
 
-        grids = [sample.get("token_grid") for sample in samples]
-        if not training and all(grid is None for grid in grids):
-            return {**data, "inputs": images}
+    def _normalised(
+        self, images: Tensor, jittered: Sequence[DataSample] | None
+    ) -> Float[Tensor, "batch channel height width"]:
+        """The images in RGB, normalised; jittered before, if their data samples, with the seeds, are given."""
+        # A flip, because an index by a list of channels waits for the device.
+        if self._channel_conversion:
+            images = images.flip(1)
+        has_bytes = images.dtype == torch.uint8
+        images = images.float(memory_format=torch.contiguous_format)  # stored images have their channels last
+        if self.color_jitter is not None and jittered is not None:
+            if not has_bytes:
+                raise ValueError("color_jitter takes uint8 images: leave steps that normalise to the model")
+            images = self.color_jitter(images, self._draw_seeds(jittered))
+        return (images - self.mean) / self.std if hasattr(self, "mean") else images
 
-        # The grids, as one tensor of ids.
-        if not grids or any(grid is None for grid in grids):
-            raise ValueError(
-                "the batch has samples without token_grid: put LoadTokenGrid in the pipeline and "
-                "algorithm_keys=['token_grid'] in its PackInputs"
-            )
-        grids = self._send([torch.from_numpy(np.asarray(grid, np.int64)) for grid in grids])
-        return {**data, "inputs": [images, grids]}
-
-    def _jittered(self, images: Tensor, samples: Sequence[DataSample]) -> Tensor:
-        """The images, each jittered by its seed; without seeds, by PyTorch's generator of the device."""
-        if images.dtype != torch.uint8:
-            raise ValueError(
-                f"color_jitter takes uint8 images from 0 to 255, these are {images.dtype}: leave steps that "
-                "normalise out of the pipeline"
-            )
+    def _draw_seeds(self, samples: Sequence[DataSample]) -> Int64[Tensor, " batch"]:
+        """The images' seeds on the device; where the loader gives none, PyTorch's generator does."""
         seeds = [sample.get(DRAW_SEED) for sample in samples]
-        if seeds and None not in seeds:
-            seeds = self._send(torch.tensor(seeds))
-        else:
-            seeds = torch.randint(2**63 - 1, (len(images),), device=images.device)
-        return self.color_jitter(images.float(), seeds)
+        if None in seeds:
+            return torch.randint(2**63 - 1, (len(seeds),), device=self.device)
+        return self._send(torch.tensor(seeds))
 
     def _send(self, batch: Tensor | Sequence[Tensor]) -> Tensor:
         """Copy a batch, or the list of its members, to the device in one copy."""
@@ -161,6 +163,18 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
             check_pixel_range(self, view, prefix)
         data = super().forward({**data, "inputs": views}, training)
         return {**data, "inputs": _Views(data["inputs"])}
+
+
+def grids_of(data: dict, samples: Sequence[DataSample]) -> Int64[Tensor, "batch height width"] | None:
+    """The token grids of a batch, None if it has none; ValueError if only some images have one."""
+    if data.get("token_grids") is not None:
+        return data["token_grids"]
+    grids = [sample.get("token_grid") for sample in samples]
+    if all(grid is None for grid in grids):
+        return None
+    if any(grid is None for grid in grids):
+        raise ValueError(f"the batch has samples without token_grid: {LOAD_TOKENS}")
+    return torch.stack([torch.from_numpy(np.asarray(grid, np.int64)) for grid in grids])
 
 
 def _stacked(images: Tensor | Sequence[Tensor]) -> Tensor:

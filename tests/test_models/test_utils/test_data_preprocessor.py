@@ -83,6 +83,12 @@ def test_training_images_are_jittered_in_rgb_by_their_seeds():
     preprocessor = build_preprocessor(JITTER)
     images, _ = preprocessor(default_collate(samples), training=True)["inputs"]
     assert torch.equal(images, expected)
+    # The same of stored images, whose channels are last, in the same layout.
+    batch = default_collate(samples)
+    batch["inputs"] = batch["inputs"].contiguous(memory_format=torch.channels_last)
+    images, _ = preprocessor(batch, training=True)["inputs"]
+    assert torch.equal(images, expected)
+    assert images.is_contiguous()
     # The same in the autocast of a training, which rounds products of matrices.
     with torch.autocast("cpu", torch.bfloat16):
         images, _ = preprocessor(default_collate(samples), training=True)["inputs"]

@@ -104,7 +104,7 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
     def _normalised(
         self, images: Tensor, jittered: Sequence[DataSample] | None
     ) -> Float[Tensor, "batch channel height width"]:
-        """The images in RGB, normalised; jittered before, if their data samples, with the seeds, are given."""
+        """The images in RGB, jittered by the seeds in their data samples if these are given, normalised."""
         # A flip, because an index by a list of channels waits for the device.
         if self._channel_conversion:
             images = images.flip(1)

@@ -10,13 +10,16 @@ from mmengine.runner import Runner
 from torch.utils.data import Dataset
 
 from mapet_mm.datasets.pipelines import find_step, leaf_datasets
+from mapet_mm.datasets.stored_images import StoredImages
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
 from mapet_mm.registry import HOOKS
 
+# What helps where images are decoded beside their tokens, and where stored squares are jittered one by one.
 STORE = (
-    ", or decode each image once: `mapet-mm store-images CONFIG`, then train with the `stored` recipe "
-    "(docs: Feed the GPU)"
+    ", or decode each image once: `mapet-mm store-images CONFIG`, then train with the `-stored` recipe "
+    "(docs/feeding_the_gpu.md)"
 )
+JITTER = ", or jitter colours on the GPU, as the `-stored` recipes do (docs/feeding_the_gpu.md)"
 
 
 @HOOKS.register_module()
@@ -67,10 +70,16 @@ def cure(runner: Runner) -> str:
         "went by in waiting for images, the model could train faster: raise `train_dataloader.num_workers` "
         f"(now {loader.num_workers} for each process) while the machine has free cores"
     )
-    return line + STORE if loads_tokens(loader.dataset) else line
+    leaves = list(leaf_datasets(loader.dataset))
+    if any(isinstance(leaf, StoredImages) and not leaf.gives_whole_batches for leaf in leaves):
+        line += JITTER
+    if any(decodes_beside_tokens(leaf) for leaf in leaves):
+        line += STORE
+    return line
 
 
-def loads_tokens(dataset: Dataset) -> bool:
-    """True if a dataset decodes images beside stored tokens, so that squares can be stored, too."""
-    pipelines = [getattr(leaf, "pipeline", None) for leaf in leaf_datasets(dataset)]
-    return any(find_step(pipeline, LoadTokenGrid) for pipeline in pipelines)
+def decodes_beside_tokens(dataset: Dataset) -> bool:
+    """True if a dataset decodes images beside stored tokens, so that squares could be stored, too."""
+    if isinstance(dataset, StoredImages):
+        return False
+    return find_step(getattr(dataset, "pipeline", None), LoadTokenGrid) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm",
 ARCHS = ("tiny", "small", "base")
 INIT = "init.pth"
 GRID = 14  # tokens per side: 224 pixels in patches of 16
+SQUARE_BYTES = (16 * GRID) ** 2 * 3
+GIGABYTE = 10**9
 ROWS_A_CENTROID = 39  # the minimum that faiss advises
 LARGEST_K = 8192  # the paper's
 CLIP_STATISTICS = ([122.7709383, 116.7460125, 104.09373615], [68.5005327, 66.6321579, 70.32316305])
@@ -47,6 +50,7 @@ class Choices:
     tokens: Tokens
     k: int
     positions: int
+    stores_squares: bool
     names: list[str]
     words: list[str]
 
@@ -72,7 +76,9 @@ def choose(args: argparse.Namespace) -> Choices:
     positions, k = vocabulary(count)
     words.append(f"tokens: {tokens.words}; {k} centroids, from {positions} of {GRID**2} positions per image")
     words.append(f"model: ViT-{arch}, {args.epochs} epochs of {count} images, {args.batch_size} per step")
-    return Choices(arch, tokens, k, positions, names, words)
+    stores_squares, squares = choose_squares(count, args.epochs, args.out)
+    words.append(squares)
+    return Choices(arch, tokens, k, positions, stores_squares, names, words)
 
 
 def find_images(folder: Path) -> tuple[list[str], Counter[str]]:
@@ -100,6 +106,21 @@ def vocabulary(images: int) -> tuple[int, int]:
     while 2 * k <= LARGEST_K and 2 * k * ROWS_A_CENTROID <= images * positions:
         k *= 2
     return positions, k
+
+
+def choose_squares(images: int, epochs: int, out: Path) -> tuple[bool, str]:
+    """Whether to decode each image once and store its square in a folder, and a line that says why.
+
+    It pays from the second epoch on. Half of the free disk stays for checkpoints and other users.
+    """
+    needed = images * SQUARE_BYTES
+    free = shutil.disk_usage(out).free
+    cost = f"{needed / GIGABYTE:.3g} GB; {free / GIGABYTE:.3g} GB are free"
+    if epochs == 1:
+        return False, "squares: not stored, because one epoch decodes each image once"
+    if needed > free / 2:
+        return False, f"squares: not stored, because they need {cost}: each epoch decodes all images"
+    return True, f"squares: each image is decoded once and stored, in {cost}"
 
 
 def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str]:

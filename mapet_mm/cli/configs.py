@@ -104,9 +104,12 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
     cfg = Config.fromfile(recipe)
     total = args.batch_size * process_count(args)
     warm_up = min(max(1, args.epochs // 30), args.epochs - 1)  # as the paper's ten of 300
-    load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=STORE)
-    pipeline = [*cfg.load_square, cfg.color_jitter, load_tokens, cfg.pack]
-    cfg.train_dataloader.dataset = images_config(args, pipeline)
+    if choices.stores_squares:
+        train_on_squares(cfg)
+    else:
+        load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=STORE)
+        pipeline = [*cfg.load_square, cfg.color_jitter, load_tokens, cfg.pack]
+        cfg.train_dataloader.dataset = images_config(args, pipeline)
     # In each iteration: the recipe's rate changes once an epoch, of which a folder may need only a few.
     unit = dict(by_epoch=True, convert_to_iter_based=True)
     warming = dict(type="LinearLR", start_factor=1e-6 / PAPERS_RATE, begin=0, end=warm_up, **unit)
@@ -143,3 +146,15 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
     cfg.custom_hooks = [*cfg.get("custom_hooks", []), dict(type="mapet_mm.ProgressHook")]
     kept = {*signature(Runner).parameters, "custom_hooks"}
     return Config({name: value for name, value in cfg.items() if name in kept})
+
+
+def train_on_squares(cfg: Config) -> None:
+    """Read stored squares. A GPU jitters their colours; without one the loader does, as it would images'."""
+    loader = cfg.train_dataloader
+    loader.dataset = dict(type="mapet_mm.StoredImages", store=STORE, square=cfg.load_square)
+    if torch.cuda.is_available():
+        loader.collate_fn = dict(type="mapet_mm.whole_batch")
+        jitter = {name: value for name, value in cfg.color_jitter.items() if name != "type"}
+        cfg.data_preprocessor.color_jitter = jitter
+    else:
+        loader.dataset.pipeline = [cfg.color_jitter, cfg.pack]

@@ -1,6 +1,7 @@
 """`mapet-mm pretrain DIR`: a folder of images in, a pre-trained ViT for timm, Hugging Face and OpenMMLab out.
 
 Looks at the images, chooses a tokenizer, writes two configs and runs the tools on them: codebook, tokens,
+squares (each image decoded once, if there are several epochs and half of the free disk has room for them),
 pre-training, export. The same command resumes after an interruption. The configs are ordinary configs: you
 can edit them and run the printed commands yourself, in RUN.
 """
@@ -161,9 +162,13 @@ def stages(args: argparse.Namespace) -> list[Stage]:
     run = args.out.absolute()
     checkpoint = last_checkpoint(run)
     retry = ["--retry-skipped"] if args.retry_skipped else []
+    squares = []
+    if reads_squares(run):
+        squares = [("squares", "store-images", run / PRETRAINING)]
     commands = [
         ("codebook", "fit-codebook", run / TOKENIZER),
         ("tokens", "extract-tokens", run / TOKENIZER, *retry),
+        *squares,
         ("pre-training", "train", run / PRETRAINING, "--work-dir", checkpoint.parent),
         ("for timm", "convert", "mm", "timm", checkpoint, run / "timm"),
         ("for Hugging Face", "convert", "mm", "hf", checkpoint, run / "huggingface"),
@@ -171,11 +176,23 @@ def stages(args: argparse.Namespace) -> list[Stage]:
     made = []
     for title, tool, *arguments in commands:
         words = [str(argument) for argument in arguments]
-        processes = 1 if tool == "convert" else process_count(args)
+        processes = process_count(args)
+        if tool == "convert":
+            processes = 1
+        elif tool == "store-images":  # it decodes in its own process
+            processes = max(1, args.workers)
         several = ["--processes", str(processes)] if processes > 1 else []
         shown = shlex.join(["mapet-mm", *several, tool, *words])
         made.append(Stage(title, tool_command(tool, words, processes), shown))
     return made
+
+
+def reads_squares(run: Path) -> bool:
+    """True if the pre-training in a RUN reads stored squares."""
+    from mapet_mm.cli.configs import PRETRAINING, Config
+
+    dataset = Config.fromfile(run / PRETRAINING).train_dataloader.dataset
+    return dataset.type == "mapet_mm.StoredImages"
 
 
 def last_checkpoint(run: Path) -> Path:

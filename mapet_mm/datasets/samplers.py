@@ -15,13 +15,12 @@ from mmengine.structures import BaseDataElement
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from mapet_mm.utils.errors import UserError, reason_of
-from mapet_mm.utils.splitmix import splitmix
+from mapet_mm.utils.splitmix import DRAW_SEED, splitmix
 
 REMEDY = (
     "repair or remove it, leave unreadable images out by ignore_empty=True in the pipeline's "
     "LoadImageFromFile, or correct the pipeline (MAPET_MM_TRACEBACK=1 shows where)"
 )
-DRAW_SEED = "draw_seed"  # in an image's data sample
 # What a loader keeps beside its dataset, its order and its batches.
 LOADER_OPTIONS = (
     "num_workers",

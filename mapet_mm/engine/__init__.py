@@ -6,6 +6,7 @@ from mapet_mm.engine.hooks.epoch_seed_hook import EpochSeedHook
 from mapet_mm.engine.hooks.interruption_hook import InterruptionHook
 from mapet_mm.engine.hooks.knn_probe_hook import KNNProbeHook
 from mapet_mm.engine.hooks.late_log_hook import LateLogHook
+from mapet_mm.engine.hooks.loader_wait_hook import LoaderWaitHook
 from mapet_mm.engine.hooks.non_finite_hook import NonFiniteHook
 from mapet_mm.engine.hooks.portable_checkpoint_hook import PortableCheckpointHook
 from mapet_mm.engine.hooks.progress_hook import ProgressHook

@@ -189,7 +189,8 @@ def _pipeline(cfg: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     dataset = next(filter(None, loaders), {}).get("dataset", {})
     while "dataset" in dataset:  # a wrapper
         dataset = dataset["dataset"]
-    for step in dataset.get("pipeline", ()):
+    # Stored squares have been through their own steps.
+    for step in [*(dataset.get("square") or ()), *dataset.get("pipeline", ())]:
         if type_name(step["type"]) == "MultiView":  # the first is the network's, the second a tokenizer's
             yield from step["transforms"][0]
         else:

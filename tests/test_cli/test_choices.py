@@ -3,6 +3,7 @@
 import argparse
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -222,15 +223,14 @@ def test_weights_that_would_leave_parts_random_or_out_are_refused(tmp_path, weig
 
 @pytest.mark.parametrize("arch", ["tiny", "small", "base"])
 def test_the_configs_are_ordinary_ones_with_paths_inside_the_folder(photographs, arch, planned):
-    pretrain(options(photographs, "--arch", arch, "--epochs", "60", "--seed", "7"))
+    pretrain(options(photographs, "--arch", arch, "--epochs", "60", "--seed", "7", "--workers", "2"))
     (stages,) = planned
     run = photographs.parent / "run"
     tokens, training = (Config.fromfile(run / name) for name in ("tokenizer.py", "pretrain.py"))
     assert tokens.codebook.k == training.model.head.vocab_size == training.model.target_generator.vocab_size
     dataset = training.train_dataloader.dataset
-    assert (tokens.token_store, training.work_dir) == ("tokens", "training")
-    assert dataset.pipeline[-2] == dict(type="mapet_mm.LoadTokenGrid", store="tokens")
-    assert dataset.data_prefix == tokens.dataset[0].data_prefix == tokens.data_root == str(photographs)
+    assert (tokens.token_store, training.work_dir, dataset.store) == ("tokens", "training", "tokens")
+    assert tokens.dataset[0].data_prefix == tokens.data_root == str(photographs)
     assert training.train_cfg.max_epochs == training.param_scheduler[1].end == 60
     assert training.param_scheduler[0].end == training.param_scheduler[1].begin == 2
     assert (training.randomness.seed, tokens.codebook.seed) == (7, 7)
@@ -243,6 +243,7 @@ def test_the_configs_are_ordinary_ones_with_paths_inside_the_folder(photographs,
     assert [stage.shown for stage in stages] == [
         f"mapet-mm fit-codebook {run}/tokenizer.py",
         f"mapet-mm extract-tokens {run}/tokenizer.py",
+        f"mapet-mm --processes 2 store-images {run}/pretrain.py",
         f"mapet-mm train {run}/pretrain.py --work-dir {run}/training",
         f"mapet-mm convert mm timm {run}/training/epoch_60.pth {run}/timm",
         f"mapet-mm convert mm hf {run}/training/epoch_60.pth {run}/huggingface",
@@ -250,6 +251,57 @@ def test_the_configs_are_ordinary_ones_with_paths_inside_the_folder(photographs,
     with torch.device("meta"):
         backbone = MODELS.build(training.model.backbone)
     assert backbone.embed_dims == {"tiny": 192, "small": 384, "base": 768}[arch]
+
+
+@pytest.mark.parametrize(
+    ("images", "epochs", "free", "stored", "line"),
+    [
+        (1_281_167, 300, 400e9, True, "193 GB; 400 GB are free"),
+        (1_281_167, 300, 380e9, False, "193 GB; 380 GB are free: each epoch decodes"),
+        (10, 2, 4e6, True, "0.00151 GB; 0.004 GB are free"),
+        (10, 1, 400e9, False, "one epoch decodes each image once"),
+    ],
+)
+def test_squares_are_stored_if_several_epochs_read_them_and_half_of_the_disk_has_room(
+    images, epochs, free, stored, line, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(choices.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    chosen, said = choices.choose_squares(images, epochs, tmp_path)
+    assert chosen == stored
+    assert line in said
+
+
+JITTER = dict(brightness=0.4, contrast=0.4, saturation=0.4)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_colours_of_squares_are_jittered_on_the_gpu_if_there_is_one(
+    photographs, on_gpu, planned, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    pretrain(options(photographs, "--epochs", "2"))
+    cfg = Config.fromfile(photographs.parent / "run/pretrain.py")
+    loader = cfg.train_dataloader
+    assert loader.dataset.type == "mapet_mm.StoredImages"
+    assert [step.type for step in loader.dataset.square] == ["LoadImageFromFile", "RandomResizedCrop"]
+    if on_gpu:
+        assert cfg.data_preprocessor.color_jitter == JITTER
+        assert loader.collate_fn == dict(type="mapet_mm.whole_batch")
+        assert "pipeline" not in loader.dataset
+    else:
+        jitter, pack = loader.dataset.pipeline
+        assert jitter == dict(type="ColorJitter", **JITTER)
+        assert pack.type == "PackInputs"
+        assert "color_jitter" not in cfg.data_preprocessor
+        assert "collate_fn" not in loader
+
+
+def test_a_training_of_one_epoch_decodes_its_images(photographs, planned):
+    pretrain(options(photographs, "--epochs", "1"))
+    dataset = Config.fromfile(photographs.parent / "run/pretrain.py").train_dataloader.dataset
+    assert dataset.pipeline[-2] == dict(type="mapet_mm.LoadTokenGrid", store="tokens")
+    assert dataset.data_prefix == str(photographs)
+    assert not any("store-images" in stage.shown for stage in planned[-1])
 
 
 def test_the_next_commands_name_files_as_they_lie_for_the_caller(photographs, planned, monkeypatch, capsys):

@@ -61,7 +61,7 @@ def test_a_folder_of_photographs_becomes_features_in_timm_and_hugging_face(photo
     pretrain([*command, "--tokenizer", "random", "--out", str(run)])
     printed = capfd.readouterr().out
     assert printed.startswith("going on with")
-    assert printed.count("done in") == 5
+    assert printed.count("done in") == 6
     assert "nothing to do" in printed
     assert len(list((run / "training").glob("epoch_*.pth"))) == 2
 

@@ -29,7 +29,9 @@ from PIL import Image
 
 DATA_SETS = sorted((ROOT / "configs/micro/_base_/data").glob("*.py"))
 METHODS = ("mapet", "pim", "mim", "beit", "cae")
-PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS and "-online_" not in path.stem]
+OTHER_LOADERS = re.compile("-(online|stored)_")  # test_stored_recipes.py
+PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS]
+PRETRAINING = [path for path in PRETRAINING if not OTHER_LOADERS.search(path.stem)]
 CLASSIFYING = ("configs/mapet/benchmarks/*_in1k.py", "configs/scratch/*_in1k.py")
 COUNTS = (33, 12)  # a pattern that loses recipes shows
 ON_IMAGENET = PRETRAINING + [path for path in RECIPES if any(map(path.match, CLASSIFYING))]
@@ -110,7 +112,8 @@ def test_transforms_build(path, tmp_path):
     datasets = [cfg[loader].dataset for loader in LOADERS if cfg.get(loader)] or cfg.dataset
     with in_scope(cfg):
         for dataset in datasets:
-            for step in with_store(dataset.pipeline, tmp_path):
+            steps = [*dataset.get("square", ()), *dataset.get("pipeline", ())]
+            for step in with_store(steps, tmp_path):
                 TRANSFORMS.build(step)
 
 

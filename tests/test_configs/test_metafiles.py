@@ -12,7 +12,7 @@ MODELS = {model["Name"]: model for file in METAFILES for model in yaml.safe_load
 # One of each method and size: tokens change nothing. Small ones always, the others with the slow tests.
 COSTS: dict[str, list[dict]] = {}
 for model in MODELS.values():
-    COSTS.setdefault(re.sub("_(kclip-online|kclip|vqkd)_", "_", model["Config"]), []).append(model)
+    COSTS.setdefault(re.sub("_(kclip(-online|-stored)?|vqkd)_", "_", model["Config"]), []).append(model)
 SMALL = re.compile("/(mapet|pim|beit)_vit-tiny-p16_16xb128|benchmarks/vit-tiny")
 
 

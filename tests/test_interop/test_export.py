@@ -168,6 +168,12 @@ def test_a_file_describes_itself_and_converts_later(weights, meta, tmp_path):
         assert write_export(tmp_path / "vit.pth", target, weights, meta) == prepared
 
 
+def squares(*steps: dict) -> dict:
+    """Options of a config that is trained on stored squares of these steps."""
+    dataset = dict(type="mapet_mm.StoredImages", store="tokens", square=list(steps))
+    return {"train_dataloader": dict(dataset=dataset), "val_dataloader": None, "test_dataloader": None}
+
+
 def pipeline(*steps: dict) -> dict:
     """Options of a config whose dataset, inside another one, has this pipeline."""
     dataset = dict(type="RepeatDataset", dataset=dict(type="ImageNet", pipeline=list(steps)))
@@ -183,6 +189,7 @@ DESCRIBED = [
         pipeline(dict(type="ResizeEdge", scale=256, **PILLOW), dict(type="RandomCrop", crop_size=224)),
         "short side 256 bilinear, central 224 x 224",
     ),
+    (squares(dict(type="ResizeEdge", scale=256, **PILLOW)), "short side 256 bilinear"),
     (pipeline(dict(type="ResizeEdge", scale=256)), "OpenCV"),
     (pipeline(dict(type="CenterCrop", crop_size=192), dict(type="mine.Blur")), "CenterCrop, Blur"),
     (pipeline(dict(type="MultiView", transforms=[[dict(type="Blur")], [dict(type="Noise")]])), ": Blur$"),

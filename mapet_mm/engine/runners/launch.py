@@ -156,8 +156,8 @@ def needs_token_check(cfg: Config) -> bool:
     listed_hooks = [*(cfg.get("default_hooks") or {}).values(), *(cfg.get("custom_hooks") or ())]
     if any(_is_of_type(hook, "TokenStoreCheckHook") for hook in listed_hooks):
         return False
-    pipelines = nodes([cfg.train_dataloader, cfg.get("val_dataloader")])
-    if any(_is_of_type(step, "LoadTokenGrid") for _, step in pipelines):
+    parts = nodes([cfg.train_dataloader, cfg.get("val_dataloader")])
+    if any(_is_of_type(node, kind) for _, node in parts for kind in ("LoadTokenGrid", "StoredImages")):
         return True
     generator = cfg.model.get("target_generator")
     kind = class_of(generator["type"], MODELS) if generator else None

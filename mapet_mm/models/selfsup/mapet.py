@@ -10,6 +10,7 @@ from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
 from mapet_mm.models.target_generators.token_ids import token_ids
 from mapet_mm.models.utils.permutation import seeded_permutations
 from mapet_mm.registry import MODELS
+from mapet_mm.utils.splitmix import DRAW_SEED
 
 # Of the coefficients that turn an image into the seed of its permutation in validation.
 VALIDATION_SEED = 0
@@ -100,7 +101,7 @@ class MaPeT(BaseSelfSupervisor):
         """
         images = images_of(inputs)
         permutation = None  # drawn by the backbone
-        seeds = [sample.get("draw_seed") for sample in data_samples or ()]
+        seeds = [sample.get(DRAW_SEED) for sample in data_samples or ()]
         if seeds and None not in seeds:
             permutation = self.training_permutation(seeds, images.device)
         latents, permutation = self.backbone(images, permutation)  # B N-c D

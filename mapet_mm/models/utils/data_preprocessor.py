@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int64
 from mmpretrain.models import SelfSupDataPreprocessor, TwoNormDataPreprocessor
+from mmpretrain.structures import DataSample
 from torch import Tensor, nn
 
+from mapet_mm.models.utils.color_jitter import BatchColorJitter
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.splitmix import DRAW_SEED
+
+LOAD_TOKENS = "put LoadTokenGrid in the pipeline and algorithm_keys=['token_grid'] in its PackInputs"
 
 
 class PixelRangeError(UserError, ValueError):
@@ -47,10 +54,14 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
     samples have them, masks go to the model's device in one asynchronous copy each. Outside training, a batch
     without token grids becomes images only, as MMPretrain's `FeatureExtractor` needs them.
 
-    Arguments are as for MMPretrain's `SelfSupDataPreprocessor`.
+    Args:
+        color_jitter: `dict(brightness=0.4, contrast=0.4, saturation=0.4)`: jitter the images of a training
+            batch on the model's device, each by the seed that `EpochSeedHook` gives it. It takes the place of
+            `ColorJitter` in the pipeline. Images have to be RGB after `to_rgb` and its like. None: no jitter.
+        **kwargs: arguments of MMPretrain's `SelfSupDataPreprocessor`.
 
     Raises:
-        ValueError: a sample has no token grid.
+        ValueError: a sample has no token grid, or images for the jitter are not uint8.
         PixelRangeError: the first images do not have the range of `mean` and `std`.
 
     Example:
@@ -61,6 +72,10 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
         >>> images.max(), token_grids.shape
         (tensor(1.), torch.Size([1, 2, 2]))
     """
+
+    def __init__(self, *args: Any, color_jitter: dict[str, float] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.color_jitter = BatchColorJitter(**color_jitter) if color_jitter else None
 
     def forward(self, data: dict, training: bool = False) -> dict:
         """Preprocess a batch `dict(inputs=images, data_samples=[...])`, collated in any way.
@@ -77,23 +92,36 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
             for sample, mask in zip(samples, masks, strict=True):
                 sample.set_mask(mask)
 
-        # Normalise the images; the samples stay as they are.
-        grids = data.get("token_grids")
-        if grids is None:
-            grids = [sample.get("token_grid") for sample in samples]
-        images = super().forward({"inputs": images, "data_samples": None}, training)["inputs"]
-        if not training and all(grid is None for grid in grids):
-            return {**data, "inputs": images}
+        # The images and their grids; the samples stay as they are.
+        images = self._normalised(images, samples if training else None)
+        grids = grids_of(data, samples)
+        if grids is not None:
+            return {"inputs": [images, self._send(grids)], "data_samples": data.get("data_samples")}
+        if training:
+            raise ValueError(f"the batch has samples without token_grid: {LOAD_TOKENS}")
+        return {**data, "inputs": images}
 
-        # The grids, as one tensor of ids.
-        if not len(grids) or any(grid is None for grid in grids):
-            raise ValueError(
-                "the batch has samples without token_grid: put LoadTokenGrid in the pipeline and "
-                "algorithm_keys=['token_grid'] in its PackInputs"
-            )
-        if not isinstance(grids, Tensor):
-            grids = [torch.from_numpy(np.asarray(grid, np.int64)) for grid in grids]
-        return {"inputs": [images, self._send(grids)], "data_samples": data.get("data_samples")}
+    def _normalised(
+        self, images: Tensor, jittered: Sequence[DataSample] | None
+    ) -> Float[Tensor, "batch channel height width"]:
+        """The images in RGB, jittered by the seeds in their data samples if these are given, normalised."""
+        # A flip, because an index by a list of channels waits for the device.
+        if self._channel_conversion:
+            images = images.flip(1)
+        has_bytes = images.dtype == torch.uint8
+        images = images.float(memory_format=torch.contiguous_format)  # stored images have their channels last
+        if self.color_jitter is not None and jittered is not None:
+            if not has_bytes:
+                raise ValueError("color_jitter takes uint8 images: leave steps that normalise to the model")
+            images = self.color_jitter(images, self._draw_seeds(jittered))
+        return (images - self.mean) / self.std if hasattr(self, "mean") else images
+
+    def _draw_seeds(self, samples: Sequence[DataSample]) -> Int64[Tensor, " batch"]:
+        """The images' seeds on the device; where the loader gives none, PyTorch's generator does."""
+        seeds = [sample.get(DRAW_SEED) for sample in samples]
+        if None in seeds:
+            return torch.randint(2**63 - 1, (len(seeds),), device=self.device)
+        return self._send(torch.tensor(seeds))
 
     def _send(self, batch: Tensor | Sequence[Tensor]) -> Tensor:
         """Copy a batch, or the list of its members, to the device in one copy."""
@@ -135,6 +163,18 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
             check_pixel_range(self, view, prefix)
         data = super().forward({**data, "inputs": views}, training)
         return {**data, "inputs": _Views(data["inputs"])}
+
+
+def grids_of(data: dict, samples: Sequence[DataSample]) -> Int64[Tensor, "batch height width"] | None:
+    """The token grids of a batch, None if it has none; ValueError if only some images have one."""
+    if data.get("token_grids") is not None:
+        return data["token_grids"]
+    grids = [sample.get("token_grid") for sample in samples]
+    if all(grid is None for grid in grids):
+        return None
+    if any(grid is None for grid in grids):
+        raise ValueError(f"the batch has samples without token_grid: {LOAD_TOKENS}")
+    return torch.stack([torch.from_numpy(np.asarray(grid, np.int64)) for grid in grids])
 
 
 def _stacked(images: Tensor | Sequence[Tensor]) -> Tensor:

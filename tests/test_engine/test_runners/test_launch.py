@@ -165,6 +165,7 @@ def test_the_next_command_is_the_recipes_entry(config, monkeypatch):
 
 
 TOKENS = ROOT / "configs/micro/mapet_vit-micro_kclip_1xb32-coslr.py"
+STORED = ROOT / "configs/mapet/mapet_vit-tiny-p16_kclip-stored_16xb128-amp-coslr-300e_in1k.py"
 ONLINE = ROOT / "configs/mapet/mapet_vit-base-p16_kclip-online_64xb32-amp-coslr-300e_in1k.py"
 
 
@@ -175,9 +176,10 @@ ONLINE = ROOT / "configs/mapet/mapet_vit-base-p16_kclip-online_64xb32-amp-coslr-
         (TOKENS, dict(custom_hooks=[dict(type="EMAHook")]), 1),
         (TOKENS, {"custom_hooks": None, "default_hooks.token_store_check": None}, 0),
         (ONLINE, dict(custom_hooks=[]), 1),
+        (STORED, dict(custom_hooks=[], val_dataloader=None, val_cfg=None, val_evaluator=None), 1),
         (ROOT / "configs/micro/vit-micro_1xb64-scratch-coslr.py", {}, 0),
     ],
-    ids=["recipe", "replaced", "told not to", "tokenizer in the model", "no tokens"],
+    ids=["recipe", "replaced", "told not to", "tokenizer in the model", "stored squares", "no tokens"],
 )
 def test_every_training_on_tokens_is_checked(recipe, options, expected, tmp_path):
     cfg = load_config(str(recipe), options, str(tmp_path / "work"))

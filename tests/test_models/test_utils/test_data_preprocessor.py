@@ -9,7 +9,12 @@ from mmpretrain.models import TwoNormDataPreprocessor
 from mmpretrain.structures import DataSample
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mapet_mm.models.utils.data_preprocessor import PixelRangeError, check_pixel_range
+from mapet_mm.models.utils.color_jitter import BatchColorJitter
+from mapet_mm.models.utils.data_preprocessor import (
+    PixelRangeError,
+    TokenGridDataPreprocessor,
+    check_pixel_range,
+)
 from mapet_mm.registry import MODELS
 from mapet_mm.tokenizers.fit_and_extract import run_fit_codebook
 
@@ -22,9 +27,25 @@ def sample(value: int, grid=(2, 2)) -> dict:
     return {"inputs": torch.full((3, 8, 8), value, dtype=torch.uint8), "data_samples": data_sample}
 
 
+JITTER = dict(brightness=0.4, contrast=0.4, saturation=0.4)
+
+
+def build_preprocessor(color_jitter: dict | None = None) -> TokenGridDataPreprocessor:
+    return TokenGridDataPreprocessor(mean=MEAN, std=STD, to_rgb=True, color_jitter=color_jitter)
+
+
 @pytest.fixture
 def preprocessor():
     return MODELS.build(dict(type="mapet_mm.TokenGridDataPreprocessor", mean=MEAN, std=STD, to_rgb=True))
+
+
+def seeded_sample(seed: int) -> dict:
+    """An image with colours, and the seed of its draws."""
+    seeded = sample(seed)
+    generator = torch.Generator().manual_seed(seed)
+    seeded["inputs"] = torch.randint(256, (3, 8, 8), dtype=torch.uint8, generator=generator)
+    seeded["data_samples"].set_metainfo(dict(draw_seed=2**62 + seed))
+    return seeded
 
 
 @pytest.mark.parametrize("collate", [default_collate, pseudo_collate])
@@ -51,14 +72,67 @@ def test_outside_of_training_a_batch_without_grids_is_its_images(preprocessor, c
         preprocessor(collate([without]), training=True)
 
 
+def test_training_images_are_jittered_in_rgb_by_their_seeds():
+    samples = [seeded_sample(seed) for seed in range(6)]
+    batch = default_collate(samples)
+    rgb = batch["inputs"].flip(1).float()
+    seeds = torch.tensor([each["data_samples"].draw_seed for each in samples])
+    jittered = BatchColorJitter(**JITTER)(rgb, seeds)
+    assert (jittered - rgb).abs().flatten(1).amax(1).min() > 5  # each image changes
+    expected = (jittered - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    preprocessor = build_preprocessor(JITTER)
+    images, _ = preprocessor(default_collate(samples), training=True)["inputs"]
+    assert torch.equal(images, expected)
+    # The same of stored images, whose channels are last, in the same layout.
+    batch = default_collate(samples)
+    batch["inputs"] = batch["inputs"].contiguous(memory_format=torch.channels_last)
+    images, _ = preprocessor(batch, training=True)["inputs"]
+    assert torch.equal(images, expected)
+    assert images.is_contiguous()
+    # The same in the autocast of a training, which rounds products of matrices.
+    with torch.autocast("cpu", torch.bfloat16):
+        images, _ = preprocessor(default_collate(samples), training=True)["inputs"]
+    assert torch.equal(images, expected)
+
+
+def test_images_are_jittered_in_training_only():
+    batch = default_collate([seeded_sample(seed) for seed in range(6)])
+    plain, _ = build_preprocessor()(batch, training=True)["inputs"]
+    images, _ = build_preprocessor(JITTER)(batch, training=False)["inputs"]
+    assert torch.equal(images, plain)
+
+
+def test_without_seeds_images_are_jittered_by_the_generator_of_pytorch():
+    batch = default_collate([sample(40), sample(40)])
+    preprocessor = build_preprocessor(JITTER)
+    torch.manual_seed(0)
+    first, _ = preprocessor(batch, training=True)["inputs"]
+    second, _ = preprocessor(batch, training=True)["inputs"]
+    torch.manual_seed(0)
+    assert torch.equal(preprocessor(batch, training=True)["inputs"][0], first)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first[0], first[1])
+
+
+def test_floats_are_not_jittered():
+    batch = default_collate([seeded_sample(0)])
+    batch["inputs"] = batch["inputs"].float()
+    with pytest.raises(ValueError, match="uint8"):
+        build_preprocessor(JITTER)(batch, training=True)
+
+
 class CopiesToDevice(TorchDispatchMode):
-    """Counts what is copied from the host to the meta device: shape, and whether the host waits."""
+    """Counts what is copied from the host to the meta device: shape, and whether the host waits.
+
+    An index by a list or a mask is copied, and waited for, inside the operation: none may be there.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.copies: list[tuple[tuple, bool]] = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert function is not torch.ops.aten.index.Tensor
         result = function(*args, **(kwargs or {}))
         source = args[0] if args and isinstance(args[0], torch.Tensor) else None
         if source is not None and source.device.type == "cpu" and result.device.type == "meta":
@@ -68,9 +142,11 @@ class CopiesToDevice(TorchDispatchMode):
 
 @pytest.mark.parametrize("collate", [default_collate, pseudo_collate])
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_batch_goes_to_the_device_in_one_copy_of_each_kind(preprocessor, collate, masked):
+@pytest.mark.parametrize("jittered", [False, True])
+def test_a_batch_goes_to_the_device_in_one_copy_of_each_kind(collate, masked, jittered):
     """Whatever the number of images, unattended; labels stay, and masks arrive, which BEiT and CAE stack."""
-    samples = [sample(value) for value in range(6)]
+    preprocessor = build_preprocessor(JITTER if jittered else None)
+    samples = [seeded_sample(value) for value in range(6)]
     for each in samples:
         each["data_samples"].set_gt_label(3)
         if masked:
@@ -79,8 +155,8 @@ def test_a_batch_goes_to_the_device_in_one_copy_of_each_kind(preprocessor, colla
     preprocessor(batch)  # the first batch is looked at
     preprocessor.to("meta")
     with CopiesToDevice() as counted:
-        images, grids = preprocessor(batch)["inputs"]
-    expected = [(6, 3, 8, 8), (6, 2, 2)] + [(6, 2, 2)] * masked
+        images, grids = preprocessor(batch, training=True)["inputs"]
+    expected = [(6, 3, 8, 8)] + [(6, 2, 2)] * masked + [(6,)] * jittered + [(6, 2, 2)]
     assert counted.copies == [(shape, False) for shape in expected]
     assert images.device.type == grids.device.type == "meta"
     assert all(each.gt_label.device.type == "cpu" for each in batch["data_samples"])

@@ -1,0 +1,112 @@
+"""Images in tar files (WebDataset's layout), read in any order by an index of the files' members."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import mmcv
+from mmcv.transforms import LoadImageFromFile
+from mmpretrain.datasets import BaseDataset
+from tqdm import tqdm
+
+from mapet_mm.registry import DATASETS, TRANSFORMS
+from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.errors import UserError
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".webp")
+OPEN_FILES = 64  # of a process
+
+
+@DATASETS.register_module()
+class TarShards(BaseDataset):
+    """The images of uncompressed tar files, without labels, for tokens and squares.
+
+    Put `mapet_mm.LoadImageFromTar` in place of `LoadImageFromFile` in the pipeline. An image's name is its
+    file's and its own: `shard-0001.tar/n01440764/18.jpg`. Each tar file is read once from end to end; where
+    its images are is then kept in an index beside it, which is made anew if the tar file changes.
+
+    Args:
+        data_root: folder of the tar files.
+        pattern: which of its files, as a glob pattern.
+        index_root: folder for the indices, if the tar files' own cannot be written to.
+        **kwargs: arguments of MMPretrain's `BaseDataset`, such as `pipeline`.
+
+    Raises:
+        UserError: there is no such file, or one is compressed or damaged.
+
+    Example:
+        >>> load = dict(type="mapet_mm.LoadImageFromTar")
+        >>> dataset = dict(type="mapet_mm.TarShards", data_root="data/imagenet21k", pipeline=[load])
+    """
+
+    def __init__(
+        self, data_root: str, pattern: str = "*.tar", index_root: str | None = None, **kwargs: Any
+    ) -> None:
+        self.pattern = pattern
+        self.index_root = index_root
+        super().__init__(ann_file="", data_root=data_root, **kwargs)
+
+    def load_data_list(self) -> list[dict[str, Any]]:
+        """A record for each image: its path below the tar file, and where its bytes are."""
+        shards = sorted(Path(self.data_root).glob(self.pattern))
+        if not shards:
+            raise UserError(f"no file `{self.pattern}` in data_root `{self.data_root}`: correct either")
+        records = []
+        for shard in tqdm(shards, desc="reading tar files", unit="file", delay=2):
+            index = Path(self.index_root or shard.parent, f"{shard.name}.index.json")
+            for name, offset, size in read_index(shard, index):
+                path = os.path.join(shard, name)
+                records.append(dict(img_path=path, shard=str(shard), offset=offset, size=size))
+        return records
+
+
+@TRANSFORMS.register_module()
+class LoadImageFromTar(LoadImageFromFile):
+    """Load an image of `TarShards`; arguments as for `LoadImageFromFile`."""
+
+    def transform(self, results: dict) -> dict:
+        """Add `img`, `img_shape` and `ori_shape`."""
+        descriptor = open_file(results["shard"]).fileno()
+        content = os.pread(descriptor, results["size"], results["offset"])
+        image = mmcv.imfrombytes(content, flag=self.color_type, backend=self.imdecode_backend)
+        if image is None:
+            raise UserError(f"image `{results['img_path']}` cannot be decoded: leave it out of its tar file")
+        results["img"] = image.astype("float32") if self.to_float32 else image
+        results["img_shape"] = image.shape[:2]
+        results["ori_shape"] = image.shape[:2]
+        return results
+
+
+@lru_cache(maxsize=OPEN_FILES)
+def open_file(path: str) -> BinaryIO:
+    """A file that stays open; forks may share it, because `pread` moves no position."""
+    return open(path, "rb")
+
+
+def read_index(shard: Path, index: Path) -> list[tuple[str, int, int]]:
+    """Name, offset and size in bytes of each image in a tar file; makes the index if it is not there."""
+    status = shard.stat()
+    identity = dict(bytes=status.st_size, modified=status.st_mtime_ns)
+    if index.exists():
+        stored = json.loads(index.read_text())
+        if stored["identity"] == identity:
+            return stored["images"]
+    images = list_images(shard)
+    replace_file(index, json.dumps(dict(identity=identity, images=images)).encode())
+    return images
+
+
+def list_images(shard: Path) -> list[tuple[str, int, int]]:
+    """Name, offset and size in bytes of each image in a tar file, which is read from end to end."""
+    try:
+        with tarfile.open(shard, "r:") as file:
+            members = [member for member in file if member.isfile()]
+    except tarfile.ReadError as error:
+        raise UserError(f"{shard} is not an uncompressed tar file ({error}): unpack or repair it") from error
+    images = [member for member in members if member.name.lower().endswith(EXTENSIONS)]
+    return [(member.name, member.offset_data, member.size) for member in images]

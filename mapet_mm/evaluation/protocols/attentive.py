@@ -80,6 +80,7 @@ class AttentiveProbe(TrainedProbe):
     batch_size: int = 128
     least_steps: int = 2500
 
+    by_default = None
     name = "attentive probe"
     kind = "tokens"
     warmup = 0.1

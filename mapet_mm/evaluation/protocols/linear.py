@@ -67,6 +67,7 @@ class LinearProbes(TrainedProbe):
     rates: Sequence[float] = RATES
     layers: int | None = None
 
+    by_default = None
     name = "linear (SGD)"
     kind = "pooled"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
-from mapet_mm.evaluation.protocols.regression import regressions, scores_of
+from mapet_mm.evaluation.protocols.regression import check_size, regressions, scores_of
 
 if TYPE_CHECKING:
     from sklearn.preprocessing import StandardScaler
@@ -54,8 +54,15 @@ class LowShot(Classification):
     shots: Sequence[int | float] = (1, 2, 5, 10, 0.01, 0.1)
     draws: int = 5
 
+    by_default: ClassVar = {"shots": (1, 2, 5, 10)}
     name = "logistic regression"
     needs_scikit_learn = True
+
+    def check_quick(self, features: Mapping[str, Features]) -> None:
+        """See `check_size`."""
+        train = features["train"]
+        num_classes = int(train.labels.max()) + 1
+        check_size(train, int(max(self.shots)) * num_classes)
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """A row for each number of labels that every class has images enough for."""

@@ -13,6 +13,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 from mapet_mm.cli.choices import INIT, Choices
+from mapet_mm.cli.verdict import add_entries, write_lists
 from mapet_mm.utils.atomic_files import replace_file, replace_json
 from mapet_mm.utils.commands import PACKAGE
 from mapet_mm.utils.identity import IDENTITY
@@ -30,6 +31,7 @@ MAX_SKIPPED = 0.05  # share of the images that may be left out
 def write_configs(args: argparse.Namespace, choices: Choices) -> None:
     """Write the list of images and the two configs into RUN; configs that exist are kept."""
     replace_file(args.out / IMAGES, "\n".join(choices.names).encode())
+    print("\n".join(write_lists(args, choices.names)), flush=True)
     for name, make in ((TOKENIZER, tokenizer_config), (PRETRAINING, pretraining_config)):
         if not (args.out / name).exists():
             write_config(args.out / name, make(args, choices))
@@ -141,4 +143,4 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
             cfg[f"{name}_{part}"] = None
     cfg.custom_hooks = [*cfg.get("custom_hooks", []), dict(type="mapet_mm.ProgressHook")]
     kept = {*signature(Runner).parameters, "custom_hooks"}
-    return Config({name: value for name, value in cfg.items() if name in kept})
+    return add_entries(Config({name: value for name, value in cfg.items() if name in kept}), args)

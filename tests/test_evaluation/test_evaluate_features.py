@@ -96,12 +96,14 @@ def test_a_single_model_has_a_column_of_random_weights(config, root, monkeypatch
     config.model.backbone.init_cfg = dict(
         type="Pretrained", checkpoint=str(root / "weights.pth"), prefix="backbone."
     )
-    vit = torch.load(root / "weights.pth")["state_dict"]
-    torch.save(
-        {name: value + 0.1 * torch.randn_like(value) for name, value in vit.items()}, root / "weights.pth"
-    )
+    weights = torch.load(root / "weights.pth")["state_dict"]
+    changed = {name: value + 0.1 * torch.randn_like(value) for name, value in weights.items()}
+    torch.save({"state_dict": changed}, root / "weights.pth")
+    config.evaluation.protocols = [dict(type="LabelFree")]
     config.dump(root / "named.py")
-    arguments = ["--cache", root / "cache", "--out", root / "out", "--protocols", "NearestNeighbours"]
+    config.model.backbone.init_cfg = None
+    config.dump(root / "config.py")
+    arguments = ["--cache", root / "cache", "--out", root / "out"]
 
     def columns(*words: object) -> dict[str, list]:
         run_tool(monkeypatch, "evaluate_features.py", *words, *arguments)

@@ -169,7 +169,7 @@ def test_a_pre_training_that_names_no_images_is_measured_on_those_it_trains_on(c
     """Their list is beside the config, from whatever folder the evaluation is started."""
     (root / "images.txt").write_text("a/0.png\nb/1.png\n")
     listed = dict(type="CustomDataset", data_prefix=str(root / "data/train"), ann_file="images.txt")
-    del config.evaluation
+    config.evaluation = None
     config.train_dataloader = dict(dataset=dict(listed, with_label=False, pipeline=["none of these"]))
     config.test_dataloader = dict(dataset=dict(pipeline=PIPELINE))
     monkeypatch.chdir(root / "data")

@@ -66,17 +66,23 @@ class LowShot(Classification):
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """A row for each number of labels that every class has images enough for."""
-        train, _, num_classes = self.labelled(evaluated)
-        setting = train.settings[-1]
-        scaler = fitted_scaler(train, setting)
+        setting = evaluated.features["train"].settings[-1]
         rows = []
         for share in self.shots:
-            draws = self.drawn(train, share, num_classes)
-            scorers = [fitted(train, images, setting, scaler, num_classes) for images in draws]
+            scorers = self.scorers(evaluated, share)
             shown = f"{share} a class" if share >= 1 else f"{100 * share:g}% of the images"
             if scorers:
                 rows += self.rows(evaluated, f"{setting}, {shown}", *scorers)
         return rows
+
+    def scorers(self, evaluated: Evaluated, share: int | float) -> list[Callable[[Features], Tensor]]:
+        """The regression of each draw, as a function of a set's features that gives scores."""
+        train, _, num_classes = self.labelled(evaluated)
+        setting = train.settings[-1]
+        scaler = evaluated.shared.get("scaler") or fitted_scaler(train, setting)
+        evaluated.shared["scaler"] = scaler
+        draws = self.drawn(train, share, num_classes)
+        return [fitted(train, images, setting, scaler, num_classes) for images in draws]
 
     def drawn(self, train: Features, share: int | float, num_classes: int) -> list[np.ndarray]:
         """The images of each draw; none if a class has too few, or if the row would repeat `1 a class`."""

@@ -2,23 +2,34 @@
 
     mapet-mm evaluate MODEL --data FOLDER --out OUT
     mapet-mm evaluate MODEL CHECKPOINT --compare OTHER_MODEL OTHER_CHECKPOINT
+    mapet-mm evaluate RUN
 
 MODEL is a config of a pre-training, a classifier or a bare backbone; timm:NAME, hf:NAME_OR_FOLDER or
-torchvision:NAME; a folder or file that mapet-mm convert wrote; or mapet://NAME. Without CHECKPOINT the
-weights are the library's; a config names its own, or they are random. Features are computed once and kept
-in --cache. After a kill, the same command resumes. Any number of processes on any number of machines share
-the work: start the same command any number of times, under torchrun, under srun or by hand.
+torchvision:NAME; a folder or file that mapet-mm convert wrote; the folder of a mapet-mm pretrain; or
+mapet://NAME. Without CHECKPOINT the weights are the library's; a config names its own, or they are random.
+Features are computed once and kept in --cache. After a kill, the same command resumes. Any number of
+processes on any number of machines share the work: start the same command any number of times, under
+torchrun, under srun or by hand.
 """
+
+from __future__ import annotations
 
 import argparse
 import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from command_line import add_config_options, described_parser
 
 from mapet_mm.utils.errors import UserError, one_line_errors
+
+if TYPE_CHECKING:
+    from mmengine.config import Config
+
+    from mapet_mm.evaluation.models import Checkpoint
+    from mapet_mm.evaluation.rows import Row
 
 
 def parse_args() -> argparse.Namespace:
@@ -50,7 +61,18 @@ def parse_args() -> argparse.Namespace:
         "--prefix", help="of the backbone's names in CHECKPOINT, if they are not at a usual place: 'encoder.'"
     )
     parser.add_argument("--size", type=int, help="side of MODEL's images in pixels, in place of its own")
-    parser.add_argument("--protocols", nargs="+", metavar="NAME", help="run only these protocols")
+    parser.add_argument(
+        "--protocols",
+        nargs="+",
+        metavar="NAME",
+        help="run only these protocols (default: those that take seconds after the features)",
+    )
+    parser.add_argument("--all", action="store_true", help="run the expensive protocols, too")
+    parser.add_argument(
+        "--no-random",
+        action="store_true",
+        help="leave out the column of the same network with random weights, which a single model has",
+    )
     parser.add_argument(
         "--cache",
         type=Path,
@@ -67,11 +89,11 @@ def main() -> None:
     args = parse_args()
     from mmengine.logging import MMLogger
 
-    from mapet_mm.evaluation.named import load_model
-    from mapet_mm.evaluation.rows import results_table
+    from mapet_mm.evaluation.named import load_model, random_twin
+    from mapet_mm.evaluation.rows import figure_text, results_table
     from mapet_mm.evaluation.run import evaluate_data
     from mapet_mm.utils.atomic_files import replace_json
-    from mapet_mm.utils.dist import choose_device, is_first_process
+    from mapet_mm.utils.dist import choose_device, is_first_process, print_once
     from mapet_mm.utils.tables import format_table
     from mapet_mm.visualization.report import Report, write_report
 
@@ -82,14 +104,30 @@ def main() -> None:
         if len(given) > 2:
             raise UserError(f"--compare {' '.join(given)}: one model and one checkpoint")
     changes = dict(options=args.cfg_options, prefix=args.prefix, mean=args.mean, std=args.std, size=args.size)
-    results = {}
+    results: dict[str, list[Row]] = {}
+
+    def show(row: Row) -> None:
+        if not row.detail and is_first_process():
+            print(f"  {row.name}: {figure_text(row)} {row.unit}", flush=True)
+
+    def evaluate(config: Config, loaded: Checkpoint) -> None:
+        name = f"{loaded.name} ({len(results) + 1})" if loaded.name in results else loaded.name
+        print_once(f"{name}:")
+        results[name] = evaluate_data(
+            config, loaded, args.data, args.protocols, args.cache, every=args.all, show=show
+        )
+
     for index, given in enumerate(models):
         cfg, loaded = load_model(*given, **(changes if index == 0 else {}))
         # Without --data, all models are evaluated on the images that the first one's config names.
         if index == 0 or args.data:
             declaring = cfg
-        name = f"{loaded.name} ({index + 1})" if loaded.name in results else loaded.name
-        results[name] = evaluate_data(declaring, loaded, args.data, args.protocols, args.cache)
+        evaluate(declaring, loaded)
+    if not (args.compare or args.no_random):
+        twin = random_twin(args.model, args.checkpoint, loaded, **changes)
+        if twin:
+            print_once("the same network with random weights takes its features, too (without: --no-random)")
+            evaluate(*twin)
     if not is_first_process():
         return
     table = results_table(results)

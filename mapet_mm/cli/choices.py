@@ -14,13 +14,13 @@ import torch
 from mmengine.fileio import list_dir_or_file
 from mmpretrain.models.backbones import VisionTransformer
 
+from mapet_mm.datasets.formats import EXTENSIONS
 from mapet_mm.interop.convert import as_start, sizes_of
 from mapet_mm.models.target_generators.kclip import weights_file
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.utils.errors import UserError
 from mapet_mm.weight_files import read_weights, write_weights
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
 ARCHS = ("tiny", "small", "base")
 INIT = "init.pth"
 GRID = 14  # tokens per side: 224 pixels in patches of 16

@@ -13,6 +13,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 from mapet_mm.cli.choices import INIT, Choices
+from mapet_mm.cli.verdict import add_entries, write_lists
 from mapet_mm.utils.atomic_files import replace_file, replace_json
 from mapet_mm.utils.commands import PACKAGE
 from mapet_mm.utils.identity import IDENTITY
@@ -30,6 +31,7 @@ MAX_SKIPPED = 0.05  # share of the images that may be left out
 def write_configs(args: argparse.Namespace, choices: Choices) -> None:
     """Write the list of images and the two configs into RUN; configs that exist are kept."""
     replace_file(args.out / IMAGES, "\n".join(choices.names).encode())
+    print("\n".join(write_lists(args, choices.names)), flush=True)
     for name, make in ((TOKENIZER, tokenizer_config), (PRETRAINING, pretraining_config)):
         if not (args.out / name).exists():
             write_config(args.out / name, make(args, choices))
@@ -104,12 +106,9 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
     cfg = Config.fromfile(recipe)
     total = args.batch_size * process_count(args)
     warm_up = min(max(1, args.epochs // 30), args.epochs - 1)  # as the paper's ten of 300
-    if choices.stores_squares:
-        train_on_squares(cfg)
-    else:
-        load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=STORE)
-        pipeline = [*cfg.load_square, cfg.color_jitter, load_tokens, cfg.pack]
-        cfg.train_dataloader.dataset = images_config(args, pipeline)
+    load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=STORE)
+    pipeline = [*cfg.load_square, cfg.color_jitter, load_tokens, cfg.pack]
+    cfg.train_dataloader.dataset = images_config(args, pipeline)
     # In each iteration: the recipe's rate changes once an epoch, of which a folder may need only a few.
     unit = dict(by_epoch=True, convert_to_iter_based=True)
     warming = dict(type="LinearLR", start_factor=1e-6 / PAPERS_RATE, begin=0, end=warm_up, **unit)
@@ -145,16 +144,22 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
             cfg[f"{name}_{part}"] = None
     cfg.custom_hooks = [*cfg.get("custom_hooks", []), dict(type="mapet_mm.ProgressHook")]
     kept = {*signature(Runner).parameters, "custom_hooks"}
-    return Config({name: value for name, value in cfg.items() if name in kept})
+    pretraining = Config({name: value for name, value in cfg.items() if name in kept})
+    add_entries(pretraining, args)
+    if choices.stores_squares:
+        train_on_squares(pretraining, cfg, args.out)
+    return pretraining
 
 
-def train_on_squares(cfg: Config) -> None:
+def train_on_squares(pretraining: Config, recipe: Config, out: Path) -> None:
     """Read stored squares. A GPU jitters their colours; without one the loader does, as it would images'."""
-    loader = cfg.train_dataloader
-    loader.dataset = dict(type="mapet_mm.StoredImages", store=STORE, square=cfg.load_square)
+    loader = pretraining.train_dataloader
+    loader.dataset = dict(type="mapet_mm.StoredImages", store=STORE, square=recipe.load_square)
+    if (out / HELD_OUT).exists():
+        loader.dataset.left_out = HELD_OUT
     if torch.cuda.is_available():
         loader.collate_fn = dict(type="mapet_mm.whole_batch")
-        jitter = {name: value for name, value in cfg.color_jitter.items() if name != "type"}
-        cfg.data_preprocessor.color_jitter = jitter
+        jitter = {name: value for name, value in recipe.color_jitter.items() if name != "type"}
+        pretraining.data_preprocessor.color_jitter = jitter
     else:
-        loader.dataset.pipeline = [cfg.color_jitter, cfg.pack]
+        loader.dataset.pipeline = [recipe.color_jitter, recipe.pack]

@@ -73,6 +73,8 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
         action="store_true",
         help="try the images again that were left out, after you have repaired them",
     )
+    add("--labels", type=Path, metavar="FILE", help="classes for the verdict, in lines `name class`")
+    add("--no-verdict", action="store_true", help="train on all images, without a verdict at the end")
     args = parser.parse_args(arguments)
     if args.batch_size < 1 or (args.epochs is not None and args.epochs < 1):
         parser.error("--epochs and --batch-size must be 1 or more")
@@ -158,6 +160,7 @@ def stages(args: argparse.Namespace) -> list[Stage]:
     They name files by whole paths, so what the tools print is right from any folder.
     """
     from mapet_mm.cli.configs import PRETRAINING, TOKENIZER, process_count
+    from mapet_mm.cli.verdict import HELD_OUT
 
     run = args.out.absolute()
     checkpoint = last_checkpoint(run)
@@ -173,11 +176,13 @@ def stages(args: argparse.Namespace) -> list[Stage]:
         ("for timm", "convert", "mm", "timm", checkpoint, run / "timm"),
         ("for Hugging Face", "convert", "mm", "hf", checkpoint, run / "huggingface"),
     ]
+    if (run / HELD_OUT).exists():
+        commands.append(("verdict", "verdict", run, "--cache", run / "features", "--out", run))
     made = []
     for title, tool, *arguments in commands:
         words = [str(argument) for argument in arguments]
         processes = process_count(args)
-        if tool == "convert":
+        if tool in ("convert", "verdict"):
             processes = 1
         elif tool == "store-images":  # it decodes in its own process
             processes = max(1, args.workers)

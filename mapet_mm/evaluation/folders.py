@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from mapet_mm.datasets.formats import EXTENSIONS
 from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.errors import UserError
 
 FIFTH = 5
+FORMATS = dict(type="CustomDataset", extensions=EXTENSIONS)
 # MMSegmentation's datasets: folders of images and of labels, and the two parts of each.
 DENSE = {
     "ADE20KDataset": ("images", "annotations", {"train": "training", "val": "validation"}),
@@ -53,7 +55,7 @@ def folder_loaders(folder: Path) -> dict[str, Any]:
         known = dict(data_prefix=name, with_label=with_label)
         if not with_label and (folder / f"meta/{name}.txt").is_file():
             known.update(ann_file=f"meta/{name}.txt", with_label=True)
-        made[name] = dict(dataset=dict(type="CustomDataset", data_root=str(folder), **known))
+        made[name] = dict(dataset=dict(**FORMATS, data_root=str(folder), **known))
     return made
 
 
@@ -78,13 +80,19 @@ def _dense(kind: str, folder: Path, images: str, labels: str, part: str) -> dict
 
 
 def _one_folder(folder: Path) -> dict[str, Any]:
-    """Two loaders of one folder per class; every fifth image of each class is in `val`."""
+    """Two loaders of one folder per class; every fifth image of each class is in `val`.
+
+    A folder without classes is `val` alone, for measures without labels, with mirrored images as second view.
+    """
     from mmpretrain.datasets import CustomDataset
 
+    known = dict(**FORMATS, data_prefix=str(folder))
     if not any(path.is_dir() for path in folder.iterdir()):
-        raise ImageSetError(f"{folder} has no folder `train`, and no folder per class")
-    known = dict(type="CustomDataset", data_prefix=str(folder), with_label=True)
-    labels = CustomDataset(data_prefix=str(folder), with_label=True).get_gt_labels()
+        print_once(f"{folder} has no folder per class: measures without labels")
+        mirrored = dict(type="RandomFlip", prob=1.0)
+        return {"val": dict(dataset=dict(**known, with_label=False)), "view": mirrored}
+    known["with_label"] = True
+    labels = CustomDataset(**{name: value for name, value in known.items() if name != "type"}).get_gt_labels()
     indices: dict[str, list[int]] = {"train": [], "val": []}
     for label in np.unique(labels):
         for count, index in enumerate(np.flatnonzero(labels == label).tolist(), start=1):

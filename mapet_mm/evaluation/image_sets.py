@@ -25,6 +25,7 @@ from mapet_mm.datasets.pipelines import label_of
 from mapet_mm.evaluation.folders import ImageSetError, folder_loaders
 from mapet_mm.registry import DATASETS
 from mapet_mm.utils.config import read_config, scope_of, type_name
+from mapet_mm.utils.dist import print_once
 from mapet_mm.utils.identity import digest
 
 SECTION = "evaluation"  # of a config
@@ -201,6 +202,7 @@ def read_image_sets(config: Config, data: str | None = None) -> dict[str, ImageS
     declared = declaring_config(config, data)
     is_folder = data and Path(data).is_dir()
     loaders = folder_loaders(Path(data)) if is_folder else _declared_loaders(declared)
+    loaders = loaders or _training_images(declared)
     if not loaders:
         raise ImageSetError(
             f"config {declared.filename} names no images to evaluate on: give it a section `{SECTION}`, "
@@ -250,10 +252,32 @@ def _declared_loaders(config: Config) -> dict[str, Any]:
             loader = dict(dataset=dict(type="CustomDataset", data_prefix=loader))
         loaders[name] = loader
     if loaders:
+        for loader in loaders.values():
+            _find_list(loader, config)
         return loaders
     probe = config.get("knn_probe") or {}
     keys = {"train": "train_dataloader", "val": "val_dataloader"}
     return {name: probe[key] for name, key in keys.items() if key in probe}
+
+
+def _find_list(loader: dict[str, Any], config: Config) -> None:
+    """Take a list of images that is not in the working folder from beside its config, as in a moved RUN."""
+    name = loader.get("dataset", {}).get("ann_file")
+    beside = Path(config.filename or "").parent / (name or "")
+    if name and not Path(name).exists() and beside.is_file():
+        loader["dataset"] = dict(loader["dataset"], ann_file=str(beside.absolute()))
+
+
+def _training_images(config: Config) -> dict[str, Any]:
+    """The images that a config trains on, as `val` for measures without labels; none without a training."""
+    loader = config.get("train_dataloader")
+    if not loader:
+        return {}
+    loader = copy.deepcopy(dict(dataset=loader["dataset"]))
+    _plain(loader).pop("pipeline", None)
+    _find_list(loader, config)
+    print_once(f"{config.filename} names no images to evaluate on: these are the training's (--data FOLDER)")
+    return {"val": loader}
 
 
 def _model_loader(config: Config, data: str) -> Mapping[str, Any]:

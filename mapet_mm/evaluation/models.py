@@ -31,6 +31,7 @@ from mapet_mm.weight_files import only_safe_globals, read_weights
 PREFIXES = ("backbone.", "", "model.", "model.backbone.", "module.backbone.", "module.")
 # Tables of Swin Transformers that the model computes itself.
 COMPUTED = ("attn_mask", "relative_coords_table")
+RANDOM = "random weights"
 # Options of the two streams, which a plain ViT does not have.
 TWO_STREAM_OPTIONS = ("cutting_point", "objective", "query_from_layer")
 
@@ -48,15 +49,19 @@ class Checkpoint:
         backbone: gives the tokens.
         digest: of the weights, the architecture and the normalisation of images.
         missing: weights that the checkpoint lacks. They are NaN, so features that need them show it.
+        is_random: True if nobody has trained the weights.
     """
 
     name: str
     backbone: TokenBackbone
     digest: str
     missing: tuple[str, ...] = ()
+    is_random: bool = False
 
 
-def load_checkpoint(config: str | Config, checkpoint: str | None, prefix: str | None = None) -> Checkpoint:
+def load_checkpoint(
+    config: str | Config, checkpoint: str | None, prefix: str | None = None, random: bool = False
+) -> Checkpoint:
     """Build the backbone of a config's model, load its weights and put it on the device.
 
     Args:
@@ -64,6 +69,7 @@ def load_checkpoint(config: str | Config, checkpoint: str | None, prefix: str | 
         checkpoint: what a training wrote, or weights of timm or Hugging Face for a wrapper of theirs; None
             for the weights that the config names by `load_from` or `init_cfg`, or random ones.
         prefix: of the backbone's names in the checkpoint; None looks for the usual ones.
+        random: take random weights of seed 0, whatever the config names.
 
     Raises:
         UserError: a config without a model or normalisation, or weights that do not fit.
@@ -76,9 +82,15 @@ def load_checkpoint(config: str | Config, checkpoint: str | None, prefix: str | 
     if preprocessor is None:
         raise UserError(f"config {cfg.filename} has no `data_preprocessor`: add one with `mean` and `std`")
     init_default_scope(scope_of(cfg))
-    weights = checkpoint or cfg.get("load_from") or _named_weights(settings)
     backbone = without_weights(backbone_of(settings))
-    torch.manual_seed((cfg.get("randomness") or {}).get("seed") or 0)  # of random weights
+    weights = None
+    seed = 0
+    if random:
+        backbone = without_own_weights(backbone)
+    else:
+        weights = checkpoint or cfg.get("load_from") or _named_weights(settings)
+        seed = (cfg.get("randomness") or {}).get("seed") or 0
+    torch.manual_seed(seed)  # of random weights
     model = _built(backbone)
     _check_state(network_of(model))
     missing = []
@@ -89,7 +101,9 @@ def load_checkpoint(config: str | Config, checkpoint: str | None, prefix: str | 
     title = Path(cfg.filename or "model").stem
     if checkpoint:
         title += f", {Path(checkpoint).stem}"
-    return checkpoint_of(title, model, preprocessor, {**backbone, "init_cfg": None}, missing)
+    is_random = not weights and without_own_weights(backbone) == backbone
+    title = RANDOM if random else title
+    return checkpoint_of(title, model, preprocessor, {**backbone, "init_cfg": None}, missing, is_random)
 
 
 def checkpoint_of(
@@ -98,6 +112,7 @@ def checkpoint_of(
     preprocessor: Mapping[str, Any],
     architecture: Mapping[str, Any],
     missing: Sequence[str] = (),
+    is_random: bool = False,
 ) -> Checkpoint:
     """A model with its weights, on the device.
 
@@ -107,12 +122,13 @@ def checkpoint_of(
         preprocessor: config with mean and standard deviation.
         architecture: all else that its features depend on, for the digest.
         missing: names of weights that are NaN.
+        is_random: True if nobody has trained the weights.
     """
     model.eval()  # MMPretrain's backbones return None
     model.to(get_device())
     preprocessor = MODELS.build({"type": "mmpretrain.ClsDataPreprocessor", **preprocessor}).to(get_device())
     found = _digest(model, architecture, preprocessor)
-    return Checkpoint(title, TokenBackbone(model, preprocessor), found, tuple(missing))
+    return Checkpoint(title, TokenBackbone(model, preprocessor), found, tuple(missing), is_random)
 
 
 def backbone_of(model: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -165,6 +181,19 @@ def without_weights(config: Any) -> Any:
         return kept
     if isinstance(config, list | tuple):
         return [without_weights(value) for value in config if not loads_file(value)]
+    return config
+
+
+def without_own_weights(config: Any) -> Any:
+    """A copy of a config of a backbone in which no library loads weights of its own: `pretrained=True`."""
+    if isinstance(config, Mapping):
+        return {
+            name: without_own_weights(value)
+            for name, value in config.items()
+            if not (name == "pretrained" and value is True)
+        }
+    if isinstance(config, list | tuple):
+        return [without_own_weights(value) for value in config]
     return config
 
 

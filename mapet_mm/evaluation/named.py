@@ -11,12 +11,20 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+import torch
 from mmengine.config import Config
 from torch import nn
 
 from mapet_mm.evaluation.adapters import torchvision_layers
 from mapet_mm.evaluation.image_sets import SECTION
-from mapet_mm.evaluation.models import Checkpoint, checkpoint_of, fill_missing, load_checkpoint, load_weights
+from mapet_mm.evaluation.models import (
+    RANDOM,
+    Checkpoint,
+    checkpoint_of,
+    fill_missing,
+    load_checkpoint,
+    load_weights,
+)
 from mapet_mm.interop.convert import CLASS_TOKEN, FINAL_NORM, as_start, sizes_of
 from mapet_mm.interop.description import (
     INTERPOLATIONS,
@@ -33,6 +41,7 @@ from mapet_mm.utils.errors import UserError, reason_of
 from mapet_mm.weight_files import only_safe_globals, read_checkpoint
 
 CONFIGS = (".py", ".yml", ".yaml", ".json")
+RUN_CONFIG = "pretrain.py"  # of the folder that `mapet-mm pretrain` makes
 
 
 def load_model(
@@ -40,25 +49,32 @@ def load_model(
     checkpoint: str | None = None,
     options: Mapping[str, Any] | None = None,
     prefix: str | None = None,
+    random: bool = False,
     **changes: Any,
 ) -> tuple[Config, Checkpoint]:
     """A model with its weights, and a config that says how it takes images.
 
     Args:
-        name: a config; `timm:NAME`, with timm's own names such as `local-dir:FOLDER`; `hf:NAME_OR_FOLDER`;
+        name: a config; the folder of a `mapet-mm pretrain`; `timm:NAME`, with timm's own names such as
+            `local-dir:FOLDER`; `hf:NAME_OR_FOLDER`;
             `torchvision:NAME`, or `NAME:WEIGHTS` for other weights than the default; a folder or file that
             `mapet-mm convert` wrote; or `mapet://NAME`.
         checkpoint: weights to load instead of the library's.
         options: entries to change in a config.
         prefix: of the backbone's names in the checkpoint; None looks for the usual ones.
+        random: take the same network with random weights of seed 0.
         **changes: `mean`, `std` and `size` in place of the model's own, size a square's side.
 
     Raises:
         UserError: no such model, or weights that are not its.
     """
     library, _, rest = name.partition(":")
+    changes = {**changes, "random": random}
     if library in LIBRARIES:
         return _of_library(name, library, rest, checkpoint, prefix, changes)
+    if Path(name, RUN_CONFIG).is_file():
+        checkpoint = checkpoint or newest_checkpoint(Path(name))
+        name = str(Path(name, RUN_CONFIG))
     if Path(name).is_dir():
         if _is_of_timm(Path(name)):
             return _of_library(name, "timm", f"local-dir:{name}", checkpoint, prefix, changes)
@@ -68,6 +84,26 @@ def load_model(
     if name.endswith(CONFIGS):
         return _of_config(name, read_config(in_package(name), options=options), checkpoint, prefix, changes)
     return _described(name, changes)
+
+
+def newest_checkpoint(run: Path) -> str:
+    """The last checkpoint in the folder of a `mapet-mm pretrain`; UserError if there is none yet."""
+    work_dir = run / read_config(run / RUN_CONFIG).work_dir
+    found = [path for path in work_dir.glob("epoch_*.pth") if path.stem.partition("_")[2].isdigit()]
+    if not found:
+        raise UserError(f"{work_dir} has no checkpoint yet: continue the pre-training")
+    return str(max(found, key=lambda path: int(path.stem.partition("_")[2])))
+
+
+def random_twin(
+    name: str, checkpoint: str | None, loaded: Checkpoint, options: Mapping[str, Any] | None, **changes: Any
+) -> tuple[Config, Checkpoint] | None:
+    """The network of `load_model` with random weights; None if its weights are random already."""
+    if loaded.is_random:
+        return None
+    config, twin = load_model(name, checkpoint, options, random=True, **changes)
+    # Of the weights of a config's seed, or of a network without weights.
+    return None if twin.digest == loaded.digest else (config, twin)
 
 
 def _is_of_timm(folder: Path) -> bool:
@@ -86,7 +122,7 @@ def _of_config(
     for key in ("mean", "std"):
         if changes.get(key):
             known[key] = [255 * value for value in changes[key]]
-    loaded = load_checkpoint(config, checkpoint, prefix)
+    loaded = load_checkpoint(config, checkpoint, prefix, changes.get("random", False))
     description = _add_test_images(config)
     prepared = f"images by the config's pipeline, mean {known.get('mean')}, std {known.get('std')}"
     print_once(f"{loaded.name}: {description or prepared}")
@@ -114,14 +150,19 @@ def _of_library(
     changes: Mapping[str, Any],
 ) -> tuple[Config, Checkpoint]:
     """A model of timm, Hugging Face or torchvision."""
+    random = changes.get("random", False)
+    if random:
+        checkpoint = None
+        torch.manual_seed(0)
+    with_weights = checkpoint is None and not random
     try:
         # These libraries load with PyTorch's list of what a file may hold, to which MMEngine adds `getattr`.
         with only_safe_globals():
-            network, prepared, missing = LIBRARIES[library](rest, checkpoint is None, changes.get("size"))
+            network, prepared, missing = LIBRARIES[library](rest, with_weights, changes.get("size"))
     except (OSError, RuntimeError, ValueError, KeyError, ImportError, UnpicklingError) as error:
-        remedy = "" if checkpoint else "; with a checkpoint as second argument no weights are fetched"
+        remedy = "; with a checkpoint as second argument no weights are fetched" if with_weights else ""
         raise UserError(f"{name}: {reason_of(error)}{remedy}") from error
-    title = name
+    title = RANDOM if random else name
     if checkpoint:
         missing = load_weights(network, checkpoint, prefix)
         title += f", {Path(checkpoint).stem}"
@@ -159,7 +200,8 @@ def _prepared(
         )
     )
     architecture = dict(architecture=architecture, size=prepared.img_size)
-    loaded = checkpoint_of(title, network, config.data_preprocessor, architecture, missing)
+    is_random = changes.get("random", False)
+    loaded = checkpoint_of(title, network, config.data_preprocessor, architecture, missing, is_random)
     print_once(f"{title}: {prepared}")
     return config, loaded
 
@@ -281,6 +323,10 @@ def _described(path: str, changes: Mapping[str, Any]) -> tuple[Config, Checkpoin
         out_type="raw",
     )
     vit = MaPeTViT(img_size=changes.get("size") or known.img_size, **options)
+    if changes.get("random"):
+        torch.manual_seed(0)
+        vit.init_weights()
+        return _prepared(RANDOM, vit, known, changes, options)
     own = {name.removeprefix("backbone."): value for name, value in backbone.items()}
     vit.load_state_dict({name: value for name, value in own.items() if not name.startswith("ln2.")})
     return _prepared(path, vit, known, changes, options)

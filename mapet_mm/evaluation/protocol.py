@@ -18,8 +18,8 @@ from mapet_mm.evaluation.rows import Row, bootstrap, mean_of_groups
 from mapet_mm.utils.config import type_name
 
 HELD_OUT = 10  # every tenth training image of a class chooses between settings; CAPI takes a tenth, too
-MODULES = ("knn", "linear", "regression", "low_shot", "attentive", "segmentation", "label_free")
-# All protocols, in the order of the table.
+# Where the protocols are, the cheapest first.
+MODULES = ("knn", "low_shot", "label_free", "regression", "segmentation", "linear", "attentive")
 PROTOCOLS = Registry(
     "evaluation protocol",
     scope="mapet_mm",
@@ -41,10 +41,12 @@ class Protocol:
     """One way of judging features. Options are arguments of the constructor, kept under their names.
 
     Subclasses are registered in `PROTOCOLS`; `needs` names their image sets, with the kinds of features.
+    `by_default` has the options of an evaluation that names no protocols; None leaves an expensive one out.
     """
 
     needs: ClassVar[Mapping[str, Sequence[str]]] = {"train": ["pooled"], "val": ["pooled"]}
     needs_scikit_learn: ClassVar[bool] = False
+    by_default: ClassVar[Mapping[str, Any] | None] = {}
 
     def wanted(self, images: Mapping[str, ImageSet]) -> Mapping[str, Sequence[str]]:
         """`needs`, and what is taken of image sets that may be there."""
@@ -56,9 +58,19 @@ class Protocol:
     def check_features(self, features: Mapping[str, Features]) -> None:
         """Raise UserError if features of this size do not suit, before they are computed."""
 
+    def check_quick(self, features: Mapping[str, Features]) -> None:
+        """Raise UserError if features of this size take minutes, so that somebody should ask for it."""
+
     def run(self, evaluated: Evaluated) -> list[Row]:
         """The figures of one checkpoint."""
         raise NotImplementedError
+
+
+def known_protocols() -> dict[str, type[Protocol]]:
+    """All protocols by name, the cheapest first."""
+    PROTOCOLS.import_from_location()
+    kinds = PROTOCOLS.module_dict.items()
+    return dict(sorted(kinds, key=lambda item: MODULES.index(item[1].__module__.rpartition(".")[2])))
 
 
 def build_protocols(configs: Sequence[Mapping[str, Any]]) -> list[Protocol]:

@@ -75,12 +75,12 @@ def results_table(results: Mapping[str, Sequence[Row]]) -> Table:
     columns = [Column("result"), Column("figure"), *(Column(name) for name in results)]
     lines = []
     for key in keys:
-        cells = [_cell(by_key[name].get(key)) for name in results]
+        cells = [figure_text(by_key[name].get(key)) for name in results]
         lines.append([*key, *cells])
     return Table(columns, lines)
 
 
-def _cell(row: Row | None) -> str | None:
+def figure_text(row: Row | None) -> str | None:
     """The text of a figure: `81.2 ± 0.3 [80.1, 82.4] (rate 0.1)`."""
     if row is None:
         return None

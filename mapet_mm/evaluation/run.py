@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from mmengine.config import Config
@@ -16,7 +17,7 @@ from mapet_mm.evaluation.extraction import fill, open_bank
 from mapet_mm.evaluation.features import FeatureBank
 from mapet_mm.evaluation.image_sets import SECTION, ImageSet, declaring_config, read_image_sets
 from mapet_mm.evaluation.models import Checkpoint
-from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Protocol, build_protocols
+from mapet_mm.evaluation.protocol import Evaluated, Protocol, build_protocols, known_protocols
 from mapet_mm.evaluation.rows import Row
 from mapet_mm.utils.config import type_name
 from mapet_mm.utils.dist import is_first_process, print_once
@@ -28,7 +29,13 @@ MOST_TOKENS = 20 * GB
 
 
 def evaluate_data(
-    config: Config, checkpoint: Checkpoint, data: str | None, names: Sequence[str] | None, cache: Path
+    config: Config,
+    checkpoint: Checkpoint,
+    data: str | None,
+    names: Sequence[str] | None,
+    cache: Path,
+    every: bool = False,
+    show: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
     """The figures on one group of image sets, or on each of the several that a section's `folders` names.
 
@@ -40,6 +47,8 @@ def evaluate_data(
         data: another config, which names them instead, or a folder of images.
         names: only these of the protocols.
         cache: folder of all features.
+        every: also the expensive protocols, if neither `names` nor the config chooses.
+        show: is given each row as soon as it is known.
 
     Raises:
         UserError: the section asks for another `version` of the protocols; see also `choose_protocols` and
@@ -57,10 +66,16 @@ def evaluate_data(
         images = read_image_sets(config, folder)
         for image_set in images.values():
             image_set.per_class |= name in section.get("per_class", ())
-        protocols = choose_protocols(config, data, names, images)
-        for row in evaluate(checkpoint, images, protocols, cache, asked):
+        protocols = choose_protocols(config, data, names, images, every)
+
+        def take(row: Row, group: str = name) -> None:
             groups[row.protocol, row.setting].append(row)
-            found.append(replace(row, setting=f"{row.setting}, {name}") if name else row)
+            named = replace(row, setting=f"{row.setting}, {group}") if group else row
+            found.append(named)
+            show(named)
+
+        quick = not (asked or every)
+        evaluate(checkpoint, images, protocols, cache, asked, take, quick)
     if len(folders) > 1:
         complete = [rows for rows in groups.values() if len(rows) == len(folders)]
         found += [mean_row(rows) for rows in complete]
@@ -76,15 +91,20 @@ def mean_row(rows: Sequence[Row]) -> Row:
 
 
 def choose_protocols(
-    config: Config, data: str | None, names: Sequence[str] | None, images: Mapping[str, ImageSet]
+    config: Config,
+    data: str | None,
+    names: Sequence[str] | None,
+    images: Mapping[str, ImageSet],
+    every: bool = False,
 ) -> list[Protocol]:
-    """The declared protocols or, without a declaration, all that the images suit, with their defaults.
+    """The declared protocols or, without a declaration, those that the images suit and that take seconds.
 
     Args:
         config: the model's; its section `evaluation` may have `protocols`.
         data: another config, which declares them instead; a folder declares none.
         names: only these of the protocols.
         images: the image sets by name.
+        every: without a declaration, all that the images suit.
 
     Raises:
         UserError: no such protocol, or images that do not suit one that was asked for.
@@ -92,9 +112,10 @@ def choose_protocols(
     """
     configs = (declaring_config(config, data).get(SECTION) or {}).get("protocols")
     asked = names is not None or configs is not None
-    if configs is None:
-        PROTOCOLS.import_from_location()
-        configs = [dict(type=name) for name in PROTOCOLS.module_dict]
+    if configs is None and (names or every):
+        configs = [dict(type=name) for name in known_protocols()]
+    elif configs is None:
+        configs = quick_protocols(images)
     known = [type_name(one["type"]) for one in configs]
     for name in names or ():
         if name not in known:
@@ -108,6 +129,21 @@ def choose_protocols(
         else:
             with_images.append(protocol)
     return suiting(with_images, lambda protocol: check_images(protocol, images), asked)
+
+
+def quick_protocols(images: Mapping[str, ImageSet]) -> list[dict[str, Any]]:
+    """Configs of the protocols that take seconds after their features; says what is left out."""
+    configs = []
+    left_out = []
+    for name, kind in known_protocols().items():
+        if kind.by_default is not None:
+            configs.append(dict(type=name, **kind.by_default))
+        if kind.by_default != {} and set(kind.needs) <= set(images):
+            part = ", ".join(kind.by_default or ())
+            left_out.append(f"{name} (other {part})" if part else name)
+    if left_out:
+        print_once(f"left out, to be quick: {', '.join(left_out)}; --protocols NAME or --all runs them")
+    return configs
 
 
 def check_images(protocol: Protocol, images: Mapping[str, ImageSet]) -> None:
@@ -139,6 +175,8 @@ def evaluate(
     protocols: Sequence[Protocol],
     cache: Path,
     asked: bool = True,
+    show: Callable[[Row], None] = lambda row: None,
+    quick: bool = False,
 ) -> list[Row]:
     """Figures of a checkpoint, with its features in the folder `cache`; the first process alone gets them.
 
@@ -149,6 +187,8 @@ def evaluate(
         cache: folder of all features.
         asked: True if somebody chose the protocols; else those are left out whose patch tokens take more
             than 20 GB, or whose features do not suit.
+        show: is given each row as soon as it is known.
+        quick: leave out protocols that take minutes on features of this size.
 
     Raises:
         UserError: the disk has too little space, features do not suit a protocol that was asked for, or two
@@ -159,6 +199,8 @@ def evaluate(
     protocols = suiting(protocols, lambda protocol: protocol.check_features(banks), asked)
     if not asked:
         protocols = suiting(protocols, lambda protocol: check_tokens(protocol, images, banks), asked)
+    if quick:
+        protocols = suiting(protocols, lambda protocol: protocol.check_quick(banks), asked)
     kinds = needed_kinds(protocols, images)
     check_space(banks, kinds, cache)
     for name, needed in kinds.items():
@@ -166,11 +208,16 @@ def evaluate(
     if not is_first_process():
         return []
     evaluated = Evaluated(banks, images, checkpoint.backbone.device)
-    rows = [row for protocol in protocols for row in protocol.run(evaluated)]
-    for name, count in Counter(row.name for row in rows).items():
-        if count > 1:
-            raise UserError(f"`protocols` give two results `{name}`: run these protocols one at a time")
-    return rows
+    rows = {}
+    for protocol in protocols:
+        for row in protocol.run(evaluated):
+            if row.name in rows:
+                raise UserError(
+                    f"`protocols` give two results `{row.name}`: run these protocols one at a time"
+                )
+            rows[row.name] = row
+            show(row)
+    return list(rows.values())
 
 
 def needed_kinds(protocols: Sequence[Protocol], images: Mapping[str, ImageSet]) -> dict[str, list[str]]:

@@ -70,18 +70,22 @@ def curve_figure(panel: Panel, records: Sequence[Record], reference: Sequence[Re
     return axes.figure
 
 
-def curves_section(work_dir: str | os.PathLike, reference: str | os.PathLike) -> Section:
-    """Loss and token accuracy of a pre-training, drawn over those of a reference run.
+def curves_section(
+    work_dir: str | os.PathLike,
+    reference: str | os.PathLike | None = None,
+    panels: Sequence[Panel] = PRETRAINING_PANELS,
+) -> Section:
+    """Loss and token accuracy of a pre-training, perhaps drawn over those of a reference run.
 
     Args:
         work_dir: of the pre-training.
         reference: another work dir, or a file of scalars.
+        panels: what is drawn.
     """
     records = read_scalars(work_dir)
-    behind = read_scalars(reference)
-    figures = [curve_figure(panel, records, behind) for panel in PRETRAINING_PANELS]
-    caption = (
-        "Training: mean over each epoch. Validation: the same permutations every time. "
-        f"Grey: the reference run, {reference}."
-    )
+    behind = read_scalars(reference) if reference else []
+    figures = [curve_figure(panel, records, behind) for panel in panels]
+    caption = "Training: mean over each epoch. Validation: the same permutations every time."
+    if reference:
+        caption += f" Grey: the reference run, {reference}."
     return Section("Pre-training", caption, figures)

@@ -214,7 +214,8 @@ class _Planner:
         changes = {**options, **handed_on, "randomness.seed": seed}
         if is_frozen:
             changes[f"{SECTION}.version"] = version
-            command = [FROZEN, cfg.filename, "--out", folder, "--cache", f"{folder}/{FEATURES}"]
+            command = [FROZEN, cfg.filename, "--no-random", "--out", folder]
+            command += ["--cache", f"{folder}/{FEATURES}"]
             output = f"{folder}/{RESULTS}"
         else:
             command = [TRAIN, cfg.filename, "--work-dir", folder, "--resume"]

@@ -86,8 +86,8 @@ def test_frozen_columns_are_one_evaluation_of_the_pretrained_weights():
     run = plan.runs[key]
     before = plan.runs[run.needs[0]]
     assert run.command == [
-        *("tools/evaluate_features.py", "configs/evaluation/vit-micro_frozen.py", "--out", run.folder),
-        *("--cache", f"{run.folder}/features", "--cfg-options"),
+        *("tools/evaluate_features.py", "configs/evaluation/vit-micro_frozen.py"),
+        *("--no-random", "--out", run.folder, "--cache", f"{run.folder}/features", "--cfg-options"),
         *(f"model.init_cfg.checkpoint={before.folder}/epoch_16.pth", "randomness.seed=0"),
         f"evaluation.version={VERSION}",
     ]

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from config_building import run_tool
 from mmengine.config import Config
 
@@ -88,3 +89,30 @@ def test_a_config_of_another_version_of_the_protocols_is_refused(config, root, m
     options = ["--cfg-options", "evaluation.version=1"]
     with pytest.raises(SystemExit, match="version 1"):
         run_tool(monkeypatch, "evaluate_features.py", root / "config.py", "--cache", root / "cache", *options)
+
+
+def test_a_single_model_has_a_column_of_random_weights(config, root, monkeypatch, capsys):
+    """Of the same network, not with the weights that the config names; none beside random weights."""
+    config.model.backbone.init_cfg = dict(
+        type="Pretrained", checkpoint=str(root / "weights.pth"), prefix="backbone."
+    )
+    weights = torch.load(root / "weights.pth")["state_dict"]
+    changed = {name: value + 0.1 * torch.randn_like(value) for name, value in weights.items()}
+    torch.save({"state_dict": changed}, root / "weights.pth")
+    config.evaluation.protocols = [dict(type="LabelFree")]
+    config.dump(root / "named.py")
+    config.model.backbone.init_cfg = None
+    config.dump(root / "config.py")
+    arguments = ["--cache", root / "cache", "--out", root / "out"]
+
+    def columns(*words: object) -> dict[str, list]:
+        run_tool(monkeypatch, "evaluate_features.py", *words, *arguments)
+        return json.loads((root / "out" / "results.json").read_text())
+
+    both = columns(root / "named.py")
+    assert "--no-random" in capsys.readouterr().out
+    alone = columns(root / "config.py")  # random weights already
+    assert list(both) == ["named", "random weights"]
+    assert both["random weights"] == alone["config"] != both["named"]
+    assert list(alone) == ["config"]
+    assert list(columns(root / "named.py", "--no-random")) == ["named"]

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 from dense_folders import write_dense
+from frozen_features import PIPELINE
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DefaultScope
+from PIL import Image
 
 from mapet_mm.evaluation.image_sets import ImageSet, ImageSetError, answers, check_labels, read_image_sets
 from mapet_mm.evaluation.pixel_labels import PixelLabels
@@ -146,8 +148,35 @@ def test_a_folder_per_class_is_divided(config, root, capsys):
     assert images["val"].labels.tolist() == [0, 1, 2]
     assert not {images["train"].path(index) for index in range(21)} & {images["val"].path(0)}
     assert "every fifth image" in capsys.readouterr().out
-    with pytest.raises(ImageSetError, match="folder per class"):
-        read_image_sets(config, str(root / "data/train/a"))
+
+
+def test_a_folder_without_classes_is_measured_without_labels_in_all_formats(config, root):
+    """Also formats that MMPretrain's datasets pass over unless they are told."""
+    for name, new in (("0.png", "0.webp"), ("1.png", "1.TIFF")):
+        picture = Image.open(root / "data/train/a" / name)
+        picture.save(root / "data/train/a" / new)
+        (root / "data/train/a" / name).unlink()
+    images = read_image_sets(config, str(root / "data/train/a"))
+    assert set(images) == {"val", "view"}
+    assert (len(images["val"]), images["val"].labels) == (8, None)
+    for index in range(8):
+        first, view = (images[name].dataset[index]["inputs"] for name in ("val", "view"))
+        assert torch.equal(first.flip(2), view)
+    assert len(read_image_sets(config, str(root / "data"))["train"]) == 24
+
+
+def test_a_pre_training_that_names_no_images_is_measured_on_those_it_trains_on(config, root, monkeypatch):
+    """Their list is beside the config, from whatever folder the evaluation is started."""
+    (root / "images.txt").write_text("a/0.png\nb/1.png\n")
+    listed = dict(type="CustomDataset", data_prefix=str(root / "data/train"), ann_file="images.txt")
+    config.evaluation = None
+    config.train_dataloader = dict(dataset=dict(listed, with_label=False, pipeline=["none of these"]))
+    config.test_dataloader = dict(dataset=dict(pipeline=PIPELINE))
+    monkeypatch.chdir(root / "data")
+    (images,) = read_image_sets(config).values()
+    assert (images.name, len(images), images.labels) == ("val", 2, None)
+    assert images.path(1).endswith("data/train/b/1.png")
+    assert images.dataset[1]["inputs"].shape == (3, 16, 16)
 
 
 def test_a_list_names_the_classes_of_a_flat_folder(config, root):

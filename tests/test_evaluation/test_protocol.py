@@ -18,6 +18,7 @@ from mapet_mm.evaluation.image_sets import ImageSetError, read_image_sets
 from mapet_mm.evaluation.models import load_checkpoint
 from mapet_mm.evaluation.protocol import Evaluated, build_protocols, held_out
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours
+from mapet_mm.evaluation.protocols.low_shot import LowShot
 from mapet_mm.evaluation.rows import Row, bootstrap, mean_of_groups, results_table
 from mapet_mm.evaluation.run import choose_protocols, evaluate
 from mapet_mm.utils.errors import UserError
@@ -57,6 +58,24 @@ def test_without_a_declaration_all_run_that_the_images_suit(config, root, capsys
     assert len(choose_protocols(config, str(root), ["LowShot"], labelled([0, 0, 1], [1]))) == 1  # a folder
 
 
+def test_expensive_protocols_run_by_name_or_all(capsys):
+    """The others come in the order of their cost, and a line says what is left out and how to ask."""
+    plain, images = Config(dict()), labelled([0, 0, 1], [1])
+    quick = choose_protocols(plain, None, None, images)
+    assert names(quick) == ["NearestNeighbours", "LowShot", "LabelFree", "Regression"]
+    assert (quick[1].shots, quick[3].layers) == ((1, 2, 5, 10), 1)
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("left out")]
+    assert line == (
+        "left out, to be quick: LowShot (other shots), Regression (other layers), LinearProbes, "
+        "AttentiveProbe; --protocols NAME or --all runs them"
+    )
+    (named,) = choose_protocols(plain, None, ["LowShot"], images)
+    assert named.shots == LowShot().shots
+    everything = choose_protocols(plain, None, None, images, every=True)
+    assert names(everything) == [*names(quick), "LinearProbes", "AttentiveProbe"]
+    assert everything[3].layers is None
+
+
 def test_two_rows_of_one_name_are_refused(config, root):
     """A table's column would show one of them."""
     checkpoint, images = load_checkpoint(config, None), read_image_sets(config)
@@ -89,6 +108,23 @@ def test_a_figure_per_class_is_scikit_learns_balanced_accuracy(config, root):
     assert expected != pytest.approx(100 * (scores.argmax(1) == images["val"].labels).double().mean())
     assert row.unit == "mean per class, %"
     assert row.interval[0] < row.value < row.interval[1]
+
+
+def test_each_row_is_shown_before_the_next_protocol_starts(config, root):
+    """So that a slow one does not hide what is known."""
+    shown, seen = [], []
+
+    class Slow(NearestNeighbours):
+        name = "slow"
+
+        def run(self, evaluated):
+            seen.extend(row.name for row in shown)
+            return super().run(evaluated)
+
+    checkpoint, images = load_checkpoint(config, None), read_image_sets(config)
+    rows = evaluate(checkpoint, images, [NearestNeighbours(), Slow()], root / "cache", show=shown.append)
+    assert seen == ["k-NN, class token", "k-NN, mean", "k-NN, both"]
+    assert shown == rows
 
 
 def test_only_the_features_that_are_needed_are_taken(config, root):

@@ -36,6 +36,7 @@ def evaluated(tmp_path, monkeypatch):
 
     def run(name: str) -> dict[str, dict]:
         arguments = ["vit", "--data", f"configs/evaluation/{name}.py", "--cache", "cache", "--out", "out"]
+        arguments.append("--no-random")
         run_tool(monkeypatch, "evaluate_features.py", *arguments)
         (rows,) = json.loads(Path("out/results.json").read_text()).values()
         return {f"{row['protocol']}, {row['setting']}": row for row in rows if not row["detail"]}

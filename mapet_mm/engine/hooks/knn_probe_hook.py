@@ -15,7 +15,7 @@ from mmengine.hooks import EMAHook, Hook
 from mmengine.logging import print_log
 from mmengine.runner import EpochBasedTrainLoop, Runner
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from mapet_mm.datasets.pipelines import label_of
 from mapet_mm.datasets.skipped import replace_skipped_as_in
@@ -24,7 +24,7 @@ from mapet_mm.evaluation.adapters import TokenBackbone
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.metrics.neighbours import COLUMNS, knn_votes
 from mapet_mm.evaluation.metrics.rank_me import rank_me
-from mapet_mm.registry import HOOKS
+from mapet_mm.registry import DATASETS, HOOKS
 from mapet_mm.utils.dist import unwrapped
 
 
@@ -42,6 +42,7 @@ class KNNProbeHook(Hook):
         interval: epochs between two probes; there is always one at the end, in a training of iterations too.
         k: neighbours that vote.
         temperature: of the votes, above 0.
+        most_images: of each set, evenly spaced; all by default.
     """
 
     priority = "LOW"
@@ -53,7 +54,9 @@ class KNNProbeHook(Hook):
         interval: int = 10,
         k: int = 20,
         temperature: float = 0.07,
+        most_images: int | None = None,
     ) -> None:
+        self.most_images = most_images
         self.loaders = (train_dataloader, val_dataloader)
         self.interval = interval
         self.k = k
@@ -88,7 +91,13 @@ class KNNProbeHook(Hook):
         # The first images come again until all processes have as many.
         fixed = dict(sampler=dict(type="DefaultSampler", shuffle=False, round_up=True), drop_last=False)
         fixed["collate_fn"] = dict(type="default_collate")
-        loaders = [Runner.build_dataloader({**config, **fixed}, seed=runner.seed) for config in self.loaders]
+        loaders = []
+        for config in self.loaders:
+            dataset = config["dataset"]
+            if isinstance(dataset, Mapping):
+                dataset = DATASETS.build(dataset)
+            options = {**config, **fixed, "dataset": self.some_images(dataset)}
+            loaders.append(Runner.build_dataloader(options, seed=runner.seed))
         for loader in loaders:
             replace_skipped_as_in(runner.train_dataloader.dataset, loader.dataset)
         try:
@@ -96,6 +105,13 @@ class KNNProbeHook(Hook):
         except ClassNamesError as error:  # the training itself needs no classes
             print_log(f"the k-NN figures are wrong: {error}", logger="current", level=logging.WARNING)
         return loaders
+
+    def some_images(self, dataset: Dataset) -> Dataset:
+        """The dataset itself, which shows at most `most_images`."""
+        if self.most_images and len(dataset) > self.most_images:
+            chosen = torch.linspace(0, len(dataset) - 1, self.most_images).round().long()
+            dataset.get_subset_(chosen.tolist())
+        return dataset
 
     def top1(self, train: MemoryFeatures, val: MemoryFeatures) -> float:
         """Top-1 in percent of all queries; `train` has this process's training images."""

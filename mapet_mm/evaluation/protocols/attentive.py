@@ -12,53 +12,55 @@ from typing import ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from mapet_mm.evaluation.protocol import PROTOCOLS, Evaluated, Row, at_edge
-from mapet_mm.evaluation.protocols.probes import TrainedProbe
+from mapet_mm.evaluation.protocols.probes import StackedHeads, TrainedProbe
 
 HEAD_WIDTH = 64
 
 
-class AttentiveClassifier(nn.Module):
-    """CAPI's attentive probe: a query, keys and values of the tokens, and a linear layer.
+class AttentiveHeads(StackedHeads):
+    """CAPI's attentive probes: each has a query, keys and values of the tokens, and a linear layer.
 
-    With one query per head, keys and values need not be made for each token: `q . (K x) = (K^T q) . x`, and
-    the weighted sum of values is the value of the weighted sum of tokens. A bias of the keys would change
-    nothing.
+    With one query per attention head, keys and values need not be made for each token:
+    `q . (K x) = (K^T q) . x`, and the weighted sum of values is the value of the weighted sum of tokens. A
+    bias of the keys would change nothing.
 
     Args:
-        dim: width of the tokens, `D`; heads are about 64 wide.
+        dim: width of the tokens, `D`; attention heads are about 64 wide.
         num_classes: number of classes.
+        rates, decays: of each probe.
     """
 
-    def __init__(self, dim: int, num_classes: int) -> None:
-        super().__init__()
-        self.heads = max(1, dim // HEAD_WIDTH)
-        while dim % self.heads:
-            self.heads -= 1
-        generator = torch.Generator().manual_seed(0)  # the same start for all rates
+    def __init__(self, dim: int, num_classes: int, rates: Sequence[float], decays: Sequence[float]) -> None:
+        super().__init__(rates, decays)
+        self.num_attentions = max(1, dim // HEAD_WIDTH)
+        while dim % self.num_attentions:
+            self.num_attentions -= 1
+        generator = torch.Generator().manual_seed(0)  # the same start for all
 
         def start(*shape: int) -> nn.Parameter:
             values = nn.init.trunc_normal_(torch.empty(shape), std=0.02, generator=generator)
-            return nn.Parameter(values)
+            return nn.Parameter(values.repeat(len(rates), *[1] * len(shape)))
 
         self.query = start(dim)
         self.key = start(dim, dim)
         self.value = start(dim, dim)
-        self.value_bias = nn.Parameter(torch.zeros(dim))
-        self.bias = nn.Parameter(torch.zeros(num_classes))
+        self.value_bias = nn.Parameter(torch.zeros(len(rates), dim))
+        self.bias = nn.Parameter(torch.zeros(len(rates), num_classes))
         self.classifier = start(num_classes, dim)
 
-    def forward(self, tokens: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch class"]:
-        """Logits."""
-        key = self.key.unflatten(0, (self.heads, -1))  # H E D
-        value = self.value.unflatten(0, (self.heads, -1))  # H E D
-        query = self.query.view(self.heads, 1, -1)  # H 1 E
-        seen = tokens @ (query @ key / math.sqrt(query.shape[2])).squeeze(1).T  # B N H
-        pooled = seen.softmax(1).mT @ tokens  # B H D
-        values = torch.einsum("bhd,hed->bhe", pooled, value).flatten(1) + self.value_bias
-        return F.linear(values, self.classifier, self.bias)
+    def forward(self, tokens: Float[Tensor, "batch token dim"]) -> Float[Tensor, "head batch class"]:
+        """Logits. Below, P are the probes, and each has H attention heads of width E."""
+        query = self.query.unflatten(1, (self.num_attentions, -1))  # P H E
+        key = self.key.unflatten(1, (self.num_attentions, -1))  # P H E D
+        value = self.value.unflatten(1, (self.num_attentions, -1))  # P H E D
+        wanted = torch.einsum("phe,phed->phd", query, key) / math.sqrt(query.shape[2])
+        seen = tokens @ wanted.flatten(0, 1).T  # B N (P H)
+        pooled = seen.softmax(1).mT @ tokens  # B (P H) D
+        pooled = pooled.unflatten(1, wanted.shape[:2])  # B P H D
+        values = torch.einsum("bphd,phed->pbhe", pooled, value).flatten(2) + self.value_bias[:, None]
+        return values @ self.classifier.mT + self.bias[:, None]
 
 
 @PROTOCOLS.register_module()
@@ -78,24 +80,15 @@ class AttentiveProbe(TrainedProbe):
     batch_size: int = 128
     least_steps: int = 2500
 
+    by_default = None
     name = "attentive probe"
     kind = "tokens"
     warmup = 0.1
     needs: ClassVar = {"train": ["tokens"], "val": ["tokens"]}
 
-    def optimizer(self, groups: list[dict]) -> torch.optim.Optimizer:
-        """AdamW."""
-        return torch.optim.AdamW(groups, betas=(0.9, 0.95))
-
-    def groups(self, head: nn.Module, rate: float, decay: float = 0.0) -> list[dict]:
-        """Biases without decay, and weights with it."""
-        biases = [value for name, value in head.named_parameters() if "bias" in name]
-        weights = [value for name, value in head.named_parameters() if "bias" not in name]
-        rate = rate * self.batch_size / 256
-        return [
-            {"params": biases, "lr": rate, "weight_decay": 0.0},
-            {"params": weights, "lr": rate, "weight_decay": decay},
-        ]
+    def optimizer(self, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        """AdamW; each head has a decay of its own."""
+        return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """One row of the setting that held-out images choose; none for a backbone without patch tokens."""
@@ -103,14 +96,10 @@ class AttentiveProbe(TrainedProbe):
         if train.grid == (0, 0):
             return []
         settings = list(product(self.rates, self.decays))
-        heads = []
-        groups = []
-        for rate, decay in settings:
-            head = AttentiveClassifier(train.dim, num_classes).to(evaluated.device)
-            heads.append(head)
-            groups += self.groups(head, rate, decay)
-        top1 = self.trained(evaluated, heads, groups)
+        stack = AttentiveHeads(train.dim, num_classes, *zip(*settings, strict=True)).to(evaluated.device)
+        (top1,) = self.trained(evaluated, [stack])
         best = max(range(len(settings)), key=top1.__getitem__)  # of equals the first
         rate, decay = settings[best]
+        scores = partial(self.scores, stack.only(best))
         note = f"rate {rate:g}{at_edge(rate, self.rates)}, decay {decay:g}{at_edge(decay, self.decays)}"
-        return self.rows(evaluated, "patch tokens, last layer", partial(self.scores, heads[best]), note=note)
+        return self.rows(evaluated, "patch tokens, last layer", scores, note=note)

@@ -9,10 +9,11 @@ from functools import partial
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row, at_edge
-from mapet_mm.evaluation.protocols.probes import TrainedProbe
+from mapet_mm.evaluation.protocols.probes import StackedHeads, TrainedProbe
 
 # Thirteen, as DINOv2's, but up to 100 instead of 0.1: the values of layers without a norm may be small.
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -28,24 +29,27 @@ class Chosen:
     note: str  # the choice: 'rate 0.1'
 
 
-class LinearHead(nn.Linear):
-    """A classifier of one pooling, with the same start whichever others are trained.
+class LinearHeads(StackedHeads):
+    """Linear classifiers of one pooling, which start alike whichever others are trained.
 
     Args:
         columns: of the pooling.
         num_classes: number of classes.
+        rates: learning rate of each.
     """
 
-    def __init__(self, columns: slice, num_classes: int) -> None:
-        super().__init__(columns.stop - columns.start, num_classes)
+    def __init__(self, columns: slice, num_classes: int, rates: Sequence[float]) -> None:
+        super().__init__(rates)
         self.columns = columns
-        start = torch.randn(self.weight.shape, generator=torch.Generator().manual_seed(0))
-        self.weight.data.copy_(start * 0.01)
-        self.bias.data.zero_()
+        width = columns.stop - columns.start
+        start = 0.01 * torch.randn(num_classes, width, generator=torch.Generator().manual_seed(0))
+        self.weight = nn.Parameter(start.repeat(len(rates), 1, 1))  # head class width
+        self.bias = nn.Parameter(torch.zeros(len(rates), num_classes))
 
-    def forward(self, values: Float[Tensor, "batch width"]) -> Float[Tensor, "batch class"]:
+    def forward(self, values: Float[Tensor, "batch width"]) -> Float[Tensor, "head batch class"]:
         """Logits."""
-        return super().forward(values[:, self.columns])
+        logits = F.linear(values[:, self.columns], self.weight.flatten(0, 1), self.bias.flatten())
+        return logits.unflatten(1, self.bias.shape).transpose(0, 1)
 
 
 @PROTOCOLS.register_module()
@@ -63,12 +67,13 @@ class LinearProbes(TrainedProbe):
     rates: Sequence[float] = RATES
     layers: int | None = None
 
+    by_default = None
     name = "linear (SGD)"
     kind = "pooled"
 
-    def optimizer(self, groups: list[dict]) -> torch.optim.Optimizer:
+    def optimizer(self, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """SGD with momentum."""
-        return torch.optim.SGD(groups, momentum=0.9)
+        return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """Rows of the last layer and of the best one, for each pooling; of all layers in detail."""
@@ -86,29 +91,24 @@ class LinearProbes(TrainedProbe):
         """Each pooling's head of a layer with the best rate on the held-out images, of equals the lowest."""
         train, _, num_classes = self.labelled(evaluated)
         # All poolings and rates are trained in one pass.
-        heads = []
-        groups = []
+        stacks = []
         for pooling in train.settings:
-            for rate in self.rates:
-                head = LinearHead(train.columns(pooling), num_classes).to(evaluated.device)
-                heads.append(head)
-                groups += self.groups(head, rate)
-        top1 = self.trained(evaluated, heads, groups, layer)
+            heads = LinearHeads(train.columns(pooling), num_classes, sorted(self.rates))
+            stacks.append(heads.to(evaluated.device))
+        top1 = self.trained(evaluated, stacks, layer)
         best = {}
-        for index, pooling in enumerate(train.settings):
-            own = slice(index * len(self.rates), (index + 1) * len(self.rates))
-            best[pooling] = self.best_head(train.layers[layer], layer, heads[own], top1[own])
+        for pooling, stack, own in zip(train.settings, stacks, top1, strict=True):
+            best[pooling] = self.best_head(train.layers[layer], layer, stack, own)
         return best
 
-    def best_head(self, name: str, layer: int, heads: list[LinearHead], top1: list[float]) -> Chosen:
-        """The best of one pooling's heads, which have the protocol's rates."""
-        ascending = sorted(range(len(self.rates)), key=self.rates.__getitem__)
-        best = max(ascending, key=top1.__getitem__)
-        rate = self.rates[best]
+    def best_head(self, name: str, layer: int, stack: LinearHeads, top1: list[float]) -> Chosen:
+        """The best of one pooling's heads, which have the protocol's rates in rising order."""
+        best = max(range(len(stack)), key=top1.__getitem__)
+        rate = sorted(self.rates)[best]
         note = f"rate {rate:g}{at_edge(rate, self.rates)}"
         if len(self.rates) > 1 and len(set(top1)) == 1:
             note = f"rate {rate:g}, all rates alike"
-        return Chosen(name, top1[best], partial(self.scores, heads[best], layer=layer), note)
+        return Chosen(name, top1[best], partial(self.scores, stack.only(best), layer=layer), note)
 
 
 def probed_layers(names: Sequence[str], last: int | None) -> list[int]:

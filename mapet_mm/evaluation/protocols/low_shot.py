@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
-from mapet_mm.evaluation.protocols.regression import regressions, scores_of
+from mapet_mm.evaluation.protocols.regression import check_size, regressions, scores_of
 
 if TYPE_CHECKING:
     from sklearn.preprocessing import StandardScaler
@@ -54,22 +54,35 @@ class LowShot(Classification):
     shots: Sequence[int | float] = (1, 2, 5, 10, 0.01, 0.1)
     draws: int = 5
 
+    by_default: ClassVar = {"shots": (1, 2, 5, 10)}
     name = "logistic regression"
     needs_scikit_learn = True
 
+    def check_quick(self, features: Mapping[str, Features]) -> None:
+        """See `check_size`."""
+        train = features["train"]
+        num_classes = int(train.labels.max()) + 1
+        check_size(train, int(max(self.shots)) * num_classes)
+
     def run(self, evaluated: Evaluated) -> list[Row]:
         """A row for each number of labels that every class has images enough for."""
-        train, _, num_classes = self.labelled(evaluated)
-        setting = train.settings[-1]
-        scaler = fitted_scaler(train, setting)
+        setting = evaluated.features["train"].settings[-1]
         rows = []
         for share in self.shots:
-            draws = self.drawn(train, share, num_classes)
-            scorers = [fitted(train, images, setting, scaler, num_classes) for images in draws]
+            scorers = self.scorers(evaluated, share)
             shown = f"{share} a class" if share >= 1 else f"{100 * share:g}% of the images"
             if scorers:
                 rows += self.rows(evaluated, f"{setting}, {shown}", *scorers)
         return rows
+
+    def scorers(self, evaluated: Evaluated, share: int | float) -> list[Callable[[Features], Tensor]]:
+        """The regression of each draw, as a function of a set's features that gives scores."""
+        train, _, num_classes = self.labelled(evaluated)
+        setting = train.settings[-1]
+        scaler = evaluated.shared.get("scaler") or fitted_scaler(train, setting)
+        evaluated.shared["scaler"] = scaler
+        draws = self.drawn(train, share, num_classes)
+        return [fitted(train, images, setting, scaler, num_classes) for images in draws]
 
     def drawn(self, train: Features, share: int | float, num_classes: int) -> list[np.ndarray]:
         """The images of each draw; none if a class has too few, or if the row would repeat `1 a class`."""

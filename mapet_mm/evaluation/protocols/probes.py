@@ -1,11 +1,11 @@
-"""Training of classifiers on frozen features: batches in random order, all learning rates in one pass."""
+"""Training of classifiers on frozen features: batches in random order, all learning rates as one product."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -63,12 +63,79 @@ def warmed_cosine(step: int, total: int, warmup: float) -> float:
     return min(rise, cosine)
 
 
+class StackedHeads(nn.Module):
+    """Classifiers of one shape that are computed as one product; each learns what it would learn alone.
+
+    Subclasses have parameters whose first dimension is the head, and a `forward` from a batch of features to
+    logits `(head, batch, class)`.
+
+    Args:
+        rates: learning rate of each head.
+        decays: weight decay of each head, of parameters without "bias" in their names; none by default.
+    """
+
+    def __init__(self, rates: Sequence[float], decays: Sequence[float] | None = None) -> None:
+        super().__init__()
+        self.register_buffer("rates", torch.tensor(rates))
+        self.register_buffer("decays", torch.tensor(decays) if decays else None)
+
+    def __len__(self) -> int:
+        return len(self.rates)
+
+    def only(self, index: int) -> StackedHeads:
+        """One head, without the memory of the others."""
+        single = copy.copy(self)
+        single._buffers = {}
+        single._parameters = {}
+        for name, value in self.named_buffers():
+            single.register_buffer(name, value[index : index + 1])
+        for name, value in self.named_parameters():
+            single.register_parameter(name, nn.Parameter(value.detach()[index : index + 1].clone()))
+        return single
+
+
+class Steps:
+    """Steps of torch's optimizer for stacked heads, each times its head's rate.
+
+    The optimizer finds the steps at rate 1, which are in proportion to the rate in SGD and in AdamW.
+
+    Args:
+        stacks: the heads.
+        optimizer: of a list of parameters and a rate.
+    """
+
+    def __init__(
+        self, stacks: Sequence[StackedHeads], optimizer: Callable[..., torch.optim.Optimizer]
+    ) -> None:
+        self.parameters = []
+        for stack in stacks:
+            for name, value in stack.named_parameters():
+                decays = None if "bias" in name else stack.decays
+                self.parameters.append((value, stack.rates, decays))
+        self.moves = [nn.Parameter(torch.zeros_like(value)) for value, *_ in self.parameters]
+        self.optimizer = optimizer(self.moves, lr=1.0)
+
+    @torch.no_grad()
+    def step(self, scale: float) -> None:
+        """Move all heads against their gradients, by `scale` times their rates, and clear the gradients."""
+        for move, (value, *_) in zip(self.moves, self.parameters, strict=True):
+            move.zero_()
+            move.grad = value.grad
+        self.optimizer.step()
+        for move, (value, rates, decays) in zip(self.moves, self.parameters, strict=True):
+            by_head = (-1, *[1] * (value.ndim - 1))
+            rates = scale * rates.view(by_head)
+            if decays is not None:
+                value.mul_(1 - rates * decays.view(by_head))
+            value.addcmul_(rates, move)
+            value.grad = None
+
+
 @dataclass(eq=False)
 class TrainedProbe(Classification):
     """A protocol that trains heads at several rates, which fall along a cosine, on nine tenths of `train`.
 
-    The other tenth chooses between the heads, and `val` is only reported. Subclasses have an `optimizer` of
-    the heads' parameter groups.
+    The other tenth chooses between the heads, and `val` is only reported. Subclasses have an `optimizer`.
 
     Args:
         rates: swept in one pass, for a batch of 256; each is in proportion to the batch.
@@ -90,49 +157,58 @@ class TrainedProbe(Classification):
         super().check(images)
         held_out(images["train"].labels)
 
-    def groups(self, head: nn.Module, rate: float) -> list[dict]:
-        """Parameter groups of a head."""
-        return [{"params": [*head.parameters()], "lr": rate * self.batch_size / 256}]
+    def optimizer(self, parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        """The optimizer whose steps the heads take."""
+        raise NotImplementedError
 
     def trained(
-        self, evaluated: Evaluated, heads: Sequence[nn.Module], groups: list[dict], layer: int = -1
-    ) -> list[float]:
-        """Train each head, as if alone; return the top-1 of each, in percent, on the images that choose."""
+        self, evaluated: Evaluated, stacks: Sequence[StackedHeads], layer: int = -1
+    ) -> list[list[float]]:
+        """Train heads in one pass, each as if alone.
+
+        Returns:
+            Of each stack, the top-1 of its heads, in percent, on the images that choose.
+        """
         train = evaluated.features["train"]
         chooses = held_out(train.labels)
         steps_per_epoch = math.ceil(int((~chooses).sum()) / self.batch_size)
         epochs = max(self.epochs, math.ceil(self.least_steps / steps_per_epoch))
         total = epochs * steps_per_epoch
-        optimizer = self.optimizer(groups)
-        scale = partial(warmed_cosine, total=total, warmup=self.warmup)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, scale)
+        steps = Steps(stacks, self.optimizer)
         batches = shuffled_batches(train, self.kind, self.batch_size, epochs, layer, chooses)
-        for values, labels in tqdm(batches, f"{len(heads)} probes", total=total, delay=2):
+        num_heads = sum(len(stack) for stack in stacks)
+        for step, (values, labels) in enumerate(tqdm(batches, f"{num_heads} probes", total=total, delay=2)):
             values = values.to(evaluated.device)
             labels = labels.to(evaluated.device)
-            optimizer.zero_grad()
-            for head in heads:
-                F.cross_entropy(head(values), labels).backward()
-            optimizer.step()
-            schedule.step()
-        return self.top1_on(train, chooses, heads, layer)
+            for stack in stacks:
+                losses(stack(values), labels).sum().backward()
+            steps.step(warmed_cosine(step, total, self.warmup) * self.batch_size / 256)
+        return self.top1_on(train, chooses, stacks, layer)
 
     @torch.no_grad()
     def top1_on(
-        self, train: Features, chooses: Bool[Tensor, " image"], heads: Sequence[nn.Module], layer: int
-    ) -> list[float]:
+        self, train: Features, chooses: Bool[Tensor, " image"], stacks: Sequence[StackedHeads], layer: int
+    ) -> list[list[float]]:
         """Top-1 of each head in percent on some images, in one pass over the features."""
-        device = next(heads[0].parameters()).device
-        right = torch.zeros(len(heads), dtype=torch.int64, device=device)
+        right = [torch.zeros(len(stack), dtype=torch.int64) for stack in stacks]
         for rows, values in train.blocks(self.kind, layer):
             own = chooses[rows]
-            values = values[own].to(device)
-            labels = train.labels[rows][own].to(device)
-            right += torch.stack([(head(values).argmax(1) == labels).sum() for head in heads])
-        return (100 * right.double() / int(chooses.sum())).tolist()
+            values = values[own].to(stacks[0].rates.device)
+            for stack, counts in zip(stacks, right, strict=True):
+                counts += (stack(values).argmax(2).cpu() == train.labels[rows][own]).sum(1)
+        return [(100 * counts.double() / int(chooses.sum())).tolist() for counts in right]
 
     @torch.no_grad()
-    def scores(self, head: nn.Module, bank: Features, layer: int = -1) -> Float[Tensor, "image class"]:
-        """A head's logits of a set's images."""
-        device = next(head.parameters()).device
-        return torch.cat([head(values.to(device)) for _, values in bank.blocks(self.kind, layer)])
+    def scores(self, head: StackedHeads, bank: Features, layer: int = -1) -> Float[Tensor, "image class"]:
+        """Logits of a set's images, of a stack of one head."""
+        device = head.rates.device
+        return torch.cat([head(values.to(device))[0] for _, values in bank.blocks(self.kind, layer)])
+
+
+def losses(
+    logits: Float[Tensor, "head batch class"], labels: Int64[Tensor, " batch"]
+) -> Float[Tensor, " head"]:
+    """Mean cross-entropy of each head."""
+    repeated = labels.expand(len(logits), -1)
+    each = F.cross_entropy(logits.flatten(0, 1), repeated.flatten(), reduction="none")
+    return each.unflatten(0, repeated.shape).mean(1)

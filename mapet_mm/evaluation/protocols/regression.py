@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ STRENGTHS = tuple(float(c) for c in 10 ** np.linspace(-6, 5, 8))  # CAPI's, of C
 # L-BFGS takes thousands of steps at large C; at its default of 1e-4, from a smaller C, it takes none.
 SOLVER = dict(solver="newton-cg", tol=1e-6, max_iter=1000)
 GIB = 2**30
+# Numbers that a step of the solver multiplies: rows x width x classes. These took 30 s on one core in all.
+QUICK = 10**8
 
 
 def regressions(
@@ -39,6 +41,16 @@ def regressions(
     rows = rows.astype(np.float64)  # gradients of float32 do not get that small
     found = tqdm(sorted(strengths), "logistic regression", unit="fit", delay=5)
     return {strength: LogisticRegression(C=strength, **SOLVER).fit(rows, labels) for strength in found}
+
+
+def check_size(train: Features, num_rows: int) -> None:
+    """Raise UserError if a regression of so many rows takes minutes."""
+    columns = train.columns(train.settings[-1])
+    num_classes = int(train.labels.max()) + 1
+    if num_rows * (columns.stop - columns.start) * num_classes > QUICK:
+        raise UserError(
+            f"{num_rows} images of {num_classes} classes take minutes or more: ask by --protocols"
+        )
 
 
 def scores_of(
@@ -82,6 +94,7 @@ class Regression(Classification):
     concatenated: int = 1
     memory: float = 0.5
 
+    by_default: ClassVar = {"layers": 1}
     name = "linear (solved)"
     needs_scikit_learn = True
 
@@ -101,6 +114,11 @@ class Regression(Classification):
                 f"the features of {len(train)} images take {needed:.1f} GiB, and `memory` is "
                 f"{self.memory:g}: LinearProbes trains on features of any size"
             )
+
+    def check_quick(self, features: Mapping[str, Features]) -> None:
+        """See `check_size`."""
+        train = features["train"]
+        check_size(train, len(train))
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """Rows of the last layer, the best one and the joined ones, for each pooling; of all in detail."""

@@ -323,6 +323,7 @@ class SegmentationByRegression(Segmentation):
 
     strengths: Sequence[float] = STRENGTHS
 
+    by_default = None
     name = "logistic segmentation"
     grid = "strengths"
 

@@ -9,18 +9,18 @@ from torch import nn
 from torch.nn import functional as F
 
 from mapet_mm.evaluation.protocols import attentive
-from mapet_mm.evaluation.protocols.attentive import AttentiveClassifier, AttentiveProbe
+from mapet_mm.evaluation.protocols.attentive import AttentiveHeads, AttentiveProbe
 from mapet_mm.evaluation.protocols.probes import shuffled_batches
 
 
 class NaiveAttention(nn.Module):
     """Keys and values of every token, one head at a time."""
 
-    def __init__(self, other: AttentiveClassifier):
+    def __init__(self, stack: AttentiveHeads, index: int):
         super().__init__()
-        self.heads = other.heads
-        for name, value in other.named_parameters():
-            setattr(self, name, nn.Parameter(value.detach().clone()))
+        self.heads = stack.num_attentions
+        for name, value in stack.named_parameters():
+            setattr(self, name, nn.Parameter(value.detach()[index].clone()))
 
     def forward(self, tokens):
         keys, values = tokens @ self.key.T, tokens @ self.value.T + self.value_bias  # B N D
@@ -37,11 +37,11 @@ def test_equals_a_naive_loop(monkeypatch):
     evaluated = evaluated_clusters()
     train, val = evaluated.features["train"], evaluated.features["val"]
     probe = AttentiveProbe(epochs=4, least_steps=1, batch_size=100)
-    models = [AttentiveClassifier(DIM, CLASSES) for _ in range(2)]
-    naive = NaiveAttention(models[0])
-    groups = [*probe.groups(models[0], 1e-3, 5e-4), *probe.groups(models[1], 5e-2, 0.1)]
-    chooses = probe.trained(evaluated, models, groups)[1]
-    assert (models[0].heads, AttentiveClassifier(18, CLASSES).heads) == (4, 3)  # which divide the width
+    stack = AttentiveHeads(DIM, CLASSES, [1e-3, 5e-2], [5e-4, 0.1])
+    naive = NaiveAttention(stack, 1)
+    ((_, chooses),) = probe.trained(evaluated, [stack])
+    # Numbers of attention heads that divide the width.
+    assert (stack.num_attentions, AttentiveHeads(18, CLASSES, [1.0], [0.0]).num_attentions) == (4, 3)
     weights = [value for name, value in naive.named_parameters() if "bias" not in name]
     biases = [{"params": [naive.value_bias, naive.bias], "weight_decay": 0.0}, {"params": weights}]
     steps = torch.optim.AdamW(biases, betas=(0.9, 0.95), weight_decay=0.1)
@@ -55,7 +55,7 @@ def test_equals_a_naive_loop(monkeypatch):
         steps.step()
     for bank, rows, found in (
         (train, own, chooses),
-        (val, slice(None), 100 * (probe.scores(models[1], val).argmax(1) == val.labels).float().mean()),
+        (val, slice(None), 100 * (probe.scores(stack.only(1), val).argmax(1) == val.labels).float().mean()),
     ):
         tokens = torch.cat([tokens for _, tokens in bank.blocks("tokens")])[rows]
         top1 = 100 * (naive(tokens).argmax(1) == bank.labels[rows]).float().mean().item()
@@ -66,11 +66,9 @@ def test_equals_a_naive_loop(monkeypatch):
 def test_the_grid_is_capis():
     probe = AttentiveProbe()
     assert (len(probe.rates), max(probe.rates), probe.decays) == (10, 1e-2, (5e-4, 1e-3, 5e-2))
-    head = AttentiveClassifier(DIM, CLASSES)
-    biases, weights = probe.groups(head, 1e-2, 0.05)
-    assert (biases["weight_decay"], weights["weight_decay"], weights["lr"]) == (0.0, 0.05, 5e-3)
-    assert {id(value) for value in biases["params"]} == {id(head.value_bias), id(head.bias)}
-    assert probe.optimizer([weights]).defaults["betas"] == (0.9, 0.95)
+    optimizer = probe.optimizer([nn.Parameter(torch.zeros(1))], 1.0)
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert (optimizer.defaults["betas"], optimizer.defaults["weight_decay"]) == ((0.9, 0.95), 0.0)
 
 
 def test_one_row_of_the_best_setting_and_none_without_patches():

@@ -21,8 +21,9 @@ from torch.nn import functional as F
 from mapet_mm.evaluation import features
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.protocol import Evaluated
-from mapet_mm.evaluation.protocols import probes
-from mapet_mm.evaluation.protocols.linear import Chosen, LinearHead, LinearProbes, rows_of_layers
+from mapet_mm.evaluation.protocols import probes, regression
+from mapet_mm.evaluation.protocols.linear import Chosen, LinearHeads, LinearProbes, rows_of_layers
+from mapet_mm.evaluation.protocols.low_shot import LowShot
 from mapet_mm.evaluation.protocols.probes import shuffled_batches
 from mapet_mm.evaluation.protocols.regression import STRENGTHS, Regression, last_layers
 from mapet_mm.utils.errors import UserError
@@ -34,7 +35,7 @@ def evaluated() -> Evaluated:
 
 
 def test_a_probe_learns_what_it_learns_alone(evaluated, monkeypatch):
-    """Of 27 in a sweep, each equals a plain linear layer trained by torch's optimizer at its rate."""
+    """In a sweep, each equals a plain linear layer trained by torch's optimizer at its rate."""
     monkeypatch.setattr(probes, "WINDOW_BYTES", 2**14)  # not all features fit into it
     train, val = evaluated.features["train"], evaluated.features["val"]
     options = dict(epochs=3, least_steps=1, batch_size=128)
@@ -141,6 +142,17 @@ def test_features_beyond_its_memory_are_refused_and_the_other_protocol_named(eva
             protocol.check_features(evaluated.features)
 
 
+def test_regressions_of_many_numbers_are_left_to_those_who_ask(evaluated, monkeypatch):
+    """600 images of 2 x 16 numbers and 5 classes; ten labels a class are 50 images."""
+    monkeypatch.setattr(regression, "QUICK", 600 * 32 * 5 - 1)
+    with pytest.raises(UserError, match="600 images of 5 classes"):
+        Regression().check_quick(evaluated.features)
+    LowShot(shots=(10, 0.1)).check_quick(evaluated.features)
+    monkeypatch.setattr(regression, "QUICK", 50 * 32 * 5 - 1)
+    with pytest.raises(UserError, match="50 images"):
+        LowShot(shots=(10, 0.1)).check_quick(evaluated.features)
+
+
 @pytest.mark.parametrize(
     ("rates", "scale", "note"),
     [
@@ -182,11 +194,12 @@ def test_batches_cover_each_image_once_whatever_fits_in_memory(monkeypatch, wind
 
 
 def test_large_learning_rates_do_not_disturb_others(evaluated):
-    """Each head has a parameter group of its own."""
-    alone, together, broken = (LinearHead(slice(0, DIM), CLASSES) for _ in range(3))
+    """Heads that are computed together learn what each learns alone, also beside one that diverges."""
     protocol = LinearProbes(epochs=1, least_steps=1, batch_size=128)
-    protocol.trained(evaluated, [alone], protocol.groups(alone, 0.1))
-    groups = [*protocol.groups(together, 0.1), *protocol.groups(broken, 1e38)]
-    protocol.trained(evaluated, [together, broken], groups)
-    assert torch.equal(alone.weight, together.weight)
-    assert not broken.weight.isfinite().all()
+    alone = LinearHeads(slice(0, DIM), CLASSES, [0.1])
+    together = LinearHeads(slice(0, DIM), CLASSES, [0.1, 1e38, 1.0])
+    protocol.trained(evaluated, [alone])
+    protocol.trained(evaluated, [together])
+    torch.testing.assert_close(together.weight[:1], alone.weight)
+    assert not together.weight[1].isfinite().all()
+    assert together.weight[2].isfinite().all()

@@ -1,0 +1,169 @@
+"""The page of a RUN of `mapet-mm pretrain`: verdict, curves, features, codebook, command and versions."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from mmengine.config import Config
+from torch import Tensor
+
+from mapet_mm.cli.configs import IMAGES, PRETRAINING, STORE, TOKENIZER
+from mapet_mm.dependencies import version_report
+from mapet_mm.evaluation.adapters import swaps_channels
+from mapet_mm.evaluation.extraction import take_features
+from mapet_mm.evaluation.image_sets import ImageSet
+from mapet_mm.evaluation.models import Checkpoint
+from mapet_mm.evaluation.verdict import RESULT, Verdict, last_layer
+from mapet_mm.structures import TokenStore
+from mapet_mm.utils.identity import IDENTITY
+from mapet_mm.visualization.codebook_sheet import codebook_section
+from mapet_mm.visualization.curves import PRETRAINING_PANELS, Panel, curves_section
+from mapet_mm.visualization.features import (
+    nearest_images,
+    neighbours_figure,
+    principal_colours,
+    principal_figure,
+)
+from mapet_mm.visualization.report import Report, Section
+from mapet_mm.visualization.training_log import last_values, read_scalars
+
+KNN_PANEL = Panel("k-NN during the pre-training", "top-1 (%)", "", "knn/top1")
+COLOURED = 8  # images, four in a figure
+IN_A_FIGURE = 4
+QUERIES = 5
+NEIGHBOURS = 5
+
+
+def work_dir_of(run: Path) -> Path:
+    """The folder of a RUN's training."""
+    return run / Config.fromfile(run / PRETRAINING).work_dir
+
+
+def token_accuracy_of(run: Path) -> float | None:
+    """The last token accuracy on held-out images, in percent; None if none was measured."""
+    return last_values(work_dir_of(run)).get("token/accuracy")
+
+
+def report_of_run(
+    run: Path,
+    verdict: Verdict,
+    models: Mapping[str, Checkpoint],
+    images: Mapping[str, ImageSet],
+    cache: Path,
+) -> Report:
+    """The page's contents.
+
+    Args:
+        run: the folder.
+        verdict: of `judge`.
+        models: the verdict's, by name.
+        images: of the verdict: `val` and, with labels, `train`.
+        cache: folder of the features.
+    """
+    names = (run / IMAGES).read_text().splitlines()
+    store = TokenStore.open(run / STORE)
+    root = Config.fromfile(run / TOKENIZER).data_root
+    shown = {name: models[name] for name in (verdict.compared_with, RESULT)}
+    sections = [curves_of(run)]
+    sections += principal_section(shown, images["val"])
+    sections.append(neighbours_section(models[RESULT], images, cache))
+    sections.append(codebook_section(store, root))
+    return Report(
+        title="Pre-training on your images",
+        summary=f"{verdict.sentence} {len(names):,} images in {root}.",
+        results=verdict.table,
+        sections=sections,
+        facts=[tuple(line.split(maxsplit=1)) for line in version_report().splitlines() if " " in line],
+        commands=[command_of(run)],
+    )
+
+
+def curves_of(run: Path) -> Section:
+    """Loss, token accuracy and, with labels, k-NN by epoch."""
+    folder = work_dir_of(run)
+    panels = list(PRETRAINING_PANELS)
+    if any("knn/top1" in record for record in read_scalars(folder)):
+        panels.append(KNN_PANEL)
+    return curves_section(folder, panels=panels)
+
+
+def principal_section(models: Mapping[str, Checkpoint], images: ImageSet) -> list[Section]:
+    """Patch features of eight images as colours; none for a backbone without patches."""
+    chosen = evenly(len(images), COLOURED)
+    colours = {}
+    for name, checkpoint in models.items():
+        backbone = checkpoint.backbone
+        batch = torch.stack([images.dataset[index]["inputs"] for index in chosen])
+        tokens = backbone(backbone.normalise(batch))
+        if tokens.patches is None:
+            return []
+        colours[name] = principal_colours(tokens.patches[-1].float().cpu().unflatten(1, tokens.grid))
+    figures = []
+    for start in range(0, len(chosen), IN_A_FIGURE):
+        part = slice(start, start + IN_A_FIGURE)
+        pictures = [picture_of(images, index, models[RESULT]) for index in chosen[part]]
+        figures.append(principal_figure(pictures, {name: found[part] for name, found in colours.items()}))
+    caption = (
+        "The first three principal components of the patches' features, over these held-out images, as red, "
+        "green and blue: patches of one colour are alike to the model."
+    )
+    return [Section("What the patches' features tell apart", caption, figures)]
+
+
+def neighbours_section(checkpoint: Checkpoint, images: Mapping[str, ImageSet], cache: Path) -> Section:
+    """Five held-out images and the images that are most alike to the pre-trained model."""
+    last = last_layer(checkpoint)
+    val = images["val"]
+    known = images.get("train", val)
+    queries = evenly(len(val), QUERIES)
+    features = take_features(last, val, cache)
+    setting = features.settings[-1]
+    values = take_features(last, known, cache).pooled(setting)
+    own = features.pooled(setting, images=torch.tensor(queries))
+    found, cosines = nearest_images(own, values, NEIGHBOURS, itself=known is val)
+    same_class = None
+    if known.labels is not None and val.labels is not None:
+        same_class = (known.labels[found] == val.labels[queries][:, None]).tolist()
+    figure = neighbours_figure(
+        [picture_of(val, index, checkpoint) for index in queries],
+        [[picture_of(known, index, checkpoint) for index in line] for line in found.tolist()],
+        cosines,
+        same_class,
+    )
+    whose = "training images" if known is not val else "other held-out images"
+    framed = "" if same_class is None else " Green frame: of the same class; orange: of another."
+    caption = (
+        f"Left: held-out images. Beside each, the {whose} with the highest cosine of the features.{framed}"
+    )
+    return Section("Nearest neighbours", caption, [figure])
+
+
+def picture_of(images: ImageSet, index: int, checkpoint: Checkpoint) -> np.ndarray:
+    """An image as the model gets it, in RGB."""
+    pixels: Tensor = images.dataset[index]["inputs"]
+    if swaps_channels(checkpoint.backbone.preprocessor):
+        pixels = pixels.flip(0)
+    return pixels.permute(1, 2, 0).to(torch.uint8).numpy()
+
+
+def evenly(total: int, count: int) -> list[int]:
+    """Numbers of images, evenly spaced."""
+    return torch.linspace(0, total - 1, min(total, count)).round().long().tolist()
+
+
+def command_of(run: Path) -> str:
+    """The command that makes the RUN, with all options that decide what is computed."""
+    options = json.loads((run / IDENTITY).read_text())
+    words = ["mapet-mm", "pretrain", str(options.pop("images")), "--out", str(run.absolute())]
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(option)
+        elif isinstance(value, str | int | float) and value is not False:
+            words += [option, str(value)]
+    return shlex.join(words)

@@ -1,0 +1,90 @@
+"""What a pre-training holds out: a tenth of each class, lists of it, and a config that keeps to them."""
+
+import argparse
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from mapet_mm.cli import verdict
+from mapet_mm.cli.verdict import classes_of, hold_out, read_labels, voting_images, write_lists
+from mapet_mm.utils.errors import UserError
+
+NAMES = [
+    f"{name}/{index:03d}.jpg" for name, count in (("a", 100), ("b c", 40), ("d", 3)) for index in range(count)
+]
+
+
+def folder(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def test_a_tenth_of_each_class_is_held_out_by_seed(monkeypatch):
+    classes, _ = classes_of(None, NAMES)
+    held_out = hold_out(NAMES, classes, seed=0)
+    assert Counter(map(folder, held_out)) == {"a": 10, "b c": 4}
+    assert held_out == hold_out(NAMES[::-1], classes, seed=0) != hold_out(NAMES, classes, seed=1)
+    assert len(hold_out(NAMES, None, seed=0)) == 14
+    monkeypatch.setattr(verdict, "MOST", 7)
+    assert Counter(map(folder, hold_out(NAMES, classes, seed=0))) == {"a": 5, "b c": 2}
+
+
+def test_ten_images_of_each_class_vote_first(monkeypatch):
+    """So that ten labels a class are there; then the classes in proportion."""
+    classes = {name: folder(name) for name in NAMES}
+    few = voting_images(NAMES, classes, 23, seed=0)
+    assert Counter(map(folder, few)) == {"a": 10, "b c": 10, "d": 3}
+    more = Counter(map(folder, voting_images(NAMES, classes, 73, seed=0)))
+    assert more["a"] == pytest.approx(50, abs=3)
+    assert len(set(voting_images(NAMES, classes, 1000, seed=0))) == len(NAMES)
+
+
+def test_classes_are_folders_or_a_file_and_otherwise_there_are_none(tmp_path):
+    assert classes_of(None, ["a.jpg", "b/c.jpg", "b/d.jpg"])[0] is None
+    assert classes_of(None, ["2020/a.jpg", "2020/b.jpg"])[0] is None
+    assert classes_of(None, ["train/x/1.jpg", "train/y/2.jpg", "val/x/3.jpg", "val/y/4.jpg"])[0] == {
+        "train/x/1.jpg": "x",
+        "train/y/2.jpg": "y",
+        "val/x/3.jpg": "x",
+        "val/y/4.jpg": "y",
+    }
+    file = tmp_path / "labels.txt"
+    file.write_text("my cat.jpg cat\nb/1.jpg\tgreat dane\n\n")
+    assert read_labels(file, ["b/1.jpg", "my cat.jpg"]) == {"b/1.jpg": "great dane", "my cat.jpg": "cat"}
+
+
+@pytest.mark.parametrize(
+    ("text", "noun"),
+    [("1.jpg a\n", "2.jpg"), ("1.jpg a\n2.jpg\n", "line 2"), ("1.jpg a\n2.jpg a\n", "one class")],
+)
+def test_a_file_of_labels_that_says_too_little_is_refused(tmp_path, text, noun):
+    (tmp_path / "labels.txt").write_text(text)
+    with pytest.raises(UserError, match=noun):
+        read_labels(tmp_path / "labels.txt", ["1.jpg", "2.jpg"])
+
+
+def lists(out: Path, **changes: object) -> dict[str, list[str]]:
+    options = dict(out=out, labels=None, no_verdict=False, seed=0, epochs=100)
+    write_lists(argparse.Namespace(**{**options, **changes}), NAMES)
+    return {path.name: path.read_text().splitlines() for path in out.iterdir()}
+
+
+def test_the_lists_keep_what_is_trained_on_apart(tmp_path):
+    found = lists(tmp_path)
+    trained, held_out = set(found["train.txt"]), set(found["held_out.txt"])
+    assert trained | held_out == set(NAMES)
+    assert not trained & held_out
+    voting, tested = (
+        [line.rsplit(" ", 1) for line in found[f"verdict_{name}.txt"]] for name in ("train", "val")
+    )
+    assert {name for name, _ in voting} <= trained
+    assert {name for name, _ in tested} <= held_out
+    assert {(folder(name), label) for name, label in voting} == {("a", "0"), ("b c", "1"), ("d", "2")}
+
+
+def test_a_short_training_has_a_smaller_verdict_and_none_if_nobody_wants_one(tmp_path):
+    """Two epochs of 143 images are 286 images: a tenth are 28."""
+    found = lists(tmp_path, epochs=2)
+    assert len(found["verdict_train.txt"]) + len(found["verdict_val.txt"]) == 28
+    (tmp_path / "other").mkdir()
+    assert lists(tmp_path / "other", no_verdict=True) == {}

@@ -1,0 +1,134 @@
+"""The verdict: paired intervals hold what they promise, figures are scikit-learn's, and words follow from them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from clustered_features import as_evaluated, evaluated_clusters, make_features
+from sklearn.neighbors import KNeighborsClassifier
+from torch.nn import functional as F
+
+from mapet_mm.evaluation import verdict
+from mapet_mm.evaluation.models import RANDOM
+from mapet_mm.evaluation.verdict import (
+    RESULT,
+    START,
+    Gain,
+    hits_of,
+    judge,
+    measure_of,
+    paired_gain,
+    sentence_of,
+)
+
+
+def test_paired_intervals_cover_the_true_gain_in_95_of_100_cases():
+    """Two models that agree on most images: of 300 sets of 200 images, as the binomial says (3 deviations)."""
+    random = np.random.default_rng(0)
+    groups = np.zeros(200, np.int64)
+    covered = 0
+    widths = []
+    for _ in range(300):
+        easy = random.random(200)
+        result = 100.0 * (easy < 0.75)
+        other = np.where(random.random(200) < 0.1, 100.0 * (random.random(200) < 0.2), 100.0 * (easy < 0.70))
+        gain = paired_gain(result, other, groups)
+        low, high = gain.interval
+        covered += low <= 75 - (0.9 * 70 + 0.1 * 20) <= high
+        widths.append(high - low)
+        assert gain.points == pytest.approx(result.mean() - other.mean())
+    assert 300 * 0.95 - 3 * (300 * 0.95 * 0.05) ** 0.5 < covered < 300
+    # Of two sets of images drawn apart, the interval would be twice as wide.
+    apart = 2 * 1.96 * 100 * (2 * 0.7 * 0.3 / 200) ** 0.5
+    assert np.mean(widths) < 0.75 * apart
+
+
+@pytest.fixture
+def models(monkeypatch) -> dict[str, tuple]:
+    """A result whose features say more than its start's, and random ones; nothing is computed for them."""
+    evaluated = evaluated_clusters()
+    made = {RESULT: evaluated}
+    for seed, name in ((5, START), (7, RANDOM)):
+        noisy = []
+        for part, bank in evaluated.features.items():
+            worse = make_features(part, len(bank), seed)
+            worse.values["pooled"] = 0.5 * bank.values["pooled"] + worse.values["pooled"] * (seed - 4)
+            worse.labels = bank.labels
+            noisy.append(worse)
+        made[name] = as_evaluated(*noisy)
+    banks = {(name, part): bank for name, one in made.items() for part, bank in one.features.items()}
+    monkeypatch.setattr(verdict, "take_features", lambda model, images, _: banks[model.name, images.name])
+    monkeypatch.setattr(verdict, "last_layer", lambda checkpoint: checkpoint)
+    backbone = SimpleNamespace(device=torch.device("cpu"))
+    for one in made.values():
+        for images in one.images.values():
+            type(images).__len__ = lambda self: len(self.labels)
+    return {name: (SimpleNamespace(name=name, backbone=backbone), one.images) for name, one in made.items()}
+
+
+def test_figures_are_those_of_scikit_learn(models, tmp_path):
+    """k = 20 by cosine, weighted as DINO does, of class token and patch mean, each normalised."""
+    found = judge(models, tmp_path)
+    evaluated = evaluated_clusters()
+    train, val = evaluated.features["train"], evaluated.features["val"]
+
+    def joined(bank) -> np.ndarray:
+        halves = F.normalize(bank.pooled("both").unflatten(1, (2, -1)), dim=2).flatten(1)
+        return F.normalize(halves, dim=1).numpy()
+
+    neighbours = KNeighborsClassifier(20, weights=lambda squared: np.exp((1 - squared**2 / 2) / 0.07))
+    right = neighbours.fit(joined(train), train.labels).predict(joined(val)) == val.labels.numpy()
+    knn, few = found.measures
+    assert knn.values[RESULT] == pytest.approx(100 * right.mean(), abs=0.1)
+    assert list(knn.values) == [RESULT, START, RANDOM]
+    assert few.name.startswith("10 labels a class")
+    assert (found.compared_with, found.num_images) == (START, 400)
+    assert knn.gain.points == pytest.approx(knn.values[RESULT] - knn.values[START])
+    assert knn.gain.interval[0] > 0
+    low, high = knn.gain.interval
+    assert found.sentence == (
+        f"Pre-training gains {knn.gain.points:.1f} points of k-NN ({low:.1f} to {high:.1f}) over its start."
+    )
+    assert found.table.columns[-1].heading == "gain over its start"
+
+
+def test_without_a_start_the_gain_is_over_random_weights(models, tmp_path):
+    del models[START]
+    found = judge(models, tmp_path)
+    assert found.compared_with == RANDOM
+    assert found.sentence.endswith("over random weights.")
+
+
+def test_without_labels_the_evidence_is_said_to_be_weak(models, tmp_path):
+    for _, images in models.values():
+        del images["train"]
+        images["val"].labels = None
+    found = judge(models, tmp_path, token_accuracy=23.4)
+    names = [measure.name.split(" (")[0] for measure in found.measures]
+    assert names == ["RankMe", "uniformity", "held-out token accuracy"]
+    assert found.measures[-1].values == {RESULT: 23.4}
+    assert found.sentence.startswith("Weak evidence only")
+    assert [column.heading for column in found.table.columns] == ["measure", RESULT, START, RANDOM]
+
+
+@pytest.mark.parametrize(
+    ("interval", "compared_with", "words"),
+    [
+        ((3.94, 8.2), START, "Pre-training gains 6.1 points of k-NN (3.9 to 8.2) over its start."),
+        ((-0.1, 12.0), START, "No gain seen: the start's weights are as good (k-NN +6.1 points"),
+        ((-0.1, 12.0), RANDOM, "No gain seen: random weights are as good"),
+        ((-8.2, -3.9), START, "Worse: pre-training loses 6.1 points of k-NN (3.9 to 8.2) against its start."),
+    ],
+)
+def test_the_words_follow_from_the_interval(interval, compared_with, words):
+    points = -6.1 if interval[1] < 0 else 6.1
+    assert sentence_of(Gain(points, interval), compared_with).startswith(words)
+
+
+def test_a_model_gains_nothing_over_itself():
+    evaluated = evaluated_clusters()
+    for name, hits in hits_of(evaluated).items():
+        measure = measure_of(name, {RESULT: hits, RANDOM: hits}, RANDOM)
+        assert measure.gain == Gain(0.0, (0.0, 0.0))
+        assert sentence_of(measure.gain, RANDOM).startswith("No gain seen")

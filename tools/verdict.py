@@ -1,0 +1,98 @@
+"""Tell whether a pre-training helped: its weights beside those it started from, and beside random ones.
+
+    mapet-mm verdict RUN
+    mapet-mm verdict MODEL CHECKPOINT --start OTHER_MODEL --data FOLDER
+
+RUN is the folder of a mapet-mm pretrain, which ends with this. MODEL is named as in mapet-mm evaluate. With
+labels, k-NN and ten labels a class say by how many points it gained, with 95 % intervals; without labels
+there are weaker measures. Features are kept in --cache, so that the same command resumes after a kill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from command_line import described_parser
+
+from mapet_mm.utils.errors import one_line_errors
+
+
+def parse_args() -> argparse.Namespace:
+    parser = described_parser(__doc__)
+    parser.add_argument("model", help="RUN, or a config or name of a model")
+    parser.add_argument("checkpoint", nargs="?", help="its weights")
+    parser.add_argument(
+        "--start",
+        nargs="+",
+        metavar=("MODEL", "CHECKPOINT"),
+        help="what the pre-training started from (default: the weights that its config names, if any)",
+    )
+    parser.add_argument("--data", help="images, as for mapet-mm evaluate (default: those that MODEL names)")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=Path("work_dirs/features"),
+        help="folder of the features (default: %(default)s)",
+    )
+    parser.add_argument("--out", type=Path, help="folder for verdict.json and, of a RUN, report.html")
+    return parser.parse_args()
+
+
+@one_line_errors
+def main() -> None:
+    args = parse_args()
+    from mmengine.logging import MMLogger
+
+    from mapet_mm.cli.run_report import report_of_run, token_accuracy_of
+    from mapet_mm.cli.verdict import TESTED, drop_skipped
+    from mapet_mm.evaluation.image_sets import read_image_sets
+    from mapet_mm.evaluation.models import RANDOM
+    from mapet_mm.evaluation.named import RUN_CONFIG, load_model
+    from mapet_mm.evaluation.verdict import RESULT, START, judge
+    from mapet_mm.utils.atomic_files import replace_json
+    from mapet_mm.utils.dist import choose_device
+    from mapet_mm.utils.tables import format_table
+    from mapet_mm.visualization.report import write_report
+
+    choose_device()
+    MMLogger.get_instance("verdict", log_level="WARNING")  # MMEngine logs initialisations
+    is_run = Path(args.model, TESTED).is_file()
+    accuracy = None
+    args.cache = args.cache.absolute()
+    args.out = args.out and args.out.absolute()
+    if is_run:
+        os.chdir(args.model)  # to which a RUN's paths are relative
+        args.model = "."
+        drop_skipped(Path())
+        accuracy = token_accuracy_of(Path())
+
+    result = load_model(args.model, args.checkpoint)
+    loaded = {RESULT: result}
+    start = load_model(*args.start) if args.start else load_model(RUN_CONFIG if is_run else args.model)
+    if not start[1].is_random and start[1].digest != result[1].digest:
+        loaded[START] = start
+    loaded[RANDOM] = load_model(args.model, args.checkpoint, random=True)
+    models = {}
+    for name, (config, checkpoint) in loaded.items():
+        declaring = config if args.start and name == START and args.data else result[0]
+        models[name] = (checkpoint, read_image_sets(declaring, args.data))
+    verdict = judge(models, args.cache, accuracy)
+    print(f"\n{format_table(verdict.table)}\n\n{verdict.sentence}")
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        replace_json(args.out / "verdict.json", asdict(verdict))
+        print(f"wrote {args.out / 'verdict.json'}")
+    if args.out and is_run:
+        checkpoints = {name: checkpoint for name, (checkpoint, _) in models.items()}
+        page = write_report(
+            args.out / "report.html",
+            report_of_run(Path(), verdict, checkpoints, models[RESULT][1], args.cache),
+        )
+        print(f"wrote {page} (open it in a browser)")
+
+
+if __name__ == "__main__":
+    main()

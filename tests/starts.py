@@ -8,7 +8,7 @@ import transformers
 
 SIDE = 32
 SMALL = dict(img_size=SIDE, patch_size=8, embed_dim=24, depth=2, num_heads=3)
-# The name for --init's `timm:local-dir:`, timm's architecture, arguments of a small one, and Hugging Face's type.
+# timm's architecture, arguments of a small one, and Hugging Face's type of it.
 OF_TIMM = {
     "vit": ("vit_small_patch16_224", SMALL, "vit"),
     "dinov2": ("vit_small_patch14_dinov2", SMALL, "dinov2"),

@@ -40,9 +40,9 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
     add(
         "--init",
         metavar="START",
-        help="continue a pre-trained ViT: `timm:NAME` (DINOv2, DINOv3, EVA-02, ...; `timm:local-dir:FOLDER`), "
-        "`hf:NAME_OR_FOLDER` (ViT, Dinov2, Dinov2WithRegisters, DINOv3ViT), the RUN of another pre-training, "
-        "or a file of a plain ViT's weights (MAE, DeiT, timm, Hugging Face or this package; patches of 16)",
+        help="continue a pre-trained ViT: `timm:NAME` (DINOv2, DINOv3, EVA-02, ...) or "
+        "`timm:local-dir:FOLDER`; `hf:NAME_OR_FOLDER` (ViT, Dinov2, Dinov2WithRegisters, DINOv3ViT); the RUN "
+        "of another pre-training; or a file of a plain ViT's weights (patches of 16: MAE, DeiT, ...)",
     )
     add(
         "--tokenizer",

@@ -40,8 +40,8 @@ TAKEN = (
     f"DINOv3, EVA-02, ...), hf:NAME_OR_FOLDER ({', '.join(MODEL_TYPES)}), a file of a plain ViT's weights "
     "(patches of 16, tiny, small or base), or the RUN of another `mapet-mm pretrain`"
 )
-# Images are as large as the start takes them, up to 256 tokens each; else as many patches as 224 pixels hold.
-MOST_TOKENS = 256
+# Images are as large as the start takes them, up to 16 x 16 patches; else of 224 pixels or less.
+LARGEST_GRID = 16
 SIDE = 224
 GRID = 14  # patches per side of a plain ViT's images: 224 pixels in patches of 16
 # Names of weights that features do not need.
@@ -241,9 +241,9 @@ def training_side(images: Preparation, patch: int) -> int:
     """Side of the training's images in pixels."""
     height, width = images.img_size
     fits = height == width and height % patch == 0
-    if fits and (height // patch) ** 2 <= MOST_TOKENS:
+    if fits and height // patch <= LARGEST_GRID:
         return height
-    return min(SIDE, height, width) // patch * patch
+    return min(SIDE, LARGEST_GRID * patch, height, width) // patch * patch
 
 
 def _with_network(source: str, exports: dict[str, Any], weights: Mapping[str, Tensor], out: Path) -> Start:
@@ -277,8 +277,8 @@ def _with_network(source: str, exports: dict[str, Any], weights: Mapping[str, Te
         words.append("export: for timm alone; Hugging Face has no network that computes the same")
     if exports["norm_eps"] is not None:
         words.append(
-            f"export: the start's norms add {exports['norm_eps']} to the variance, those of RUN/timm timm's own "
-            f"{EPS[exports['hf']['model_type']]}, so its features differ a little; RUN/huggingface is exact"
+            f"export: the start's norms add {exports['norm_eps']} to the variance, timm's "
+            f"{EPS[exports['hf']['model_type']]}: features of RUN/timm differ a little from RUN/huggingface's"
         )
     return Start(words, grid=grid, network=network, images=images, exports=exports)
 
@@ -313,9 +313,9 @@ def _require_whole(vit: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def source_digest(source: str) -> str | None:
-    """Digest of the files of a start that is a file or a model's folder; None of a name, a RUN or one that is gone.
+    """Digest of the files of a start that is a file or a model's folder.
 
-    A RUN trains on after it was a start, so its last checkpoint may be another by then.
+    None of a name, of one that is gone, and of a RUN: it may have been trained further since.
     """
     library, _, name = source.partition(":")
     path = Path(name.removeprefix("local-dir:") if library in NAMED else source)

@@ -222,12 +222,10 @@ def has_hugging_face(run: Path) -> bool:
 
 def next_steps(args: argparse.Namespace) -> str:
     """What to do with a RUN that has ended, by names that are right in the folder of the caller."""
-    from mapet_mm.cli.configs import EXPORTS, PRETRAINING, Config
+    from mapet_mm.cli.configs import PRETRAINING
 
     config = args.out / PRETRAINING
     model = [str(config), str(last_checkpoint(args.out))]
-    if Config.fromfile(config).get(EXPORTS):  # the export knows how its start takes images
-        model = [f"{args.out}/timm"]
     lines = [
         f"next: {shlex.join(['mapet-mm', 'evaluate', *model, '--data'])} FOLDER",
         f'      timm.create_model("local-dir:{args.out}/timm", pretrained=True)',

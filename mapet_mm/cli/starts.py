@@ -24,7 +24,7 @@ from mapet_mm.interop.convert import as_start, sizes_of
 from mapet_mm.interop.description import Preparation
 from mapet_mm.interop.hf_export import hf_preprocessor
 from mapet_mm.interop.hf_timm import EPS, MODEL_TYPES, hf_network, hf_to_timm, timm_network
-from mapet_mm.interop.like_start import EXPORTS, TIMM_NETWORK
+from mapet_mm.interop.like_start import EXPORTS, TIMM_NETWORK, images_of
 from mapet_mm.interop.names import MASK_TOKEN
 from mapet_mm.interop.timm_export import pretrained_config
 from mapet_mm.registry import MODELS
@@ -252,8 +252,7 @@ def _with_network(source: str, exports: dict[str, Any], weights: Mapping[str, Te
     Raises:
         ValueError: it does not, or weights are missing or not finite.
     """
-    described = {name: tuple(v) if isinstance(v, list) else v for name, v in exports["images"].items()}
-    images = Preparation(**described)
+    images = images_of(exports)
     network = dict(
         {k: v for k, v in exports["timm"]["model_args"].items() if k not in ("in_chans", "num_classes")},
         type="mapet_mm.MaPeTPretrainTIMM",

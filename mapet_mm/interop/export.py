@@ -52,6 +52,8 @@ def write_export(
         write_weights(output, state_dict, {name: meta[name] for name in KEPT if name in meta})
         return ""
     if EXPORTS in meta:
+        if fold:
+            raise ValueError("--fold-layerscale is for this package's own ViT; others keep their layers")
         return write_like_start(output, target, state_dict, meta[EXPORTS])
 
     weights = network(state_dict)

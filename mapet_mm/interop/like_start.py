@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mapet_mm.interop.description import Preparation
 from mapet_mm.interop.hf_timm import timm_to_hf
 from mapet_mm.interop.names import MASK_TOKEN, StateDict
 from mapet_mm.utils.atomic_files import replace_file
@@ -27,6 +28,12 @@ def exports_entry(cfg: Mapping[str, Any]) -> dict[str, Any]:
     if not cfg.get(EXPORTS):
         return {}
     return {EXPORTS: json.loads(json.dumps(cfg[EXPORTS]))}  # plain, not the config's own dictionaries
+
+
+def images_of(exports: Mapping[str, Any]) -> Preparation:
+    """How the network takes its images."""
+    known = exports["images"]
+    return Preparation(**{name: tuple(v) if isinstance(v, list) else v for name, v in known.items()})
 
 
 def write_like_start(

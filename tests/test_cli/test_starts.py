@@ -22,6 +22,7 @@ from mapet_mm.cli.choices import init_tokens
 from mapet_mm.cli.pretrain import parse_args, pretrain
 from mapet_mm.cli.starts import INIT, Start, take_start, training_side
 from mapet_mm.engine.optimizers.layer_decay import Depths
+from mapet_mm.evaluation.named import load_model
 from mapet_mm.interop.description import Preparation
 from mapet_mm.interop.export import write_export
 from mapet_mm.registry import MODELS
@@ -258,6 +259,22 @@ def test_what_cannot_be_continued_is_refused_and_nothing_is_written(make, noun, 
         assert "hf:NAME_OR_FOLDER" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("target", "fold", "noun"),
+    [
+        ("torchvision", False, "torchvision"),
+        ("hf", False, "Hugging Face"),
+        ("timm", True, "--fold-layerscale"),
+    ],
+)
+def test_exports_are_of_the_starts_libraries(target, fold, noun, tmp_path):
+    name, _ = save("timm", "eva02, swiglu", tmp_path / "start")
+    take_start(name, tmp_path, None)
+    weights, meta = read_checkpoint(tmp_path / INIT)
+    with pytest.raises(ValueError, match=noun):
+        write_export(tmp_path / "out.pth", target, weights, meta, fold)
+
+
 def test_a_models_size_is_its_own(tmp_path):
     name, _ = save("timm", "vit", tmp_path / "start")
     with pytest.raises(UserError, match="--arch"):
@@ -367,5 +384,7 @@ def test_the_configs_follow_the_starts_images_and_grid(photographs, planned, tmp
     assert (steps[1].scale, steps[1].interpolation, steps[2].crop_size) == (36, "bilinear", SIDE)
     assert tokens.data_preprocessor.mean == training.data_preprocessor.mean == [102.0, 127.5, 153.0]
     assert training.model.backbone.cutting_point == 5 + 4  # class token, four registers, a quarter of 4 x 4
-    assert "source" not in training.exports  # no path that a moved RUN would miss
+    config, _ = load_model(str(tmp_path / "run/pretrain.py"), str(tmp_path / "run" / INIT))
+    assert config.test_dataloader.dataset.pipeline[1:3] == steps[1:3]  # for `mapet-mm evaluate`
+    # No path that a moved RUN would miss.
     assert str(tmp_path / "start") not in (tmp_path / "run/pretrain.py").read_text()

@@ -12,19 +12,13 @@ from typing import Any
 
 import torch
 from mmengine.fileio import list_dir_or_file
-from mmpretrain.models.backbones import VisionTransformer
 
+from mapet_mm.cli.starts import GRID, INIT, SIDE, Start, take_start
 from mapet_mm.datasets.formats import EXTENSIONS
-from mapet_mm.interop.convert import as_start, sizes_of
 from mapet_mm.models.target_generators.kclip import weights_file
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.utils.errors import UserError
-from mapet_mm.weight_files import read_weights, write_weights
 
-ARCHS = ("tiny", "small", "base")
-INIT = "init.pth"
-GRID = 14  # tokens per side: 224 pixels in patches of 16
-SQUARE_BYTES = (16 * GRID) ** 2 * 3
 GIGABYTE = 10**9
 ROWS_A_CENTROID = 39  # the minimum that faiss advises
 LARGEST_K = 8192  # the paper's
@@ -46,13 +40,19 @@ class Tokens:
 class Choices:
     """Decisions for the two configs, and the lines that tell the user about them."""
 
-    arch: str
+    arch: str | None  # of the recipe; None for the network of a start
+    start: Start | None
     tokens: Tokens
     k: int
     positions: int
     stores_squares: bool
     names: list[str]
     words: list[str]
+
+    @property
+    def side(self) -> int:
+        """Side in pixels of the images that the ViT is trained on."""
+        return side_of(self.start)
 
 
 def choose(args: argparse.Namespace) -> Choices:
@@ -68,17 +68,27 @@ def choose(args: argparse.Namespace) -> Choices:
             f"{args.images} holds no images ({', '.join(EXTENSIONS)}) but {left_out or 'no files'}"
         )
 
+    start = None
     arch = args.arch or "small"
+    grid = GRID
     if args.init:
-        arch, start = take_weights(args.init, args.out / INIT, args.arch)
-        words.append(start)
-    tokens = choose_tokens(args.tokenizer, arch, bool(args.init))
-    positions, k = vocabulary(count)
-    words.append(f"tokens: {tokens.words}; {k} centroids, from {positions} of {GRID**2} positions per image")
-    words.append(f"model: ViT-{arch}, {args.epochs} epochs of {count} images, {args.batch_size} per step")
-    stores_squares, squares = choose_squares(count, args.epochs, args.out)
+        start = take_start(args.init, args.out, args.arch)
+        arch = start.arch
+        grid = start.grid
+        words += start.words
+    tokens = choose_tokens(args.tokenizer, start, grid)
+    positions, k = vocabulary(count, grid)
+    words.append(f"tokens: {tokens.words}; {k} centroids, from {positions} of {grid**2} positions per image")
+    model = f"ViT-{arch}" if arch else start.network["model_name"]
+    words.append(f"model: {model}, {args.epochs} epochs of {count} images, {args.batch_size} per step")
+    stores_squares, squares = choose_squares(count, side_of(start), args.epochs, args.out)
     words.append(squares)
-    return Choices(arch, tokens, k, positions, stores_squares, names, words)
+    return Choices(arch, start, tokens, k, positions, stores_squares, names, words)
+
+
+def side_of(start: Start | None) -> int:
+    """Side in pixels of the images that a start's ViT takes; that of a plain ViT's without one."""
+    return start.images.img_size[0] if start and start.images else SIDE
 
 
 def find_images(folder: Path) -> tuple[list[str], Counter[str]]:
@@ -98,22 +108,22 @@ def find_images(folder: Path) -> tuple[list[str], Counter[str]]:
     return sorted(names), others
 
 
-def vocabulary(images: int) -> tuple[int, int]:
+def vocabulary(images: int, grid: int = GRID) -> tuple[int, int]:
     """Positions to sample per image, and the number of centroids for these rows: a power of two."""
     enough = LARGEST_K * ROWS_A_CENTROID
-    positions = min(GRID**2, max(4, -(-enough // images)))
+    positions = min(grid**2, max(4, -(-enough // images)))
     k = 2
     while 2 * k <= LARGEST_K and 2 * k * ROWS_A_CENTROID <= images * positions:
         k *= 2
     return positions, k
 
 
-def choose_squares(images: int, epochs: int, out: Path) -> tuple[bool, str]:
+def choose_squares(images: int, side: int, epochs: int, out: Path) -> tuple[bool, str]:
     """Whether to decode each image once and store its square in a folder, and a line that says why.
 
     It pays from the second epoch on. Half of the free disk stays for checkpoints and other users.
     """
-    needed = images * SQUARE_BYTES
+    needed = images * 3 * side**2
     free = shutil.disk_usage(out).free
     cost = f"{needed / GIGABYTE:.3g} GB; {free / GIGABYTE:.3g} GB are free"
     if epochs == 1:
@@ -123,71 +133,60 @@ def choose_squares(images: int, epochs: int, out: Path) -> tuple[bool, str]:
     return True, f"squares: each image is decoded once and stored, in {cost}"
 
 
-def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str]:
-    """Convert weights to start from; returns their ViT size and a line about them."""
-    try:
-        weights, told = as_start(read_weights(source))
-    except ValueError as error:
-        raise UserError(f"--init {source}: {error}") from error
-    sizes = sizes_of(weights)
-    patch = weights["backbone.patch_embed.projection.weight"].shape[-1]
-
-    # The sizes that the pre-training has recipes for; with --arch only that one.
-    known = {}
-    for name in [arch] if arch else ARCHS:
-        settings = VisionTransformer.arch_zoo[f"deit-{name}"]
-        known[name] = {key: settings[key] for key in sizes}
-    if sizes not in known.values() or patch != 16 or "backbone.cls_token" not in weights:
-        raise UserError(
-            f"--init {source}: a ViT with {sizes} and patches of {patch}; the pre-training needs a class "
-            f"token, patches of 16, and one of {known}"
-        )
-    write_weights(target, weights)
-    (found,) = (name for name in known if known[name] == sizes)
-    return found, f"start: {source}, {told}"
-
-
-def choose_tokens(wish: str, arch: str, has_init: bool) -> Tokens:
-    """The tokenizer for a wish: 'auto', 'clip', 'init' or 'random'; TowerError without CLIP's weights."""
+def choose_tokens(wish: str, start: Start | None, grid: int = GRID) -> Tokens:
+    """The tokenizer for a wish: 'auto', 'clip', 'init' or 'random'; TokenizerError without CLIP's weights."""
+    if wish == "auto" and start:
+        wish = "init"
     if wish == "auto":
         try:
-            return clip_tokens()
+            return clip_tokens(grid)
         except TokenizerError as error:
             # The rest of the message is for those who write a config.
             print(f"no CLIP weights: {str(error).partition(': check the network')[0]}", flush=True)
-        wish = "init" if has_init else "random"
+        wish = "random"
     if wish == "clip":
-        return clip_tokens()
+        return clip_tokens(grid)
     if wish == "init":
-        return init_tokens(arch)
-    return random_tokens()
+        return init_tokens(start)
+    return random_tokens(grid)
 
 
-def clip_tokens() -> Tokens:
+def clip_tokens(grid: int = GRID) -> Tokens:
     """The paper's k-CLIP, in float16; without a GPU, k-CLIP with the smallest CLIP ResNet, in float32."""
     has_gpu = torch.cuda.is_available()
     name = "RN50x64" if has_gpu else "RN50"
     weights_file(name, "openai")
-    config = dict(type="mapet_mm.KCLIP", clip_model=name, pretrained="openai", image_size=32 * GRID)
+    config = dict(type="mapet_mm.KCLIP", clip_model=name, pretrained="openai", image_size=32 * grid)
     if has_gpu:
         config["precision"] = "float16"
-    return Tokens(f"k-CLIP of {name}", config, 32 * GRID, CLIP_STATISTICS)
+    return Tokens(f"k-CLIP of {name}", config, 32 * grid, CLIP_STATISTICS)
 
 
-def init_tokens(arch: str) -> Tokens:
-    """Clusters of the features of the initial weights."""
+def init_tokens(start: Start) -> Tokens:
+    """Clusters of the features of the patches that the initial weights give, after the final norm."""
     weights = dict(type="Pretrained", checkpoint=INIT, prefix="backbone.")
-    encoder = dict(type="mapet_mm.MaPeTViT", arch=f"deit-{arch}", img_size=16 * GRID, out_type="featmap")
+    words = "clusters of the features of --init"
+    if start.network:
+        left_out = ("type", "cutting_point", "norm_eps")  # of the pre-training's class
+        options = {name: value for name, value in start.network.items() if name not in left_out}
+        encoder = dict(type="TIMMBackbone", **options, init_cfg=weights)
+        side = start.images.img_size[0]
+        statistics = tuple([255 * value for value in part] for part in (start.images.mean, start.images.std))
+        config = dict(type="mapet_mm.GridKMeans", encoder=encoder, image_size=side)
+        return Tokens(words, config, side, statistics)
+    encoder = dict(
+        type="mapet_mm.MaPeTViT", arch=f"deit-{start.arch}", img_size=16 * GRID, out_type="featmap"
+    )
     config = dict(type="mapet_mm.GridKMeans", encoder=dict(**encoder, init_cfg=weights))
-    return Tokens("clusters of the features of --init", config, 16 * GRID, IMAGENET_STATISTICS)
+    return Tokens(words, config, 16 * GRID, IMAGENET_STATISTICS)
 
 
-def random_tokens() -> Tokens:
+def random_tokens(grid: int = GRID) -> Tokens:
     """Clusters of the features of a small random CLIP ResNet, which capture colours and textures only."""
-    tower = dict(layers=[1, 1, 1, 1], width=16, image_size=16 * GRID)
+    tower = dict(layers=[1, 1, 1, 1], width=16, image_size=16 * grid)
     config = dict(type="mapet_mm.KCLIP", clip_model=tower, pretrained=dict(type="random", seed=0), stride=16)
     words = (
         "clusters of a random network's features, which know colours and textures only (better ones: "
         "--tokenizer clip or init)"
     )
-    return Tokens(words, config, 16 * GRID, CLIP_STATISTICS)
+    return Tokens(words, config, 16 * grid, CLIP_STATISTICS)

@@ -12,8 +12,10 @@ import torch
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from mapet_mm.cli.choices import INIT, Choices
-from mapet_mm.cli.verdict import add_entries, write_lists
+from mapet_mm.cli.choices import Choices
+from mapet_mm.cli.starts import INIT, Start
+from mapet_mm.cli.verdict import HELD_OUT, add_entries, write_lists
+from mapet_mm.interop.like_start import EXPORTS
 from mapet_mm.utils.atomic_files import replace_file, replace_json
 from mapet_mm.utils.commands import PACKAGE
 from mapet_mm.utils.identity import IDENTITY
@@ -83,6 +85,8 @@ def tokenizer_config(args: argparse.Namespace, choices: Choices) -> Config:
     resize = dict(type="ResizeEdge", edge="short", scale=tokens.image_size, **resampling)
     crop = dict(type="CenterCrop", crop_size=tokens.image_size)
     pipeline = [dict(type="LoadImageFromFile"), resize, crop, dict(type="PackInputs")]
+    if choices.start and choices.start.images:  # the part of each image that the start's ViT sees
+        pipeline = choices.start.images.at(tokens.image_size).pipeline
     images = images_config(args, pipeline)
     return Config(
         dict(
@@ -102,12 +106,17 @@ def tokenizer_config(args: argparse.Namespace, choices: Choices) -> Config:
 
 def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
     """Images and tokens -> pre-trained ViT: the package's recipe for this size with these images."""
-    (recipe,) = (PACKAGE / "configs/mapet").glob(f"mapet_vit-{choices.arch}-p16_kclip_*_in1k.py")
+    arch = choices.arch or "small"
+    (recipe,) = (PACKAGE / "configs/mapet").glob(f"mapet_vit-{arch}-p16_kclip_*_in1k.py")
     cfg = Config.fromfile(recipe)
+    load_square = cfg.load_square
+    if choices.start and choices.start.network:
+        take_network(cfg, choices.start)
+        load_square = choices.start.images.pipeline[:-1]
     total = args.batch_size * process_count(args)
     warm_up = min(max(1, args.epochs // 30), args.epochs - 1)  # as the paper's ten of 300
     load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=STORE)
-    pipeline = [*cfg.load_square, cfg.color_jitter, load_tokens, cfg.pack]
+    pipeline = [*load_square, cfg.color_jitter, load_tokens, cfg.pack]
     cfg.train_dataloader.dataset = images_config(args, pipeline)
     # In each iteration: the recipe's rate changes once an epoch, of which a folder may need only a few.
     unit = dict(by_epoch=True, convert_to_iter_based=True)
@@ -143,23 +152,34 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
         for part in ("cfg", "dataloader", "evaluator"):
             cfg[f"{name}_{part}"] = None
     cfg.custom_hooks = [*cfg.get("custom_hooks", []), dict(type="mapet_mm.ProgressHook")]
-    kept = {*signature(Runner).parameters, "custom_hooks"}
+    kept = {*signature(Runner).parameters, "custom_hooks", EXPORTS}
     pretraining = Config({name: value for name, value in cfg.items() if name in kept})
     add_entries(pretraining, args)
     if choices.stores_squares:
-        train_on_squares(pretraining, cfg, args.out)
+        train_on_squares(pretraining, load_square, choices, args.out)
     return pretraining
 
 
-def train_on_squares(pretraining: Config, recipe: Config, out: Path) -> None:
+def train_on_squares(pretraining: Config, load_square: list, choices: Choices, out: Path) -> None:
     """Read stored squares. A GPU jitters their colours; without one the loader does, as it would images'."""
     loader = pretraining.train_dataloader
-    loader.dataset = dict(type="mapet_mm.StoredImages", store=STORE, square=recipe.load_square)
+    *_, jitter, _, pack = loader.dataset.pipeline
+    loader.dataset = dict(type="mapet_mm.StoredImages", store=STORE, square=load_square, size=choices.side)
     if (out / HELD_OUT).exists():
         loader.dataset.left_out = HELD_OUT
     if torch.cuda.is_available():
         loader.collate_fn = dict(type="mapet_mm.whole_batch")
-        jitter = {name: value for name, value in recipe.color_jitter.items() if name != "type"}
-        pretraining.data_preprocessor.color_jitter = jitter
+        options = {name: value for name, value in jitter.items() if name != "type"}
+        pretraining.data_preprocessor.color_jitter = options
     else:
-        loader.dataset.pipeline = [recipe.color_jitter, recipe.pack]
+        loader.dataset.pipeline = [jitter, pack]
+
+
+def take_network(cfg: Config, start: Start) -> None:
+    """Give a recipe the network of a start, and its images' mean and standard deviation."""
+    options = dict(objective="mapet", drop_path_rate=cfg.model.backbone.drop_path_rate)
+    cfg.model.backbone = {**start.network, **options}
+    cfg.model.head.embed_dims = start.exports["sizes"]["embed_dims"]
+    for name in ("mean", "std"):
+        cfg.data_preprocessor[name] = [255 * value for value in getattr(start.images, name)]
+    cfg[EXPORTS] = start.exports

@@ -20,7 +20,7 @@ from typing import Any
 from mapet_mm.cli.stages import Stage, claim, run_stages
 from mapet_mm.utils.commands import tool_command
 from mapet_mm.utils.errors import UserError, one_line_errors
-from mapet_mm.utils.identity import IDENTITY, canonical, require_settings
+from mapet_mm.utils.identity import IDENTITY, canonical, digest_of_file, require_settings
 
 ARCHS = ("tiny", "small", "base")
 # Options that may differ between two starts of one job, because they do not decide what a training computes.
@@ -40,17 +40,18 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
     add("--arch", choices=ARCHS, help="size of the ViT (default: small, or that of --init)")
     add(
         "--init",
-        type=Path,
-        metavar="WEIGHTS",
-        help="start from these: a checkpoint of MAE, DeiT, DINOv2, timm, Hugging Face or this package",
+        metavar="START",
+        help="continue a pre-trained ViT: `timm:NAME` (DINOv2, DINOv3, EVA-02, ...) or "
+        "`timm:local-dir:FOLDER`; `hf:NAME_OR_FOLDER` (ViT, Dinov2, Dinov2WithRegisters, DINOv3ViT); the RUN "
+        "of another pre-training; or a file of a plain ViT's weights (patches of 16: MAE, DeiT, ...)",
     )
     add(
         "--tokenizer",
         default="auto",
         choices=("auto", "clip", "init", "random"),
-        help="whose features are clustered into tokens: `clip`, a CLIP ResNet's; `init`, the weights of "
-        "--init; `random`, a network's with random weights. auto (default): clip if its weights are there or "
-        "can be downloaded, else init, else random",
+        help="whose features are clustered into tokens: `clip`, a CLIP ResNet's; `init`, the start's own; "
+        "`random`, a network's with random weights. auto (default): init with --init; without it clip if its "
+        "weights are there or can be downloaded, else random",
     )
     add(
         "--epochs",
@@ -81,7 +82,7 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
     if args.max_skipped is not None and not 0 <= args.max_skipped <= 1:
         parser.error("--max-skipped must be between 0 and 1")
     if args.tokenizer == "init" and not args.init:
-        parser.error("--tokenizer init needs --init WEIGHTS")
+        parser.error("--tokenizer init needs --init START")
     return args
 
 
@@ -107,13 +108,10 @@ def pretrain(args: argparse.Namespace) -> None:
         raise UserError(f"{args.out}: another `mapet-mm pretrain` is at work there")
 
     # More epochs than before are no other job: they lengthen the training that is there.
-    identity = args.out / IDENTITY
-    earlier = json.loads(identity.read_text()) if identity.exists() else {}
+    earlier = recorded_options(args.out)
     args.epochs = args.epochs or earlier.get("epochs", EPOCHS)
     epochs = min(args.epochs, earlier.get("epochs", args.epochs))
-    options = deciding_options(args, epochs)
-
-    prepare(args, options)
+    options = prepare(args, deciding_options(args, epochs))
     if args.epochs > epochs:
         print(lengthen(args.out, options, args.epochs), flush=True)
     if args.max_skipped is not None:
@@ -129,11 +127,37 @@ def deciding_options(args: argparse.Namespace, epochs: int) -> dict[str, Any]:
     options = {name: value for name, value in vars(args).items() if name not in FREE_OPTIONS}
     options["images"] = args.images.resolve()
     options["epochs"] = epochs
+    if args.init and Path(args.init).exists():
+        options["init"] = Path(args.init).resolve()
     return canonical(options)
 
 
-def prepare(args: argparse.Namespace, options: dict[str, Any]) -> None:
-    """Decide, and write the configs into RUN; or keep those that are there, if they are of these options."""
+def with_start(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the identity of the weights to start from, once RUN has these.
+
+    What lies in RUN counts; and the source, as long as it is there.
+    """
+    if not args.init:
+        return options
+    from mapet_mm.cli.starts import INIT, source_digest
+
+    recorded = recorded_options(args.out).get("start", {})
+    source = source_digest(args.init) or recorded.get("source")
+    return {**options, "start": dict(weights=digest_of_file(args.out / INIT), source=source)}
+
+
+def recorded_options(out: Path) -> dict[str, Any]:
+    """The options that a RUN was made with; none before its first start."""
+    identity = out / IDENTITY
+    return json.loads(identity.read_text()) if identity.exists() else {}
+
+
+def prepare(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
+    """Decide, and write the configs into RUN; or keep those that are there, if they are of these options.
+
+    Returns:
+        The options with the identity of the weights to start from.
+    """
     from mapet_mm.cli.choices import choose, find_images
     from mapet_mm.cli.configs import IMAGES, PRETRAINING, TOKENIZER, write_configs
 
@@ -141,10 +165,12 @@ def prepare(args: argparse.Namespace, options: dict[str, Any]) -> None:
     if not all(config.exists() for config in configs):
         choices = choose(args)
         print("\n".join(choices.words), flush=True)
+        options = with_start(args, options)
         require_settings(args.out, options, "run", "take another --out")
         write_configs(args, choices)
-        return
+        return options
 
+    options = with_start(args, options)
     require_settings(args.out, options, "run", "take another --out")
     print(f"going on with {' and '.join(map(str, configs))}", flush=True)
     listed = (args.out / IMAGES).read_text().split("\n")
@@ -152,6 +178,7 @@ def prepare(args: argparse.Namespace, options: dict[str, Any]) -> None:
     num_new = len(set(names).difference(listed))
     if num_new:
         print(f"images: {num_new} are new and left out (another --out trains with them)", flush=True)
+    return options
 
 
 def stages(args: argparse.Namespace) -> list[Stage]:
@@ -174,8 +201,9 @@ def stages(args: argparse.Namespace) -> list[Stage]:
         *squares,
         ("pre-training", "train", run / PRETRAINING, "--work-dir", checkpoint.parent),
         ("for timm", "convert", "mm", "timm", checkpoint, run / "timm"),
-        ("for Hugging Face", "convert", "mm", "hf", checkpoint, run / "huggingface"),
     ]
+    if has_hugging_face(run):
+        commands.append(("for Hugging Face", "convert", "mm", "hf", checkpoint, run / "huggingface"))
     if (run / HELD_OUT).exists():
         commands.append(("verdict", "verdict", run, "--cache", run / "features", "--out", run))
     made = []
@@ -208,14 +236,24 @@ def last_checkpoint(run: Path) -> Path:
     return run / cfg.work_dir / f"epoch_{cfg.train_cfg.max_epochs}.pth"
 
 
+def has_hugging_face(run: Path) -> bool:
+    """True unless Hugging Face has no network like the one that a RUN continues."""
+    from mapet_mm.cli.configs import EXPORTS, PRETRAINING, Config
+
+    exports = Config.fromfile(run / PRETRAINING).get(EXPORTS)
+    return exports is None or exports.hf is not None
+
+
 def next_steps(args: argparse.Namespace) -> str:
     """What to do with a RUN that has ended, by names that are right in the folder of the caller."""
     from mapet_mm.cli.configs import PRETRAINING
 
     config = args.out / PRETRAINING
-    evaluate = shlex.join(["mapet-mm", "evaluate", str(config), str(last_checkpoint(args.out)), "--data"])
-    return (
-        f"next: {evaluate} FOLDER\n"
-        f'      timm.create_model("local-dir:{args.out}/timm", pretrained=True)\n'
-        f'      transformers.AutoModel.from_pretrained("{args.out}/huggingface")'
-    )
+    model = [str(config), str(last_checkpoint(args.out))]
+    lines = [
+        f"next: {shlex.join(['mapet-mm', 'evaluate', *model, '--data'])} FOLDER",
+        f'      timm.create_model("local-dir:{args.out}/timm", pretrained=True)',
+    ]
+    if has_hugging_face(args.out):
+        lines.append(f'      transformers.AutoModel.from_pretrained("{args.out}/huggingface")')
+    return "\n".join(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,10 +46,11 @@ class StoredImages(Dataset):
         square: configs of the steps that make the square, for `mapet-mm store-images`. Squares that were made
             by others are refused.
         data_root: folder of the names in the store, if the images have moved since they were recorded.
+        left_out: file of names, one a line, of images that are left out, for example for validation.
 
     Raises:
-        TokenStoreError: there is no such store, its squares are missing or of other steps, or it has no
-            images with the prefix.
+        TokenStoreError: there is no such store, its squares are missing or of other steps, it has no images
+            with the prefix, or lacks one that is left out.
 
     Example::
 
@@ -73,6 +75,7 @@ class StoredImages(Dataset):
         prefix: str = "",
         square: Sequence[Mapping[str, Any]] | None = None,
         data_root: str | None = None,
+        left_out: str | None = None,
     ) -> None:
         self.store = TokenStore.open(store)
         self.squares = Squares(self.store, size, square)
@@ -80,12 +83,23 @@ class StoredImages(Dataset):
         self.metainfo: dict[str, Any] = {}
         self.steps = Compose(list(pipeline))
         has_square = self.squares.rows(prefix)
+        if left_out is not None:
+            has_square[self._rows_in(left_out)] = False
         if not has_square.any():
             raise TokenStoreError(f"token store `{store}` has no images whose names begin with `{prefix}`")
         # The images as ranges of rows: where each begins, and the index after its last image.
         edges = np.flatnonzero(np.diff(has_square, prepend=False, append=False)).reshape(-1, 2)
         self._first_rows = edges[:, 0]
         self._ends = np.cumsum(edges[:, 1] - edges[:, 0])
+
+    def _rows_in(self, file: str) -> Int64[np.ndarray, " names"]:
+        """The store's rows of the images in a list."""
+        names = Path(file).read_text().splitlines()
+        rows = self.store.rows(names)
+        if (rows < 0).any():
+            unknown = names[int((rows < 0).argmax())]
+            raise TokenStoreError(f"token store `{self.store.path}` has no image `{unknown}` of {file}")
+        return rows
 
     def full_init(self) -> None:
         """Nothing: the constructor opens all that is needed. MMEngine calls this of its own datasets."""

@@ -28,7 +28,15 @@ from mapet_mm.weight_files import only_safe_globals, read_weights
 
 # Where checkpoints have a backbone's weights, tried in this order: a training's, a bare network's, those of a
 # wrapper of timm or Hugging Face, and the same under a wrapper for several processes.
-PREFIXES = ("backbone.", "", "model.", "model.backbone.", "module.backbone.", "module.")
+PREFIXES = (
+    "backbone.",
+    "",
+    "model.",
+    "model.backbone.",
+    "module.backbone.",
+    "module.",
+    "backbone.timm_model.",
+)
 # Tables of Swin Transformers that the model computes itself.
 COMPUTED = ("attn_mask", "relative_coords_table")
 RANDOM = "random weights"

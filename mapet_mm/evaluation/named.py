@@ -28,11 +28,11 @@ from mapet_mm.evaluation.models import (
 from mapet_mm.interop.convert import CLASS_TOKEN, FINAL_NORM, as_start, sizes_of
 from mapet_mm.interop.description import (
     INTERPOLATIONS,
-    Description,
     Preparation,
     description_of,
     read_description,
 )
+from mapet_mm.interop.like_start import EXPORTS, images_of
 from mapet_mm.interop.released import SCHEME
 from mapet_mm.models import MaPeTViT
 from mapet_mm.utils.config import in_package, read_config
@@ -129,12 +129,13 @@ def _of_config(
     return config, loaded
 
 
-def _add_test_images(config: Config) -> Description | None:
+def _add_test_images(config: Config) -> Preparation | None:
     """Give a pre-training's config the pipeline of a test, resized as in training, unless it has one."""
     if any(config.get(key) for key in (SECTION, "knn_probe", "test_dataloader")):
         return None
     try:
-        description = description_of(config)
+        # A continued ViT takes its images as its start does.
+        description = images_of(config[EXPORTS]) if config.get(EXPORTS) else description_of(config)
     except ValueError:  # `read_image_sets` says what is missing if it needs a pipeline
         return None
     config.test_dataloader = dict(dataset=dict(pipeline=description.pipeline))

@@ -6,7 +6,7 @@ A training writes it into the `meta` of its checkpoints (`description_entry`); a
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mmengine.utils import to_2tuple
@@ -49,8 +49,17 @@ class Preparation:
         resize = dict(type="ResizeEdge", scale=self.resize, **options)
         if self.resize is None:
             resize = dict(type="Resize", scale=self.img_size[::-1], **options)
-        crop = dict(type="CenterCrop", crop_size=self.img_size[::-1])
+        height, width = self.img_size
+        # A token store keeps this as JSON, whose lists the transform does not take.
+        crop = dict(type="CenterCrop", crop_size=height if height == width else (width, height))
         return [dict(type="LoadImageFromFile"), resize, crop, dict(type="PackInputs")]
+
+    def at(self, side: int) -> "Preparation":
+        """The same part of each image as a square of another size."""
+        resize = self.resize
+        if resize is not None:
+            resize = round(resize * side / min(self.img_size))
+        return replace(self, img_size=(side, side), resize=resize)
 
     def __str__(self) -> str:
         height, width = self.img_size

@@ -11,6 +11,7 @@ from torch import Tensor
 from mapet_mm.interop.convert import FROM_MM, StateDict, network
 from mapet_mm.interop.description import ENTRY, Description, read_description
 from mapet_mm.interop.hf_export import hf_config, hf_preprocessor
+from mapet_mm.interop.like_start import EXPORTS, write_like_start
 from mapet_mm.interop.onnx_export import SHAPES, write_onnx
 from mapet_mm.interop.timm_export import timm_call, timm_config
 from mapet_mm.models.backbones.checkpoint_hooks import fold_layer_scale
@@ -20,7 +21,7 @@ from mapet_mm.weight_files import write_weights
 FOLDERS = ("timm", "hf")  # libraries that load a folder
 FOLDED = ("timm", "torchvision")  # networks without LayerScale
 # What a checkpoint of ours keeps of its metadata.
-KEPT = ("cfg", "dataset_meta", ENTRY)
+KEPT = ("cfg", "dataset_meta", ENTRY, EXPORTS)
 
 
 def write_export(
@@ -50,6 +51,10 @@ def write_export(
     if target == "mm":
         write_weights(output, state_dict, {name: meta[name] for name in KEPT if name in meta})
         return ""
+    if EXPORTS in meta:
+        if fold:
+            raise ValueError("--fold-layerscale is for this package's own ViT; others keep their layers")
+        return write_like_start(output, target, state_dict, meta[EXPORTS])
 
     weights = network(state_dict)
     if fold:

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from mapet_mm.interop.convert import sizes_of
-from mapet_mm.interop.description import INTERPOLATIONS, Description
+from mapet_mm.interop.description import INTERPOLATIONS, Description, Preparation
 
 
 def hf_config(weights: Mapping[str, Tensor], description: Description) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def hf_config(weights: Mapping[str, Tensor], description: Description) -> dict[s
     }
 
 
-def hf_preprocessor(description: Description) -> dict[str, Any]:
+def hf_preprocessor(description: Preparation) -> dict[str, Any]:
     """The content of preprocessor_config.json for Hugging Face's `AutoImageProcessor.from_pretrained`."""
     height, width = description.img_size
     whole = {"height": height, "width": width}

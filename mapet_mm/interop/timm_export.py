@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from mapet_mm.interop.convert import CLASS_TOKEN, FINAL_NORM, num_classes_of, sizes_of
-from mapet_mm.interop.description import Description
+from mapet_mm.interop.description import Description, Preparation
 from mapet_mm.models.backbones.checkpoint_hooks import SCALED
 
 POOLED_NORM = "backbone.ln2.weight"
@@ -34,7 +34,7 @@ def timm_arguments(weights: Mapping[str, Tensor], description: Description) -> d
         embed_dim=sizes["embed_dims"],
         depth=sizes["num_layers"],
         num_heads=description.num_heads,
-        mlp_ratio=_mlp_ratio(sizes["embed_dims"], sizes["feedforward_channels"]),
+        mlp_ratio=mlp_ratio(sizes["embed_dims"], sizes["feedforward_channels"]),
         init_values=0.1 if any(name.endswith(tuple(SCALED)) for name in weights) else None,
         class_token=CLASS_TOKEN in weights,
         global_pool=_global_pool(weights, description),
@@ -63,18 +63,23 @@ def timm_config(weights: Mapping[str, Tensor], description: Description) -> dict
         "num_features": arguments["embed_dim"],
         "global_pool": arguments["global_pool"],
         "model_args": arguments,
-        "pretrained_cfg": {
-            "input_size": [3, *description.img_size],
-            "fixed_input_size": True,
-            "interpolation": description.interpolation,
-            "crop_pct": description.crop_pct,
-            "crop_mode": "squash" if description.resize is None else "center",
-            "mean": description.mean,
-            "std": description.std,
-            "num_classes": num_classes,
-            "first_conv": "patch_embed.proj",
-            "classifier": "head",
-        },
+        "pretrained_cfg": pretrained_config(description, num_classes),
+    }
+
+
+def pretrained_config(preparation: Preparation, num_classes: int = 0) -> dict[str, Any]:
+    """timm's description of a ViT's images."""
+    return {
+        "input_size": [3, *preparation.img_size],
+        "fixed_input_size": True,
+        "interpolation": preparation.interpolation,
+        "crop_pct": preparation.crop_pct,
+        "crop_mode": "squash" if preparation.resize is None else "center",
+        "mean": preparation.mean,
+        "std": preparation.std,
+        "num_classes": num_classes,
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
     }
 
 
@@ -92,7 +97,7 @@ def _global_pool(weights: Mapping[str, Tensor], description: Description) -> str
     )
 
 
-def _mlp_ratio(width: int, inner_width: int) -> float:
+def mlp_ratio(width: int, inner_width: int) -> float:
     """The ratio that gives `inner_width` although timm truncates its product with the width."""
     ratio = inner_width / width
     if int(width * ratio) == inner_width:

@@ -12,9 +12,10 @@ from mmengine.config import Config
 from PIL import Image
 
 from mapet_mm.cli import choices
-from mapet_mm.cli.choices import choose, take_weights, vocabulary
+from mapet_mm.cli.choices import choose, init_tokens, vocabulary
 from mapet_mm.cli.pretrain import main, parse_args, pretrain
 from mapet_mm.cli.stages import Stage, claim
+from mapet_mm.cli.starts import Start, take_weights
 from mapet_mm.models import MaPeTPretrainViT
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.registry import MODELS
@@ -90,25 +91,48 @@ def test_without_clip_weights_the_network_is_a_random_one_and_a_line_says_so(pho
     assert chosen.tokens.config["pretrained"] == dict(type="random", seed=0)
     assert chosen.words[2].startswith("tokens: clusters of a random network's features, which know colours")
     with pytest.raises(TokenizerError, match="could not download"):
-        choices.choose_tokens("clip", "tiny", False)
+        choices.choose_tokens("clip", None)
 
 
 @pytest.mark.parametrize(
     ("has_clip", "has_init", "tokenizer"),
     [
-        (True, True, "k-CLIP of RN50"),
-        (True, False, "k-CLIP of RN50"),
+        (True, True, "clusters of the features of --init"),
         (False, True, "clusters of the features of --init"),
+        (True, False, "k-CLIP of RN50"),
         (False, False, "clusters of a random network's features"),
     ],
 )
-def test_the_tokenizer_is_clip_then_init_then_random(photographs, monkeypatch, has_clip, has_init, tokenizer):
+def test_the_tokenizer_is_the_starts_or_else_clip_or_else_random(
+    photographs, monkeypatch, has_clip, has_init, tokenizer
+):
     weights = photographs.parent / "deit.pth"
     torch.save(deit().state_dict(), weights)
     if has_clip:
         monkeypatch.setattr(choices, "weights_file", lambda *_: "RN50.pt")
     chosen = choose(options(photographs, *(["--init", str(weights)] if has_init else [])))
     assert chosen.tokens.words.startswith(tokenizer)
+
+
+def test_clip_is_asked_for_beside_a_start(photographs, monkeypatch):
+    torch.save(deit().state_dict(), photographs.parent / "deit.pth")
+    monkeypatch.setattr(choices, "weights_file", lambda *_: "RN50.pt")
+    chosen = choose(
+        options(photographs, "--init", str(photographs.parent / "deit.pth"), "--tokenizer", "clip")
+    )
+    assert chosen.tokens.words.startswith("k-CLIP of RN50")
+
+
+def test_the_starts_tokens_cluster_the_features_of_its_weights(tmp_path):
+    model = deit().eval()
+    torch.save(model.state_dict(), tmp_path / "deit.pth")
+    take_weights(tmp_path / "deit.pth", tmp_path / "init.pth", None)
+    config = init_tokens(Start([], arch="tiny")).config
+    config["encoder"]["init_cfg"]["checkpoint"] = str(tmp_path / "init.pth")
+    images = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        patches = model.forward_features(images)[:, 1:]
+    torch.testing.assert_close(MODELS.build(config).features(images), patches, rtol=1e-4, atol=1e-4)
 
 
 def test_other_options_for_the_same_folder_are_refused(photographs, planned, monkeypatch):

@@ -192,9 +192,21 @@ REFUSED = [
     (lambda path: stored(path, square=[LOAD]), r"pipeline\.1: removed"),
     (lambda path: stored(path, square=[LOAD, dict(CROP, interpolation="area")]), "bicubic, now area"),
     (lambda path: stored(path, "test/"), "no images whose names begin with `test/`"),
+    (lambda path: listed_of_another_folder(path), "no image `of another folder"),
     (extended, "not all images of .* have a square"),
     (replaced, "store: .*, now "),
 ]
+
+
+def test_images_of_a_list_are_left_out(folder):
+    (folder / "held_out.txt").write_text("\n".join([TRAIN[3], VAL[0]]))
+    dataset = DATASETS.build(stored(folder, "", left_out=str(folder / "held_out.txt")))
+    assert names_in(dataset, folder) == sorted({*TRAIN, *VAL} - {TRAIN[3], VAL[0]})
+
+
+def listed_of_another_folder(folder: Path) -> dict:
+    (folder / "list.txt").write_text("of another folder.png")
+    return stored(folder, left_out=str(folder / "list.txt"))
 
 
 @pytest.mark.parametrize(("change", "noun"), REFUSED, ids=[noun[:25] for _, noun in REFUSED])

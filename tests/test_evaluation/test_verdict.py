@@ -1,4 +1,4 @@
-"""The verdict: paired intervals hold what they promise, figures are scikit-learn's, and words follow from them."""
+"""The verdict: paired intervals hold, figures are scikit-learn's, and words follow from them."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ from mapet_mm.evaluation.verdict import (
 
 
 def test_paired_intervals_cover_the_true_gain_in_95_of_100_cases():
-    """Two models that agree on most images: of 300 sets of 200 images, as the binomial says (3 deviations)."""
+    """Models that agree on most images: of 300 sets of 200 images, as the binomial says (3 deviations)."""
     random = np.random.default_rng(0)
     groups = np.zeros(200, np.int64)
     covered = 0

@@ -9,6 +9,7 @@ from mmengine.runner import Runner
 from mapet_mm.engine.hooks.whole_checkpoint_hook import WholeCheckpointHook
 from mapet_mm.engine.runners.resume import check_weights
 from mapet_mm.interop.description import description_entry
+from mapet_mm.interop.like_start import exports_entry
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.dist import unwrapped
 
@@ -41,6 +42,7 @@ class PortableCheckpointHook(WholeCheckpointHook):
         """Add a description for exports and the config's digests; leave tensors and plain values."""
         if "meta" in checkpoint:
             checkpoint["meta"].update(description_entry(runner.cfg))
+            checkpoint["meta"].update(exports_entry(runner.cfg))
             if self.recipe:
                 checkpoint["meta"]["recipe"] = self.recipe
         super().before_save_checkpoint(runner, checkpoint)

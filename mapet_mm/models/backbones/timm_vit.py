@@ -67,9 +67,13 @@ class TIMMLayer(TwoStreamLayer):
 class TIMMViT(TIMMBackbone):
     """MMPretrain's `TIMMBackbone` of a ViT, with the attributes of MMPretrain's own ViTs."""
 
-    def __init__(self, model_name: str, **kwargs: Any) -> None:
+    def __init__(self, model_name: str, norm_eps: float | None = None, **kwargs: Any) -> None:
         super().__init__(model_name, **kwargs)
         vit = self.timm_model
+        if norm_eps is not None:
+            for module in vit.modules():
+                if isinstance(module, nn.LayerNorm):
+                    module.eps = norm_eps
         layers = getattr(vit, "blocks", ())
         parts = {type(vit), *map(type, layers), *(type(getattr(layer, "attn", None)) for layer in layers)}
         unknown = {part.__name__ for part in parts} - KNOWN
@@ -85,6 +89,18 @@ class TIMMViT(TIMMBackbone):
         """The layers; as an attribute their weights would be saved twice."""
         return self.timm_model.blocks
 
+    def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
+        """Depth of a parameter and number of depths, as MMPretrain's ViTs count them."""
+        num_depths = len(self.layers) + 2
+        name = param_name.removeprefix(prefix)
+        if not param_name.startswith(prefix) or not name.startswith("timm_model."):
+            return num_depths - 1, num_depths  # a head or the mask token
+        part, _, rest = name.removeprefix("timm_model.").partition(".")
+        if part == "blocks":
+            return int(rest.partition(".")[0]) + 1, num_depths
+        is_last = part in ("norm", "fc_norm")
+        return num_depths - 1 if is_last else 0, num_depths
+
 
 @MODELS.register_module()
 class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
@@ -96,7 +112,8 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
     Args:
         model_name: timm's name of the model.
         **kwargs: as for `TIMMBackbone` and of timm's model (`pretrained`, `img_size`, `reg_tokens`, ...);
-            and `cutting_point` and `objective` of `MaPeTPretrainViT`.
+            `cutting_point` and `objective` of `MaPeTPretrainViT`; and `norm_eps`, what the norms add to the
+            variance if another library's weights want another value than timm's.
 
     Raises:
         ValueError: as for `MaPeTPretrainViT`, or a model with a forward pass that is unknown here.

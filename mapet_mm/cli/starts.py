@@ -1,0 +1,326 @@
+"""What `mapet-mm pretrain --init` starts from: models of timm and Hugging Face, files of weights, other RUNs.
+
+The weights are fetched and converted once, into RUN/init.pth, so that RUN needs neither network nor source.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from mmengine.logging import MMLogger
+from mmpretrain.models.backbones import VisionTransformer
+from torch import Tensor, nn
+
+from mapet_mm.evaluation.named import LIBRARIES
+from mapet_mm.interop.convert import as_start, sizes_of
+from mapet_mm.interop.description import Preparation
+from mapet_mm.interop.hf_export import hf_preprocessor
+from mapet_mm.interop.hf_timm import EPS, MODEL_TYPES, hf_network, hf_to_timm, timm_network
+from mapet_mm.interop.like_start import EXPORTS, TIMM_NETWORK, images_of
+from mapet_mm.interop.names import MASK_TOKEN
+from mapet_mm.interop.timm_export import pretrained_config
+from mapet_mm.registry import MODELS
+from mapet_mm.utils.errors import UserError, reason_of
+from mapet_mm.utils.identity import digest, digest_of_file
+from mapet_mm.weight_files import only_safe_globals, read_checkpoint, read_weights, write_weights
+
+INIT = "init.pth"
+ARCHS = ("tiny", "small", "base")
+NAMED = ("timm", "hf")
+TAKEN = (
+    "--init takes timm:NAME or timm:local-dir:FOLDER (VisionTransformer and Eva with a class token: DINOv2, "
+    f"DINOv3, EVA-02, ...), hf:NAME_OR_FOLDER ({', '.join(MODEL_TYPES)}), a file of a plain ViT's weights "
+    "(patches of 16, tiny, small or base), or the RUN of another `mapet-mm pretrain`"
+)
+# Images are as large as the start takes them, up to 16 x 16 patches; else of 224 pixels or less.
+LARGEST_GRID = 16
+SIDE = 224
+GRID = 14  # patches per side of a plain ViT's images: 224 pixels in patches of 16
+# Names of weights that features do not need.
+UNREAD = ("pooler", "mask_token")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Weights to start from, which are in RUN/init.pth.
+
+    Args:
+        words: lines for the user.
+        arch: 'tiny' | 'small' | 'base' of MMPretrain's plain ViT; None for a network of timm.
+        grid: patches per side of an image.
+        network: config of the backbone for another network.
+        images: how the network takes its images; None for a file of weights, which does not say.
+        exports: what timm and Hugging Face read beside the weights; see `mapet_mm.interop.like_start`.
+    """
+
+    words: list[str]
+    arch: str | None = None
+    grid: int = GRID
+    network: dict[str, Any] | None = None
+    images: Preparation | None = None
+    exports: dict[str, Any] | None = None
+
+
+def take_start(source: str, out: Path, arch: str | None) -> Start:
+    """Write the weights of a start into a RUN.
+
+    Raises:
+        UserError: there is no such start, or it cannot be continued; the line names what can.
+    """
+    library, _, name = source.partition(":")
+    path = Path(source)
+    if library not in NAMED and path.is_dir():
+        if (path / "pretrain.py").is_file():
+            return _of_run(source, out, arch)
+        if not (path / "config.json").is_file():
+            raise UserError(f"--init {source}: a folder without config.json or pretrain.py; {TAKEN}")
+        is_of_timm = '"architecture"' in (path / "config.json").read_text()
+        library, name = ("timm", f"local-dir:{source}") if is_of_timm else ("hf", source)
+    if library not in NAMED:
+        return _of_file(source, path, out, arch)
+
+    if arch:
+        raise UserError(f"--init {source}: the model has its own size; leave out --arch {arch}")
+    take = _of_timm if library == "timm" else _of_hugging_face
+    with _one_line(source):
+        exports, weights = take(name)
+        return _with_network(source, exports, weights, out)
+
+
+@contextmanager
+def _one_line(source: str) -> Iterator[None]:
+    """Turn the errors of the libraries that load models into one line."""
+    try:
+        # They load with PyTorch's list of what a file may hold, to which MMEngine adds `getattr`.
+        with only_safe_globals():
+            yield
+    except (OSError, RuntimeError, ValueError, KeyError, ImportError, UnpicklingError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"--init {source}: {reason_of(error)}; {TAKEN}") from error
+
+
+def _of_file(source: str, path: Path, out: Path, arch: str | None) -> Start:
+    """A file of a plain ViT's weights; or one that this command wrote, of another ViT."""
+    weights, meta = read_checkpoint(path)
+    if EXPORTS in meta:
+        with _one_line(source):
+            return _with_network(source, meta[EXPORTS], weights, out)
+    found, words = take_weights(path, out / INIT, arch)
+    return Start([words], arch=found)
+
+
+def _of_run(source: str, out: Path, arch: str | None) -> Start:
+    """The last checkpoint of another RUN."""
+    checkpoints = Path(source, "training").glob("epoch_*.pth")
+    last = max(checkpoints, key=lambda path: int(path.stem.partition("_")[2]), default=None)
+    if last is None:
+        raise UserError(f"--init {source}: the RUN has no training/epoch_N.pth yet; {TAKEN}")
+    return _of_file(f"{source} ({last.name})", last, out, arch)
+
+
+def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str]:
+    """Convert a plain ViT's weights to start from; returns their ViT size and a line about them."""
+    try:
+        weights, told = as_start(read_weights(source))
+    except ValueError as error:
+        raise UserError(f"--init {source}: {error}; {TAKEN}") from error
+    sizes = sizes_of(weights)
+    patch = weights["backbone.patch_embed.projection.weight"].shape[-1]
+
+    # The sizes that the pre-training has recipes for; with --arch only that one.
+    known = {}
+    for name in [arch] if arch else ARCHS:
+        settings = VisionTransformer.arch_zoo[f"deit-{name}"]
+        known[name] = {key: settings[key] for key in sizes}
+    if sizes not in known.values() or patch != 16 or "backbone.cls_token" not in weights:
+        raise UserError(
+            f"--init {source}: a ViT with {sizes} and patches of {patch}; as a file, the pre-training takes "
+            f"one with a class token, patches of 16, and one of {known}; {TAKEN}"
+        )
+    write_weights(target, weights)
+    (found,) = (name for name in known if known[name] == sizes)
+    return found, f"start: {source}, {told}"
+
+
+def _of_timm(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What the exports of a model of timm say, and its weights at the training's image size."""
+    import timm
+
+    model, images, _ = LIBRARIES["timm"](name, True, None)
+    if type(model).__name__ not in ("VisionTransformer", "Eva"):
+        raise ValueError(f"a {type(model).__name__}")
+    if model.attn_pool is not None:
+        raise ValueError(f"`global_pool={model.global_pool!r}`, whose weights the pre-training does not have")
+    side = training_side(images, model.patch_embed.patch_size[0])
+    # Position embeddings are of one size; angles are of any.
+    if model.pos_embed is not None and tuple(model.patch_embed.img_size) != (side, side):
+        model.set_input_size(img_size=side)
+    model.reset_classifier(0)
+    with TemporaryDirectory() as folder:
+        timm.models.save_for_hf(model, folder, safe_serialization=True)
+        config = json.loads(Path(folder, "config.json").read_text())
+    exports = dict(
+        timm=config,
+        hf=hf_network(model, side),
+        hf_preprocessor=hf_preprocessor(images.at(side)),
+        images=asdict(images.at(side)),
+        norm_eps=None,
+        sizes=dict(
+            patch_size=model.patch_embed.patch_size[0],
+            embed_dims=model.embed_dim,
+            num_extra_tokens=model.num_prefix_tokens,
+        ),
+    )
+    return exports, {TIMM_NETWORK + key: value for key, value in model.state_dict().items()}
+
+
+def _of_hugging_face(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What the exports of a model of Hugging Face say, and its weights at the training's image size."""
+    import transformers
+
+    model, images, missing = LIBRARIES["hf"](name, True, None)
+    lacking = [key for key in missing if not any(part in key for part in UNREAD)]
+    if lacking:
+        raise ValueError(f"its files lack {len(lacking)} weights, `{lacking[0]}` first")
+    settings = model.config.to_dict()
+    architecture, arguments = timm_network(settings)
+    side = training_side(images, settings["patch_size"])
+    with TemporaryDirectory() as folder:  # in the files, names stay the same from version to version
+        model.float().save_pretrained(folder, max_shard_size="1TB")
+        config = json.loads(Path(folder, "config.json").read_text())
+        weights = read_weights(folder)
+    processor = json.loads(transformers.AutoImageProcessor.from_pretrained(name).to_json_string())
+    if images.img_size != (side, side):
+        processor = hf_preprocessor(images.at(side))
+    if "embeddings.position_embeddings" in weights and settings["image_size"] != side:
+        grid = side // settings["patch_size"]
+        tokens = torch.zeros(1, 1 + grid * grid, settings["hidden_size"])
+        with torch.no_grad():
+            resized = model.embeddings.interpolate_pos_encoding(tokens, side, side)
+        weights["embeddings.position_embeddings"] = resized
+        config["image_size"] = side
+        arguments["img_size"] = side
+
+    eps = settings["layer_norm_eps"]
+    exports = dict(
+        timm=dict(
+            architecture=architecture,
+            num_classes=0,
+            num_features=arguments["embed_dim"],
+            model_args=arguments,
+            pretrained_cfg=pretrained_config(images.at(side)),
+        ),
+        hf=config,
+        hf_preprocessor=processor,
+        images=asdict(images.at(side)),
+        norm_eps=None if eps == EPS[settings["model_type"]] else eps,
+        sizes=dict(
+            patch_size=settings["patch_size"],
+            embed_dims=settings["hidden_size"],
+            num_extra_tokens=1 + settings.get("num_register_tokens", 0),
+        ),
+    )
+    of_timm = hf_to_timm(weights, settings)
+    converted = {TIMM_NETWORK + key: value for key, value in of_timm.items()}
+    mask_token = weights.get("embeddings.mask_token")
+    if mask_token is not None and mask_token.any():
+        converted[MASK_TOKEN] = mask_token.reshape(1, 1, -1)
+    return exports, converted
+
+
+def training_side(images: Preparation, patch: int) -> int:
+    """Side of the training's images in pixels."""
+    height, width = images.img_size
+    fits = height == width and height % patch == 0
+    if fits and height // patch <= LARGEST_GRID:
+        return height
+    return min(SIDE, LARGEST_GRID * patch, height, width) // patch * patch
+
+
+def _with_network(source: str, exports: dict[str, Any], weights: Mapping[str, Tensor], out: Path) -> Start:
+    """Check that the method runs on a network of timm with these weights, and write them into a RUN.
+
+    Raises:
+        ValueError: it does not, or weights are missing or not finite.
+    """
+    images = images_of(exports)
+    network = dict(
+        {k: v for k, v in exports["timm"]["model_args"].items() if k not in ("in_chans", "num_classes")},
+        type="mapet_mm.MaPeTPretrainTIMM",
+        model_name=exports["timm"]["architecture"],
+        img_size=images.img_size[0],
+    )
+    if exports["norm_eps"] is not None:
+        network["norm_eps"] = exports["norm_eps"]
+    sizes = exports["sizes"]
+    grid = images.img_size[0] // sizes["patch_size"]
+    network["cutting_point"] = sizes["num_extra_tokens"] + context_patches(grid, sizes["embed_dims"])
+
+    kept = {name: value for name, value in weights.items() if name.startswith((TIMM_NETWORK, MASK_TOKEN))}
+    _require_whole(_built(network), kept)
+    write_weights(out / INIT, kept, {EXPORTS: exports})
+    words = [
+        f"start: {source}, timm's {network['model_name']} ({sizes['embed_dims']} wide), images of "
+        f"{images.img_size[0]} pixels in {grid} x {grid} patches"
+    ]
+    if exports["hf"] is None:
+        words.append("export: for timm alone; Hugging Face has no network that computes the same")
+    if exports["norm_eps"] is not None:
+        words.append(
+            f"export: the start's norms add {exports['norm_eps']} to the variance, timm's "
+            f"{EPS[exports['hf']['model_type']]}: features of RUN/timm differ a little from RUN/huggingface's"
+        )
+    return Start(words, grid=grid, network=network, images=images, exports=exports)
+
+
+def context_patches(grid: int, embed_dims: int) -> int:
+    """Patches that are context: the paper's share, 49 of 196, or 59 of 196 for ViT-B and larger."""
+    paper = 59 if embed_dims >= 768 else 49
+    return max(1, grid * grid * paper // 196)
+
+
+def _built(network: dict[str, Any]) -> nn.Module:
+    """The backbone, without MMPretrain's lines about each layer of it."""
+    logger = MMLogger.get_current_instance()
+    level = logger.level
+    logger.setLevel("WARNING")
+    try:
+        return MODELS.build(network)
+    finally:
+        logger.setLevel(level)
+
+
+def _require_whole(vit: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless the weights are all of the network's, but for the mask token."""
+    own = {name.removeprefix("backbone."): value for name, value in weights.items()}
+    missing, unexpected = vit.load_state_dict(own, strict=False)
+    wrong = [name for name in (*missing, *unexpected) if name != "mask_token"]
+    if wrong:
+        raise ValueError(f"{len(wrong)} weights do not fit the network, `{wrong[0]}` first")
+    for name, value in own.items():
+        if not value.isfinite().all():
+            raise ValueError(f"`{name}` has values that are not finite")
+
+
+def source_digest(source: str) -> str | None:
+    """Digest of the files of a start that is a file or a model's folder.
+
+    None of a name, of one that is gone, and of a RUN: it may have been trained further since.
+    """
+    library, _, name = source.partition(":")
+    path = Path(name.removeprefix("local-dir:") if library in NAMED else source)
+    if path.is_file():
+        return digest_of_file(path)
+    if not (path / "config.json").is_file():
+        return None
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    return digest([[file.name, digest_of_file(file)] for file in files])

@@ -1,0 +1,74 @@
+"""Small pre-trained ViTs of timm and Hugging Face with random weights, saved as these libraries save them."""
+
+from pathlib import Path
+
+import timm
+import torch
+import transformers
+
+SIDE = 32
+SMALL = dict(img_size=SIDE, patch_size=8, embed_dim=24, depth=2, num_heads=3)
+# timm's architecture, arguments of a small one, and Hugging Face's type of it.
+OF_TIMM = {
+    "vit": ("vit_small_patch16_224", SMALL, "vit"),
+    "dinov2": ("vit_small_patch14_dinov2", SMALL, "dinov2"),
+    "dinov2 with registers": ("vit_small_patch14_reg4_dinov2", SMALL, "dinov2_with_registers"),
+    "dinov2 giant, swiglu": ("vit_giant_patch14_dinov2", SMALL, "dinov2"),
+    "dinov3": ("vit_small_patch16_dinov3", SMALL, "dinov3_vit"),
+    "dinov3, bias": ("vit_small_patch16_dinov3_qkvb", SMALL, "dinov3_vit"),
+    "dinov3 plus, swiglu": ("vit_small_plus_patch16_dinov3", SMALL, "dinov3_vit"),
+    "eva02, swiglu": ("eva02_tiny_patch14_224", SMALL, None),
+    "clip": ("vit_base_patch16_clip_224", SMALL, None),
+}
+SIZES = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, image_size=SIDE, patch_size=8)
+OF_HUGGING_FACE = {
+    "vit": (transformers.ViTConfig, dict(intermediate_size=48)),
+    "dinov2": (transformers.Dinov2Config, dict(mlp_ratio=2)),
+    "dinov2, swiglu": (transformers.Dinov2Config, dict(mlp_ratio=2, use_swiglu_ffn=True)),
+    "registers": (transformers.Dinov2WithRegistersConfig, dict(mlp_ratio=2)),
+    "dinov3": (transformers.DINOv3ViTConfig, dict(intermediate_size=48, num_register_tokens=4)),
+    "dinov3, gated": (
+        transformers.DINOv3ViTConfig,
+        dict(
+            intermediate_size=40,
+            num_register_tokens=4,
+            use_gated_mlp=True,
+            hidden_act="silu",
+            query_bias=False,
+            value_bias=False,
+        ),
+    ),
+}
+
+
+def randomise(network: torch.nn.Module) -> torch.nn.Module:
+    """Weights none of which is zero, one or small, so that each counts."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
+    return network.eval()
+
+
+def save_timm(kind: str, folder: Path, **options: object) -> torch.nn.Module:
+    """Save a small model of timm, whose images are cropped, and return it."""
+    architecture, arguments, _ = OF_TIMM[kind]
+    arguments = {**arguments, **options}
+    images = dict(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.25), crop_pct=0.875, interpolation="bilinear")
+    overlay = dict(images, input_size=(3, arguments["img_size"], arguments["img_size"]), crop_mode="center")
+    network = randomise(timm.create_model(architecture, pretrained_cfg_overlay=overlay, **arguments))
+    timm.models.save_for_hf(network, str(folder), safe_serialization=True)
+    return network
+
+
+def save_hugging_face(kind: str, folder: Path, **options: object) -> torch.nn.Module:
+    """Save a small model of Hugging Face and its image processor, and return the model."""
+    config, sizes = OF_HUGGING_FACE[kind]
+    network = randomise(transformers.AutoModel.from_config(config(**{**SIZES, **sizes, **options})))
+    network.save_pretrained(folder)
+    size = dict(height=SIDE, width=SIDE)
+    processor = transformers.ViTImageProcessor(size=size)
+    if kind != "vit":
+        processor = transformers.BitImageProcessor(size=dict(shortest_edge=40), crop_size=size)
+    processor.save_pretrained(folder)
+    return network

@@ -1,0 +1,390 @@
+"""`mapet-mm pretrain --init`: what it takes, and exports of the start's class with its features."""
+
+import json
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import starts
+import timm
+import torch
+import transformers
+from mmengine.config import Config
+from mmengine.logging import MMLogger
+from PIL import Image
+from starts import OF_HUGGING_FACE, OF_TIMM, SIDE, save_hugging_face, save_timm
+
+from mapet_mm.cli import pretrain as command
+from mapet_mm.cli.choices import init_tokens
+from mapet_mm.cli.pretrain import parse_args, pretrain
+from mapet_mm.cli.starts import INIT, Start, take_start, training_side
+from mapet_mm.engine.optimizers.layer_decay import Depths
+from mapet_mm.evaluation.named import load_model
+from mapet_mm.interop.description import Preparation
+from mapet_mm.interop.export import write_export
+from mapet_mm.registry import MODELS
+from mapet_mm.utils.errors import UserError
+from mapet_mm.weight_files import read_checkpoint, read_weights
+
+STARTS = [("timm", kind) for kind in OF_TIMM] + [("hf", kind) for kind in OF_HUGGING_FACE]
+NAMES = [f"{library}: {kind}" for library, kind in STARTS]
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    MMLogger.get_current_instance().setLevel("ERROR")
+
+
+def save(library: str, kind: str, folder: Path, **options: object) -> tuple[str, torch.nn.Module]:
+    """A start's name for --init, and its network."""
+    network = (save_timm if library == "timm" else save_hugging_face)(kind, folder, **options)
+    return f"{library}:{'local-dir:' if library == 'timm' else ''}{folder}", network
+
+
+def export(run: Path, checkpoint: Path) -> None:
+    weights, meta = read_checkpoint(checkpoint)
+    write_export(run / "timm", "timm", weights, meta)
+    if meta["exports"]["hf"]:
+        write_export(run / "huggingface", "hf", weights, meta)
+
+
+@torch.no_grad()
+def tokens_of(network: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """All tokens after the final norm."""
+    network.eval()
+    if hasattr(network, "forward_features"):
+        return network.forward_features(images)
+    return network(images).last_hidden_state
+
+
+def in_timm(run: Path) -> torch.nn.Module:
+    return timm.create_model(f"local-dir:{run}/timm", pretrained=True)
+
+
+def in_hugging_face(run: Path) -> torch.nn.Module:
+    return transformers.AutoModel.from_pretrained(run / "huggingface")
+
+
+@torch.no_grad()
+def training_network(start: Start, run: Path) -> torch.nn.Module:
+    """The backbone of the training's config, with the weights in RUN."""
+    vit = MODELS.build(start.network)
+    weights = {name.removeprefix("backbone."): value for name, value in read_weights(run / INIT).items()}
+    assert set(vit.load_state_dict(weights, strict=False).missing_keys) <= {"mask_token"}
+    vit.eval()  # MMPretrain's backbones return None
+    return vit
+
+
+@pytest.mark.parametrize(("library", "kind"), STARTS, ids=NAMES)
+def test_with_no_epoch_the_exports_and_the_training_compute_what_the_start_does(library, kind, tmp_path):
+    name, network = save(library, kind, tmp_path / "start")
+    start = take_start(name, tmp_path, None)
+    export(tmp_path, tmp_path / INIT)
+    images = torch.randn(2, 3, SIDE, SIDE)
+    expected = tokens_of(network, images)
+
+    # Exports: timm's are the start's bits, where it adds the same to the variance; Hugging Face's to 1e-6.
+    of_timm = tokens_of(in_timm(tmp_path), images)
+    if library == "timm":
+        assert torch.equal(of_timm, expected)
+    else:
+        tolerance = 1e-6 if start.network.get("norm_eps") is None else 1e-4
+        torch.testing.assert_close(of_timm, expected, rtol=tolerance, atol=tolerance)
+    kind_there = OF_TIMM[kind][2] if library == "timm" else network.config.model_type
+    assert (tmp_path / "huggingface").exists() == (kind_there is not None)
+    if kind_there:
+        elsewhere = in_hugging_face(tmp_path)
+        assert elsewhere.config.model_type == kind_there
+        torch.testing.assert_close(tokens_of(elsewhere, images), expected, rtol=1e-6, atol=1e-6)
+
+    # The training's network, and the features that --tokenizer init clusters: all after the final norm, which
+    # some of timm's networks have after pooling.
+    with torch.no_grad():
+        normed = getattr(network, "fc_norm", torch.nn.Identity())(expected)
+        patches = normed[:, -(start.grid**2) :]
+        (whole,) = training_network(start, tmp_path).encode(images)
+    torch.testing.assert_close(whole[:, 1:], patches, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(whole[:, 0], normed[:, 0], rtol=1e-5, atol=1e-5)
+    config = init_tokens(start).config
+    config["encoder"]["init_cfg"]["checkpoint"] = str(tmp_path / INIT)
+    clustered = MODELS.build(config).features(images)
+    tolerance = 1e-5 if start.network.get("norm_eps") is None else 1e-3  # MMPretrain's class has timm's eps
+    torch.testing.assert_close(clustered, patches, rtol=tolerance, atol=tolerance)
+
+
+def test_exports_have_the_starts_config_and_images(tmp_path):
+    save_timm("dinov2 with registers", tmp_path / "timm start")
+    take_start(str(tmp_path / "timm start"), tmp_path, None)  # the library is found out
+    export(tmp_path, tmp_path / INIT)
+    model = in_timm(tmp_path)
+    assert model.pretrained_cfg["architecture"] == "vit_small_patch14_reg4_dinov2"
+    data = timm.data.resolve_model_data_config(model)
+    start = timm.create_model(f"local-dir:{tmp_path}/timm start")
+    assert data == timm.data.resolve_model_data_config(start)
+    assert (data["mean"], data["crop_pct"], data["interpolation"]) == ([0.4, 0.5, 0.6], 0.875, "bilinear")
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "huggingface")
+    assert (tuple(processor.image_mean), processor.size.shortest_edge) == ((0.4, 0.5, 0.6), 36)
+
+    for kind in OF_HUGGING_FACE:
+        folder = tmp_path / kind
+        network = save_hugging_face(kind, folder / "start")
+        take_start(str(folder / "start"), folder, None)
+        export(folder, folder / INIT)
+        there = in_hugging_face(folder)
+        for config in (network.config, there.config):
+            config._name_or_path = config.architectures = config.dtype = None
+        assert there.config.to_dict() == network.config.to_dict()
+        processors = [
+            transformers.AutoImageProcessor.from_pretrained(folder / name)
+            for name in ("start", "huggingface")
+        ]
+        assert processors[0].to_dict() == processors[1].to_dict()
+
+
+LARGE = 136  # pixels in patches of 8: more than the 16 x 16 that are trained on
+
+
+@pytest.mark.parametrize("kind", ["vit", "dinov2", "dinov2 with registers", "dinov3", "eva02, swiglu"])
+def test_timm_resizes_the_positions_of_larger_images(kind, tmp_path):
+    name, _ = save("timm", kind, tmp_path / "start", img_size=LARGE)
+    start = take_start(name, tmp_path, None)
+    assert (start.images.img_size, start.images.resize, start.grid) == ((128, 128), 146, 16)
+    export(tmp_path, tmp_path / INIT)
+    small = timm.create_model(f"local-dir:{tmp_path}/start", pretrained=True, img_size=128)
+    images = torch.randn(1, 3, 128, 128)
+    assert torch.equal(tokens_of(in_timm(tmp_path), images), tokens_of(small, images))
+
+
+@pytest.mark.parametrize("kind", ["dinov2", "registers", "dinov3"])
+def test_hugging_face_resizes_its_own_positions(kind, tmp_path):
+    name, network = save("hf", kind, tmp_path / "start", image_size=LARGE)
+    processor = transformers.BitImageProcessor(
+        size=dict(shortest_edge=LARGE), crop_size=dict(height=LARGE, width=LARGE)
+    )
+    processor.save_pretrained(tmp_path / "start")
+    assert take_start(name, tmp_path, None).grid == 16
+    export(tmp_path, tmp_path / INIT)
+    images = torch.randn(1, 3, 128, 128)
+    expected = tokens_of(network, images)
+    for exported in (in_hugging_face(tmp_path), in_timm(tmp_path)):
+        torch.testing.assert_close(tokens_of(exported, images), expected, rtol=1e-5, atol=1e-5)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "huggingface")
+    assert (processor.crop_size.height, processor.size.shortest_edge) == (128, 128)
+
+
+@pytest.mark.parametrize(
+    ("size", "patch", "side"),
+    [
+        (224, 16, 224),
+        (256, 16, 256),
+        (518, 14, 224),
+        (336, 14, 224),
+        (512, 16, 224),
+        (224, 8, 128),
+        (98, 16, 96),
+    ],
+)
+def test_the_training_has_at_most_256_tokens_an_image(size, patch, side):
+    images = Preparation((size, size), (0.5,) * 3, (0.5,) * 3, size, "bicubic")
+    assert training_side(images, patch) == side
+
+
+def no_model(folder: Path) -> str:
+    folder.mkdir()
+    return str(folder)
+
+
+def convolutional(folder: Path) -> str:
+    timm.models.save_for_hf(timm.create_model("resnet10t"), str(folder), safe_serialization=True)
+    return f"timm:local-dir:{folder}"
+
+
+def gelu_of_another_kind(folder: Path) -> str:
+    return save("hf", "dinov2", folder, hidden_act="gelu_new")[0]
+
+
+def beit(folder: Path) -> str:
+    config = transformers.BeitConfig(**starts.SIZES, intermediate_size=48)
+    transformers.BeitModel(config).save_pretrained(folder)
+    transformers.ViTImageProcessor(size=dict(height=SIDE, width=SIDE)).save_pretrained(folder)
+    return f"hf:{folder}"
+
+
+def without_class_token(folder: Path) -> str:
+    return save("timm", "vit", folder, class_token=False, global_pool="avg")[0]
+
+
+def attention_pooling(folder: Path) -> str:
+    return save("timm", "vit", folder, global_pool="map")[0]
+
+
+def not_finite(folder: Path) -> str:
+    name, network = save("timm", "vit", folder)
+    network.norm.weight.data[0] = torch.nan
+    timm.models.save_for_hf(network, str(folder), safe_serialization=True)
+    return name
+
+
+def unfinished_run(folder: Path) -> str:
+    folder.mkdir()
+    (folder / "pretrain.py").write_text("")
+    return str(folder)
+
+
+REFUSED = [
+    (lambda _: "timm:vit_enormous_patch14", "vit_enormous"),
+    (lambda _: "hf:/nowhere", "nowhere"),
+    (lambda _: "/nowhere.pth", "does not exist"),
+    (no_model, "folder"),
+    (convolutional, "ResNet"),
+    (beit, "beit"),
+    (gelu_of_another_kind, "hidden_act"),
+    (without_class_token, "class_token"),
+    (attention_pooling, "global_pool"),
+    (not_finite, "finite"),
+    (unfinished_run, "epoch_N"),
+]
+
+
+@pytest.mark.parametrize(("make", "noun"), REFUSED, ids=[row[1] for row in REFUSED])
+def test_what_cannot_be_continued_is_refused_and_nothing_is_written(make, noun, tmp_path):
+    with pytest.raises(UserError, match=noun) as error:
+        take_start(make(tmp_path / "start"), tmp_path / "run", None)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run" / INIT).exists()
+    if noun != "does not exist":
+        assert "hf:NAME_OR_FOLDER" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "fold", "noun"),
+    [
+        ("torchvision", False, "torchvision"),
+        ("hf", False, "Hugging Face"),
+        ("timm", True, "--fold-layerscale"),
+    ],
+)
+def test_exports_are_of_the_starts_libraries(target, fold, noun, tmp_path):
+    name, _ = save("timm", "eva02, swiglu", tmp_path / "start")
+    take_start(name, tmp_path, None)
+    weights, meta = read_checkpoint(tmp_path / INIT)
+    with pytest.raises(ValueError, match=noun):
+        write_export(tmp_path / "out.pth", target, weights, meta, fold)
+
+
+def test_a_models_size_is_its_own(tmp_path):
+    name, _ = save("timm", "vit", tmp_path / "start")
+    with pytest.raises(UserError, match="--arch"):
+        take_start(name, tmp_path, "tiny")
+
+
+def test_layers_of_timms_networks_have_depths(tmp_path):
+    name, _ = save("timm", "dinov2 with registers", tmp_path / "start")
+    model = torch.nn.Module()
+    model.backbone = MODELS.build(take_start(name, tmp_path, None).network)
+    depths = Depths(model)
+    vit = "backbone.timm_model."
+    expected = {"reg_token": 0, "patch_embed.proj.bias": 0, "blocks.1.ls1.gamma": 2, "norm.bias": 3}
+    assert {name: depths.of(vit + name) for name in expected} == {k: (v, 4) for k, v in expected.items()}
+    assert depths.of("backbone.mask_token") == depths.of("head.weight") == (3, 4)
+
+
+@pytest.fixture
+def photographs(tmp_path) -> Path:
+    rng = np.random.default_rng(0)
+    (tmp_path / "mine").mkdir()
+    for number in range(8):
+        coarse = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8))
+        coarse.resize((60, 50)).save(tmp_path / f"mine/{number}.png")
+    return tmp_path / "mine"
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """The stages run here, one after the other: a process of each would import everything again."""
+
+    def run_here(stages, folder, held) -> None:
+        for stage in stages:
+            _, tool, *arguments = stage.command
+            with monkeypatch.context() as patch:
+                patch.chdir(folder)
+                patch.setattr(sys, "argv", [tool, *arguments])
+                patch.syspath_prepend(str(Path(tool).parent))
+                runpy.run_path(tool, run_name="__main__")
+
+    monkeypatch.setattr(command, "run_stages", run_here)
+
+
+def continue_start(photographs: Path, run: Path, name: str, *more: str) -> None:
+    options = ["--epochs", "1", "--batch-size", "4", "--workers", "0", *more]
+    pretrain(parse_args([str(photographs), "--out", str(run), "--init", name, *options]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("library", "kind"), STARTS, ids=NAMES)
+def test_an_epoch_trains_the_start_and_exports_it(library, kind, photographs, in_process, tmp_path, capsys):
+    name, network = save(library, kind, tmp_path / "start")
+    run = tmp_path / "run"
+    continue_start(photographs, run, name)
+    assert "tokens: clusters of the features of --init" in capsys.readouterr().out
+
+    images = torch.randn(2, 3, SIDE, SIDE)
+    trained = tokens_of(in_timm(run), images)
+    change = (trained - tokens_of(network, images)).abs().mean()
+    assert 1e-5 < change < 0.5  # the mean of a token's values is about 1
+    if (run / "huggingface").exists():
+        torch.testing.assert_close(tokens_of(in_hugging_face(run), images), trained, rtol=1e-3, atol=1e-3)
+
+    # Without the start, from another folder: it resumes, trains longer, and is a start itself.
+    shutil.rmtree(tmp_path / "start")
+    moved = run.rename(tmp_path / "moved")
+    continue_start(photographs, moved, name)
+    assert torch.equal(tokens_of(in_timm(moved), images), trained)
+    continue_start(photographs, moved, name, "--epochs", "2")
+    assert not torch.equal(tokens_of(in_timm(moved), images), trained)
+    again = take_start(str(moved), tmp_path / "again", None)
+    assert "(epoch_2.pth)" in again.words[0]
+    export(tmp_path / "again", tmp_path / "again" / INIT)
+    assert torch.equal(tokens_of(in_timm(tmp_path / "again"), images), tokens_of(in_timm(moved), images))
+    assert "backbone.mask_token" in read_weights(tmp_path / "again" / INIT)
+
+
+@pytest.fixture
+def planned(monkeypatch) -> None:
+    monkeypatch.setattr(command, "run_stages", lambda *_: None)
+
+
+def test_a_run_keeps_the_weights_that_it_started_from(photographs, planned, tmp_path):
+    name, _ = save("timm", "vit", tmp_path / "start")
+    run = tmp_path / "run"
+    continue_start(photographs, run, name)
+    identity = json.loads((run / "identity.json").read_text())
+    assert set(identity["start"]) == {"weights", "source"}
+    shutil.move(tmp_path / "start", tmp_path / "gone")
+    continue_start(photographs, run, name)  # the source has gone
+
+    save("timm", "dinov2", tmp_path / "start")
+    with pytest.raises(UserError, match=r"start\.source"):
+        continue_start(photographs, run, name)
+    shutil.rmtree(tmp_path / "start")
+    (run / INIT).write_bytes((run / INIT).read_bytes() + b" ")
+    with pytest.raises(UserError, match=r"start\.weights"):
+        continue_start(photographs, run, name)
+
+
+def test_the_configs_follow_the_starts_images_and_grid(photographs, planned, tmp_path):
+    name, _ = save("timm", "dinov3", tmp_path / "start")
+    continue_start(photographs, tmp_path / "run", name)
+    tokens, training = (Config.fromfile(tmp_path / "run" / file) for file in ("tokenizer.py", "pretrain.py"))
+    steps = tokens.dataset[0].pipeline
+    assert steps[:3] == training.train_dataloader.dataset.pipeline[:3]
+    assert (steps[1].scale, steps[1].interpolation, steps[2].crop_size) == (36, "bilinear", SIDE)
+    assert tokens.data_preprocessor.mean == training.data_preprocessor.mean == [102.0, 127.5, 153.0]
+    assert training.model.backbone.cutting_point == 5 + 4  # class token, four registers, a quarter of 4 x 4
+    config, _ = load_model(str(tmp_path / "run/pretrain.py"), str(tmp_path / "run" / INIT))
+    assert config.test_dataloader.dataset.pipeline[1:3] == steps[1:3]  # for `mapet-mm evaluate`
+    # No path that a moved RUN would miss.
+    assert str(tmp_path / "start") not in (tmp_path / "run/pretrain.py").read_text()

@@ -175,7 +175,7 @@ def build_step(cfg: Config, batch: int) -> tuple[nn.Module, Callable[[StepCounts
         counts.phase = "backward"
         losses["loss"].backward()
         counts.phase = CLIP_AND_GUARD
-        nn.utils.clip_grad_norm_(model.parameters(), 3.0)
+        nn.utils.clip_grad_norm_(model.parameters(), 3.0, foreach=True)  # also without values
         optimizer.step()
         optimizer.zero_grad()
 

@@ -179,7 +179,11 @@ def counted(method: str, size: str, batch: int) -> StepCounts:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_step_has_no_more_operations_than_this_table(method):
-    counts = counted(method, "tiny", batch=2)
+    if method == "cae":  # MMPretrain's indexes with masks, whose values it needs
+        counts = counted(method, "tiny", batch=1)
+    else:
+        with FakeTensorMode(), torch.device("cpu"):
+            counts = counted(method, "tiny", batch=2)
     assert counts.operations.total() <= OPERATIONS[method]
 
 

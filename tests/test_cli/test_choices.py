@@ -290,7 +290,7 @@ def test_squares_are_stored_if_several_epochs_read_them_and_half_of_the_disk_has
     images, epochs, free, stored, line, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(choices.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    chosen, said = choices.choose_squares(images, epochs, tmp_path)
+    chosen, said = choices.choose_squares(images, 224, epochs, tmp_path)
     assert chosen == stored
     assert line in said
 

@@ -8,7 +8,12 @@ from mapet_mm.dependencies import check_openmmlab
 __version__ = "0.1.0"
 
 # What is imported when it is first used, and from where.
-LAZY = {"StoredImages": "mapet_mm.datasets"}
+LAZY = {
+    "StoredImages": "mapet_mm.datasets",
+    "evaluate": "mapet_mm.python",
+    "load": "mapet_mm.python",
+    "pretrain": "mapet_mm.python",
+}
 
 check_openmmlab()
 

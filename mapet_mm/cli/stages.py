@@ -6,6 +6,7 @@ import fcntl
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +45,18 @@ def run_stages(stages: Sequence[Stage], folder: Path, held: TextIO) -> None:
         UserError: a stage failed, and has said why.
         SystemExit: a signal ended this process or a stage.
     """
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    in_main_thread = threading.current_thread() is threading.main_thread()  # others take no signals
+    if in_main_thread:
+        before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        _run_each(stages, folder, held)
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _run_each(stages: Sequence[Stage], folder: Path, held: TextIO) -> None:
+    """Run the stages one after the other, and say how long each took."""
     for step, stage in enumerate(stages, 1):
         start = time.monotonic()
         head = f"[{step}/{len(stages)}] {stage.title}"

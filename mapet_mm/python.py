@@ -1,0 +1,196 @@
+"""The commands as Python functions, for notebooks and scripts: pretrain, evaluate, load."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from torch import Tensor, nn
+
+from mapet_mm.utils.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from PIL import Image
+
+FEATURES = Path("work_dirs/features")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `pretrain` made: a folder that timm, Hugging Face and OpenMMLab can read parts of."""
+
+    folder: Path
+
+    @property
+    def verdict(self) -> dict[str, Any] | None:
+        """Whether it helped: `sentence`, and `measures` with their intervals; None without a verdict."""
+        file = self.folder / "verdict.json"
+        return json.loads(file.read_text()) if file.is_file() else None
+
+    @property
+    def report(self) -> Path:
+        """The page with the verdict, curves and pictures."""
+        return self.folder / "report.html"
+
+    def load(self) -> Loaded:
+        """The pre-trained ViT; see `load`."""
+        return load(self.folder)
+
+
+class Loaded(NamedTuple):
+    """A backbone in evaluation mode, and what turns one of its images into its input."""
+
+    model: nn.Module
+    transform: Callable[[Any], Tensor]
+
+
+class Rows(list):
+    """Figures of an evaluation, each a `mapet_mm.evaluation.rows.Row`."""
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The same as a data frame, a row for each figure; ImportError without pandas."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(row) for row in self])
+
+
+def pretrain(images: str | os.PathLike, out: str | os.PathLike, **options: Any) -> Run:
+    """Pre-train a ViT on a folder of images, as `mapet-mm pretrain` does; call it again to resume.
+
+    Args:
+        images: folder of images, searched recursively.
+        out: folder for everything that is made.
+        **options: those of the command, with underscores: `init="timm:NAME"`,
+            `epochs=100`, `arch="tiny"`, `batch_size=64`, `workers=8`, `no_verdict=True`, ...
+
+    Raises:
+        UserError: something that you can correct, in one line.
+        TypeError: no such option.
+
+    Examples:
+        >>> run = mapet_mm.pretrain("photos", "run", arch="tiny", epochs=30)  # doctest: +SKIP
+        >>> run.verdict["sentence"]  # doctest: +SKIP
+        'Pre-training gains 6.1 points of k-NN (3.9 to 8.2) over random weights.'
+    """
+    from mapet_mm.cli.pretrain import parse_args
+    from mapet_mm.cli.pretrain import pretrain as run_job
+
+    arguments = [os.fspath(images), "--out", os.fspath(out)]
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            arguments.append(flag)
+        elif value is not None and value is not False:
+            arguments += [flag, str(value)]
+    try:
+        args = parse_args(arguments)
+    except SystemExit as error:  # argparse has said why
+        raise UserError(f"pretrain takes the options of `mapet-mm pretrain`, not {options}") from error
+    unknown = set(options) - set(vars(args))
+    if unknown:
+        raise TypeError(f"pretrain has no option `{min(unknown)}`")
+    run_job(args)
+    return Run(Path(out))
+
+
+def evaluate(
+    model: str | os.PathLike,
+    data: str | os.PathLike | None = None,
+    protocols: Sequence[str] | None = None,
+    checkpoint: str | os.PathLike | None = None,
+    cache: str | os.PathLike = FEATURES,
+    every: bool = False,
+) -> Rows:
+    """Figures of a model's frozen features, as `mapet-mm evaluate` prints them.
+
+    Args:
+        model: a RUN, a config, `timm:NAME`, `hf:NAME`, `torchvision:NAME` or `mapet://NAME`.
+        data: folder of images, or a config that names image sets; None takes those that the model names.
+        protocols: names such as "NearestNeighbours"; None runs those that take seconds after the features.
+        checkpoint: weights to take instead of the model's own.
+        cache: folder in which features are kept.
+        every: run the expensive protocols, too.
+
+    Raises:
+        UserError: no such model, images or protocol.
+
+    Examples:
+        >>> rows = mapet_mm.evaluate("run", "photos")  # doctest: +SKIP
+        >>> rows.frame[["protocol", "setting", "value"]]  # doctest: +SKIP
+    """
+    from mapet_mm.evaluation.named import load_model
+    from mapet_mm.evaluation.run import evaluate_data
+    from mapet_mm.utils.dist import choose_device
+
+    choose_device()
+    config, loaded = load_model(os.fspath(model), _as_text(checkpoint))
+    return Rows(evaluate_data(config, loaded, _as_text(data), protocols, Path(cache), every=every))
+
+
+def load(name: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -> Loaded:
+    """A pre-trained backbone in evaluation mode, with the transform of its images.
+
+    Args:
+        name: the folder of a `pretrain`, which gives timm's ViT; or any model that `evaluate` takes, of which
+            timm's, Hugging Face's and torchvision's are their own classes, and a config gives MMPretrain's.
+        checkpoint: weights to take instead of the model's own.
+
+    Returns:
+        `model`, and `transform`, which takes a path or a PIL image and gives a normalised tensor `(3, H, W)`.
+
+    Raises:
+        UserError: no such model, or weights that are not its.
+
+    Examples:
+        >>> vit, transform = mapet_mm.load("run")  # doctest: +SKIP
+        >>> vit(transform("photos/cat.jpg")[None]).shape  # doctest: +SKIP
+        torch.Size([1, 384])
+    """
+    from mapet_mm.evaluation.named import load_model
+
+    name = os.fspath(name)
+    exported = Path(name, "timm")
+    if exported.is_dir() and checkpoint is None:
+        name = f"timm:local-dir:{exported}"
+    config, loaded = load_model(name, _as_text(checkpoint))
+    return Loaded(loaded.backbone.network, PipelineTransform(config, loaded.backbone.normalise))
+
+
+class PipelineTransform:
+    """Prepares one image by the pipeline of a config's test, and normalises it.
+
+    Args:
+        config: with `test_dataloader`.
+        normalise: of a batch of images.
+    """
+
+    def __init__(self, config: Any, normalise: Callable[[Tensor], Tensor]) -> None:
+        from mmengine.dataset import Compose
+        from mmengine.registry import DefaultScope
+
+        with DefaultScope.overwrite_default_scope("mmpretrain"):
+            self.load, *steps = config.test_dataloader.dataset.pipeline
+            self.load = Compose([self.load])
+            self.steps = Compose(steps)
+        self.normalise = normalise
+
+    def __call__(self, image: str | os.PathLike | Image.Image) -> Tensor:
+        """The input `(3, H, W)` for an image."""
+        if isinstance(image, str | os.PathLike):
+            results = self.load(dict(img_path=os.fspath(image)))
+        else:
+            pixels = np.asarray(image.convert("RGB"))[:, :, ::-1]  # BGR, as OpenMMLab loads images
+            results = dict(img=pixels.copy(), img_shape=pixels.shape[:2], ori_shape=pixels.shape[:2])
+        inputs = self.steps(results)["inputs"]
+        return self.normalise(inputs[None])[0]
+
+
+def _as_text(path: str | os.PathLike | None) -> str | None:
+    return None if path is None else os.fspath(path)

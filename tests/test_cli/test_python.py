@@ -1,0 +1,77 @@
+"""`mapet_mm.pretrain`, `evaluate` and `load`: the commands as functions."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from skimage import data as photographs
+
+import mapet_mm
+from mapet_mm.utils.errors import UserError
+
+
+@pytest.fixture
+def started(monkeypatch) -> list:
+    """The options of the jobs that were started."""
+    jobs: list = []
+    monkeypatch.setattr("mapet_mm.cli.pretrain.pretrain", jobs.append)
+    return jobs
+
+
+def test_options_are_those_of_the_command(started, tmp_path):
+    run = mapet_mm.pretrain(
+        tmp_path, tmp_path / "run", init="timm:a.b", epochs=3, batch_size=8, no_verdict=True, arch=None
+    )
+    (args,) = started
+    assert (args.images, args.out, args.init, args.epochs) == (tmp_path, tmp_path / "run", "timm:a.b", 3)
+    assert (args.batch_size, args.no_verdict, args.arch, args.retry_skipped) == (8, True, None, False)
+    assert run.folder == tmp_path / "run"
+    assert run.verdict is None
+    with pytest.raises(UserError, match="options"):
+        mapet_mm.pretrain(tmp_path, tmp_path / "run", epochs=0)
+    with pytest.raises((UserError, TypeError)):
+        mapet_mm.pretrain(tmp_path, tmp_path / "run", epoch=3)
+    assert len(started) == 1
+
+
+@pytest.fixture
+def vit(tmp_path) -> Path:
+    """A folder that timm reads: a small ViT with random weights."""
+    options = dict(embed_dim=24, depth=2, num_heads=3, img_size=32, num_classes=0)
+    model = timm.create_model("vit_tiny_patch16_224", **options)
+    known = dict(input_size=(3, 32, 32), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4), crop_pct=0.9)
+    model.pretrained_cfg.update(known, url="", num_classes=0)
+    timm.models.save_for_hf(model, tmp_path / "timm", model_args=options)
+    return tmp_path / "timm"
+
+
+def test_a_loaded_backbone_takes_images_as_its_library_does(vit, tmp_path):
+    Image.fromarray(photographs.chelsea()).save(tmp_path / "cat.png")
+    model, transform = mapet_mm.load(vit.parent)  # a RUN
+    own = timm.create_model(f"local-dir:{vit}", pretrained=True).eval()
+    prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(own))
+    expected = prepare(Image.open(tmp_path / "cat.png"))
+    torch.testing.assert_close(transform(tmp_path / "cat.png"), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(transform(Image.open(tmp_path / "cat.png")), expected, atol=1e-5, rtol=0)
+    assert not model.training
+    with torch.no_grad():
+        torch.testing.assert_close(model(expected[None]), own(expected[None]))
+
+
+def test_figures_come_as_rows_and_as_a_frame(vit, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    for index in range(40):
+        path = tmp_path / "images" / "ab"[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = random.integers(0, 256, (32, 32, 3)) // (1 + 3 * (index % 2))
+        Image.fromarray(pixels.astype(np.uint8)).save(path)
+    rows = mapet_mm.evaluate(f"timm:local-dir:{vit}", "images", ["NearestNeighbours"])
+    assert {row.protocol for row in rows} == {"k-NN"}
+    assert max(row.value for row in rows) == 100  # the classes differ in brightness
+    pandas = pytest.importorskip("pandas")
+    assert isinstance(rows.frame, pandas.DataFrame)
+    assert rows.frame["value"].tolist() == [row.value for row in rows]

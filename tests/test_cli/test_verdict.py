@@ -10,9 +10,8 @@ from mapet_mm.cli import verdict
 from mapet_mm.cli.verdict import classes_of, hold_out, read_labels, voting_images, write_lists
 from mapet_mm.utils.errors import UserError
 
-NAMES = [
-    f"{name}/{index:03d}.jpg" for name, count in (("a", 100), ("b c", 40), ("d", 3)) for index in range(count)
-]
+COUNTS = {"a": 100, "b c": 40, "d": 3}
+NAMES = [f"{name}/{index:03d}.jpg" for name, count in COUNTS.items() for index in range(count)]
 
 
 def folder(name: str) -> str:

@@ -323,9 +323,10 @@ def _described(path: str, changes: Mapping[str, Any]) -> tuple[Config, Checkpoin
         final_norm=FINAL_NORM in backbone,
         out_type="raw",
     )
-    vit = MaPeTViT(img_size=changes.get("size") or known.img_size, **options)
     if changes.get("random"):
         torch.manual_seed(0)
+    vit = MaPeTViT(img_size=changes.get("size") or known.img_size, **options)
+    if changes.get("random"):
         vit.init_weights()
         return _prepared(RANDOM, vit, known, changes, options)
     own = {name.removeprefix("backbone."): value for name, value in backbone.items()}

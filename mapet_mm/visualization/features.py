@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
-CELL_INCHES = 0.95
-LABEL_INCHES = 1.15
-NAME_LENGTH = 16  # characters
+CELL_INCHES = 0.85
+LABEL_INCHES = 1.2
+NAME_LENGTH = 18  # characters
 SAME_CLASS, OTHER_CLASS = "#2f8f4e", "#d9722a"
 Picture = UInt8[np.ndarray, "height width 3"]
 

@@ -5,14 +5,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from mmengine.config import Config
 
 from mapet_mm.cli import verdict
-from mapet_mm.cli.verdict import classes_of, hold_out, read_labels, voting_images, write_lists
+from mapet_mm.cli.verdict import add_entries, classes_of, hold_out, read_labels, voting_images, write_lists
 from mapet_mm.utils.errors import UserError
 
-NAMES = [
-    f"{name}/{index:03d}.jpg" for name, count in (("a", 100), ("b c", 40), ("d", 3)) for index in range(count)
-]
+COUNTS = {"a": 100, "b c": 40, "d": 3}
+NAMES = [f"{name}/{index:03d}.jpg" for name, count in COUNTS.items() for index in range(count)]
 
 
 def folder(name: str) -> str:
@@ -88,3 +88,26 @@ def test_a_short_training_has_a_smaller_verdict_and_none_if_nobody_wants_one(tmp
     assert len(found["verdict_train.txt"]) + len(found["verdict_val.txt"]) == 28
     (tmp_path / "other").mkdir()
     assert lists(tmp_path / "other", no_verdict=True) == {}
+
+
+def test_the_config_trains_without_the_held_out_images_and_measures_on_them(tmp_path):
+    """k-NN during the training passes few images: a twentieth of those trained on."""
+    lists(tmp_path)
+    steps = [dict(type="LoadImageFromFile"), dict(type="ColorJitter"), dict(type="mapet_mm.LoadTokenGrid")]
+    pipeline = [*steps, dict(type="PackInputs", algorithm_keys=["token_grid"])]
+    dataset = dict(type="CustomDataset", ann_file="images.txt", with_label=False, pipeline=pipeline)
+    loader = dict(batch_size=4, num_workers=0, persistent_workers=False, dataset=dataset)
+    cfg = Config(dict(train_dataloader=loader, train_cfg=dict(max_epochs=300), custom_hooks=[]))
+    add_entries(cfg, argparse.Namespace(out=tmp_path))
+    assert (cfg.train_dataloader.dataset.ann_file, cfg.val_dataloader.dataset.ann_file) == (
+        "train.txt",
+        "held_out.txt",
+    )
+    assert [step.type for step in cfg.val_dataloader.dataset.pipeline] == [
+        *("LoadImageFromFile", "mapet_mm.LoadTokenGrid", "PackInputs")
+    ]
+    for name, own in cfg.evaluation.items():
+        assert (own.dataset.ann_file, own.dataset.with_label) == (f"verdict_{name}.txt", True)
+        assert [step.type for step in own.dataset.pipeline] == ["LoadImageFromFile", "PackInputs"]
+    (probe,) = cfg.custom_hooks
+    assert (probe.interval, cfg.train_cfg.val_interval, probe.most_images) == (30, 30, 129 * 30 // 20)

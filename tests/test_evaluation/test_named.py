@@ -17,9 +17,9 @@ from mmpretrain.registry import TRANSFORMS
 from PIL import Image
 
 from mapet_mm.evaluation.models import load_checkpoint
-from mapet_mm.evaluation.named import load_model
+from mapet_mm.evaluation.named import load_model, random_twin
 from mapet_mm.interop.convert import hf_to_mm, mm_to_timm
-from mapet_mm.interop.description import Description
+from mapet_mm.interop.description import ENTRY, Description
 from mapet_mm.interop.export import write_export
 from mapet_mm.models import MaPeTViT
 from mapet_mm.utils.errors import UserError
@@ -218,3 +218,37 @@ REFUSED = [
 def test_names_that_nothing_has_are_refused(name, noun):
     with pytest.raises(UserError, match=noun):
         load_model(name)
+
+
+@pytest.mark.parametrize("library", ["timm", "hf", "torchvision", "described"])
+def test_random_weights_are_of_the_same_network_and_the_same_each_time(tmp_path, picture, library):
+    """Whatever the weights, also those of a file; of a network that is random already there are none."""
+    checkpoint = None
+    torch.manual_seed(1)
+    if library == "timm":
+        save_timm(tmp_path / "vit")
+        name = f"timm:local-dir:{tmp_path / 'vit'}"
+    elif library == "hf":
+        save_hugging_face("dinov2", tmp_path / "vit")
+        name = f"hf:{tmp_path / 'vit'}"
+    elif library == "torchvision":
+        save_torchvision(tmp_path / "weights.pth", "resnet18")
+        name, checkpoint = "torchvision:resnet18", str(tmp_path / "weights.pth")
+    else:
+        vit = MaPeTViT("deit-tiny", img_size=32, patch_size=8)
+        known = Description((32, 32), (0.5,) * 3, (0.5,) * 3, 32, "bicubic", 8, 3, 192, "avg_featmap")
+        weights = {f"backbone.{key}": value + 0.1 for key, value in vit.state_dict().items()}
+        torch.save(dict(state_dict=weights, meta={ENTRY: asdict(known)}), tmp_path / "vit.pth")
+        name = str(tmp_path / "vit.pth")
+    config, loaded = load_model(name, checkpoint)
+    torch.manual_seed(3)
+    _, first = random_twin(name, checkpoint, loaded, None)
+    torch.manual_seed(4)
+    _, second = random_twin(name, checkpoint, loaded, None)
+    assert (first.name, first.digest) == ("random weights", second.digest)
+    assert loaded.digest != first.digest
+    assert random_twin(name, checkpoint, first, None) is None
+    images = prepared(config, loaded, picture)
+    layers = [one.backbone(images).pooled() for one in (loaded, first)]
+    assert layers[0].shape == layers[1].shape
+    assert not torch.allclose(*layers)

@@ -138,7 +138,9 @@ def test_a_changed_recipe_runs_anew_with_all_that_starts_from_it(clone):
     assert changed == {"pretraining", *(f"{task.name}-mapet" for task in demo.TASKS)}
 
 
-def test_readme_shows_the_same_rows_and_spreads():
-    lines = (ROOT / "README.md").read_text().split("| spread of each |")[1].partition("\n\n")[0].splitlines()
+def test_the_page_shows_the_same_rows_and_spreads():
+    lines = (
+        (ROOT / "docs/demo.md").read_text().split("| spread of each |")[1].partition("\n\n")[0].splitlines()
+    )
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
     assert [(row[0], row[-1]) for row in cells] == [(task.heading, task.spread) for task in demo.TASKS]

@@ -7,6 +7,7 @@ import logging
 import math
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from mmengine.dist import get_world_size, is_main_process
@@ -38,18 +39,24 @@ class ProgressHook(Hook):
         now = time.monotonic()
         self.loss_due = now
         self.due = now + SECONDS_BETWEEN_LINES
+        # The images of a step; the last batch of an epoch may be smaller.
+        loader = runner.train_dataloader
+        per_epoch = min(len(loader) * loader.batch_size * get_world_size(), len(loader.dataset))
+        per_step = per_epoch / len(loader)
         self.bar = tqdm(
-            total=runner.max_iters,
-            initial=runner.iter,
-            unit="images",
-            unit_scale=runner.train_dataloader.batch_size * get_world_size(),
+            total=round(runner.max_iters * per_step),
+            initial=round(runner.iter * per_step),
+            unit=" images",
+            unit_scale=True,
             dynamic_ncols=True,
             file=sys.stderr if self.is_live else io.StringIO(),
             mininterval=0.1 if self.is_live else math.inf,
             disable=not is_main_process(),
         )
 
-    def after_train_iter(self, runner: Runner, *_: Any, **__: Any) -> None:
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Mapping[str, Any], outputs: object = None
+    ) -> None:
         """Renew the line."""
         if self.bar.disable:
             return
@@ -63,7 +70,7 @@ class ProgressHook(Hook):
         self.bar.set_description_str(
             f"{epoch}step {step}/{runner.max_iters}, loss {self.loss:.3f}", refresh=False
         )
-        self.bar.update()
+        self.bar.update(len(data_batch["data_samples"]) * get_world_size())
         if is_due and not self.is_live:
             print(self.bar, flush=True)
             self.due = now + SECONDS_BETWEEN_LINES

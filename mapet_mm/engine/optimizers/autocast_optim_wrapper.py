@@ -17,13 +17,14 @@ from mapet_mm.utils.precision import choose_dtype
 
 @OPTIM_WRAPPERS.register_module()
 class AutocastOptimWrapper(OptimWrapper):
-    """Optimizer wrapper with autocast: bfloat16 on CPU and on CUDA devices that support it, else float16.
+    """Optimizer wrapper with autocast: bfloat16 on devices that support it, else float16.
 
-    float16 comes with loss scaling. MMEngine's `AmpOptimWrapper` works only on CUDA.
+    CPUs that compute bfloat16 slowly, those without AVX-512, stay with float32. float16 comes with loss
+    scaling. MMEngine's `AmpOptimWrapper` works only on CUDA.
 
     Args:
         optimizer: the optimizer.
-        dtype: 'bfloat16' or 'float16' instead of the device's own.
+        dtype: 'bfloat16', 'float16' or 'float32' instead of the device's own.
         loss_scale: for float16: 'dynamic', a fixed scale, or the arguments of `torch.amp.GradScaler`.
         **kwargs: `accumulative_counts` and `clip_grad`, as for MMEngine's `OptimWrapper`. Gradients are
             clipped unscaled.
@@ -51,7 +52,9 @@ class AutocastOptimWrapper(OptimWrapper):
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
         """Autocast around the forward pass, on top of `OptimWrapper`'s gradient accumulation."""
-        with super().optim_context(model), torch.autocast(self.device_type, self.dtype):
+        enabled = self.dtype is not torch.float32
+        dtype = self.dtype if enabled else None
+        with super().optim_context(model), torch.autocast(self.device_type, dtype, enabled=enabled):
             yield
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:

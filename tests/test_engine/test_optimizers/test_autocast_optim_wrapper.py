@@ -34,10 +34,14 @@ def step(wrapper: AutocastOptimWrapper, model: nn.Module, factor: float) -> torc
     return output
 
 
-def test_cpu_computes_in_bfloat16_and_keeps_float32_weights():
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [("AVX512", torch.bfloat16), ("AVX2", torch.float32)], ids=["fast", "slow"]
+)
+def test_cpu_computes_in_bfloat16_where_it_is_fast_and_keeps_float32_weights(capability, dtype, monkeypatch):
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
     model = linear()
     wrapper = make(model)
-    assert step(wrapper, model, 1.0).dtype is torch.bfloat16
+    assert step(wrapper, model, 1.0).dtype is dtype
     assert model.weight.dtype is torch.float32
     assert not wrapper.loss_scaler.is_enabled()
 

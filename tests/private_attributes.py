@@ -8,6 +8,7 @@ TEST_MODULES = {
     "test_linear_probe.py",
     "test_masking.py",
     "test_other_vits.py",
+    "test_starts.py",
     "test_token_prediction_head.py",
     "test_vit.py",
 }

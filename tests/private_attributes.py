@@ -10,5 +10,7 @@ TEST_MODULES = {
     "test_non_finite_hook.py",
     "test_other_vits.py",
     "test_step_counts.py",
+    "test_starts.py",
+    "test_token_prediction_head.py",
     "test_vit.py",
 }

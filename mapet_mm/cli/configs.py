@@ -27,6 +27,11 @@ IMAGES = "images.txt"
 HEAD = "# Written by `mapet-mm pretrain`, yours to edit; its paths are relative to this folder.\n"
 PAPERS_RATE = 1.5e-3
 PAPERS_BATCH = 2048
+# Of a training that continues from --init: the highest rate, for 64 images a step, and the share of it that
+# each layer has of the next one's. docs/tutorials/own_images.md shows the trial that chose them.
+CONTINUING_RATE = 3e-4
+CONTINUING_BATCH = 64
+CONTINUING_DECAY = 1.0
 MAX_SKIPPED = 0.05  # share of the images that may be left out
 
 
@@ -114,7 +119,14 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
         take_network(cfg, choices.start)
         load_square = choices.start.images.pipeline[:-1]
     total = args.batch_size * process_count(args)
-    warm_up = min(max(1, args.epochs // 30), args.epochs - 1)  # as the paper's ten of 300
+    # The recipe's rate is meant for 2048 images a step: Adam's goes with the square root.
+    rate = PAPERS_RATE * math.sqrt(total / PAPERS_BATCH)
+    share = 30  # of the epochs, that warms up, as the paper's ten of 300
+    if choices.start:
+        rate = CONTINUING_RATE * math.sqrt(total / CONTINUING_BATCH)
+        share = 10  # the head and the mask token are new, and their first gradients reach trained layers
+        cfg.optim_wrapper.paramwise_cfg = dict(layer_decay_rate=CONTINUING_DECAY)
+    warm_up = min(max(1, args.epochs // share), args.epochs - 1)
     load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=STORE)
     pipeline = [*load_square, cfg.color_jitter, load_tokens, cfg.pack]
     cfg.train_dataloader.dataset = images_config(args, pipeline)
@@ -138,8 +150,7 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
             "train_dataloader.persistent_workers": args.workers > 0,
             "train_cfg.max_epochs": args.epochs,
             "param_scheduler": schedules,
-            # The recipe's rate is meant for 2048 images a step: Adam's goes with the square root.
-            "optim_wrapper.optimizer.lr": float(f"{PAPERS_RATE * math.sqrt(total / PAPERS_BATCH):.3g}"),
+            "optim_wrapper.optimizer.lr": float(f"{rate:.3g}"),
             "auto_scale_lr": dict(base_batch_size=total),
             "default_hooks.logger.interval": 10,
             "default_hooks.checkpoint.interval": max(1, args.epochs // 20),

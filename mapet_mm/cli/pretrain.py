@@ -127,7 +127,7 @@ def deciding_options(args: argparse.Namespace, epochs: int) -> dict[str, Any]:
     options = {name: value for name, value in vars(args).items() if name not in FREE_OPTIONS}
     options["images"] = args.images.resolve()
     options["epochs"] = epochs
-    if args.init and Path(args.init).exists():
+    if args.init and not args.init.startswith(("timm:", "hf:")):
         options["init"] = Path(args.init).resolve()
     return canonical(options)
 

@@ -40,6 +40,7 @@ TAKEN = (
     f"DINOv3, EVA-02, ...), hf:NAME_OR_FOLDER ({', '.join(MODEL_TYPES)}), a file of a plain ViT's weights "
     "(patches of 16, tiny, small or base), or the RUN of another `mapet-mm pretrain`"
 )
+FETCHED = "check the name and the network, or name a copy: timm:local-dir:FOLDER, hf:FOLDER"
 # Images are as large as the start takes them, up to 16 x 16 patches; else of 224 pixels or less.
 LARGEST_GRID = 16
 SIDE = 224
@@ -102,10 +103,12 @@ def _one_line(source: str) -> Iterator[None]:
         # They load with PyTorch's list of what a file may hold, to which MMEngine adds `getattr`.
         with only_safe_globals():
             yield
-    except (OSError, RuntimeError, ValueError, KeyError, ImportError, UnpicklingError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"--init {source}: {reason_of(error)}; {TAKEN}") from error
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"--init {source}: {reason_of(error).rstrip('.')}; {FETCHED}") from error
+    except (RuntimeError, ValueError, KeyError, ImportError, UnpicklingError) as error:
+        raise UserError(f"--init {source}: {reason_of(error).rstrip('.')}; {TAKEN}") from error
 
 
 def _of_file(source: str, path: Path, out: Path, arch: str | None) -> Start:

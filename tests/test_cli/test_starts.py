@@ -255,8 +255,33 @@ def test_what_cannot_be_continued_is_refused_and_nothing_is_written(make, noun, 
         take_start(make(tmp_path / "start"), tmp_path / "run", None)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run" / INIT).exists()
-    if noun != "does not exist":
+    if "nowhere" not in str(error.value):
         assert "hf:NAME_OR_FOLDER" in str(error.value)
+
+
+class Toucher:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        Path(path).touch()
+
+    def __reduce__(self):
+        return Toucher, (self.path,)
+
+
+@pytest.mark.parametrize("library", ["timm", "hf"])
+def test_a_start_runs_nothing_that_its_file_names(library, tmp_path):
+    """Not even what the process allows, as MMEngine does for `getattr`."""
+    name, network = save(library, "vit", tmp_path / "start")
+    (tmp_path / "start/model.safetensors").unlink()
+    canary = tmp_path / "canary"
+    weights = dict(network.state_dict(), other=Toucher(str(canary)))
+    torch.save(weights, tmp_path / "start/pytorch_model.bin")
+    canary.unlink()
+    with torch.serialization.safe_globals([Toucher]), pytest.raises(UserError):
+        take_start(name, tmp_path, None)
+    assert not canary.exists()
 
 
 @pytest.mark.parametrize(
@@ -273,6 +298,21 @@ def test_exports_are_of_the_starts_libraries(target, fold, noun, tmp_path):
     weights, meta = read_checkpoint(tmp_path / INIT)
     with pytest.raises(ValueError, match=noun):
         write_export(tmp_path / "out.pth", target, weights, meta, fold)
+
+
+def test_another_runs_last_checkpoint_is_a_start(tmp_path):
+    network = timm.create_model("deit_tiny_patch16_224")
+    torch.save(network.state_dict(), tmp_path / "deit.pth")
+    take_start(str(tmp_path / "deit.pth"), tmp_path, None)
+    earlier = tmp_path / "earlier"
+    (earlier / "training").mkdir(parents=True)
+    (earlier / "pretrain.py").write_text("")
+    shutil.move(tmp_path / INIT, earlier / "training/epoch_10.pth")
+    (earlier / "training/epoch_9.pth").write_bytes(b"older")
+    start = take_start(str(earlier), tmp_path / "run", None)
+    assert (start.arch, start.grid, "epoch_10.pth" in start.words[0]) == ("tiny", 14, True)
+    weights = read_weights(tmp_path / "run" / INIT)
+    assert torch.equal(weights["backbone.layers.3.attn.qkv.weight"], network.blocks[3].attn.qkv.weight)
 
 
 def test_a_models_size_is_its_own(tmp_path):

@@ -116,3 +116,28 @@ def test_a_single_model_has_a_column_of_random_weights(config, root, monkeypatch
     assert both["random weights"] == alone["config"] != both["named"]
     assert list(alone) == ["config"]
     assert list(columns(root / "named.py", "--no-random")) == ["named"]
+
+
+def test_a_verdict_compares_a_result_with_its_start_and_random_weights(config, root, monkeypatch, capsys):
+    """Again from the cache; the figures are those of `mapet-mm evaluate`."""
+    weights = torch.load(root / "weights.pth")["state_dict"]
+    for name, scale in (("start", 0.1), ("result", 0.3)):
+        changed = {key: value + scale * torch.randn_like(value) for key, value in weights.items()}
+        torch.save({"state_dict": changed}, root / f"{name}.pth")
+    start = ["--start", root / "config.py", root / "start.pth"]
+    arguments = [root / "config.py", root / "result.pth", "--cache", root / "cache", "--out", root / "out"]
+    run_tool(monkeypatch, "verdict.py", *arguments, *start)
+    first = json.loads((root / "out/verdict.json").read_text())
+    assert first["sentence"] in capsys.readouterr().out
+    (knn,) = first["measures"]
+    assert list(knn["values"]) == ["this pre-training", "its start", "random weights"]
+    assert (first["compared_with"], first["num_images"]) == ("its start", 9)
+    difference = knn["values"]["this pre-training"] - knn["values"]["its start"]
+    assert knn["gain"]["points"] == pytest.approx(difference)
+
+    monkeypatch.setattr("mapet_mm.evaluation.extraction.fill_blocks", None)  # nothing is computed again
+    run_tool(monkeypatch, "verdict.py", *arguments, *start)
+    assert json.loads((root / "out/verdict.json").read_text()) == first
+    monkeypatch.undo()
+    run_tool(monkeypatch, "verdict.py", *arguments)
+    assert json.loads((root / "out/verdict.json").read_text())["compared_with"] == "random weights"

@@ -51,8 +51,9 @@ test_cfg = dict()
 
 custom_hooks = [dict(type="mapet_mm.TokenStoreCheckHook")]
 
-# For tools/evaluate_features.py. `custom_hooks = [*_base_.custom_hooks, _base_.knn_probe]` runs it during
-# training too, which is not the default: each probe passes 1.28 M images through the backbone.
+# For tools/evaluate_features.py, which takes all images. A recipe with
+# `custom_hooks = [*_base_.custom_hooks, _base_.knn_probe]` runs it during training too, on 20,000 images of each
+# set; it is not the default, because recipes for other images inherit from this file.
 knn_loader = dict(batch_size=256, num_workers=8, persistent_workers=True)
 knn_dataset = dict(
     type="ImageNet", data_root="data/imagenet", pipeline=[*load_square, dict(type="PackInputs")]
@@ -62,4 +63,5 @@ knn_probe = dict(
     train_dataloader=dict(dataset=dict(split="train", **knn_dataset), **knn_loader),
     val_dataloader=dict(dataset=dict(split="val", **knn_dataset), **knn_loader),
     interval=50,
+    most_images=20_000,
 )

@@ -185,3 +185,15 @@ def test_a_probe_compiles_nothing():
     assert not graphs
     model(torch.ones(3, 2))
     assert len(graphs) == 1
+
+
+def test_a_probe_of_some_images_takes_them_evenly_spaced():
+    """Of a list in order of the classes, the first ones would be of one class."""
+
+    class Images(list):
+        def get_subset_(self, indices: list[int]) -> None:
+            self[:] = [self[index] for index in indices]
+
+    hook = KNNProbeHook(loader(), loader(), most_images=4)
+    assert hook.some_images(Images(range(10))) == [0, 3, 6, 9]
+    assert hook.some_images(Images(range(3))) == [0, 1, 2]

@@ -1,5 +1,6 @@
 """MaPeT for OpenMMLab: masked and permuted pre-training of Vision Transformers."""
 
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -11,6 +12,8 @@ __version__ = "0.1.0"
 LAZY = {"StoredImages": "mapet_mm.datasets"}
 
 check_openmmlab()
+# MMCV without compiled operators says so at each start; nothing here needs this one.
+warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformableAttention``")
 
 
 def __getattr__(name: str) -> Any:

@@ -149,7 +149,8 @@ def network_words(folder: Path, config: Mapping[str, Any]) -> str:
         name = f"{config['architecture']} of timm"
         height, width = config["pretrained_cfg"]["input_size"][1:]
     else:
-        name = f"{config['architectures'][0]} of Hugging Face Transformers"
+        architecture = (config.get("architectures") or [config["model_type"]])[0]
+        name = f"{architecture} of Hugging Face Transformers"
         height, width = to_2tuple(config["image_size"])
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         count = sum(math.prod(file.get_slice(weight).get_shape()) for weight in file.keys())  # noqa: SIM118

@@ -45,10 +45,10 @@ class PortableCheckpointHook(WholeCheckpointHook):
         """Add what exports describe and the config's digests; leave tensors and plain values."""
         if "meta" in checkpoint:
             checkpoint["meta"].update(description_entry(runner.cfg))
-            if self.num_images is not None:
-                checkpoint["meta"][NUM_IMAGES] = self.num_images
             if self.recipe:
                 checkpoint["meta"]["recipe"] = self.recipe
+            if self.num_images is not None:
+                checkpoint["meta"][NUM_IMAGES] = self.num_images
         super().before_save_checkpoint(runner, checkpoint)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:

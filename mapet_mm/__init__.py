@@ -1,5 +1,6 @@
 """MaPeT for OpenMMLab: masked and permuted pre-training of Vision Transformers."""
 
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +17,8 @@ LAZY = {
 }
 
 check_openmmlab()
+# MMCV without compiled operators says so at each start; nothing here needs this one.
+warnings.filterwarnings("ignore", message="Fail to import ``MultiScaleDeformableAttention``")
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,5 @@ TEST_MODULES = {
     "test_other_vits.py",
     "test_step_counts.py",
     "test_starts.py",
-    "test_token_prediction_head.py",
     "test_vit.py",
 }

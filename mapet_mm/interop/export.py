@@ -12,6 +12,7 @@ from mapet_mm.interop.convert import FROM_MM, StateDict, network
 from mapet_mm.interop.description import ENTRY, Description, read_description
 from mapet_mm.interop.hf_export import hf_config, hf_preprocessor
 from mapet_mm.interop.like_start import EXPORTS, write_like_start
+from mapet_mm.interop.model_card import write_model_card
 from mapet_mm.interop.onnx_export import SHAPES, write_onnx
 from mapet_mm.interop.timm_export import timm_call, timm_config
 from mapet_mm.models.backbones.checkpoint_hooks import fold_layer_scale
@@ -31,7 +32,7 @@ def write_export(
 
     Args:
         output: a .safetensors or .pth file; for timm and Hugging Face also a folder that they load without
-            further arguments; for ONNX an .onnx file.
+            further arguments, with a model card; for ONNX an .onnx file.
         target: 'mm' | 'reference' | 'timm' | 'hf' | 'torchvision' | 'onnx'.
         state_dict: weights under this package's names.
         meta: metadata of the weights' file, with the description of its network and images.
@@ -43,6 +44,16 @@ def write_export(
     Raises:
         ValueError: the weights do not fit the other network, or a folder's content is not known.
     """
+    told = _write(output, target, state_dict, meta, fold)
+    if output.is_dir():
+        write_model_card(output, target, meta)
+    return told
+
+
+def _write(
+    output: Path, target: str, state_dict: Mapping[str, Tensor], meta: Mapping[str, Any], fold: bool
+) -> str:
+    """Write all but the card."""
     to_folder = output.is_dir() or not output.suffix
     if to_folder and target not in FOLDERS:
         raise ValueError(f"names of {target} go to a file, not to the folder {output}")

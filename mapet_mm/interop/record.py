@@ -10,6 +10,7 @@ import numpy as np
 from mapet_mm.weight_files import read_entries
 
 RECORDED = ("epoch", "metric", "args")
+NUM_IMAGES = "num_images"  # in a checkpoint's `meta`: of the training set
 
 
 def training_record(path: str | Path) -> str:

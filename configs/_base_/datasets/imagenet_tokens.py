@@ -52,8 +52,8 @@ test_cfg = dict()
 custom_hooks = [dict(type="mapet_mm.TokenStoreCheckHook")]
 
 # For tools/evaluate_features.py, which takes all images. A recipe with
-# `custom_hooks = [*_base_.custom_hooks, _base_.knn_probe]` runs it during training too, on 20,000 images of each
-# set; it is not the default, because recipes for other images inherit from this file.
+# `custom_hooks = [*_base_.custom_hooks, _base_.knn_probe]` runs it during training too, on 20,000 images of
+# each set; it is not the default, because recipes for other images inherit from this file.
 knn_loader = dict(batch_size=256, num_workers=8, persistent_workers=True)
 knn_dataset = dict(
     type="ImageNet", data_root="data/imagenet", pipeline=[*load_square, dict(type="PackInputs")]

@@ -10,6 +10,7 @@ from mapet_mm.engine.hooks.whole_checkpoint_hook import WholeCheckpointHook
 from mapet_mm.engine.runners.resume import check_weights
 from mapet_mm.interop.description import description_entry
 from mapet_mm.interop.like_start import exports_entry
+from mapet_mm.interop.record import NUM_IMAGES
 from mapet_mm.registry import HOOKS
 from mapet_mm.utils.dist import unwrapped
 
@@ -21,8 +22,9 @@ RATE_KEYS = ("param_scheduler", "optim_wrapper", "auto_scale_lr")
 class PortableCheckpointHook(WholeCheckpointHook):
     """Write whole checkpoints of tensors and plain values, and refuse weights that fit no layer.
 
-    Each has a description of the network for exports. In a copied work dir, `best_ckpt` points into the copy.
-    After a change of schedule, training continues at the new schedule's rate for the current step.
+    Each has a description of the network and the number of training images for exports. In a copied work dir,
+    `best_ckpt` points into the copy. After a change of schedule, training continues at the new schedule's
+    rate for the current step.
 
     Args:
         recipe: digests of the run's config, kept in each checkpoint; `mapet-mm train` passes them.
@@ -31,20 +33,24 @@ class PortableCheckpointHook(WholeCheckpointHook):
     def __init__(self, recipe: dict[str, Any] | None = None) -> None:
         self.recipe = recipe
         self.has_new_rates = False
+        self.num_images: int | None = None
 
     def before_train(self, runner: Runner) -> None:
         """Have whole files written, and bring new schedules to a resumed run's step."""
         super().before_train(runner)
+        self.num_images = len(runner.train_dataloader.dataset)
         if self.has_new_rates and runner.iter:
             replay_schedules(runner)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Add a description for exports and the config's digests; leave tensors and plain values."""
+        """Add what exports describe and the config's digests; leave tensors and plain values."""
         if "meta" in checkpoint:
             checkpoint["meta"].update(description_entry(runner.cfg))
             checkpoint["meta"].update(exports_entry(runner.cfg))
             if self.recipe:
                 checkpoint["meta"]["recipe"] = self.recipe
+            if self.num_images is not None:
+                checkpoint["meta"][NUM_IMAGES] = self.num_images
         super().before_save_checkpoint(runner, checkpoint)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.hooks import CheckpointHook, Hook
-from trainings import HOOKS, build
+from trainings import HOOKS, IMAGES, build
 
 from mapet_mm.engine.hooks import whole_checkpoint_hook
 from mapet_mm.engine.hooks.portable_checkpoint_hook import PortableCheckpointHook
@@ -46,6 +46,7 @@ def test_what_a_killed_run_left_half_written_is_removed(trained):
 def test_a_checkpoint_is_read_safely_and_does_not_grow(trained):
     content = torch.load(trained[0] / "iter_9.pth", weights_only=True)
     assert content["meta"]["iter"] == 9
+    assert content["meta"]["num_images"] == IMAGES
     assert content["message_hub"]["log_scalars"] == {}
     assert not any(key.startswith("train/") for key in content["message_hub"]["resumed_keys"])
 
@@ -99,7 +100,8 @@ def test_numpy_values_are_plain_and_equal(tmp_path):
 def test_checkpoints_that_go_elsewhere_are_left_to_their_own_storage(options, tmp_path):
     hook = CheckpointHook(**{"out_dir": str(tmp_path), **options})
     before = hook.backend_args
-    PortableCheckpointHook().before_train(SimpleNamespace(hooks=[hook], work_dir=str(tmp_path)))
+    runner = SimpleNamespace(hooks=[hook], work_dir=str(tmp_path))
+    whole_checkpoint_hook.WholeCheckpointHook().before_train(runner)
     assert hook.backend_args == before
 
 

@@ -1,0 +1,216 @@
+"""The model card of an export: a README.md in its folder, with the front matter that Hugging Face reads.
+
+The front matter and the text around two marks are the user's: of a card that exists, only what is between the
+marks is written again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mmengine.utils import to_2tuple
+from safetensors import safe_open
+
+from mapet_mm.interop.record import NUM_IMAGES
+from mapet_mm.structures import Codebook, TokenStore
+from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.identity import IDENTITY
+from mapet_mm.utils.tables import Column, Table
+from mapet_mm.weight_files import read_checkpoint
+
+CARD = "README.md"
+TEMPLATE = "model_card.md.jinja"
+BEGIN = "<!-- mapet_mm writes what follows, again with each export -->"
+END = "<!-- mapet_mm writes no further -->"
+LIBRARIES = {"timm": "timm", "hf": "transformers"}
+# Files and folders in the folder of a `mapet-mm pretrain`.
+TOKENS = "tokens"
+CODEBOOK = "codebook.safetensors"
+VERDICT = "verdict.json"
+EXPORTED = {"timm": "timm", "huggingface": "hf"}  # and their targets
+SHOWN_BY_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|&~$])")
+
+
+def write_model_card(folder: Path, target: str, meta: Mapping[str, Any]) -> None:
+    """Write the card of an export.
+
+    In a folder of `mapet-mm pretrain`, it has the command and the verdict, too. A README.md without the marks
+    is the user's own and stays as it is.
+
+    Args:
+        folder: of the export, with `config.json` and `model.safetensors`.
+        target: 'timm' | 'hf'.
+        meta: metadata of the checkpoint that was exported.
+    """
+    card = folder / CARD
+    text = card_text(folder.resolve(), target, meta)
+    if card.exists():
+        before, mark, rest = card.read_text().partition(BEGIN)
+        _, end, after = rest.partition(END)
+        if not mark or not end:
+            print(f"{card} is your own and stays as it is")
+            return
+        written = text.partition(BEGIN)[2].partition(END)[0]
+        text = before + BEGIN + written + END + after
+    replace_file(card, text.encode())
+
+
+def add_verdict(run: Path, checkpoint: Path) -> None:
+    """Write the cards of a `mapet-mm pretrain` again if there is a verdict on its checkpoint."""
+    if not (run / VERDICT).is_file():
+        return
+    _, meta = read_checkpoint(checkpoint)
+    for name, target in EXPORTED.items():
+        if (run / name / CARD).is_file():
+            write_model_card(run / name, target, meta)
+
+
+def card_text(folder: Path, target: str, meta: Mapping[str, Any]) -> str:
+    """The whole card of an export that has none."""
+    # PyTorch needs it, too; imported here because a backbone's user does not.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    from mapet_mm.dependencies import version_report
+
+    environment = Environment(
+        loader=PackageLoader("mapet_mm", "interop"),
+        autoescape=False,  # Markdown; `plain` is for names
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["plain"] = plain
+    config = json.loads((folder / "config.json").read_text())
+    run = run_of(folder, meta)
+    return environment.get_template(TEMPLATE).render(
+        begin=BEGIN,
+        end=END,
+        name=run.name if run else folder.name,
+        library=LIBRARIES[target],
+        is_classifier=bool(config.get("num_classes")),
+        facts=Table([Column("what"), Column("value")], facts_of(folder, config, meta, run)),
+        command=command_of(run) if run else None,
+        verdict=verdict_of(run, meta) if run else None,
+        versions=version_report(),
+    )
+
+
+def plain(text: str) -> str:
+    """A text on one line that Markdown and HTML show as it is."""
+    return SHOWN_BY_MARKDOWN.sub(r"\\\1", " ".join(str(text).split()))
+
+
+def run_of(folder: Path, meta: Mapping[str, Any]) -> Path | None:
+    """The folder of the `mapet-mm pretrain` that trained these weights, if the export is in it."""
+    run = folder.parent
+    if not all((run / name).exists() for name in (IDENTITY, TOKENS, CODEBOOK)):
+        return None
+    is_its_own = TokenStore.open(run / TOKENS).tokenizer == meta.get("tokenizer")
+    return run if is_its_own else None
+
+
+def facts_of(
+    folder: Path, config: Mapping[str, Any], meta: Mapping[str, Any], run: Path | None
+) -> list[tuple[str, str]]:
+    """What is known about the weights and their training, a line each."""
+    facts = [("network", network_words(folder, config))]
+    if NUM_IMAGES in meta:
+        facts.append(("training images", f"{meta[NUM_IMAGES]:,}"))
+    if "epoch" in meta and "iter" in meta:
+        facts.append(("epochs", f"{meta['epoch']:,}"))
+        facts.append(("steps", f"{meta['iter']:,}"))
+    if "experiment_name" in meta:
+        name = re.sub(r"_\d{8}_\d{6}$", "", meta["experiment_name"])  # MMEngine adds the time
+        facts.append(("config", f"{name}.py"))
+    if "seed" in meta:
+        facts.append(("seed", str(meta["seed"])))
+    if run:
+        codebook = Codebook.load(run / CODEBOOK)
+        encoder = f"{codebook.metadata['encoder']} ({codebook.metadata['weights']})"
+        facts.append(("tokenizer", f"{codebook.k:,} clusters of the features of {encoder}"))
+        facts.append(("codebook, SHA-256", codebook.digest))
+    if "tokenizer" in meta:
+        facts.append(("tokenizer's digest", meta["tokenizer"]))
+    return facts
+
+
+def network_words(folder: Path, config: Mapping[str, Any]) -> str:
+    """'vit_small_patch16_224 of timm, 21.7 M parameters, images of 224 x 224'."""
+    if "architecture" in config:
+        name = f"{config['architecture']} of timm"
+        height, width = config["pretrained_cfg"]["input_size"][1:]
+    else:
+        architecture = (config.get("architectures") or [config["model_type"]])[0]
+        name = f"{architecture} of Hugging Face Transformers"
+        height, width = to_2tuple(config["image_size"])
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        count = sum(math.prod(file.get_slice(weight).get_shape()) for weight in file.keys())  # noqa: SIM118
+    return f"{name}, {count / 1e6:.1f} M parameters, images of {height} x {width}"
+
+
+def command_of(run: Path) -> str:
+    """The command that made a folder of `mapet-mm pretrain`; of paths it has the last part."""
+    options = json.loads((run / IDENTITY).read_text())
+    words = ["mapet-mm", "pretrain", os.path.basename(options.pop("images")), "--out", run.name]
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(option)
+        elif isinstance(value, str):
+            words += [option, os.path.basename(value) if os.path.isabs(value) else value]
+        elif isinstance(value, int | float) and value is not False:
+            words += [option, str(value)]
+    return shlex.join(words)
+
+
+def verdict_of(run: Path, meta: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Sentence, number of images and table of a run's verdict; None without one on these weights."""
+    file = run / VERDICT
+    if not file.is_file():
+        return None
+    saved = datetime.strptime(meta["time"], "%Y%m%d_%H%M%S")
+    if file.stat().st_mtime < saved.timestamp():  # on the weights of a shorter training
+        return None
+    verdict = json.loads(file.read_text())
+    return {**verdict, "table": verdict_table(verdict)}
+
+
+def verdict_table(verdict: Mapping[str, Any]) -> Table:
+    """The measures of a verdict, one a line, with 95 % intervals where they have them."""
+    measures = verdict["measures"]
+    models = list(dict.fromkeys(name for measure in measures for name in measure["values"]))
+    has_gains = any(measure["gain"] for measure in measures)
+    columns = [Column("measure"), *map(Column, models)]
+    if has_gains:
+        columns.append(Column(f"gain over {verdict['compared_with']}"))
+    rows = []
+    for measure in measures:
+        row = [measure["name"]]
+        for name in models:
+            row.append(_figure(measure["values"].get(name), measure["intervals"].get(name)))
+        if has_gains:
+            gain = measure["gain"]
+            row.append(_figure(gain["points"], gain["interval"], "+.1f") if gain else None)
+        rows.append(row)
+    return Table(columns, rows)
+
+
+def _figure(value: float | None, interval: tuple[float, float] | None, style: str = "") -> str | None:
+    """'81.2 [80.1, 82.4]'; small numbers have three digits after the point."""
+    if value is None:
+        return None
+    style = style or (".1f" if abs(value) >= 1 else ".3f")
+    if interval is None:
+        return format(value, style)
+    low, high = interval
+    interval_style = style.replace(".3f", ".1f")
+    return f"{value:{style}} [{low:{interval_style}}, {high:{interval_style}}]"

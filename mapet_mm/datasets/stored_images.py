@@ -50,8 +50,8 @@ class StoredImages(Dataset):
         TokenStoreError: there is no such store, its squares are missing or of other steps, or it has no
             images with the prefix.
 
-    Example::
-
+    Examples:
+        ```python
         train_dataloader = dict(
             batch_size=256,
             sampler=dict(type="DefaultSampler", shuffle=True),
@@ -63,6 +63,7 @@ class StoredImages(Dataset):
                 pipeline=[_base_.color_jitter, _base_.pack],
             ),
         )
+        ```
     """
 
     def __init__(

@@ -9,7 +9,7 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_page_markdown(markdown: str, page, config, files) -> str:
-    """Links to files out of docs/ lead to the repository, or name the file if the site knows no repository."""
+    """Let links out of docs/ lead to the repository, or name the file if the site knows no repository."""
     uri = page.file.src_uri
     if uri == "changelog.md":
         markdown = (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")

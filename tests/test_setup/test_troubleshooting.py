@@ -7,7 +7,8 @@ import pytest
 from config_building import ROOT
 
 PAGE = (ROOT / "docs/troubleshooting.md").read_text()
-MESSAGES = [line for line in re.findall(r"^- \*\*(.+)\*\*<br>$", PAGE, re.MULTILINE) if "(PyTorch)" not in line]
+QUOTED = re.findall(r"^- \*\*(.+)\*\*<br>$", PAGE, re.MULTILINE)
+MESSAGES = [message for message in QUOTED if "(PyTorch)" not in message]
 TEXTS = [
     node.value
     for folder in ("mapet_mm", "tools")

@@ -9,7 +9,7 @@
 # make test-newest: set up .venv-newest with the newest release of everything, run the tests of CONTRIBUTING's table of
 #   private attributes, and the demo
 # make bench-gpu: set up .venv, and on this machine's GPU run the tests for one and measure pre-training steps
-# make docs: build the documentation's pages into build/site
+# make docs: set up .venv-docs, which needs no PyTorch, and build the documentation's pages into build/site
 # Tests in more processes than three: make test JOBS=8
 # Another interpreter than the first that fits: make setup PYTHON=/path/to/python3.11
 
@@ -37,6 +37,9 @@ MMCV_CACHE := $(HOME)/.cache/mapet_mm/torch-2.6.0
 MMCV_WHEEL := $(MMCV_CACHE)/mmcv-2.1.0-cp311-cp311-linux_$(shell uname -m).whl
 NEWEST := .venv-newest
 NEWEST_BIN := $(NEWEST)/bin
+DOCS := .venv-docs
+DOCS_BIN := $(DOCS)/bin
+DOCS_STAMP := $(DOCS)/.installed
 # Processes that tests run in: for a quarter of the time a test waits, so three keep two cores busy.
 JOBS ?= 3
 # glibc keeps the memory that a process frees: on CPUs a training step is up to a third faster (docs/performance.md).
@@ -55,7 +58,7 @@ help:
 	@echo "make test-research   run one of these tables with kills, here and (as root) on a Slurm of one node"
 	@echo "make test-openmmlab   set up $(OPENMMLAB) with OpenMMLab's original distributions, then run the tests there"
 	@echo "make test-newest   set up $(NEWEST) with the newest of everything, then try what that may break"
-	@echo "make docs    build the documentation's pages into build/site"
+	@echo "make docs    set up $(DOCS) without PyTorch, then build the documentation's pages into build/site"
 	@echo "make bench-gpu   test and measure on a GPU (10 minutes), into work_dirs/gpu.md"
 	@echo "make lint    check style;  make format: apply it"
 	@echo "make lock    rewrite requirements.lock from requirements.txt (needs uv)"
@@ -136,10 +139,17 @@ test-newest:
 	@$(NEWEST_BIN)/python -m pytest -q -m "private and not slow and not gpu" tests; \
 	failed=$$?; $(NEWEST_BIN)/python -W ignore tools/demo.py && exit $$failed
 
-docs: $(STAMP)
-	@$(PIP) install --quiet --editable ".[docs]"
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+docs: $(DOCS_STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/python -m mkdocs build --quiet
 	@echo "wrote build/site; next: open build/site/index.html"
+
+# The sources are read, not imported, so the extra's own packages are enough.
+$(DOCS_STAMP): pyproject.toml
+	@echo "setting up $(DOCS): 170 MB"
+	@"$(PYTHON)" -m venv --clear $(DOCS)
+	@sed -n 's/^docs = \["\(.*\)"\]$$/\1/p' pyproject.toml | sed 's/", "/\n/g' > $(DOCS)/requirements.txt
+	@$(subst $(BIN),$(DOCS_BIN),$(PIP)) install --quiet -r $(DOCS)/requirements.txt
+	@touch $@
 
 bench-gpu: $(STAMP)
 	@$(BIN)/python -c "import sys, torch; torch.cuda.is_available() or sys.exit('no GPU was found')"
@@ -163,5 +173,5 @@ lock:
 		--output-file requirements.lock requirements.txt -
 
 clean:
-	rm -rf $(VENV) $(DETECTION) $(RESEARCH) $(OPENMMLAB) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(DETECTION) $(RESEARCH) $(OPENMMLAB) $(NEWEST) $(DOCS) build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -not -path "./$(VENV)/*" -prune -exec rm -rf {} +

@@ -22,7 +22,7 @@ def replace_by_neighbours(num_images: int, skipped: Sequence[int]) -> Int64[np.n
 
     The last ones are replaced by the first. Not all images may be skipped.
 
-    Example:
+    Examples:
         >>> replace_by_neighbours(5, [1, 2, 4]).tolist()
         [0, 3, 3, 3, 0]
     """

@@ -52,8 +52,8 @@ class StoredImages(Dataset):
         TokenStoreError: there is no such store, its squares are missing or of other steps, it has no images
             with the prefix, or lacks one that is left out.
 
-    Example::
-
+    Examples:
+        ```python
         train_dataloader = dict(
             batch_size=256,
             sampler=dict(type="DefaultSampler", shuffle=True),
@@ -65,6 +65,7 @@ class StoredImages(Dataset):
                 pipeline=[_base_.color_jitter, _base_.pack],
             ),
         )
+        ```
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class TarShards(BaseDataset):
     Raises:
         UserError: there is no such file, or one is compressed or damaged.
 
-    Example:
+    Examples:
         >>> load = dict(type="mapet_mm.LoadImageFromTar")
         >>> dataset = dict(type="mapet_mm.TarShards", data_root="data/imagenet21k", pipeline=[load])
     """

@@ -18,7 +18,7 @@ TAILS = (0.025, 0.975)  # between them lie 95 %
 class Row:
     """One figure.
 
-    Example:
+    Examples:
         >>> Row("k-NN", "class token", 81.5).name
         'k-NN, class token'
     """

@@ -53,7 +53,7 @@ class Codebook:
     Raises:
         CodebookError: the centroids are not a (k, D) matrix of finite numbers.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from mapet_mm.tokenizers import Codebook
         >>> codebook = Codebook([[0.0, 0.0], [4.0, 0.0]], metadata={"encoder": "by hand"})

@@ -60,7 +60,7 @@ class TokenStore:
         preprocessing: how images were prepared (`pipeline`, `data_preprocessor`), if recorded.
         names: the image names by row, in a sequence that reads them from disk when accessed.
 
-    Example:
+    Examples:
         >>> from mapet_mm.tokenizers import TokenStore, extend_store
         >>> names = ["train/cat.png", "train/dog.png"]
         >>> store = TokenStore.create("tokens", names, grid=2, vocab_size=8, tokenizer="3fa2")

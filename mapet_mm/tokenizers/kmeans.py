@@ -66,7 +66,7 @@ def fit_codebook(
     Raises:
         CodebookError: fewer rows than centroids, or features that are not a finite matrix.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from mapet_mm.tokenizers import fit_codebook
         >>> codebook = fit_codebook(np.array([[0.0], [1.0], [8.0], [9.0]]), k=2)

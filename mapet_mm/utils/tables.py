@@ -26,7 +26,7 @@ class Column(NamedTuple):
 class Table(NamedTuple):
     """Columns, rows with one cell per column, and notes below.
 
-    Example:
+    Examples:
         >>> table = Table([Column("task"), Column("top-1 (%)", ".1f")], [["linear probe", 63.24]])
         >>> print(format_table(table))
         task          top-1 (%)

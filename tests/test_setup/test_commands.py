@@ -16,9 +16,11 @@ from pathlib import Path
 
 import pytest
 from config_building import ROOT, load
+from mmengine.config import Config
 
+from mapet_mm.cli.main import PRETRAIN as PURPOSE
 from mapet_mm.cli.pretrain import main as pretrain
-from mapet_mm.utils.commands import tool_command
+from mapet_mm.utils.commands import TOOLS, tool_command
 
 PAGES = [
     page
@@ -32,9 +34,12 @@ OTHERS = {
     "docker build": "there is no Docker",
     "mim": "OpenMMLab's own tools, by the names that its packages give them",
     "pre-commit": "installs hooks into the clone",
+    "pip install --dry-run openmim": "another project's",
     "pip install grad-cam": "another project's",
     "pip install openmim": "another project's",
+    "pip wheel": "pip's own",
     "python $TOOLS/": "MMPretrain's",
+    "python -m mapet_mm.visualization.attention_masks": "takes a file's name; a test of its own draws",
     "python research/recompute.py": "takes no arguments, and a minute; a test of research/ runs it",
     "snakemake": "a set-up of its own, see research/README.md",
     "$SNAKEMAKE": "a set-up of its own, see research/README.md",
@@ -42,7 +47,7 @@ OTHERS = {
     "uv": "another project's",
 }
 PRETRAIN = ROOT / "mapet_mm/cli/pretrain.py"
-TOOL = re.compile(r"\btools/(?!tools/)[\w/]+\.py$")
+TOOL = re.compile(r"\b(tools|research)/(?!tools/)[\w/]+\.py$")
 CHOSEN = re.compile(r"/my_|\.\.\.$")  # configs that a reader writes or chooses
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 STARTS = re.compile(
@@ -122,7 +127,7 @@ def check_configs(parsed: argparse.Namespace) -> None:
             entry: object = load(files[0])
             for part in option.split(".init_cfg.")[0].split(".")[:-1]:
                 entry = entry[int(part) if isinstance(entry, list) else part]
-            assert isinstance(entry, (dict, list)), f"{pattern} has no entry for {option}"
+            assert isinstance(entry, (Config, dict, list)), f"{pattern} has no entry for {option}"
 
 
 @pytest.fixture(scope="module")
@@ -158,3 +163,9 @@ def test_every_command_is_one_that_its_program_takes(page, command, monkeypatch,
     elif command != "mapet-mm --help":
         tool, arguments = tool_and_arguments(words, stand_in)
         check_configs(parse(tool, arguments, monkeypatch))
+
+
+def test_the_page_of_commands_says_of_each_what_it_does():
+    page = (ROOT / "docs/cli.md").read_text()
+    rows = dict(re.findall(r"^\| \[`([\w-]+)`\]\(#[\w-]+\) \| (.+) \|$", page, re.MULTILINE))
+    assert rows == {"pretrain": PURPOSE, **{name: purpose for name, (_, purpose) in TOOLS.items()}}

@@ -3,7 +3,7 @@
 A step is forward, backward and AdamW on random images and tokens, without stochastic depth. The reference is
 tests/naive_two_stream.py: float masks for each image and head, made before timing starts, and separate
 streams. It uses PyTorch's default AdamW, the others the fused one. Each variant runs in its own processes, as
-a training does, in turns with the others; times are medians over all rounds. On CPU the processes keep the
+a training does, in turns with the others; times are medians over all steps. On CPU the processes keep the
 memory that they free, as tools/train.py does; the reference is also measured without that. Peak memory is
 what a step adds to the memory in use between steps: inputs, masks, activations and gradients.
 """
@@ -59,7 +59,7 @@ def read_arguments() -> Namespace:
     parser.add_argument("--cases", nargs="+", choices=known, default=cases)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=variants)
     parser.add_argument("--batch", type=int, default=64 if ON_GPU else 8)
-    parser.add_argument("--rounds", type=int, default=10 if ON_GPU else 4, help="steps of a process")
+    parser.add_argument("--steps", type=int, default=10 if ON_GPU else 4, help="steps of a process")
     parser.add_argument("--repeats", type=int, default=1 if ON_GPU else 3, help="processes of a variant")
     return parser.parse_args()
 
@@ -160,10 +160,10 @@ def measure_memory(variant: str, case: str, batch: int) -> int:
     return peak_memory(Step(variant, case, batch))
 
 
-def measure_time(variant: str, case: str, batch: int, rounds: int) -> tuple[list[float], int, int | None]:
+def measure_time(variant: str, case: str, batch: int, steps: int) -> tuple[list[float], int, int | None]:
     """Seconds of each of a variant's steps, its FLOPs, and on a GPU its peak memory."""
     step = Step(variant, case, batch)
-    seconds = time_call(step, rounds, WARM_UP)
+    seconds = time_call(step, steps, WARM_UP)
     return seconds, step.flops, peak_memory(step) if ON_GPU else None
 
 
@@ -184,7 +184,7 @@ def report_case(case: str, args: Namespace) -> None:
         for variant in args.variants:
             rates.append(product_rate(precision))
             seconds, flops[variant], memory[variant] = in_fresh_process(
-                measure_time, variant, case, args.batch, args.rounds
+                measure_time, variant, case, args.batch, args.steps
             )
             taken[variant] += seconds
     rate, rows = statistics.median(rates), []
@@ -214,7 +214,7 @@ def report_case(case: str, args: Namespace) -> None:
 def main() -> None:
     """Measure every case."""
     args = read_arguments()
-    print(f"{machine()}; {args.repeats} x {args.rounds} rounds, interleaved by process, medians")
+    print(f"{machine()}; {args.repeats} x {args.steps} steps, interleaved by process, medians")
     for case in args.cases:
         report_case(case, args)
 

@@ -38,7 +38,7 @@ def knn_votes(
     Returns:
         `(Q, C)`, relative to the vote of the nearest.
 
-    Example:
+    Examples:
         >>> train, labels = torch.eye(2), torch.tensor([0, 1])
         >>> knn_votes(torch.tensor([[3.0, 1.0]]), [(train, labels)], num_classes=2, k=1).argmax(1)
         tensor([0])

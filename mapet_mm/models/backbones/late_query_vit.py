@@ -28,7 +28,7 @@ class LateQueryViT(MaPeTPretrainViT):
     Raises:
         ValueError: as for `MaPeTPretrainViT`; or there is no such layer, or no query stream.
 
-    Example:
+    Examples:
         >>> vit = LateQueryViT("deit-tiny", 32, cutting_point=2, objective="pim", query_from_layer=8)
         >>> latents, permutation = vit(torch.randn(2, 3, 32, 32))  # 4 patches and the class token
         >>> latents.shape  # of the targets: 2 images, 5 - 2 tokens

@@ -92,7 +92,7 @@ class MaPeTPretrainBEiT(_OtherViT, BEiTViT):
     Raises:
         ValueError: as for `MaPeTPretrainViT`, or no position embeddings but shared ones.
 
-    Example:
+    Examples:
         >>> vit = MaPeTPretrainBEiT(arch="base", img_size=32, cutting_point=2)
         >>> latents, permutation = vit(torch.randn(2, 3, 32, 32))
         >>> latents.shape
@@ -162,7 +162,7 @@ class MaPeTPretrainEVA02(_OtherViT, ViTEVA02):
     Raises:
         ValueError: as for `MaPeTPretrainViT`.
 
-    Example:
+    Examples:
         >>> vit = MaPeTPretrainEVA02(arch="tiny", img_size=28, cutting_point=2)
         >>> latents, permutation = vit(torch.randn(2, 3, 28, 28))
         >>> latents.shape

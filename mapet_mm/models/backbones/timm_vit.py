@@ -118,7 +118,7 @@ class MaPeTPretrainTIMM(TwoStreamViT, TIMMViT):
     Raises:
         ValueError: as for `MaPeTPretrainViT`, or a model with a forward pass that is unknown here.
 
-    Example:
+    Examples:
         >>> vit = MaPeTPretrainTIMM("vit_tiny_patch16_224", img_size=32, cutting_point=2)
         >>> latents, permutation = vit(torch.randn(2, 3, 32, 32))
         >>> latents.shape

@@ -25,7 +25,7 @@ class TokenMLP(BaseModule):
         embed_dims: dimension of embedding and linear layer; the paper's is 192.
         **kwargs: as for any MMEngine module: `init_cfg`.
 
-    Example:
+    Examples:
         >>> (features,) = TokenMLP(vocab_size=8192)(torch.randint(8192, (2, 14, 14)))
         >>> features.shape
         torch.Size([2, 192])
@@ -53,7 +53,7 @@ class OneHotTokens(BaseModule):
     Args:
         vocab_size: number of token ids.
 
-    Example:
+    Examples:
         >>> (features,) = OneHotTokens(vocab_size=3)(torch.tensor([[[2, 0]]]))
         >>> features
         tensor([[0., 0., 1., 1., 0., 0.]])
@@ -80,7 +80,7 @@ class TokenViT(MaPeTViT):
         arch: as for `MaPeTViT`; the paper's is ViT-T.
         **kwargs: as for `MaPeTViT`, without `img_size` and `patch_size`.
 
-    Example:
+    Examples:
         >>> (features,) = TokenViT(vocab_size=8192, grid=14)(torch.randint(8192, (2, 14, 14)))
         >>> features.shape
         torch.Size([2, 192])

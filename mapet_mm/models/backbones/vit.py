@@ -116,7 +116,7 @@ class MaPeTViT(VisionTransformer):
         **kwargs: as for MMPretrain's `VisionTransformer`: `drop_path_rate`, `final_norm`,
             `frozen_stages`, `init_cfg`, ...
 
-    Example:
+    Examples:
         >>> vit = MaPeTViT("deit-tiny", img_size=32, out_type="featmap")
         >>> (features,) = vit(torch.randn(2, 3, 32, 32))
         >>> features.shape
@@ -208,7 +208,7 @@ class MaPeTPretrainViT(TwoStreamViT, MaPeTViT):
         recompute: compute GELU, and LayerNorm under autocast, again in the backward pass instead of keeping
             their results: a fifth less memory, a little slower (docs/performance.md). `with_cp` overrides it.
 
-    Example:
+    Examples:
         >>> vit = MaPeTPretrainViT("deit-tiny", img_size=32, cutting_point=2)  # of 5 tokens
         >>> latents, permutation = vit(torch.randn(2, 3, 32, 32))
         >>> latents.shape  # 3 targets

@@ -24,7 +24,7 @@ class LinearProbe(ImageClassifier):
         ValueError: the head is a `LayerwiseLinearHead`, and the backbone normalises its last layer's tokens,
             or has not just a class token before the patches.
 
-    Example:
+    Examples:
         >>> backbone = dict(type="mapet_mm.MaPeTViT", arch="deit-tiny", img_size=32)
         >>> head = dict(type="mmpretrain.LinearClsHead", num_classes=10, in_channels=192)
         >>> probe = LinearProbe(backbone=backbone, head=head).train()
@@ -70,7 +70,7 @@ class LayerwiseLinearHead(ClsHead):
     Raises:
         ValueError: an inference layer that is not probed, or features of another number of layers.
 
-    Example:
+    Examples:
         >>> head = LayerwiseLinearHead(num_classes=10, in_channels=192, layers=2)
         >>> tokens = torch.randn(3, 5, 192)  # of 4 patches and the class token
         >>> [logits.shape for logits in head.layer_logits([tokens, tokens])]

@@ -27,7 +27,7 @@ class TokenPredictionHead(BaseModule):
         vocab_size: number of visual tokens `V`; the paper's is 8192.
         **kwargs: as for any MMEngine module: `init_cfg`.
 
-    Example:
+    Examples:
         >>> head = TokenPredictionHead(embed_dims=192, vocab_size=8192)
         >>> losses = head.loss(torch.randn(2, 137, 192), torch.randint(8192, (2, 137)))
         >>> sorted(losses)
@@ -108,7 +108,7 @@ class BEiTTokenHead(TokenPredictionHead):
             image. None computes all patches: the same loss with more arithmetic.
         **kwargs: as for `TokenPredictionHead`.
 
-    Example:
+    Examples:
         >>> head = BEiTTokenHead(embed_dims=192, vocab_size=8192, max_masked=2)
         >>> latents = torch.randn(1, 5, 192)  # of the class token and 4 patches
         >>> loss = head.loss(latents, torch.randint(8192, (1, 4)), mask=torch.tensor([[[1, 0], [1, 0]]]))
@@ -155,7 +155,7 @@ class BEiTTokenHead(TokenPredictionHead):
 class CAETokenHead(CAEHead):
     """MMPretrain's `CAEHead` with token ids as targets; MMPretrain's takes DALL-E logits.
 
-    Example:
+    Examples:
         >>> head = CAETokenHead(loss=dict(type="mmpretrain.CAELoss", lambd=2))
         >>> logits, latents = torch.randn(2, 8192), torch.randn(1, 2, 192)  # of 2 masked patches
         >>> masked = torch.tensor([[True, False, True, False]])

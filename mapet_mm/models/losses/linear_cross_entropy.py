@@ -36,7 +36,7 @@ def linear_cross_entropy(
     products run in its precision, and softmax and sums in float32 (`sum_dtype`), as PyTorch's own would. All
     targets count if `counted` is None.
 
-    Example:
+    Examples:
         >>> latents, weight, bias = torch.randn(6, 4), torch.randn(10, 4), torch.zeros(10)
         >>> loss, hits = linear_cross_entropy(latents, weight, bias, torch.arange(6))
         >>> torch.allclose(loss, F.cross_entropy(latents @ weight.T + bias, torch.arange(6)))

@@ -28,7 +28,7 @@ class ProjectedCAENeck(CAENeck):
         **kwargs: as for `CAENeck`: `num_heads`, `regressor_depth`, `decoder_depth`, `mask_tokens_num`,
             `layer_scale_init_value`, `drop_path_rate`, ...
 
-    Example:
+    Examples:
         >>> options = dict(num_heads=3, mask_tokens_num=2, layer_scale_init_value=0.1)
         >>> neck = ProjectedCAENeck(encoder_dims=384, embed_dims=192, **options)
         >>> neck.encoder_to_neck(torch.randn(1, 4, 384)).shape
@@ -55,7 +55,7 @@ class BatchNormNeck(BaseModule):
         norm_cfg: the norm, `dict(type="BN")` by default, "SyncBN" in several processes.
         **kwargs: as for any MMEngine module: `init_cfg`.
 
-    Example:
+    Examples:
         >>> (features,) = BatchNormNeck(channels=192)([torch.randn(2, 192, 14, 14)])
         >>> features.shape
         torch.Size([2, 192, 14, 14])
@@ -92,7 +92,7 @@ class SimpleFeaturePyramid(BaseModule):
     Raises:
         ValueError: a scale factor that is not a power of two.
 
-    Example:
+    Examples:
         >>> maps = SimpleFeaturePyramid(in_channels=192)([torch.randn(1, 192, 14, 14)])
         >>> [each.shape[-1] for each in maps]
         [56, 28, 14, 7]

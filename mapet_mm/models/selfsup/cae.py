@@ -23,7 +23,7 @@ class ProjectedCAE(CAE):
         **kwargs: as for MMPretrain's `CAE`: `backbone`, `neck`, `head`, `target_generator`,
             `base_momentum`, `data_preprocessor`, `init_cfg`.
 
-    Example:
+    Examples:
         >>> vit = dict(type="mmpretrain.CAEPretrainViT", arch="deit-tiny", img_size=32)
         >>> widths = dict(encoder_dims=192, embed_dims=96, num_heads=3, num_classes=64)
         >>> options = dict(mask_tokens_num=2, layer_scale_init_value=0.1)

@@ -37,7 +37,7 @@ class MaPeT(BaseSelfSupervisor):
         ValueError: a backbone without a two-stream forward, or a target generator with a larger vocabulary
             than the head's.
 
-    Example:
+    Examples:
         >>> vit = dict(type="mapet_mm.MaPeTPretrainViT", arch="deit-tiny", img_size=32, cutting_point=2)
         >>> model = MaPeT(
         ...     backbone=vit,

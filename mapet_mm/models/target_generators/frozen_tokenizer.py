@@ -35,7 +35,7 @@ class FrozenTokenizer(Tokenizer):
     Raises:
         TokenizerError: see `build_frozen`, or VQ-KD's codebook is not initialised.
 
-    Example:
+    Examples:
         >>> dalle = dict(type="mmpretrain.DALL-E", n_hid=8, n_blk_per_group=1, vocab_size=16)
         >>> tokenizer = FrozenTokenizer(dalle, image_size=32, vocab_size=16, random_seed=0)
         >>> tokenizer(torch.rand(2, 3, 32, 32)).shape  # ids of a grid of 4 x 4

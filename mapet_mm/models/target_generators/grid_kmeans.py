@@ -50,7 +50,7 @@ class GridKMeans(Tokenizer):
             unknown, or see `build_frozen`.
         CodebookError: the codebook cannot be read or was fitted on other features.
 
-    Example:
+    Examples:
         >>> vit = dict(type="mapet_mm.MaPeTViT", arch="deit-tiny", img_size=32, out_type="featmap")
         >>> features = GridKMeans(vit, image_size=32, random_seed=0).features(torch.randn(8, 3, 32, 32))
         >>> features.shape  # a grid of 2 x 2

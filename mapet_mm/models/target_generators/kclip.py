@@ -69,7 +69,7 @@ class KCLIP(GridKMeans):
             not supported.
         CodebookError: the codebook cannot be read or was fitted on another encoder.
 
-    Example:
+    Examples:
         >>> small = dict(layers=[1, 1, 1, 1], width=8, image_size=64)  # the paper's is "RN50x64"
         >>> kclip = KCLIP(small, pretrained=dict(type="random", seed=0))
         >>> kclip.features(torch.randn(2, 3, 64, 64)).shape  # of a grid of 2 x 2

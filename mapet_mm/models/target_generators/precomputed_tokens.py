@@ -17,7 +17,7 @@ class PrecomputedTokens(BaseModule):
     Args:
         vocab_size: number of token ids that the head predicts; ids must be below it.
 
-    Example:
+    Examples:
         >>> PrecomputedTokens(vocab_size=8192)(torch.randint(8192, (2, 14, 14))).shape
         torch.Size([2, 196])
     """

@@ -29,7 +29,7 @@ class BatchColorJitter(nn.Module):
     Raises:
         ValueError: a value is not from 0 to 1.
 
-    Example:
+    Examples:
         >>> jitter = BatchColorJitter(brightness=0.4, contrast=0.4, saturation=0.4)
         >>> images = torch.full((2, 3, 4, 4), 128.0)
         >>> jitter(images, torch.tensor([7, 8])).shape

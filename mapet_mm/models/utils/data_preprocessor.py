@@ -64,7 +64,7 @@ class TokenGridDataPreprocessor(SelfSupDataPreprocessor):
         ValueError: a sample has no token grid, or images for the jitter are not uint8.
         PixelRangeError: the first images do not have the range of `mean` and `std`.
 
-    Example:
+    Examples:
         >>> preprocessor = TokenGridDataPreprocessor(mean=[127.5] * 3, std=[127.5] * 3)
         >>> sample = DataSample(token_grid=np.zeros((2, 2), np.uint16))
         >>> batch = dict(inputs=torch.full((1, 3, 32, 32), 255), data_samples=[sample])
@@ -141,7 +141,7 @@ class TwoViewDataPreprocessor(TwoNormDataPreprocessor):
     Raises:
         PixelRangeError: the first images do not have the range of the means and deviations.
 
-    Example:
+    Examples:
         >>> first = dict(mean=[0.0] * 3, std=[255.0] * 3)
         >>> second = dict(second_mean=[127.5] * 3, second_std=[127.5] * 3)
         >>> preprocessor = TwoViewDataPreprocessor(**first, **second)

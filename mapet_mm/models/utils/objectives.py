@@ -52,7 +52,7 @@ class Objective:
         ValueError: other groups, or the targets' content last, which has seen what it would predict; or
             groups without a mask that `sees` does not describe as dense.
 
-    Example:
+    Examples:
         >>> Objective("mapet", groups="CMTQ").predicting_group
         'Q'
         >>> visibility(PIM, num_context=1, num_targets=2).int()  # rows C T T Q Q, keys C T T

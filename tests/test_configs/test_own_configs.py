@@ -1,0 +1,92 @@
+"""The whole configs of the page "In your own configs" train as they stand, shrunk in size only."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from config_building import ROOT
+from dense_folders import write_dense
+from PIL import Image
+
+from mapet_mm.engine.runners.build_runner import build_runner
+from mapet_mm.engine.runners.launch import configure_training, load_config
+from mapet_mm.structures import TokenStore
+
+PAGE = (ROOT / "docs/own_configs.md").read_text()
+ARCH = dict(_delete_=True, embed_dims=24, num_layers=12, num_heads=3, feedforward_channels=48)
+IMAGES = ["a.png", "b.png"]
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Path:
+    """A folder of a user's own, with the page's configs."""
+    for name, text in re.findall(r"```python\n# (my_\w+\.py)\n(.*?)```", PAGE, re.DOTALL):
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def train(config: str, **options) -> Path:
+    """Train a config as mapet-mm does; the folder of its checkpoints."""
+    cfg = load_config(config, {"train_dataloader.num_workers": 0, **options}, "run")
+    configure_training(cfg)
+    build_runner(cfg, "none").train()
+    return Path("run")
+
+
+def test_the_pre_training_trains_and_gets_the_check_of_its_tokens(project):
+    rng = np.random.default_rng(0)
+    for name in IMAGES:
+        path = project / "data/mine/images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(256, size=(240, 300, 3), dtype=np.uint8)).save(path)
+    names = [f"images/{name}" for name in IMAGES]
+    store = TokenStore.create(
+        "data/mine/tokens", names, (14, 14), vocab_size=1024, tokenizer="test", data_root="data/mine"
+    )
+    store.write([0, 1], rng.integers(1024, size=(2, 14, 14)))
+
+    options = {
+        "model.backbone.arch": ARCH,
+        "model.head.embed_dims": 24,
+        "param_scheduler": None,  # longer than the training
+        "train_cfg.max_epochs": 1,
+    }
+    folder = train("my_pretraining.py", **options)
+    assert "has tokens for all 2 images" in next(folder.glob("*/*.log")).read_text()
+    weights = torch.load(folder / "epoch_1.pth", weights_only=True)["state_dict"]
+    assert weights["head.projection.weight"].shape == (1024, 24)
+
+
+def test_the_segmentor_starts_from_a_pre_training_and_trains(project):
+    from mapet_mm.models import MaPeTPretrainViT
+
+    arch = {key: value for key, value in ARCH.items() if key != "_delete_"}
+    vit = MaPeTPretrainViT(arch, img_size=64, cutting_point=5)
+    vit.init_weights()
+    weights = {f"backbone.{name}": value for name, value in vit.state_dict().items()}
+    torch.save(dict(state_dict=weights, meta={}), "pretrained.pth")
+    write_dense(project / "data/ade/ADEChallengeData2016", "ade20k", train=2, val=1)
+    options = {
+        "model.backbone.arch": ARCH,
+        "model.backbone.img_size": 64,
+        "model.backbone.init_cfg.checkpoint": "pretrained.pth",
+        "model.data_preprocessor.size": (64, 64),
+        "model.neck.embed_dim": 24,
+        "model.neck.norm_cfg.type": "BN",
+        "model.decode_head.norm_cfg.type": "BN",
+        "model.decode_head.in_channels": [24] * 4,
+        "model.decode_head.channels": 16,
+        "train_dataloader.dataset.pipeline.2.scale": (256, 64),
+        "train_dataloader.dataset.pipeline.3.crop_size": (64, 64),
+        "param_scheduler": None,  # longer than the training
+        "train_cfg.max_iters": 2,
+        "default_hooks.checkpoint.interval": 2,
+    }
+    folder = train("my_segmentor.py", **options)
+    trained = torch.load(folder / "iter_2.pth", weights_only=True)["state_dict"]
+    start = weights["backbone.layers.0.attn.qkv.weight"]
+    change = (trained["backbone.layers.0.attn.qkv.weight"] - start).abs().max()
+    assert 0 < change < 1e-3  # it began there, and learned at the first layer's rate

@@ -1,14 +1,21 @@
 """The Markdown pages."""
 
 import importlib
+import inspect
 import json
 import re
 import runpy
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from config_building import ROOT
+from mmpretrain.apis.model import ModelHub
+from mmpretrain.registry import MODELS
 from private_attributes import TEST_MODULES
+
+import mapet_mm
 
 RULE = re.compile(r"\|( *:?-+:? *\|)+")
 PAGES = [
@@ -114,3 +121,32 @@ def test_the_notebook_is_its_page():
     ]
     for cell in cells[1:3]:
         compile(cell.partition("\n")[2], "cell", "exec")
+
+
+def test_the_readmes_python_runs(monkeypatch):
+    """With stand-ins for the weights' download and for the hours of a pre-training."""
+    page = (ROOT / "README.md").read_text()
+    weights, functions, backbone = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    asked = []
+    monkeypatch.setattr("mmpretrain.get_model", lambda name, pretrained: asked.append(name))
+    exec(weights, {})
+    assert ModelHub.has(asked[0])
+    run = SimpleNamespace(verdict=dict(sentence="No gain seen."))
+    monkeypatch.setattr(mapet_mm, "pretrain", stand_in(mapet_mm.pretrain, run), raising=False)
+    monkeypatch.setattr(mapet_mm, "load", stand_in(mapet_mm.load, (None, None)), raising=False)
+    exec(functions, {})
+    names: dict = {}
+    exec(backbone, names)
+    names["backbone"].pop("init_cfg")
+    with torch.device("meta"):
+        assert MODELS.build(names["backbone"]).out_indices == [3, 5, 7, 11]
+
+
+def stand_in(function, result):
+    """A function of the same arguments that returns this."""
+
+    def called(*args, **kwargs):
+        inspect.signature(function).bind(*args, **kwargs)
+        return result
+
+    return called

@@ -30,7 +30,7 @@ PAPERS_BATCH = 2048
 # each layer has of the next one's. docs/tutorials/own_images.md shows the trial that chose them.
 CONTINUING_RATE = 3e-4
 CONTINUING_BATCH = 64
-CONTINUING_DECAY = 1.0
+CONTINUING_DECAY = 0.75
 MAX_SKIPPED = 0.05  # share of the images that may be left out
 
 

@@ -28,10 +28,11 @@ HEAD = "# Written by `mapet-mm pretrain`, yours to edit; its paths are relative 
 PAPERS_RATE = 1.5e-3
 PAPERS_BATCH = 2048
 # Of a training that continues from --init: the highest rate, for 64 images a step, and the share of it that
-# each layer has of the next one's. docs/tutorials/own_images.md shows the trial that chose them.
+# each layer has of the next one's. docs/tutorials/own_images.md has the trial: about the rate at which the
+# start was pre-trained, and layer decay, which keeps more of it.
 CONTINUING_RATE = 3e-4
 CONTINUING_BATCH = 64
-CONTINUING_DECAY = 1.0
+CONTINUING_DECAY = 0.75
 MAX_SKIPPED = 0.05  # share of the images that may be left out
 
 

@@ -424,6 +424,9 @@ def test_the_configs_follow_the_starts_images_and_grid(photographs, planned, tmp
     assert (steps[1].scale, steps[1].interpolation, steps[2].crop_size) == (36, "bilinear", SIDE)
     assert tokens.data_preprocessor.mean == training.data_preprocessor.mean == [102.0, 127.5, 153.0]
     assert training.model.backbone.cutting_point == 5 + 4  # class token, four registers, a quarter of 4 x 4
+    # The rate goes with the square root of the 4 images a step, from 3e-4 for 64.
+    assert training.optim_wrapper.optimizer.lr == pytest.approx(7.5e-5)
+    assert training.optim_wrapper.paramwise_cfg == dict(layer_decay_rate=0.75)
     config, _ = load_model(str(tmp_path / "run/pretrain.py"), str(tmp_path / "run" / INIT))
     assert config.test_dataloader.dataset.pipeline[1:3] == steps[1:3]  # for `mapet-mm evaluate`
     # No path that a moved RUN would miss.

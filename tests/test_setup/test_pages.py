@@ -150,3 +150,38 @@ def stand_in(function, result):
         return result
 
     return called
+
+
+@pytest.mark.parametrize(
+    ("repository", "shown"),
+    [
+        ("https://forge/us/it", "[tables](https://forge/us/it/blob/main/research/README.md#run-a-table)"),
+        (None, "tables (`research/README.md`)"),
+    ],
+)
+def test_the_site_has_no_dead_link_out_of_its_pages(repository, shown):
+    show = runpy.run_path(str(ROOT / "docs/site_hooks.py"))["on_page_markdown"]
+    link = "[tables](../../research/README.md#run-a-table)"
+    others = "[k-CLIP](../api/a.md) and ![x](../../y.png)"
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="tutorials/cluster.md"))
+    made = show(f"{link}, {others}", page, SimpleNamespace(repo_url=repository), files=None)
+    assert made == f"{shown}, {others}"
+
+
+def test_the_released_weights_are_those_of_the_index():
+    index = yaml.safe_load((ROOT / "configs/mapet/metafile.yml").read_text())
+    released = [model for model in index["Models"] if "Weights" in model]
+    rows = re.findall(
+        r"^\| . \| \S+ \| (\S+) \| (\S+) \| `(\S+)` \|$",
+        (ROOT / "docs/tutorials/released_weights.md").read_text(),
+        re.MULTILINE,
+    )
+    assert rows == [
+        (
+            f"{model['Metadata']['Parameters'] / 1e6:.1f}",
+            str(model["Results"][0]["Metrics"]["Top 1 Accuracy (paper)"]),
+            model["Weights"],
+        )
+        for model in released
+    ]
+    assert len(rows) == 6

@@ -303,6 +303,7 @@ def test_colours_of_squares_are_jittered_on_the_gpu_if_there_is_one(
     photographs, on_gpu, planned, monkeypatch
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    monkeypatch.setattr("mapet_mm.utils.gpus.require_usable_gpu", lambda: None)
     pretrain(options(photographs, "--epochs", "2"))
     cfg = Config.fromfile(photographs.parent / "run/pretrain.py")
     loader = cfg.train_dataloader

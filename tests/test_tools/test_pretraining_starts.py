@@ -15,7 +15,9 @@ METHODS = ("mapet", "pim", "mim", "beit", "cae")
 SIZES = ("tiny", "small", "base")
 DEEP = re.compile("vit-large|pim-late")  # a query stream that starts late needs more than one layer
 PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS and not DEEP.search(path.stem)]
-STORED = [path for path in PRETRAINING if "-online_" not in path.stem]
+STORED = [
+    path for path in PRETRAINING if not re.search("-(online|stored)_", path.stem)
+]  # tokens beside files
 ONLINE = [path for path in PRETRAINING if "-online_" in path.stem]
 
 
@@ -33,6 +35,7 @@ def overrides(cfg, imagenet: Path) -> dict[str, object]:
     width = dict(embed_dims=24, num_layers=1, num_heads=3, feedforward_channels=48)
     options = {f"model.backbone.arch.{key}": value for key, value in width.items()}
     options["model.backbone.arch._delete_"] = True
+    options["train_dataloader.drop_last"] = False  # two images are no batch
     if cfg.model.type == "mapet_mm.ProjectedCAE":
         options |= {"model.neck.encoder_dims": 24, "model.neck.embed_dims": 12, "model.neck.num_heads": 3}
     else:

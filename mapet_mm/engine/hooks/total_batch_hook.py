@@ -18,10 +18,14 @@ class TotalBatchHook(Hook):
     """Log one line if the images per step differ from the config's `auto_scale_lr.base_batch_size`.
 
     Nothing is logged if `--auto-scale-lr` has already scaled the rate.
+
+    Raises:
+        LaunchError: an epoch has no step, because `drop_last` leaves its only batch out.
     """
 
     def before_train(self, runner: Runner) -> None:
         """Compare processes x images per process x accumulated batches with what the rate is meant for."""
+        require_steps(runner)
         scaling = runner.cfg.get("auto_scale_lr") or {}
         base = scaling.get("base_batch_size")
         batch = runner.train_dataloader.batch_size
@@ -36,6 +40,16 @@ class TotalBatchHook(Hook):
                 f"({processes} processes x {batch} images x {counts} accumulated): add --auto-scale-lr, or "
                 "set `optim_wrapper.optimizer.lr`"
             )
+
+
+def require_steps(runner: Runner) -> None:
+    """Raise LaunchError if all images together make no whole batch: the training would do nothing."""
+    loader = runner.train_dataloader
+    if getattr(loader, "drop_last", False) and len(loader) == 0:
+        raise LaunchError(
+            f"the training set has {len(loader.dataset)} images, no batch of {loader.batch_size} for "
+            "each process: set a smaller train_dataloader.batch_size, or train_dataloader.drop_last=False"
+        )
 
 
 def check_accumulation(cfg: Config) -> None:

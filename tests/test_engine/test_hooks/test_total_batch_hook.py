@@ -3,7 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from mmengine.config import Config
+from torch.utils.data import DataLoader, TensorDataset
 
 from mapet_mm.engine.runners.build_runner import build_runner
 from mapet_mm.engine.runners.launch import configure_training, load_config
@@ -80,3 +82,11 @@ def test_another_batch_is_said_in_one_line_with_what_to_do(capture_log):
     (line,) = capture_log().splitlines()
     assert "meant for a total batch of 2048, this run's is 128" in line
     assert "--auto-scale-lr" in line
+
+
+def test_an_epoch_without_a_step_is_refused():
+    """`drop_last` leaves out the only batch of a small folder, and MMEngine would train nothing."""
+    images = TensorDataset(torch.zeros(3, 1))
+    runner = SimpleNamespace(cfg=Config(), train_dataloader=DataLoader(images, batch_size=4, drop_last=True))
+    with pytest.raises(LaunchError, match="3 images"):
+        HOOKS.build(dict(type="mapet_mm.TotalBatchHook")).before_train(runner)

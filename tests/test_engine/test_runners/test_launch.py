@@ -35,7 +35,8 @@ def test_train_writes_checkpoints_and_says_what_and_what_next(trained):
     assert following == f"next: mapet-mm test {trained.config} {trained.work / 'epoch_2.pth'}"
 
 
-def test_amp_computes_in_half_precision_and_keeps_float32_weights(config, tmp_path):
+def test_amp_computes_in_half_precision_and_keeps_float32_weights(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
     cfg = load_config(str(config), None, str(tmp_path / "work"))
     configure_training(cfg, amp=True, no_validate=True)
     runner = build_runner(cfg, "none")

@@ -41,7 +41,7 @@ PREFIXES = (
 COMPUTED = ("attn_mask", "relative_coords_table")
 RANDOM = "random weights"
 # Options of the two streams, which a plain ViT does not have.
-TWO_STREAM_OPTIONS = ("cutting_point", "objective", "query_from_layer")
+TWO_STREAM_OPTIONS = ("cutting_point", "objective", "recompute", "query_from_layer")
 
 
 class WeightsError(UserError):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from config_building import RECIPES, in_scope, label, load
 from frozen_features import save, take
 from mmengine.config import Config
 from mmengine.runner.checkpoint import CheckpointLoader
@@ -11,9 +12,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mapet_mm.evaluation import models
-from mapet_mm.evaluation.models import WeightsError, load_checkpoint, load_weights
+from mapet_mm.evaluation.models import WeightsError, backbone_of, load_checkpoint, load_weights
 from mapet_mm.models import MaPeTViT
+from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
+
+METHODS = ("mapet", "pim", "mim")
+PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS]
 
 ONE = torch.ones(16)
 
@@ -195,3 +200,11 @@ def test_a_config_without_a_model_or_its_normalisation_is_refused(config, sectio
     config.data_preprocessor = dict()  # says that images stay as they are
     images = torch.arange(12.0).view(1, 3, 2, 2)
     assert torch.equal(load_checkpoint(config, None).backbone.normalise(images), images)
+
+
+@pytest.mark.parametrize("path", PRETRAINING, ids=label)
+def test_the_backbone_of_each_pre_training_recipe_is_built(path):
+    cfg = load(path)
+    with torch.device("meta"), in_scope(cfg):
+        network = MODELS.build(backbone_of(cfg.model))
+    assert network.img_size in ((224, 224), [224, 224])

@@ -1,5 +1,5 @@
-# The tokenizer runs in the model: 491 hours of an A100 for 300 epochs, several times the training itself,
-# computed and not measured (docs/performance.md, "Tokens in the model").
+# The tokenizer runs in the model: 246 hours of an A100 or more for 300 epochs, three times the training itself,
+# computed and not measured (docs/performance.md, "On paper").
 _base_ = [
     "../_base_/models/beit_vit-base-p16.py",
     "../_base_/datasets/imagenet_online_kclip.py",

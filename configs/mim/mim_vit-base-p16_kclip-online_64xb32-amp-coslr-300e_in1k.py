@@ -1,5 +1,5 @@
-# The tokenizer runs in the model: 491 hours of an A100 for 300 epochs, several times the training itself,
-# computed and not measured (docs/performance.md, "Tokens in the model").
+# The tokenizer runs in the model: 246 hours of an A100 or more for 300 epochs, three times the training itself,
+# computed and not measured (docs/performance.md, "On paper").
 _base_ = "../mapet/mapet_vit-base-p16_kclip-online_64xb32-amp-coslr-300e_in1k.py"
 
 model = dict(backbone=dict(objective="mim", cutting_point=122))

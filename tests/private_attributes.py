@@ -3,6 +3,7 @@
 TEST_MODULES = {
     "test_adapters.py",
     "test_checkpoint_hooks.py",
+    "test_color_jitter.py",
     "test_compile_hook.py",
     "test_kclip.py",
     "test_linear_probe.py",

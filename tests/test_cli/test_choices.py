@@ -315,7 +315,7 @@ def test_colours_of_squares_are_jittered_on_the_gpu_if_there_is_one(
         assert "pipeline" not in loader.dataset
     else:
         jitter, pack = loader.dataset.pipeline
-        assert jitter == dict(type="ColorJitter", **JITTER)
+        assert jitter == dict(type="mapet_mm.ColorJitter", **JITTER)
         assert pack.type == "PackInputs"
         assert "color_jitter" not in cfg.data_preprocessor
         assert "collate_fn" not in loader

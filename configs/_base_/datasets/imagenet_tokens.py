@@ -21,7 +21,7 @@ load_square = [
         interpolation="bicubic",
     ),
 ]
-color_jitter = dict(type="ColorJitter", brightness=0.4, contrast=0.4, saturation=0.4)
+color_jitter = dict(type="mapet_mm.ColorJitter", brightness=0.4, contrast=0.4, saturation=0.4)
 pack = dict(type="PackInputs", algorithm_keys=["token_grid"])
 
 train_dataloader = dict(

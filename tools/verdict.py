@@ -46,12 +46,14 @@ def main() -> None:
     args = parse_args()
     from mmengine.logging import MMLogger
 
+    from mapet_mm.cli.pretrain import last_checkpoint
     from mapet_mm.cli.run_report import report_of_run, token_accuracy_of
     from mapet_mm.cli.verdict import TESTED, drop_skipped
     from mapet_mm.evaluation.image_sets import read_image_sets
     from mapet_mm.evaluation.models import RANDOM
     from mapet_mm.evaluation.named import RUN_CONFIG, load_model
     from mapet_mm.evaluation.verdict import RESULT, START, judge
+    from mapet_mm.interop.model_card import add_verdict
     from mapet_mm.utils.atomic_files import replace_json
     from mapet_mm.utils.dist import choose_device
     from mapet_mm.utils.tables import format_table
@@ -92,6 +94,8 @@ def main() -> None:
             report_of_run(Path(), verdict, checkpoints, models[RESULT][1], args.cache),
         )
         print(f"wrote {page} (open it in a browser)")
+        if args.out == Path().absolute():  # the model cards in RUN
+            add_verdict(args.out, last_checkpoint(args.out))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 from command_line import described_parser
@@ -85,7 +84,7 @@ def main() -> None:
     print(f"\n{format_table(verdict.table)}\n\n{verdict.sentence}")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        replace_json(args.out / "verdict.json", asdict(verdict))
+        replace_json(args.out / "verdict.json", verdict.as_json())
         print(f"wrote {args.out / 'verdict.json'}")
     if args.out and is_run:
         checkpoints = {name: checkpoint for name, (checkpoint, _) in models.items()}

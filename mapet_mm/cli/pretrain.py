@@ -100,7 +100,6 @@ def pretrain(args: argparse.Namespace) -> None:
     if not args.images.is_dir():
         raise UserError(f"{args.images} is not a folder of images")
     from mapet_mm.cli.configs import lengthen, set_max_skipped
-    from mapet_mm.interop.model_card import add_verdict
     from mapet_mm.utils.gpus import require_usable_gpu
 
     require_usable_gpu()  # what is chosen and written depends on it
@@ -120,7 +119,6 @@ def pretrain(args: argparse.Namespace) -> None:
     commands = stages(args)
     print(f"the following commands run in {args.out}, where you can also run them yourself", flush=True)
     run_stages(commands, args.out, held)
-    add_verdict(args.out, last_checkpoint(args.out))
     print(next_steps(args))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,8 +17,8 @@ from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.image_sets import ImageSet
 from mapet_mm.evaluation.models import Checkpoint
 from mapet_mm.evaluation.verdict import RESULT, Verdict, last_layer
+from mapet_mm.interop.model_card import command_of
 from mapet_mm.structures import TokenStore
-from mapet_mm.utils.identity import IDENTITY
 from mapet_mm.visualization.codebook_sheet import codebook_section
 from mapet_mm.visualization.curves import PRETRAINING_PANELS, Panel, curves_section
 from mapet_mm.visualization.features import (
@@ -79,7 +77,7 @@ def report_of_run(
         results=verdict.table,
         sections=sections,
         facts=[tuple(line.split(maxsplit=1)) for line in version_report().splitlines() if " " in line],
-        commands=[command_of(run)],
+        commands=[command_of(run, full_paths=True)],
     )
 
 
@@ -154,16 +152,3 @@ def picture_of(images: ImageSet, index: int, checkpoint: Checkpoint) -> np.ndarr
 def evenly(total: int, count: int) -> list[int]:
     """Numbers of images, evenly spaced."""
     return torch.linspace(0, total - 1, min(total, count)).round().long().tolist()
-
-
-def command_of(run: Path) -> str:
-    """The command that makes the RUN, with all options that decide what is computed."""
-    options = json.loads((run / IDENTITY).read_text())
-    words = ["mapet-mm", "pretrain", str(options.pop("images")), "--out", str(run.absolute())]
-    for name, value in options.items():
-        option = f"--{name.replace('_', '-')}"
-        if value is True:
-            words.append(option)
-        elif isinstance(value, str | int | float) and value is not False:
-            words += [option, str(value)]
-    return shlex.join(words)

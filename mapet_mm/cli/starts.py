@@ -19,7 +19,7 @@ from mmengine.logging import MMLogger
 from mmpretrain.models.backbones import VisionTransformer
 from torch import Tensor, nn
 
-from mapet_mm.evaluation.named import LIBRARIES
+from mapet_mm.evaluation.named import LIBRARIES, RUN_CONFIG, newest_checkpoint
 from mapet_mm.interop.convert import as_start, sizes_of
 from mapet_mm.interop.description import Preparation
 from mapet_mm.interop.hf_export import hf_preprocessor
@@ -79,10 +79,10 @@ def take_start(source: str, out: Path, arch: str | None) -> Start:
     library, _, name = source.partition(":")
     path = Path(source)
     if library not in NAMED and path.is_dir():
-        if (path / "pretrain.py").is_file():
+        if (path / RUN_CONFIG).is_file():
             return _of_run(source, out, arch)
         if not (path / "config.json").is_file():
-            raise UserError(f"--init {source}: a folder without config.json or pretrain.py; {TAKEN}")
+            raise UserError(f"--init {source}: a folder without config.json or {RUN_CONFIG}; {TAKEN}")
         is_of_timm = '"architecture"' in (path / "config.json").read_text()
         library, name = ("timm", f"local-dir:{source}") if is_of_timm else ("hf", source)
     if library not in NAMED:
@@ -123,10 +123,7 @@ def _of_file(source: str, path: Path, out: Path, arch: str | None) -> Start:
 
 def _of_run(source: str, out: Path, arch: str | None) -> Start:
     """The last checkpoint of another RUN."""
-    checkpoints = Path(source, "training").glob("epoch_*.pth")
-    last = max(checkpoints, key=lambda path: int(path.stem.partition("_")[2]), default=None)
-    if last is None:
-        raise UserError(f"--init {source}: the RUN has no training/epoch_N.pth yet; {TAKEN}")
+    last = newest_checkpoint(Path(source))
     return _of_file(f"{source} ({last.name})", last, out, arch)
 
 

@@ -14,11 +14,11 @@ from mmcv.transforms import LoadImageFromFile
 from mmpretrain.datasets import BaseDataset
 from tqdm import tqdm
 
+from mapet_mm.datasets.formats import EXTENSIONS
 from mapet_mm.registry import DATASETS, TRANSFORMS
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".webp")
 OPEN_FILES = 64  # of a process
 
 

@@ -56,9 +56,8 @@ def load_model(
 
     Args:
         name: a config; the folder of a `mapet-mm pretrain`; `timm:NAME`, with timm's own names such as
-            `local-dir:FOLDER`; `hf:NAME_OR_FOLDER`;
-            `torchvision:NAME`, or `NAME:WEIGHTS` for other weights than the default; a folder or file that
-            `mapet-mm convert` wrote; or `mapet://NAME`.
+            `local-dir:FOLDER`; `hf:NAME_OR_FOLDER`; `torchvision:NAME`, or `NAME:WEIGHTS` for other weights
+            than the default; a folder or file that `mapet-mm convert` wrote; or `mapet://NAME`.
         checkpoint: weights to load instead of the library's.
         options: entries to change in a config.
         prefix: of the backbone's names in the checkpoint; None looks for the usual ones.
@@ -73,7 +72,7 @@ def load_model(
     if library in LIBRARIES:
         return _of_library(name, library, rest, checkpoint, prefix, changes)
     if Path(name, RUN_CONFIG).is_file():
-        checkpoint = checkpoint or newest_checkpoint(Path(name))
+        checkpoint = checkpoint or str(newest_checkpoint(Path(name)))
         name = str(Path(name, RUN_CONFIG))
     if Path(name).is_dir():
         if _is_of_timm(Path(name)):
@@ -86,13 +85,13 @@ def load_model(
     return _described(name, changes)
 
 
-def newest_checkpoint(run: Path) -> str:
+def newest_checkpoint(run: Path) -> Path:
     """The last checkpoint in the folder of a `mapet-mm pretrain`; UserError if there is none yet."""
     work_dir = run / read_config(run / RUN_CONFIG).work_dir
     found = [path for path in work_dir.glob("epoch_*.pth") if path.stem.partition("_")[2].isdigit()]
     if not found:
-        raise UserError(f"{work_dir} has no checkpoint yet: continue the pre-training")
-    return str(max(found, key=lambda path: int(path.stem.partition("_")[2])))
+        raise UserError(f"{work_dir} has no epoch_N.pth yet: continue the pre-training")
+    return max(found, key=lambda path: int(path.stem.partition("_")[2]))
 
 
 def random_twin(

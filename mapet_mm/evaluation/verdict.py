@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int64
@@ -55,6 +56,10 @@ class Verdict:
     measures: Sequence[Measure]
     sentence: str
     num_images: int  # that are measured on
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, with the table."""
+        return {**asdict(self), "table": self.table._asdict()}
 
     @property
     def table(self) -> Table:

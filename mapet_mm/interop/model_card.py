@@ -157,16 +157,17 @@ def network_words(folder: Path, config: Mapping[str, Any]) -> str:
     return f"{name}, {count / 1e6:.1f} M parameters, images of {height} x {width}"
 
 
-def command_of(run: Path) -> str:
-    """The command that made a folder of `mapet-mm pretrain`; of paths it has the last part."""
+def command_of(run: Path, full_paths: bool = False) -> str:
+    """The command that made a folder of `mapet-mm pretrain`; of paths, the last part by default."""
+    shown = str if full_paths else os.path.basename
     options = json.loads((run / IDENTITY).read_text())
-    words = ["mapet-mm", "pretrain", os.path.basename(options.pop("images")), "--out", run.name]
+    words = ["mapet-mm", "pretrain", shown(options.pop("images")), "--out", shown(run.absolute())]
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
         if value is True:
             words.append(option)
         elif isinstance(value, str):
-            words += [option, os.path.basename(value) if os.path.isabs(value) else value]
+            words += [option, shown(value) if os.path.isabs(value) else value]
         elif isinstance(value, int | float) and value is not False:
             words += [option, str(value)]
     return shlex.join(words)
@@ -181,36 +182,6 @@ def verdict_of(run: Path, meta: Mapping[str, Any]) -> dict[str, Any] | None:
     if file.stat().st_mtime < saved.timestamp():  # on the weights of a shorter training
         return None
     verdict = json.loads(file.read_text())
-    return {**verdict, "table": verdict_table(verdict)}
-
-
-def verdict_table(verdict: Mapping[str, Any]) -> Table:
-    """The measures of a verdict, one a line, with 95 % intervals where they have them."""
-    measures = verdict["measures"]
-    models = list(dict.fromkeys(name for measure in measures for name in measure["values"]))
-    has_gains = any(measure["gain"] for measure in measures)
-    columns = [Column("measure"), *map(Column, models)]
-    if has_gains:
-        columns.append(Column(f"gain over {verdict['compared_with']}"))
-    rows = []
-    for measure in measures:
-        row = [measure["name"]]
-        for name in models:
-            row.append(_figure(measure["values"].get(name), measure["intervals"].get(name)))
-        if has_gains:
-            gain = measure["gain"]
-            row.append(_figure(gain["points"], gain["interval"], "+.1f") if gain else None)
-        rows.append(row)
-    return Table(columns, rows)
-
-
-def _figure(value: float | None, interval: tuple[float, float] | None, style: str = "") -> str | None:
-    """'81.2 [80.1, 82.4]'; small numbers have three digits after the point."""
-    if value is None:
-        return None
-    style = style or (".1f" if abs(value) >= 1 else ".3f")
-    if interval is None:
-        return format(value, style)
-    low, high = interval
-    interval_style = style.replace(".3f", ".1f")
-    return f"{value:{style}} [{low:{interval_style}}, {high:{interval_style}}]"
+    known = verdict["table"]
+    table = Table([Column(*column) for column in known["columns"]], known["rows"], known["notes"])
+    return {**verdict, "table": table}

@@ -110,10 +110,10 @@ class StoredNames(Sequence):
             return None
         first = stretch * HASH_STRIDE
         near = self._file.rows("hashes", first, first + HASH_STRIDE)
-        place = int(near.searchsorted(key))
-        if place == len(near) or near[place] != key:
+        index = int(near.searchsorted(key))
+        if index == len(near) or near[index] != key:
             return None
-        return int(self._file.rows("rows", first + place, first + place + 1)[0])
+        return int(self._file.rows("rows", first + index, first + index + 1)[0])
 
     def find_all(self, names: Iterable[str]) -> Int64[np.ndarray, " names"]:
         """Rows of many names, -1 where a name is not among them."""

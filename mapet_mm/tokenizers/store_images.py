@@ -197,14 +197,14 @@ def make_part(
     for slot, row in enumerate(squares.rows_of(part)):
         if content.states[slot] == WRITTEN:
             try:
-                content.values[slot] = same_size(loader, row, squares.size)
+                content.values[slot] = square_of_size(loader, row, squares.size)
             except UndecodableError as error:
                 reasons[loader.path(row)] = str(error)
         advance()
     return content, reasons
 
 
-def same_size(loader: SquareLoader, row: int, size: int) -> UInt8[np.ndarray, "size size 3"]:
+def square_of_size(loader: SquareLoader, row: int, size: int) -> UInt8[np.ndarray, "size size 3"]:
     """The square of an image; UserError if it has another size than the first image's."""
     square = loader.load(row)
     if len(square) != size:

@@ -204,7 +204,8 @@ def test_the_preparation_of_images_is_read_from_the_config(options, words, recip
 
 def test_a_training_writes_the_description_into_its_checkpoints(weights, recipe, tmp_path):
     checkpoint = {"state_dict": weights, "meta": {"epoch": 1}}
-    PortableCheckpointHook().before_save_checkpoint(SimpleNamespace(cfg=recipe), checkpoint)
+    runner = SimpleNamespace(cfg=recipe, train_dataloader=SimpleNamespace(dataset=[]))
+    PortableCheckpointHook().before_save_checkpoint(runner, checkpoint)
     torch.save(checkpoint, tmp_path / "epoch_1.pth")
     assert read_description(read_checkpoint(tmp_path / "epoch_1.pth")[1]) == description_of(recipe)
 

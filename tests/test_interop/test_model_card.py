@@ -15,6 +15,7 @@ from markdown_it import MarkdownIt
 from mmengine.config import Config
 from torch import Tensor
 
+from mapet_mm.evaluation.verdict import RESULT, Gain, Measure, Verdict
 from mapet_mm.interop.description import description_entry
 from mapet_mm.interop.export import write_export
 from mapet_mm.interop.model_card import BEGIN, CARD, END, VERDICT, add_verdict, command_of, plain
@@ -33,17 +34,16 @@ NAMES = [
 ]
 OPTIONS = dict(arch="tiny", init=None, tokenizer="random", epochs=2, batch_size=64, seed=3, no_verdict=False)
 COMMAND = "--arch tiny --tokenizer random --epochs 2 --batch-size 64 --seed 3"
-RESULT = "this pre-training"
-VERDICT_OF_RUN = dict(
+VERDICT_OF_RUN = Verdict(
     compared_with="random weights",
     measures=[
-        dict(
-            name="k-NN, top-1 (%)",
+        Measure(
+            "k-NN, top-1 (%)",
             values={RESULT: 81.23, "random weights": 75.1},
-            intervals={RESULT: [80.1, 82.4], "random weights": [74.0, 76.2]},
-            gain=dict(points=6.13, interval=[3.9, 8.24]),
+            intervals={RESULT: (80.1, 82.4), "random weights": (74.0, 76.2)},
+            gain=Gain(points=6.13, interval=(3.9, 8.24)),
         ),
-        dict(name="held-out token accuracy (%)", values={RESULT: 0.25}, intervals={}, gain=None),
+        Measure("held-out token accuracy (%)", values={RESULT: 0.25}),
     ],
     sentence="Pre-training gains 6.1 points of k-NN (3.9 to 8.2) over random weights.",
     num_images=1200,
@@ -126,7 +126,7 @@ def test_a_verdict_is_added_with_its_intervals(run, meta, weights):
     before = (run / "timm" / CARD).read_text()
     add_verdict(run, run / "training/epoch_2.pth")
     assert (run / "timm" / CARD).read_text() == before
-    (run / VERDICT).write_text(json.dumps(VERDICT_OF_RUN))
+    (run / VERDICT).write_text(json.dumps(VERDICT_OF_RUN.as_json()))
     add_verdict(run, run / "training/epoch_2.pth")
     for name in ("timm", "huggingface"):
         assert "Measured on 1,200 held-out images" in (run / name / CARD).read_text()
@@ -137,7 +137,7 @@ def test_a_verdict_is_added_with_its_intervals(run, meta, weights):
 
 
 def test_a_verdict_on_a_shorter_training_is_left_out(run, meta, weights):
-    (run / VERDICT).write_text(json.dumps(VERDICT_OF_RUN))
+    (run / VERDICT).write_text(json.dumps(VERDICT_OF_RUN.as_json()))
     os.utime(run / VERDICT, (0, time.time() - 60))
     write_export(run / "timm", "timm", weights, meta)
     assert "Pre-training gains" not in (run / "timm" / CARD).read_text()

@@ -33,12 +33,10 @@ class PortableCheckpointHook(WholeCheckpointHook):
     def __init__(self, recipe: dict[str, Any] | None = None) -> None:
         self.recipe = recipe
         self.has_new_rates = False
-        self.num_images: int | None = None
 
     def before_train(self, runner: Runner) -> None:
         """Have whole files written, and bring new schedules to a resumed run's step."""
         super().before_train(runner)
-        self.num_images = len(runner.train_dataloader.dataset)
         if self.has_new_rates and runner.iter:
             replay_schedules(runner)
 
@@ -49,8 +47,7 @@ class PortableCheckpointHook(WholeCheckpointHook):
             checkpoint["meta"].update(exports_entry(runner.cfg))
             if self.recipe:
                 checkpoint["meta"]["recipe"] = self.recipe
-            if self.num_images is not None:
-                checkpoint["meta"][NUM_IMAGES] = self.num_images
+            checkpoint["meta"][NUM_IMAGES] = len(runner.train_dataloader.dataset)
         super().before_save_checkpoint(runner, checkpoint)
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:

@@ -53,8 +53,7 @@ class AutocastOptimWrapper(OptimWrapper):
     def optim_context(self, model: nn.Module) -> Iterator[None]:
         """Autocast around the forward pass, on top of `OptimWrapper`'s gradient accumulation."""
         enabled = self.dtype is not torch.float32
-        dtype = self.dtype if enabled else None
-        with super().optim_context(model), torch.autocast(self.device_type, dtype, enabled=enabled):
+        with super().optim_context(model), torch.autocast(self.device_type, self.dtype, enabled=enabled):
             yield
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:

@@ -79,8 +79,9 @@ class LowShot(Classification):
         """The regression of each draw, as a function of a set's features that gives scores."""
         train, _, num_classes = self.labelled(evaluated)
         setting = train.settings[-1]
-        scaler = evaluated.shared.get("scaler") or fitted_scaler(train, setting)
-        evaluated.shared["scaler"] = scaler
+        if "scaler" not in evaluated.shared:  # it passes over all features
+            evaluated.shared["scaler"] = fitted_scaler(train, setting)
+        scaler = evaluated.shared["scaler"]
         draws = self.drawn(train, share, num_classes)
         return [fitted(train, images, setting, scaler, num_classes) for images in draws]
 

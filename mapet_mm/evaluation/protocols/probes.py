@@ -84,13 +84,9 @@ class StackedHeads(nn.Module):
 
     def only(self, index: int) -> StackedHeads:
         """One head, without the memory of the others."""
-        single = copy.copy(self)
-        single._buffers = {}
-        single._parameters = {}
-        for name, value in self.named_buffers():
-            single.register_buffer(name, value[index : index + 1])
-        for name, value in self.named_parameters():
-            single.register_parameter(name, nn.Parameter(value.detach()[index : index + 1].clone()))
+        single = copy.deepcopy(self)
+        for value in (*single.parameters(), *single.buffers()):
+            value.data = value.data[index : index + 1].clone()
         return single
 
 

@@ -83,7 +83,8 @@ def test_numpy_values_are_plain_and_equal(tmp_path):
         "meta": {"palette": np.arange(3, dtype=np.uint8), "where": Path("x"), "pair": (np.bool_(True), 1)},
         "param_schedulers": [{"_last_value": [np.float64(1e-3)]}],
     }
-    PortableCheckpointHook(recipe={"model": "0123"}).before_save_checkpoint(SimpleNamespace(cfg={}), content)
+    runner = SimpleNamespace(cfg={}, train_dataloader=SimpleNamespace(dataset=range(7)))
+    PortableCheckpointHook(recipe={"model": "0123"}).before_save_checkpoint(runner, content)
     torch.save(content, tmp_path / "plain.pth")
     assert torch.load(tmp_path / "plain.pth", weights_only=True) == {
         "message_hub": {
@@ -91,7 +92,13 @@ def test_numpy_values_are_plain_and_equal(tmp_path):
             "log_scalars": {},
             "resumed_keys": {},
         },
-        "meta": {"palette": [0, 1, 2], "where": "x", "pair": (True, 1), "recipe": {"model": "0123"}},
+        "meta": {
+            "palette": [0, 1, 2],
+            "where": "x",
+            "pair": (True, 1),
+            "recipe": {"model": "0123"},
+            "num_images": 7,
+        },
         "param_schedulers": [{"_last_value": [1e-3]}],
     }
 

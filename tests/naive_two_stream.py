@@ -212,8 +212,11 @@ def two_stream_forward(
     masks=None,
     library=None,
     query_from_layer=0,
+    with_context=False,
 ):
     """Latents of the targets in raster order, (B, n, D), and which tokens are targets, (B, N).
+
+    With the context these are of all patches: the visible ones have their rows of the content stream.
 
     A data loader that makes the masks hands them on in `masks`. Below `query_from_layer` there is no query
     stream: it starts there as a copy of the content stream's mask tokens, or as new ones where it has none.
@@ -245,4 +248,8 @@ def two_stream_forward(
             query = content[:, num_tokens:] if with_masks else mask_tokens
         content, query = run_layer(weights, i, num_heads, content, query, ids, masks, drop_rate, library)
     predicting = content[:, num_tokens:] if objective == "mim" else query
+    if with_context:
+        rows = content[:, :num_tokens].masked_scatter(is_target[..., None], predicting)
+        num_extra = num_tokens - patches[0, 0].numel()
+        predicting = rows[:, num_extra:]
     return layer_norm(weights, library.out, predicting, library.eps), is_target

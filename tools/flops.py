@@ -16,7 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mapet_mm.models.backbones.vit import MaPeTPretrainViT
-from mapet_mm.models.utils.objectives import MIM, visibility
+from mapet_mm.models.selfsup.visible_mim import VisibleMIM
+from mapet_mm.models.utils.objectives import MIM, Objective, visibility
 
 # One matrix product forward, two backward: for the gradients of the inputs and of the weights.
 PASSES = 3
@@ -25,10 +26,10 @@ PASSES = 3
 def model_step_flops(model: nn.Module) -> int | None:
     """FLOPs of the matrix products in one image's training step; a multiply-add counts as two.
 
-    Of MaPeT, PIM, MIM and BEiT at the size of their images; None for other models. BEiT is MIM's arithmetic:
-    a plain ViT over all tokens that predicts the masked ones. Counts only what the method needs: attention
-    over the keys that a row sees, keys and values of the rows that are keys, and in the last layer only the
-    rows that predict.
+    Of MaPeT, PIM, MIM, VisibleMIM and BEiT at the size of their images; None for other models. BEiT is MIM's
+    arithmetic: a plain ViT over all tokens that predicts the masked ones. Counts only what the method needs:
+    attention over the keys that a row sees, keys and values of the rows that are keys, and in the last layer
+    only the rows that predict: the targets, and with a context loss the context.
     """
     backbone = getattr(model, "backbone", None)
     if isinstance(backbone, MaPeTPretrainViT):
@@ -41,29 +42,66 @@ def model_step_flops(model: nn.Module) -> int | None:
         num_context = num_tokens - (model.head.max_masked or num_tokens - 1)
     else:
         return None
-
     num_targets = num_tokens - num_context
-    sees = visibility(objective, num_context, num_targets)
-    num_rows, num_keys = sees.shape
-    dim = backbone.embed_dims
-    feedforward = backbone.arch_settings["feedforward_channels"]
+    has_context_loss = getattr(model, "context_loss", 0) > 0
 
-    def layer(queries: int, pairs: int) -> int:
-        # Query and output projections and the MLP for the rows; keys and values for the keys; scores and
-        # weighted sums of the pairs that see each other.
-        return 2 * (dim * (2 * queries * (dim + feedforward) + 2 * num_keys * dim) + 2 * pairs * dim)
-
-    # Layers without the query stream, layers with it, the last one for the predictions alone, and the head.
-    num_without_queries = getattr(backbone, "query_from_layer", 0)
-    num_with_queries = len(backbone.layers) - 1 - num_without_queries
-    forward = num_without_queries * layer(num_keys, int(sees[:num_keys].sum()))
-    forward += num_with_queries * layer(num_rows, int(sees.sum()))
-    forward += layer(num_targets, int(sees[-num_targets:].sum()))
-    forward += 2 * num_targets * dim * model.head.vocab_size
+    if isinstance(model, VisibleMIM):
+        forward = _visible_only_flops(model, num_context, num_targets)
+    else:
+        forward = _two_stream_flops(backbone, objective, num_context, num_targets, has_context_loss)
+    num_predictions = num_targets
+    if has_context_loss:
+        num_predictions += num_context - 1  # the class token has no visual token
+    forward += 2 * num_predictions * backbone.embed_dims * model.head.vocab_size
 
     # Images need no gradient, so the patch embedding has one product less.
     patch_values = backbone.patch_embed.projection.weight[0].numel()
-    return PASSES * forward + (PASSES - 1) * 2 * (num_tokens - 1) * patch_values * dim
+    embedding = 2 * (num_tokens - 1) * patch_values * backbone.embed_dims
+    return PASSES * forward + (PASSES - 1) * embedding
+
+
+def _two_stream_flops(
+    backbone: nn.Module, objective: Objective, num_context: int, num_targets: int, has_context_loss: bool
+) -> int:
+    """FLOPs of the layers' forward pass for an objective."""
+    sees = visibility(objective, num_context, num_targets)
+    num_rows, num_keys = sees.shape
+    widths = (backbone.embed_dims, backbone.arch_settings["feedforward_channels"])
+
+    # Layers without the query stream, layers with it, and the last one for the predictions.
+    num_without_queries = getattr(backbone, "query_from_layer", 0)
+    num_with_queries = len(backbone.layers) - 1 - num_without_queries
+    forward = num_without_queries * _layer_flops(*widths, num_keys, num_keys, int(sees[:num_keys].sum()))
+    forward += num_with_queries * _layer_flops(*widths, num_rows, num_keys, int(sees.sum()))
+    last_rows = num_targets
+    last_pairs = int(sees[-num_targets:].sum())
+    if has_context_loss:
+        last_rows += num_context
+        last_pairs += int(sees[:num_context].sum())
+    return forward + _layer_flops(*widths, last_rows, num_keys, last_pairs)
+
+
+def _visible_only_flops(model: VisibleMIM, num_context: int, num_targets: int) -> int:
+    """FLOPs of the forward pass of an encoder of the context and its predictor."""
+    backbone = model.backbone
+    widths = (backbone.embed_dims, backbone.arch_settings["feedforward_channels"])
+    encoder_layer = _layer_flops(*widths, num_context, num_context, num_context**2)
+    forward = len(backbone.layers) * encoder_layer
+    for layer in model.neck.layers:
+        widths = (backbone.embed_dims, layer.ffn.feedforward_channels)
+        forward += _layer_flops(*widths, num_targets, num_context, num_targets * num_context)
+    return forward
+
+
+def _layer_flops(dim: int, feedforward: int, num_rows: int, num_keys: int, num_pairs: int) -> int:
+    """FLOPs of a Transformer layer's forward pass.
+
+    Query and output projections and the MLP for the rows, keys and values for the keys, scores and weighted
+    sums for the pairs of a row and a key that it sees.
+    """
+    of_rows = 2 * num_rows * (dim + feedforward)
+    of_keys = 2 * num_keys * dim
+    return 2 * dim * (of_rows + of_keys + 2 * num_pairs)
 
 
 def training_flops(cfg: Config, processes: int = 1) -> int:

@@ -10,6 +10,7 @@ from mapet_mm.models.heads.token_prediction_head import BEiTTokenHead, CAETokenH
 from mapet_mm.models.necks.necks import BatchNormNeck, ProjectedCAENeck, SimpleFeaturePyramid
 from mapet_mm.models.selfsup.cae import ProjectedCAE
 from mapet_mm.models.selfsup.mapet import MaPeT
+from mapet_mm.models.selfsup.visible_mim import CrossAttentionPredictor, VisibleMIM
 from mapet_mm.models.target_generators.frozen_tokenizer import FrozenTokenizer
 from mapet_mm.models.target_generators.grid_kmeans import GridKMeans
 from mapet_mm.models.target_generators.kclip import KCLIP

@@ -5,9 +5,10 @@ import torch
 from config_building import run_tool
 from flops import PASSES, complexity, model_step_flops, training_flops
 from mmengine.config import Config
-from mmengine.registry import DATASETS
+from mmengine.registry import DATASETS, MODELS
 from mmpretrain.structures import DataSample
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -20,7 +21,7 @@ DIM, DEPTH, CUTTING_POINT, TOKENS, VOCAB = 24, 3, 6, 17, 40
 ARCH = dict(embed_dims=DIM, num_layers=DEPTH, num_heads=2, feedforward_channels=4 * DIM)
 
 
-def surplus_flops(objective, query_from_layer) -> int:
+def surplus_flops(objective, query_from_layer=0) -> int:
     """The part of a step that is computed and not needed: masked scores."""
     targets = TOKENS - CUTTING_POINT
     sees = visibility(objective, CUTTING_POINT, targets)
@@ -49,6 +50,37 @@ def test_the_floor_is_a_steps_count_less_its_surplus(name, first, monkeypatch):
         head.loss(latents, targets)["loss"].backward()
     floor = model_step_flops(nn.ModuleDict(dict(backbone=backbone, head=head)))
     assert counter.get_total_flops() == 2 * (floor + surplus_flops(get_objective(name), first))
+
+
+def counted_and_floor(**settings) -> tuple[int, int]:
+    """PyTorch's count of an algorithm's step on two images, and twice the floor of one."""
+    backbone = dict(type="mapet_mm.MaPeTPretrainViT", arch=ARCH, img_size=16, patch_size=4)
+    backbone.update(cutting_point=CUTTING_POINT, **settings.pop("vit", {}))
+    head = dict(type="mapet_mm.TokenPredictionHead", embed_dims=DIM, vocab_size=VOCAB)
+    target = dict(type="mapet_mm.PrecomputedTokens", vocab_size=VOCAB)
+    model = MODELS.build(dict(settings, backbone=backbone, head=head, target_generator=target)).train()
+    inputs = [torch.randn(2, 3, 16, 16), torch.randint(VOCAB, (2, 4, 4))]
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(inputs, mode="loss")["loss"].backward()
+    return counter.get_total_flops(), 2 * model_step_flops(model)
+
+
+@pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
+def test_a_context_loss_costs_the_contexts_rows_and_logits(objective, monkeypatch):
+    monkeypatch.setattr(two_stream, "attend", attend_with_bmm)
+    vit = dict(objective=objective)
+    counted, floor = counted_and_floor(type="mapet_mm.MaPeT", vit=vit, context_loss=0.5)
+    assert counted == floor + 2 * surplus_flops(get_objective(objective))
+    without, floor_without = counted_and_floor(type="mapet_mm.MaPeT", vit=vit)
+    assert counted - without == floor - floor_without > 0
+
+
+@pytest.mark.parametrize("context_loss", [0.0, 0.5])
+def test_an_encoder_of_the_visible_patches_computes_nothing_in_vain(context_loss, monkeypatch):
+    monkeypatch.setattr(two_stream, "attend", attend_with_bmm)
+    neck = dict(type="mapet_mm.CrossAttentionPredictor", embed_dims=DIM, num_layers=2, num_heads=2)
+    counted, floor = counted_and_floor(type="mapet_mm.VisibleMIM", neck=neck, context_loss=context_loss)
+    assert counted == floor
 
 
 def test_a_step_is_counted_at_the_recipes_own_size_only():

@@ -47,6 +47,7 @@ class LateQueryViT(MaPeTPretrainViT):
         self,
         images: Float[Tensor, "batch channel height width"],
         permutation: Int64[Tensor, "batch token"] | None = None,
+        with_context: bool = False,
     ) -> tuple[Float[Tensor, "batch target dim"], Int64[Tensor, "batch token"]]:
         """Run the content stream, then both; arguments and results are as for `MaPeTPretrainViT`."""
         permutation = self.checked_permutation(images, permutation)
@@ -67,8 +68,7 @@ class LateQueryViT(MaPeTPretrainViT):
         for layer in layers[self.query_from_layer :]:
             tokens = layer.two_streams(tokens, layout)
 
-        latents = last_layer.two_streams(tokens, layout, layout.rows_of("Q").start)  # B N-c D
-        return self.after_layers(latents), permutation
+        return self.predict(tokens, last_layer, layout, None, with_context), permutation
 
 
 def without_queries(layout: Layout) -> Layout:

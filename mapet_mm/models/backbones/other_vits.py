@@ -50,7 +50,7 @@ class BEiTLayer(TwoStreamLayer):
     def plain_attention(self, tokens: Tensor, rel_pos_bias: None = None) -> Tensor:
         return self._branch(self.attn(self.ln1(tokens), rel_pos_bias), 1)
 
-    def attention(self, tokens: Tensor, layout: Layout, first_row: int, positions: Tensor | None) -> Tensor:
+    def attention(self, tokens: Tensor, layout: Layout, groups: str, positions: Tensor | None) -> Tensor:
         """The update of both streams; `positions` are rows of the table of biases, None without tables."""
         attention = self.attn
         # BEiT keeps the bias of queries and values apart, and has none for the keys.
@@ -59,15 +59,15 @@ class BEiTLayer(TwoStreamLayer):
             key_bias = torch.zeros_like(attention.v_bias)
             qkv_bias = torch.cat([attention.q_bias, key_bias, attention.v_bias])
         normed = self.ln1(tokens)
-        heads = project_heads(normed, attention.qkv, attention.num_heads, layout, first_row, qkv_bias)
+        heads = project_heads(normed, attention.qkv, attention.num_heads, layout, groups, qkv_bias)
 
         # Relative position biases, of each row and key by the patches that they stand for.
         bias = None
         if attention.use_rel_pos_bias:
-            bias = F.embedding(positions[:, first_row:], attention.relative_position_bias_table)
+            bias = F.embedding(layout.take(positions, groups), attention.relative_position_bias_table)
             bias = bias.permute(0, 3, 1, 2).contiguous()  # B R K H -> B H R K
         dropout = attention.attn_drop.p if self.training else 0.0
-        rows = attend_streams(*heads, layout, first_row, dropout, bias, attention.scale)
+        rows = attend_streams(*heads, layout, groups, dropout, bias, attention.scale)
         return self._branch(attention.proj_drop(attention.proj(rows)), 1)
 
     def feed_forward(self, tokens: Tensor) -> Tensor:
@@ -128,18 +128,20 @@ class EVA02Layer(TwoStreamLayer):
     def plain_attention(self, tokens: Tensor, patch_resolution: tuple[int, int]) -> Tensor:
         return self.drop_path(self.attn(self.norm1(tokens), patch_resolution))
 
-    def attention(self, tokens: Tensor, layout: Layout, first_row: int, positions: tuple) -> Tensor:
+    def attention(self, tokens: Tensor, layout: Layout, groups: str, positions: tuple) -> Tensor:
         """The update of both streams; `positions` are cosines and sines `(B, 1, L, d)` of each row."""
         attention = self.attn
         normed = self.norm1(tokens)
-        queries, keys, values = project_heads(normed, attention.qkv, attention.num_heads, layout, first_row)
+        queries, keys, values = project_heads(normed, attention.qkv, attention.num_heads, layout, groups)
         # Turn queries and keys by the angles of the patches that they stand for.
         cosines, sines = positions
         num_keys = layout.num_keys
-        queries = rotate(queries, cosines[:, :, first_row:], sines[:, :, first_row:]).type_as(values)
+        queries = rotate(queries, layout.take(cosines, groups, 2), layout.take(sines, groups, 2)).type_as(
+            values
+        )
         keys = rotate(keys, cosines[:, :, :num_keys], sines[:, :, :num_keys]).type_as(values)
         dropout = attention.attn_drop.p if self.training else 0.0
-        rows = attend_streams(queries, keys, values, layout, first_row, dropout, scale=attention.scale)
+        rows = attend_streams(queries, keys, values, layout, groups, dropout, scale=attention.scale)
         return self.drop_path(attention.proj_drop(attention.proj(rows)))
 
     def feed_forward(self, tokens: Tensor) -> Tensor:

@@ -88,6 +88,7 @@ class TwoStreamViT(nn.Module):
         self,
         images: Float[Tensor, "batch channel height width"],
         permutation: Int64[Tensor, "batch token"] | None = None,
+        with_context: bool = False,
     ) -> tuple[Float[Tensor, "batch target dim"], Int64[Tensor, "batch token"]]:
         """Run both streams and return the outputs that predict the targets' tokens.
 
@@ -95,10 +96,12 @@ class TwoStreamViT(nn.Module):
             images: `(B, 3, H, W)`, normalised, of the size that the model was built for.
             permutation: `(B, N)` int64, the extra tokens (0 is the class token) first; drawn on the images'
                 device if None.
+            with_context: also return the outputs of the patches that are context.
 
         Returns:
             The predicting group's outputs after the final norm, `(B, N-c, D)`: the `i`-th belongs to the
-            token `permutation[:, c + i]`. And the permutation, `(B, N)`.
+            token `permutation[:, c + i]`. With the context those of all patches, `(B, N-e, D)`, in the same
+            order, `e` being the number of extra tokens. And the permutation, `(B, N)`.
 
         Raises:
             ValueError: see `checked_permutation`.
@@ -113,12 +116,40 @@ class TwoStreamViT(nn.Module):
         # refuses.)
         *layers, last_layer = self.layers
         for layer in layers:
-            tokens = layer.two_streams(tokens, layout, 0, positions)
+            tokens = layer.two_streams(tokens, layout, None, positions)
+        return self.predict(tokens, last_layer, layout, positions, with_context), permutation
 
-        # After the last layer only the predictions count; the other groups still give it keys and values.
-        first_row = layout.rows_of(self.objective.predicting_group).start
-        latents = last_layer.two_streams(tokens, layout, first_row, positions)  # B N-c D
-        return self.after_layers(latents), permutation
+    def predict(
+        self, tokens: Tensor, last_layer: nn.Module, layout: Layout, positions: Any, with_context: bool
+    ) -> Float[Tensor, "batch patch dim"]:
+        """The last layer and the final norm, for the rows that predict: see `forward`."""
+        # After the last layer only these count; the other groups still give it keys and values.
+        groups = self.objective.predicting_group
+        if with_context:
+            groups = "C" + groups
+        latents = last_layer.two_streams(tokens, layout, groups, positions)
+        if with_context:  # class token and registers have no visual token
+            latents = latents[:, self.num_extra_tokens :]
+        return self.after_layers(latents)
+
+    def encode_context(
+        self, images: Float[Tensor, "batch channel height width"], permutation: Int64[Tensor, "batch token"]
+    ) -> Float[Tensor, "batch context dim"]:
+        """Run the ViT on the context alone, which sees nothing else: `(B, c, D)` after the final norm.
+
+        The `i`-th output belongs to the token `permutation[:, i]`; the extra tokens come first.
+        """
+        permutation = self.checked_permutation(images, permutation)
+        tokens, positions = self.embed_patches(images)  # B N D, 1 N D
+        if positions is not None:
+            tokens = tokens + positions
+        visible = permutation[:, : self.cutting_point, None].expand(-1, -1, self.embed_dims)
+        tokens = self.before_layers(tokens.gather(1, visible))  # B c D
+        layout = self.layout.of_context()
+        positions = self.attention_positions(permutation, layout)
+        for layer in self.layers:
+            tokens = layer.two_streams(tokens, layout, "C", positions)
+        return self.after_layers(tokens)
 
     def checked_permutation(
         self, images: Float[Tensor, "batch channel height width"], permutation: Tensor | None

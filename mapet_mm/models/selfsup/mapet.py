@@ -1,7 +1,7 @@
 """MaPeT, the pre-training algorithm."""
 
 import torch
-from jaxtyping import Int64, Shaped
+from jaxtyping import Float, Int64, Shaped
 from mmpretrain.models.selfsup.base import BaseSelfSupervisor
 from mmpretrain.structures import DataSample
 from torch import Tensor
@@ -31,11 +31,13 @@ class MaPeT(BaseSelfSupervisor):
             `DALL-E`; always in evaluation mode. None for a model that only gives features.
         data_preprocessor: gives a list of the images `(B, 3, H, W)` and what the target generator takes
             (stored token grids, or a second view of the images).
+        context_loss: weight of a second cross-entropy, for the tokens of the visible patches; 0 is the
+            paper's. An extension, as V-JEPA 2.1 (arXiv 2603.14482) has it for its own targets.
         **kwargs: as for MMPretrain's algorithms: `init_cfg`.
 
     Raises:
-        ValueError: a backbone without a two-stream forward, or a target generator with a larger vocabulary
-            than the head's.
+        ValueError: a backbone without a two-stream forward; a target generator with a larger vocabulary
+            than the head's; or a `context_loss` that is negative, or of a context without any patch.
 
     Examples:
         >>> vit = dict(type="mapet_mm.MaPeTPretrainViT", arch="deit-tiny", img_size=32, cutting_point=2)
@@ -56,6 +58,7 @@ class MaPeT(BaseSelfSupervisor):
         head: dict,
         target_generator: dict | None,
         data_preprocessor: dict | None = None,
+        context_loss: float = 0.0,
         **kwargs,
     ) -> None:
         parts = dict(head=head, target_generator=target_generator, data_preprocessor=data_preprocessor)
@@ -67,6 +70,13 @@ class MaPeT(BaseSelfSupervisor):
         vocab_size = getattr(self.target_generator, "vocab_size", 0)
         if vocab_size > self.head.vocab_size:
             raise ValueError(f"the target generator's vocab_size={vocab_size} is larger than the head's")
+        if context_loss < 0:
+            raise ValueError(f"context_loss={context_loss} is negative")
+        if context_loss and vit.cutting_point == vit.num_extra_tokens:
+            raise ValueError(
+                f"context_loss={context_loss}, but with cutting_point={vit.cutting_point} no patch is seen"
+            )
+        self.context_loss = context_loss
 
     def train(self, mode: bool = True) -> "MaPeT":
         """Set the mode; the target generator stays in evaluation mode, or VQ-KD would keep learning."""
@@ -83,7 +93,7 @@ class MaPeT(BaseSelfSupervisor):
     ) -> tuple | dict[str, Tensor] | list[DataSample]:
         """Run the model: MMPretrain's modes 'tensor' and 'loss', and 'predict' for validation."""
         if mode == "tensor":
-            return self.backbone(images_of(inputs))
+            return self.latents(images_of(inputs), None)
         if isinstance(inputs, Tensor) or not self.with_target_generator:
             raise ValueError(f"mode '{mode}' needs tokens: a `target_generator`, LoadTokenGrid or MultiView")
         if mode == "predict":
@@ -98,15 +108,52 @@ class MaPeT(BaseSelfSupervisor):
         """Loss and token accuracy of a batch, with a permutation drawn per image (see the class).
 
         Where the loader seeds each image (`EpochSeedHook`), its permutation comes from that seed.
+
+        Returns:
+            `loss`, in nats, and `token_accuracy` of the targets, in percent. With a `context_loss`, `loss` is
+            `target_nats + context_loss * context_nats`, and these and `context_accuracy` are there as well.
         """
         images = images_of(inputs)
         permutation = None  # drawn by the backbone
         seeds = [sample.get(DRAW_SEED) for sample in data_samples or ()]
         if seeds and None not in seeds:
             permutation = self.training_permutation(seeds, images.device)
-        latents, permutation = self.backbone(images, permutation)  # B N-c D
+        if self.context_loss:
+            return self.loss_with_context(images, inputs[1], permutation)
+        latents, permutation = self.latents(images, permutation)  # B N-c D
         tokens = self.target_tokens(inputs[1], permutation)  # B N-c
         return self.head.loss(latents, tokens)
+
+    def loss_with_context(
+        self, images: Tensor, target_inputs: Tensor, permutation: Tensor | None
+    ) -> dict[str, Tensor]:
+        """The losses of all patches, those of the context weighted: see `loss`."""
+        latents, permutation = self.latents(images, permutation, with_context=True)  # B N-e D
+        tokens = self.target_tokens(target_inputs, permutation, with_context=True)  # B N-e
+        sizes = [tokens.shape[1] - self.backbone.num_targets, self.backbone.num_targets]
+        context, targets = latents.split(sizes, dim=1)
+        context_tokens, target_tokens = tokens.split(sizes, dim=1)
+
+        of_context = self.head.loss(context, context_tokens)
+        losses = self.head.loss(targets, target_tokens)
+        return {
+            "loss": losses["loss"] + self.context_loss * of_context["loss"],
+            "target_nats": losses["loss"].detach(),
+            "context_nats": of_context["loss"].detach(),
+            "token_accuracy": losses["token_accuracy"],
+            "context_accuracy": of_context["token_accuracy"],
+        }
+
+    def latents(
+        self, images: Tensor, permutation: Tensor | None, with_context: bool = False
+    ) -> tuple[Float[Tensor, "batch patch dim"], Int64[Tensor, "batch token"]]:
+        """What the head gets, and the permutation: of the targets, with the context of all patches.
+
+        Both in permuted order, as the backbone's `forward` returns them.
+        """
+        if not with_context:
+            return self.backbone(images, permutation)
+        return self.backbone(images, permutation, with_context=True)
 
     def training_permutation(
         self, seeds: list[int], device: torch.device | str
@@ -130,7 +177,7 @@ class MaPeT(BaseSelfSupervisor):
         """Evaluate a batch: `token_loss` (nats) and `token_accuracy` (percent) in each data sample."""
         images = images_of(inputs)
         permutation = self.validation_permutation(images)
-        latents, _ = self.backbone(images, permutation)
+        latents, _ = self.latents(images, permutation)
         losses, accuracies = self.head.evaluate(latents, self.target_tokens(inputs[1], permutation))
         data_samples = data_samples or [DataSample() for _ in images]
         for sample, loss, accuracy in zip(data_samples, losses.tolist(), accuracies.tolist(), strict=True):
@@ -147,15 +194,18 @@ class MaPeT(BaseSelfSupervisor):
         return torch.cat(permutations).to(images.device)
 
     @torch.no_grad()
-    def target_tokens(self, target_inputs: Tensor, permutation: Tensor) -> Int64[Tensor, "batch target"]:
-        """The token of each target in permuted order, `(B, N-c)`; the grids have to agree."""
+    def target_tokens(
+        self, target_inputs: Tensor, permutation: Tensor, with_context: bool = False
+    ) -> Int64[Tensor, "batch patch"]:
+        """The token of each target, or with the context of each patch, in permuted order."""
         tokens = token_ids(self.target_generator(target_inputs))
         extra = self.backbone.num_extra_tokens
         num_patches = self.backbone.num_tokens - extra
         if tokens.shape != (len(permutation), num_patches):
             raise ValueError(f"tokens of shape {tuple(tokens.shape)} for {num_patches} patches per image")
         # The i-th target is token p of rank c + i in the permutation: patch p - 1 after one class token.
-        patches = permutation[:, self.backbone.cutting_point :] - extra
+        first_rank = extra if with_context else self.backbone.cutting_point
+        patches = permutation[:, first_rank:] - extra
         return tokens.gather(1, patches)
 
 

@@ -107,12 +107,12 @@ def eva02_angles() -> torch.Tensor:
     return with_class_token(torch.cat([angles.sin(), angles.cos()], 1))
 
 
-def compare(vit, drop_rates=(0.0, 0.0)):
+def compare(vit, drop_rates=(0.0, 0.0), with_context=False):
     """Latents in raster order, ours and the naive reference's."""
     images = torch.randn(3, 3, 12, 20)
     permutation = vit.sample_permutation(3, "cpu")
     torch.manual_seed(7)
-    latents, _ = vit(images, permutation)
+    latents, _ = vit(images, permutation, with_context=with_context)
     torch.manual_seed(7)
     reference, is_target = two_stream_forward(
         dict(vit.named_parameters()),
@@ -124,17 +124,20 @@ def compare(vit, drop_rates=(0.0, 0.0)):
         num_heads=3,
         drop_rates=drop_rates,
         library=library_of(vit),
+        with_context=with_context,
     )
     assert is_target.sum(1).eq(vit.num_targets).all()
-    raster = permutation[:, vit.cutting_point :].argsort(1)[..., None].expand_as(latents)
+    first_rank = vit.num_extra_tokens if with_context else vit.cutting_point
+    raster = permutation[:, first_rank:].argsort(1)[..., None].expand_as(latents)
     return latents.gather(1, raster), reference
 
 
+@pytest.mark.parametrize("with_context", [False, True], ids=["targets", "all patches"])
 @pytest.mark.parametrize("objective", ["mapet", "pim", "mim"])
-def test_equals_the_naive_reference(config, objective):
+def test_equals_the_naive_reference(config, objective, with_context):
     """Latents and gradients equal those of per-image masks, biases and angles in raster order."""
     vit = build(config, objective)
-    ours, reference = compare(vit)
+    ours, reference = compare(vit, with_context=with_context)
     assert relative_error(ours, reference) < TOLERANCE
     direction = torch.randn_like(ours)
     parameters = dict(vit.named_parameters())
@@ -143,6 +146,19 @@ def test_equals_the_naive_reference(config, objective):
     scale = max(g.norm() for g in expected)  # some gradients (key biases) are zero but for rounding
     for name, gradient, other in zip(parameters, gradients, expected, strict=True):
         assert (gradient - other).norm() < TOLERANCE * max(other.norm(), 1e-2 * scale), name
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_context_alone_is_pims_context(name):
+    """In PIM the context sees nothing but itself, as in an encoder of the visible patches."""
+    vit = build(VARIANTS[name], "pim")
+    images = torch.randn(2, 3, 12, 20)
+    permutation = vit.sample_permutation(2, "cpu")
+    of_all_patches, _ = vit(images, permutation, with_context=True)
+    alone = vit.encode_context(images, permutation)
+    num_patches = vit.cutting_point - vit.num_extra_tokens
+    assert alone.shape[1] == vit.cutting_point
+    assert relative_error(alone[:, vit.num_extra_tokens :], of_all_patches[:, :num_patches]) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -156,7 +172,7 @@ def test_on_its_own_content_it_is_the_librarys_network(name):
     tokens = vit.before_layers(tokens.gather(1, permutation[..., None].expand_as(tokens)))
     where = vit.attention_positions(permutation, vit.layout)
     for layer in vit.layers:
-        tokens = layer.two_streams(tokens, vit.layout, 0, where)
+        tokens = layer.two_streams(tokens, vit.layout, None, where)
     whole = TwoStreamViT.encode(vit, images)[-1]  # registers included
     expected = whole.gather(1, permutation[..., None].expand_as(whole))
     assert relative_error(vit.after_layers(tokens), expected) < TOLERANCE
@@ -213,7 +229,7 @@ def test_stochastic_depth_drops_a_branch_of_all_streams(name):
     permutation = vit.sample_permutation(24, "cpu")
     tokens = vit.embed(images, permutation)
     where = vit.attention_positions(permutation, vit.layout)
-    changed = (vit.layers[1].two_streams(tokens, vit.layout, 0, where) != tokens).any(-1)
+    changed = (vit.layers[1].two_streams(tokens, vit.layout, None, where) != tokens).any(-1)
     assert torch.equal(changed.all(1), changed.any(1))
     assert 0 < changed.all(1).sum() < 24
 

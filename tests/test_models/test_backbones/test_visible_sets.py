@@ -76,15 +76,19 @@ def test_mim_sees_no_pixel_of_a_masked_patch_and_all_others():
     [*((name, {}) for name in OBJECTIVES), *((name, dict(query_from_layer=2)) for name in ("mapet", "pim"))],
 )
 def test_no_prediction_depends_on_its_own_patch_or_on_one_behind_it(objective, options):
-    """Of every objective that there is, through all layers: what it is to predict it has not seen."""
+    """Of every objective that there is, through all layers: what it is to predict it has not seen.
+
+    The context, whose tokens a context loss predicts, sees no patch after the cutting point.
+    """
     backbone = build(objective, cutting_point=8, **options)
     images = torch.randn(1, 3, 20, 20)
     permutation = backbone.sample_permutation(1, "cpu")
     with torch.no_grad():
-        before, _ = backbone(images, permutation)
+        before, _ = backbone(images, permutation, with_context=True)
         for target in range(backbone.num_targets):
             row, column = divmod(permutation[0, 8 + target].item() - 1, 5)
             changed = images.clone()
             changed[:, :, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] += 1.0
-            after, _ = backbone(changed, permutation)
-            assert torch.equal(before[:, : target + 1], after[:, : target + 1]), target
+            after, _ = backbone(changed, permutation, with_context=True)
+            num_unchanged = 7 + target + 1  # of 8 tokens of context, one is the class token
+            assert torch.equal(before[:, :num_unchanged], after[:, :num_unchanged]), target

@@ -33,12 +33,20 @@ SHARES = (0.25, 0.5)
 
 def pretrained(method: str, rate: float, weight: float, share: float | None = None) -> Row:
     """A pre-training of 5 epochs with these settings."""
-    options = {RATE: rate, WEIGHT: weight}
+    options = {RATE: rate}
+    if weight or share:  # the recipes of the objectives have none
+        options[WEIGHT] = weight
     name = f"{method}, W = {weight:g}, {rate:g}"
     if share is not None:
         options[VISIBLE] = 1 + round(share * NUM_PATCHES)
         name = f"{method}, {share:.0%} visible, W = {weight:g}, {rate:g}"
-    return Row(name, FASHION["PRETRAIN_AMP"], options=options, values=dict(method=method.lower()))
+    return Row(
+        name,
+        FASHION["PRETRAIN_AMP"],
+        options=options,
+        data="fashion_mnist_20000",
+        values=dict(method=method.lower()),
+    )
 
 
 SWEPT = []

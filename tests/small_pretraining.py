@@ -10,16 +10,20 @@ VISIBLE = 7  # of 25 patches, besides the class token
 NECK = dict(type="mapet_mm.CrossAttentionPredictor", embed_dims=24, num_layers=2, num_heads=3)
 
 
-def build(objective, context_loss=0.5, cutting_point=1 + VISIBLE, **options):
-    """MaPeT with random weights, none of them small; "visible" is `VisibleMIM`."""
+def build(objective, context_loss=0.5, cutting_point=1 + VISIBLE, backbone=None):
+    """MaPeT with random weights, none of them small; "visible" is `VisibleMIM`.
+
+    A backbone of another kind than the plain ViT comes with all its settings.
+    """
     kind = dict(type="mapet_mm.MaPeT")
     if objective == "visible":
         kind = dict(type="mapet_mm.VisibleMIM", neck=NECK)
         objective = "mim"
-    vit = dict(type="mapet_mm.MaPeTPretrainViT", arch=ARCH, img_size=20, patch_size=4, objective=objective)
+    plain = dict(type="mapet_mm.MaPeTPretrainViT", arch=ARCH, img_size=20, patch_size=4)
+    plain.update(objective=objective, cutting_point=cutting_point)
     model = MODELS.build(
         dict(
-            backbone=dict(vit, cutting_point=cutting_point, **options),
+            backbone=backbone or plain,
             head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=24, vocab_size=VOCAB),
             target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=VOCAB),
             context_loss=context_loss,

@@ -2,14 +2,15 @@
 
     python tools/get_flops.py configs/mapet/*.py configs/mapet/benchmarks/*.py
     python tools/get_flops.py configs/segmentation/*.py --shape 768
+    python tools/get_flops.py configs/mapet/*.py --cfg-options model.context_loss=0.5
 
 FLOPs are for one image of the size that the recipe's backbone is made for, with a multiply-add as one
 operation, as in OpenMMLab's metafiles. They count the features (for a segmentor: the prediction), attention
-included. For MaPeT, PIM, MIM and BEiT, a second column has the least that a pre-training step needs,
-forward and backward; it has a "-" for other models and where --shape is not the recipe's own size.
+included. For MaPeT, PIM, MIM, VisibleMIM and BEiT, a second column has the least that a pre-training step
+needs, forward and backward; it has a "-" for other models and where --shape is not the recipe's own size.
 """
 
-from command_line import described_parser
+from command_line import add_config_options, described_parser
 
 from mapet_mm.utils.errors import UserError, one_line_errors
 
@@ -19,6 +20,7 @@ def main() -> None:
     parser = described_parser(__doc__)
     parser.add_argument("configs", nargs="+", metavar="CONFIG")
     parser.add_argument("--shape", type=int, nargs="+", help="another side, or height and width")
+    add_config_options(parser)
     args = parser.parse_args()
     from flops import complexity
     from mmengine.logging import MMLogger
@@ -29,7 +31,7 @@ def main() -> None:
     print("| recipe | parameters (M) | FLOPs (G) | FLOPs of a step (G) |")
     print("| --- | ---: | ---: | ---: |")
     for config in args.configs:
-        cfg = read_config(config)
+        cfg = read_config(config, args.cfg_options)
         if not cfg.get("model", {}).get("backbone", {}).get("patch_size"):
             raise UserError(f"{config} has no model of images (`model.backbone` with a `patch_size`)")
         cost = complexity(cfg, (args.shape[0], args.shape[-1]) if args.shape else None)

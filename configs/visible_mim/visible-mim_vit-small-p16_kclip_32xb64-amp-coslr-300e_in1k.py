@@ -1,6 +1,6 @@
 _base_ = "../mapet/mapet_vit-small-p16_kclip_32xb64-amp-coslr-300e_in1k.py"
 
-# The encoder sees the class token and half of the 196 patches; two layers of cross-attention predict the rest.
+# The encoder sees the class token and half of the 196 patches; two cross-attention layers predict the rest.
 model = dict(
     type="mapet_mm.VisibleMIM",
     backbone=dict(objective="mim", cutting_point=99),

@@ -2,10 +2,13 @@
 
 import pytest
 import torch
-from small_pretraining import VISIBLE, batch, build
+from small_pretraining import ARCH, VISIBLE, batch, build
 from torch.nn import functional as F
 
 from mapet_mm.models import CrossAttentionPredictor
+
+SIZE = dict(img_size=20, patch_size=4)
+TIMM = dict(type="mapet_mm.MaPeTPretrainTIMM", embed_dim=24, depth=2, num_heads=3, **SIZE)
 
 
 def naive_cross_attention(layer, rows, context):
@@ -71,6 +74,26 @@ def test_a_prediction_depends_on_its_own_position_alone():
     other, _ = model.latents(images, shuffled)
     torch.testing.assert_close(other, latents[:, order])
     assert (latents[:, :1] - latents[:, 1:]).abs().amax(-1).min() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "vit",
+    [
+        dict(type="mapet_mm.MaPeTPretrainBEiT", arch=ARCH, **SIZE),
+        dict(type="mapet_mm.MaPeTPretrainEVA02", arch=ARCH, **SIZE),
+        dict(TIMM, model_name="vit_tiny_patch16_224", reg_tokens=2),
+        dict(TIMM, model_name="vit_small_patch16_dinov3"),
+    ],
+    ids=["BEiT", "EVA-02", "timm, registers", "timm, DINOv3"],
+)
+def test_other_libraries_vits_learn_as_its_encoder(vit):
+    """With relative or rotary positions, and with registers, which are context and have no token."""
+    model = build("visible", backbone=dict(vit, objective="mim", cutting_point=10))
+    losses = model(batch(), mode="loss")
+    losses["loss"].backward()
+    assert losses["loss"].isfinite()
+    unused = [name for name, p in model.named_parameters() if p.grad is None]
+    assert unused == []
 
 
 def test_weights_go_to_the_plain_vit():

@@ -18,7 +18,7 @@ def build(objective, context_loss=0.5, cutting_point=1 + VISIBLE, backbone=None)
     kind = dict(type="mapet_mm.MaPeT")
     if objective == "visible":
         kind = dict(type="mapet_mm.VisibleMIM", neck=NECK)
-        objective = "mim"
+        objective = "context"
     plain = dict(type="mapet_mm.MaPeTPretrainViT", arch=ARCH, img_size=20, patch_size=4)
     plain.update(objective=objective, cutting_point=cutting_point)
     model = MODELS.build(

@@ -3,7 +3,7 @@ _base_ = "mim_vit-micro_kclip_1xb32-coslr.py"
 
 model = dict(
     type="mapet_mm.VisibleMIM",
-    backbone=dict(cutting_point=1 + round(0.5 * _base_.num_patches)),
+    backbone=dict(objective="context", cutting_point=1 + round(0.5 * _base_.num_patches)),
     neck=dict(
         type="mapet_mm.CrossAttentionPredictor",
         embed_dims=_base_.arch.embed_dims,

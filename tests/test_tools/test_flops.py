@@ -79,7 +79,9 @@ def test_a_context_loss_costs_the_contexts_rows_and_logits(objective, monkeypatc
 def test_an_encoder_of_the_visible_patches_computes_nothing_in_vain(context_loss, monkeypatch):
     monkeypatch.setattr(two_stream, "attend", attend_with_bmm)
     neck = dict(type="mapet_mm.CrossAttentionPredictor", embed_dims=DIM, num_layers=2, num_heads=2)
-    counted, floor = counted_and_floor(type="mapet_mm.VisibleMIM", neck=neck, context_loss=context_loss)
+    counted, floor = counted_and_floor(
+        type="mapet_mm.VisibleMIM", vit=dict(objective="context"), neck=neck, context_loss=context_loss
+    )
     assert counted == floor
 
 

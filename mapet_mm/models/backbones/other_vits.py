@@ -136,9 +136,9 @@ class EVA02Layer(TwoStreamLayer):
         # Turn queries and keys by the angles of the patches that they stand for.
         cosines, sines = positions
         num_keys = layout.num_keys
-        queries = rotate(queries, layout.take(cosines, groups, 2), layout.take(sines, groups, 2)).type_as(
-            values
-        )
+        query_cosines = layout.take(cosines, groups, dim=2)
+        query_sines = layout.take(sines, groups, dim=2)
+        queries = rotate(queries, query_cosines, query_sines).type_as(values)
         keys = rotate(keys, cosines[:, :, :num_keys], sines[:, :, :num_keys]).type_as(values)
         dropout = attention.attn_drop.p if self.training else 0.0
         rows = attend_streams(queries, keys, values, layout, groups, dropout, scale=attention.scale)

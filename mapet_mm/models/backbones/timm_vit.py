@@ -35,9 +35,8 @@ class TIMMLayer(TwoStreamLayer):
             from timm.layers import apply_rot_embed_cat
 
             half = attention.rotate_half
-            queries = apply_rot_embed_cat(queries, layout.take(positions, groups, dim=2), half=half).type_as(
-                values
-            )
+            of_queries = layout.take(positions, groups, dim=2)
+            queries = apply_rot_embed_cat(queries, of_queries, half=half).type_as(values)
             keys = apply_rot_embed_cat(keys, positions[:, :, : layout.num_keys], half=half).type_as(values)
         dropout = attention.attn_drop.p if self.training else 0.0
         rows = attend_streams(queries, keys, values, layout, groups, dropout, scale=attention.scale)

@@ -31,7 +31,8 @@ class TwoStreamViT(nn.Module):
         *args: as for the library's ViT.
         cutting_point: number of tokens of the permuted sequence that are context, including the extra tokens
             (class token, registers); below `N`, the number of patches plus extra tokens.
-        objective: 'mapet' | 'pim' | 'mim'.
+        objective: 'mapet' | 'pim' | 'mim' | 'context', which encodes the context alone and predicts nothing
+            (for `VisibleMIM`).
         **kwargs: as for the library's ViT.
 
     Raises:
@@ -101,7 +102,8 @@ class TwoStreamViT(nn.Module):
         Returns:
             The predicting group's outputs after the final norm, `(B, N-c, D)`: the `i`-th belongs to the
             token `permutation[:, c + i]`. With the context those of all patches, `(B, N-e, D)`, in the same
-            order, `e` being the number of extra tokens. And the permutation, `(B, N)`.
+            order, `e` being the number of extra tokens. Of the objective 'context' those of the context,
+            `(B, c, D)`, the extra tokens first. And the permutation, `(B, N)`.
 
         Raises:
             ValueError: see `checked_permutation`.
@@ -131,25 +133,6 @@ class TwoStreamViT(nn.Module):
         if with_context:  # class token and registers have no visual token
             latents = latents[:, self.num_extra_tokens :]
         return self.after_layers(latents)
-
-    def encode_context(
-        self, images: Float[Tensor, "batch channel height width"], permutation: Int64[Tensor, "batch token"]
-    ) -> Float[Tensor, "batch context dim"]:
-        """Run the ViT on the context alone, which sees nothing else: `(B, c, D)` after the final norm.
-
-        The `i`-th output belongs to the token `permutation[:, i]`; the extra tokens come first.
-        """
-        permutation = self.checked_permutation(images, permutation)
-        tokens, positions = self.embed_patches(images)  # B N D, 1 N D
-        if positions is not None:
-            tokens = tokens + positions
-        visible = permutation[:, : self.cutting_point, None].expand(-1, -1, self.embed_dims)
-        tokens = self.before_layers(tokens.gather(1, visible))  # B c D
-        layout = self.layout.of_context()
-        positions = self.attention_positions(permutation, layout)
-        for layer in self.layers:
-            tokens = layer.two_streams(tokens, layout, "C", positions)
-        return self.after_layers(tokens)
 
     def checked_permutation(
         self, images: Float[Tensor, "batch channel height width"], permutation: Tensor | None

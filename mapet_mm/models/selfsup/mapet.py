@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
 from mapet_mm.models.target_generators.token_ids import token_ids
+from mapet_mm.models.utils.objectives import CONTEXT
 from mapet_mm.models.utils.permutation import seeded_permutations
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.splitmix import DRAW_SEED
@@ -36,8 +37,9 @@ class MaPeT(BaseSelfSupervisor):
         **kwargs: as for MMPretrain's algorithms: `init_cfg`.
 
     Raises:
-        ValueError: a backbone without a two-stream forward; a target generator with a larger vocabulary
-            than the head's; or a `context_loss` that is negative, or of a context without any patch.
+        ValueError: a backbone without a two-stream forward, or with the objective 'context', which predicts
+            nothing; a target generator with a larger vocabulary than the head's; or a `context_loss` that is
+            negative, or of a context without any patch.
 
     Examples:
         >>> vit = dict(type="mapet_mm.MaPeTPretrainViT", arch="deit-tiny", img_size=32, cutting_point=2)
@@ -51,6 +53,8 @@ class MaPeT(BaseSelfSupervisor):
         >>> sorted(losses)
         ['loss', 'token_accuracy']
     """
+
+    encodes_context_only = False  # the backbone predicts the targets itself
 
     def __init__(
         self,
@@ -67,6 +71,10 @@ class MaPeT(BaseSelfSupervisor):
         vit = getattr(self.backbone, "module", self.backbone)
         if not isinstance(vit, TwoStreamViT):
             raise ValueError(f"{type(vit).__name__} has no two-stream forward: take a MaPeTPretrain...")
+        if (vit.objective is CONTEXT) != self.encodes_context_only:
+            raise ValueError(
+                f"{type(self).__name__} does not train a backbone of objective={vit.objective.name!r}"
+            )
         vocab_size = getattr(self.target_generator, "vocab_size", 0)
         if vocab_size > self.head.vocab_size:
             raise ValueError(f"the target generator's vocab_size={vocab_size} is larger than the head's")

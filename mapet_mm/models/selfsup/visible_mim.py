@@ -101,8 +101,8 @@ class VisibleMIM(MaPeT):
     A query is the backbone's mask token plus the fixed sines and cosines of the hidden patch's position.
 
     Args:
-        backbone: any `MaPeTPretrain...`; its `cutting_point` is the number of visible tokens. Its objective
-            does not matter here: 'mim' has no mask to keep.
+        backbone: any `MaPeTPretrain...` with the objective 'context'; its `cutting_point` is the number of
+            visible tokens.
         neck: a `CrossAttentionPredictor` of the backbone's width.
         **kwargs: as for `MaPeT`: `head`, `target_generator`, `data_preprocessor`, `context_loss`, ...
 
@@ -113,7 +113,7 @@ class VisibleMIM(MaPeT):
         >>> vit = dict(type="mapet_mm.MaPeTPretrainViT", arch="deit-tiny", img_size=32, cutting_point=3)
         >>> sizes = dict(embed_dims=192, num_layers=2, num_heads=3)
         >>> model = VisibleMIM(
-        ...     backbone=dict(vit, objective="mim"),
+        ...     backbone=dict(vit, objective="context"),
         ...     neck=dict(type="mapet_mm.CrossAttentionPredictor", **sizes),
         ...     head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=192, vocab_size=64),
         ...     target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=64),
@@ -125,24 +125,24 @@ class VisibleMIM(MaPeT):
         ['context_accuracy', 'context_nats', 'loss', 'target_nats', 'token_accuracy']
     """
 
+    encodes_context_only = True
+
     def __init__(self, backbone: dict, neck: dict, **kwargs) -> None:
         super().__init__(backbone=backbone, neck=neck, **kwargs)
-        vit = self.backbone
-        positions = build_2d_sincos_position_embedding(tuple(vit.patch_resolution), vit.embed_dims)
+        rows, columns = self.backbone.patch_resolution
+        # MMPretrain's runs down the columns first, so with both exchanged it runs along the rows.
+        positions = build_2d_sincos_position_embedding((columns, rows), self.backbone.embed_dims)
         self.register_buffer("query_positions", positions[0], persistent=False)  # N-e D
 
     def latents(
         self, images: Tensor, permutation: Tensor | None, with_context: bool = False
     ) -> tuple[Float[Tensor, "batch patch dim"], Int64[Tensor, "batch token"]]:
         """What the head gets, and the permutation: see `MaPeT.latents`."""
-        vit = self.backbone
-        if permutation is None:
-            permutation = vit.sample_permutation(len(images), images.device)
-        context = vit.encode_context(images, permutation)  # B c D
-
-        hidden = permutation[:, vit.cutting_point :] - vit.num_extra_tokens
-        queries = vit.mask_token + self.query_positions[hidden]  # B n D
+        context, permutation = self.backbone(images, permutation)  # B c D, B N
+        extra = self.backbone.num_extra_tokens
+        hidden = permutation[:, self.backbone.cutting_point :] - extra
+        queries = self.backbone.mask_token + self.query_positions[hidden]  # B n D
         latents = self.neck(queries, context)
         if with_context:
-            latents = torch.cat([context[:, vit.num_extra_tokens :], latents], dim=1)  # B N-e D
+            latents = torch.cat([context[:, extra:], latents], dim=1)  # B N-e D
         return latents, permutation

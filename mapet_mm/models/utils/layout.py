@@ -77,11 +77,6 @@ class Layout:
         of_group = self.rows_of(taken[0])
         return self.bias[of_group.start - self.num_dense : of_group.stop - self.num_dense]
 
-    def of_context(self) -> "Layout":
-        """The layout of the context alone: all other groups are empty."""
-        sizes = (self.sizes[0], *[0] * (len(self.sizes) - 1))
-        return Layout(self.objective, sizes, self.padded_bias[:0], self.ranks[: self.sizes[0]])
-
     def to(self, dtype: torch.dtype) -> "Layout":
         """The layout with its bias in the precision of the attention."""
         return Layout(self.objective, self.sizes, self.padded_bias.to(dtype), self.ranks)

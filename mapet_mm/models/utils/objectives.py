@@ -69,10 +69,10 @@ class Objective:
 
     def __post_init__(self) -> None:
         in_order = "".join(group for group in SEES if group in self.groups)
-        if self.groups != in_order or self.groups[:1] != "C" or self.groups[-1:] not in ("M", "Q"):
+        if self.groups != in_order or self.groups[:1] != "C" or self.groups[-1:] == "T":
             raise ValueError(
                 f"objective {self.name!r} has groups={self.groups!r}: a subset of {''.join(SEES)!r} in this "
-                "order, which begins with C and ends with M or Q (T has seen its own content)"
+                "order, which begins with C and does not end with T (it has seen its own content)"
             )
         for row, key in product(self.dense_groups, self.key_groups):
             if self.sees[row][key] is not (_everything if key in self.dense_groups else _nothing):
@@ -93,7 +93,7 @@ class Objective:
 
     @property
     def predicting_group(self) -> str:
-        """The group whose outputs predict the targets' tokens."""
+        """The group whose outputs predict the targets' tokens; C, where something else predicts them."""
         return self.groups[-1]
 
 
@@ -101,13 +101,20 @@ MIM = Objective("mim", groups="CM")
 PIM = Objective("pim", groups="CTQ")
 MAPET = Objective("mapet", groups="CMTQ")
 OBJECTIVES = {objective.name: objective for objective in (MAPET, PIM, MIM)}
+# Not an objective by itself: an encoder of the visible patches, for an algorithm with a predictor of its own.
+CONTEXT = Objective("context", groups="C")
 
 
 def get_objective(name: str) -> Objective:
-    """The objective of a name, or a ValueError that lists `OBJECTIVES`."""
-    if name not in OBJECTIVES:
-        raise ValueError(f"objective={name!r} is not known; choose one of {', '.join(OBJECTIVES)}")
-    return OBJECTIVES[name]
+    """The objective of a name: one of `OBJECTIVES`, or `CONTEXT`.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    known = {**OBJECTIVES, CONTEXT.name: CONTEXT}
+    if name not in known:
+        raise ValueError(f"objective={name!r} is not known; choose one of {', '.join(known)}")
+    return known[name]
 
 
 def group_sizes(groups: str, num_context: int, num_targets: int) -> list[int]:

@@ -152,10 +152,12 @@ def test_equals_the_naive_reference(config, objective, with_context):
 def test_the_context_alone_is_pims_context(name):
     """In PIM the context sees nothing but itself, as in an encoder of the visible patches."""
     vit = build(VARIANTS[name], "pim")
+    encoder = build(VARIANTS[name], "context")
+    encoder.load_state_dict(vit.state_dict())
     images = torch.randn(2, 3, 12, 20)
     permutation = vit.sample_permutation(2, "cpu")
     of_all_patches, _ = vit(images, permutation, with_context=True)
-    alone = vit.encode_context(images, permutation)
+    alone, _ = encoder(images, permutation)
     num_patches = vit.cutting_point - vit.num_extra_tokens
     assert alone.shape[1] == vit.cutting_point
     assert relative_error(alone[:, vit.num_extra_tokens :], of_all_patches[:, :num_patches]) < TOLERANCE

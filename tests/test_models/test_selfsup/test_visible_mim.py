@@ -88,12 +88,29 @@ def test_a_prediction_depends_on_its_own_position_alone():
 )
 def test_other_libraries_vits_learn_as_its_encoder(vit):
     """With relative or rotary positions, and with registers, which are context and have no token."""
-    model = build("visible", backbone=dict(vit, objective="mim", cutting_point=10))
+    model = build("visible", backbone=dict(vit, objective="context", cutting_point=10))
     losses = model(batch(), mode="loss")
     losses["loss"].backward()
     assert losses["loss"].isfinite()
     unused = [name for name, p in model.named_parameters() if p.grad is None]
     assert unused == []
+
+
+def test_a_query_says_its_row_and_its_column():
+    """Along the rows, as patches are counted: half of the channels have the row, half the column."""
+    vit = dict(type="mapet_mm.MaPeTPretrainViT", arch=ARCH, img_size=(8, 12), patch_size=4)
+    model = build("visible", backbone=dict(vit, objective="context", cutting_point=3))
+    of_rows, of_columns = model.query_positions.view(2, 3, 2, 12).unbind(2)
+    assert torch.equal(of_rows, of_rows[:, :1].expand(2, 3, 12))
+    assert torch.equal(of_columns, of_columns[:1].expand(2, 3, 12))
+    assert len(model.query_positions.unique(dim=0)) == 6
+
+
+@pytest.mark.parametrize(("kind", "objective"), [("visible", "mim"), ("mim", "context")])
+def test_the_objective_has_to_be_the_algorithms(kind, objective):
+    vit = dict(type="mapet_mm.MaPeTPretrainViT", arch=ARCH, objective=objective, cutting_point=10, **SIZE)
+    with pytest.raises(ValueError, match=f"objective='{objective}'"):
+        build(kind, backbone=vit)
 
 
 def test_weights_go_to_the_plain_vit():

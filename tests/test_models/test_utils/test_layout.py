@@ -10,7 +10,7 @@ from mapet_mm.models import MaPeTPretrainViT
 from mapet_mm.models.backbones.late_query_vit import without_queries
 from mapet_mm.models.utils import two_stream
 from mapet_mm.models.utils.layout import build_layout
-from mapet_mm.models.utils.objectives import MAPET, MIM, PIM, visibility
+from mapet_mm.models.utils.objectives import CONTEXT, MAPET, MIM, PIM, visibility
 
 ARCH = dict(embed_dims=24, num_layers=3, num_heads=3, feedforward_channels=48)
 
@@ -52,8 +52,8 @@ def test_without_queries_the_other_groups_keep_their_masks():
 
 
 def test_the_context_alone_has_no_masked_rows():
-    context = build_layout(MAPET, 4, 6).of_context()
-    assert (context.sizes, context.num_rows, context.num_dense, context.num_keys) == ((4, 0, 0, 0), 4, 4, 4)
+    context = build_layout(CONTEXT, 4, 6)
+    assert (context.sizes, context.num_rows, context.num_dense, context.num_keys) == ((4,), 4, 4, 4)
     assert context.ranks.tolist() == [0, 1, 2, 3]
     assert len(context.bias) == 0
 

@@ -1,5 +1,6 @@
 """Protocols are chosen by config, and their rows are told apart and put into one table."""
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np

@@ -203,7 +203,9 @@ UNTESTED = [
 
 
 @pytest.mark.parametrize(("steps", "after", "reason"), UNTESTED, ids=lambda value: str(value)[:20])
-def test_a_pipeline_that_takes_no_test_image_is_refused_with_the_reason(root, steps, after, reason, few_draws):
+def test_a_pipeline_that_takes_no_test_image_is_refused_with_the_reason(
+    root, steps, after, reason, few_draws
+):
     with pytest.raises(TokenStoreError, match=rf"no test image .*{reason}.*alignment=False"):
         check(root, steps, after)
 

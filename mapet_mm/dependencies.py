@@ -6,6 +6,8 @@ metadata and imports nothing.
 """
 
 import platform
+from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 
@@ -31,12 +33,18 @@ def version_report() -> str:
     from mapet_mm import __version__
 
     versions = {"mapet_mm": __version__, "Python": f"{platform.python_version()} on {platform.platform()}"}
-    distributions = packages_distributions()
+    distributions = _distributions()
     for module in REPORTED:
         names = sorted(set(distributions.get(module, [])))
         versions[module] = ", ".join(f"{name} {version(name)}" for name in names) or "not installed"
     versions["CUDA"] = _cuda()
     return "\n".join(f"{name:12}{found}" for name, found in versions.items())
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    """The installed distributions by the modules that they bring; reading them takes half a second."""
+    return packages_distributions()
 
 
 def _cuda() -> str:

@@ -134,6 +134,9 @@ class _Planner:
         self.table = table
         self.version = evaluation
         self.runs: dict[str, Run] = {}
+        # What many cells ask for: configs with their options, and pre-trainings.
+        self.configs: dict[tuple, Config] = {}
+        self.pretrainings: dict[tuple, Run] = {}
 
     def evaluation_run(self, row: Row, column: Column, seed: int) -> Run:
         """The run that measures a cell."""
@@ -145,7 +148,7 @@ class _Planner:
         tokenizer = self._tokenizer_of(row, values)
         if column.metric.startswith("tokens/"):
             return self._usage_run(tokenizer, config, data)
-        cfg = changed_config(config, data, column.options)
+        cfg = self._config(config, data, column.options)
         slots = _open_slots(cfg)
         if row.pretrain:
             pretraining = self._pretraining_run(row, column, seed)
@@ -161,16 +164,29 @@ class _Planner:
         said = dict(data=data, options=column.options, seed=seed)
         return self._config_run(f"{name}--{start}", "evaluation", cfg, needs, handed_on, **said)
 
+    def _config(self, path: str, data: str | None, options: Mapping[str, Any]) -> Config:
+        """A config with options merged; not to be changed."""
+        key = path, data, str(options)
+        if key not in self.configs:
+            self.configs[key] = changed_config(path, data, options)
+        return self.configs[key]
+
     def _tokenizer_of(self, row: Row, values: Mapping[str, str]) -> str | None:
         return _existing(row.tokenizer or self.table.tokenizer, values, row.name)
 
     def _pretraining_run(self, row: Row, column: Column, seed: int) -> Run:
         """The run of a row's pre-training, after that of the row which it continues."""
+        key = row.name, str(column.values), seed
+        if key not in self.pretrainings:
+            self.pretrainings[key] = self._new_pretraining_run(row, column, seed)
+        return self.pretrainings[key]
+
+    def _new_pretraining_run(self, row: Row, column: Column, seed: int) -> Run:
         values = {**column.values, **row.values}
         config = _existing(row.pretrain, values, row.name)
         tokenizer = self._tokenizer_of(row, values)
         data = (row.data or self.table.dataset).format(seed=seed) or None
-        cfg = changed_config(config, data, row.options)
+        cfg = self._config(config, data, row.options)
         needs = self._tokens(tokenizer, cfg, data)
         if tokenizer and not needs:
             raise DeclarationError(f"{row.name!r}: `{config}` reads no tokens of `{tokenizer}`")

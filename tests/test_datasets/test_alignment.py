@@ -173,9 +173,14 @@ TOGETHER = [
 ]
 
 
+@pytest.fixture
+def few_draws(monkeypatch) -> None:
+    """Two for each shape: all are made, where nothing is found."""
+    monkeypatch.setattr("mapet_mm.datasets.alignment.DRAWS", 8)
+
+
 @pytest.mark.parametrize("case", [*((steps,) for steps in COLOURS), *TOGETHER], ids=last_type)
-def test_what_leaves_pixels_with_their_tokens_passes(root, case, monkeypatch):
-    monkeypatch.setattr("mapet_mm.datasets.alignment.DRAWS", 16)  # all are made, where nothing is found
+def test_what_leaves_pixels_with_their_tokens_passes(root, case, few_draws):
     check(root, *case)
 
 
@@ -198,12 +203,14 @@ UNTESTED = [
 
 
 @pytest.mark.parametrize(("steps", "after", "reason"), UNTESTED, ids=lambda value: str(value)[:20])
-def test_a_pipeline_that_takes_no_test_image_is_refused_with_the_reason(root, steps, after, reason):
+def test_a_pipeline_that_takes_no_test_image_is_refused_with_the_reason(
+    root, steps, after, reason, few_draws
+):
     with pytest.raises(TokenStoreError, match=rf"no test image .*{reason}.*alignment=False"):
         check(root, steps, after)
 
 
-def test_a_broken_first_image_does_not_matter(root):
+def test_a_broken_first_image_does_not_matter(root, few_draws):
     cat = (root / "cat.png").read_bytes()
     (root / "cat.png").write_bytes(cat[:100])
     check(root, [LOAD, SQUARE])
@@ -212,7 +219,7 @@ def test_a_broken_first_image_does_not_matter(root):
     (root / "cat.png").write_bytes(cat)
 
 
-def test_random_states_and_the_pipeline_are_left_as_they_were(root):
+def test_random_states_and_the_pipeline_are_left_as_they_were(root, few_draws):
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     check(root, [LOAD, SQUARE, JITTER])
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
@@ -238,7 +245,7 @@ TWO_CROPS = dict(type="RandomResizedCropAndInterpolationWithTwoPic", size=112, s
 @pytest.mark.parametrize(
     "steps", [[views(SMALL, JITTER)], [FLIP, views(SMALL)], [TWO_CROPS], [SMALL]], ids=str
 )
-def test_views_of_the_same_patches_pass(root, steps):
+def test_views_of_the_same_patches_pass(root, steps, few_draws):
     check_views(root, *steps)
 
 

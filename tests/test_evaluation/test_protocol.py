@@ -1,6 +1,5 @@
 """Protocols are chosen by config, and their rows are told apart and put into one table."""
 
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -177,14 +176,6 @@ def test_a_missing_library_is_named_before_any_features(config, root, monkeypatc
         choose_protocols(config, None, None, images)
     assert error.value.name == "sklearn"
     assert names(choose_protocols(config, None, ["NearestNeighbours"], images)) == ["NearestNeighbours"]
-
-
-def test_the_engine_imports_no_protocols():
-    """A training needs nearest neighbours, not segmentation and probes."""
-    code = "import sys, mapet_mm.engine; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "mapet_mm.evaluation.metrics.neighbours" in loaded.split()
-    assert "mapet_mm.evaluation.protocol" not in loaded
 
 
 class Disk(SimpleNamespace):

@@ -1,7 +1,9 @@
-"""A backbone's user needs none of the tokenizers' libraries: all that they use, in a Python without them."""
+"""What imports need and bring, in one fresh Python without the tokenizers' libraries."""
 
 import subprocess
 import sys
+
+import pytest
 
 WITHOUT = """
 import sys
@@ -20,6 +22,10 @@ try:
     import faiss
 except ModuleNotFoundError:
     print("no faiss")
+
+import mapet_mm, mmcv.cnn.bricks.transformer
+import mapet_mm.engine
+print("loaded:", *sys.modules)
 
 from mmengine.registry import HOOKS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, TRANSFORMS
 
@@ -44,12 +50,28 @@ import mapet_mm.hub, mapet_mm.weight_files
 """
 
 
-def test_backbones_and_what_trains_them_need_no_tokenizers_library():
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WITHOUT], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-1000:]
-    lines = done.stdout.splitlines()
+@pytest.fixture(scope="module")
+def imported() -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
+
+
+def test_backbones_and_what_trains_them_need_no_tokenizers_library(imported):
+    assert imported.returncode == 0, imported.stderr[-1000:]
+    lines = imported.stdout.splitlines()
     assert lines[0] == "no faiss"
     assert "MaPeTPretrainEVA02" in lines
     assert lines[-1] == "LayerDecayOptimWrapperConstructor"
+
+
+def test_the_engine_imports_no_protocols(imported):
+    """A training needs nearest neighbours, not segmentation and probes."""
+    (line,) = [line for line in imported.stdout.splitlines() if line.startswith("loaded:")]
+    loaded = line.split()
+    assert "mapet_mm.evaluation.metrics.neighbours" in loaded
+    assert "mapet_mm.evaluation.protocol" not in loaded
+    assert not [name for name in loaded if name.startswith("mapet_mm.evaluation.protocols")]
+
+
+def test_mmcv_does_not_warn_of_an_operator_that_nothing_here_needs(imported):
+    assert imported.returncode == 0
+    assert "MultiScaleDeformableAttention" not in imported.stderr

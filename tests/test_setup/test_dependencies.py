@@ -65,13 +65,6 @@ def test_two_copies_of_libraries_give_the_command_that_repairs_them(tmp_path):
     )
 
 
-def test_mmcv_does_not_warn_of_an_operator_that_nothing_here_needs():
-    command = [sys.executable, "-c", "import mapet_mm, mmcv.cnn.bricks.transformer"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "MultiScaleDeformableAttention" not in done.stderr
-
-
 @pytest.mark.parametrize(
     ("module", "requirement"),
     [

@@ -1,4 +1,4 @@
-"""A schedule that is longer than its training: the learning rate would never fall."""
+"""Schedules that are longer than their training, and checkpoints that are counted in another unit."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -30,6 +30,22 @@ def check_schedule(cfg: Config) -> None:
     print_to_user(
         f"warning: the training ends after {length} {unit} and its schedule after {max(ends)}, so the "
         f"learning rate does not fall to its end: --cfg-options {' '.join(options)}"
+    )
+
+
+def check_checkpoints(cfg: Config) -> None:
+    """Warn if a training of iterations counts its checkpoints in epochs, as MMEngine's hook does by default.
+
+    To MMEngine the training is one epoch: its only checkpoint would be written at the end.
+    """
+    unit, length = training_length(cfg)
+    hook = (cfg.get("default_hooks") or {}).get("checkpoint", {})  # MMEngine's own, if a config lists none
+    if unit == "epochs" or length is None or hook is None or not hook.get("by_epoch", True):
+        return
+    print_to_user(
+        f"warning: CheckpointHook counts epochs, this training {length} iterations, so no checkpoint is "
+        "written before its end: --cfg-options default_hooks.checkpoint.type=CheckpointHook "
+        f"default_hooks.checkpoint.by_epoch=False default_hooks.checkpoint.interval={max(1, length // 10)}"
     )
 
 

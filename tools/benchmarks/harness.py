@@ -48,6 +48,12 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def transposed(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same, with a row for each heading: for few rows of many figures."""
+    first, *others = zip(headings, *rows, strict=True)
+    return table(first, others)
+
+
 def in_fresh_process(call: Callable[..., Any], *arguments: Any, **environment: str) -> Any:
     """Return what a module's function returns in a fresh process with these environment variables."""
     with patch.dict(os.environ, environment), ProcessPoolExecutor(1, get_context("spawn")) as pool:

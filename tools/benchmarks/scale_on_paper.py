@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from harness import ROOT, machine, table
+from harness import ROOT, machine, table, transposed
 from mmengine.dataset import Compose
 from mmengine.registry import DefaultScope
 from PIL import Image
@@ -113,8 +113,8 @@ def step_table(steps: dict[str, Step]) -> str:
         rows.append(row)
     headings = [f"computed, {BATCH} images", "TFLOPs", "GB moved", "launches", "GB at most in use"]
     for gpu in GPUS:
-        headings += [f"ms on an {gpu}: arithmetic / bytes / launches", "images/s at most"]
-    return table(headings, rows)
+        headings += [f"ms on an {gpu}: arithmetic / bytes / launches", f"images/s of an {gpu}, at most"]
+    return transposed(headings, rows)
 
 
 @dataclass

@@ -30,10 +30,10 @@ def machine() -> str:
     return f"{device}; Python {platform.python_version()}, torch {torch.__version__}"
 
 
-def time_call(call: Callable[[], object], rounds: int, warm_up: int) -> list[float]:
+def time_call(call: Callable[[], object], repeats: int, warm_up: int) -> list[float]:
     """Seconds of each of several calls, after some that do not count."""
     taken = []
-    for _ in range(warm_up + rounds):
+    for _ in range(warm_up + repeats):
         start = time.perf_counter()
         call()
         if ON_GPU:

@@ -188,7 +188,8 @@ def main() -> None:
         rate = statistics.median(rates[row])
         microseconds = statistics.median(own[row])
         lines.append([row, f"{rate:,.0f}", f"{rate / first:.1f}", f"{microseconds:.0f}"])
-    headings = ["one worker", "images per CPU second", "times decoding", "us an image in the training process"]
+    headings = ["one worker", "images per CPU second", "times decoding"]
+    headings.append("us per image in the training process")
     print(table(headings, lines).replace("nan", ""))
 
 

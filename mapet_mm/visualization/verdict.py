@@ -31,7 +31,7 @@ def verdict_figure(verdict: Mapping[str, Any]) -> Figure:
         verdict: the contents of a verdict.json, which are `Verdict.as_json()`.
     """
     measures = measures_with_intervals(verdict)
-    sentence = textwrap.wrap(verdict["sentence"], LINE_CHARACTERS)
+    sentence = textwrap.wrap(verdict["sentence"], LINE_CHARACTERS, break_on_hyphens=False)
     heights = [len(measure["values"]) + 2 for measure in measures]  # with the name and the axis
     inches = LINE_INCHES * (sum(heights) + len(sentence) + 1)
     figure = Figure(figsize=(WIDTH_INCHES, inches), layout="constrained")

@@ -5,6 +5,7 @@ from typing import Any
 
 from mmengine.config import Config
 
+from mapet_mm.utils.config import type_name
 from mapet_mm.utils.dist import print_to_user
 
 # A schedule may end this much after the training: its rate is then all but the last.
@@ -37,10 +38,15 @@ def check_checkpoints(cfg: Config) -> None:
     """Warn if a training of iterations counts its checkpoints in epochs, as MMEngine's hook does by default.
 
     To MMEngine the training is one epoch: its only checkpoint would be written at the end.
+    `InterruptionHook` saves in between.
     """
     unit, length = training_length(cfg)
-    hook = (cfg.get("default_hooks") or {}).get("checkpoint", {})  # MMEngine's own, if a config lists none
+    hooks = cfg.get("default_hooks") or {}
+    hook = hooks.get("checkpoint", {})  # MMEngine's own, if a config lists none
     if unit == "epochs" or length is None or hook is None or not hook.get("by_epoch", True):
+        return
+    listed = [one for one in (*hooks.values(), *(cfg.get("custom_hooks") or ())) if one]
+    if any(type_name(one["type"]) == "InterruptionHook" for one in listed if "type" in one):
         return
     print_to_user(
         f"warning: CheckpointHook counts epochs, this training {length} iterations, so no checkpoint is "

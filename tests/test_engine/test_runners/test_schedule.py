@@ -101,6 +101,7 @@ EVERY_1000 = dict(type="CheckpointHook", interval=1000)
         (dict(max_iters=9000), dict(checkpoint=EVERY_1000), True),
         (dict(max_iters=9000), dict(checkpoint=dict(EVERY_1000, by_epoch=False)), False),
         (dict(max_iters=9000), dict(checkpoint=None), False),  # nobody wants any
+        (dict(max_iters=9000), dict(own=dict(type="mapet_mm.InterruptionHook")), False),
         (dict(max_epochs=9), None, False),
     ],
 )

@@ -29,6 +29,7 @@ from mapet_mm.visualization.features import (
 )
 from mapet_mm.visualization.report import Report, Section
 from mapet_mm.visualization.training_log import last_values, read_scalars
+from mapet_mm.visualization.verdict import verdict_section
 
 KNN_PANEL = Panel("k-NN during the pre-training", "top-1 (%)", "", "knn/top1")
 COLOURED = 8  # images, four in a figure
@@ -67,7 +68,7 @@ def report_of_run(
     store = TokenStore.open(run / STORE)
     root = Config.fromfile(run / TOKENIZER).data_root
     shown = {name: models[name] for name in (verdict.compared_with, RESULT)}
-    sections = [curves_of(run)]
+    sections = [*verdict_section(verdict.as_json()), curves_of(run)]
     sections += principal_section(shown, images["val"])
     sections.append(neighbours_section(models[RESULT], images, cache))
     sections.append(codebook_section(store, root))

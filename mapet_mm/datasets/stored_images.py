@@ -53,6 +53,12 @@ class StoredImages(Dataset):
             with the prefix, or lacks one that is left out.
 
     Examples:
+        >>> images = StoredImages("tokens", size=16, prefix="train/")
+        >>> images[0]["img"].shape, images[0]["token_grid"].shape
+        ((16, 16, 3), (4, 4))
+
+        In a config:
+
         ```python
         train_dataloader = dict(
             batch_size=256,

@@ -40,8 +40,9 @@ class TarShards(BaseDataset):
         UserError: there is no such file, or one is compressed or damaged.
 
     Examples:
-        >>> load = dict(type="mapet_mm.LoadImageFromTar")
-        >>> dataset = dict(type="mapet_mm.TarShards", data_root="data/imagenet21k", pipeline=[load])
+        >>> images = TarShards("shards", pipeline=[dict(type="mapet_mm.LoadImageFromTar")])
+        >>> len(images), images[0]["img_path"]
+        (1, 'shards/0.tar/cat.png')
     """
 
     def __init__(
@@ -67,7 +68,13 @@ class TarShards(BaseDataset):
 
 @TRANSFORMS.register_module()
 class LoadImageFromTar(LoadImageFromFile):
-    """Load an image of `TarShards`; arguments as for `LoadImageFromFile`."""
+    """Load an image of `TarShards`; arguments as for `LoadImageFromFile`.
+
+    Examples:
+        >>> images = TarShards("shards", pipeline=[dict(type="mapet_mm.LoadImageFromTar")])
+        >>> images[0]["img"].shape  # (height, width, 3), in BGR
+        (20, 30, 3)
+    """
 
     def transform(self, results: dict) -> dict:
         """Add `img`, `img_shape` and `ori_shape`."""

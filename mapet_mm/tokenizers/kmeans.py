@@ -43,6 +43,10 @@ class KMeansOptions:
         nredo: random starts; the one with the lowest inertia is kept.
         max_points_per_centroid: if there are more than k times this many rows, that many are sampled.
         seed: for that sample, the starts and the splits.
+
+    Examples:
+        >>> KMeansOptions(k=128, nredo=1)
+        KMeansOptions(k=128, niter=20, nredo=1, max_points_per_centroid=512, seed=0)
     """
 
     k: int

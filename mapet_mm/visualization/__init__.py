@@ -1,1 +1,1 @@
-"""Pictures: attention masks, codebook sheets, curves, segmentation overlays, the demo's report."""
+"""Pictures: attention masks, codebook sheets, curves, segmentation overlays, verdicts, reports."""

@@ -10,12 +10,14 @@ import torch
 from mmpretrain.structures import DataSample
 
 from mapet_mm import models
+from mapet_mm.models.backbones.two_stream_vit import TwoStreamViT
 
 CLASSES = [
     value
     for value in vars(models).values()
     if inspect.isclass(value) and value.__module__.startswith("mapet_mm.models.")
 ]
+CLASSES.append(TwoStreamViT)  # which docs/api shows, too
 
 
 @pytest.mark.parametrize("public", CLASSES, ids=lambda public: public.__name__)

@@ -33,6 +33,15 @@ def test_every_row_belongs_to_a_table_with_a_head(page):
         assert not rows or RULE.fullmatch("".join(rows[1:2])), f"no head above {rows[0][:80]}"
 
 
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "research" not in page.parts], ids=lambda page: page.stem
+)
+def test_no_table_has_more_than_six_columns(page):
+    """More are cut off on a phone. The long tables of research/ are an appendix."""
+    rules = [line for line in page.read_text().splitlines() if RULE.fullmatch(line.strip())]
+    assert [rule for rule in rules if rule.count("|") - 1 > 6] == []
+
+
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 

@@ -30,10 +30,10 @@ def machine() -> str:
     return f"{device}; Python {platform.python_version()}, torch {torch.__version__}"
 
 
-def time_call(call: Callable[[], object], rounds: int, warm_up: int) -> list[float]:
+def time_call(call: Callable[[], object], repeats: int, warm_up: int) -> list[float]:
     """Seconds of each of several calls, after some that do not count."""
     taken = []
-    for _ in range(warm_up + rounds):
+    for _ in range(warm_up + repeats):
         start = time.perf_counter()
         call()
         if ON_GPU:
@@ -46,6 +46,12 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table with numbers aligned right."""
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def transposed(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same, with a row for each heading: for few rows of many figures."""
+    first, *others = zip(headings, *rows, strict=True)
+    return table(first, others)
 
 
 def in_fresh_process(call: Callable[..., Any], *arguments: Any, **environment: str) -> Any:

@@ -55,7 +55,7 @@ def read_arguments() -> Namespace:
     )
     parser.add_argument("--images", type=int, default=1024, help="photographs to write")
     parser.add_argument("--seconds", type=float, default=8.0, help="of a measurement")
-    parser.add_argument("--rounds", type=int, default=3, help="measurements of a loader, in turns")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of a loader, in turns")
     parser.add_argument("--peers", action="store_true", help="measure what is installed of other loaders too")
     return parser.parse_args()
 
@@ -174,13 +174,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         size = in_fresh_process(prepare, root, args.images, **ONE_THREAD)
-        for _ in range(args.rounds):
+        for _ in range(args.repeats):
             for row in rows:
                 rate, microseconds = in_fresh_process(measure, row, root, args.seconds, **ONE_THREAD)
                 rates[row].append(rate)
                 own[row].append(microseconds)
     print(
-        f"{machine()}; {args.images} photographs of {size / 1000:.0f} kB, medians of {args.rounds} rounds\n"
+        f"{machine()}; {args.images} photographs of {size / 1000:.0f} kB, medians of {args.repeats} repeats\n"
     )
     first = statistics.median(rates[rows[0]])
     lines = []
@@ -188,7 +188,8 @@ def main() -> None:
         rate = statistics.median(rates[row])
         microseconds = statistics.median(own[row])
         lines.append([row, f"{rate:,.0f}", f"{rate / first:.1f}", f"{microseconds:.0f}"])
-    headings = ["one worker", "images per CPU second", "x decoding", "us an image in the training process"]
+    headings = ["one worker", "images per CPU second", "times decoding"]
+    headings.append("us per image in the training process")
     print(table(headings, lines).replace("nan", ""))
 
 

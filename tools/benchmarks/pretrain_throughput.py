@@ -205,10 +205,12 @@ def report_case(case: str, args: Namespace) -> None:
             f"{1000 * flops[variant] / rate:.0f}",
         ]
         rows.append([VARIANTS[variant], *figures])
-    headings = ["", "ms a step", "images/s", "x reference", "peak MiB", "x reference", "TFLOP/s"]
-    headings += ["% of a product's", "floor, ms"]
+    costs = table(
+        ["", "ms a step", "images/s", "x reference", "peak MiB", "x reference"], [row[:6] for row in rows]
+    )
+    arithmetic = table(["", "TFLOP/s", "% of a product's", "floor, ms"], [[row[0], *row[6:]] for row in rows])
     what = f"ViT-{size}, {precision}, batch {args.batch}; a large product: {rate / 1e12:.2f} TFLOP/s"
-    print(f"\n{what}\n\n{table(headings, rows)}", flush=True)
+    print(f"\n{what}\n\n{costs}\n\n{arithmetic}", flush=True)
 
 
 def main() -> None:

@@ -175,10 +175,10 @@ def main() -> None:
             for title in titles:
                 found = in_fresh_process(measure, title, count, Path(folder), OMP_NUM_THREADS="1")
                 seconds, *others = (f"{one:.2f}" for one in found)
-                rows.append([title, f"{count:,}", seconds, f"{1e6 * found[0] / count:.1f}", *others])
+                rows.append([f"{title}; {count:,}", seconds, f"{1e6 * found[0] / count:.1f}", *others])
                 print(" ".join(rows[-1]), file=sys.stderr)
     print(f"{machine()}\n")
-    headings = ["", "images", "s", "us an image", "silent, s", "peak, GB", "own, GB"]
+    headings = ["case; images", "s", "us an image", "silent, s", "peak, GB", "own, GB"]
     print(table(headings, rows))
 
 

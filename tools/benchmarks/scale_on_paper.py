@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from harness import ROOT, machine, table
+from harness import ROOT, machine, table, transposed
 from mmengine.dataset import Compose
 from mmengine.registry import DefaultScope
 from PIL import Image
@@ -113,8 +113,8 @@ def step_table(steps: dict[str, Step]) -> str:
         rows.append(row)
     headings = [f"computed, {BATCH} images", "TFLOPs", "GB moved", "launches", "GB at most in use"]
     for gpu in GPUS:
-        headings += [f"ms on an {gpu}: arithmetic / bytes / launches", "images/s at most"]
-    return table(headings, rows)
+        headings += [f"ms on an {gpu}: arithmetic / bytes / launches", f"images/s of an {gpu}, at most"]
+    return transposed(headings, rows)
 
 
 @dataclass
@@ -149,11 +149,11 @@ def hours_table(steps: dict[str, Step], encoder: float, nearest: float, kmeans: 
             "tokens in the model, 300 epochs, float16": Work(300 * count * encoder, 300 * count * nearest),
         }
         for stage, work in stages.items():
-            rows.append([name, stage, *(f"{work.hours(gpu):,.1f}" for gpu in GPUS.values())])
+            rows.append([f"{name}: {stage}", *(f"{work.hours(gpu):,.1f}" for gpu in GPUS.values())])
         for size, step in steps.items():
             hours = (300 * count / step.images_a_second(gpu) / 3600 for gpu in GPUS.values())
-            rows.append([name, f"ViT-{size}, 300 epochs, eager", *(f"{one:,.1f}" for one in hours)])
-    return table(["computed", "stage", *(f"hours of an {gpu}, at least" for gpu in GPUS)], rows)
+            rows.append([f"{name}: ViT-{size}, 300 epochs, eager", *(f"{one:,.1f}" for one in hours)])
+    return table(["computed", *(f"hours of an {gpu}, at least" for gpu in GPUS)], rows)
 
 
 def loader_table(steps: dict[str, Step], models: dict, decoded: float) -> str:

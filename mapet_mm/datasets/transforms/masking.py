@@ -25,6 +25,11 @@ class BlockwiseMask(BEiTMaskGenerator):
 
     Raises:
         ValueError: the patches to mask are not fewer than all patches.
+
+    Examples:
+        >>> mask = BlockwiseMask(input_size=14, num_masking_patches=75)({})["mask"]
+        >>> mask.shape, int(mask.sum())
+        ((14, 14), 75)
     """
 
     def __init__(

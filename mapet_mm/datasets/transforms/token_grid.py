@@ -29,6 +29,11 @@ class LoadTokenGrid(BaseTransform):
     Raises:
         TokenStoreError: the store is missing or damaged.
         MissingTokensError: the store has no tokens for an image, or an image has no `img_path`.
+
+    Examples:
+        >>> load_tokens = LoadTokenGrid("tokens")
+        >>> load_tokens(dict(img_path="data/train/0/0000.png"))["token_grid"].shape
+        (4, 4)
     """
 
     def __init__(self, store: str, data_root: str | None = None, optional: bool = False) -> None:
@@ -76,6 +81,12 @@ class RandomFlipTokenGrid(BaseTransform):
 
     Raises:
         KeyError: there is no token grid to flip.
+
+    Examples:
+        >>> flip = RandomFlipTokenGrid(prob=1.0)
+        >>> image = np.zeros((32, 32, 3), np.uint8)
+        >>> flip(dict(img=image, token_grid=np.array([[1, 2], [3, 4]])))["token_grid"].tolist()
+        [[2, 1], [4, 3]]
     """
 
     def __init__(self, prob: float = 0.5) -> None:
@@ -104,6 +115,13 @@ class RandomCropTokenGrid(BaseTransform):
         ValueError: the crop size is not a multiple of the patch size or is larger than the image, or the
             image's size is not its grid times the patch size.
         KeyError: there is no token grid to crop.
+
+    Examples:
+        >>> crop = RandomCropTokenGrid(crop_size=32, patch_size=16)
+        >>> image = np.zeros((64, 64, 3), np.uint8)
+        >>> cropped = crop(dict(img=image, token_grid=np.zeros((4, 4), np.int64)))
+        >>> cropped["img"].shape, cropped["token_grid"].shape
+        ((32, 32, 3), (2, 2))
     """
 
     def __init__(self, crop_size: int | tuple[int, int], patch_size: int | tuple[int, int]) -> None:

@@ -19,7 +19,7 @@ from mapet_mm.engine.runners.resume import (
     find_checkpoint,
     require_checkpoint,
 )
-from mapet_mm.engine.runners.schedule import check_schedule
+from mapet_mm.engine.runners.schedule import check_checkpoints, check_schedule
 from mapet_mm.models.target_generators.tokenizer import Tokenizer
 from mapet_mm.registry import MODELS
 from mapet_mm.utils import config as config_files
@@ -131,6 +131,7 @@ def configure_training(
         cfg.auto_scale_lr = ConfigDict(cfg.get("auto_scale_lr") or {}, enable=True)
     check_accumulation(cfg)
     check_schedule(cfg)
+    check_checkpoints(cfg)
     options = cfg.pop("compile", False)
     if options:  # compiles the backbone, not MMEngine's whole train step
         hook = dict(type="mapet_mm.CompileHook")

@@ -1,10 +1,11 @@
-"""A schedule that is longer than its training: the learning rate would never fall."""
+"""Schedules that are longer than their training, and checkpoints that are counted in another unit."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mmengine.config import Config
 
+from mapet_mm.utils.config import type_name
 from mapet_mm.utils.dist import print_to_user
 
 # A schedule may end this much after the training: its rate is then all but the last.
@@ -30,6 +31,27 @@ def check_schedule(cfg: Config) -> None:
     print_to_user(
         f"warning: the training ends after {length} {unit} and its schedule after {max(ends)}, so the "
         f"learning rate does not fall to its end: --cfg-options {' '.join(options)}"
+    )
+
+
+def check_checkpoints(cfg: Config) -> None:
+    """Warn if a training of iterations counts its checkpoints in epochs, as MMEngine's hook does by default.
+
+    To MMEngine the training is one epoch: its only checkpoint would be written at the end.
+    `InterruptionHook` saves in between.
+    """
+    unit, length = training_length(cfg)
+    hooks = cfg.get("default_hooks") or {}
+    hook = hooks.get("checkpoint", {})  # MMEngine's own, if a config lists none
+    if unit == "epochs" or length is None or hook is None or not hook.get("by_epoch", True):
+        return
+    listed = [one for one in (*hooks.values(), *(cfg.get("custom_hooks") or ())) if one]
+    if any(type_name(one["type"]) == "InterruptionHook" for one in listed if "type" in one):
+        return
+    print_to_user(
+        f"warning: CheckpointHook counts epochs, this training {length} iterations, so no checkpoint is "
+        "written before its end: --cfg-options default_hooks.checkpoint.type=CheckpointHook "
+        f"default_hooks.checkpoint.by_epoch=False default_hooks.checkpoint.interval={max(1, length // 10)}"
     )
 
 

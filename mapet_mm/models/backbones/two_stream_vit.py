@@ -37,6 +37,16 @@ class TwoStreamViT(nn.Module):
 
     Raises:
         ValueError: the objective is not known, or no patch would be left to predict or to see.
+
+    Examples:
+        >>> from mmpretrain.models.backbones import VisionTransformer
+        >>> from mapet_mm.models import MaPeTPretrainViT  # this forward for MMPretrain's ViT
+        >>> issubclass(MaPeTPretrainViT, TwoStreamViT) and issubclass(MaPeTPretrainViT, VisionTransformer)
+        True
+        >>> arch = dict(embed_dims=8, num_layers=1, num_heads=1, feedforward_channels=8)
+        >>> vit = MaPeTPretrainViT(arch, img_size=32, cutting_point=3)  # class token and 2 x 2 patches
+        >>> vit.num_tokens, vit.num_targets
+        (5, 2)
     """
 
     values_checked = False

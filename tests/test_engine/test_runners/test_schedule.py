@@ -1,4 +1,4 @@
-"""A training that was shortened says which options shorten its schedule."""
+"""Warnings before a training: of a schedule that is longer, and of checkpoints in another unit."""
 
 import ast
 from pathlib import Path
@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import SGD
 
 from mapet_mm.engine.runners.launch import load_config
-from mapet_mm.engine.runners.schedule import check_schedule
+from mapet_mm.engine.runners.schedule import check_checkpoints, check_schedule
 
 PRETRAINING = next((ROOT / "configs/mapet").glob("mapet_vit-base-p16_kclip_*.py"))
 SCRATCH = next((ROOT / "configs/scratch").glob("vit-base-p16_*.py"))
@@ -89,3 +89,26 @@ def test_no_recipe_is_warned_of(capsys):
         capsys.readouterr()
         assert not said(cfg, capsys), path
     assert len(recipes) >= 10
+
+
+EVERY_1000 = dict(type="CheckpointHook", interval=1000)
+
+
+@pytest.mark.parametrize(
+    ("train_cfg", "hooks", "warned"),
+    [
+        (dict(max_iters=9000), None, True),  # MMEngine's own hook
+        (dict(max_iters=9000), dict(checkpoint=EVERY_1000), True),
+        (dict(max_iters=9000), dict(checkpoint=dict(EVERY_1000, by_epoch=False)), False),
+        (dict(max_iters=9000), dict(checkpoint=None), False),  # nobody wants any
+        (dict(max_iters=9000), dict(own=dict(type="mapet_mm.InterruptionHook")), False),
+        (dict(max_epochs=9), None, False),
+    ],
+)
+def test_checkpoints_by_epoch_of_a_training_of_iterations_are_warned_of(train_cfg, hooks, warned, capsys):
+    """The training is one epoch to MMEngine, which would write its first checkpoint at the end."""
+    cfg = Config(dict(train_cfg=train_cfg, default_hooks=hooks))
+    check_checkpoints(cfg)
+    told = capsys.readouterr().err
+    assert ("default_hooks.checkpoint.by_epoch=False" in told) == warned
+    assert told.count("\n") == warned

@@ -18,6 +18,7 @@ from mapet_mm.cli.verdict import HELD_OUT, add_entries, write_lists
 from mapet_mm.interop.like_start import EXPORTS
 from mapet_mm.utils.atomic_files import replace_file, replace_json
 from mapet_mm.utils.commands import PACKAGE
+from mapet_mm.utils.config import type_name
 from mapet_mm.utils.identity import IDENTITY
 
 TOKENIZER = "tokenizer.py"
@@ -163,7 +164,9 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
     for name in ("val", "test"):
         for part in ("cfg", "dataloader", "evaluator"):
             cfg[f"{name}_{part}"] = None
-    cfg.custom_hooks = [*cfg.get("custom_hooks", []), dict(type="mapet_mm.ProgressHook")]
+    # The recipe's k-NN is of ImageNet's images.
+    checks = [hook for hook in cfg.custom_hooks if type_name(hook.type) != "KNNProbeHook"]
+    cfg.custom_hooks = [*checks, dict(type="mapet_mm.ProgressHook")]
     kept = {*signature(Runner).parameters, "custom_hooks", EXPORTS}
     pretraining = Config({name: value for name, value in cfg.items() if name in kept})
     add_entries(pretraining, args)

@@ -4,6 +4,7 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,14 +30,17 @@ from mmengine.registry import DATASETS, EVALUATOR, HOOKS, MODELS, TRANSFORMS
 from PIL import Image
 from shrunk_recipes import shrunk
 
+from mapet_mm.engine.hooks.knn_probe_hook import undisturbed
+from mapet_mm.evaluation.adapters import TokenBackbone
+
 DATA_SETS = sorted((ROOT / "configs/micro/_base_/data").glob("*.py"))
-METHODS = ("mapet", "pim", "mim", "beit", "cae")
+METHODS = ("mapet", "pim", "mim", "visible_mim", "beit", "cae")
 OTHER_LOADERS = re.compile("-(online|stored)_")  # test_stored_recipes.py
 PRETRAINING = [path for path in RECIPES if path.parent.name in METHODS]
 PRETRAINING = [path for path in PRETRAINING if not OTHER_LOADERS.search(path.stem)]
 MASKED = ("BEiT", "mapet_mm.ProjectedCAE")
 CLASSIFYING = ("configs/mapet/benchmarks/*_in1k.py", "configs/scratch/*_in1k.py")
-COUNTS = (33, 12)  # a pattern that loses recipes shows
+COUNTS = (36, 12)  # a pattern that loses recipes shows
 ON_IMAGENET = PRETRAINING + [path for path in RECIPES if any(map(path.match, CLASSIFYING))]
 
 
@@ -164,6 +168,30 @@ def test_imagenet_recipe_reads_a_photograph(path, loader, imagenet):
         row = 0 if loader == "train_dataloader" else 1
         tokens = np.asarray(sample["data_samples"].token_grid)
         np.testing.assert_array_equal(tokens, np.arange(row * 196, (row + 1) * 196).reshape(14, 14))
+
+
+PROBED = distinct([path for path in RECIPES if path.parent.name in METHODS], "custom_hooks")
+
+
+@pytest.mark.parametrize("path", PROBED, ids=label)
+def test_pretraining_shows_knn_on_imagenet_ten_times(path, imagenet):
+    """Of a network of width 24, on the one photograph of each split."""
+    cfg = shrunk(path)
+    probe = cfg.custom_hooks[1]
+    assert (10 * probe.interval, probe.most_images) == (cfg.train_cfg.max_epochs, 20_000)
+    for loader in (probe.train_dataloader, probe.val_dataloader):
+        loader.num_workers = 0
+        loader.dataset.data_root = str(imagenet)
+    model = cfg.model.copy()
+    model.setdefault("data_preprocessor", cfg.data_preprocessor)
+    with in_scope(cfg):
+        hook = HOOKS.build(probe)
+        vit = MODELS.build(model)
+        runner = SimpleNamespace(model=vit, seed=0, train_dataloader=SimpleNamespace(dataset=[]))
+        hook.before_train(runner)
+        with undisturbed(vit):
+            figures = hook.figures(TokenBackbone(vit), hook.build_loaders(runner))
+    assert figures["knn/top1"] == 100  # the photograph is its own neighbour
 
 
 VALIDATED = distinct([path for path in PRETRAINING if read(path).val_dataloader], "val_dataloader")

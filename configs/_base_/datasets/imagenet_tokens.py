@@ -49,12 +49,9 @@ test_dataloader = val_dataloader
 test_evaluator = val_evaluator
 test_cfg = dict()
 
-custom_hooks = [dict(type="mapet_mm.TokenStoreCheckHook")]
-
-# For tools/evaluate_features.py, which takes all images. A recipe with
-# `custom_hooks = [*_base_.custom_hooks, _base_.knn_probe]` runs it during training too, on 20,000 images of
-# each set; it is not the default, because recipes for other images inherit from this file.
-knn_loader = dict(batch_size=256, num_workers=8, persistent_workers=True)
+# k-NN every tenth of the run, on 20,000 images of each set; `mapet-mm evaluate` takes all of them. Without
+# ImageNet's images, a line in the log says at the start that there is no k-NN.
+knn_loader = dict(batch_size=256, num_workers=8)
 knn_dataset = dict(
     type="ImageNet", data_root="data/imagenet", pipeline=[*load_square, dict(type="PackInputs")]
 )
@@ -62,6 +59,8 @@ knn_probe = dict(
     type="mapet_mm.KNNProbeHook",
     train_dataloader=dict(dataset=dict(split="train", **knn_dataset), **knn_loader),
     val_dataloader=dict(dataset=dict(split="val", **knn_dataset), **knn_loader),
-    interval=50,
+    interval=31,
     most_images=20_000,
 )
+
+custom_hooks = [dict(type="mapet_mm.TokenStoreCheckHook"), knn_probe]

@@ -34,7 +34,7 @@ class KNNProbeHook(Hook):
 
     The features are patch means, or class tokens of a backbone without patches; with averaged weights
     (`EMAHook`), the average's, as in a validation. Works in one process or several. The training
-    is not affected.
+    is not affected: without these images, or without their labels, a line in its log says so at the start.
 
     Args:
         train_dataloader: as for MMEngine's Runner; images with `gt_label` that vote, each once.
@@ -61,18 +61,30 @@ class KNNProbeHook(Hook):
         self.interval = interval
         self.k = k
         self.temperature = temperature
+        self.datasets: list[Dataset] = []  # none without images or labels
+
+    def before_train(self, runner: Runner) -> None:
+        """Find the images, so that what is wrong with them shows now and not at the first probe."""
+        with undisturbed(unwrapped(runner.model)):
+            try:
+                datasets = self.build_datasets(runner)
+                samples = [dataset[0]["data_samples"] for dataset in datasets]
+            except FileNotFoundError as error:  # a recipe's ImageNet, in a training on other images
+                print_log(f"no k-NN during the training: {error}", logger="current", level=logging.WARNING)
+                return
+        if any(sample.get("gt_label") is None for sample in samples):
+            print_log("the images have no labels: no k-NN during the training", logger="current")
+            return
+        self.datasets = datasets
 
     def after_train_epoch(self, runner: Runner) -> None:
         """Probe every `interval` epochs and after the last."""
-        if not (self.every_n_epochs(runner, self.interval) or self.is_last_train_epoch(runner)):
+        is_due = self.every_n_epochs(runner, self.interval) or self.is_last_train_epoch(runner)
+        if not (is_due and self.datasets):
             return
         model = evaluated_model(runner)
         with undisturbed(model):
-            loaders = self.build_loaders(runner)
-            if loaders[1].dataset[0]["data_samples"].get("gt_label") is None:
-                print_log("the images have no labels: no k-NN probe", logger="current")
-                return
-            figures = self.figures(TokenBackbone(model), loaders)
+            figures = self.figures(TokenBackbone(model), self.build_loaders(runner))
         by_epoch = isinstance(runner.train_loop, EpochBasedTrainLoop)
         step = runner.epoch + 1 if by_epoch else runner.iter
         unit = "Epoch" if by_epoch else "Iter"
@@ -86,25 +98,31 @@ class KNNProbeHook(Hook):
         val = take_in_memory(backbone, loaders[1], True, "mean")
         return {"knn/top1": self.top1(train, val), "knn/rank_me": rank_me(val.values["pooled"])}
 
-    def build_loaders(self, runner: Runner) -> list[DataLoader]:
-        """Loaders of both sets, without images that token stores skipped, in order; processes take turns."""
-        # The first images come again until all processes have as many.
-        fixed = dict(sampler=dict(type="DefaultSampler", shuffle=False, round_up=True), drop_last=False)
-        fixed["collate_fn"] = dict(type="default_collate")
-        loaders = []
+    def build_datasets(self, runner: Runner) -> list[Dataset]:
+        """Both sets, without images that token stores skipped."""
+        datasets = []
         for config in self.loaders:
             dataset = config["dataset"]
             if isinstance(dataset, Mapping):
                 dataset = DATASETS.build(dataset)
-            options = {**config, **fixed, "dataset": self.some_images(dataset)}
-            loaders.append(Runner.build_dataloader(options, seed=runner.seed))
-        for loader in loaders:
-            replace_skipped_as_in(runner.train_dataloader.dataset, loader.dataset)
+            dataset = self.some_images(dataset)
+            replace_skipped_as_in(runner.train_dataloader.dataset, dataset)
+            datasets.append(dataset)
         try:
-            check_class_order(*(class_names(loader.dataset) for loader in loaders), "voting", "probe's")
+            check_class_order(*map(class_names, datasets), "voting", "probe's")
         except ClassNamesError as error:  # the training itself needs no classes
             print_log(f"the k-NN figures are wrong: {error}", logger="current", level=logging.WARNING)
-        return loaders
+        return datasets
+
+    def build_loaders(self, runner: Runner) -> list[DataLoader]:
+        """Loaders of both sets in order; processes take turns."""
+        # The first images come again until all processes have as many.
+        fixed = dict(sampler=dict(type="DefaultSampler", shuffle=False, round_up=True), drop_last=False)
+        fixed["collate_fn"] = dict(type="default_collate")
+        return [
+            Runner.build_dataloader({**config, **fixed, "dataset": dataset}, seed=runner.seed)
+            for config, dataset in zip(self.loaders, self.datasets, strict=True)
+        ]
 
     def some_images(self, dataset: Dataset) -> Dataset:
         """The dataset itself, which shows at most `most_images`."""

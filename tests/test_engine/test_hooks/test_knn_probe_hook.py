@@ -80,6 +80,7 @@ def runner(tmp_path_factory) -> Runner:
 def figures(hook: dict, runner: Runner) -> dict[str, float]:
     """The values that a hook would log of the runner's model."""
     hook = HOOKS.build(hook)
+    hook.datasets = hook.build_datasets(runner)
     with undisturbed(model := evaluated_model(runner)):
         return hook.figures(TokenBackbone(model), hook.build_loaders(runner))
 
@@ -116,12 +117,35 @@ def test_weights_are_those_of_a_validation(hook, averaged, tmp_path):
     assert math.isfinite(figures(PROBE, runner)["knn/rank_me"]) == averaged
 
 
-def test_images_without_labels_are_trained_on_and_not_probed(tmp_path):
-    unlabelled = loader(labelled=False)
-    train(tmp_path, [dict(PROBE, train_dataloader=unlabelled, val_dataloader=unlabelled)])
+def absent(folder: Path) -> dict:
+    """A loader of a folder that is not there, as a recipe's ImageNet for those who have none."""
+    return dict(batch_size=5, num_workers=0, dataset=dict(type="ImageNet", data_root=str(folder / "none")))
+
+
+def listed(folder: Path) -> dict:
+    """A loader of images whose list is there, and whose files are gone."""
+    (folder / "list.txt").write_text("gone.png 0\n")
+    dataset = dict(
+        type="CustomDataset",
+        ann_file=str(folder / "list.txt"),
+        data_prefix=str(folder),
+        pipeline=[dict(type="LoadImageFromFile"), dict(type="PackInputs")],
+    )
+    return dict(batch_size=5, num_workers=0, dataset=dataset)
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [(lambda _: loader(labelled=False), "no labels"), (absent, "none"), (listed, "gone.png")],
+)
+def test_images_without_labels_or_files_stop_no_training_and_are_named_at_its_start(images, words, tmp_path):
+    found = images(tmp_path)
+    runner = train(tmp_path, [dict(PROBE, train_dataloader=found, val_dataloader=found)])
+    assert runner.epoch == runner.max_epochs
     assert not [record for record in read_scalars(tmp_path) if "knn/top1" in record]
     (log,) = tmp_path.glob("*/*.log")
-    assert log.read_text().count("the images have no labels: no k-NN probe") == 2  # where a probe is due
+    (line,) = [line for line in log.read_text().splitlines() if "no k-NN during the training" in line]
+    assert words in line
 
 
 def test_classes_of_another_order_are_warned_of(tmp_path):
@@ -137,6 +161,7 @@ def test_features_are_those_of_the_plain_vit_in_evaluation_mode(runner, pooling)
     """In float32 on a CPU; each image once although its loader shuffles."""
     shuffled = dict(loader(), drop_last=True, sampler=dict(type="DefaultSampler", shuffle=True))
     hook = KNNProbeHook(shuffled, shuffled)
+    hook.before_train(runner)
     with undisturbed(runner.model):
         built = hook.build_loaders(runner)[0]
         bank = take_in_memory(TokenBackbone(runner.model), built, True, pooling)
@@ -156,7 +181,9 @@ def test_a_probe_in_several_processes_equals_one_process(runner, tmp_path, image
         return figures(hook, runner)["knn/top1"]
 
     with undisturbed(runner.model):
-        built = HOOKS.build(hook).build_loaders(runner)
+        built_hook = HOOKS.build(hook)
+        built_hook.before_train(runner)
+        built = built_hook.build_loaders(runner)
         train, val = (take_in_memory(TokenBackbone(runner.model), one, True, "mean") for one in built)
     known = [(train.pooled("mean"), train.labels)]
     right = knn_votes(val.pooled("mean"), known, 2, k=3).argmax(1) == val.labels

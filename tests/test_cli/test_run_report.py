@@ -1,0 +1,164 @@
+"""The page of a RUN: its curves, verdict, pictures and command; names are escaped, and nothing is loaded."""
+
+import base64
+import io
+import json
+import re
+import runpy
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from config_building import ROOT, run_tool
+from markupsafe import escape
+from PIL import Image
+from starts import save_timm
+
+from mapet_mm.cli import pretrain as command
+from mapet_mm.cli.pretrain import parse_args, pretrain
+from mapet_mm.cli.starts import INIT
+from mapet_mm.visualization import report as pages
+from mapet_mm.visualization.report import Report
+from mapet_mm.weight_files import read_checkpoint, write_weights
+
+FOLDER = "photos <b>&"
+CLASSES = ("<i>&amp;", "second")
+EPOCHS = 2
+
+
+def write_photographs(folder: Path) -> None:
+    """Thirty images of each class, noise that is brighter in the second."""
+    rng = np.random.default_rng(0)
+    for number, name in enumerate(CLASSES):
+        (folder / name).mkdir(parents=True)
+        for index in range(30):
+            pixels = rng.integers(0, 240, (32, 32, 3)) + 3 * number
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"<u>{index}.png")
+
+
+def write_scalars(work_dir: Path) -> None:
+    """What a training of two epochs logs."""
+    records = []
+    for epoch, loss in ((1, 5.0), (2, 4.0)):
+        records.append(dict(loss=loss, token_accuracy=10.0 * epoch, epoch=epoch, step=epoch))
+        records.append({"knn/top1": 50.0 + epoch, "knn/rank_me": 3.0, "step": epoch})
+        records.append({"token/accuracy": 8.0 * epoch, "token/cross_entropy": loss + 0.5, "step": epoch})
+    file = work_dir / "20260101_000000/vis_data/scalars.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A RUN with codebook and tokens, and a made-up training: the start's weights, changed."""
+    folder = tmp_path_factory.mktemp("page")
+    write_photographs(folder / FOLDER)
+    save_timm("vit", folder / "start")
+    run = folder / "run"
+
+    def tokens_alone(stages, run, held) -> None:
+        for stage in stages[:2]:
+            _, tool, *arguments = stage.command
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(run)
+                patch.setattr(sys, "argv", [tool, *arguments])
+                patch.syspath_prepend(str(Path(tool).parent))
+                runpy.run_path(tool, run_name="__main__")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "run_stages", tokens_alone)
+        start = f"timm:local-dir:{folder / 'start'}"
+        options = ["--init", start, "--epochs", str(EPOCHS), "--workers", "0"]
+        pretrain(parse_args([str(folder / FOLDER), "--out", str(run), *options]))
+
+    weights, meta = read_checkpoint(run / INIT)
+    torch.manual_seed(0)
+    changed = {name: value + 0.1 * torch.randn(value.shape) for name, value in weights.items()}
+    write_scalars(run / "training")
+    write_weights(run / f"training/epoch_{EPOCHS}.pth", changed, meta)
+    return run
+
+
+@pytest.fixture(scope="module")
+def written(run) -> tuple[Report, Path]:
+    """The page's contents and file, in a folder without anything beside it."""
+    made = []
+    write = pages.write_report
+
+    def remember(path: Path, report: Report) -> Path:
+        made.append(report)
+        return write(path, report)
+
+    out = run.parent / "page"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "write_report", remember)
+        patch.syspath_prepend(str(ROOT / "tools"))
+        patch.chdir(run.parent)
+        run_tool(patch, "verdict.py", run, "--cache", run / "features", "--out", out)
+    (report,) = made
+    return report, out / "report.html"
+
+
+def test_curves_are_the_logged_values(written):
+    report, _ = written
+    drawn = {}
+    for figure in report.sections[0].figures:
+        (axes,) = figure.axes
+        drawn[axes.get_title()] = [list(line.get_ydata()) for line in axes.lines]
+    assert drawn == {
+        "Pre-training loss": [[5, 4], [5.5, 4.5]],
+        "Token accuracy": [[10, 20], [8, 16]],
+        "k-NN during the pre-training": [[51, 52]],
+    }
+
+
+def test_the_page_has_the_verdicts_table_and_sentence(written):
+    _, file = written
+    page = file.read_text()
+    verdict = json.loads((file.parent / "verdict.json").read_text())
+    assert f"<p>{escape(verdict['sentence'])} 60 images in " in page
+    models = ["this pre-training", "its start", "random weights"]
+    headings = re.findall(r"<th(?: class=\"number\")?>(.*?)</th>", page)
+    assert headings[:5] == ["measure", *models, "gain over its start"]
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", page)
+    knn = verdict["measures"][0]
+    assert cells[0] == knn["name"] == "k-NN, top-1 (%)"
+    for cell, model in zip(cells[1:4], models, strict=True):
+        assert cell.startswith(f"{knn['values'][model]:.1f} [")
+    assert cells[4].startswith(f"{knn['gain']['points']:+.1f} [")
+    accuracy = cells.index("held-out token accuracy (%)")
+    assert cells[accuracy + 1] == "16.0"
+
+
+def test_the_page_shows_features_neighbours_codebook_command_and_versions(written):
+    _, file = written
+    page = file.read_text()
+    assert re.findall(r"<h2>(.*?)</h2>", page) == [
+        "Results",
+        "Pre-training",
+        "What the patches&#39; features tell apart",
+        "Nearest neighbours",
+        "Patches that share a token",
+        "What it ran on",
+        "Commands",
+    ]
+    assert "<code>mapet-mm pretrain " in page
+    assert f"--epochs {EPOCHS}" in page
+    assert f"<td>torch {version('torch')}</td>" in page
+
+
+def test_names_are_escaped_and_the_page_loads_nothing(written):
+    _, file = written
+    page = file.read_text()
+    assert "photos &lt;b&gt;&amp;" in page
+    assert not re.search(r"<[biu]>|photos <", page)
+    assert not re.search(r"https?://|url\(|@import|<script|<link|href", page)
+    sources = re.findall(r' src="([^"]*)"', page)
+    assert len(sources) == 7  # three curves, two rows of features, neighbours, codebook
+    for source in sources:
+        head, _, picture = source.partition(",")
+        assert head == "data:image/png;base64"
+        Image.open(io.BytesIO(base64.b64decode(picture))).load()

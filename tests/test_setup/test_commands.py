@@ -40,6 +40,7 @@ OTHERS = {
     "pip wheel": "pip's own",
     "python $TOOLS/": "MMPretrain's",
     "python -m mapet_mm.visualization.attention_masks": "takes a file's name; a test of its own draws",
+    "python -m mapet_mm.visualization.verdict": "takes a folder and a file's name; a test of its own draws",
     "python research/recompute.py": "takes no arguments, and a minute; a test of research/ runs it",
     "snakemake": "a set-up of its own, see research/README.md",
     "$SNAKEMAKE": "a set-up of its own, see research/README.md",

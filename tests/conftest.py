@@ -65,7 +65,7 @@ def _plain_configs():
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_collection_by_datasets():
-    """Spare MMEngine's datasets a garbage collection each: 0.3 s where everything has been imported."""
+    """Spare MMEngine's datasets a garbage collection each: 0.3 s after all these imports."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mmengine.dataset.base_dataset.gc", SimpleNamespace(collect=lambda: 0))
         yield

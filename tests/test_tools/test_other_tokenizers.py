@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from config_building import ROOT, load, run_tool
-from dataset_converters.digits import write_digits
+from digits_tokenizer import write_few_digits
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
 from PIL import Image
@@ -20,7 +20,7 @@ CONFIGS = ROOT / "configs/micro"
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("data") / "digits"
-    write_digits(root)
+    write_few_digits(root, 20)
     return root
 
 

@@ -90,7 +90,15 @@ def test_there_are_five_methods_three_sizes_and_two_tokenizers():
     assert sorted(path.parent.name for path in ONLINE) == sorted(METHODS)
 
 
-@pytest.mark.parametrize("path", STORED, ids=label)
+# Sizes and tokenizers differ in what test_configs.py and test_hyperparameters.py check of each recipe.
+QUICK = re.compile("vit-tiny-p16_kclip_|vit-base-p16_vqkd_")
+MARKED = [
+    pytest.param(path, marks=() if QUICK.search(path.stem) else pytest.mark.slow, id=path.stem)
+    for path in STORED
+]
+
+
+@pytest.mark.parametrize("path", MARKED)
 def test_one_iteration_on_stored_tokens_leaves_out_what_the_store_skipped(
     path, imagenet, tmp_path, monkeypatch
 ):

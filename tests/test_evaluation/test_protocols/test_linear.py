@@ -120,7 +120,7 @@ def test_the_best_layer_is_the_one_that_classifies_the_held_out_images_best(eval
     assert (best.setting, best.value, best.note) == ("mean, best layer", 100, "layer 2, rate 2")
 
 
-@pytest.mark.parametrize("protocol", [LinearProbes([0.1], epochs=2), Regression([1.0])])
+@pytest.mark.parametrize("protocol", [LinearProbes([0.1], epochs=2, least_steps=100), Regression([1.0])])
 def test_of_layers_with_and_without_classes_the_best_has_them(evaluated, protocol):
     banks = []
     for bank in evaluated.features.values():

@@ -246,14 +246,14 @@ def has_hugging_face(run: Path) -> bool:
 
 def next_steps(args: argparse.Namespace) -> str:
     """What to do with a RUN that has ended, by names that are right in the folder of the caller."""
-    from mapet_mm.cli.configs import PRETRAINING
+    from mapet_mm.cli.verdict import HELD_OUT
 
-    config = args.out / PRETRAINING
-    model = [str(config), str(last_checkpoint(args.out))]
-    lines = [
-        f"next: {shlex.join(['mapet-mm', 'evaluate', *model, '--data'])} FOLDER",
-        f'      timm.create_model("local-dir:{args.out}/timm", pretrained=True)',
-    ]
+    evaluate = shlex.join(["mapet-mm", "evaluate", str(args.out)])
+    lines = []
+    if (args.out / HELD_OUT).exists():  # all protocols on the verdict's images
+        lines.append(f"{evaluate} --all")
+    lines.append(f"{evaluate} --data FOLDER")
+    lines.append(f'timm.create_model("local-dir:{args.out}/timm", pretrained=True)')
     if has_hugging_face(args.out):
-        lines.append(f'      transformers.AutoModel.from_pretrained("{args.out}/huggingface")')
-    return "\n".join(lines)
+        lines.append(f'transformers.AutoModel.from_pretrained("{args.out}/huggingface")')
+    return "next: " + "\n      ".join(lines)

@@ -16,6 +16,7 @@ from mapet_mm.cli.choices import choose, init_tokens, vocabulary
 from mapet_mm.cli.pretrain import main, parse_args, pretrain
 from mapet_mm.cli.stages import Stage, claim
 from mapet_mm.cli.starts import Start, take_weights
+from mapet_mm.cli.verdict import HELD_OUT
 from mapet_mm.models import MaPeTPretrainViT
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
 from mapet_mm.registry import MODELS
@@ -331,13 +332,23 @@ def test_a_training_of_one_epoch_decodes_its_images(photographs, planned):
 
 def test_the_next_commands_name_files_as_they_lie_for_the_caller(photographs, planned, monkeypatch, capsys):
     monkeypatch.chdir(photographs.parent)
-    pretrain(parse_args(["mine", "--out", "my run", "--epochs", "2"]))
-    following = capsys.readouterr().out.splitlines()[-3:]
-    assert following == [
-        "next: mapet-mm evaluate 'my run/pretrain.py' 'my run/training/epoch_2.pth' --data FOLDER",
+    command = ["mine", "--out", "my run", "--epochs", "2"]
+    following = [
+        "next: mapet-mm evaluate 'my run' --data FOLDER",
         '      timm.create_model("local-dir:my run/timm", pretrained=True)',
         '      transformers.AutoModel.from_pretrained("my run/huggingface")',
     ]
+    pretrain(parse_args(command))
+    assert capsys.readouterr().out.splitlines()[-3:] == following
+
+    # With images held out for a verdict, all protocols run on these.
+    Path("my run", HELD_OUT).touch()
+    pretrain(parse_args(command))
+    following[:1] = [
+        "next: mapet-mm evaluate 'my run' --all",
+        "      mapet-mm evaluate 'my run' --data FOLDER",
+    ]
+    assert capsys.readouterr().out.splitlines()[-4:] == following
 
 
 def test_more_images_may_be_skipped_from_then_on(photographs, planned):

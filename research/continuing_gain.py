@@ -77,23 +77,25 @@ def configure(args: argparse.Namespace, changes: dict[str, object], tokens: dict
         write_config(args.out / name, cfg)
 
 
-def at_rate(rate: float) -> dict[str, object]:
-    """Entries of a config: a highest rate, and no layer decay."""
-    return {"optim_wrapper.optimizer.lr": rate, "optim_wrapper.paramwise_cfg.layer_decay_rate": 1.0}
+def at_rate(rate: float) -> list[str]:
+    """Options for a highest rate, and no layer decay."""
+    return ["--lr", str(rate), "--layer-decay", "1"]
 
 
-def options(images: Path, run: Path, init: Path, tokenizer: str, epochs: int) -> argparse.Namespace:
+def options(
+    images: Path, run: Path, init: Path, tokenizer: str, epochs: int, rates: list[str]
+) -> argparse.Namespace:
     """The command's options."""
     words = [str(images), "--out", str(run), "--init", str(init), "--tokenizer", tokenizer]
-    return parse_args([*words, "--epochs", str(epochs), "--workers", "0"])
+    return parse_args([*words, "--epochs", str(epochs), "--workers", "0", *rates])
 
 
-def continue_on(images: Path, run: Path, start: Path, epochs: int, changes: dict[str, object]) -> None:
-    """Continue the start on images, with a small codebook and these changes of the config."""
-    args = options(images, run, start, "init", epochs)
+def continue_on(images: Path, run: Path, start: Path, epochs: int, rates: list[str]) -> None:
+    """Continue the start on images, with a small codebook."""
+    args = options(images, run, start, "init", epochs, rates)
     vocabulary = {"model.head.vocab_size": VOCABULARY, "model.target_generator.vocab_size": VOCABULARY}
     tokens = {"codebook.k": VOCABULARY, "codebook.positions_per_image": POSITIONS}
-    configure(args, {**vocabulary, **changes}, tokens)
+    configure(args, vocabulary, tokens)
     pretrain(args)
 
 
@@ -150,15 +152,13 @@ def main() -> None:
 
     # The start: random weights, then the digits.
     write_random_vit(out / "random")
-    first = options(digits, start, out / "random", "random", START_EPOCHS)
-    configure(first, at_rate(SCRATCH_RATE), {})
-    pretrain(first)
+    pretrain(options(digits, start, out / "random", "random", START_EPOCHS, at_rate(SCRATCH_RATE)))
 
-    cases = {"own": (OWN_EPOCHS, {}), "fast": (FAST_EPOCHS, at_rate(FAST_RATE))}
-    for part, (name, (epochs, changes)) in enumerate(cases.items()):
+    cases = {"own": (OWN_EPOCHS, []), "fast": (FAST_EPOCHS, at_rate(FAST_RATE))}
+    for part, (name, (epochs, rates)) in enumerate(cases.items()):
         images = out / f"clothes_{part}"
         write_clothes(images, args.source, part)
-        continue_on(images, out / name, start, epochs, changes)
+        continue_on(images, out / name, start, epochs, rates)
     show("at the command's own rate and layer decay", out / "own", start, out / "clothes_0")
     show(f"at {FAST_RATE:g}, without layer decay", out / "fast", start, out / "clothes_1")
 

@@ -121,13 +121,12 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
         take_network(cfg, choices.start)
         load_square = choices.start.images.pipeline[:-1]
     total = args.batch_size * process_count(args)
-    # The recipe's rate is meant for 2048 images a step: Adam's goes with the square root.
-    rate = PAPERS_RATE * math.sqrt(total / PAPERS_BATCH)
+    rate, decay = learning_rates(args, total, continues=choices.start is not None)
+    if decay < 1:
+        cfg.optim_wrapper.paramwise_cfg = dict(layer_decay_rate=decay)
     share = 30  # of the epochs, that warms up, as the paper's ten of 300
     if choices.start:
-        rate = CONTINUING_RATE * math.sqrt(total / CONTINUING_BATCH)
         share = 10  # the head and the mask token are new, and their first gradients reach trained layers
-        cfg.optim_wrapper.paramwise_cfg = dict(layer_decay_rate=CONTINUING_DECAY)
     warm_up = min(max(1, args.epochs // share), args.epochs - 1)
     load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=STORE)
     pipeline = [*load_square, cfg.color_jitter, load_tokens, cfg.pack]
@@ -173,6 +172,22 @@ def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
     if choices.stores_squares:
         train_on_squares(pretraining, load_square, choices, args.out)
     return pretraining
+
+
+def learning_rates(args: argparse.Namespace, total: int, continues: bool) -> tuple[float, float]:
+    """The highest rate and the layer decay: as asked for, else those that suit a step of `total` images."""
+    # Both rates are meant for a number of images: Adam's goes with its square root.
+    if continues:
+        rate = CONTINUING_RATE * math.sqrt(total / CONTINUING_BATCH)
+        decay = CONTINUING_DECAY
+    else:
+        rate = PAPERS_RATE * math.sqrt(total / PAPERS_BATCH)
+        decay = 1.0
+    if args.lr is not None:
+        rate = args.lr
+    if args.layer_decay is not None:
+        decay = args.layer_decay
+    return rate, decay
 
 
 def train_on_squares(pretraining: Config, load_square: list, choices: Choices, out: Path) -> None:

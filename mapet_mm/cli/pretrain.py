@@ -59,6 +59,19 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
         help=f"passes over the images (default {EPOCHS}); with more of them, a RUN that has ended goes on",
     )
     add("--batch-size", type=int, default=64, help="images per step and process (default 64)")
+    add(
+        "--lr",
+        type=float,
+        metavar="RATE",
+        help="highest learning rate (default: for 64 images a step 3e-4 with --init, else 2.65e-4, and with "
+        "the square root of their number)",
+    )
+    add(
+        "--layer-decay",
+        type=float,
+        metavar="SHARE",
+        help="share that each layer's rate has of the next one's (default: 0.75 with --init, else 1)",
+    )
     add("--workers", type=int, default=workers, help=f"processes that load images (default {workers})")
     add("--processes", type=int, help="processes to train in (default: one for each GPU)")
     add("--seed", type=int, default=0, help="seed of all random numbers (default 0)")
@@ -81,6 +94,10 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("--epochs and --batch-size must be 1 or more")
     if args.max_skipped is not None and not 0 <= args.max_skipped <= 1:
         parser.error("--max-skipped must be between 0 and 1")
+    if args.lr is not None and args.lr <= 0:
+        parser.error("--lr must be above 0")
+    if args.layer_decay is not None and not 0 < args.layer_decay <= 1:
+        parser.error("--layer-decay must be above 0, and at most 1")
     if args.tokenizer == "init" and not args.init:
         parser.error("--tokenizer init needs --init START")
     return args

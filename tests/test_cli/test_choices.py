@@ -359,7 +359,10 @@ def test_more_images_may_be_skipped_from_then_on(photographs, planned):
         assert ("--retry-skipped" in planned[-1][1].shown) == ("--retry-skipped" in words)
 
 
-@pytest.mark.parametrize("option", ["--epochs=0", "--batch-size=0", "--tokenizer=init", "--max-skipped=2"])
+@pytest.mark.parametrize(
+    "option",
+    ["--epochs=0", "--batch-size=0", "--tokenizer=init", "--max-skipped=2", "--lr=0", "--layer-decay=2"],
+)
 def test_numbers_that_train_nothing_are_refused(photographs, option, capsys):
     with pytest.raises(SystemExit):
         options(photographs, option)

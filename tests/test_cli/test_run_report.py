@@ -104,8 +104,9 @@ def written(run) -> tuple[Report, Path]:
 
 def test_curves_are_the_logged_values(written):
     report, _ = written
+    (section,) = (section for section in report.sections if section.title == "Pre-training")
     drawn = {}
-    for figure in report.sections[0].figures:
+    for figure in section.figures:
         (axes,) = figure.axes
         drawn[axes.get_title()] = [list(line.get_ydata()) for line in axes.lines]
     assert drawn == {
@@ -138,6 +139,7 @@ def test_the_page_shows_features_neighbours_codebook_command_and_versions(writte
     page = file.read_text()
     assert re.findall(r"<h2>(.*?)</h2>", page) == [
         "Results",
+        "The verdict",
         "Pre-training",
         "What the patches&#39; features tell apart",
         "Nearest neighbours",
@@ -157,7 +159,7 @@ def test_names_are_escaped_and_the_page_loads_nothing(written):
     assert not re.search(r"<[biu]>|photos <", page)
     assert not re.search(r"https?://|url\(|@import|<script|<link|href", page)
     sources = re.findall(r' src="([^"]*)"', page)
-    assert len(sources) == 7  # three curves, two rows of features, neighbours, codebook
+    assert len(sources) == 8  # the verdict, three curves, two rows of features, neighbours, codebook
     for source in sources:
         head, _, picture = source.partition(",")
         assert head == "data:image/png;base64"

@@ -427,6 +427,10 @@ def test_the_configs_follow_the_starts_images_and_grid(photographs, planned, tmp
     # The rate goes with the square root of the 4 images a step, from 3e-4 for 64.
     assert training.optim_wrapper.optimizer.lr == pytest.approx(7.5e-5)
     assert training.optim_wrapper.paramwise_cfg == dict(layer_decay_rate=0.75)
+    continue_start(photographs, tmp_path / "other", name, "--lr", "1e-3", "--layer-decay", "1")
+    asked = Config.fromfile(tmp_path / "other/pretrain.py").optim_wrapper
+    assert asked.optimizer.lr == 1e-3
+    assert "paramwise_cfg" not in asked
     config, _ = load_model(str(tmp_path / "run/pretrain.py"), str(tmp_path / "run" / INIT))
     assert config.test_dataloader.dataset.pipeline[1:3] == steps[1:3]  # for `mapet-mm evaluate`
     # No path that a moved RUN would miss.

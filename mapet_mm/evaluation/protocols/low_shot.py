@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.protocol import PROTOCOLS, Classification, Evaluated, Row
-from mapet_mm.evaluation.protocols.regression import check_size, regressions, scores_of
+from mapet_mm.evaluation.protocols.regression import QUICK, check_size, regressions, scores_of
 
 if TYPE_CHECKING:
     from sklearn.preprocessing import StandardScaler
@@ -62,7 +62,7 @@ class LowShot(Classification):
         """See `check_size`."""
         train = features["train"]
         num_classes = int(train.labels.max()) + 1
-        check_size(train, int(max(self.shots)) * num_classes)
+        check_size(train, int(max(self.shots)) * num_classes, QUICK)
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """A row for each number of labels that every class has images enough for."""

@@ -27,8 +27,10 @@ STRENGTHS = tuple(float(c) for c in 10 ** np.linspace(-6, 5, 8))  # CAPI's, of C
 # L-BFGS takes thousands of steps at large C; at its default of 1e-4, from a smaller C, it takes none.
 SOLVER = dict(solver="newton-cg", tol=1e-6, max_iter=1000)
 GIB = 2**30
-# Numbers that a step of the solver multiplies: rows x width x classes. These took 30 s on one core in all.
+# Numbers that a step of the solver multiplies (rows x width x classes) up to which it takes seconds: for one
+# strength, and for a sweep, whose weakest regularisation needs far more steps (docs/evaluation.md).
 QUICK = 10**8
+QUICK_SWEEP = 5 * 10**6
 
 
 def regressions(
@@ -43,11 +45,11 @@ def regressions(
     return {strength: LogisticRegression(C=strength, **SOLVER).fit(rows, labels) for strength in found}
 
 
-def check_size(train: Features, num_rows: int) -> None:
-    """Raise UserError if a regression of so many rows takes minutes."""
+def check_size(train: Features, num_rows: int, limit: int) -> None:
+    """Raise UserError if a regression of so many rows multiplies more numbers in a step than the limit."""
     columns = train.columns(train.settings[-1])
     num_classes = int(train.labels.max()) + 1
-    if num_rows * (columns.stop - columns.start) * num_classes > QUICK:
+    if num_rows * (columns.stop - columns.start) * num_classes > limit:
         raise UserError(
             f"{num_rows} images of {num_classes} classes take minutes or more: ask by --protocols"
         )
@@ -118,7 +120,7 @@ class Regression(Classification):
     def check_quick(self, features: Mapping[str, Features]) -> None:
         """See `check_size`."""
         train = features["train"]
-        check_size(train, len(train))
+        check_size(train, len(train), QUICK_SWEEP)
 
     def run(self, evaluated: Evaluated) -> list[Row]:
         """Rows of the last layer, the best one and the joined ones, for each pooling; of all in detail."""

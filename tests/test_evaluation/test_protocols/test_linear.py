@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from mapet_mm.evaluation import features
 from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.protocol import Evaluated
-from mapet_mm.evaluation.protocols import probes, regression
+from mapet_mm.evaluation.protocols import low_shot, probes, regression
 from mapet_mm.evaluation.protocols.linear import Chosen, LinearHeads, LinearProbes, rows_of_layers
 from mapet_mm.evaluation.protocols.low_shot import LowShot
 from mapet_mm.evaluation.protocols.probes import shuffled_batches
@@ -144,11 +144,11 @@ def test_features_beyond_its_memory_are_refused_and_the_other_protocol_named(eva
 
 def test_regressions_of_many_numbers_are_left_to_those_who_ask(evaluated, monkeypatch):
     """600 images of 2 x 16 numbers and 5 classes; ten labels a class are 50 images."""
-    monkeypatch.setattr(regression, "QUICK", 600 * 32 * 5 - 1)
+    monkeypatch.setattr(regression, "QUICK_SWEEP", 600 * 32 * 5 - 1)
     with pytest.raises(UserError, match="600 images of 5 classes"):
         Regression().check_quick(evaluated.features)
     LowShot(shots=(10, 0.1)).check_quick(evaluated.features)
-    monkeypatch.setattr(regression, "QUICK", 50 * 32 * 5 - 1)
+    monkeypatch.setattr(low_shot, "QUICK", 50 * 32 * 5 - 1)
     with pytest.raises(UserError, match="50 images"):
         LowShot(shots=(10, 0.1)).check_quick(evaluated.features)
 

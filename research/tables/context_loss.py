@@ -55,7 +55,8 @@ for method, rates in SWEPT_RATES.items():
     for share in SHARES if method == "visible-MIM" else (None,):
         SWEPT += [pretrained(method, rate, weight, share) for weight in WEIGHTS for rate in rates]
 
-COLUMNS = [column for column in FASHION["FROZEN_COLUMNS"] if column.name != "k-NN segmentation"]
+TERAFLOPS, *FROZEN_COLUMNS = FASHION["COMPUTE"].columns
+COLUMNS = [TERAFLOPS, *(column for column in FROZEN_COLUMNS if column.name != "k-NN segmentation")]
 RULE = "Seed 0 only. The rule: the highest mean of the last three figures."
 ON = {**FASHION["ON"], "dataset": "fashion_mnist_20000_held_out"}
 CHOICE = Table(

@@ -68,7 +68,7 @@ class LateQueryViT(MaPeTPretrainViT):
         for layer in layers[self.query_from_layer :]:
             tokens = layer.two_streams(tokens, layout)
 
-        return self.predict(tokens, last_layer, layout, None, with_context), permutation
+        return self.last_latents(tokens, last_layer, layout, None, with_context), permutation
 
 
 def without_queries(layout: Layout) -> Layout:

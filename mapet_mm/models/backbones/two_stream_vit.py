@@ -129,9 +129,9 @@ class TwoStreamViT(nn.Module):
         *layers, last_layer = self.layers
         for layer in layers:
             tokens = layer.two_streams(tokens, layout, None, positions)
-        return self.predict(tokens, last_layer, layout, positions, with_context), permutation
+        return self.last_latents(tokens, last_layer, layout, positions, with_context), permutation
 
-    def predict(
+    def last_latents(
         self, tokens: Tensor, last_layer: nn.Module, layout: Layout, positions: Any, with_context: bool
     ) -> Float[Tensor, "batch patch dim"]:
         """The last layer and the final norm, for the rows that predict: see `forward`."""

@@ -38,8 +38,8 @@ class MaPeT(BaseSelfSupervisor):
 
     Raises:
         ValueError: a backbone without a two-stream forward, or with the objective 'context', which predicts
-            nothing; a target generator with a larger vocabulary than the head's; or a `context_loss` that is
-            negative, or of a context without any patch.
+            nothing; a target generator with a larger vocabulary than the head's; or a `context_loss` without a
+            visible patch.
 
     Examples:
         >>> vit = dict(type="mapet_mm.MaPeTPretrainViT", arch="deit-tiny", img_size=32, cutting_point=2)
@@ -78,8 +78,6 @@ class MaPeT(BaseSelfSupervisor):
         vocab_size = getattr(self.target_generator, "vocab_size", 0)
         if vocab_size > self.head.vocab_size:
             raise ValueError(f"the target generator's vocab_size={vocab_size} is larger than the head's")
-        if context_loss < 0:
-            raise ValueError(f"context_loss={context_loss} is negative")
         if context_loss and vit.cutting_point == vit.num_extra_tokens:
             raise ValueError(
                 f"context_loss={context_loss}, but with cutting_point={vit.cutting_point} no patch is seen"
@@ -159,7 +157,7 @@ class MaPeT(BaseSelfSupervisor):
 
         Both in permuted order, as the backbone's `forward` returns them.
         """
-        if not with_context:
+        if not with_context:  # of which a backbone of one's own need not know
             return self.backbone(images, permutation)
         return self.backbone(images, permutation, with_context=True)
 

@@ -18,15 +18,14 @@ class CrossAttentionLayer(nn.Module):
     Args:
         embed_dims: width of rows and context.
         num_heads: heads of the attention.
-        feedforward_channels: width of the MLP's hidden layer.
     """
 
-    def __init__(self, embed_dims: int, num_heads: int, feedforward_channels: int) -> None:
+    def __init__(self, embed_dims: int, num_heads: int) -> None:
         super().__init__()
         self.ln1 = nn.LayerNorm(embed_dims, eps=1e-6)
         self.attn = nn.MultiheadAttention(embed_dims, num_heads, batch_first=True)
         self.ln2 = nn.LayerNorm(embed_dims, eps=1e-6)
-        self.ffn = FFN(embed_dims, feedforward_channels, act_cfg=dict(type="GELU"))
+        self.ffn = FFN(embed_dims, 4 * embed_dims, act_cfg=dict(type="GELU"))
 
     def forward(
         self, rows: Float[Tensor, "batch target dim"], context: Float[Tensor, "batch context dim"]
@@ -44,8 +43,7 @@ class CrossAttentionPredictor(BaseModule):
     Args:
         embed_dims: width, the encoder's.
         num_layers: cross-attention layers.
-        num_heads: heads of each.
-        feedforward_channels: width of the MLPs' hidden layers; None for four times `embed_dims`.
+        num_heads: heads of each; its MLP's hidden layer is four times as wide as the predictor.
         **kwargs: as for any MMEngine module: `init_cfg`.
 
     Examples:
@@ -60,14 +58,10 @@ class CrossAttentionPredictor(BaseModule):
         embed_dims: int,
         num_layers: int,
         num_heads: int,
-        feedforward_channels: int | None = None,
         **kwargs,
     ) -> None:
         super().__init__(**kwargs)
-        hidden = feedforward_channels or 4 * embed_dims
-        self.layers = nn.ModuleList(
-            CrossAttentionLayer(embed_dims, num_heads, hidden) for _ in range(num_layers)
-        )
+        self.layers = nn.ModuleList(CrossAttentionLayer(embed_dims, num_heads) for _ in range(num_layers))
         self.norm = nn.LayerNorm(embed_dims, eps=1e-6)
 
     def init_weights(self) -> None:

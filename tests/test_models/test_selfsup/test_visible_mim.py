@@ -34,7 +34,7 @@ def naive_cross_attention(layer, rows, context):
 
 
 def test_the_predictor_equals_a_naive_one():
-    predictor = CrossAttentionPredictor(embed_dims=24, num_layers=2, num_heads=3, feedforward_channels=40)
+    predictor = CrossAttentionPredictor(embed_dims=24, num_layers=2, num_heads=3)
     for parameter in predictor.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     queries, context = torch.randn(2, 5, 24), torch.randn(2, 7, 24)

@@ -38,8 +38,8 @@ class MaPeT(BaseSelfSupervisor):
 
     Raises:
         ValueError: a backbone without a two-stream forward, or with the objective 'context', which predicts
-            nothing; a target generator with a larger vocabulary than the head's; or a `context_loss` without a
-            visible patch.
+            nothing; a target generator with a larger vocabulary than the head's; or a `context_loss` without
+            a visible patch.
 
     Examples:
         >>> vit = dict(type="mapet_mm.MaPeTPretrainViT", arch="deit-tiny", img_size=32, cutting_point=2)

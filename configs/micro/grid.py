@@ -30,7 +30,7 @@ codebook = dict(
     niter=20,
     nredo=5,
     max_points_per_centroid=512,
-    seed=0,
+    seed=_base_.get("tokenizer_seed", 0),
 )
 
 # What to run after the extraction.

@@ -172,7 +172,8 @@ class _Planner:
         return self.configs[key]
 
     def _tokenizer_of(self, row: Row, values: Mapping[str, str]) -> str | None:
-        return _existing(row.tokenizer or self.table.tokenizer, values, row.name)
+        named = self.table.tokenizer if row.tokenizer is None else row.tokenizer
+        return _existing(named, values, row.name)
 
     def _pretraining_run(self, row: Row, column: Column, seed: int) -> Run:
         """The run of a row's pre-training, after that of the row which it continues."""
@@ -190,6 +191,7 @@ class _Planner:
         needs = self._tokens(tokenizer, cfg, data)
         if tokenizer and not needs:
             raise DeclarationError(f"{row.name!r}: `{config}` reads no tokens of `{tokenizer}`")
+        needs = needs or self._training_of(cfg.get("trained_by"), data)
         name = f"{Path(config).stem}{_suffix(row.options)}"
         handed_on = {}
         if row.start:

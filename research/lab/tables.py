@@ -34,7 +34,7 @@ class Row:
 
     name: str  # as the paper writes it
     pretrain: str | None = None  # config of the pre-training, None for none
-    tokenizer: str | None = None  # tokenizer config whose tokens are read, None for the table's
+    tokenizer: str | None = None  # tokenizer config whose tokens are read, None for the table's, "" for none
     options: Mapping[str, Any] = field(default_factory=dict)  # changes to `pretrain`, as in --cfg-options
     start: str | None = None  # the row above whose pre-training this one continues, None for none
     curve: str | None = None  # in a picture over compute, the curve with this row's point, None for its own

@@ -1,13 +1,15 @@
 """Losses of the visible patches, and an encoder that sees these alone, on a third of Fashion-MNIST.
 
-`choice` chooses learning rate, weight of the context loss and number of visible patches on 5,000 training
-images that no other table measures; one seed. Its tokens come from a CLIP whose captions name the classes;
-those of `choice_pixels` are clusters of pixels, which know nothing of them.
+`choice` and its siblings choose learning rate, weight of the context loss and number of visible patches on
+5,000 training images that no other table measures; one seed. Tokens of `choice` come from a CLIP whose
+captions name the classes; those of `choice_windows` and `choice_pixels` are clusters of pixels, of windows
+and of single patches, which know nothing of them.
 """
 
 from __future__ import annotations
 
 import runpy
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,44 +18,66 @@ from lab.tables import Row, Table
 
 FASHION = runpy.run_path(str(Path(__file__).with_name("fashion_mnist.py")))
 RATE = FASHION["RATE"]
-WEIGHT = "model.context_loss"
+GRID = FASHION["GRID"]  # tokens by k-means of a dataset's `grid_encoder`
 VISIBLE = "model.backbone.cutting_point"
 NUM_PATCHES = 49
-
-# Rates: the one that was chosen without a context loss, and its neighbours to which the pilot pointed.
-SWEPT_RATES = {
-    "MIM": (6e-3, 12e-3, 24e-3),
-    "PIM": (12e-3, 24e-3, 48e-3),
-    "MaPeT": (24e-3, 48e-3, 72e-3),
-    "visible-MIM": (6e-3, 12e-3, 24e-3),
-}
-WEIGHTS = (0.0, 0.25, 0.5, 1.0)
-# Of the visible-only encoder: a quarter and a half of the patches; the others keep their recipes' share.
-SHARES = (0.25, 0.5)
+# BEiT is MMPretrain's: its head has the weight, in a recipe of its own.
+BEIT_CONTEXT = "research/configs/beit-context_vit-micro_kclip_1xb32-amp-coslr.py"
+MAE = "research/configs/mae_vit-micro_1xb32-amp-coslr.py"
+REGRESSION = "research/configs/visible-regression_vit-micro_1xb32-amp-coslr.py"
 
 
 def pretrained(method: str, rate: float, weight: float, share: float | None = None) -> Row:
     """A pre-training of 5 epochs with these settings, on k-CLIP's tokens."""
     options = {RATE: rate}
-    if weight or share:  # the recipes of the objectives have none
-        options[WEIGHT] = weight
+    config = FASHION["PRETRAIN_AMP"]
+    if method == "BEiT" and weight:
+        config = BEIT_CONTEXT
+        options["model.head.context_loss"] = weight
+    elif weight or share:  # the recipes of the objectives have none
+        options["model.context_loss"] = weight
     name = f"{method}, W = {weight:g}, {rate:g}"
     if share is not None:
         options[VISIBLE] = 1 + round(share * NUM_PATCHES)
         name = f"{method}, {share:.0%} visible, W = {weight:g}, {rate:g}"
-    return Row(
-        name,
-        FASHION["PRETRAIN_AMP"],
-        options=options,
-        data="fashion_mnist_20000",
-        values=dict(method=method.lower()),
-    )
+    return Row(name, config, options=options, data="fashion_mnist_20000", values=dict(method=method.lower()))
 
 
-SWEPT = []
-for method, rates in SWEPT_RATES.items():
-    for share in SHARES if method == "visible-MIM" else (None,):
-        SWEPT += [pretrained(method, rate, weight, share) for weight in WEIGHTS for rate in rates]
+def swept(
+    method: str, rates_by_weight: Mapping[float, Sequence[float]], share: float | None = None
+) -> list[Row]:
+    """A row for each weight and rate."""
+    return [pretrained(method, rate, W, share) for W, rates in rates_by_weight.items() for rate in rates]
+
+
+def without_tokens(name: str, config: str, rate: float) -> Row:
+    """A pre-training that predicts something else than tokens."""
+    return Row(f"{name}, {rate:g}", config, tokenizer="", options={RATE: rate}, data="fashion_mnist_20000")
+
+
+# Without a context loss, the rates that were chosen before. With W = 0.5, that rate and a neighbour to which
+# the first figures point; the other weights at the better of the two.
+ON_KCLIP = [
+    *swept("MIM", {0.0: [12e-3], 0.25: [24e-3], 0.5: [12e-3, 24e-3], 1.0: [24e-3]}),
+    *swept("PIM", {0.0: [12e-3], 0.5: [12e-3, 24e-3]}),
+    *swept("MaPeT", {0.0: [48e-3], 0.25: [48e-3], 0.5: [24e-3, 48e-3], 1.0: [48e-3]}),
+    *swept("BEiT", {0.0: [6e-3], 0.5: [6e-3, 12e-3]}),
+    *swept("visible-MIM", {0.5: [12e-3, 24e-3]}, 0.25),
+    *swept("visible-MIM", {0.0: [12e-3], 0.25: [12e-3], 0.5: [6e-3, 12e-3, 24e-3], 1.0: [12e-3]}, 0.5),
+    *(without_tokens("visible-MIM on CLIP's features", REGRESSION, rate) for rate in (6e-3, 12e-3, 24e-3)),
+    *(without_tokens("MAE", MAE, rate) for rate in (3e-3, 6e-3, 12e-3)),
+]
+ON_WINDOWS = [
+    *swept("MIM", {0.0: [12e-3, 24e-3], 0.5: [12e-3, 24e-3]}),
+    *swept("MaPeT", {0.0: [24e-3, 48e-3], 0.5: [24e-3, 48e-3]}),
+    *swept("visible-MIM", {0.0: [12e-3], 0.5: [12e-3, 24e-3]}, 0.25),
+    *swept("visible-MIM", {0.5: [12e-3, 24e-3]}, 0.5),
+]
+# Where a token is a function of its patch's own pixels.
+ON_PIXELS = [
+    *swept("MIM", {0.0: [12e-3]}),
+    *swept("visible-MIM", {0.0: [12e-3], 0.5: [12e-3]}, 0.5),
+]
 
 TERAFLOPS, *FROZEN_COLUMNS = FASHION["COMPUTE"].columns
 COLUMNS = [TERAFLOPS, *(column for column in FROZEN_COLUMNS if column.name != "k-NN segmentation")]
@@ -61,17 +85,20 @@ RULE = "Seed 0 only. The rule: the highest mean of the last three figures."
 ON = {**FASHION["ON"], "dataset": "fashion_mnist_20000_held_out"}
 CHOICE = Table(
     title="Weights and rates of the context loss, on held-out training images",
-    rows=SWEPT,
+    rows=ON_KCLIP,
     columns=COLUMNS,
     notes=[small.FROZEN_NOTE, RULE],
     **ON,
 )
-CHOICE_PIXELS = Table(
-    title="Weights and rates of the context loss, tokens by k-means of pixels, on held-out training images",
-    rows=[replace(row, tokenizer=FASHION["GRID"], data="fashion_mnist_20000_bootstrap0") for row in SWEPT],
-    columns=COLUMNS,
-    notes=[small.FROZEN_NOTE, RULE],
-    **ON,
+CHOICE_WINDOWS = replace(
+    CHOICE,
+    title="Weights and rates of the context loss, tokens by k-means of windows, on held-out training images",
+    rows=[replace(row, tokenizer=GRID, data="fashion_mnist_20000_windows") for row in ON_WINDOWS],
+)
+CHOICE_PIXELS = replace(
+    CHOICE,
+    title="Weights of the context loss, tokens by k-means of single patches, on held-out training images",
+    rows=[replace(row, tokenizer=GRID, data="fashion_mnist_20000_bootstrap0") for row in ON_PIXELS],
 )
 
-TABLES = dict(choice=CHOICE, choice_pixels=CHOICE_PIXELS)
+TABLES = dict(choice=CHOICE, choice_windows=CHOICE_WINDOWS, choice_pixels=CHOICE_PIXELS)

@@ -48,6 +48,17 @@ def own_table(**entries) -> Table:
     )
 
 
+def test_a_row_without_tokens_needs_only_what_its_recipe_names():
+    runs = plan_table(load_table("context_loss/choice"), [0]).runs.values()
+    needs = {run.name.split("_vit-micro")[0]: run.needs for run in runs if run.kind == "pre-training"}
+    (tower,) = needs["visible-regression"]
+    assert tower.startswith("clip_1xb128-coslr_tokenizer-")
+    (images,) = needs["mae"]
+    assert images.startswith("data_fashion_mnist-")
+    (tokens,) = needs["beit-context"]
+    assert tokens.startswith("extract_tokens_kclip-")
+
+
 def test_a_row_continues_the_pretraining_of_another_and_shares_it():
     first = Row("a", PRETRAIN)
     second = Row("c", PRETRAIN, start="a")

@@ -1,4 +1,8 @@
-"""Beside the suite's objectives: BEiT with a loss of the visible patches, CLIP's features as targets."""
+"""Algorithms that only tables need, beside the suite's own.
+
+BEiT with a loss of the visible patches; a permuted predictor behind an encoder of the visible patches; CLIP's
+features as targets.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from mapet_mm.models.selfsup.visible_mim import VisibleMIM
 from mapet_mm.models.target_generators.kclip import KCLIP
 from mapet_mm.models.target_generators.token_ids import token_ids
 from mapet_mm.registry import MODELS
+from mapet_mm.utils.precision import product_dtype
 
 
 @MODELS.register_module()
@@ -35,6 +40,33 @@ class BEiTContextHead(BEiTTokenHead):
         visible = ~mask.flatten(1).bool()
         of_context, _ = self.cross_entropy(latents[:, 1:], token_ids(targets), counted=visible)
         return of_targets + self.context_loss * of_context
+
+
+@MODELS.register_module()
+class VisibleMaPeT(VisibleMIM):
+    """`VisibleMIM` whose predictor permutes: its layers are MaPeT's, over the layout `C | M | T | Q`.
+
+    C holds the encoder's outputs, the other groups what they hold in MaPeT, so a target's prediction sees the
+    targets before it. The neck is a `MaPeTPretrainViT` of a few layers, with the backbone's cutting point.
+    """
+
+    def latents(
+        self, images: Tensor, permutation: Tensor | None, with_context: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """What the head gets, (B, n, D), and the permutation (B, N): see `MaPeT.latents`."""
+        context, permutation = self.backbone(images, permutation)  # B c D, B N
+        predictor = self.neck
+        tokens = predictor.embed(images, permutation)  # B C|M|T|Q D
+        tokens = torch.cat([context, tokens[:, context.shape[1] :]], dim=1)
+        layout = predictor.layout.to(product_dtype(tokens))
+
+        *layers, last_layer = predictor.layers
+        for layer in layers:
+            tokens = layer.two_streams(tokens, layout)
+        latents = predictor.last_latents(tokens, last_layer, layout, None, with_context=False)
+        if with_context:
+            latents = torch.cat([context[:, self.backbone.num_extra_tokens :], latents], dim=1)
+        return latents, permutation
 
 
 @MODELS.register_module()

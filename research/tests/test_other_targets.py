@@ -74,6 +74,33 @@ def test_a_regression_learns_with_all_its_parameters(regression):
         assert (parameter.grad is None) == is_teachers, name
 
 
+def test_a_permuted_predictor_sees_the_targets_before_a_target_and_no_later_one():
+    torch.manual_seed(0)
+    vit = dict(type="mapet_mm.MaPeTPretrainViT", img_size=8, patch_size=4, cutting_point=2)
+    arch = dict(embed_dims=WIDTH, num_layers=2, num_heads=3, feedforward_channels=48)
+    model = MODELS.build(
+        dict(
+            type="mapet_mm.VisibleMaPeT",
+            backbone=dict(vit, arch=arch, objective="context"),
+            neck=dict(vit, arch=arch, objective="mapet"),
+            head=dict(type="mapet_mm.TokenPredictionHead", embed_dims=WIDTH, vocab_size=VOCAB),
+            target_generator=dict(type="mapet_mm.PrecomputedTokens", vocab_size=VOCAB),
+        )
+    )
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    images = torch.randn(1, 3, 8, 8).requires_grad_()
+    permutation = torch.tensor([[0, 3, 1, 4, 2]])  # sees the lower left patch, then predicts three
+    latents, _ = model.latents(images, permutation)
+    seen = []
+    for place in range(3):
+        (gradient,) = torch.autograd.grad(latents[0, place].square().sum(), images, retain_graph=True)
+        # B C (H h) (W w) -> the patches that it depends on
+        of_patches = gradient[0].unflatten(1, (2, 4)).unflatten(3, (2, 4)).abs().sum((0, 2, 4)).flatten()
+        seen.append({place + 1 for place in of_patches.nonzero().flatten().tolist()})
+    assert seen == [{3}, {3, 1}, {3, 1, 4}]
+
+
 def test_a_perfect_regression_has_no_loss_and_explains_all():
     head = MODELS.build(dict(type="mapet_mm.FeatureRegressionHead", embed_dims=4, feature_dims=4))
     torch.nn.init.eye_(head.projection.weight)

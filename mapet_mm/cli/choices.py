@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from mmengine.fileio import list_dir_or_file
 
-from mapet_mm.cli.starts import GRID, INIT, SIDE, Start, take_start
+from mapet_mm.cli.start_models import SIDE
+from mapet_mm.cli.starts import GRID, INIT, Start, take_start
 from mapet_mm.datasets.formats import EXTENSIONS
 from mapet_mm.models.target_generators.kclip import weights_file
 from mapet_mm.models.target_generators.tokenizer import TokenizerError

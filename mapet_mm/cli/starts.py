@@ -5,28 +5,24 @@ The weights are fetched and converted once, into RUN/init.pth, so that RUN needs
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from mmengine.logging import MMLogger
 from mmpretrain.models.backbones import VisionTransformer
 from torch import Tensor, nn
 
-from mapet_mm.evaluation.named import LIBRARIES, RUN_CONFIG, newest_checkpoint
+from mapet_mm.cli.start_models import of_hugging_face, of_timm
+from mapet_mm.evaluation.named import RUN_CONFIG, newest_checkpoint
 from mapet_mm.interop.convert import as_start, sizes_of
 from mapet_mm.interop.description import Preparation
-from mapet_mm.interop.hf_export import hf_preprocessor
-from mapet_mm.interop.hf_timm import EPS, MODEL_TYPES, hf_network, hf_to_timm, timm_network
+from mapet_mm.interop.hf_timm import EPS, MODEL_TYPES
 from mapet_mm.interop.like_start import EXPORTS, TIMM_NETWORK, images_of
 from mapet_mm.interop.names import MASK_TOKEN
-from mapet_mm.interop.timm_export import pretrained_config
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError, reason_of
 from mapet_mm.utils.identity import digest, digest_of_file
@@ -41,12 +37,7 @@ TAKEN = (
     "(patches of 16, tiny, small or base), or the RUN of another `mapet-mm pretrain`"
 )
 FETCHED = "check the name and the network, or name a copy: timm:local-dir:FOLDER, hf:FOLDER"
-# Images are as large as the start takes them, up to 16 x 16 patches; else of 224 pixels or less.
-LARGEST_GRID = 16
-SIDE = 224
 GRID = 14  # patches per side of a plain ViT's images: 224 pixels in patches of 16
-# Names of weights that features do not need.
-UNREAD = ("pooler", "mask_token")
 
 
 @dataclass(frozen=True)
@@ -90,7 +81,7 @@ def take_start(source: str, out: Path, arch: str | None) -> Start:
 
     if arch:
         raise UserError(f"--init {source}: the model has its own size; leave out --arch {arch}")
-    take = _of_timm if library == "timm" else _of_hugging_face
+    take = of_timm if library == "timm" else of_hugging_face
     with _one_line(source):
         exports, weights = take(name)
         return _with_network(source, exports, weights, out)
@@ -149,101 +140,6 @@ def take_weights(source: Path, target: Path, arch: str | None) -> tuple[str, str
     write_weights(target, weights)
     (found,) = (name for name in known if known[name] == sizes)
     return found, f"start: {source}, {told}"
-
-
-def _of_timm(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What the exports of a model of timm say, and its weights at the training's image size."""
-    import timm
-
-    model, images, _ = LIBRARIES["timm"](name, True, None)
-    if type(model).__name__ not in ("VisionTransformer", "Eva"):
-        raise ValueError(f"a {type(model).__name__}")
-    if model.attn_pool is not None:
-        raise ValueError(f"`global_pool={model.global_pool!r}`, whose weights the pre-training does not have")
-    side = training_side(images, model.patch_embed.patch_size[0])
-    # Position embeddings are of one size; angles are of any.
-    if model.pos_embed is not None and tuple(model.patch_embed.img_size) != (side, side):
-        model.set_input_size(img_size=side)
-    model.reset_classifier(0)
-    with TemporaryDirectory() as folder:
-        timm.models.save_for_hf(model, folder, safe_serialization=True)
-        config = json.loads(Path(folder, "config.json").read_text())
-    exports = dict(
-        timm=config,
-        hf=hf_network(model, side),
-        hf_preprocessor=hf_preprocessor(images.at(side)),
-        images=asdict(images.at(side)),
-        norm_eps=None,
-        sizes=dict(
-            patch_size=model.patch_embed.patch_size[0],
-            embed_dims=model.embed_dim,
-            num_extra_tokens=model.num_prefix_tokens,
-        ),
-    )
-    return exports, {TIMM_NETWORK + key: value for key, value in model.state_dict().items()}
-
-
-def _of_hugging_face(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What the exports of a model of Hugging Face say, and its weights at the training's image size."""
-    import transformers
-
-    model, images, missing = LIBRARIES["hf"](name, True, None)
-    lacking = [key for key in missing if not any(part in key for part in UNREAD)]
-    if lacking:
-        raise ValueError(f"its files lack {len(lacking)} weights, `{lacking[0]}` first")
-    settings = model.config.to_dict()
-    architecture, arguments = timm_network(settings)
-    side = training_side(images, settings["patch_size"])
-    with TemporaryDirectory() as folder:  # in the files, names stay the same from version to version
-        model.float().save_pretrained(folder, max_shard_size="1TB")
-        config = json.loads(Path(folder, "config.json").read_text())
-        weights = read_weights(folder)
-    processor = json.loads(transformers.AutoImageProcessor.from_pretrained(name).to_json_string())
-    if images.img_size != (side, side):
-        processor = hf_preprocessor(images.at(side))
-    if "embeddings.position_embeddings" in weights and settings["image_size"] != side:
-        grid = side // settings["patch_size"]
-        tokens = torch.zeros(1, 1 + grid * grid, settings["hidden_size"])
-        with torch.no_grad():
-            resized = model.embeddings.interpolate_pos_encoding(tokens, side, side)
-        weights["embeddings.position_embeddings"] = resized
-        config["image_size"] = side
-        arguments["img_size"] = side
-
-    eps = settings["layer_norm_eps"]
-    exports = dict(
-        timm=dict(
-            architecture=architecture,
-            num_classes=0,
-            num_features=arguments["embed_dim"],
-            model_args=arguments,
-            pretrained_cfg=pretrained_config(images.at(side)),
-        ),
-        hf=config,
-        hf_preprocessor=processor,
-        images=asdict(images.at(side)),
-        norm_eps=None if eps == EPS[settings["model_type"]] else eps,
-        sizes=dict(
-            patch_size=settings["patch_size"],
-            embed_dims=settings["hidden_size"],
-            num_extra_tokens=1 + settings.get("num_register_tokens", 0),
-        ),
-    )
-    of_timm = hf_to_timm(weights, settings)
-    converted = {TIMM_NETWORK + key: value for key, value in of_timm.items()}
-    mask_token = weights.get("embeddings.mask_token")
-    if mask_token is not None and mask_token.any():
-        converted[MASK_TOKEN] = mask_token.reshape(1, 1, -1)
-    return exports, converted
-
-
-def training_side(images: Preparation, patch: int) -> int:
-    """Side of the training's images in pixels."""
-    height, width = images.img_size
-    fits = height == width and height % patch == 0
-    if fits and height // patch <= LARGEST_GRID:
-        return height
-    return min(SIDE, LARGEST_GRID * patch, height, width) // patch * patch
 
 
 def _with_network(source: str, exports: dict[str, Any], weights: Mapping[str, Tensor], out: Path) -> Start:

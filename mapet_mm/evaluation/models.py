@@ -14,38 +14,20 @@ from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.model import PretrainedInit
 from mmengine.registry import WEIGHT_INITIALIZERS, init_default_scope
-from torch import Tensor, nn
+from torch import nn
 
-from mapet_mm.evaluation.adapters import TokenBackbone, adapter_of, network_of, swaps_channels
-from mapet_mm.interop.released import SCHEME, released_weights
+from mapet_mm.evaluation.adapters import TokenBackbone, network_of, swaps_channels
+from mapet_mm.evaluation.checkpoint_weights import WeightsError, load_weights
 from mapet_mm.models import MaPeT, MaPeTPretrainViT
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.config import class_of, pretrained_entries, read_config, scope_of
-from mapet_mm.utils.dist import print_once
-from mapet_mm.utils.errors import UserError, listed, reason_of
+from mapet_mm.utils.errors import UserError, reason_of
 from mapet_mm.utils.identity import digest
-from mapet_mm.weight_files import only_safe_globals, read_weights
+from mapet_mm.weight_files import only_safe_globals
 
-# Where checkpoints have a backbone's weights, tried in this order: a training's, a bare network's, those of a
-# wrapper of timm or Hugging Face, and the same under a wrapper for several processes.
-PREFIXES = (
-    "backbone.",
-    "",
-    "model.",
-    "model.backbone.",
-    "module.backbone.",
-    "module.",
-    "backbone.timm_model.",
-)
-# Tables of Swin Transformers that the model computes itself.
-COMPUTED = ("attn_mask", "relative_coords_table")
 RANDOM = "random weights"
 # Options of the two streams, which a plain ViT does not have.
 TWO_STREAM_OPTIONS = ("cutting_point", "objective", "recompute", "query_from_layer")
-
-
-class WeightsError(UserError):
-    """A checkpoint that does not fit the config's backbone."""
 
 
 @dataclass(frozen=True)
@@ -230,125 +212,6 @@ def _check_state(network: nn.Module) -> None:
             f"`{min(hidden)}`: evaluate the network into which they are merged (of LoRA: MMPretrain's "
             "tools/model_converters/merge_lora_weight.py)"
         )
-
-
-def load_weights(network: nn.Module, path: str, prefix: str | None = None) -> list[str]:
-    """Load a checkpoint's weights into a network, and print what of the checkpoint is left out.
-
-    Args:
-        network: as of `network_of`.
-        path: a file, a folder of Hugging Face, an https:// address, or `mapet://NAME`.
-        prefix: of the network's names in the checkpoint; None looks for the usual ones.
-
-    Returns:
-        Names of the weights that the checkpoint lacks. They are set to NaN.
-
-    Raises:
-        WeightsError: none of the network's weights are there; another shape; or weights that change
-            features, and the network lacks.
-    """
-    weights = _as_built(network, read_any(path), path)
-    prefix = find_prefix(network, weights, path, prefix)
-    own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-    try:
-        keys = network.load_state_dict(own, strict=False)
-    except (RuntimeError, ValueError) as error:
-        raise WeightsError(f"checkpoint {path}: {last_line(error)}") from error
-    left_out = _check_left_out(network, own, keys.unexpected_keys, path)
-    others = {name.partition(".")[0] for name in weights if not name.startswith(prefix)}
-    others |= {prefix + name.partition(".")[0] for name in left_out}
-    if others:
-        print_once(f"{path}: left out, because no features need them: {listed(sorted(others), most=8)}")
-    fill_missing(network, keys.missing_keys)
-    return list(keys.missing_keys)
-
-
-def fill_missing(network: nn.Module, names: Sequence[str]) -> None:
-    """Make weights NaN that no file gave: features that need them are NaN, too, and are refused."""
-    state = network.state_dict()
-    for name in names:
-        if name in state and state[name].is_floating_point():
-            state[name].fill_(float("nan"))
-
-
-def read_any(path: str) -> dict[str, Tensor]:
-    """The state dict in a file, a folder or at an address, without running what it holds."""
-    if path.startswith(SCHEME):
-        return read_weights(released_weights(path))
-    return read_weights(path if "://" in path else Path(path).expanduser())
-
-
-def last_line(error: Exception) -> str:
-    """The last line of an error's message, where PyTorch names the weight."""
-    return str(error).splitlines()[-1].strip()
-
-
-def find_prefix(
-    network: nn.Module, weights: Mapping[str, Tensor], path: str, asked: str | None = None
-) -> str:
-    """The first prefix under which a checkpoint has weights of a network.
-
-    Raises:
-        WeightsError: it has none.
-    """
-    prefixes = [*PREFIXES, f"model.{getattr(network, 'base_model_prefix', '')}."]  # of Hugging Face
-    if asked is not None:
-        prefixes = [asked]
-    names = network.state_dict().keys()
-    for prefix in prefixes:
-        if any(prefix + name in weights for name in names):
-            return prefix
-    tried = "at the top, under `backbone.` or `model.`" if asked is None else f"under `{asked}`"
-    raise WeightsError(
-        f"checkpoint {path} has no weights of the config's backbone {tried} (it has "
-        f"{listed(sorted(weights), most=3)}): name their --prefix or the config that it was trained with, or "
-        "convert it with `mapet-mm convert`"
-    )
-
-
-def _check_left_out(
-    network: nn.Module, own: Mapping[str, Tensor], unexpected: Sequence[str], path: str
-) -> list[str]:
-    """Weights of a checkpoint that the network does not take; WeightsError if its features read them."""
-    read = adapter_of(network).reads(network)
-    left_out = []
-    changing = []
-    for name in unexpected:
-        # A model that renames weights while loading reports new names: those are float.
-        is_table = name in own and not own[name].is_floating_point()
-        if is_table or name.endswith(COMPUTED):
-            continue
-        where = changing if name.partition(".")[0] in read else left_out
-        where.append(name)
-    if changing:
-        raise WeightsError(
-            f"checkpoint {path} has {listed(sorted(changing), most=3)}, which the config's backbone lacks, "
-            "so its features would differ: name the config that it was trained with"
-        )
-    return left_out
-
-
-def _as_built(network: nn.Module, weights: dict[str, Tensor], path: str) -> dict[str, Tensor]:
-    """Weights under the names of a network of Hugging Face, whose modules may differ from those in its files.
-
-    transformers 5 renames modules while its own class loads a file, so that class loads these weights. Under
-    the prefix of a training none are found, and they are returned as they are.
-    """
-    if not hasattr(network, "from_pretrained"):
-        return weights
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()  # a report of missing weights
-    try:
-        loaded, found = type(network).from_pretrained(
-            None, config=network.config, state_dict=dict(weights), output_loading_info=True
-        )
-    except RuntimeError as error:
-        raise WeightsError(f"checkpoint {path}: {last_line(error)}") from error
-    own = {name: value for name, value in loaded.state_dict().items() if name not in found["missing_keys"]}
-    others = {name: weights.get(name, torch.zeros(())) for name in found["unexpected_keys"]}
-    return {**own, **others} if own else weights
 
 
 def _digest(model: nn.Module, config: Mapping[str, Any], preprocessor: nn.Module) -> str:

@@ -11,8 +11,9 @@ from mmengine.runner.checkpoint import CheckpointLoader
 from safetensors.torch import save_file
 from torch import nn
 
-from mapet_mm.evaluation import models
-from mapet_mm.evaluation.models import WeightsError, backbone_of, load_checkpoint, load_weights
+from mapet_mm.evaluation import checkpoint_weights
+from mapet_mm.evaluation.checkpoint_weights import WeightsError, load_weights
+from mapet_mm.evaluation.models import backbone_of, load_checkpoint
 from mapet_mm.models import MaPeTViT
 from mapet_mm.registry import MODELS
 from mapet_mm.utils.errors import UserError
@@ -128,11 +129,11 @@ def test_a_missing_weight_is_not_a_number_and_refused_if_features_need_it(config
 def test_weights_at_an_address_are_read_as_safely_as_a_file(config, root, weights, monkeypatch):
     """Whatever the config calls them, MMEngine, which would run what they hold, gets none."""
     expected = digest(config, root)
-    monkeypatch.setattr(models, "released_weights", {"mapet://a-name": root / "weights.pth"}.get)
+    monkeypatch.setattr(checkpoint_weights, "released_weights", {"mapet://a-name": root / "weights.pth"}.get)
     assert load_checkpoint(config, "mapet://a-name").digest == expected
     monkeypatch.setattr(CheckpointLoader, "load_checkpoint", None)
     read = []
-    monkeypatch.setattr(models, "read_weights", lambda path: read.append(path) or weights)
+    monkeypatch.setattr(checkpoint_weights, "read_weights", lambda path: read.append(path) or weights)
     addresses = [f"https://example.org/{number}.pth" for number in range(4)]
     config.load_from = addresses[1]
     init_cfg = dict(type="Pretrained", checkpoint=addresses[2])

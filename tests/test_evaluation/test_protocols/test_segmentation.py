@@ -14,14 +14,10 @@ from mapet_mm.evaluation.features import MemoryFeatures
 from mapet_mm.evaluation.image_sets import ImageSetError
 from mapet_mm.evaluation.pixel_labels import Areas, join_cells, label_cells, majority
 from mapet_mm.evaluation.protocol import Evaluated
-from mapet_mm.evaluation.protocols import segmentation
+from mapet_mm.evaluation.protocols import segmentation_task
 from mapet_mm.evaluation.protocols.regression import STRENGTHS, regressions
-from mapet_mm.evaluation.protocols.segmentation import (
-    SegmentationByNeighbours,
-    SegmentationByRegression,
-    SegmentationTask,
-    best_setting,
-)
+from mapet_mm.evaluation.protocols.segmentation import SegmentationByNeighbours, SegmentationByRegression
+from mapet_mm.evaluation.protocols.segmentation_task import SegmentationTask, best_setting
 
 GRID, DIM, CLASSES = (3, 5), 6, ("background", "cat", "dog", "sky")
 
@@ -73,8 +69,8 @@ def naive_knn(train, test, k: int, distance: str) -> float:
 
 @pytest.mark.parametrize(("queries", "keys"), [(2**16, 2**14), (32, 7)])  # at once, and in small parts
 def test_votes_are_those_of_a_naive_loop(monkeypatch, queries, keys):
-    monkeypatch.setattr(segmentation, "QUERIES", queries)
-    monkeypatch.setattr(segmentation, "COLUMNS", keys)
+    monkeypatch.setattr(segmentation_task, "QUERIES", queries)
+    monkeypatch.setattr(segmentation_task, "COLUMNS", keys)
     train, test = images(23, 0), images(6, 1, size=(17, 23))
     _, tested = SegmentationTask(*train, *test, 4, side=4).neighbours((1, 3, 10))
     for distance in ("cosine", "L2"):
@@ -144,7 +140,7 @@ def test_a_regression_converges_at_each_strength():
 def test_a_regression_on_a_sample_of_the_patches_is_nearly_as_good(monkeypatch):
     train, test = images(60, 0), images(20, 1)
     every = SegmentationTask(*train, *test, 4, side=4).regression([0.01])[1]["C=0.01"].miou
-    monkeypatch.setattr(segmentation, "FITTED", 400 * DIM)
+    monkeypatch.setattr(segmentation_task, "FITTED", 400 * DIM)
     task = SegmentationTask(*train, *test, 4, side=4)
     assert task.fitted(task.labelled)[0].shape == (400, DIM)
     assert task.regression([0.01])[1]["C=0.01"].miou == pytest.approx(every, abs=4)

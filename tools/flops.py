@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from mmengine.config import Config
-from mmengine.dataset import pseudo_collate
+from mmengine.dataset import default_collate
 from mmengine.registry import DATASETS, MODELS, DefaultScope
 from mmengine.utils import to_2tuple
 from mmpretrain.models.selfsup import BEiT
@@ -116,8 +116,8 @@ def training_flops(cfg: Config, processes: int = 1) -> int:
         model = MODELS.build({"data_preprocessor": cfg.get("data_preprocessor"), **cfg.model}).train()
     # The kernels of attention on the CPU are not counted, the plain products are.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        # Twice the image, for BatchNorm.
-        batch = model.data_preprocessor(pseudo_collate([dataset[0], dataset[0]]), training=True)
+        # Twice the image, for BatchNorm; collated as MMPretrain loaders do.
+        batch = model.data_preprocessor(default_collate([dataset[0], dataset[0]]), training=True)
         model.parse_losses(model(**batch, mode="loss"))[0].backward()
     batch_size = cfg.train_dataloader.batch_size * processes
     images = cfg.train_cfg.get("max_epochs", 0) * len(dataset)

@@ -65,7 +65,10 @@ ON_KCLIP = [
     *swept("visible-MIM", {0.5: [12e-3, 24e-3]}, 0.25),
     *swept("visible-MIM", {0.0: [12e-3], 0.25: [12e-3], 0.5: [6e-3, 12e-3, 24e-3], 1.0: [12e-3]}, 0.5),
     *swept("visible-MaPeT", {0.5: [12e-3, 24e-3]}, 0.5),
-    *(without_tokens("visible-MIM on CLIP's features", REGRESSION, rate) for rate in (6e-3, 12e-3, 24e-3)),
+    *(
+        without_tokens("visible-MIM on CLIP features, W = 0.5", REGRESSION, rate)
+        for rate in (6e-3, 12e-3, 24e-3)
+    ),
     *(without_tokens("MAE", MAE, rate) for rate in (3e-3, 6e-3, 12e-3)),
 ]
 ON_WINDOWS = [

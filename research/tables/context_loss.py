@@ -110,14 +110,14 @@ CHOSEN = {
     "MIM": (pretrained("MIM", 12e-3, 0.0), [5, 11]),
     "MIM, W = 1": (pretrained("MIM", 24e-3, 1.0), [5, 10]),
     "PIM": (pretrained("PIM", 12e-3, 0.0), [5, 7]),
-    "PIM, W = 0.5": (pretrained("PIM", 12e-3, 0.5), [5, 7]),
+    "PIM, W = 0.5": (pretrained("PIM", 24e-3, 0.5), [5, 7]),
     "MaPeT": (pretrained("MaPeT", 48e-3, 0.0), [5]),
-    "MaPeT, W = 0.5": (pretrained("MaPeT", 48e-3, 0.5), [5]),
+    "MaPeT, W = 1": (pretrained("MaPeT", 48e-3, 1.0), [5]),
     "BEiT": (pretrained("BEiT", 6e-3, 0.0), [5, 10]),
     "BEiT, W = 0.5": (pretrained("BEiT", 6e-3, 0.5), [5, 9]),
     "visible-MIM, W = 0.5": (pretrained("visible-MIM", 12e-3, 0.5, 0.5), [5, 13]),
     "the same on CLIP's features": (without_tokens("", REGRESSION, 12e-3), [5, 11]),
-    "MAE": (without_tokens("", MAE, 6e-3), [5, 13]),
+    "MAE": (without_tokens("", MAE, 3e-3), [5, 13]),
 }
 
 

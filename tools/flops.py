@@ -116,7 +116,7 @@ def training_flops(cfg: Config, processes: int = 1) -> int:
         model = MODELS.build({"data_preprocessor": cfg.get("data_preprocessor"), **cfg.model}).train()
     # The kernels of attention on the CPU are not counted, the plain products are.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        # Twice the image, for BatchNorm; collated as MMPretrain loaders do.
+        # Twice the image, for BatchNorm; stacked, as MMPretrain's loaders do.
         batch = model.data_preprocessor(default_collate([dataset[0], dataset[0]]), training=True)
         model.parse_losses(model(**batch, mode="loss"))[0].backward()
     batch_size = cfg.train_dataloader.batch_size * processes

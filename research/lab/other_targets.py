@@ -75,10 +75,6 @@ class KCLIPFeatures(KCLIP):
 
     vocab_size = 0
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Grid features (B, N, F) of normalised images (B, 3, H, W)."""
-        return self.features(images)
-
 
 @MODELS.register_module()
 class FeatureRegressionHead(BaseModule):
@@ -99,7 +95,8 @@ class FeatureRegressionHead(BaseModule):
     def loss(self, latents: Tensor, features: Tensor) -> dict[str, Tensor]:
         """Losses of latents (B, n, D) against features (B, n, F).
 
-        `token_accuracy` is the explained variance of the normalised features, in percent.
+        The log has the explained variance of the normalised features, in percent, where it has accuracies
+        elsewhere: as `token_accuracy`.
         """
         targets = F.layer_norm(features, features.shape[-1:])
         predicted = self.projection(latents)
@@ -117,7 +114,8 @@ class VisibleFeatureRegression(VisibleMIM):
     @torch.no_grad()
     def target_tokens(self, target_inputs: Tensor, permutation: Tensor, with_context: bool = False) -> Tensor:
         """The features (B, n, F) of each target, or with the context of each patch, in permuted order."""
-        features = self.target_generator(target_inputs)
-        first_rank = 1 if with_context else self.backbone.cutting_point
-        patches = permutation[:, first_rank:] - 1
+        features = self.target_generator.features(target_inputs)
+        extra = self.backbone.num_extra_tokens
+        first_rank = extra if with_context else self.backbone.cutting_point
+        patches = permutation[:, first_rank:] - extra
         return features.gather(1, patches[..., None].expand(-1, -1, features.shape[-1]))

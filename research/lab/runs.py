@@ -86,9 +86,11 @@ def launch_words(run: Run, nodes: int = 1, python: str = sys.executable) -> list
 def environment_of(run: Run, threads: int) -> dict[str, str]:
     """Variables of a run: the dataset, and a fixed number of threads, on which results depend."""
     variables = {"OMP_NUM_THREADS": str(threads)}
+    config = run.config or ""
     data = data_file(run.data) if run.data else ""
-    if "research/" in f"{run.config} {data}":
-        variables["PYTHONPATH"] = "research"  # for algorithms and encoders of `lab`
+    # Configs in this building may name algorithms and encoders of `lab`.
+    if "research/" in config or "research/" in data:
+        variables["PYTHONPATH"] = "research"
     if data:
         variables[VARIABLE] = data
     return variables

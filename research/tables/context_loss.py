@@ -47,7 +47,10 @@ def swept(
     method: str, rates_by_weight: Mapping[float, Sequence[float]], share: float | None = None
 ) -> list[Row]:
     """A row for each weight and rate."""
-    return [pretrained(method, rate, W, share) for W, rates in rates_by_weight.items() for rate in rates]
+    rows = []
+    for weight, rates in rates_by_weight.items():
+        rows += [pretrained(method, rate, weight, share) for rate in rates]
+    return rows
 
 
 def without_tokens(name: str, config: str, rate: float) -> Row:
@@ -116,13 +119,13 @@ CHOSEN = {
     "BEiT": (pretrained("BEiT", 6e-3, 0.0), [5, 10]),
     "BEiT, W = 0.5": (pretrained("BEiT", 6e-3, 0.5), [5, 9]),
     "visible-MIM, W = 0.5": (pretrained("visible-MIM", 12e-3, 0.5, 0.5), [5, 13]),
-    "the same on CLIP's features": (without_tokens("", REGRESSION, 12e-3), [5, 11]),
-    "MAE": (without_tokens("", MAE, 3e-3), [5, 13]),
+    "visible-MIM on CLIP features, W = 0.5": (without_tokens("CLIP features", REGRESSION, 12e-3), [5, 11]),
+    "MAE": (without_tokens("MAE", MAE, 3e-3), [5, 13]),
 }
 
 
-def of_length(name: str, row: Row, epochs: int, data: str) -> Row:
-    """A row of a length in epochs; each seed draws its own tokenizer, on `data`."""
+def measured(name: str, row: Row, epochs: int, data: str) -> Row:
+    """A chosen row for so many epochs, on data whose seeds draw their own tokenizers."""
     return replace(
         row,
         name=f"{name}, {epochs} epochs",
@@ -134,7 +137,7 @@ def of_length(name: str, row: Row, epochs: int, data: str) -> Row:
 
 MEASURED = {**FASHION["ON"], "baseline": "MaPeT, 5 epochs"}
 EQUAL_COMPUTE_NOTE = (
-    "5 epochs, and as many as cost what MaPeT's 5 do, within a tenth. W: weight of the visible patches' loss."
+    "More epochs than 5: as many as cost what MaPeT's 5 do, within a tenth. W: weight of the context loss."
 )
 RATE_NOTE = (
     "Rates and weights are those of the choice tables, of other images. Each seed draws its tokenizer."
@@ -142,7 +145,7 @@ RATE_NOTE = (
 COMPUTE = Table(
     title="Losses of the visible patches over compute, k-CLIP tokens",
     rows=[
-        of_length(name, row, epochs, FASHION["OWN_TOKENS"])
+        measured(name, row, epochs, FASHION["OWN_TOKENS"])
         for name, (row, lengths) in CHOSEN.items()
         for epochs in lengths
     ],
@@ -165,7 +168,7 @@ def without_captions(data: str) -> list[Row]:
     """Rows of equal compute on the tokens of a dataset's `grid_encoder`."""
     rows = []
     for name, (row, epochs) in ON_WINDOWS_CHOSEN.items():
-        rows.append(replace(of_length(name, row, epochs, data), tokenizer=GRID))
+        rows.append(replace(measured(name, row, epochs, data), tokenizer=GRID))
     return rows
 
 

@@ -120,6 +120,34 @@ def test_a_trainings_flops_are_those_of_all_its_images():
     assert by_epochs / (3 * 5) > 2 * complexity(Config(settings)).forward
 
 
+def test_a_training_that_takes_stacked_images_is_counted():
+    """MMPretrain's MAE, a quarter of whose 16 patches are encoded and all decoded."""
+    arch = dict(ARCH, num_layers=1)
+    decoder = dict(num_patches=16, patch_size=4, embed_dim=DIM, decoder_embed_dim=DIM, decoder_depth=1)
+    model = dict(
+        type="MAE",
+        backbone=dict(type="MAEViT", arch=arch, img_size=16, patch_size=4, mask_ratio=0.75),
+        neck=dict(decoder, type="MAEPretrainDecoder", decoder_num_heads=1),
+        head=dict(
+            type="MAEPretrainHead", patch_size=4, loss=dict(type="PixelReconstructionLoss", criterion="L2")
+        ),
+    )
+    settings = dict(
+        default_scope="mmpretrain",
+        model=model,
+        data_preprocessor=dict(type="SelfSupDataPreprocessor", mean=[0.0] * 3, std=[1.0] * 3),
+        train_dataloader=dict(batch_size=2, dataset=dict(type="FiveImages")),
+        train_cfg=dict(max_epochs=1),
+    )
+    row = 2 * DIM * (4 * DIM + 2 * 4 * DIM)  # of a layer, without its attention
+    encoder = 5 * row + 2 * 2 * 5 * 5 * DIM  # the class token and 4 patches
+    decoder = 17 * row + 2 * 2 * 17 * 17 * DIM
+    ends = 5 * 2 * DIM * DIM + 17 * 2 * DIM * 3 * 4 * 4  # into the decoder, and to pixels
+    embedding = 16 * 2 * DIM * 3 * 4 * 4
+    step = PASSES * (encoder + decoder + ends) + (PASSES - 1) * embedding
+    assert training_flops(Config(settings)) == 5 * step
+
+
 def test_the_tool_takes_height_before_width(tmp_path, monkeypatch, capsys):
     """In patches of 8 x 2 pixels, 32 x 4 pixels are 8 patches; 4 x 32 would be 16."""
     backbone = dict(type="mapet_mm.MaPeTViT", arch=ARCH, img_size=16, patch_size=(8, 2), out_type="raw")

@@ -57,12 +57,24 @@ def make_record(run: Run, seconds: float, teraflops: float | None = None) -> Rec
     record["needs"] = [need.rpartition("-")[2] for need in run.needs]
     record["metrics"] = metrics_of(run) if run.kind == "evaluation" else {}
     record["seconds"] = round(seconds, 1)
-    record["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
+    record["machine"] = machine()
     record["version"] = __version__
     record["date"] = datetime.date.today().isoformat()
     if teraflops is not None:
         record["teraflops"] = teraflops
     return record
+
+
+def machine() -> str:
+    """What computes here: a GPU's name, or a CPU's instructions.
+
+    A training with autocast is one in bfloat16 on a CPU with AVX512, and in float32 on one with AVX2.
+    """
+    import torch  # takes seconds, which showing a table need not wait
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{platform.machine()} with {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores"
 
 
 def write_record(run: Run, record: Record) -> None:

@@ -9,7 +9,7 @@ import pytest
 import recompute
 import records as command
 from lab.plan import plan_table
-from lab.records import make_record, read_finished, read_kept, write_kept, write_record
+from lab.records import machine, make_record, read_finished, read_kept, write_kept, write_record
 from lab.runs import Run
 from lab.show import FilledTable
 from lab.tables import load_table
@@ -84,6 +84,16 @@ def test_a_record_has_the_last_values_of_the_log_without_those_of_the_step(tmp_p
     )
     write_record(run, record)
     assert read_finished() == {"abc": record}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "named"), [(None, "AVX2"), ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB")]
+)
+def test_a_record_names_what_decides_the_precision_of_its_training(gpu, named, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu is not None)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: gpu)
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
+    assert named in machine()
 
 
 def test_a_frozen_evaluations_figures_are_named_by_protocol_and_setting(tmp_path, monkeypatch):

@@ -108,19 +108,20 @@ CHOICE_PIXELS = replace(
     rows=[replace(row, tokenizer=GRID, data="fashion_mnist_20000_bootstrap0") for row in ON_PIXELS],
 )
 
-# What the rule chose on k-CLIP's tokens, and each row's epochs: 5, and what costs as much as MaPeT's 5.
+# What the rule chose on k-CLIP's tokens, and each row's epochs: as many as cost what MaPeT's 5 do; and for
+# some rows 5 as well, and what costs twice as much.
 CHOSEN = {
     "MIM": (pretrained("MIM", 12e-3, 0.0), [5, 11]),
     "MIM, W = 1": (pretrained("MIM", 24e-3, 1.0), [5, 10]),
-    "PIM": (pretrained("PIM", 12e-3, 0.0), [5, 7]),
-    "PIM, W = 0.5": (pretrained("PIM", 24e-3, 0.5), [5, 7]),
-    "MaPeT": (pretrained("MaPeT", 48e-3, 0.0), [5]),
+    "PIM": (pretrained("PIM", 12e-3, 0.0), [7]),
+    "PIM, W = 0.5": (pretrained("PIM", 24e-3, 0.5), [7]),
+    "MaPeT": (pretrained("MaPeT", 48e-3, 0.0), [5, 10]),
     "MaPeT, W = 1": (pretrained("MaPeT", 48e-3, 1.0), [5]),
-    "BEiT": (pretrained("BEiT", 6e-3, 0.0), [5, 10]),
-    "BEiT, W = 0.5": (pretrained("BEiT", 6e-3, 0.5), [5, 9]),
-    "visible-MIM, W = 0.5": (pretrained("visible-MIM", 12e-3, 0.5, 0.5), [5, 13]),
-    "visible-MIM on CLIP features, W = 0.5": (without_tokens("CLIP features", REGRESSION, 12e-3), [5, 11]),
-    "MAE": (without_tokens("MAE", MAE, 3e-3), [5, 13]),
+    "BEiT": (pretrained("BEiT", 6e-3, 0.0), [10]),
+    "BEiT, W = 0.5": (pretrained("BEiT", 6e-3, 0.5), [9]),
+    "visible-MIM, W = 0.5": (pretrained("visible-MIM", 12e-3, 0.5, 0.5), [5, 13, 26]),
+    "visible-MIM on CLIP features, W = 0.5": (without_tokens("CLIP features", REGRESSION, 12e-3), [11]),
+    "MAE": (without_tokens("MAE", MAE, 3e-3), [13]),
 }
 
 
@@ -136,9 +137,9 @@ def measured(name: str, row: Row, epochs: int, data: str) -> Row:
 
 
 MEASURED = {**FASHION["ON"], "baseline": "MaPeT, 5 epochs"}
-EQUAL_COMPUTE_NOTE = (
-    "More epochs than 5: as many as cost what MaPeT's 5 do, within a tenth. W: weight of the context loss."
-)
+WEIGHT_NOTE = "W: weight of the context loss."
+EQUAL_COMPUTE_NOTE = "Epochs: as many as cost what MaPeT's 5 do, within a tenth."
+LENGTHS_NOTE = "Epochs: 5, and as many as cost what MaPeT's 5 and 10 do, within a tenth."
 RATE_NOTE = (
     "Rates and weights are those of the choice tables, of other images. Each seed draws its tokenizer."
 )
@@ -150,7 +151,7 @@ COMPUTE = Table(
         for epochs in lengths
     ],
     columns=[TERAFLOPS, *FROZEN_COLUMNS],
-    notes=[small.FROZEN_NOTE, EQUAL_COMPUTE_NOTE, RATE_NOTE],
+    notes=[small.FROZEN_NOTE, LENGTHS_NOTE, WEIGHT_NOTE, RATE_NOTE],
     **MEASURED,
 )
 
@@ -174,14 +175,55 @@ def without_captions(data: str) -> list[Row]:
 
 WINDOWS = replace(
     COMPUTE,
+    notes=[small.FROZEN_NOTE, EQUAL_COMPUTE_NOTE, WEIGHT_NOTE, RATE_NOTE],
     title="Losses of the visible patches at equal compute, tokens by k-means of windows",
     rows=without_captions("fashion_mnist_20000_windows{seed}"),
 )
 BOOTSTRAPPED = replace(
-    COMPUTE,
+    WINDOWS,
     title="Losses of the visible patches at equal compute, tokens bootstrapped from those of windows",
     rows=without_captions("fashion_mnist_20000_bootstrapped{seed}"),
 )
+
+# What costs as much as MaPeT's 5 epochs, by other measures than frozen features of the same images.
+FEW_LABELS = replace(FASHION["FINE_TUNING"].columns[0], name="fine-tuning, 600 labels")
+# Without the paper's numbers, which are of other rows.
+LINEAR_PROBE = replace(FASHION["OBJECTIVES"].columns[-1], paper={})
+DIGITS_FEW, DIGITS_ALL = FASHION["TRANSFER"].columns
+TRANSFER_COLUMNS = [
+    FEW_LABELS,
+    LINEAR_PROBE,
+    replace(DIGITS_FEW, name="digits, 100 labels"),
+    replace(DIGITS_ALL, name="digits, all labels"),
+]
+
+
+TRANSFERRED = [
+    "MIM, 11 epochs",
+    "MIM, W = 1, 10 epochs",
+    "MIM, W = 0.5, 10 epochs",
+    "MaPeT, 5 epochs",
+    "MaPeT, W = 1, 5 epochs",
+    "MaPeT, W = 0.5, 5 epochs",
+    "visible-MIM, W = 0.5, 13 epochs",
+]
+# What frozen features choose for MaPeT is a poor rate for its fine-tuning.
+USUAL_RATE = "MaPeT at the recipes' rate"
+
+
+def transferred(table: Table) -> Table:
+    """Rows of a table, fine-tuned and probed, and MaPeT at the recipes' rate."""
+    rows = [row for row in table.rows if row.name in TRANSFERRED]
+    mapet = next(row for row in rows if row.name == table.baseline)
+    rows.append(replace(mapet, name=f"{USUAL_RATE}, 5 epochs", options={RATE: 3e-3}, curve=USUAL_RATE))
+    return replace(
+        table,
+        title=f"{table.title}: fine-tuning and linear probes",
+        rows=rows,
+        columns=TRANSFER_COLUMNS,
+        notes=[FASHION["LAST_LAYER_NOTE"], EQUAL_COMPUTE_NOTE, WEIGHT_NOTE, RATE_NOTE],
+    )
+
 
 TABLES = dict(
     choice=CHOICE,
@@ -190,4 +232,7 @@ TABLES = dict(
     compute=COMPUTE,
     windows=WINDOWS,
     bootstrapped=BOOTSTRAPPED,
+    compute_transfer=transferred(COMPUTE),
+    windows_transfer=transferred(WINDOWS),
+    bootstrapped_transfer=transferred(BOOTSTRAPPED),
 )

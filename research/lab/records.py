@@ -68,7 +68,7 @@ def make_record(run: Run, seconds: float, teraflops: float | None = None) -> Rec
 def machine() -> str:
     """What computes here: a GPU's name, or a CPU's instructions.
 
-    A training with autocast is one in bfloat16 on a CPU with AVX512, and in float32 on one with AVX2.
+    Autocast computes in bfloat16 on a CPU with AVX-512, and in float32 on one with AVX2.
     """
     import torch  # takes seconds, which showing a table need not wait
 

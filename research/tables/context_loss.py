@@ -186,18 +186,15 @@ BOOTSTRAPPED = replace(
 )
 
 # What costs as much as MaPeT's 5 epochs, by other measures than frozen features of the same images.
-FEW_LABELS = replace(FASHION["FINE_TUNING"].columns[0], name="fine-tuning, 600 labels")
-# Without the paper's numbers, which are of other rows.
-LINEAR_PROBE = replace(FASHION["OBJECTIVES"].columns[-1], paper={})
 DIGITS_FEW, DIGITS_ALL = FASHION["TRANSFER"].columns
 TRANSFER_COLUMNS = [
-    FEW_LABELS,
-    LINEAR_PROBE,
+    replace(FASHION["FINE_TUNING"].columns[0], name="fine-tuning, 600 labels"),
+    # Without the paper's numbers, which are of other rows.
+    replace(FASHION["OBJECTIVES"].columns[-1], paper={}),
     replace(DIGITS_FEW, name="digits, 100 labels"),
     replace(DIGITS_ALL, name="digits, all labels"),
 ]
-
-
+# Rows of any of the three tables that are transferred; each table has those with its own weight of the loss.
 TRANSFERRED = [
     "MIM, 11 epochs",
     "MIM, W = 1, 10 epochs",

@@ -176,8 +176,9 @@ def as_start(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
 def network(state_dict: Mapping[str, Tensor], *without: str) -> StateDict:
     """A plain ViT's complete weights, from a checkpoint of this package or of MMPretrain's ViT or BEiT.
 
-    Leaves out preprocessor, tokenizer and names that start with one of `without`. Adds the prefix to a bare
-    backbone's names and removes the prefixes of wrappers (`module.`, `_orig_mod.`).
+    Leaves out preprocessor, tokenizer, the predictor of a pre-training (`neck.`), and names that start with
+    one of `without`. Adds the prefix to a bare backbone's names and removes the prefixes of wrappers
+    (`module.`, `_orig_mod.`).
 
     Raises:
         ValueError: one of a plain ViT's weights is missing.
@@ -186,8 +187,10 @@ def network(state_dict: Mapping[str, Tensor], *without: str) -> StateDict:
     if not any(name.startswith("backbone.") for name in named):
         named = {f"backbone.{name}": value for name, value in named.items()}
     beit_to_vit(named, "backbone.")
-    others = ("data_preprocessor.", "target_generator.", *without)
-    return complete({name: value for name, value in named.items() if not name.startswith(others)})
+    others = ["data_preprocessor.", "target_generator.", *without]
+    if not num_classes_of(named):  # a classifier's neck is a part of its network
+        others.append("neck.")
+    return complete({name: value for name, value in named.items() if not name.startswith(tuple(others))})
 
 
 def complete(state_dict: Mapping[str, Tensor]) -> StateDict:

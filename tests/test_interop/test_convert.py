@@ -126,6 +126,12 @@ def test_a_backbone_converts_there_and_back_under_every_wrapper(wrap, target, pr
     assert_same(back(to(wrapped)), backbone)
 
 
+@pytest.mark.parametrize("convert", [mm_to_reference, mm_to_timm, mm_to_hf, mm_to_torchvision])
+def test_a_pre_trainings_predictor_is_left_out(convert, pretrained):
+    predictor = {"neck.norm.weight": torch.ones(24)}
+    assert_same(convert(pretrained | predictor), convert(pretrained))
+
+
 @torch.no_grad()
 def test_a_classifier_gives_the_same_classes_in_timm_and_has_the_authors_names(classifier, images):
     ours = classifier.state_dict()
@@ -208,6 +214,12 @@ def own(**options) -> dict:
     return MaPeTViT(**OWN, **options).state_dict()
 
 
+def backbone_with(*names: str) -> dict:
+    """The weights of a backbone and, under these names, of other parts of a model."""
+    parts = dict.fromkeys(names, torch.ones(1))
+    return {f"backbone.{name}": value for name, value in own().items()} | parts
+
+
 REFUSED = [
     (lambda: timm_to_mm(timm_vit(reg_tokens=4).state_dict()), "`reg_token`"),
     (lambda: timm_to_mm(timm_vit(qk_norm=True).state_dict()), "`blocks.0.attn.q_norm.weight`"),
@@ -222,7 +234,8 @@ REFUSED = [
     (lambda: mm_to_hf(own(final_norm=False)), "`backbone.ln1.weight`"),
     (lambda: mm_to_reference(without(own(), "cls_token")), "`backbone.cls_token`"),
     (lambda: mm_to_timm(without(own(), "layers.1.")), "`backbone.layers.1.ln1.weight` .* missing"),
-    (lambda: mm_to_timm({f"backbone.{k}": v for k, v in own().items()} | {"neck.w": None}), "`neck.w`"),
+    (lambda: mm_to_timm(backbone_with("teacher.w")), "`teacher.w`"),
+    (lambda: mm_to_timm(backbone_with("head.fc.weight", "neck.w")), "`neck.w`"),
 ]
 
 

@@ -14,6 +14,7 @@ import torch
 import transformers
 from mmengine.config import Config
 from mmengine.logging import MMLogger
+from mmpretrain.visualization import UniversalVisualizer
 from PIL import Image
 from starts import OF_HUGGING_FACE, OF_TIMM, SIDE, save_hugging_face, save_timm
 
@@ -350,6 +351,7 @@ def in_process(monkeypatch):
     def run_here(stages, folder, held) -> None:
         for stage in stages:
             _, tool, *arguments = stage.command
+            UniversalVisualizer._instance_dict.clear()  # or a run of the same second gets the last one's
             with monkeypatch.context() as patch:
                 patch.chdir(folder)
                 patch.setattr(sys, "argv", [tool, *arguments])

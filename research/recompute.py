@@ -17,6 +17,9 @@ from scipy.stats import ttest_ind
 RECORDS = read_kept()
 MARK = re.compile(r"<!-- table: (\S+), evaluation (\d) -->\n(.*?)(?=^#|\Z)", re.MULTILINE | re.DOTALL)
 Figures = dict[tuple[str, str], list[float]]  # of each seed, by row and heading
+# The mean of these chooses settings.
+CHOOSING = ("k-NN (top-1, %)", "10 labels a class (top-1, %)", "attentive probe (top-1, %)")
+MEAN = "mean of k-NN, 10 labels and attentive probe (%)"
 
 
 def table_figures(name: str, version: int) -> Figures:
@@ -26,6 +29,10 @@ def table_figures(name: str, version: int) -> Figures:
     for cell in filled.plan.cells:
         if (value := filled.value(cell)) is not None:
             figures.setdefault((cell.row, cell.column), []).append(value)
+    for row in filled.table.run_rows:
+        parts = [figures.get((row.name, heading), []) for heading in CHOOSING]
+        if len(set(map(len, parts))) == 1 and parts[0]:  # of the same seeds
+            figures[row.name, MEAN] = list(map(mean, zip(*parts, strict=True)))
     return figures
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from command_line import described_parser
@@ -46,7 +47,7 @@ def main() -> None:
     from mmengine.logging import MMLogger
 
     from mapet_mm.cli.pretrain import last_checkpoint
-    from mapet_mm.cli.run_report import report_of_run, token_accuracy_of
+    from mapet_mm.cli.run_report import method_words, report_of_run, token_accuracy_of
     from mapet_mm.cli.verdict import TESTED, drop_skipped
     from mapet_mm.evaluation.image_sets import read_image_sets
     from mapet_mm.evaluation.models import RANDOM
@@ -62,6 +63,7 @@ def main() -> None:
     MMLogger.get_instance("verdict", log_level="WARNING")  # MMEngine logs initialisations
     is_run = Path(args.model, TESTED).is_file()
     accuracy = None
+    about_method = ""
     args.cache = args.cache.absolute()
     args.out = args.out and args.out.absolute()
     if is_run:
@@ -69,6 +71,7 @@ def main() -> None:
         args.model = "."
         drop_skipped(Path())
         accuracy = token_accuracy_of(Path())
+        about_method = method_words(Path())
 
     result = load_model(args.model, args.checkpoint)
     loaded = {RESULT: result}
@@ -81,6 +84,7 @@ def main() -> None:
         declaring = config if args.start and name == START and args.data else result[0]
         models[name] = (checkpoint, read_image_sets(declaring, args.data))
     verdict = judge(models, args.cache, accuracy)
+    verdict = replace(verdict, sentence=verdict.sentence + about_method)
     print(f"\n{format_table(verdict.table)}\n\n{verdict.sentence}")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)

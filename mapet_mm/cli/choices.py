@@ -82,6 +82,8 @@ def choose(args: argparse.Namespace) -> Choices:
     words.append(f"tokens: {tokens.words}; {k} centroids, from {positions} of {grid**2} positions per image")
     model = f"ViT-{arch}" if arch else start.network["model_name"]
     words.append(f"model: {model}, {args.epochs} epochs of {count} images, {args.batch_size} per step")
+    if args.method == "visible-mim":
+        words.append("method: VisibleMIM, an extension: the ViT sees half of an image, a predictor the rest")
     stores_squares, squares = choose_squares(count, side_of(start), args.epochs, args.out)
     words.append(squares)
     return Choices(arch, start, tokens, k, positions, stores_squares, names, words)

@@ -114,7 +114,8 @@ def tokenizer_config(args: argparse.Namespace, choices: Choices) -> Config:
 def pretraining_config(args: argparse.Namespace, choices: Choices) -> Config:
     """Images and tokens -> pre-trained ViT: the package's recipe for this size with these images."""
     arch = choices.arch or "small"
-    (recipe,) = (PACKAGE / "configs/mapet").glob(f"mapet_vit-{arch}-p16_kclip_*_in1k.py")
+    folder = PACKAGE / "configs" / args.method.replace("-", "_")
+    (recipe,) = folder.glob(f"{args.method}_vit-{arch}-p16_kclip_*_in1k.py")
     cfg = Config.fromfile(recipe)
     load_square = cfg.load_square
     if choices.start and choices.start.network:
@@ -207,9 +208,16 @@ def train_on_squares(pretraining: Config, load_square: list, choices: Choices, o
 
 def take_network(cfg: Config, start: Start) -> None:
     """Give a recipe the network of a start, and its images' mean and standard deviation."""
+    width = start.exports["sizes"]["embed_dims"]
     options = dict(objective="mapet", drop_path_rate=cfg.model.backbone.drop_path_rate)
+    if "neck" in cfg.model:  # VisibleMIM's predictor, with heads of 64 dimensions
+        cfg.model.neck.embed_dims = width
+        cfg.model.neck.num_heads = width // math.gcd(width, 64)
+        options["objective"] = "context"
+        # As in the recipes, half of the patches are seen.
+        options["cutting_point"] = start.exports["sizes"]["num_extra_tokens"] + start.grid**2 // 2
     cfg.model.backbone = {**start.network, **options}
-    cfg.model.head.embed_dims = start.exports["sizes"]["embed_dims"]
+    cfg.model.head.embed_dims = width
     for name in ("mean", "std"):
         cfg.data_preprocessor[name] = [255 * value for value in getattr(start.images, name)]
     cfg[EXPORTS] = start.exports

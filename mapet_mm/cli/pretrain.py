@@ -23,6 +23,7 @@ from mapet_mm.utils.errors import UserError, one_line_errors
 from mapet_mm.utils.identity import IDENTITY, canonical, digest_of_file, require_settings
 
 ARCHS = ("tiny", "small", "base")
+METHODS = ("mapet", "visible-mim")
 # Options that may differ between two starts of one job, because they do not decide what a training computes.
 FREE_OPTIONS = ("out", "workers", "processes", "max_skipped", "retry_skipped")
 EPOCHS = 300
@@ -38,6 +39,14 @@ def parse_args(arguments: Sequence[str]) -> argparse.Namespace:
     add("images", type=Path, metavar="DIR", help="folder of images, searched recursively")
     add("--out", type=Path, required=True, metavar="RUN", help="folder for everything that is made")
     add("--arch", choices=ARCHS, help="size of the ViT (default: small, or that of --init)")
+    add(
+        "--method",
+        choices=METHODS,
+        default="mapet",
+        help="mapet (default), or visible-mim, an extension of it: the ViT sees half of the patches, a small "
+        "predictor the rest, and a step has a third of the arithmetic; docs/extensions.md says where it was "
+        "better and where not",
+    )
     add(
         "--init",
         metavar="START",
@@ -144,6 +153,8 @@ def deciding_options(args: argparse.Namespace, epochs: int) -> dict[str, Any]:
     options = {name: value for name, value in vars(args).items() if name not in FREE_OPTIONS}
     options["images"] = args.images.resolve()
     options["epochs"] = epochs
+    if args.method == "mapet":  # which RUNs from before there was a choice do not name
+        del options["method"]
     if args.init and not args.init.startswith(("timm:", "hf:")):
         options["init"] = Path(args.init).resolve()
     return canonical(options)

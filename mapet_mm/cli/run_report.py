@@ -19,6 +19,7 @@ from mapet_mm.evaluation.models import Checkpoint
 from mapet_mm.evaluation.verdict import RESULT, Verdict, last_layer
 from mapet_mm.interop.model_card import command_of
 from mapet_mm.structures import TokenStore
+from mapet_mm.utils.config import type_name
 from mapet_mm.visualization.codebook_sheet import codebook_section
 from mapet_mm.visualization.curves import PRETRAINING_PANELS, Panel, curves_section
 from mapet_mm.visualization.features import (
@@ -46,6 +47,17 @@ def work_dir_of(run: Path) -> Path:
 def token_accuracy_of(run: Path) -> float | None:
     """The last token accuracy on held-out images, in percent; None if none was measured."""
     return last_values(work_dir_of(run)).get("token/accuracy")
+
+
+def method_words(run: Path) -> str:
+    """What a verdict says about the method of a RUN; nothing about the paper's."""
+    model = Config.fromfile(run / PRETRAINING).model
+    if type_name(model.type) != "VisibleMIM":
+        return ""
+    return (
+        " The method is VisibleMIM, an extension: in small trials its frozen features beat MaPeT's on images "
+        "like those of its training, and not on others (docs/extensions.md)."
+    )
 
 
 def report_of_run(

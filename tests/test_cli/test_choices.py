@@ -1,6 +1,7 @@
 """What `mapet-mm pretrain` decides by itself, and what it refuses."""
 
 import argparse
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from PIL import Image
 from mapet_mm.cli import choices
 from mapet_mm.cli.choices import choose, init_tokens, vocabulary
 from mapet_mm.cli.pretrain import main, parse_args, pretrain
+from mapet_mm.cli.run_report import method_words
 from mapet_mm.cli.stages import Stage, claim
 from mapet_mm.cli.starts import Start, take_weights
 from mapet_mm.cli.verdict import HELD_OUT
@@ -276,6 +278,28 @@ def test_the_configs_are_ordinary_ones_with_paths_inside_the_folder(photographs,
     with torch.device("meta"):
         backbone = MODELS.build(training.model.backbone)
     assert backbone.embed_dims == {"tiny": 192, "small": 384, "base": 768}[arch]
+
+
+def test_visible_mim_has_a_recipe_of_its_own_and_is_another_job(photographs, planned, capsys):
+    pretrain(options(photographs, "--arch", "tiny", "--method", "visible-mim"))
+    assert "method: VisibleMIM, an extension" in capsys.readouterr().out
+    run = photographs.parent / "run"
+    model = Config.fromfile(run / "pretrain.py").model
+    assert model.type == "mapet_mm.VisibleMIM"
+    assert (model.backbone.objective, model.backbone.cutting_point) == ("context", 1 + 98)
+    assert (model.neck.embed_dims, model.neck.num_heads, model.context_loss) == (192, 3, 0.5)
+    assert json.loads((run / "identity.json").read_text())["method"] == "visible-mim"
+    assert "VisibleMIM, an extension" in method_words(run)
+    with pytest.raises(UserError, match="method"):
+        pretrain(options(photographs, "--arch", "tiny"))
+
+
+def test_mapet_is_the_method_of_runs_that_name_none(photographs, planned):
+    pretrain(options(photographs))
+    run = photographs.parent / "run"
+    assert "method" not in json.loads((run / "identity.json").read_text())
+    assert method_words(run) == ""
+    pretrain(options(photographs, "--method", "mapet"))
 
 
 @pytest.mark.parametrize(

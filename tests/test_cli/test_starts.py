@@ -438,3 +438,16 @@ def test_the_configs_follow_the_starts_images_and_grid(photographs, planned, tmp
     assert config.test_dataloader.dataset.pipeline[1:3] == steps[1:3]  # for `mapet-mm evaluate`
     # No path that a moved RUN would miss.
     assert str(tmp_path / "start") not in (tmp_path / "run/pretrain.py").read_text()
+
+
+def test_visible_mim_continues_a_start_with_a_predictor_of_its_width(photographs, planned, tmp_path):
+    name, _ = save("timm", "dinov3", tmp_path / "start")
+    continue_start(photographs, tmp_path / "run", name, "--method", "visible-mim")
+    training = Config.fromfile(tmp_path / "run/pretrain.py")
+    model = MODELS.build(training.model)
+    assert model.backbone.cutting_point == 5 + 8  # class token, four registers, half of 4 x 4
+    assert model.neck.layers[0].attn.embed_dim == model.backbone.embed_dims
+    tokens = torch.randint(training.model.head.vocab_size, (2, 4, 4))
+    losses = model([torch.randn(2, 3, SIDE, SIDE), tokens], mode="loss")
+    losses["loss"].backward()
+    assert all(weights.grad is not None for weights in model.parameters() if weights.requires_grad)

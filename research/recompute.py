@@ -31,7 +31,7 @@ def table_figures(name: str, version: int) -> Figures:
             figures.setdefault((cell.row, cell.column), []).append(value)
     for row in filled.table.run_rows:
         parts = [figures.get((row.name, heading), []) for heading in CHOOSING]
-        if len(set(map(len, parts))) == 1 and parts[0]:  # of the same seeds
+        if len(set(map(len, parts))) == 1 and parts[0]:  # measured for as many seeds
             figures[row.name, MEAN] = list(map(mean, zip(*parts, strict=True)))
     return figures
 

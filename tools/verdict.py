@@ -63,7 +63,6 @@ def main() -> None:
     MMLogger.get_instance("verdict", log_level="WARNING")  # MMEngine logs initialisations
     is_run = Path(args.model, TESTED).is_file()
     accuracy = None
-    about_method = ""
     args.cache = args.cache.absolute()
     args.out = args.out and args.out.absolute()
     if is_run:
@@ -71,7 +70,6 @@ def main() -> None:
         args.model = "."
         drop_skipped(Path())
         accuracy = token_accuracy_of(Path())
-        about_method = method_words(Path())
 
     result = load_model(args.model, args.checkpoint)
     loaded = {RESULT: result}
@@ -84,7 +82,9 @@ def main() -> None:
         declaring = config if args.start and name == START and args.data else result[0]
         models[name] = (checkpoint, read_image_sets(declaring, args.data))
     verdict = judge(models, args.cache, accuracy)
-    verdict = replace(verdict, sentence=verdict.sentence + about_method)
+    about_method = method_words(Path()) if is_run else ""
+    if about_method:
+        verdict = replace(verdict, sentence=f"{verdict.sentence} {about_method}")
     print(f"\n{format_table(verdict.table)}\n\n{verdict.sentence}")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)

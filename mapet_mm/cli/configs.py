@@ -210,7 +210,7 @@ def take_network(cfg: Config, start: Start) -> None:
     """Give a recipe the network of a start, and its images' mean and standard deviation."""
     width = start.exports["sizes"]["embed_dims"]
     options = dict(objective="mapet", drop_path_rate=cfg.model.backbone.drop_path_rate)
-    if "neck" in cfg.model:  # VisibleMIM's predictor, with heads of 64 dimensions
+    if "neck" in cfg.model:  # VisibleMIM's predictor, with heads of 64 dimensions if the width allows it
         cfg.model.neck.embed_dims = width
         cfg.model.neck.num_heads = width // math.gcd(width, 64)
         options["objective"] = "context"

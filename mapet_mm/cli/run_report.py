@@ -50,13 +50,13 @@ def token_accuracy_of(run: Path) -> float | None:
 
 
 def method_words(run: Path) -> str:
-    """What a verdict says about the method of a RUN; nothing about the paper's."""
+    """A sentence about the method of a RUN, for its verdict; none about the paper's."""
     model = Config.fromfile(run / PRETRAINING).model
     if type_name(model.type) != "VisibleMIM":
         return ""
     return (
-        " The method is VisibleMIM, an extension: in small trials its frozen features beat MaPeT's on images "
-        "like those of its training, and not on others (docs/extensions.md)."
+        "The method is VisibleMIM, an extension: in small trials its frozen features beat MaPeT's on images "
+        "like those of its training, and on others were behind MIM's (docs/extensions.md)."
     )
 
 

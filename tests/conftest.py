@@ -7,8 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 # One thread a process, here and in those that tests start: what is computed is small, and test processes run
-# side by side. PyTorch reads it when it is imported.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# side by side; and a forked test process would wait for ever for threads that its parent had. PyTorch reads it
+# when it is imported.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import jaxtyping
 import pytest

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 # One thread a process, here and in those that tests start: what is computed is small, and test processes run
-# side by side; and a forked test process would wait for ever for threads that its parent had. PyTorch reads it
-# when it is imported.
+# side by side. A forked one would wait for ever for threads that its parent had. PyTorch reads it when it is
+# imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import jaxtyping
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("private")
 
 
-FAKE_GPU = re.compile("on_a_gpu_only|waits_for_no_gpu|wait_for_no_value")
+FAKE_GPU = re.compile("on_a_gpu_only|copied_from_a_gpu|waits_for_no_gpu|wait_for_no_value")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -199,7 +199,7 @@ def _built(backbone: Mapping[str, Any]) -> nn.Module:
     try:
         with only_safe_globals():
             return MODELS.build(backbone)
-    except UnpicklingError as error:
+    except (OSError, UnpicklingError) as error:
         raise WeightsError(f"the weights of the config's backbone: {reason_of(error)}") from error
 
 

@@ -97,7 +97,7 @@ def test_with_no_epoch_the_exports_and_the_training_compute_what_the_start_does(
         torch.testing.assert_close(of_timm, expected, rtol=tolerance, atol=tolerance)
     kind_there = OF_TIMM[kind][2] if library == "timm" else network.config.model_type
     assert (tmp_path / "huggingface").exists() == (kind_there is not None)
-    if kind_there:
+    if kind_there in transformers.CONFIG_MAPPING:  # before its 4.56, transformers has no DINOv3
         elsewhere = in_hugging_face(tmp_path)
         assert elsewhere.config.model_type == kind_there
         torch.testing.assert_close(tokens_of(elsewhere, images), expected, rtol=1e-6, atol=1e-6)
@@ -128,7 +128,7 @@ def test_exports_have_the_starts_config_and_images(tmp_path):
     assert data == timm.data.resolve_model_data_config(start)
     assert (data["mean"], data["crop_pct"], data["interpolation"]) == ([0.4, 0.5, 0.6], 0.875, "bilinear")
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "huggingface")
-    assert (tuple(processor.image_mean), processor.size.shortest_edge) == ((0.4, 0.5, 0.6), 36)
+    assert (tuple(processor.image_mean), processor.size["shortest_edge"]) == ((0.4, 0.5, 0.6), 36)
 
     for kind in OF_HUGGING_FACE:
         folder = tmp_path / kind
@@ -138,6 +138,7 @@ def test_exports_have_the_starts_config_and_images(tmp_path):
         there = in_hugging_face(folder)
         for config in (network.config, there.config):
             config._name_or_path = config.architectures = config.dtype = None
+            config._attn_implementation_autoset = None  # transformers 4.49 sets it where a model is loaded
         assert there.config.to_dict() == network.config.to_dict()
         processors = [
             transformers.AutoImageProcessor.from_pretrained(folder / name)
@@ -174,7 +175,7 @@ def test_hugging_face_resizes_its_own_positions(kind, tmp_path):
     for exported in (in_hugging_face(tmp_path), in_timm(tmp_path)):
         torch.testing.assert_close(tokens_of(exported, images), expected, rtol=1e-5, atol=1e-5)
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "huggingface")
-    assert (processor.crop_size.height, processor.size.shortest_edge) == (128, 128)
+    assert (processor.crop_size["height"], processor.size["shortest_edge"]) == (128, 128)
 
 
 @pytest.mark.parametrize(

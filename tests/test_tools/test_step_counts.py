@@ -189,6 +189,9 @@ def counted(method: str, size: str, batch: int, depth: int) -> StepCounts:
         return count_step(cfg, batch)
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.7", reason="the table is of a PyTorch that needs a tenth fewer operations"
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_step_has_no_more_operations_than_this_table(method):
     one, two = (counted(method, "tiny", 1 if method == "cae" else 2, depth) for depth in (1, 2))

@@ -72,7 +72,7 @@ ON_KCLIP = [
         without_tokens("visible-MIM on CLIP features, W = 0.5", REGRESSION, rate)
         for rate in (6e-3, 12e-3, 24e-3)
     ),
-    *(without_tokens("MAE", MAE, rate) for rate in (3e-3, 6e-3, 12e-3)),
+    *(without_tokens("MAE", MAE, rate) for rate in (1.5e-3, 3e-3, 6e-3, 12e-3)),
 ]
 ON_WINDOWS = [
     *swept("MIM", {0.0: [12e-3, 24e-3], 0.5: [12e-3, 24e-3]}),

@@ -72,7 +72,7 @@ ON_KCLIP = [
         without_tokens("visible-MIM on CLIP features, W = 0.5", REGRESSION, rate)
         for rate in (6e-3, 12e-3, 24e-3)
     ),
-    *(without_tokens("MAE", MAE, rate) for rate in (1.5e-3, 3e-3, 6e-3, 12e-3)),
+    *(without_tokens("MAE", MAE, rate) for rate in (0.75e-3, 1.5e-3, 3e-3, 6e-3)),
 ]
 ON_WINDOWS = [
     *swept("MIM", {0.0: [12e-3, 24e-3], 0.5: [12e-3, 24e-3]}),
@@ -121,7 +121,7 @@ CHOSEN = {
     "BEiT, W = 0.5": (pretrained("BEiT", 6e-3, 0.5), [9]),
     "visible-MIM, W = 0.5": (pretrained("visible-MIM", 12e-3, 0.5, 0.5), [5, 13, 26]),
     "visible-MIM on CLIP features, W = 0.5": (without_tokens("CLIP features", REGRESSION, 12e-3), [11]),
-    "MAE": (without_tokens("MAE", MAE, 3e-3), [13]),
+    "MAE": (without_tokens("MAE", MAE, 1.5e-3), [13]),
 }
 
 

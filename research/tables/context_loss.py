@@ -70,7 +70,7 @@ ON_KCLIP = [
     *swept("visible-MaPeT", {0.5: [12e-3, 24e-3]}, 0.5),
     *(
         without_tokens("visible-MIM on CLIP features, W = 0.5", REGRESSION, rate)
-        for rate in (6e-3, 12e-3, 24e-3)
+        for rate in (6e-3, 12e-3, 24e-3, 48e-3)
     ),
     *(without_tokens("MAE", MAE, rate) for rate in (0.75e-3, 1.5e-3, 3e-3, 6e-3)),
 ]
@@ -120,7 +120,7 @@ CHOSEN = {
     "BEiT": (pretrained("BEiT", 6e-3, 0.0), [10]),
     "BEiT, W = 0.5": (pretrained("BEiT", 6e-3, 0.5), [9]),
     "visible-MIM, W = 0.5": (pretrained("visible-MIM", 12e-3, 0.5, 0.5), [5, 13, 26]),
-    "visible-MIM on CLIP features, W = 0.5": (without_tokens("CLIP features", REGRESSION, 12e-3), [11]),
+    "visible-MIM on CLIP features, W = 0.5": (without_tokens("CLIP features", REGRESSION, 24e-3), [11]),
     "MAE": (without_tokens("MAE", MAE, 1.5e-3), [13]),
 }
 

@@ -166,10 +166,12 @@ ON_WINDOWS_CHOSEN = {
 
 
 def without_captions(data: str) -> list[Row]:
-    """Rows of equal compute on the tokens of a dataset's `grid_encoder`."""
+    """Rows of equal compute on the tokens of a dataset's `grid_encoder`, and MAE, which has none."""
     rows = []
     for name, (row, epochs) in ON_WINDOWS_CHOSEN.items():
         rows.append(replace(measured(name, row, epochs, data), tokenizer=GRID))
+    mae, (epochs,) = CHOSEN["MAE"]
+    rows.append(measured("MAE", mae, epochs, FASHION["OWN_TOKENS"]))
     return rows
 
 

@@ -234,6 +234,7 @@ TRANSFERRED = [
     "MaPeT, W = 1, 5 epochs",
     "MaPeT, W = 0.5, 5 epochs",
     "visible-MIM, W = 0.5, 13 epochs",
+    "MAE, 13 epochs",
 ]
 # What frozen features choose for MaPeT is a poor rate for its fine-tuning.
 USUAL_RATE = "MaPeT at the recipes' rate"

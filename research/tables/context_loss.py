@@ -165,14 +165,19 @@ ON_WINDOWS_CHOSEN = {
 }
 
 
+def of_equal_compute(name: str, data: str) -> Row:
+    """One of these rows on the tokens of a dataset's `grid_encoder`."""
+    row, epochs = ON_WINDOWS_CHOSEN[name]
+    return replace(measured(name, row, epochs, data), tokenizer=GRID)
+
+
 def without_captions(data: str) -> list[Row]:
-    """Rows of equal compute on the tokens of a dataset's `grid_encoder`, and MAE, which has none."""
-    rows = []
-    for name, (row, epochs) in ON_WINDOWS_CHOSEN.items():
-        rows.append(replace(measured(name, row, epochs, data), tokenizer=GRID))
+    """All of these rows, and MAE, which has no tokens."""
     mae, (epochs,) = CHOSEN["MAE"]
-    rows.append(measured("MAE", mae, epochs, FASHION["OWN_TOKENS"]))
-    return rows
+    return [
+        *(of_equal_compute(name, data) for name in ON_WINDOWS_CHOSEN),
+        measured("MAE", mae, epochs, FASHION["OWN_TOKENS"]),
+    ]
 
 
 WINDOWS = replace(
@@ -195,10 +200,9 @@ RATES_ON_WINDOWS = {
 
 def at_rates(name: str, rates: Sequence[float]) -> list[Row]:
     """A row of equal compute on tokens of windows, at each of these rates."""
-    row, epochs = ON_WINDOWS_CHOSEN[name]
-    of_length = replace(measured(name, row, epochs, "fashion_mnist_20000_windows{seed}"), tokenizer=GRID)
+    chosen = of_equal_compute(name, "fashion_mnist_20000_windows{seed}")
     return [
-        replace(of_length, name=f"{of_length.name}, {rate:g}", options={**of_length.options, RATE: rate})
+        replace(chosen, name=f"{chosen.name}, {rate:g}", options={**chosen.options, RATE: rate})
         for rate in rates
     ]
 

@@ -118,7 +118,7 @@ $(RESEARCH_STAMP): $(STAMP) research/requirements.txt
 	@touch $@
 
 test-openmmlab: $(OPENMMLAB_STAMP)
-	@$(OPENMMLAB_BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu"
+	@$(OPENMMLAB_BIN)/python -m pytest -rs -n $(JOBS) --dist worksteal -m "not slow and not gpu"
 
 $(OPENMMLAB_STAMP): requirements-openmmlab.txt
 	@echo "installing the frozen packages into $(OPENMMLAB): 6 GB"

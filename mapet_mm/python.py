@@ -76,7 +76,7 @@ def pretrain(images: str | os.PathLike, out: str | os.PathLike, **options: Any) 
     Examples:
         >>> run = mapet_mm.pretrain("photos", "run", arch="tiny", epochs=30)  # doctest: +SKIP
         >>> run.verdict["sentence"]  # doctest: +SKIP
-        'No gain seen: random weights are as good (...).'
+        'No gain seen over random weights (k-NN ...).'
     """
     from mapet_mm.cli.pretrain import parse_args
     from mapet_mm.cli.pretrain import pretrain as run_job

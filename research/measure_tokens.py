@@ -16,7 +16,7 @@ from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
 from mapet_mm.utils.atomic_files import replace_json
 from mapet_mm.utils.config import read_config
 from mapet_mm.utils.errors import one_line_errors
-from mapet_mm.visualization.token_statistics import measure_usage
+from mapet_mm.visualization.token_statistics import mean_purity, measure_usage
 
 
 def measure(cfg: Config) -> dict[str, float]:
@@ -30,7 +30,7 @@ def measure(cfg: Config) -> dict[str, float]:
     return {
         "tokens/perplexity": usage.perplexity,
         "tokens/dead": float(len(usage.counts) - usage.used),
-        "tokens/purity": 100 * usage.mean_purity,
+        "tokens/purity": 100 * mean_purity(usage.class_counts),
     }
 
 

@@ -15,11 +15,11 @@ from mapet_mm.evaluation.adapters import Images, LayerTokens, TokenBackbone
 from mapet_mm.evaluation.extraction import take_features
 from mapet_mm.evaluation.features import Features
 from mapet_mm.evaluation.image_sets import ImageSet
-from mapet_mm.evaluation.metrics.rank_me import alignment, rank_me, uniformity
+from mapet_mm.evaluation.metrics.rank_me import alignment, rank_me
 from mapet_mm.evaluation.models import RANDOM, Checkpoint
 from mapet_mm.evaluation.protocol import Evaluated
 from mapet_mm.evaluation.protocols.knn import NearestNeighbours
-from mapet_mm.evaluation.protocols.label_free import COMPARED
+from mapet_mm.evaluation.protocols.label_free import sampled_uniformity
 from mapet_mm.evaluation.protocols.low_shot import LowShot
 from mapet_mm.evaluation.rows import bootstrap, mean_of_groups
 from mapet_mm.utils.tables import Column, Table
@@ -27,6 +27,7 @@ from mapet_mm.utils.tables import Column, Table
 RESULT = "this pre-training"
 START = "its start"
 SHOTS = 10  # labels a class
+FEW = 20  # images; of fewer, a bootstrapped interval is too narrow
 Interval = tuple[float, float]
 
 
@@ -78,6 +79,8 @@ class Verdict:
         notes = []
         if has_gains:
             notes.append("[low, high]: 95 % interval over the held-out images; that of a gain is paired.")
+            if self.num_images < FEW:
+                notes.append(f"Of {self.num_images} images an interval is too narrow: do not rely on it.")
         return Table(columns, rows, notes)
 
 
@@ -218,10 +221,7 @@ def sentence_of(gain: Gain, compared_with: str) -> str:
             f"against {compared_with}."
         )
     other = "the start's weights" if compared_with == START else compared_with
-    return (
-        f"No gain seen: {other} are as good (k-NN {gain.points:+.1f} points, {low:+.1f} to {high:+.1f}, on "
-        "the held-out images)."
-    )
+    return f"No gain seen over {other} (k-NN {gain.points:+.1f} points, {low:+.1f} to {high:+.1f})."
 
 
 def label_free_measures(evaluated: Mapping[str, Evaluated]) -> list[Measure]:
@@ -239,7 +239,7 @@ def label_free_figures(val: Features, view: Features | None) -> dict[str, float]
     features = val.pooled(setting)
     figures = {"RankMe (effective rank)": rank_me([features])}
     if len(features) > 1:
-        figures["uniformity (lower: more evenly spread)"] = uniformity(features[:COMPARED])
+        figures["uniformity (lower: more evenly spread)"] = sampled_uniformity(features)
     if view is not None:
         figures["alignment (lower: views agree more)"] = alignment(features, view.pooled(setting))
     return figures

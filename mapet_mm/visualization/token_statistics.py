@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Int64
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 from tqdm import tqdm
@@ -23,6 +23,7 @@ class TokenUsage(NamedTuple):
 
     counts: Int[np.ndarray, " vocab"]
     class_counts: Int[np.ndarray, "vocab classes"] | None = None
+    shuffled_counts: Int[np.ndarray, "vocab classes"] | None = None  # by labels of other images
 
     @property
     def used(self) -> int:
@@ -35,11 +36,6 @@ class TokenUsage(NamedTuple):
         shares = self.counts[self.counts > 0] / self.counts.sum()
         return float(np.exp(-(shares * np.log(shares)).sum()))
 
-    @property
-    def mean_purity(self) -> float:
-        """Mean over patches of the share (0 to 1) of their token's most frequent class."""
-        return float(self.class_counts.max(axis=1).sum() / self.counts.sum())
-
     def most_used(self, count: int) -> list[int]:
         """At most `count` tokens in use, most patches first."""
         order = np.argsort(-self.counts, kind="stable")[:count]
@@ -51,21 +47,38 @@ def measure_usage(store: TokenStore, labels: Mapping[str, int] | None = None) ->
 
     Images without tokens do not count, nor do images without a label if there are labels.
     """
-    classes = 1 + max(labels.values()) if labels else 1
-    label_of_row = np.zeros(len(store), dtype=np.int64)
-    if labels is not None:
-        label_of_row = np.array([labels.get(name, -1) for name in store.names])
-    counts = np.zeros(store.vocab_size * classes, dtype=np.int64)
-    for rows, grids in tqdm(store.chunks(), desc="counting tokens", unit="chunk", delay=2):
-        counted = label_of_row[rows] >= 0
-        keys = grids[counted] * np.int64(classes) + label_of_row[rows][counted, None, None]
-        counts += np.bincount(keys.ravel(), minlength=len(counts))
-    counts = counts.reshape(store.vocab_size, classes)
+    if labels is None:
+        class_of_row = np.zeros(len(store), np.int64)
+    else:
+        class_of_row = np.array([labels.get(name, -1) for name in store.names])
+    counts = count_by_class(store, class_of_row)
     if not counts.any():
         raise UserError(
             f"token store `{store.path}` holds no tokens yet: run `mapet-mm extract-tokens` first"
         )
-    return TokenUsage(counts.sum(axis=1), counts if labels else None)
+    if labels is None:
+        return TokenUsage(counts.sum(axis=1))
+    labelled = class_of_row >= 0
+    class_of_row[labelled] = np.random.default_rng(0).permutation(class_of_row[labelled])
+    return TokenUsage(counts.sum(axis=1), counts, count_by_class(store, class_of_row))
+
+
+def count_by_class(
+    store: TokenStore, class_of_row: Int64[np.ndarray, " image"]
+) -> Int64[np.ndarray, "vocab classes"]:
+    """Patches of each token in the images of each class; -1 is none."""
+    classes = 1 + class_of_row.max()
+    counts = np.zeros(store.vocab_size * classes, np.int64)
+    for rows, grids in tqdm(store.chunks(), desc="counting tokens", unit="chunk", delay=2):
+        counted = class_of_row[rows] >= 0
+        keys = grids[counted] * np.int64(classes) + class_of_row[rows][counted, None, None]
+        counts += np.bincount(keys.ravel(), minlength=len(counts))
+    return counts.reshape(store.vocab_size, classes)
+
+
+def mean_purity(class_counts: Int64[np.ndarray, "vocab classes"]) -> float:
+    """Mean over patches of the share (0 to 1) of their token's most frequent class."""
+    return float(class_counts.max(axis=1).sum() / class_counts.sum())
 
 
 def usage_table(usage: TokenUsage) -> Table:
@@ -80,12 +93,11 @@ def usage_table(usage: TokenUsage) -> Table:
     ]
     notes = ["Perplexity: the number of evenly used tokens that would be as hard to guess."]
     if usage.class_counts is not None:
-        chance = usage.class_counts.sum(axis=0).max() / usage.counts.sum()
-        rows.append(["class purity (%)", f"{100 * usage.mean_purity:.1f}"])
-        rows.append(["class purity by chance (%)", f"{100 * chance:.1f}"])
+        rows.append(["class purity (%)", f"{100 * mean_purity(usage.class_counts):.1f}"])
+        rows.append(["class purity by chance (%)", f"{100 * mean_purity(usage.shuffled_counts):.1f}"])
         notes.append(
             "Class purity: share of a token's patches in images of its most frequent class, mean over "
-            "patches; by chance: the same for tokens that know nothing of classes."
+            "patches; by chance: the same when each image has the label of a random other one."
         )
     return Table([Column("what"), Column("value")], rows, notes)
 

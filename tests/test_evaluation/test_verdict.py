@@ -15,6 +15,8 @@ from mapet_mm.evaluation.verdict import (
     RESULT,
     START,
     Gain,
+    Measure,
+    Verdict,
     hits_of,
     judge,
     measure_of,
@@ -123,14 +125,21 @@ def test_without_labels_the_evidence_is_said_to_be_weak(models, tmp_path):
     ("interval", "compared_with", "words"),
     [
         ((3.94, 8.2), START, "Pre-training gains 6.1 points of k-NN (3.9 to 8.2) over its start."),
-        ((-0.1, 12.0), START, "No gain seen: the start's weights are as good (k-NN +6.1 points"),
-        ((-0.1, 12.0), RANDOM, "No gain seen: random weights are as good"),
+        ((-0.1, 12.0), START, "No gain seen over the start's weights (k-NN +6.1 points, -0.1 to +12.0)."),
+        ((-0.1, 12.0), RANDOM, "No gain seen over random weights"),
         ((-8.2, -3.9), START, "Worse: pre-training loses 6.1 points of k-NN (3.9 to 8.2) against its start."),
     ],
 )
 def test_the_words_follow_from_the_interval(interval, compared_with, words):
     points = -6.1 if interval[1] < 0 else 6.1
     assert sentence_of(Gain(points, interval), compared_with).startswith(words)
+
+
+def test_few_images_are_said_to_carry_no_interval():
+    measures = [Measure("k-NN, top-1 (%)", {RESULT: 60.0}, {RESULT: (40.0, 80.0)}, Gain(20.0, (1.0, 40.0)))]
+    notes = {number: Verdict(RANDOM, measures, "", number).table.notes for number in (19, 20)}
+    assert notes[20] == notes[19][:-1]
+    assert notes[19][-1].startswith("Of 19 images an interval is too narrow")
 
 
 def test_a_model_gains_nothing_over_itself():

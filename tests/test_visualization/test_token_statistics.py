@@ -33,9 +33,19 @@ def test_chosen_tokens_are_in_use(store):
 def test_purity_is_the_share_of_the_most_frequent_class(store):
     usage = measure_usage(store, {"a.png": 0, "b.png": 1, "c.png": 1})
     assert usage.class_counts[[0, 2, 7, 9]].tolist() == [[1, 0], [2, 2], [3, 1], [0, 3]]
-    table = dict(usage_table(usage).rows)
-    assert table["class purity (%)"] == "75.0"  # (1 + 2 + 3 + 3) / 12
-    assert table["class purity by chance (%)"] == "50.0"
+    assert dict(usage_table(usage).rows)["class purity (%)"] == "75.0"  # (1 + 2 + 3 + 3) / 12
+
+
+def test_random_tokens_are_as_pure_as_chance_says(tmp_path):
+    names = [f"{index}.png" for index in range(2_000)]
+    random = np.random.default_rng(1)
+    made = TokenStore.create(tmp_path / "tokens", names, (1, 1), 500, tokenizer="made")
+    made.write(range(2_000), random.integers(500, size=(2_000, 1, 1)))
+    usage = measure_usage(made, {name: index % 10 for index, name in enumerate(names)})
+    figures = dict(usage_table(usage).rows)
+    purity = float(figures["class purity (%)"])
+    assert purity == pytest.approx(float(figures["class purity by chance (%)"]), abs=2)
+    assert purity > 30  # four patches a token: the most frequent class has more than its tenth
 
 
 def test_empty_store_says_what_to_run(tmp_path):

@@ -45,7 +45,7 @@ def evaluate_data(
         config: the model's; its section `evaluation` may name image sets and `protocols`.
         checkpoint: the backbone.
         data: another config, which names them instead, or a folder of images.
-        names: only these of the protocols.
+        names: these protocols instead, as they are declared if they are.
         cache: folder of all features.
         every: also the expensive protocols, if neither `names` nor the config chooses.
         show: is given each row as soon as it is known.
@@ -102,7 +102,7 @@ def choose_protocols(
     Args:
         config: the model's; its section `evaluation` may have `protocols`.
         data: another config, which declares them instead; a folder declares none.
-        names: only these of the protocols.
+        names: these protocols instead, as they are declared if they are.
         images: the image sets by name.
         every: without a declaration, all that the images suit.
 
@@ -110,17 +110,16 @@ def choose_protocols(
         UserError: no such protocol, or images that do not suit one that was asked for.
         ImportError: a protocol needs scikit-learn, which is not installed.
     """
-    configs = (declaring_config(config, data).get(SECTION) or {}).get("protocols")
-    asked = names is not None or configs is not None
-    if configs is None and (names or every):
-        configs = [dict(type=name) for name in known_protocols()]
-    elif configs is None:
-        configs = quick_protocols(images)
-    known = [type_name(one["type"]) for one in configs]
-    for name in names or ():
-        if name not in known:
-            raise UserError(f"--protocols {name}: one of {', '.join(known)}")
-    chosen = [one for one in configs if not names or type_name(one["type"]) in names]
+    declared = (declaring_config(config, data).get(SECTION) or {}).get("protocols")
+    asked = names is not None or declared is not None
+    if names:
+        chosen = named_protocols(names, declared or [])
+    elif declared is not None:
+        chosen = declared
+    elif every:
+        chosen = [dict(type=name) for name in known_protocols()]
+    else:
+        chosen = quick_protocols(images)
     with_images = []
     for protocol in build_protocols(chosen):
         absent = set(protocol.needs) - set(images)
@@ -129,6 +128,16 @@ def choose_protocols(
         else:
             with_images.append(protocol)
     return suiting(with_images, lambda protocol: check_images(protocol, images), asked)
+
+
+def named_protocols(names: Sequence[str], declared: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The named protocols, each as it is declared, else with its defaults."""
+    configs = {name: dict(type=name) for name in known_protocols()}
+    configs |= {type_name(one["type"]): one for one in declared}
+    for name in names:
+        if name not in configs:
+            raise UserError(f"--protocols {name}: one of {', '.join(configs)}")
+    return [configs[name] for name in names]
 
 
 def quick_protocols(images: Mapping[str, ImageSet]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Fit a codebook: grid features of a tokenizer config's images, clustered by k-means.
 
-Run again to continue after an interruption. Under torchrun (or with `--launcher slurm`), the processes share
-the images and the clustering; the codebook is the same for any number of them.
+Run again to continue after an interruption. Under torchrun or srun, the processes share the images and the
+clustering; the codebook is the same for any number of them.
 """
 
 import argparse
@@ -25,7 +25,9 @@ def parse_args() -> argparse.Namespace:
     add_tokenizer_options(parser)
     parser.add_argument("--out", help="codebook to write; default: the config's tokenizer.codebook")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing codebook")
-    parser.add_argument("--launcher", choices=("none", "pytorch", "slurm"), help="how processes are started")
+    parser.add_argument(
+        "--launcher", choices=("none", "pytorch", "slurm", "mpi"), help="default: what started them"
+    )
     return parser.parse_args()
 
 

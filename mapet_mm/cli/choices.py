@@ -18,9 +18,9 @@ from mapet_mm.cli.starts import GRID, INIT, Start, take_start
 from mapet_mm.datasets.formats import EXTENSIONS
 from mapet_mm.models.target_generators.kclip import weights_file
 from mapet_mm.models.target_generators.tokenizer import TokenizerError
+from mapet_mm.utils.disk import GIGABYTE
 from mapet_mm.utils.errors import UserError
 
-GIGABYTE = 10**9
 ROWS_A_CENTROID = 39  # the minimum that faiss advises
 LARGEST_K = 8192  # the paper's
 CLIP_STATISTICS = ([122.7709383, 116.7460125, 104.09373615], [68.5005327, 66.6321579, 70.32316305])

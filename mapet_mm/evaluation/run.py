@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,12 +19,12 @@ from mapet_mm.evaluation.models import Checkpoint
 from mapet_mm.evaluation.protocol import Evaluated, Protocol, build_protocols, known_protocols
 from mapet_mm.evaluation.rows import Row
 from mapet_mm.utils.config import type_name
+from mapet_mm.utils.disk import GIGABYTE, require_room
 from mapet_mm.utils.dist import is_first_process, print_once
 from mapet_mm.utils.errors import UserError
 
-GB = 10**9
 # Patch tokens of one protocol that a default evaluation may write; ImageNet's take 386 GB.
-MOST_TOKENS = 20 * GB
+MOST_TOKENS = 20 * GIGABYTE
 
 
 def evaluate_data(
@@ -252,20 +251,11 @@ def check_tokens(
     if needed > MOST_TOKENS:
         name = type(protocol).__name__
         raise UserError(
-            f"its patch tokens take {needed / GB:.1f} GB on disk; `--protocols {name}` takes them"
+            f"its patch tokens take {needed / GIGABYTE:.1f} GB on disk; `--protocols {name}` takes them"
         )
 
 
 def check_space(banks: Mapping[str, FeatureBank], kinds: Mapping[str, Sequence[str]], cache: Path) -> None:
     """Say how much will be written; raise UserError if the disk has less."""
-    needed = missing_bytes(banks, kinds)
-    if not needed:
-        return
-    existing = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
-    print_once(f"features: {needed / GB:.3g} GB to write into {cache}, {free / GB:.3g} GB free")
-    if needed > free:
-        raise UserError(
-            f"the features take {needed / GB:.1f} GB, and the disk of {cache} has {free / GB:.1f} GB free: "
-            "name another --cache, or fewer --protocols"
-        )
+    remedy = "name another --cache, or fewer --protocols"
+    require_room(cache, missing_bytes(banks, kinds), "features", remedy)

@@ -21,6 +21,7 @@ from mapet_mm.structures.stored_names import encode_name
 from mapet_mm.tokenizers.image_groups import GroupLoader, ImageGroup, encode_blocks
 from mapet_mm.tokenizers.images import UnreadableImagesError
 from mapet_mm.utils.atomic_files import replace_file
+from mapet_mm.utils.disk import require_room
 from mapet_mm.utils.identity import digest
 
 IMAGES_PER_BLOCK = 256
@@ -116,11 +117,16 @@ def sample_features(
 
     Raises:
         UnreadableImagesError: after the features of all other blocks are written.
+        UserError: the disk has no room for the features.
         ValueError: more positions than the grid has.
     """
     identity = features_identity(tokenizer, loader, indices, preprocessing, positions_per_image, seed)
     blocks = FeatureBlocks(folder / digest(identity)[:12], indices, positions_per_image)
     blocks.folder.mkdir(parents=True, exist_ok=True)
+
+    missing = sum(len(blocks.pending(block, on_error)) for block in range(len(blocks)))
+    num_bytes = missing * positions_per_image * tokenizer.dim * 2  # float16
+    require_room(folder, num_bytes, "sampled features", "give --out on another disk")
 
     def pending(block: int) -> list[int]:
         return [indices[name] for name in blocks.pending(block, on_error)]

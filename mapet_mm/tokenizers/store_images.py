@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
@@ -25,13 +24,13 @@ from mapet_mm.tokenizers.fit_and_extract import as_json
 from mapet_mm.tokenizers.images import ImageReader, UndecodableError
 from mapet_mm.utils.atomic_files import remove_stale
 from mapet_mm.utils.config import scope_of, type_name
-from mapet_mm.utils.dist import print_once, process_number
+from mapet_mm.utils.disk import require_room
+from mapet_mm.utils.dist import process_number
 from mapet_mm.utils.errors import UserError, listed
 from mapet_mm.utils.shared_work import my_blocks
 
 # The square is what comes before the first of these in a pipeline.
 ENDS = ("ColorJitter", "LoadTokenGrid", "PackInputs")
-GIGABYTE = 10**9
 
 
 @dataclass(frozen=True)
@@ -137,27 +136,12 @@ def store_images(loader: SquareLoader) -> tuple[Squares, int]:
     remove_stale(squares.folder / "parts")
     parts = [part for part in range(loader.store.parts) if not squares.is_whole(part)]
     missing = sum(len(squares.rows_of(part)) for part in parts)
-    require_room(squares, missing)
+    what = f"{len(squares.store):,} squares of {squares.size} x {squares.size} px"
+    remedy = "make the folder a link to another disk"
+    require_room(squares.folder, missing * squares.size**2 * CHANNELS, what, remedy)
     num_decoded = write_parts(loader, squares, missing)
     squares.finish()
     return squares, num_decoded
-
-
-def require_room(squares: Squares, num_missing: int) -> None:
-    """Say what the squares cost; UserError if the disk has no room for those that are missing."""
-    square_bytes = squares.size**2 * CHANNELS
-    size = f"{squares.size} x {squares.size} px"
-    free = shutil.disk_usage(squares.folder).free
-    total = len(squares.store)
-    print_once(
-        f"{total:,} squares of {size}: {total * square_bytes / GIGABYTE:,.3g} GB, of which "
-        f"{num_missing * square_bytes / GIGABYTE:,.3g} GB are missing; free: {free / GIGABYTE:,.3g} GB"
-    )
-    if num_missing * square_bytes > free:
-        raise UserError(
-            f"`{squares.folder}` has no room for {num_missing:,} squares of {size}: make "
-            f"{num_missing * square_bytes / GIGABYTE:,.3g} GB free, or make the folder a link to another disk"
-        )
 
 
 def write_parts(loader: SquareLoader, squares: Squares, num_missing: int) -> int:

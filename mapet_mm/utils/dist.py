@@ -55,13 +55,13 @@ def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS)
     """Join the other processes of the run; each has a GPU of its own where there are any.
 
     Args:
-        launcher: 'none', 'pytorch' (torchrun) or 'slurm'; None for 'pytorch' under torchrun, else 'none'.
+        launcher: 'none', 'pytorch' (torchrun), 'slurm' or 'mpi'; None for the one that started this process.
         timeout: seconds that processes wait for each other.
 
     Raises:
         UserError: a launcher that needs GPUs, without them.
     """
-    launcher = launcher or ("pytorch" if torch.distributed.is_torchelastic_launched() else "none")
+    launcher = launcher or own_launcher()
     if launcher == "none" or is_distributed():
         return
     number_slurm_task()
@@ -72,6 +72,15 @@ def start_processes(launcher: str | None = None, timeout: int = TIMEOUT_SECONDS)
         torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
     else:
         raise UserError(f"launcher {launcher} needs CUDA devices: without them use launcher pytorch")
+
+
+def own_launcher() -> str:
+    """What started this process together with others, by its environment; 'none' if it is alone."""
+    if process_number()[1] == 1 and not torch.distributed.is_torchelastic_launched():
+        return "none"
+    if "RANK" in os.environ:
+        return "pytorch"
+    return "slurm" if "SLURM_PROCID" in os.environ else "mpi"
 
 
 def number_slurm_task() -> None:

@@ -187,11 +187,11 @@ def test_the_size_of_the_features_is_said_and_refused_if_the_disk_has_less(confi
     images, checkpoint = read_image_sets(config), load_checkpoint(config, str(root / "weights.pth"))
     protocols = build_protocols([dict(type="NearestNeighbours"), PROTOCOLS[3]])
     needed = (24 + 9) * (3 * 2 + 16) * 16 * 2
-    monkeypatch.setattr(run.shutil, "disk_usage", lambda _: Disk(free=needed - 1))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Disk(free=needed - 1))
     with pytest.raises(UserError, match="--cache"):
         evaluate(checkpoint, images, protocols, root / "cache")
     assert not (root / "cache").exists()
-    monkeypatch.setattr(run.shutil, "disk_usage", lambda _: Disk(free=needed))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Disk(free=needed))
     evaluate(checkpoint, images, protocols, root / "cache")
     assert f"features: {needed / 1e9:.3g} GB to write" in capsys.readouterr().out
     written = sum(len(np.load(file).tobytes()) for file in (root / "cache").rglob("*.npy"))

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from mapet_mm.tokenizers import kmeans, sampling
 from mapet_mm.tokenizers.fit_and_extract import features_folder, run_fit_codebook
 from mapet_mm.tokenizers.images import NamedImages
 from mapet_mm.tokenizers.sampling import draw_images, rows_at
+from mapet_mm.utils.errors import UserError
 
 
 def test_the_codebook_records_what_it_was_made_from(fitted):
@@ -63,6 +65,17 @@ def test_a_codebook_of_drawn_images_reads_no_others_and_is_the_same_in_any_proce
     assert again.digest == codebook.digest
     cfg.codebook.num_images = None
     assert run_fit_codebook(cfg, overwrite=True)[1].digest != codebook.digest
+
+
+def test_sampling_says_what_it_writes_and_stops_if_the_disk_has_less(cfg, read, monkeypatch, capsys):
+    needed = 12 * 2 * 256 * 2  # images x positions x channels, in float16
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=needed - 1))
+    with pytest.raises(UserError, match="--out"):
+        run_fit_codebook(cfg)
+    assert not read
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=needed))
+    run_fit_codebook(cfg)
+    assert f"sampled features: {needed / 1e9:.3g} GB to write" in capsys.readouterr().out
 
 
 def test_rows_are_picked_out_and_rounded_before_they_leave_the_device():

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from mapet_mm.utils.dist import RANKS, choose_device, print_once, process_number, start_processes
+from mapet_mm.utils.dist import (
+    RANKS,
+    choose_device,
+    own_launcher,
+    print_once,
+    process_number,
+    start_processes,
+)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +38,18 @@ def test_processes_with_gpus_talk_over_nccl(monkeypatch):
     )
     start_processes("slurm", 60)
     assert started == [(("slurm",), dict(backend="nccl", timeout=60))]
+
+
+@pytest.mark.parametrize(("names", "launcher"), [*zip(RANKS, ("pytorch", "slurm", "mpi"), strict=True)])
+def test_processes_join_by_what_started_them(names, launcher, monkeypatch):
+    for name in sum(RANKS, ()):
+        monkeypatch.delenv(name, raising=False)
+    assert own_launcher() == "none"
+    for name, value in zip(names, ("0", "1"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert own_launcher() == "none"  # one task of Slurm
+    monkeypatch.setenv(names[1], "2")
+    assert own_launcher() == launcher
 
 
 @pytest.mark.parametrize("names", RANKS)

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from mapet_mm.datasets.transforms.masking import BlockwiseMask
 from mapet_mm.engine.hooks.compile_hook import CompileHook
+from mapet_mm.models.utils.attention import switch_cudnn_attention
 from mapet_mm.registry import MODELS
 
 sys.path += [str(ROOT / "tools"), str(ROOT / "tests")]
@@ -71,6 +72,7 @@ class Step:
         size, _, precision = case.partition(":")
         self.dtype = DTYPES[precision]
         self.is_reference = variant.startswith("reference")
+        switch_cudnn_attention()  # as a training does
         torch.manual_seed(0)
         self.model = build_model(variant, size).to(DEVICE).train()
         self.heads = self.model.backbone.layers[0].attn.num_heads

@@ -22,7 +22,8 @@ class CompileHook(Hook):
     MMEngine's own `compile` wraps the whole train step, in which `torch.compile` breaks its graph dozens of
     times and recompiles for each learning rate. The backbone is one graph. `mapet-mm train` adds this hook if
     a config has `compile=True`. Only training is compiled: validation batches have many shapes, each would
-    be compiled for minutes, and PyTorch stops at eight.
+    be compiled for minutes, and PyTorch stops at eight. In several processes PyTorch cuts the graph where
+    gradients are gathered, so that they travel while others are computed.
 
     Args:
         memory_budget: of what the compiler would keep for the backward pass, the share that it may keep; the

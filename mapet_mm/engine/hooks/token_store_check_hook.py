@@ -147,6 +147,7 @@ def check_normalisation(model: nn.Module) -> None:
         fitted_on = MODELS.build(recorded)({"inputs": pixels, "data_samples": None})["inputs"]
     batch = {"inputs": [pixels, pixels], "data_samples": [DataSample()]}
     seen = model.data_preprocessor(batch, True)["inputs"][1].cpu()
+    model.data_preprocessor.range_checked = frozenset()  # the first real images are still to be looked at
     if not torch.allclose(seen, fitted_on, rtol=1e-3, atol=1e-3):
         settings = ", ".join(f"{key}={value}" for key, value in recorded.items() if key != "type")
         raise CodebookError(

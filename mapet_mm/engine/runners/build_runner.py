@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.dist import is_distributed
@@ -15,6 +14,7 @@ from mmengine.runner import Runner
 from torch import nn
 
 from mapet_mm.engine.hooks.total_batch_hook import scaling_with_accumulation
+from mapet_mm.models.utils.attention import switch_cudnn_attention
 from mapet_mm.utils.dist import TIMEOUT_SECONDS, number_slurm_task, start_processes
 
 # MMEngine adds these hooks itself and accepts None for them; for any other hook None is an error.
@@ -52,12 +52,8 @@ def is_for_terminal(record: logging.LogRecord) -> bool:
 
 
 def build_runner(cfg: Config, launcher: str) -> Runner:
-    """Build the config's runner, for one process ('none') or several, with or without GPUs.
-
-    cuDNN's attention stays off: a training that takes it may get NaN gradients where a mask has -inf
-    (pytorch issue 196678). MAPET_MM_CUDNN_ATTENTION=1 lets PyTorch choose it.
-    """
-    torch.backends.cuda.enable_cudnn_sdp(os.environ.get("MAPET_MM_CUDNN_ATTENTION") == "1")
+    """Build the config's runner, for one process ('none') or several, with or without GPUs."""
+    switch_cudnn_attention()
     cfg.launcher = launcher
     if launcher != "none":
         _start(cfg, launcher)

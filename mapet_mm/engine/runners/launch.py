@@ -27,6 +27,7 @@ from mapet_mm.utils.config import class_of, nodes, type_name
 from mapet_mm.utils.dist import is_first_process, local_rank, print_to_user
 from mapet_mm.utils.errors import LaunchError
 from mapet_mm.utils.gpus import require_usable_gpu
+from mapet_mm.utils.precision import choose_dtype
 
 CLASS_NAMES = dict(type="mapet_mm.ClassNamesCheckHook")
 TOKEN_STORE_CHECK = dict(type="mapet_mm.TokenStoreCheckHook")
@@ -219,7 +220,9 @@ def configure_test(
     cfg.default_hooks = ConfigDict({**own, **(cfg.get("default_hooks") or {})})
     _require(cfg, "test_dataloader", "test_evaluator")
     if amp:
-        cfg.test_cfg.fp16 = True
+        cfg.test_cfg.fp16 = True  # MMEngine's name for autocast, on GPUs in float16 unless told otherwise
+        if torch.cuda.is_available():
+            torch.set_autocast_dtype("cuda", choose_dtype("cuda"))
     if tta:
         _require(cfg, "tta_model", "tta_pipeline")
         cfg.model = ConfigDict(**cfg.tta_model, module=cfg.model)

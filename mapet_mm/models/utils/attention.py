@@ -1,9 +1,20 @@
 """Attention: the kernel is chosen by measurements (docs/performance.md)."""
 
+import os
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
+
+
+def switch_cudnn_attention() -> None:
+    """Leave cuDNN's attention off in this process; MAPET_MM_CUDNN_ATTENTION=1 lets PyTorch choose it.
+
+    With a mask, its gradients of queries may be NaN: where 64 keys remain after the last multiple of 128, in
+    rows whose scores are all below -88 (pytorch issue 196678).
+    """
+    torch.backends.cuda.enable_cudnn_sdp(os.environ.get("MAPET_MM_CUDNN_ATTENTION") == "1")
 
 
 def attend(

@@ -275,7 +275,9 @@ def test_another_normalisation_than_the_codebooks_is_refused(options):
     [(RIGHT, {}), (dict(preprocessing=dict(pipeline=[])), dict(second_mean=[0.0] * 3)), (None, {})],
 )
 def test_the_codebooks_normalisation_passes_and_any_where_it_records_none(metadata, options):
-    check_normalisation(online(metadata, **options))
+    model = online(metadata, **options)
+    check_normalisation(model)
+    assert not getattr(model.data_preprocessor, "range_checked", None)  # of images that were made up
     check_normalisation(torch.nn.Module())
 
 

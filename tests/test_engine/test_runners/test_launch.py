@@ -23,6 +23,7 @@ from mapet_mm.engine.runners.launch import (
 )
 from mapet_mm.structures import TokenStore, TokenStoreError
 from mapet_mm.utils.dist import TIMEOUT_SECONDS
+from mapet_mm.utils.precision import choose_dtype
 
 
 def test_train_writes_checkpoints_and_says_what_and_what_next(trained):
@@ -57,6 +58,13 @@ def test_none_leaves_out_any_default_hook(config, tmp_path):
     hooks = {type(hook).__name__ for hook in build_runner(cfg, "none").hooks}
     assert not hooks & {"IterTimerHook", "VisualizationHook", "ClassNamesCheckHook"}
     assert hooks >= {"LoggerHook", "CheckpointHook", "PortableCheckpointHook"}
+
+
+@pytest.mark.gpu
+def test_amp_tests_on_a_gpu_in_the_type_that_it_trains_in(trained):
+    cfg = load_config(str(trained.config))
+    configure_test(cfg, str(trained.work / "epoch_2.pth"), amp=True)
+    assert torch.get_autocast_dtype("cuda") is choose_dtype("cuda")
 
 
 def test_test_reports_and_keeps_metrics_and_predictions(trained, tmp_path, monkeypatch, capsys):

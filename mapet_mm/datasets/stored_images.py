@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from torch.utils.data import Dataset
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
 from mapet_mm.registry import DATASETS, FUNCTIONS
 from mapet_mm.structures import TokenStore, TokenStoreError
+from mapet_mm.structures.image_names import read_lines
 from mapet_mm.structures.squares import Squares
 
 
@@ -101,7 +101,7 @@ class StoredImages(Dataset):
 
     def _rows_in(self, file: str) -> Int64[np.ndarray, " names"]:
         """The store's rows of the images in a list."""
-        names = Path(file).read_text().splitlines()
+        names = read_lines(file)
         rows = self.store.rows(names)
         if (rows < 0).any():
             unknown = names[int((rows < 0).argmax())]

@@ -204,6 +204,15 @@ def test_images_of_a_list_are_left_out(folder):
     assert names_in(dataset, folder) == sorted({*TRAIN, *VAL} - {TRAIN[3], VAL[0]})
 
 
+def test_a_name_in_a_list_may_hold_what_splitlines_takes_for_a_line_break(tmp_path):
+    names = [f"train/0/a{character}b.png" for character in "\x0b\x0c\x1c\x85\u2028\u2029"]
+    make_store(tmp_path, [*names, *TRAIN])
+    store_squares(tmp_path)
+    (tmp_path / "list.txt").write_bytes("\r\n".join([*names, ""]).encode())  # as Windows writes it
+    dataset = DATASETS.build(stored(tmp_path, left_out=str(tmp_path / "list.txt")))
+    assert names_in(dataset, tmp_path) == TRAIN
+
+
 def listed_of_another_folder(folder: Path) -> dict:
     (folder / "list.txt").write_text("of another folder.png")
     return stored(folder, left_out=str(folder / "list.txt"))

@@ -137,9 +137,10 @@ def test_a_whole_batch_is_its_items_and_fits_the_preprocessor(folder):
     assert batch["inputs"].is_contiguous(memory_format=torch.channels_last)
     for index, sample in enumerate(batch["data_samples"]):
         item = dataset[index]
-        assert np.array_equal(batch["inputs"][index].permute(1, 2, 0), item["img"])
-        assert np.array_equal(batch["token_grids"][index], item["token_grid"])
-        assert (sample.img_path, sample.sample_idx) == (item["img_path"], item["sample_idx"])
+        assert torch.equal(batch["inputs"][index], item["inputs"])
+        packed = item["data_samples"]
+        assert np.array_equal(batch["token_grids"][index], packed.token_grid)
+        assert (sample.img_path, sample.sample_idx) == (packed.img_path, packed.sample_idx)
     seeded = SeededDataset(dataset).__getitems__([SeededIndex(3, 5), SeededIndex(1, 6)])
     assert [sample.draw_seed for sample in seeded["data_samples"]] == [5, 6]
     # As a batch of packed items.
@@ -151,6 +152,33 @@ def test_a_whole_batch_is_its_items_and_fits_the_preprocessor(folder):
         expected_images, expected_grids = preprocessor(dict(items), training)["inputs"]
         assert torch.equal(images, expected_images)
         assert torch.equal(grids, expected_grids)
+
+
+def repeated(folder: Path) -> dict:
+    return dict(type="RepeatDataset", times=2, dataset=stored(folder, pipeline=()))
+
+
+def joined(folder: Path) -> dict:
+    """Its last images are decoded from files."""
+    kinds = [stored(folder, "train/0/", ()), stored(folder, "train/1/", ()), decoded(folder, "train/2", ())]
+    return dict(type="ConcatDataset", datasets=kinds)
+
+
+@pytest.mark.parametrize("wrapped", [repeated, joined])
+def test_a_batch_of_wrapped_sets_is_that_of_the_bare_one(folder, wrapped):
+    jitter = {name: value for name, value in JITTER.items() if name != "type"}
+    preprocessor = TokenGridDataPreprocessor(mean=[127.5] * 3, std=[64.0] * 3, color_jitter=jitter)
+    indices = [SeededIndex(index, 7 * index + 1) for index in range(len(TRAIN))]
+    prepared = []
+    for options in (stored(folder, pipeline=()), wrapped(folder)):
+        dataset = SeededDataset(DATASETS.build(options))
+        prepared.append(preprocessor(whole_batch(dataset.__getitems__(indices)), training=True))
+    before, now = prepared
+    for expected, tensor in zip(before["inputs"], now["inputs"], strict=True):
+        assert torch.equal(tensor, expected)
+    for key in ("img_path", "draw_seed"):
+        expected = [sample.get(key) for sample in before["data_samples"]]
+        assert [sample.get(key) for sample in now["data_samples"]] == expected
 
 
 def test_images_that_the_store_skipped_are_left_out_and_a_prefix_finds_later_images(tmp_path):
@@ -253,18 +281,14 @@ def test_a_store_that_is_replaced_in_mid_training_stops_it(folder, remake, monke
 def test_workers_read_a_dataset_that_was_used_before_the_fork_or_pickled(folder):
     """A worker that is started anew gets the dataset pickled."""
     dataset = mapet_mm.StoredImages(str(folder / "tokens"), size=SIZE)
-    expected = [dataset[index]["img"].tobytes() for index in range(len(dataset))]
+    expected = [dataset[index]["inputs"].numpy().tobytes() for index in range(len(dataset))]
     pickled = pickle.dumps(dataset)
     assert len(pickled) < 4000
     for given in (dataset, pickle.loads(pickled)):
         loader = DataLoader(
             given, None, num_workers=2, collate_fn=whole_batch, multiprocessing_context="fork"
         )
-        assert [item["img"].numpy().tobytes() for item in map(as_tensors, loader)] == expected
-
-
-def as_tensors(item: dict) -> dict:
-    return item | {"img": torch.as_tensor(item["img"])}
+        assert [item["inputs"].numpy().tobytes() for item in loader] == expected
 
 
 def test_a_row_that_another_process_writes_is_found_without_opening_anew(tmp_path):

@@ -52,10 +52,10 @@ def test_a_run_that_waits_for_images_says_so_once_with_the_cure(clock, capture_l
     assert "num_workers` (now 3" in line
 
 
-def stored_images(*steps: object) -> StoredImages:
-    """A data set of stored squares with these steps for each image."""
+def stored_images(gives_whole_batches: bool) -> StoredImages:
+    """A data set of stored squares, with or without steps for each image."""
     dataset = StoredImages.__new__(StoredImages)
-    dataset.steps = SimpleNamespace(transforms=steps)
+    dataset.gives_whole_batches = gives_whole_batches
     return dataset
 
 
@@ -64,8 +64,8 @@ def stored_images(*steps: object) -> StoredImages:
     [
         (SimpleNamespace(pipeline=[]), ["num_workers"]),
         (SimpleNamespace(pipeline=[LoadTokenGrid("tokens")]), ["num_workers", "mapet-mm store-images"]),
-        (stored_images("jitter"), ["num_workers", "colours on the GPU"]),
-        (stored_images(), ["num_workers"]),
+        (stored_images(False), ["num_workers", "colours on the GPU"]),
+        (stored_images(True), ["num_workers"]),
     ],
 )
 def test_the_cure_is_what_the_loader_does_not_do_yet(dataset, cures, clock, capture_log):

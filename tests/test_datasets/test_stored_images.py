@@ -1,5 +1,6 @@
 """A training on stored squares is the training on files: the same pixels, draws, order and losses."""
 
+import errno
 import gc
 import pickle
 import shutil
@@ -35,8 +36,10 @@ from mapet_mm.datasets import StoredImages, whole_batch
 from mapet_mm.datasets.samplers import SeededDataset, SeededIndex
 from mapet_mm.models.utils.data_preprocessor import TokenGridDataPreprocessor
 from mapet_mm.structures import TokenStore, TokenStoreError, extend_store, open_parts
+from mapet_mm.structures.squares import Squares
 from mapet_mm.structures.store_files import PART_ROWS
 from mapet_mm.tokenizers.store_images import SquareLoader, store_images
+from mapet_mm.utils import storage
 from mapet_mm.utils.errors import UserError
 
 TRAIN, VAL = named("train", 10), named("val", 4)
@@ -152,6 +155,31 @@ def test_a_whole_batch_is_its_items_and_fits_the_preprocessor(folder):
         expected_images, expected_grids = preprocessor(dict(items), training)["inputs"]
         assert torch.equal(images, expected_images)
         assert torch.equal(grids, expected_grids)
+
+
+@pytest.mark.parametrize(("errors", "stops"), [(4, False), (5, True)])
+def test_an_error_of_the_storage_costs_no_whole_batch(folder, monkeypatch, errors, stops):
+    """After the batch, its first image is read four times."""
+    monkeypatch.setattr(storage, "RETRIES", (0.0, 0.0, 0.0))
+    dataset = SeededDataset(DATASETS.build(stored(folder, pipeline=())))
+    indices = [SeededIndex(3, 5), SeededIndex(1, 6)]
+    expected = dataset.__getitems__(indices)
+    outcomes = [OSError(errno.EIO, "Input/output error")] * errors + [None] * len(indices)
+    read = Squares.read
+
+    def read_or_raise(self, rows):
+        if error := outcomes.pop(0):
+            raise error
+        return read(self, rows)
+
+    monkeypatch.setattr(Squares, "read", read_or_raise)
+    if stops:
+        with pytest.raises(UserError, match=rf"{TRAIN[3]}` cannot be read .* look at the storage"):
+            dataset.__getitems__(indices)
+        return
+    batch = whole_batch(dataset.__getitems__(indices))
+    assert torch.equal(batch["inputs"], expected["inputs"])
+    assert [sample.draw_seed for sample in batch["data_samples"]] == [5, 6]
 
 
 def repeated(folder: Path) -> dict:

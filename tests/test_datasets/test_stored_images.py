@@ -11,7 +11,6 @@ import pytest
 import torch
 from config_building import ROOT, load
 from imagenet_folder import write_imagenet
-from mmengine.hooks import Hook
 from mmengine.registry import DATASETS
 from stored_squares import (
     CROP,
@@ -29,7 +28,7 @@ from stored_squares import (
     write_images,
 )
 from torch.utils.data import DataLoader
-from trainings import StopAfter, build, final, same
+from trainings import Noted, StopAfter, build, final, same
 
 import mapet_mm
 from mapet_mm.datasets import StoredImages, whole_batch
@@ -97,16 +96,6 @@ def test_imagenets_recipe_stores_its_squares_and_gives_the_same_items_from_them(
     assert item["inputs"].shape == (3, 224, 224)
     assert torch.equal(item["inputs"], expected["inputs"])
     assert np.array_equal(item["data_samples"].token_grid, expected["data_samples"].token_grid)
-
-
-class Noted(Hook):
-    """Keeps the loss of each step."""
-
-    def __init__(self, losses: list[float]) -> None:
-        self.losses = losses
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
-        self.losses.append(outputs["loss"].item())
 
 
 def test_steps_from_squares_have_the_losses_of_decoding_bit_for_bit(tmp_path):

@@ -56,6 +56,16 @@ class StopAfter(Hook):
             raise KeyboardInterrupt
 
 
+class Noted(Hook):
+    """Keeps the loss of each step."""
+
+    def __init__(self, losses: list[float]) -> None:
+        self.losses = losses
+
+    def after_train_iter(self, runner: Runner, batch_idx, data_batch=None, outputs=None) -> None:
+        self.losses.append(outputs["loss"].item())
+
+
 HOOKS = dict(
     epoch_seed=dict(type="mapet_mm.EpochSeedHook"),
     portable_checkpoint=dict(type="mapet_mm.PortableCheckpointHook"),

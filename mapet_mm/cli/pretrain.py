@@ -188,6 +188,7 @@ def prepare(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]
     """
     from mapet_mm.cli.choices import choose, find_images
     from mapet_mm.cli.configs import IMAGES, PRETRAINING, TOKENIZER, write_configs
+    from mapet_mm.structures.image_names import read_lines
 
     configs = [args.out / TOKENIZER, args.out / PRETRAINING]
     if not all(config.exists() for config in configs):
@@ -201,9 +202,8 @@ def prepare(args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]
     options = with_start(args, options)
     require_settings(args.out, options, "run", "take another --out")
     print(f"going on with {' and '.join(map(str, configs))}", flush=True)
-    listed = (args.out / IMAGES).read_text().split("\n")
     names, _ = find_images(args.images)
-    num_new = len(set(names).difference(listed))
+    num_new = len(set(names).difference(read_lines(args.out / IMAGES)))
     if num_new:
         print(f"images: {num_new} are new and left out (another --out trains with them)", flush=True)
     return options

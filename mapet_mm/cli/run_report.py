@@ -19,6 +19,7 @@ from mapet_mm.evaluation.models import Checkpoint
 from mapet_mm.evaluation.verdict import RESULT, Verdict, last_layer
 from mapet_mm.interop.model_card import command_of
 from mapet_mm.structures import TokenStore
+from mapet_mm.structures.image_names import read_lines
 from mapet_mm.utils.config import type_name
 from mapet_mm.visualization.codebook_sheet import codebook_section
 from mapet_mm.visualization.curves import PRETRAINING_PANELS, Panel, curves_section
@@ -76,7 +77,7 @@ def report_of_run(
         images: of the verdict: `val` and, with labels, `train`.
         cache: folder of the features.
     """
-    names = (run / IMAGES).read_text().splitlines()
+    names = read_lines(run / IMAGES)
     store = TokenStore.open(run / STORE)
     root = Config.fromfile(run / TOKENIZER).data_root
     shown = {name: models[name] for name in (verdict.compared_with, RESULT)}

@@ -12,6 +12,7 @@ import numpy as np
 from mmengine.config import Config
 
 from mapet_mm.structures import TokenStore
+from mapet_mm.structures.image_names import read_lines
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.config import type_name
 from mapet_mm.utils.errors import UserError
@@ -80,13 +81,14 @@ def read_labels(file: Path, names: Sequence[str]) -> dict[str, str]:
         UserError: a line without a class, or images without a line.
     """
     found = {}
-    for number, line in enumerate(file.read_text().splitlines(), start=1):
+    lines = file.read_text().split("\n")  # with the empty ones, which count
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         name, _, label = line.rpartition("\t" if "\t" in line else " ")
         if not name:
             raise UserError(f"{file}, line {number}: `{line}` is not a name and a class")
-        found[name.strip()] = label.strip()
+        found[name.strip(" \t")] = label.strip()
     missing = [name for name in names if name not in found]
     if missing:
         raise UserError(
@@ -159,7 +161,7 @@ def add_entries(cfg: Config, args: argparse.Namespace) -> Config:
         loaders[name] = dict(options, dataset=listed)
     cfg.evaluation = dict(loaders) if has_classes else dict(loaders, view=dict(type="RandomFlip", prob=1.0))
     if has_classes:
-        num_trained = len((args.out / TRAINED).read_text().splitlines())
+        num_trained = len(read_lines(args.out / TRAINED))
         probe: dict[str, Any] = dict(type="mapet_mm.KNNProbeHook", interval=interval)
         probe["most_images"] = max(20, min(MOST_PROBED, num_trained * interval // 20))
         for name, own in loaders.items():
@@ -172,7 +174,7 @@ def drop_skipped(run: Path) -> None:
     """Leave the images out of the verdict's lists that RUN's token store skipped: they cannot be decoded."""
     skipped = TokenStore.open(run / "tokens").skipped
     for file in (VOTING, TESTED):
-        lines = (run / file).read_text().splitlines()
+        lines = read_lines(run / file)
         kept = [line for line in lines if line not in skipped and line.rpartition(" ")[0] not in skipped]
         if len(kept) < len(lines):
             replace_file(run / file, "\n".join(kept).encode())

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mapet_mm.datasets.pipelines import find_step, pipeline_steps
+from mapet_mm.datasets.tar_shards import LoadImageFromTar
 from mapet_mm.datasets.transforms.token_grid import LoadTokenGrid
 from mapet_mm.registry import TRANSFORMS
 from mapet_mm.structures import TokenStore, TokenStoreError
@@ -90,12 +91,13 @@ def check_alignment(dataset: Dataset, grid: tuple[int, int]) -> None:
 def _probed(pipeline: Compose, grid: tuple[int, int]) -> Compose:
     """A copy of a pipeline that reads local files and numbers the tokens of each image."""
     ids = np.arange(grid[0] * grid[1]).reshape(grid)
-    numbered = {
-        id(step): lambda results: {**results, "token_grid": ids.copy()}
-        for step in pipeline_steps(pipeline)
-        if isinstance(step, LoadTokenGrid)
-    }
-    copied = copy.deepcopy(pipeline, numbered)
+    replaced: dict[int, Any] = {}
+    for step in pipeline_steps(pipeline):
+        if isinstance(step, LoadTokenGrid):
+            replaced[id(step)] = lambda results: {**results, "token_grid": ids.copy()}
+        elif isinstance(step, LoadImageFromTar):
+            replaced[id(step)] = LoadImageFromFile(step.to_float32, step.color_type, step.imdecode_backend)
+    copied = copy.deepcopy(pipeline, replaced)
     for step in pipeline_steps(copied):
         if isinstance(step, LoadImageFromFile):
             step.backend_args = None

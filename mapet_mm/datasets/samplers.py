@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from mapet_mm.utils.errors import UserError, reason_of
 from mapet_mm.utils.splitmix import DRAW_SEED, splitmix
+from mapet_mm.utils.storage import is_of_storage, read_patiently, storage_message
 
 REMEDY = (
     "repair or remove it, leave unreadable images out by ignore_empty=True in the pipeline's "
@@ -136,7 +137,8 @@ def draw_seed(state: int, position: int) -> int:
 class SeededDataset(Dataset):
     """A dataset that seeds Python, NumPy and PyTorch from each index; it has the inner one's attributes.
 
-    A data sample keeps its seed as `draw_seed`, with which MaPeT draws the image's permutation.
+    A data sample keeps its seed as `draw_seed`, with which MaPeT draws the image's permutation. An image that
+    the storage does not give is tried again, see `read_patiently`.
 
     Raises:
         PipelineError: an error in the pipeline, with the path of the image.
@@ -157,19 +159,25 @@ class SeededDataset(Dataset):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
+        seed = getattr(index, "seed", None)
         try:
-            return self._load(int(index), getattr(index, "seed", None))
+            return read_patiently(lambda: self._load(int(index), seed))
         except UserError:
             raise
         except Exception as error:
             path = self.dataset.get_data_info(int(index)).get("img_path")
+            if is_of_storage(error):
+                raise PipelineError(storage_message(path, error)) from error
             raise PipelineError(f"image `{path}`: {reason_of(error)}; {REMEDY}") from error
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """The items of many indices, or the batch of a dataset that gives whole ones, as StoredImages."""
         if not getattr(self.dataset, "gives_whole_batches", False):
             return [self[index] for index in indices]
-        batch = self.dataset.__getitems__(indices)
+        try:
+            batch = self.dataset.__getitems__(indices)
+        except OSError:  # one by one they are read again, and an error names its image
+            return [self[index] for index in indices]
         for index, sample in zip(indices, batch["data_samples"], strict=True):
             if hasattr(index, "seed"):
                 sample.set_metainfo({DRAW_SEED: index.seed})

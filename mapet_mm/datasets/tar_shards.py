@@ -18,8 +18,10 @@ from mapet_mm.datasets.formats import EXTENSIONS
 from mapet_mm.registry import DATASETS, TRANSFORMS
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError
+from mapet_mm.utils.shared_work import my_blocks
 
 OPEN_FILES = 64  # of a process
+INDICES = 4  # in memory: in the order of their names, the images of a tar file follow each other
 
 
 @DATASETS.register_module()
@@ -27,8 +29,9 @@ class TarShards(BaseDataset):
     """The images of uncompressed tar files, without labels, for tokens and squares.
 
     Put `mapet_mm.LoadImageFromTar` in place of `LoadImageFromFile` in the pipeline. An image's name is its
-    file's and its own: `shard-0001.tar/n01440764/18.jpg`. Each tar file is read once from end to end; where
-    its images are is then kept in an index beside it, which is made anew if the tar file changes.
+    file's and its own: `shard-0001.tar/n01440764/18.jpg`. Each tar file is gone through once, by one of the
+    processes that start together; where its images are is then kept in an index beside it, which is made anew
+    if the tar file changes.
 
     Args:
         data_root: folder of the tar files.
@@ -57,9 +60,14 @@ class TarShards(BaseDataset):
         shards = sorted(Path(self.data_root).glob(self.pattern))
         if not shards:
             raise UserError(f"no file `{self.pattern}` in data_root `{self.data_root}`: correct either")
+        indices = [index_of(shard, self.index_root) for shard in shards]
+        # All processes together make those that are not there.
+        missing = my_blocks(len(shards), lambda number: indices[number].exists())
+        for number in tqdm(missing, desc="reading tar files", unit="file", delay=2):
+            read_index(shards[number], indices[number])
         records = []
-        for shard in tqdm(shards, desc="reading tar files", unit="file", delay=2):
-            index = Path(self.index_root or shard.parent, f"{shard.name}.index.json")
+        bar = tqdm(shards, desc="reading indices of tar files", unit="file", delay=2)
+        for shard, index in zip(bar, indices, strict=True):
             for name, offset, size in read_index(shard, index):
                 path = os.path.join(shard, name)
                 records.append(dict(img_path=path, shard=str(shard), offset=offset, size=size))
@@ -68,7 +76,11 @@ class TarShards(BaseDataset):
 
 @TRANSFORMS.register_module()
 class LoadImageFromTar(LoadImageFromFile):
-    """Load an image of `TarShards`; arguments as for `LoadImageFromFile`.
+    """Load an image of `TarShards`, or one in a tar file by its path alone, as `mapet-mm store-images` does.
+
+    Args:
+        index_root: as that of `TarShards`.
+        **kwargs: arguments of `LoadImageFromFile`.
 
     Examples:
         >>> images = TarShards("shards", pipeline=[dict(type="mapet_mm.LoadImageFromTar")])
@@ -76,8 +88,14 @@ class LoadImageFromTar(LoadImageFromFile):
         (20, 30, 3)
     """
 
+    def __init__(self, index_root: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.index_root = index_root
+
     def transform(self, results: dict) -> dict:
         """Add `img`, `img_shape` and `ori_shape`."""
+        if "shard" not in results:
+            results.update(find_image(results["img_path"], self.index_root))
         descriptor = open_file(results["shard"]).fileno()
         content = os.pread(descriptor, results["size"], results["offset"])
         image = mmcv.imfrombytes(content, flag=self.color_type, backend=self.imdecode_backend)
@@ -93,6 +111,34 @@ class LoadImageFromTar(LoadImageFromFile):
 def open_file(path: str) -> BinaryIO:
     """A file that stays open; forks may share it, because `pread` moves no position."""
     return open(path, "rb")
+
+
+def find_image(path: str, index_root: str | None) -> dict[str, Any]:
+    """Tar file, offset and size in bytes of the image at a path like `shards/0.tar/n01440764/18.jpg`.
+
+    Raises:
+        FileNotFoundError: no tar file has it.
+    """
+    shard = next((parent for parent in Path(path).parents if parent.is_file()), None)
+    images = images_in(shard, index_root) if shard else {}
+    name = os.path.relpath(path, shard)
+    if name not in images:
+        raise FileNotFoundError(f"no tar file has the image `{path}`")
+    offset, size = images[name]
+    return dict(shard=str(shard), offset=offset, size=size)
+
+
+@lru_cache(maxsize=INDICES)
+def images_in(shard: Path, index_root: str | None) -> dict[str, tuple[int, int]]:
+    """Offset and size in bytes of each image in a tar file, by its name."""
+    images = read_index(shard, index_of(shard, index_root))
+    # Backwards, because of equal names the first has the tokens.
+    return {os.path.normpath(name): (offset, size) for name, offset, size in reversed(images)}
+
+
+def index_of(shard: Path, index_root: str | None) -> Path:
+    """The file of a tar file's index."""
+    return Path(index_root or shard.parent, f"{shard.name}.index.json")
 
 
 def read_index(shard: Path, index: Path) -> list[tuple[str, int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 def relative_name(img_path: str | os.PathLike, root: str | os.PathLike) -> str | None:
@@ -16,6 +17,14 @@ def relative_name(img_path: str | os.PathLike, root: str | os.PathLike) -> str |
     if _leaves(name) or os.pardir in path.split(os.sep):
         name = os.path.relpath(os.path.realpath(path), os.path.realpath(root))
     return None if _leaves(name) else name.replace(os.sep, "/")
+
+
+def read_lines(file: str | os.PathLike) -> list[str]:
+    """The lines of a list of images, without empty ones.
+
+    A name may hold U+2028 and other characters at which `str.splitlines` would end a line.
+    """
+    return [line for line in Path(file).read_text().split("\n") if line]
 
 
 def _leaves(name: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -19,9 +18,8 @@ from mapet_mm.registry import DATASETS
 from mapet_mm.structures.image_names import relative_name
 from mapet_mm.utils.atomic_files import replace_file
 from mapet_mm.utils.errors import UserError, listed, reason_of
+from mapet_mm.utils.storage import is_of_storage, read_patiently, storage_message
 
-# Seconds to wait before an image is read again that the storage did not give.
-RETRIES = (0.5, 2.0, 8.0)
 # Passes over the first image that have to agree.
 REPEATS = 8
 LARGEST_SKIPPED = 0.05
@@ -193,29 +191,9 @@ class ImageReader:
         self.step = step
 
     def __call__(self, results: dict) -> dict:
-        for wait in RETRIES:
-            try:
-                return self._read(results)
-            except _StorageError:
-                time.sleep(wait)
         try:
-            return self._read(results)
-        except _StorageError as error:
-            raise UserError(
-                f"image `{results.get('img_path')}` cannot be read ({error}), in {len(RETRIES) + 1} tries: "
-                "look at the storage, then run the same command again"
-            ) from error
-
-    def _read(self, results: dict) -> dict:
-        try:
-            return self.step(results)
+            return read_patiently(lambda: self.step(results))
         except Exception as error:  # of any decoder
-            # Errors of the storage have a number; a file that is not there stays away.
-            of_storage = getattr(error, "errno", None) or isinstance(error, ConnectionError | TimeoutError)
-            if of_storage and not isinstance(error, FileNotFoundError):
-                raise _StorageError(reason_of(error)) from error
+            if is_of_storage(error):
+                raise UserError(storage_message(results.get("img_path"), error)) from error
             raise UndecodableError(reason_of(error)) from error
-
-
-class _StorageError(Exception):
-    """The storage does not give an image, perhaps only now; the message is the reason."""

@@ -4,11 +4,21 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mmengine.config import Config
 
 from mapet_mm.cli import verdict
-from mapet_mm.cli.verdict import add_entries, classes_of, hold_out, read_labels, voting_images, write_lists
+from mapet_mm.cli.verdict import (
+    add_entries,
+    classes_of,
+    drop_skipped,
+    hold_out,
+    read_labels,
+    voting_images,
+    write_lists,
+)
+from mapet_mm.structures import TokenStore
 from mapet_mm.utils.errors import UserError
 
 COUNTS = {"a": 100, "b c": 40, "d": 3}
@@ -51,6 +61,26 @@ def test_classes_are_folders_or_a_file_and_otherwise_there_are_none(tmp_path):
     file = tmp_path / "labels.txt"
     file.write_text("my cat.jpg cat\nb/1.jpg\tgreat dane\n\n")
     assert read_labels(file, ["b/1.jpg", "my cat.jpg"]) == {"b/1.jpg": "great dane", "my cat.jpg": "cat"}
+
+
+# `str.splitlines` would end a line at each of these.
+ODD = [f"a{character}b.jpg" for character in "\x0b\x0c\x1c\x85\u2028\u2029"]
+
+
+def test_names_may_hold_what_splitlines_takes_for_a_line_break(tmp_path):
+    names = ["\u2028.jpg", *ODD]
+    labels = {name: str(index % 2) for index, name in enumerate(names)}
+    lines = "".join(f"{name}\t{label}\r\n" for name, label in labels.items())
+    (tmp_path / "labels.txt").write_bytes(lines.encode())  # as Windows writes it
+    assert read_labels(tmp_path / "labels.txt", names) == labels
+
+    store = TokenStore.create(tmp_path / "tokens", names, (1, 1), 8, "digest")
+    store.write([], np.empty((0, 1, 1), int), {names.index(ODD[0]): "broken", names.index(ODD[1]): "broken"})
+    (tmp_path / verdict.VOTING).write_text("\n".join(f"{name} 0" for name in ODD))
+    (tmp_path / verdict.TESTED).write_text("\n".join(ODD))
+    drop_skipped(tmp_path)
+    assert (tmp_path / verdict.VOTING).read_text() == "\n".join(f"{name} 0" for name in ODD[2:])
+    assert (tmp_path / verdict.TESTED).read_text() == "\n".join(ODD[2:])
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,21 @@
 """Images of every kind: what tokens are made of is what training sees, or both refuse it in the same way."""
 
+import errno
 import os
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+import torch
 from config_building import ROOT, read
-from mmengine.registry import DATASETS
+from mmengine.registry import DATASETS, TRANSFORMS
 from PIL import Image
 from torch.utils.data import DataLoader
 
 from mapet_mm.datasets.samplers import PipelineError, SeededDataset, SeededIndex
 from mapet_mm.tokenizers.images import NamedImages
+from mapet_mm.utils import storage
 
 IMAGENET = ROOT / "configs/_base_/datasets"
 
@@ -136,6 +139,34 @@ def test_a_file_that_vanishes_or_is_cut_in_mid_run_is_named_from_its_worker(tmp_
     os.remove(tmp_path / "there.png")
     with pytest.raises(PipelineError, match=r"there\.png`: FileNotFoundError"):
         next(iter(DataLoader(dataset, 1, num_workers=1, collate_fn=list)))
+
+
+class Hiccup:
+    """A step at which the storage gives errors, a number of times."""
+
+    def __init__(self, errors: int) -> None:
+        self.errors = errors
+
+    def __call__(self, results: dict) -> dict:
+        if self.errors:
+            self.errors -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return results
+
+
+def test_an_error_of_the_storage_is_tried_again_with_the_same_draws(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "RETRIES", (0.0, 0.0, 0.0))
+    make("plain.png", tmp_path / "plain.png")
+    dataset = trained(tmp_path / "plain.png")
+    jitter = TRANSFORMS.build(dict(type="ColorJitter", brightness=0.4))
+    dataset.pipeline.transforms.insert(2, jitter)
+    expected = dataset[SeededIndex(0, 5)]
+    dataset.pipeline.transforms.insert(3, Hiccup(errors=3))
+    assert torch.equal(dataset[SeededIndex(0, 5)]["inputs"], expected["inputs"])
+    dataset.pipeline.transforms[3] = Hiccup(errors=4)
+    message = r"plain\.png` cannot be read .*Input/output error.*look at the storage.*continues$"
+    with pytest.raises(PipelineError, match=message):
+        dataset[SeededIndex(0, 5)]
 
 
 def test_a_mistake_in_the_pipeline_names_the_image_too(tmp_path):

@@ -1,5 +1,6 @@
 """A training on stored squares is the training on files: the same pixels, draws, order and losses."""
 
+import errno
 import gc
 import pickle
 import shutil
@@ -10,7 +11,6 @@ import pytest
 import torch
 from config_building import ROOT, load
 from imagenet_folder import write_imagenet
-from mmengine.hooks import Hook
 from mmengine.registry import DATASETS
 from stored_squares import (
     CROP,
@@ -28,15 +28,17 @@ from stored_squares import (
     write_images,
 )
 from torch.utils.data import DataLoader
-from trainings import StopAfter, build, final, same
+from trainings import Noted, StopAfter, build, final, same
 
 import mapet_mm
 from mapet_mm.datasets import StoredImages, whole_batch
 from mapet_mm.datasets.samplers import SeededDataset, SeededIndex
 from mapet_mm.models.utils.data_preprocessor import TokenGridDataPreprocessor
 from mapet_mm.structures import TokenStore, TokenStoreError, extend_store, open_parts
+from mapet_mm.structures.squares import Squares
 from mapet_mm.structures.store_files import PART_ROWS
 from mapet_mm.tokenizers.store_images import SquareLoader, store_images
+from mapet_mm.utils import storage
 from mapet_mm.utils.errors import UserError
 
 TRAIN, VAL = named("train", 10), named("val", 4)
@@ -96,16 +98,6 @@ def test_imagenets_recipe_stores_its_squares_and_gives_the_same_items_from_them(
     assert np.array_equal(item["data_samples"].token_grid, expected["data_samples"].token_grid)
 
 
-class Noted(Hook):
-    """Keeps the loss of each step."""
-
-    def __init__(self, losses: list[float]) -> None:
-        self.losses = losses
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
-        self.losses.append(outputs["loss"].item())
-
-
 def test_steps_from_squares_have_the_losses_of_decoding_bit_for_bit(tmp_path):
     make_store(tmp_path, named("train", 20))
     store_squares(tmp_path)
@@ -137,9 +129,10 @@ def test_a_whole_batch_is_its_items_and_fits_the_preprocessor(folder):
     assert batch["inputs"].is_contiguous(memory_format=torch.channels_last)
     for index, sample in enumerate(batch["data_samples"]):
         item = dataset[index]
-        assert np.array_equal(batch["inputs"][index].permute(1, 2, 0), item["img"])
-        assert np.array_equal(batch["token_grids"][index], item["token_grid"])
-        assert (sample.img_path, sample.sample_idx) == (item["img_path"], item["sample_idx"])
+        assert torch.equal(batch["inputs"][index], item["inputs"])
+        packed = item["data_samples"]
+        assert np.array_equal(batch["token_grids"][index], packed.token_grid)
+        assert (sample.img_path, sample.sample_idx) == (packed.img_path, packed.sample_idx)
     seeded = SeededDataset(dataset).__getitems__([SeededIndex(3, 5), SeededIndex(1, 6)])
     assert [sample.draw_seed for sample in seeded["data_samples"]] == [5, 6]
     # As a batch of packed items.
@@ -151,6 +144,58 @@ def test_a_whole_batch_is_its_items_and_fits_the_preprocessor(folder):
         expected_images, expected_grids = preprocessor(dict(items), training)["inputs"]
         assert torch.equal(images, expected_images)
         assert torch.equal(grids, expected_grids)
+
+
+@pytest.mark.parametrize(("errors", "stops"), [(4, False), (5, True)])
+def test_an_error_of_the_storage_costs_no_whole_batch(folder, monkeypatch, errors, stops):
+    """After the batch, its first image is read four times."""
+    monkeypatch.setattr(storage, "RETRIES", (0.0, 0.0, 0.0))
+    dataset = SeededDataset(DATASETS.build(stored(folder, pipeline=())))
+    indices = [SeededIndex(3, 5), SeededIndex(1, 6)]
+    expected = dataset.__getitems__(indices)
+    outcomes = [OSError(errno.EIO, "Input/output error")] * errors + [None] * len(indices)
+    read = Squares.read
+
+    def read_or_raise(self, rows):
+        if error := outcomes.pop(0):
+            raise error
+        return read(self, rows)
+
+    monkeypatch.setattr(Squares, "read", read_or_raise)
+    if stops:
+        with pytest.raises(UserError, match=rf"{TRAIN[3]}` cannot be read .* look at the storage"):
+            dataset.__getitems__(indices)
+        return
+    batch = whole_batch(dataset.__getitems__(indices))
+    assert torch.equal(batch["inputs"], expected["inputs"])
+    assert [sample.draw_seed for sample in batch["data_samples"]] == [5, 6]
+
+
+def repeated(folder: Path) -> dict:
+    return dict(type="RepeatDataset", times=2, dataset=stored(folder, pipeline=()))
+
+
+def joined(folder: Path) -> dict:
+    """Its last images are decoded from files."""
+    kinds = [stored(folder, "train/0/", ()), stored(folder, "train/1/", ()), decoded(folder, "train/2", ())]
+    return dict(type="ConcatDataset", datasets=kinds)
+
+
+@pytest.mark.parametrize("wrapped", [repeated, joined])
+def test_a_batch_of_wrapped_sets_is_that_of_the_bare_one(folder, wrapped):
+    jitter = {name: value for name, value in JITTER.items() if name != "type"}
+    preprocessor = TokenGridDataPreprocessor(mean=[127.5] * 3, std=[64.0] * 3, color_jitter=jitter)
+    indices = [SeededIndex(index, 7 * index + 1) for index in range(len(TRAIN))]
+    prepared = []
+    for options in (stored(folder, pipeline=()), wrapped(folder)):
+        dataset = SeededDataset(DATASETS.build(options))
+        prepared.append(preprocessor(whole_batch(dataset.__getitems__(indices)), training=True))
+    before, now = prepared
+    for expected, tensor in zip(before["inputs"], now["inputs"], strict=True):
+        assert torch.equal(tensor, expected)
+    for key in ("img_path", "draw_seed"):
+        expected = [sample.get(key) for sample in before["data_samples"]]
+        assert [sample.get(key) for sample in now["data_samples"]] == expected
 
 
 def test_images_that_the_store_skipped_are_left_out_and_a_prefix_finds_later_images(tmp_path):
@@ -204,6 +249,15 @@ def test_images_of_a_list_are_left_out(folder):
     assert names_in(dataset, folder) == sorted({*TRAIN, *VAL} - {TRAIN[3], VAL[0]})
 
 
+def test_a_name_in_a_list_may_hold_what_splitlines_takes_for_a_line_break(tmp_path):
+    names = [f"train/0/a{character}b.png" for character in "\x0b\x0c\x1c\x85\u2028\u2029"]
+    make_store(tmp_path, [*names, *TRAIN])
+    store_squares(tmp_path)
+    (tmp_path / "list.txt").write_bytes("\r\n".join([*names, ""]).encode())  # as Windows writes it
+    dataset = DATASETS.build(stored(tmp_path, left_out=str(tmp_path / "list.txt")))
+    assert names_in(dataset, tmp_path) == TRAIN
+
+
 def listed_of_another_folder(folder: Path) -> dict:
     (folder / "list.txt").write_text("of another folder.png")
     return stored(folder, left_out=str(folder / "list.txt"))
@@ -244,18 +298,14 @@ def test_a_store_that_is_replaced_in_mid_training_stops_it(folder, remake, monke
 def test_workers_read_a_dataset_that_was_used_before_the_fork_or_pickled(folder):
     """A worker that is started anew gets the dataset pickled."""
     dataset = mapet_mm.StoredImages(str(folder / "tokens"), size=SIZE)
-    expected = [dataset[index]["img"].tobytes() for index in range(len(dataset))]
+    expected = [dataset[index]["inputs"].numpy().tobytes() for index in range(len(dataset))]
     pickled = pickle.dumps(dataset)
     assert len(pickled) < 4000
     for given in (dataset, pickle.loads(pickled)):
         loader = DataLoader(
             given, None, num_workers=2, collate_fn=whole_batch, multiprocessing_context="fork"
         )
-        assert [item["img"].numpy().tobytes() for item in map(as_tensors, loader)] == expected
-
-
-def as_tensors(item: dict) -> dict:
-    return item | {"img": torch.as_tensor(item["img"])}
+        assert [item["inputs"].numpy().tobytes() for item in loader] == expected
 
 
 def test_a_row_that_another_process_writes_is_found_without_opening_anew(tmp_path):

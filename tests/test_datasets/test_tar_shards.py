@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 from mmengine.registry import init_default_scope
 from PIL import Image
+from stored_squares import CROP, GRID, JITTER, LOAD, PACK, SIZE, config, fill, named, write_images
+from trainings import Noted
+from trainings import build as train
 
 from mapet_mm.datasets import tar_shards
+from mapet_mm.datasets.alignment import check_alignment
+from mapet_mm.datasets.tar_shards import LoadImageFromTar, index_of, read_index
 from mapet_mm.registry import DATASETS
+from mapet_mm.structures import TokenStore, TokenStoreError
 from mapet_mm.structures.image_names import relative_name
+from mapet_mm.tokenizers.store_images import SquareLoader, store_images, verify_images
 from mapet_mm.utils.errors import UserError
 
 NAMES = ["n01/a.png", "n01/b.png", "n02/c.png", "n02/d.png"]
@@ -26,13 +33,18 @@ def shards(tmp_path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(256, size=(9, 7, 3), dtype=np.uint8)).save(path)
         path.with_suffix(".cls").write_text("3")
-    (tmp_path / "shards").mkdir()
-    for number, names in enumerate((NAMES[:2], NAMES[2:])):
-        with tarfile.open(tmp_path / "shards" / f"{number}.tar", "w") as file:
-            for name in names:
-                for member in (name, name.replace("png", "cls")):
-                    file.add(tmp_path / "folder" / member, member)
+    members = [member for name in NAMES for member in (name, name.replace("png", "cls"))]
+    write_shards(tmp_path, [members[:4], members[4:]])
     return tmp_path / "shards"
+
+
+def write_shards(folder: Path, parts: list[list[str]], before: str = "") -> None:
+    """Tar files in `shards`, of files in `folder`."""
+    (folder / "shards").mkdir()
+    for number, names in enumerate(parts):
+        with tarfile.open(folder / "shards" / f"{number}.tar", "w") as file:
+            for name in names:
+                file.add(folder / "folder" / name, before + name)
 
 
 def build(shards: Path, **options):
@@ -63,8 +75,38 @@ def test_a_tar_file_is_listed_once_until_it_changes(shards, monkeypatch):
     assert [again.get_data_info(i) for i in range(4)] == [first.get_data_info(i) for i in range(4)]
     os.utime(shards / "1.tar")
     build(shards, index_root=str(shards.parent))
-    assert [path.name for path in listed] == ["0.tar", "1.tar", "1.tar"]
+    assert sorted(path.name for path in listed) == ["0.tar", "1.tar", "1.tar"]
     assert sorted(path.name for path in shards.iterdir()) == ["0.tar", "1.tar"]
+
+
+def test_processes_that_start_together_share_the_tar_files(shards, monkeypatch):
+    """The second of two begins with the second file, and meanwhile the first process lists the first file."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    listed = []
+    list_images = tar_shards.list_images
+
+    def list_beside_another(shard: Path) -> list:
+        listed.append(shard.name)
+        if shard.name == "1.tar":
+            read_index(shards / "0.tar", index_of(shards / "0.tar", None))
+        return list_images(shard)
+
+    monkeypatch.setattr(tar_shards, "list_images", list_beside_another)
+    assert len(build(shards)) == 4
+    assert listed == ["1.tar", "0.tar"]
+
+
+def test_an_image_is_found_by_its_path_alone(shards, tmp_path):
+    (tmp_path / "indices").mkdir()
+    load = LoadImageFromTar(index_root=str(tmp_path / "indices"))
+    for index, info in enumerate(map(build(shards).get_data_info, range(4))):
+        path = str(shards / f"{index // 2}.tar" / NAMES[index])
+        assert np.array_equal(load({"img_path": path})["img"], load(info)["img"])
+    assert len(list((tmp_path / "indices").iterdir())) == 2
+    for path in (shards / "0.tar/n02/c.png", shards / "n01/a.png"):
+        with pytest.raises(FileNotFoundError, match=f"no tar file has the image `{path}`"):
+            load({"img_path": str(path)})
 
 
 @pytest.mark.parametrize(
@@ -85,3 +127,59 @@ def test_an_image_that_cannot_be_decoded_is_named(shards):
         file.write(bytes(info["size"]))
     with pytest.raises(UserError, match="n01/b"):
         dataset[1]
+
+
+TRAINED = named("train", 10)
+LOAD_FROM_TAR = dict(type="mapet_mm.LoadImageFromTar")
+
+
+@pytest.fixture
+def stores(tmp_path) -> Path:
+    """The same images in `folder` and in tar files, as `tar cf FILE .` makes these, with the same tokens."""
+    write_images(tmp_path / "folder", TRAINED)
+    write_shards(tmp_path, [TRAINED[:6], TRAINED[6:]], before="./")
+    in_shards = [f"{int(index >= 6)}.tar/{name}" for index, name in enumerate(TRAINED)]
+    for root, names in (("folder", TRAINED), ("shards", in_shards)):
+        fill(TokenStore.create(tmp_path / f"{root}_tokens", names, GRID, 8, "digest", tmp_path / root))
+    return tmp_path
+
+
+def decoded(root: Path, *steps: dict, load: dict = LOAD_FROM_TAR, **images) -> dict:
+    """Config of a training set whose images, in this folder, are decoded."""
+    load_tokens = dict(type="mapet_mm.LoadTokenGrid", store=f"{root}_tokens")
+    return dict(data_root=str(root), pipeline=[load, CROP, *steps, load_tokens, PACK], **images)
+
+
+def losses(work_dir: Path, dataset: dict) -> list[float]:
+    """The losses of nine steps, after all checks."""
+    runner = train(work_dir, dataset=dataset, custom_hooks=[dict(type="mapet_mm.TokenStoreCheckHook")])
+    noted: list[float] = []
+    runner.register_hook(Noted(noted))
+    runner.train()
+    return noted
+
+
+def test_tokens_and_squares_from_tar_files_train_as_those_from_a_folder(stores):
+    from_folder = decoded(stores / "folder", JITTER, load=LOAD, type="CustomDataset", with_label=False)
+    from_shards = decoded(stores / "shards", JITTER, type="mapet_mm.TarShards")
+    loader = SquareLoader.from_config(config(from_shards))
+    store_images(loader)
+    verify_images(loader)
+    from_squares = dict(
+        type="mapet_mm.StoredImages",
+        store=str(stores / "shards_tokens"),
+        size=SIZE,
+        square=[LOAD_FROM_TAR, CROP],
+        pipeline=[JITTER, PACK],
+    )
+    expected = losses(stores / "1", from_folder)
+    assert len(expected) == 9
+    assert losses(stores / "2", from_shards) == expected
+    assert losses(stores / "3", from_squares) == expected
+
+
+def test_a_flip_of_images_in_tar_files_beside_their_tokens_is_refused(stores):
+    flip = dict(type="RandomFlip", prob=0.5)
+    dataset = DATASETS.build(decoded(stores / "shards", flip, type="mapet_mm.TarShards"))
+    with pytest.raises(TokenStoreError, match="moves pixels and not their tokens"):
+        check_alignment(dataset, GRID)

@@ -1,10 +1,11 @@
-"""The tutorial "Your own images, by hand", followed to the letter on a folder of photographs."""
+"""The tutorial "Your own images, by hand" and the section "Images in tar files", followed to the letter."""
 
 import re
 import runpy
 import shlex
 import shutil
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from mapet_mm.structures.codebook import Codebook
 from mapet_mm.utils.commands import TOOLS
 
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/tutorials/own_images.md").read_text()
+TAR_FILES = (ROOT / "docs/prepare_data.md").read_text().partition("## Images in tar files")[2]
 IMAGES = 8
 # So small that it takes seconds: these are the only departures from the text.
 SMALLER = {
@@ -38,8 +41,7 @@ SMALLER = {
 }
 
 
-def blocks(language: str) -> list[str]:
-    page = (ROOT / "docs/tutorials/own_images.md").read_text()
+def blocks(language: str, page: str = PAGE) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
@@ -50,14 +52,19 @@ def clone(tmp_path, monkeypatch) -> Path:
     tokens, pretraining, offline = blocks("python")
     tokens = re.sub(r"^tokenizer = .*\n", lambda _: offline, tokens, flags=re.MULTILINE)
     assert "random" in tokens
-    for text in (tokens, pretraining):
-        (tmp_path / re.match(r"# (configs/\S+\.py)\n", text).group(1)).write_text(text)
+    write_configs(tmp_path, tokens, pretraining)
     for index in range(IMAGES):
         path = tmp_path / "data/mine/images" / f"album {index % 2}" / f"{index}.{('png', 'jpg')[index % 2]}"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(photographs.chelsea()[20 * index :, :: index + 1]).save(path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def write_configs(folder: Path, *texts: str) -> None:
+    """Configs of a page, which begin with their names."""
+    for text in texts:
+        (folder / re.match(r"# (configs/\S+\.py)\n", text).group(1)).write_text(text)
 
 
 def run(monkeypatch, command: str, options: list[str]) -> None:
@@ -88,6 +95,26 @@ def test_your_own_images_lead_to_a_checkpoint_by_the_page_alone(clone, monkeypat
     assert "has tokens for all 8 images" in said
     assert "never a target" not in said
     assert "is meant for a total batch" not in said
+
+
+def test_images_in_tar_files_lead_to_a_checkpoint_by_the_page_alone(clone, monkeypatch):
+    tokens, pretraining = blocks("python", TAR_FILES)
+    offline = blocks("python")[-1].replace("data/mine", "data/imagenet21k")
+    tokens = re.sub(r"^tokenizer = .*\n", lambda _: offline, tokens, flags=re.MULTILINE)
+    assert "random" in tokens
+    write_configs(clone, tokens, pretraining)
+    (clone / "data/imagenet21k").mkdir()
+    with tarfile.open("data/imagenet21k/0.tar", "w") as file:
+        file.add("data/mine/images", ".")
+    smaller = {**SMALLER, "store-images": ["train_dataloader.num_workers=0"]}
+    smaller["train"] = [*SMALLER["train"], "train_dataloader.batch_size=4"]
+    for command in blocks("bash", TAR_FILES)[0].splitlines():
+        run(monkeypatch, command, smaller[command.split()[1]])
+    store = TokenStore.open("data/imagenet21k/tokens")
+    assert (len(store), store.names[0]) == (IMAGES, "0.tar/album 0/0.png")
+    (log,) = clone.glob("work_dirs/my_shards/*/*.log")
+    assert "Epoch(train) [1][2/2]" in log.read_text()
+    assert (log.parents[1] / "epoch_1.pth").exists()
 
 
 def test_a_recipe_of_another_store_is_not_named_as_the_next(clone):

@@ -193,4 +193,6 @@ class SeededDataset(Dataset):
         data_sample = sample.get("data_samples") if isinstance(sample, dict) else None
         if isinstance(data_sample, BaseDataElement):
             data_sample.set_metainfo({DRAW_SEED: seed})
+        elif isinstance(sample, dict) and "img" in sample:  # it is not packed yet: see `whole_batch`
+            sample[DRAW_SEED] = seed
         return sample

@@ -21,6 +21,7 @@ from mapet_mm.registry import DATASETS, FUNCTIONS
 from mapet_mm.structures import TokenStore, TokenStoreError
 from mapet_mm.structures.image_names import read_lines
 from mapet_mm.structures.squares import Squares
+from mapet_mm.utils.splitmix import DRAW_SEED
 
 
 @DATASETS.register_module()
@@ -33,11 +34,11 @@ class StoredImages(Dataset):
     `ori_shape`. Images are in the order of the store's rows, which is that of their names; those that the
     store skipped are left out.
 
-    Without a pipeline, PackInputs makes the item, and a loader with
-    `collate_fn=dict(type="mapet_mm.whole_batch")` gets whole batches: `inputs`, uint8 `(B, 3, size, size)`, a
-    view of one array with channels last; `token_grids`, int64 `(B, H, W)`; and `data_samples` with the paths.
-    `TokenGridDataPreprocessor` takes them. Inside RepeatDataset or ConcatDataset the same function stacks the
-    items, which has the same result and takes five times as long.
+    Without a pipeline, a loader with `collate_fn=dict(type="mapet_mm.whole_batch")` gets whole batches:
+    `inputs`, uint8 `(B, 3, size, size)`, a view of one array with channels last; `token_grids`, int64
+    `(B, H, W)`; and `data_samples` with the paths. `TokenGridDataPreprocessor` takes them. Inside
+    RepeatDataset or ConcatDataset the same function stacks the items, which has the same result and takes
+    five times as long.
 
     No Python object is held per image, and what is read is not mapped; see `TensorFile`.
 
@@ -57,8 +58,8 @@ class StoredImages(Dataset):
 
     Examples:
         >>> images = StoredImages("tokens", size=16, prefix="train/")
-        >>> images[0]["inputs"].shape, images[0]["data_samples"].token_grid.shape
-        (torch.Size([3, 16, 16]), (4, 4))
+        >>> images[0]["img"].shape, images[0]["token_grid"].shape
+        ((16, 16, 3), (4, 4))
 
         In a config:
 
@@ -91,8 +92,7 @@ class StoredImages(Dataset):
         self.squares = Squares(self.store, size, square)
         self.data_root = data_root or self.store.data_root or ""
         self.metainfo: dict[str, Any] = {}
-        self.gives_whole_batches = not pipeline  # by `__getitems__`: there is nothing to do per image
-        self.steps = Compose(list(pipeline) or [PackInputs(algorithm_keys=["token_grid"])])
+        self.steps = Compose(list(pipeline))
         has_square = self.squares.rows(prefix)
         if left_out is not None:
             has_square[self._rows_in(left_out)] = False
@@ -154,6 +154,11 @@ class StoredImages(Dataset):
         }
         return self.steps(results)
 
+    @property
+    def gives_whole_batches(self) -> bool:
+        """Whether `__getitems__` returns a batch, not a list of items: there is nothing to do per image."""
+        return not self.steps.transforms
+
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Any] | list[Any]:
         """A batch, or with a pipeline the items one by one."""
         if not self.gives_whole_batches:
@@ -183,4 +188,7 @@ def whole_batch(batch: dict[str, Any] | list[Any]) -> dict[str, Any]:
 
     A list of items, as RepeatDataset and ConcatDataset give it, is stacked.
     """
-    return default_collate(batch) if isinstance(batch, list) else batch
+    if not isinstance(batch, list):
+        return batch
+    pack = PackInputs(algorithm_keys=["token_grid"], meta_keys=("img_path", "sample_idx", DRAW_SEED))
+    return default_collate([item if "inputs" in item else pack(item) for item in batch])

@@ -129,10 +129,9 @@ def test_a_whole_batch_is_its_items_and_fits_the_preprocessor(folder):
     assert batch["inputs"].is_contiguous(memory_format=torch.channels_last)
     for index, sample in enumerate(batch["data_samples"]):
         item = dataset[index]
-        assert torch.equal(batch["inputs"][index], item["inputs"])
-        packed = item["data_samples"]
-        assert np.array_equal(batch["token_grids"][index], packed.token_grid)
-        assert (sample.img_path, sample.sample_idx) == (packed.img_path, packed.sample_idx)
+        assert np.array_equal(batch["inputs"][index].permute(1, 2, 0), item["img"])
+        assert np.array_equal(batch["token_grids"][index], item["token_grid"])
+        assert (sample.img_path, sample.sample_idx) == (item["img_path"], item["sample_idx"])
     seeded = SeededDataset(dataset).__getitems__([SeededIndex(3, 5), SeededIndex(1, 6)])
     assert [sample.draw_seed for sample in seeded["data_samples"]] == [5, 6]
     # As a batch of packed items.
@@ -298,14 +297,18 @@ def test_a_store_that_is_replaced_in_mid_training_stops_it(folder, remake, monke
 def test_workers_read_a_dataset_that_was_used_before_the_fork_or_pickled(folder):
     """A worker that is started anew gets the dataset pickled."""
     dataset = mapet_mm.StoredImages(str(folder / "tokens"), size=SIZE)
-    expected = [dataset[index]["inputs"].numpy().tobytes() for index in range(len(dataset))]
+    expected = [dataset[index]["img"].tobytes() for index in range(len(dataset))]
     pickled = pickle.dumps(dataset)
     assert len(pickled) < 4000
     for given in (dataset, pickle.loads(pickled)):
         loader = DataLoader(
             given, None, num_workers=2, collate_fn=whole_batch, multiprocessing_context="fork"
         )
-        assert [item["inputs"].numpy().tobytes() for item in loader] == expected
+        assert [item["img"].numpy().tobytes() for item in map(as_tensors, loader)] == expected
+
+
+def as_tensors(item: dict) -> dict:
+    return item | {"img": torch.as_tensor(item["img"])}
 
 
 def test_a_row_that_another_process_writes_is_found_without_opening_anew(tmp_path):

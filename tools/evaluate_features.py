@@ -65,7 +65,7 @@ def parse_args() -> argparse.Namespace:
         "--protocols",
         nargs="+",
         metavar="NAME",
-        help="run only these protocols (default: those that take seconds after the features)",
+        help="run these, as DATA declares them if it does (default: those that it declares, or quick ones)",
     )
     parser.add_argument("--all", action="store_true", help="run the expensive protocols, too")
     parser.add_argument(
